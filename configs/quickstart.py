@@ -1,0 +1,36 @@
+"""scikit-learn's digits (1,797 real 8 x 8 images inside a package): no download, a minute on a CPU.
+
+  python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+A ResNet-9 of a quarter of the usual width, with the tricks of the CIFAR-10 recipes: label
+smoothing, CELU, whitening, a moving average.
+"""
+
+from jaxspeed import config as config_lib
+
+
+def get_config():
+  config = config_lib.base()
+  config.name = "quickstart"
+  config.epochs = 20.0
+  config.batch_size = 100
+  config.label_smoothing = 0.1
+  config.target = 0.98
+  config.data.update(
+    name="digits", image_size=8, train_images=1500, eval_images=297, mean=(), std=()
+  )
+  config.augment.update(crop_padding=1)
+  config.model = dict(
+    name="resnet9",
+    width=16,
+    pool_position="before_norm",
+    activation="celu",
+    celu_alpha=0.3,
+    train_norm_scale=False,
+    whiten=True,
+    head_scale=1 / 16,
+  )
+  config.optimizer.update(weight_decay=5e-4, rate_in_momentum=True)
+  config.schedule.update(peak=0.3)
+  config.average.update(decay=0.99, every=5)
+  return config

@@ -1,0 +1,164 @@
+"""What counts as time: seconds under names, and the rules that make clocks of them.
+
+    clock = Clock()
+    with clock.measure("train"):
+      metrics = jax.block_until_ready(run_epoch(...))
+    with clock.measure("validate"):
+      ...
+    print(clock.train_seconds, clock.dawn_seconds, clock.process_seconds)
+
+JAX returns before the device is done: an interval must end with `jax.block_until_ready`.
+"""
+
+import contextlib
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+NAMES = (
+  "init",  # parameters and whitening
+  "train",  # steps, with the augmentation and averaging inside them
+  "validate",  # accuracy between epochs
+  "final_validate",  # the evaluation with test-time augmentation that airbench counts
+  "checkpoint",
+  "compile",  # waiting for programs
+  "warmup",
+  "load",  # reading data before the first step
+  "compile_cold",  # seconds of XLA, summed over the threads that compile
+  "compile_cached",  # seconds of reading programs from the persistent cache
+)
+
+_IMPORTED = time.perf_counter()
+
+
+def process_age(stat_file: str | os.PathLike[str] = "/proc/self/stat") -> float:
+  """Seconds since this process started.
+
+  Linux tells the start in field 22 of /proc/self/stat, in ticks of its boot clock (proc(5)), so the
+  interpreter's start and every earlier import are counted. Elsewhere, and where that figure
+  contradicts this module's import (a sandbox with a clock of its own), the import is the start.
+
+  Args:
+    stat_file: what to read instead of /proc/self/stat.
+  """
+  since_import = time.perf_counter() - _IMPORTED
+  try:
+    # The second field is the program's name in brackets, which may itself hold spaces and brackets.
+    fields = pathlib.Path(stat_file).read_text().rpartition(")")[2].split()
+    started = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+  except (OSError, ValueError, IndexError, AttributeError):
+    return since_import
+  return age if age >= since_import else since_import
+
+
+class Clock:
+  """Accumulates seconds under the names of `NAMES`; one interval at a time.
+
+  Reading a clock counts the intervals that have ended. `add` may be called from any thread.
+
+  Args:
+    now: seconds of a clock that never goes back.
+  """
+
+  def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    self._now = now
+    self._process_start = now() - process_age()
+    self._earlier_processes = 0.0
+    self._seconds = dict.fromkeys(NAMES, 0.0)
+    self._running: str | None = None
+    self._lock = threading.Lock()
+
+  @contextlib.contextmanager
+  def measure(self, name: str) -> Iterator[None]:
+    """Adds the seconds of the `with` block to `name`, also when the block raises.
+
+    Raises:
+      RuntimeError: another interval is running; its seconds would be counted twice.
+      ValueError: no such name.
+    """
+    self._check(name)
+    with self._lock:
+      if self._running is not None:
+        raise RuntimeError(f"the clock cannot measure {name!r} while it measures {self._running!r}")
+      self._running = name
+    start = self._now()
+    try:
+      yield
+    finally:
+      self.add(name, self._now() - start)
+      self._running = None
+
+  def add(self, name: str, seconds: float) -> None:
+    """Adds seconds measured elsewhere.
+
+    Raises:
+      ValueError: no such name.
+    """
+    self._check(name)
+    with self._lock:
+      self._seconds[name] += seconds
+
+  @property
+  def train_seconds(self) -> float:
+    """airbench's rule: init and whitening, training, and the final evaluation with its test-time
+    augmentation.
+
+    Excluded: compiling, loading data, warm-up, validation between epochs, checkpoints, logging.
+    Source: KellerJordan/cifar10-airbench, the CUDA events of legacy/airbench94.py.
+    """
+    return self._seconds["init"] + self._seconds["train"] + self._seconds["final_validate"]
+
+  @property
+  def dawn_seconds(self) -> float:
+    """DAWNBench's rule: init and training, without any validation or checkpoint.
+
+    Source: stanford-futuredata/dawn-bench-entries, README.
+    """
+    return self._seconds["init"] + self._seconds["train"]
+
+  @property
+  def process_seconds(self) -> float:
+    """Everything: since the start of this process (`process_age`), plus the seconds of the
+    processes that ran before it in the same run, each up to the state it left."""
+    return self._earlier_processes + self._now() - self._process_start
+
+  def summary(self) -> dict[str, Any]:
+    """The `seconds` of a result: train, dawn, process, and compile {cold, cached}, each None when
+    nothing was compiled, or nothing read from the cache."""
+    return {
+      "train": self.train_seconds,
+      "dawn": self.dawn_seconds,
+      "compile": {
+        "cold": self._seconds["compile_cold"] or None,
+        "cached": self._seconds["compile_cached"] or None,
+      },
+      "process": self.process_seconds,
+    }
+
+  def state(self) -> dict[str, float]:
+    """Seconds of every name of `NAMES` and of "process": what a checkpoint holds."""
+    with self._lock:
+      return self._seconds | {"process": self.process_seconds}
+
+  def restore(self, state: Mapping[str, float]) -> None:
+    """Adds what an earlier process of the run left; to be called once, early in a resumed run.
+
+    Args:
+      state: what `state` returned there.
+
+    Raises:
+      ValueError: `state` holds a name that is not in `NAMES`.
+    """
+    for name, seconds in state.items():
+      if name == "process":
+        self._earlier_processes += seconds
+      else:
+        self.add(name, seconds)
+
+  def _check(self, name: str) -> None:
+    if name not in NAMES:
+      raise ValueError(f"the clock has no name {name!r}; it has {', '.join(NAMES)}")

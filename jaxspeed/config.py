@@ -1,0 +1,217 @@
+"""The fields that every recipe shares, and how a command line becomes a config.
+
+A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
+
+  from jaxspeed import config as config_lib
+
+  def get_config(variant=""):
+    config = config_lib.base()
+    config.epochs = 24.0
+    return config
+
+Configs hold primitives only. Everything derived (steps, rates, shapes) is worked out by `plan.py`
+after the overrides, so that `--config.epochs=10` moves the whole schedule along.
+"""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxspeed.errors import UserError
+from jaxspeed.records import write_atomically
+
+# Fields that say where a run reads and writes, and cannot change its result.
+PLACES = ("data.path", "data.cache", "compile_cache", "checkpoint", "records")
+
+
+def base() -> ConfigDict:
+  """Every shared field with its default; a recipe adds `model`, the net's own fields."""
+  return ConfigDict(
+    {
+      "name": "",  # names the run's folder and its rows
+      "seed": 0,
+      "runs": 1,  # runs N seeds (seed, seed + 1, ...) with one compilation
+      "epochs": 1.0,  # may be fractional: steps = ceil(epochs * steps an epoch)
+      "batch_size": 512,  # global: of all devices together
+      "precision": "auto",  # float32 | bfloat16 | float16; auto: the fastest that the device has
+      "label_smoothing": 0.0,
+      "target": 0.94,  # top-1 as a fraction; the time at which it was first reached is reported
+      "stop_at_target": False,
+      "warmup": "auto",  # a run on random labels before the clock: on | off; auto: on accelerators
+      "compile_cache": "",  # folder of compiled programs; '': ~/.cache/jaxspeed/programs
+      "data": {
+        "name": "cifar10",  # cifar10 | cifar100 | digits
+        "path": "",  # folder or archive: TFDS, official binary files, images.npy and labels.npy
+        "cache": "",  # folder of the uint8 copies; '': ~/.cache/jaxspeed/data
+        "classes": 10,
+        "image_size": 32,
+        "train_images": 50_000,  # what a plan without the data counts with
+        "eval_images": 10_000,
+        "mean": (125.31, 122.95, 113.87),  # of the pixels 0 ... 255; (): the training set's own
+        "std": (62.99, 62.09, 66.70),
+      },
+      "augment": {
+        "crop_padding": 0,  # reflected pixels on each side, from which a random crop is taken
+        "flip": False,  # mirrors each image with probability 1/2
+        "cutout": 0,  # side of the square that is set to the mean, in pixels
+      },
+      "optimizer": {
+        "momentum": 0.9,
+        "nesterov": True,
+        "rate_in_momentum": False,  # v = m v + rate g (myrtle) instead of v = m v + g (PyTorch)
+        "weight_decay": 0.0,
+        "bias_rate": 1.0,  # times the rate, for biases
+        "bias_decay": 1.0,  # times the weight decay, for biases
+      },
+      "schedule": {  # linear from start to peak to final, then flat
+        "peak": 0.1,
+        "start": 0.0,  # times the peak
+        "final": 0.0,  # times the peak
+        "warmup": 0.2,  # fraction of the run at which the peak is reached
+        "flat_epochs": 0.0,  # at the end, at the final rate
+      },
+      "average": {  # exponential moving average of parameters and running statistics
+        "decay": 0.0,  # a step; 0: none
+        "every": 1,  # steps between two updates, each with decay ** every
+      },
+      "whitening": {  # of nets that begin with a whitening convolution
+        "images": 10_000,  # first of the training set, whose patches are decorrelated
+        "epsilon": 1e-2,  # added to the eigenvalues
+      },
+      "eval": {
+        "views": "center",  # center | flip: mean of the logits of an image and its mirror image
+        "batch_size": 1000,  # a device
+        "every_epochs": 1,
+      },
+      "checkpoint": {
+        "every_seconds": 60.0,  # of training, between two checkpoints; one more at the end
+        "keep": 2,
+      },
+      "records": {
+        "author": "jaxspeed",  # of the DAWNBench entry
+        "author_email": "jaxspeed@example.org",
+        "code_url": "",
+        "cost_per_hour": 0.0,  # USD; 0: not stated
+      },
+    }
+  )
+
+
+def choose(variant: str | None, variants: tuple[str, ...], file: str) -> str:
+  """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
+  if variant in variants:
+    return str(variant)
+  raise UserError(
+    f"{os.path.basename(file)} has no variant {variant!r}: write "
+    f"--config={os.path.basename(file)}:NAME with NAME one of {', '.join(variants)}."
+  )
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """Pairs of dotted field name and value, depth first, names sorted."""
+  for name in sorted(config):
+    value = config[name]
+    if isinstance(value, ConfigDict):
+      yield from leaves(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value
+
+
+def to_dict(config: ConfigDict) -> dict[str, Any]:
+  """A config as JSON stores it: nested dicts, tuples as lists."""
+  return json.loads(json.dumps(config.to_dict()))
+
+
+def save(config: ConfigDict, path: pathlib.Path) -> None:
+  """Writes a config as JSON, whole or not at all."""
+  write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load(path: pathlib.Path) -> ConfigDict:
+  """Reads what `save` wrote.
+
+  Raises:
+    UserError: the file is missing or no JSON object.
+  """
+  try:
+    loaded = json.loads(path.read_text())
+  except FileNotFoundError:
+    raise UserError(
+      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
+    ) from None
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read as a config ({error}).") from None
+  if not isinstance(loaded, dict):
+    raise UserError(f"{path} holds no config: expected a JSON object.")
+  return ConfigDict({k: _tuples(v) for k, v in loaded.items()})
+
+
+def _tuples(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: _tuples(v) for k, v in value.items()}
+  return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+  """Lines 'field: old -> new' for every field that may change a result and differs."""
+  before, after = dict(leaves(old)), dict(leaves(new))
+  rows = []
+  for name in sorted(before.keys() | after.keys()):
+    if name.startswith(PLACES):
+      continue
+    a, b = before.get(name, "absent"), after.get(name, "absent")
+    if a != b:
+      rows.append(f"config.{name}: {a} -> {b}")
+  return rows
+
+
+def define_config_flag() -> flags.FlagHolder:
+  """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
+  return config_flags.DEFINE_config_file("config", None, "Recipe: FILE.py or FILE.py:VARIANT.")
+
+
+def required(flag: str, value: str | None) -> str:
+  """The value of a flag that must be given."""
+  if not value:
+    raise UserError(f"--{flag} is missing; see --help for the flags.")
+  return value
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+  """Parses the flags, calls `main` with what is left, and turns a UserError into exit code 2."""
+  try:
+    main(_parse(sys.argv)[1:])
+  except UserError as error:
+    print(f"jaxspeed: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  for argument in argv[1:]:
+    if argument.startswith("--config="):
+      file = argument.removeprefix("--config=").split(":")[0]
+      if not os.path.isfile(file):
+        raise UserError(f"--config={file}: there is no such file.")
+  try:
+    return flags.FLAGS(argv)
+  except UserError:
+    raise
+  except flags.Error as error:
+    raise UserError(_sentence(str(error))) from None
+  except (AttributeError, KeyError) as error:  # ml_collections: a field that is not there
+    name, _, hint = str(error).strip("\"'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
+    raise UserError(f"the config has no field {name.strip(chr(39))}. {hint}".strip()) from None
+  except (TypeError, ValueError) as error:
+    raise UserError(_sentence(str(error))) from None
+
+
+def _sentence(message: str) -> str:
+  """The last line of a message, which may have a traceback before it, and the way on."""
+  last = message.strip().splitlines()[-1]
+  return last.removeprefix("ValueError: ").rstrip(".") + "; see --help for the flags."

@@ -1,0 +1,273 @@
+"""Layers of the fast networks: convolution, (ghost) batch norm, max pool, CELU, whitening.
+
+Activations are NHWC. Convolution kernels are kept as OHWI in float32, cuDNN's own layout, so that
+a GPU transposes no weight and no gradient in a step.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxspeed.errors import UserError
+
+Activation = Callable[[Array], Array]
+
+# PyTorch's default for convolutions, U(+-1/sqrt(fan_in)): `kaiming_uniform_` with a = sqrt(5).
+conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=0)
+dense_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+@jax.custom_jvp
+def celu(x: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
+  """CELU (Barron 2017): x above zero, alpha (exp(x / alpha) - 1) below; same shape as `x`."""
+  return jnp.maximum(x, 0) + alpha * (jnp.exp(jnp.minimum(x, 0) / alpha) - 1)
+
+
+@celu.defjvp
+def _celu_jvp(primals, tangents):
+  # One exponential, which XLA shares with the value.
+  x, alpha = primals
+  return celu(x, alpha), jnp.exp(jnp.minimum(x, 0) / alpha) * tangents[0]
+
+
+def _convolve(x, kernel, strides, padding):
+  def convolve(x, kernel, layout):
+    return lax.conv_general_dilated(
+      x,
+      kernel,
+      window_strides=(strides, strides),
+      padding=((padding, padding), (padding, padding)),
+      dimension_numbers=("NHWC", layout, "NHWC"),
+    )
+
+  return lax.platform_dependent(
+    x,
+    kernel,
+    # XLA:CPU has fast kernels for this layout alone.
+    cpu=lambda x, kernel: convolve(x, kernel.transpose(1, 2, 3, 0), "HWIO"),
+    default=lambda x, kernel: convolve(x, kernel, "OHWI"),
+  )
+
+
+class Conv(nn.Module):
+  """2-D convolution, [n, h, w, i] to [n, h', w', features], computed in `dtype`.
+
+  The parameter `kernel` is float32 [features, kernel_size, kernel_size, i]. `padding` is a number
+  of pixels on each side; None means kernel_size // 2, PyTorch's "same" for odd kernels.
+  """
+
+  features: int
+  kernel_size: int = 3
+  strides: int = 1
+  padding: int | None = None
+  use_bias: bool = False
+  dtype: jnp.dtype = jnp.float32
+  kernel_init: nn.initializers.Initializer = conv_init
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
+    shape = (self.features, self.kernel_size, self.kernel_size, x.shape[-1])
+    kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+    padding = self.kernel_size // 2 if self.padding is None else self.padding
+    y = _convolve(x.astype(self.dtype), kernel.astype(self.dtype), self.strides, padding)
+    if self.use_bias:
+      bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
+      y = y + bias.astype(self.dtype)
+    return y
+
+
+def _ghosts(x, splits):
+  """[n, h, w, c] to [n / splits, splits, h * w, c]: sample i is in ghost batch i mod splits."""
+  n, h, w, c = x.shape
+  return x.reshape(n // splits, splits, h * w, c)
+
+
+def _activate(x, activation):
+  return x if activation is None else activation(x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _normalize(x, scale, bias, splits, epsilon, activation):
+  return _normalize_forward(x, scale, bias, splits, epsilon, activation)[0]
+
+
+def _normalize_forward(x, scale, bias, splits, epsilon, activation):
+  values = _ghosts(x, splits).astype(jnp.float32)
+  mean = values.mean(axis=(0, 2))
+  # One pass over x, and never below zero by rounding.
+  var = jnp.maximum((values * values).mean(axis=(0, 2)) - mean * mean, 0)
+  inverse = lax.rsqrt(var + epsilon)
+  factor = (inverse * scale)[:, None]
+  offset = (bias - mean * inverse * scale)[:, None]
+  y = _activate(values * factor + offset, activation).astype(x.dtype).reshape(x.shape)
+  return (y, mean, var), (x, mean, inverse, scale, bias)
+
+
+def _normalize_backward(splits, epsilon, activation, residuals, cotangents):
+  x, mean, inverse, scale, bias = residuals
+  normed = (_ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
+  grad = _ghosts(cotangents[0], splits).astype(jnp.float32)
+  if activation is not None:
+    grad = jax.vjp(activation, normed * scale + bias)[1](grad)[0]
+  grad_bias, grad_scale = grad.sum(axis=(0, 2)), (grad * normed).sum(axis=(0, 2))
+  count = x.size // mean.size
+  grad_x = (scale * inverse)[:, None] * (
+    grad - (grad_bias[:, None] + normed * grad_scale[:, None]) / count
+  )
+  return grad_x.astype(x.dtype).reshape(x.shape), grad_scale.sum(axis=0), grad_bias.sum(axis=0)
+
+
+_normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+class Norm(nn.Module):
+  """Batch norm over what one device sees, in `splits` ghost batches, then `activation`.
+
+  Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are float32.
+  Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast, which keeps running
+  statistics for each ghost batch and averages them to evaluate; the average is kept here, and
+  since the update is linear the two agree. The running variance is unbiased, as PyTorch's.
+  The backward pass keeps the input and vectors of a channel, nothing else of the size of `x`,
+  and gives no gradient to the statistics it returns.
+
+  `momentum` is the share of the old running statistics (1 - PyTorch's). Without `train_scale`
+  the scale is 1 and no parameter.
+
+  Raises:
+    UserError: the batch does not divide into `splits` (training only).
+  """
+
+  use_running_average: bool
+  momentum: float = 0.9
+  epsilon: float = 1e-5
+  splits: int = 1
+  train_scale: bool = True
+  activation: Activation | None = None
+  scale_init: nn.initializers.Initializer = nn.initializers.ones_init()
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h w c"]:
+    channels = x.shape[-1:]
+    running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
+    running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
+    bias = self.param("bias", nn.initializers.zeros_init(), channels, jnp.float32)
+    if self.train_scale:
+      scale = self.param("scale", self.scale_init, channels, jnp.float32)
+    else:
+      scale = jnp.ones(channels, jnp.float32)
+
+    if self.use_running_average:
+      factor = scale * lax.rsqrt(running_var.value + self.epsilon)
+      y = x.astype(jnp.float32) * factor + (bias - running_mean.value * factor)
+      return _activate(y, self.activation).astype(x.dtype)
+
+    if x.shape[0] % self.splits:
+      raise UserError(
+        f"ghost batch norm: the batch of a device, {x.shape[0]}, does not divide into "
+        f"{self.splits} ghost batches; choose a multiple of {self.splits}"
+      )
+    y, mean, var = _normalize(x, scale, bias, self.splits, self.epsilon, self.activation)
+    if not self.is_initializing():
+      count = x.size // mean.size
+      unbiased = var * (count / max(count - 1, 1))
+      keep = self.momentum
+      running_mean.value = keep * running_mean.value + (1 - keep) * mean.mean(axis=0)
+      running_var.value = keep * running_var.value + (1 - keep) * unbiased.mean(axis=0)
+    return y
+
+
+def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
+  """Non-overlapping max pool; rows and columns beyond a multiple of `window` are left out.
+
+  The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
+  byte an output and writes in one pass: XLA's own is a scatter-add, slow on GPUs and CPUs.
+  """
+  return _max_pool(x, (window, window))
+
+
+def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
+  """Maximum over each map, with the gradient of `max_pool`; 255 pixels at most."""
+  return _max_pool(x, x.shape[1:3])[:, 0, 0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _max_pool(x, window):
+  return _max_pool_forward(x, window)[0]
+
+
+def _max_pool_forward(x, window):
+  (n, h, w, c), (high, wide) = x.shape, window
+  rows, columns = h // high, w // wide
+  tiles = x[:, : rows * high, : columns * wide].reshape(n, rows, high, columns, wide, c)
+  best, place = tiles[:, :, 0, :, 0], jnp.zeros((n, rows, columns, c), jnp.uint8)
+  for k in range(1, high * wide):
+    candidate = tiles[:, :, k // wide, :, k % wide]
+    place = jnp.where(candidate > best, jnp.uint8(k), place)
+    best = jnp.maximum(best, candidate)
+  return best, (place, (h, w))
+
+
+def _max_pool_backward(window, residuals, grad):
+  (place, (h, w)), (high, wide) = residuals, window
+  n, rows, columns, c = grad.shape
+  places = jnp.arange(high * wide, dtype=jnp.uint8).reshape(high, 1, wide, 1)
+  tiles = jnp.where(place[:, :, None, :, None] == places, grad[:, :, None, :, None], 0)
+  tiles = tiles.reshape(n, rows * high, columns * wide, c)
+  return (jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0))),)
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+class Whiten(nn.Module):
+  """Frozen convolution whose `kernel` comes from `whitening_kernel`: [n, h, w, c] to `features`.
+
+  The kernel is among the parameters, so that it is saved with them, but gets no gradient, and
+  the weight gradient of a convolution of 3 channels, slow everywhere, is never computed.
+  """
+
+  features: int = 27
+  patch: int = 3
+  padding: int = 1
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 o"]:
+    shape = (self.features, self.patch, self.patch, x.shape[-1])
+    kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, jnp.float32))
+    x = lax.stop_gradient(x)
+    return _convolve(x.astype(self.dtype), kernel.astype(self.dtype), 1, self.padding)
+
+
+def whitening_kernel(
+  images: Float[Array, "n h w c"], *, patch: int = 3, epsilon: float = 1e-2
+) -> Float[Array, "k p p c"]:
+  """Filters that decorrelate the patches of normalised float32 images; k = patch * patch * c.
+
+  Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
+  patches, not centred, over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb.
+  The work is done 256 images at a time, in 26 MB at CIFAR-10's size, where all patches of
+  10,000 images would fill 1 GB.
+  """
+  n, h, w, c = images.shape
+  rows, columns, size = h - patch + 1, w - patch + 1, patch * patch * c
+  chunk = min(n, 256)
+  # Black images add nothing to a sum that is not centred.
+  chunks = jnp.pad(images, ((0, -n % chunk), (0, 0), (0, 0), (0, 0))).reshape(-1, chunk, h, w, c)
+
+  def add_chunk(total, chunk_images):
+    shifted = [
+      chunk_images[:, i : i + rows, j : j + columns] for i in range(patch) for j in range(patch)
+    ]
+    patches = jnp.concatenate(shifted, axis=-1).reshape(-1, size)
+    return total + jnp.matmul(patches.T, patches, precision=lax.Precision.HIGHEST), None
+
+  total, _ = lax.scan(add_chunk, jnp.zeros((size, size), jnp.float32), chunks)
+  eigenvalues, vectors = jnp.linalg.eigh(total / (n * rows * columns - 1))
+  filters = (vectors / jnp.sqrt(eigenvalues + epsilon))[:, ::-1].T
+  return filters.reshape(size, patch, patch, c)

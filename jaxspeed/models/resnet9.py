@@ -1,0 +1,105 @@
+"""ResNet-9 of myrtle.ai (cifar10-fast: dawn.py, bag_of_tricks.ipynb), for CIFAR-sized images."""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxspeed.models.layers import (
+  Activation,
+  Conv,
+  Norm,
+  Whiten,
+  celu,
+  dense_init,
+  global_max_pool,
+  max_pool,
+)
+
+PoolPosition = Literal["after_activation", "before_activation", "before_norm"]
+
+
+class ConvNorm(nn.Module):
+  """Convolution, norm and activation, with a 2x2 max pool at `pool_position` (None: no pool)."""
+
+  features: int
+  activation: Activation
+  train: bool
+  kernel_size: int = 3
+  pool_position: PoolPosition | None = None
+  ghost_splits: int = 1
+  train_norm_scale: bool = True
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
+    x = Conv(self.features, self.kernel_size, dtype=self.dtype, name="conv")(x)
+    if self.pool_position == "before_norm":
+      x = max_pool(x, 2)
+    x = Norm(
+      use_running_average=not self.train,
+      splits=self.ghost_splits,
+      train_scale=self.train_norm_scale,
+      activation=None if self.pool_position == "before_activation" else self.activation,
+      name="norm",
+    )(x)
+    if self.pool_position == "before_activation":
+      x = self.activation(max_pool(x, 2))
+    if self.pool_position == "after_activation":
+      x = max_pool(x, 2)
+    return x
+
+
+class ResNet9(nn.Module):
+  """Eight convolutions and a linear layer; [n, h, w, 3] to float32 logits [n, classes].
+
+  Images of 8 pixels and more will do: three 2x2 pools, then the maximum over what is left,
+  which for 32 pixels is the original's 4x4 pool. Batch norm is that of one device.
+
+  The defaults are the ladder's first rung. `whiten` puts a frozen 3x3 whitening convolution and
+  a 1x1 convolution in the place of the first 3x3 one. Without `train_norm_scale` the original
+  takes a `celu_alpha` of 0.3 for 0.075 and a `head_scale` of 1/16 for 1/8.
+  """
+
+  classes: int = 10
+  width: int = 64
+  pool_position: PoolPosition = "after_activation"
+  activation: Literal["relu", "celu"] = "relu"
+  celu_alpha: float = 0.075
+  ghost_splits: int = 1
+  train_norm_scale: bool = True
+  whiten: bool = False
+  head_scale: float = 0.125
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
+    block = functools.partial(
+      ConvNorm,
+      activation=jax.nn.relu
+      if self.activation == "relu"
+      else functools.partial(celu, alpha=self.celu_alpha),
+      train=train,
+      ghost_splits=self.ghost_splits,
+      train_norm_scale=self.train_norm_scale,
+      dtype=self.dtype,
+    )
+    pooled = functools.partial(block, pool_position=self.pool_position)
+
+    if self.whiten:
+      x = Whiten(dtype=self.dtype, name="whiten")(x)
+    x = block(self.width, kernel_size=1 if self.whiten else 3, name="prep")(x)
+    x = pooled(2 * self.width, name="layer1")(x)
+    y = block(2 * self.width, name="layer1_residual1")(x)
+    x = x + block(2 * self.width, name="layer1_residual2")(y)
+    x = pooled(4 * self.width, name="layer2")(x)
+    x = pooled(8 * self.width, name="layer3")(x)
+    y = block(8 * self.width, name="layer3_residual1")(x)
+    x = x + block(8 * self.width, name="layer3_residual2")(y)
+
+    x = global_max_pool(x).astype(jnp.float32)
+    head = nn.Dense(self.classes, use_bias=False, kernel_init=dense_init, name="head")
+    return head(x) * self.head_scale

@@ -1,0 +1,73 @@
+"""Which number format the net computes in, and loss scaling where the format needs it.
+
+Parameters, statistics and the loss are float32 everywhere; only activations and the weights that
+convolutions read are cast.
+"""
+
+import flax
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxspeed.errors import UserError
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+def resolve(name: str, device: jax.Device) -> str:
+  """`name`, or for "auto" the fastest format of `device` that the recipes hold their accuracy in.
+
+  float32 on a CPU, which gains nothing from less; float16 on GPUs before Ampere, whose tensor cores
+  know no bfloat16; bfloat16 elsewhere.
+
+  Raises:
+    UserError: an unknown name.
+  """
+  if name == "auto":
+    if device.platform == "cpu":
+      return "float32"
+    capability = getattr(device, "compute_capability", None)
+    return "float16" if capability and float(capability) < 8.0 else "bfloat16"
+  if name not in DTYPES:
+    raise UserError(f"config.precision={name!r}: choose one of auto, {', '.join(DTYPES)}.")
+  return name
+
+
+# Doubled after this many steps without an overflow, halved at each: the values of
+# flax.training.dynamic_scale and of NVIDIA's apex.
+GROWTH_STEPS = 2000
+FIRST_SCALE = 2.0**16
+
+
+class LossScale(flax.struct.PyTreeNode):
+  """The factor on the loss that keeps float16 gradients from vanishing, and its history.
+
+  Both fields are arrays from the start: as Python numbers they would compile a second program at
+  the second step.
+  """
+
+  scale: Float[Array, ""]
+  good_steps: Int[Array, ""]
+
+  @classmethod
+  def create(cls) -> "LossScale":
+    return cls(jnp.float32(FIRST_SCALE), jnp.int32(0))
+
+  def update(self, finite: Bool[Array, ""]) -> "LossScale":
+    """The next scale, given whether this step's gradients were finite."""
+    grow = finite & (self.good_steps + 1 >= GROWTH_STEPS)
+    scale = jnp.where(grow, self.scale * 2, jnp.where(finite, self.scale, self.scale / 2))
+    return LossScale(
+      scale=jnp.maximum(scale, 1.0),
+      good_steps=jnp.where(finite & ~grow, self.good_steps + 1, 0),
+    )
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+  """Whether every number is finite, by one sum a leaf."""
+  return jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree)))
+
+
+def select(take: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+  """`new` where `take`, else `old`, leaf by leaf."""
+  return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)

@@ -1,0 +1,67 @@
+"""What a result was got with: the device, the versions, the commit."""
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import subprocess
+
+import jaxspeed
+
+
+def describe_device() -> str:
+  """The devices of all processes: "2 x NVIDIA H100 80GB HBM3" or "CPU: AMD EPYC (2 cores)"."""
+  import jax
+
+  devices = jax.devices()
+  if devices[0].platform != "cpu":
+    return f"{len(devices)} x {devices[0].device_kind}"
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  virtual = f", {len(devices)} devices" if len(devices) > 1 else ""
+  return f"CPU: {_cpu_name()} ({cores} cores{virtual})"
+
+
+def _cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
+  try:
+    for line in pathlib.Path(cpuinfo).read_text().splitlines():
+      if line.startswith("model name"):
+        return line.partition(":")[2].strip()
+  except OSError:
+    pass
+  # No /proc on macOS, no model name on ARM.
+  return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str | None]:
+  """Versions of Python and of the packages that decide speed and numbers; None: not installed."""
+  found: dict[str, str | None] = {"python": platform.python_version()}
+  for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  return found | {"jaxspeed": jaxspeed.__version__}
+
+
+@functools.cache
+def commit(checkout: pathlib.Path = pathlib.Path(__file__).parents[1]) -> str | None:
+  """The commit of a checkout, with "-dirty" when tracked files have changed since; asked once.
+
+  None outside a checkout, also when an installed package lies inside somebody else's, and without
+  git.
+  """
+  if not (checkout / ".git").exists():
+    return None
+  # One call for both answers; without the index's lock, which would disturb a commit just then.
+  command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2"]
+  command += ["--branch", "--untracked-files=no"]
+  try:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
+  except (OSError, subprocess.SubprocessError):
+    return None
+  # A repository without a commit says "(initial)".
+  found = re.search(r"^# branch\.oid ([0-9a-f]+)$", done.stdout, re.MULTILINE)
+  dirty = any(not line.startswith("#") for line in done.stdout.splitlines())
+  return found[1] + ("-dirty" if dirty else "") if found else None

@@ -1,0 +1,189 @@
+"""What a run prints: a header, one row an epoch, a live line on a terminal, the result.
+
+Into a pipe or a file go plain lines of fixed columns: no control characters, no wrapping.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Drawing the live line takes 0.6 ms: four a second cost 0.25 % of one core.
+_SECONDS_BETWEEN_DRAWINGS = 0.25
+
+# Title, width, key of the row and format of each column; 79 characters, for terminals of 80.
+_COLUMNS = (
+  ("epoch", 5, "epoch", "g"),
+  ("lr", 7, "learning_rate", ".3g"),
+  ("px", 4, "image_size", ".0f"),
+  ("batch", 5, "batch_size", ".0f"),
+  ("loss", 6, "train_loss", ".4f"),
+  ("top1", 7, "train_top1", ".2%"),
+  ("loss", 6, "eval_loss", ".4f"),
+  ("top1", 7, "eval_top1", ".2%"),
+  ("top5", 7, "eval_top5", ".2%"),
+  ("img/s", 7, "images_per_second", ".0f"),
+  ("train s", 8, "train_seconds", ".2f"),
+)
+
+
+def make_console() -> Console:
+  """A console on standard output that is live on a terminal only.
+
+  rich alone would also take FORCE_COLOR, which CI services set, for a terminal.
+  """
+  live = None if sys.stdout.isatty() else False
+  return Console(file=sys.stdout, force_interactive=live)
+
+
+def silent_console() -> Console:
+  """A console that prints nothing, for all processes of a run but the first."""
+  return Console(quiet=True, force_interactive=False)
+
+
+class Screen:
+  """Prints one run.
+
+  Args:
+    console: where to; live when it is interactive.
+    total_epochs: the end of the progress line; may be fractional (airbench's 9.9).
+  """
+
+  def __init__(self, console: Console, *, total_epochs: int | float) -> None:
+    self.console = console
+    self._total_epochs = total_epochs
+    self._printed_titles = False
+    self._progress: Progress | None = None
+    self._next_drawing = 0.0
+
+  def line(self, text: str) -> None:
+    """Prints `text` as it is, above the live line."""
+    self.console.out(text, highlight=False)
+
+  def header(self, fields: Mapping[str, str]) -> None:
+    """Prints one line a field, the values aligned."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+      self.line(f"{name:<{width}}  {value}")
+
+  def epoch(self, row: Mapping[str, Any]) -> None:
+    """Prints the row of an epoch, and the titles before the first one."""
+    if not self._printed_titles:
+      for title in epoch_titles():
+        self.line(title)
+      self._printed_titles = True
+    self.line(format_epoch(row))
+
+  def progress_due(self) -> bool:
+    """Whether a new live line would be seen: ask before fetching a loss from the device."""
+    return self.console.is_interactive and time.monotonic() >= self._next_drawing
+
+  def progress(
+    self, *, epoch: int, step: int, steps: int, loss: float, images_per_second: float
+  ) -> None:
+    """Draws the live line; without a terminal, nothing.
+
+    Args:
+      epoch: the running epoch, from 1.
+      step: steps done in this epoch.
+      steps: steps of this epoch.
+      loss: of a recent step.
+      images_per_second: of recent steps.
+    """
+    if not self.console.is_interactive:
+      return
+    self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+    if self._progress is None:
+      self._progress = _start_progress(self.console, self._total_epochs)
+    self._progress.update(
+      self._progress.task_ids[0],
+      completed=min(epoch - 1 + step / steps, self._total_epochs),
+      description=f"epoch {epoch}/{self._total_epochs:g}  step {step}/{steps}  loss {loss:.4f}  "
+      f"{images_per_second:,.0f} img/s",
+      refresh=True,
+    )
+
+  def result(self, result: Mapping[str, Any]) -> None:
+    """Prints the result (`format_result`)."""
+    self.close()
+    for line in format_result(result):
+      self.line(line)
+
+  def close(self) -> None:
+    """Takes the live line away."""
+    if self._progress is not None:
+      self._progress.stop()
+      self._progress = None
+
+
+def epoch_titles() -> tuple[str, str]:
+  """The two title lines over the rows of `format_epoch`."""
+  widths = [width for _, width, _, _ in _COLUMNS]
+  groups = "training".rjust(sum(widths[:6]) + 5) + "validation".rjust(sum(widths[6:9]) + 3)
+  return groups, " ".join(title.rjust(width) for title, width, _, _ in _COLUMNS)
+
+
+def format_epoch(row: Mapping[str, Any]) -> str:
+  """One line of fixed columns; "-" for what the row does not hold.
+
+  Args:
+    row: accuracies as fractions (printed as percent), times in seconds.
+  """
+  return " ".join(_format(row.get(key), spec).rjust(width) for _, width, key, spec in _COLUMNS)
+
+
+def format_result(result: Mapping[str, Any]) -> tuple[str, str]:
+  """Two aligned lines, titles and values, of the result.json of one run or of several."""
+  seconds = result["seconds"]
+  cells = [("top1", _format(result["top1"], ".3%"))]
+  if "n" in result:
+    cells += [
+      ("95 % CI", f"+-{_format(result['ci95'], '.3%')}"),
+      ("sd", _format(result["sd"], ".3%")),
+      ("runs", str(result["n"])),
+    ]
+  cells += [
+    ("top5", _format(result["top5"], ".3%")),
+    ("train s", _format(seconds["train"], ".2f")),
+    ("dawn s", _format(seconds["dawn"], ".2f")),
+    ("compile s", _format_compile(seconds["compile"])),
+    ("process s", _format(seconds["process"], ".2f")),
+    ("device", str(result["device"])),
+  ]
+  widths = [max(len(title), len(value)) for title, value in cells]
+  titles, values = zip(*cells, strict=True)
+  return _align(titles, widths), _align(values, widths)
+
+
+def _align(texts: Sequence[str], widths: Sequence[int]) -> str:
+  return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+
+
+def _format(value: Any, spec: str) -> str:
+  # float: rows may hold scalars of NumPy or JAX, which know fewer formats.
+  return "-" if value is None else format(float(value), spec)
+
+
+def _format_compile(seconds: Mapping[str, float | None]) -> str:
+  parts = [f"{value:.2f} {kind}" for kind, value in seconds.items() if value is not None]
+  return " + ".join(parts) or "-"
+
+
+def _start_progress(console: Console, total_epochs: int | float) -> Progress:
+  # No thread that draws by itself: it would take the interpreter from the loop ten times a second.
+  progress = Progress(
+    TextColumn("{task.description}", markup=False),
+    BarColumn(bar_width=16),
+    TimeRemainingColumn(),
+    console=console,
+    # rich's 30 s would know no time left where steps take longer.
+    speed_estimate_period=300,
+    auto_refresh=False,
+    transient=True,
+  )
+  progress.add_task("", total=total_epochs)
+  progress.start()
+  return progress

@@ -1,0 +1,44 @@
+"""What a run carries from step to step, and all that a checkpoint must hold."""
+
+from typing import Any
+
+import flax
+from jaxtyping import Array, Int, PyTree, UInt32
+
+from jaxspeed.losses import Sums
+from jaxspeed.precision import LossScale
+
+
+class TrainState(flax.struct.PyTreeNode):
+  """One pytree, replicated over the devices and donated to the next step.
+
+  Attributes:
+    step: steps done; the number of the next one, counted from 0.
+    key: of the run; every other random number is a function of it and of a step or an epoch.
+    params: float32 masters.
+    batch_stats: running statistics of the norms, averaged over the devices.
+    opt_state: of the optimizer, vectors of whole groups of parameters.
+    average: {"params", "batch_stats"} averaged over the steps; None when the recipe has none.
+    loss_scale: in float16 only, else None.
+  """
+
+  step: Int[Array, ""]
+  key: UInt32[Array, "2"]
+  params: PyTree
+  batch_stats: PyTree
+  opt_state: PyTree
+  average: Any
+  loss_scale: LossScale | None
+
+  def evaluated(self) -> dict[str, PyTree]:
+    """The variables that validation and prediction use: the average where there is one."""
+    if self.average is not None:
+      return self.average
+    return {"params": self.params, "batch_stats": self.batch_stats}
+
+
+class Carry(flax.struct.PyTreeNode):
+  """A state and the sums over the examples of the epoch so far."""
+
+  state: TrainState
+  sums: Sums

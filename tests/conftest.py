@@ -1,0 +1,27 @@
+"""Eight CPU devices for every test; strict dtypes; a compile inside the clock is an error."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# Collectives of several virtual devices deadlock on a pool of as many threads as a small machine
+# has cores (jax 0.10, 0.11).
+os.environ["PJRT_NPROC"] = "16"
+
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def shared_data() -> pathlib.Path:
+  """The folder of real data beside the checkout."""
+  folder = ROOT.parent / "shared" / "data"
+  if not folder.is_dir():
+    pytest.skip(f"no real data: {folder.name} is not beside the checkout")
+  return folder

@@ -1,0 +1,104 @@
+import platform
+import shutil
+import subprocess
+import types
+
+import jax
+import pytest
+
+import jaxspeed
+from jaxspeed.provenance import _cpu_name, commit, describe_device, versions
+
+
+def test_gpus_are_counted_and_named(monkeypatch):
+  gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+  monkeypatch.setattr(jax, "devices", lambda: [gpu, gpu])
+  assert describe_device() == "2 x NVIDIA H100 80GB HBM3"
+
+
+def test_cpu_is_named_with_its_cores(monkeypatch):
+  cpu = types.SimpleNamespace(platform="cpu", device_kind="cpu")
+  monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
+  monkeypatch.setattr("jaxspeed.provenance._cpu_name", lambda: "AMD EPYC")
+  monkeypatch.setattr(jax, "devices", lambda: [cpu])
+  assert describe_device() == "CPU: AMD EPYC (2 cores)"
+  monkeypatch.setattr(jax, "devices", lambda: [cpu] * 8)
+  assert describe_device() == "CPU: AMD EPYC (2 cores, 8 devices)"
+
+
+def test_cpu_name_comes_from_cpuinfo_where_there_is_one(tmp_path, monkeypatch):
+  cpuinfo = tmp_path / "cpuinfo"
+  cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n")
+  assert _cpu_name(str(cpuinfo)) == "AMD EPYC 9654"
+  monkeypatch.setattr(platform, "processor", lambda: "")
+  monkeypatch.setattr(platform, "machine", lambda: "arm64")
+  cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+  assert _cpu_name(str(cpuinfo)) == "arm64"
+  assert _cpu_name(str(tmp_path / "none")) == "arm64"
+
+
+def test_versions_name_what_decides_the_numbers():
+  found = versions()
+  assert list(found)[0] == "python" and list(found)[-1] == "jaxspeed"
+  assert found["jax"] == jax.__version__
+  assert found["python"] == platform.python_version()
+  assert found["jaxspeed"] == jaxspeed.__version__
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+  if shutil.which("git") is None:
+    pytest.skip("needs git")
+  # A hook that runs these tests names its own repository.
+  monkeypatch.delenv("GIT_DIR", raising=False)
+  monkeypatch.delenv("GIT_INDEX_FILE", raising=False)
+  git(tmp_path, "init")
+  (tmp_path / "a.py").write_text("1\n")
+  git(tmp_path, "add", "a.py")
+  git(tmp_path, "commit", "-m", "first")
+  yield tmp_path
+  commit.cache_clear()
+
+
+def git(folder, *arguments):
+  names = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+  command = ["git", "-C", str(folder), *names, *arguments]
+  return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_commit_is_the_head(checkout):
+  (checkout / "notes.txt").write_text("untracked files change no code\n")
+  head = git(checkout, "rev-parse", "HEAD")
+  assert len(head) == 40 and commit(checkout) == head
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_commit_tells_of_changes(checkout, staged):
+  (checkout / "a.py").write_text("2\n")
+  if staged:
+    git(checkout, "add", "a.py")
+  assert commit(checkout) == git(checkout, "rev-parse", "HEAD") + "-dirty"
+
+
+def test_commit_is_asked_once(checkout):
+  first = commit(checkout)
+  (checkout / "a.py").write_text("2\n")
+  assert commit(checkout) == first
+
+
+def test_no_commit_outside_a_checkout_of_ones_own(checkout, tmp_path):
+  # As site-packages of a virtual environment inside somebody else's repository.
+  (checkout / "site-packages").mkdir()
+  assert commit(checkout / "site-packages") is None
+
+
+def test_no_commit_before_the_first(tmp_path):
+  if shutil.which("git") is None:
+    pytest.skip("needs git")
+  git(tmp_path, "init")
+  assert commit(tmp_path) is None
+
+
+def test_no_commit_without_git(checkout, monkeypatch):
+  monkeypatch.setenv("PATH", "")
+  assert commit(checkout) is None

@@ -1,0 +1,385 @@
+import json
+import math
+import os
+import struct
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jaxspeed import records as records_lib
+from jaxspeed.clock import Clock
+from jaxspeed.errors import UserError
+from jaxspeed.records import (
+  RESULT_KEYS,
+  TENSORBOARD_TAGS,
+  open_records,
+  prepare_workdir,
+  read_metrics,
+  result_row,
+  write_atomically,
+  write_result,
+)
+
+
+def epoch_row(epoch, **fields):
+  return {
+    "epoch": epoch,
+    "step": 10 * epoch,
+    "examples": 1000 * epoch,
+    "learning_rate": 0.5,
+    "image_size": 32,
+    "batch_size": 100,
+    "train_loss": 2.0 / epoch,
+    "train_top1": 0.25 * epoch,
+    "images_per_second": 5000.0,
+    "train_seconds": 0.5 * epoch,
+    "dawn_seconds": 0.25 * epoch,
+  } | fields
+
+
+def write_epochs(workdir, rows, resume_step=None):
+  with open_records(
+    workdir, resume_step=resume_step, total_epochs=4, console=Console(quiet=True)
+  ) as records:
+    for row in rows:
+      records.epoch(row)
+  return records
+
+
+def read_events(workdir):
+  """Every event of every file in TensorBoard's order, read record by record."""
+  event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+  for path in sorted((workdir / "tensorboard").iterdir()):
+    data = path.read_bytes()
+    while data:
+      # TFRecord: length (8 bytes), its checksum (4), the event, its checksum (4).
+      (length,) = struct.unpack("<Q", data[:8])
+      yield event_pb2.Event.FromString(data[12 : 12 + length])
+      data = data[12 + length + 4 :]
+
+
+def scalars(workdir):
+  """tag -> {x: value}, without what a later process has purged, as TensorBoard shows it."""
+  shown = {}
+  for event in read_events(workdir):
+    if event.HasField("session_log"):
+      for points in shown.values():
+        for x in [x for x in points if x >= event.step]:
+          del points[x]
+    for value in event.summary.value:
+      shown.setdefault(value.tag, {})[event.step] = value.simple_value
+  return shown
+
+
+# Folders
+
+
+def test_workdir_is_created_with_its_parents_and_may_exist(tmp_path):
+  assert prepare_workdir(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+  assert prepare_workdir(str(tmp_path / "a" / "b")).is_dir()
+  assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_workdir_that_is_a_file_or_under_one_is_a_users_error(tmp_path):
+  (tmp_path / "file").write_text("precious")
+  for path in (tmp_path / "file", tmp_path / "file" / "run"):
+    with pytest.raises(UserError, match=f"workdir {path} cannot be created or written"):
+      prepare_workdir(path)
+  assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, which nobody can write")
+@pytest.mark.parametrize("path", ["/proc", "/proc/run"])
+def test_unwritable_workdir_is_a_users_error(path):
+  with pytest.raises(UserError, match=f"workdir {path} cannot be created or written"):
+    prepare_workdir(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_workdir_is_a_users_error(tmp_path):
+  tmp_path.chmod(0o500)
+  with pytest.raises(UserError, match="Permission denied"):
+    prepare_workdir(tmp_path)
+
+
+def test_bucket_is_no_workdir(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match="gs://bucket/run is no local folder"):
+    prepare_workdir("gs://bucket/run")
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
+  path = tmp_path / "result.json"
+  write_atomically(path, "old")
+  write_atomically(path, "new")
+  assert path.read_text() == "new"
+
+  def fail(descriptor):
+    raise OSError("No space left on device")
+
+  monkeypatch.setattr(os, "fsync", fail)
+  with pytest.raises(OSError, match="No space"):
+    write_atomically(path, "newer")
+  assert path.read_text() == "new"
+  assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+# metrics.jsonl
+
+
+def test_metrics_hold_one_line_an_epoch_at_once(tmp_path):
+  rows = [epoch_row(1), epoch_row(2, eval_loss=1.5, eval_top1=0.5, eval_top5=0.75)]
+  console = Console(quiet=True)
+  with open_records(tmp_path, resume_step=None, total_epochs=2, console=console) as records:
+    for number, row in enumerate(rows, start=1):
+      records.epoch(row)
+      # Read while the run goes on: a kill here must lose nothing.
+      assert read_metrics(tmp_path) == rows[:number]
+    assert records.rows == rows
+  assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_metrics_are_valid_json_whatever_the_numbers(tmp_path):
+  row = epoch_row(
+    1,
+    train_loss=math.nan,
+    eval_loss=-math.inf,
+    eval_top1=np.float32(0.5),
+    eval_top5=jnp.float32(0.75),
+    learning_rate=jnp.bfloat16(0.25),
+    step=np.int64(10),
+  )
+  write_epochs(tmp_path, [row])
+
+  def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+  read = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+  assert read == epoch_row(
+    1,
+    train_loss=None,
+    eval_loss=None,
+    eval_top1=0.5,
+    eval_top5=0.75,
+    learning_rate=0.25,
+    step=10,
+  )
+
+
+def test_resume_drops_what_will_be_done_again(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2), epoch_row(3)])
+  records = write_epochs(tmp_path, [epoch_row(3, train_loss=9.0)], resume_step=20)
+  expected = [epoch_row(1), epoch_row(2), epoch_row(3, train_loss=9.0)]
+  assert read_metrics(tmp_path) == records.rows == expected
+
+
+def test_resume_within_an_epoch_keeps_only_whole_epochs(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2)])
+  write_epochs(tmp_path, [], resume_step=19)
+  assert read_metrics(tmp_path) == [epoch_row(1)]
+
+
+@pytest.mark.parametrize("cut", ['{"epoch": 2, "st', "\0\0\0\0", '{"epoch": "\udcff'])
+def test_resume_forgets_a_line_that_a_kill_cut_off(tmp_path, cut):
+  write_epochs(tmp_path, [epoch_row(1)])
+  with open(tmp_path / "metrics.jsonl", "a", errors="surrogateescape") as file:
+    file.write(cut)
+  write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
+  assert read_metrics(tmp_path) == [epoch_row(1), epoch_row(2)]
+
+
+def test_last_row_without_its_newline_is_kept(tmp_path):
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(epoch_row(1)))
+  write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
+  assert read_metrics(tmp_path) == [epoch_row(1), epoch_row(2)]
+
+
+def test_damage_elsewhere_is_a_users_error_that_names_the_line(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2)])
+  text = (tmp_path / "metrics.jsonl").read_text()
+  (tmp_path / "metrics.jsonl").write_text("{half\n" + text)
+  with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is no JSON"):
+    open_records(tmp_path, resume_step=20, total_epochs=4)
+  assert (tmp_path / "metrics.jsonl").read_text() == "{half\n" + text
+
+
+def test_new_run_starts_without_earlier_rows(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2)])
+  write_epochs(tmp_path, [epoch_row(1, train_loss=7.0)])
+  assert read_metrics(tmp_path) == [epoch_row(1, train_loss=7.0)]
+
+
+def test_resume_without_metrics_starts_them(tmp_path):
+  assert read_metrics(tmp_path) == []
+  write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
+  assert read_metrics(tmp_path) == [epoch_row(2)]
+
+
+def test_all_processes_but_the_first_write_and_print_nothing(tmp_path, capsys):
+  with open_records(tmp_path, resume_step=None, total_epochs=2, primary=False) as records:
+    records.screen.header({"device": "CPU"})
+    assert not records.screen.progress_due()
+    records.epoch(epoch_row(1))
+    assert records.rows == [epoch_row(1)]
+  assert list(tmp_path.iterdir()) == []
+  assert capsys.readouterr().out == ""
+
+
+# TensorBoard
+
+
+def test_tensorboard_holds_each_scalar_over_examples_seen(tmp_path):
+  validated = epoch_row(2, eval_loss=1.5, eval_top1=0.5, eval_top5=0.75)
+  write_epochs(tmp_path, [epoch_row(1), validated])
+  shown = scalars(tmp_path)
+  assert set(shown) == set(TENSORBOARD_TAGS.values())
+  assert shown["losses/train_loss"] == {1000: 2.0, 2000: 1.0}
+  assert shown["losses/train_top1"] == {1000: 0.25, 2000: 0.5}
+  assert shown["losses/eval_top1"] == {2000: 0.5}
+  assert shown["losses/eval_top5"] == {2000: 0.75}
+  assert shown["losses/eval_loss"] == {2000: 1.5}
+  assert shown["sizes/learning_rate"] == {1000: 0.5, 2000: 0.5}
+  assert shown["sizes/batch"] == {1000: 100, 2000: 100}
+  assert shown["sizes/image"] == {1000: 32, 2000: 32}
+  assert shown["times/images_per_sec"] == {1000: 5000, 2000: 5000}
+  assert shown["times/train_seconds"] == {1000: 0.5, 2000: 1.0}
+  assert shown["times/dawn_seconds"] == {1000: 0.25, 2000: 0.5}
+  assert shown["epoch"] == {1000: 1, 2000: 2}
+
+
+def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2), epoch_row(3)])
+  # Within one second of the first: neither may overwrite the other's file.
+  write_epochs(tmp_path, [epoch_row(2, train_loss=9.0)], resume_step=15)
+  assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+  assert scalars(tmp_path)["losses/train_loss"] == {1000: 2.0, 2000: 9.0}
+
+
+def test_tensorboard_hides_an_earlier_run_when_a_new_one_starts(tmp_path):
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2)])
+  write_epochs(tmp_path, [epoch_row(1, train_loss=9.0)])
+  assert scalars(tmp_path)["losses/train_loss"] == {1000: 9.0}
+
+
+def test_tensorboard_waits_in_a_short_run_and_not_in_a_long_one(tmp_path, monkeypatch):
+  console = Console(quiet=True)
+  with open_records(tmp_path, resume_step=None, total_epochs=3, console=console) as records:
+    records.epoch(epoch_row(1))
+    assert not (tmp_path / "tensorboard").exists()
+    monkeypatch.setattr(records_lib, "_SECONDS_BEFORE_TENSORBOARD", -1.0)
+    records.epoch(epoch_row(2))
+    deadline = time.monotonic() + 5.0
+    # tensorboardX writes from a thread of its own.
+    while scalars(tmp_path).get("epoch") != {1000: 1, 2000: 2} and time.monotonic() < deadline:
+      time.sleep(0.01)
+    assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2}
+    records.epoch(epoch_row(3))
+  assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2, 3000: 3}
+
+
+# result.json
+
+
+def one_result(top1, **fields):
+  return {
+    "config": {"seed": 1, "phases": ({"epochs": 8, "rate": 0.5},)},
+    "top1": top1,
+    "top5": 0.75,
+    "seconds": {
+      "train": 2.0,
+      "dawn": 1.5,
+      "compile": {"cold": 30.0, "cached": None},
+      "process": 40.0,
+    },
+    "device": "1 x NVIDIA H100 80GB HBM3",
+    "versions": {"python": "3.11.2", "jax": "0.10.2"},
+    "seed": 1,
+    "commit": "0" * 40,
+    "command": "python -m jaxspeed.train",
+  } | fields
+
+
+def test_result_of_one_run(tmp_path):
+  row = one_result(np.float32(0.5), config={"phases": (1, 2), "limit": math.inf})
+  returned = write_result(tmp_path, [row])
+  expected = one_result(0.5, config={"phases": [1, 2], "limit": None})
+  assert returned == json.loads((tmp_path / "result.json").read_text()) == expected
+  assert tuple(returned) == RESULT_KEYS
+  assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_result_of_three_runs(tmp_path):
+  rows = [
+    one_result(0.92, seed=1, top5=0.5),
+    one_result(0.94, seed=2, top5=0.75),
+    one_result(0.96, seed=3, top5=1.0),
+  ]
+  # Only the first run of a process compiles.
+  for row, train in zip(rows, (2.0, 3.0, 7.0), strict=True):
+    cold = 30.0 if row["seed"] == 1 else None
+    compile_seconds = {"cold": cold, "cached": None}
+    row["seconds"] = row["seconds"] | {"train": train, "compile": compile_seconds}
+  result = write_result(tmp_path, rows)
+  assert set(result) == {*RESULT_KEYS, "n", "mean", "sd", "ci95", "runs"}
+  assert result["n"] == 3
+  assert result["top1"] == result["mean"] == pytest.approx((0.92 + 0.94 + 0.96) / 3)
+  # Deviations -0.02, 0, 0.02 over n - 1 = 2; t(0.975, 2) = 4.302653 of any table.
+  assert result["sd"] == pytest.approx(math.sqrt((0.02**2 + 0.02**2) / 2))
+  assert result["ci95"] == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+  assert result["top5"] == 0.75
+  assert result["seconds"] == {
+    "train": (2.0 + 3.0 + 7.0) / 3,
+    "dawn": 1.5,
+    "compile": {"cold": 30.0, "cached": None},
+    "process": 40.0,
+  }
+  assert result["seed"] == 1
+  assert result["config"] == {"seed": 1, "phases": [{"epochs": 8, "rate": 0.5}]}
+  # What all runs share stands once, at the top.
+  assert result["runs"] == [
+    {key: row[key] for key in ("top1", "top5", "seconds", "seed")} for row in rows
+  ]
+  assert result == json.loads((tmp_path / "result.json").read_text())
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706205), (9, 2.262157), (199, 1.971957)])
+def test_interval_uses_students_t(tmp_path, degrees, t):
+  rows = [one_result(0.9 + 0.01 * (index % 2)) for index in range(degrees + 1)]
+  result = write_result(tmp_path, rows)
+  assert result["ci95"] == pytest.approx(t * result["sd"] / math.sqrt(degrees + 1), rel=1e-6)
+
+
+def test_sets_of_few_classes_have_no_top5(tmp_path):
+  assert write_result(tmp_path, [one_result(0.5, top5=None)])["top5"] is None
+  assert write_result(tmp_path, [one_result(0.5, top5=None)] * 2)["top5"] is None
+
+
+def test_result_with_other_keys_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="a result row has"):
+    write_result(tmp_path, [one_result(0.5) | {"accuracy": 0.5}])
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_result_row_makes_a_result(tmp_path):
+  clock = Clock()
+  clock.add("train", 2.5)
+  row = result_row(config={"seed": 3}, top1=0.5, top5=None, seconds=clock.summary(), seed=3)
+  result = write_result(tmp_path, [row])
+  assert tuple(result) == RESULT_KEYS
+  assert set(result["seconds"]) == {"train", "dawn", "compile", "process"}
+  assert result["seconds"]["train"] == 2.5
+  assert set(result["seconds"]["compile"]) == {"cold", "cached"}
+  assert set(result["versions"]) == {
+    "python",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "jaxspeed",
+  }
+  assert "pytest" in result["command"] and result["device"]
