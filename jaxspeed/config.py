@@ -13,6 +13,7 @@ Configs hold primitives only. Everything derived (steps, rates, shapes) is worke
 after the overrides, so that `--config.epochs=10` moves the whole schedule along.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -173,7 +174,9 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 def define_config_flag() -> flags.FlagHolder:
   """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
-  return config_flags.DEFINE_config_file("config", None, "Recipe: FILE.py or FILE.py:VARIANT.")
+  return config_flags.DEFINE_config_file(
+    "config", None, "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
+  )
 
 
 def required(flag: str, value: str | None) -> str:
@@ -181,6 +184,12 @@ def required(flag: str, value: str | None) -> str:
   if not value:
     raise UserError(f"--{flag} is missing; see --help for the flags.")
   return value
+
+
+def nothing_left(arguments: list[str]) -> None:
+  """Refuses what stands on a command line and is no flag, as in `epochs=10` without the dashes."""
+  if arguments:
+    raise UserError(f"{arguments[0]!r} is no flag; see --help for the flags.")
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -193,22 +202,43 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  for argument in argv[1:]:
-    if argument.startswith("--config="):
-      file = argument.removeprefix("--config=").split(":")[0]
-      if not os.path.isfile(file):
-        raise UserError(f"--config={file}: there is no such file.")
+  if {"-h", "-help", "--help"} & set(argv[1:]):
+    print(_help())
+    sys.exit(0)
+  file = _config_file(argv)
+  if file is not None and not os.path.isfile(file):
+    raise UserError(f"--config={file}: there is no such file.")
   try:
     return flags.FLAGS(argv)
   except UserError:
     raise
-  except flags.Error as error:
-    raise UserError(_sentence(str(error))) from None
   except (AttributeError, KeyError) as error:  # ml_collections: a field that is not there
     name, _, hint = str(error).strip("\"'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
     raise UserError(f"the config has no field {name.strip(chr(39))}. {hint}".strip()) from None
-  except (TypeError, ValueError) as error:
+  except SyntaxError as error:
+    raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}.") from None
+  except (flags.Error, TypeError, ValueError) as error:
+    if "get_config() takes 0 positional" in str(error):
+      raise UserError(f"--config={file} has no variants: leave out the colon.") from None
     raise UserError(_sentence(str(error))) from None
+
+
+def _config_file(argv: list[str]) -> str | None:
+  """FILE of --config=FILE:VARIANT or --config FILE:VARIANT; None where neither is there."""
+  for argument, following in itertools.pairwise([*argv[1:], ""]):
+    flag, equals, value = argument.partition("=")
+    if flag in ("--config", "-config"):
+      return (value if equals else following).split(":")[0]
+  return None
+
+
+def _help() -> str:
+  """The command's own docstring and flags; absl adds --help only to what its `app.run` starts."""
+  lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    if not module.startswith("absl"):
+      lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
+  return "\n".join(lines)
 
 
 def _sentence(message: str) -> str:

@@ -62,7 +62,8 @@ def masked_sums(
   is_label = classes[None, :] == labels[:, None]
   own = jnp.sum(jnp.where(is_label, logits, 0), axis=-1, keepdims=True)
   ahead = (logits > own) | ((logits == own) & (classes[None, :] < labels[:, None]))
-  # A NaN compares as not ahead: without this a diverged net would be right everywhere.
+  # A NaN compares as not ahead: without these a diverged net would be right everywhere.
+  ahead |= jnp.isnan(logits)
   rank = jnp.where(jnp.isfinite(own[:, 0]), jnp.sum(ahead & ~is_label, axis=-1), classes.size)
   return Sums(
     loss=jnp.sum(jnp.where(mask, losses, 0.0)),

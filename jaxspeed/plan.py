@@ -176,11 +176,17 @@ _LEAST = {
   "augment.cutout": (0, True),
   "optimizer.momentum": (0, True),
   "optimizer.weight_decay": (0, True),
+  "optimizer.bias_rate": (0, True),
+  "optimizer.bias_decay": (0, True),
   "schedule.peak": (0, False),
+  "schedule.start": (0, True),
+  "schedule.final": (0, True),
   "schedule.warmup": (0, True),
   "schedule.flat_epochs": (0, True),
   "average.decay": (0, True),
   "average.every": (1, True),
+  "whitening.images": (1, True),
+  "whitening.epsilon": (0, True),
   "eval.batch_size": (1, True),
   "eval.every_epochs": (1, True),
   "checkpoint.every_seconds": (0, True),
@@ -191,6 +197,7 @@ _LEAST = {
   "seed": (0, True),
 }
 _MOST = {
+  "epochs": 100_000,  # the table of the steps is in memory
   "label_smoothing": 1,
   "target": 1,
   "schedule.warmup": 1,
@@ -221,7 +228,8 @@ def _check(config: ConfigDict) -> None:
       raise UserError(f"config.{name}={fields[name]!r}: choose one of {', '.join(choices)}.")
   for name in ("data.mean", "data.std"):
     value = fields[name]
-    if len(value) not in (0, 3) or not all(isinstance(v, int | float) for v in value):
+    numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in value)
+    if len(value) not in (0, 3) or not numbers:
       raise UserError(
         f"config.{name}={value}: give three numbers in units of 0 ... 255, "
         f"or () for the training set's own."
@@ -253,7 +261,8 @@ def describe(config: ConfigDict, plan: Plan) -> str:
   return "\n".join(lines)
 
 
-def _main(_: list[str]) -> None:
+def _main(arguments: list[str]) -> None:
+  config_lib.nothing_left(arguments)
   config = _FLAG.value
   if config is None:
     raise UserError("--config=FILE.py names the recipe whose plan is wanted.")

@@ -4,6 +4,8 @@ Parameters, statistics and the loss are float32 everywhere; only activations and
 convolutions read are cast.
 """
 
+import re
+
 import flax
 import jax
 import jax.numpy as jnp
@@ -26,8 +28,9 @@ def resolve(name: str, device: jax.Device) -> str:
   if name == "auto":
     if device.platform == "cpu":
       return "float32"
-    capability = getattr(device, "compute_capability", None)
-    return "float16" if capability and float(capability) < 8.0 else "bfloat16"
+    # "7.0" on NVIDIA's GPUs; AMD's are named like gfx90a, TPUs have none, and both know bfloat16.
+    capability = re.fullmatch(r"(\d+)\.\d+", getattr(device, "compute_capability", ""))
+    return "float16" if capability and int(capability[1]) < 8 else "bfloat16"
   if name not in DTYPES:
     raise UserError(f"config.precision={name!r}: choose one of auto, {', '.join(DTYPES)}.")
   return name

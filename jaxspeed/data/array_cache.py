@@ -1,0 +1,148 @@
+"""Copies of data sets as plain arrays on the disk, checked by checksum: a run starts at once.
+
+An entry is a folder of .npy files and a manifest.json: shape, dtype and CRC-32 of each array, what
+the arrays are, and a fingerprint of the files that they were made from. It appears whole or not at
+all (a rename of a finished folder), and is never changed afterwards.
+"""
+
+import json
+import logging
+import math
+import os
+import pathlib
+import shutil
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+_log = logging.getLogger("jaxspeed")
+
+_MANIFEST = "manifest.json"
+# To be raised when a reader changes what it makes of the same files.
+_FORMAT = 1
+
+
+def fingerprint(path: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[str, Any]:
+  """What tells whether the source at `path` is still the one that was read: sizes and times."""
+  stats = [(file, file.stat()) for file in files]
+  return {
+    "path": str(path.resolve()),
+    "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+  }
+
+
+def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
+  """The folder of the entry that belongs to the source at `path`."""
+  return cache / f"{name}-{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+
+
+def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
+  """The folders of all entries of `name`, the newest first."""
+  manifests = [(file.stat().st_mtime_ns, file) for file in cache.glob(f"{name}-*/{_MANIFEST}")]
+  return [file.parent for _, file in sorted(manifests, reverse=True)]
+
+
+def load(
+  folder: pathlib.Path, expected: Mapping[str, Any] | None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+  """The arrays of an entry and what was stored about them; None if there is none that is sound.
+
+  Args:
+    folder: of the entry.
+    expected: the fingerprint that the entry must have; None when the source is not known.
+
+  An entry that does not fit its checksums or the fingerprint is removed, with a warning.
+  """
+  if not folder.is_dir():
+    return None
+  try:
+    manifest = _read_manifest(folder / _MANIFEST)
+    if expected is not None and manifest["fingerprint"] != expected:
+      raise ValueError("the files that it was made from have changed")
+    arrays = {
+      name: _read_array(folder / f"{name}.npy", **about)
+      for name, about in manifest["arrays"].items()
+    }
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    _log.warning("the cache %s is not used and will be made again: %s", folder, error)
+    _remove(folder)
+    return None
+  return arrays, manifest["about"]
+
+
+def store(
+  folder: pathlib.Path,
+  arrays: Mapping[str, np.ndarray],
+  about: Mapping[str, Any],
+  source: Mapping[str, Any],
+) -> None:
+  """Writes an entry with the fingerprint `source`; a failure to write is a warning.
+
+  Where another process has stored the entry in the meantime, its entry stays.
+  """
+  partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+  manifest: dict[str, Any] = {
+    "format": _FORMAT,
+    "about": dict(about),
+    "fingerprint": dict(source),
+    "arrays": {
+      name: {"shape": array.shape, "dtype": array.dtype.name, "crc32": zlib.crc32(array.data)}
+      for name, array in arrays.items()
+    },
+  }
+  manifest["crc32"] = _crc32_of(manifest)
+  try:
+    partial.mkdir(parents=True)
+    for name, array in arrays.items():
+      np.save(partial / f"{name}.npy", array, allow_pickle=False)
+    (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    os.replace(partial, folder)
+  except OSError as error:
+    shutil.rmtree(partial, ignore_errors=True)
+    if not folder.is_dir():
+      _log.warning(
+        "%s cannot be written (%s), so that every run reads the data anew: "
+        "set --config.data.cache to a folder that can.",
+        folder,
+        error.strerror,
+      )
+
+
+def _crc32_of(manifest: Mapping[str, Any]) -> int:
+  content = {key: value for key, value in manifest.items() if key != "crc32"}
+  return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
+  manifest = json.loads(path.read_text(encoding="utf-8"))
+  if manifest["crc32"] != _crc32_of(manifest):
+    raise ValueError(f"{path.name} does not fit its checksum")
+  if manifest["format"] != _FORMAT:
+    raise ValueError(f"it has format {manifest['format']}, and this version writes {_FORMAT}")
+  return manifest
+
+
+def _read_array(path: pathlib.Path, shape: list[int], dtype: str, crc32: int) -> np.ndarray:
+  """Reads the data, which ends the file; what the header says is taken from the manifest."""
+  count = math.prod(shape)
+  start = path.stat().st_size - count * np.dtype(dtype).itemsize
+  if start < 0:
+    raise ValueError(f"{path.name} is cut off")
+  array = np.fromfile(path, dtype, count, offset=start).reshape(shape)
+  if zlib.crc32(array.data) != crc32:
+    raise ValueError(f"{path.name} does not fit its checksum")
+  return array
+
+
+def _remove(folder: pathlib.Path) -> None:
+  """Removes an entry at once for others, by a rename; one that cannot be removed stays."""
+  aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+  try:
+    os.replace(folder, aside)
+  except OSError:
+    return  # another process has removed it, or the folder is not ours to write
+  shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,266 @@
+"""Reads the official binary version of CIFAR-10 and CIFAR-100, from a folder or the archive.
+
+A file is a sequence of records: one label byte (CIFAR-100: the coarse and the fine label), then
+3072 bytes, 32 x 32 of each of red, green and blue (https://www.cs.toronto.edu/~kriz/cifar.html).
+The pickled "python version" is refused: to unpickle a file is to run the code in it.
+"""
+
+import dataclasses
+import gzip
+import io
+import pathlib
+import tarfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from jaxspeed.errors import UserError
+
+_IMAGE_BYTES = 3 * 32 * 32
+# fine_label_names.txt has 1.2 kB.
+_NAMES_BYTES = 1 << 16
+_CHUNK = 1 << 20
+_PICKLED_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
+
+_CIFAR100_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Names and sizes of the files of one of the two sets; `labels`: values of each label byte."""
+
+  name: str
+  title: str
+  folder: str
+  records: Mapping[str, int]
+  train: tuple[str, ...]
+  test: str
+  labels: tuple[int, ...]
+  names_file: str
+  class_names: tuple[str, ...]
+
+  def size(self, file: str) -> int:
+    """Bytes of one of the files."""
+    return self.records[file] * (len(self.labels) + _IMAGE_BYTES)
+
+
+CIFAR10 = Layout(
+  name="cifar10",
+  title="CIFAR-10",
+  folder="cifar-10-batches-bin",
+  records={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)} | {"test_batch.bin": 10_000},
+  train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+  test="test_batch.bin",
+  labels=(10,),
+  names_file="batches.meta.txt",
+  class_names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+)
+CIFAR100 = Layout(
+  name="cifar100",
+  title="CIFAR-100",
+  folder="cifar-100-binary",
+  records={"train.bin": 50_000, "test.bin": 10_000},
+  train=("train.bin",),
+  test="test.bin",
+  labels=(20, 100),
+  names_file="fine_label_names.txt",
+  class_names=tuple(_CIFAR100_NAMES.split()),
+)
+LAYOUTS = (CIFAR10, CIFAR100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar:
+  """A set as it was read: uint8 images, fine labels, and which of the two sets it is."""
+
+  layout: Layout
+  train_images: UInt8[np.ndarray, "n 32 32 3"]
+  train_labels: Int32[np.ndarray, "n"]
+  test_images: UInt8[np.ndarray, "m 32 32 3"]
+  test_labels: Int32[np.ndarray, "m"]
+  class_names: tuple[str, ...]
+
+
+def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | None:
+  """The set in folder `path` or in its official folder below; set `name` first where both are."""
+  layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
+  for folder, layout in [(path, each) for each in layouts] + [
+    (path / x.folder, x) for x in layouts
+  ]:
+    if any((folder / file).is_file() for file in layout.records):
+      return layout, folder
+  return None
+
+
+def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
+  """The folder of a pickled "python version" at `path` or below."""
+  for folder in (path, *(path / each for each in _PICKLED_FOLDERS)):
+    files = ("data_batch_1",), ("train", "meta")
+    if any(all((folder / file).is_file() for file in group) for group in files):
+      return folder
+  return None
+
+
+def refuse_pickled(path: pathlib.Path) -> UserError:
+  """Why the "python version" at `path` is not read, and what to use."""
+  return UserError(
+    f"{path} is the pickled Python version of CIFAR, which is not read because unpickling a file "
+    "runs the code in it: use the binary version (cifar-10-binary.tar.gz or "
+    "cifar-100-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html) or TFDS."
+  )
+
+
+def cifar_files(layout: Layout, folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
+  """Every file that `read_cifar_folder` reads.
+
+  Raises:
+    UserError: one of the files is missing.
+  """
+  for file in layout.records:
+    if not (folder / file).is_file():
+      raise UserError(
+        f"{folder} has no {file}, which the binary version of {layout.title} needs: unpack "
+        "its archive again, or name the archive itself."
+      )
+  names = folder / layout.names_file
+  return tuple(folder / file for file in layout.records) + ((names,) if names.is_file() else ())
+
+
+def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> Cifar:
+  """Reads the binary files of `folder`.
+
+  Raises:
+    UserError: a file is missing, has another size than the official one, or a label out of range.
+  """
+  files = {path.name: path for path in cifar_files(layout, folder)}
+  for file in layout.records:
+    _check_size(layout, file, files[file].stat().st_size, str(files[file]))
+  names = files.get(layout.names_file)
+  return _assemble(
+    layout,
+    {file: np.fromfile(files[file], np.uint8) for file in layout.records},
+    names.read_bytes() if names else b"",
+    folder,
+  )
+
+
+def read_cifar_archive(path: pathlib.Path) -> Cifar:
+  """Reads the members of the official .tar.gz by their file names; nothing is extracted.
+
+  Raises:
+    UserError: it is no archive, is cut off, or holds no complete binary version.
+  """
+  contents: dict[str, bytes] = {}
+  try:
+    with _open_stream(path) as stream:
+      # "|": one pass in the order of the file; a step back in a .gz decompresses from its start.
+      with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK) as archive:
+        for member in archive:
+          _take_member(path, archive, member, contents)
+      while stream.read(_CHUNK):
+        pass  # gzip's checksum of all the data comes last
+  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    raise UserError(
+      f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
+      "off, or is no .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
+    ) from error
+  layout = max(LAYOUTS, key=lambda each: sum(file in contents for file in each.records))
+  missing = [file for file in layout.records if file not in contents]
+  if len(missing) == len(layout.records):
+    raise UserError(
+      f"{path} is an archive without {CIFAR10.test} or {CIFAR100.test}: config.data.path names "
+      "cifar-10-binary.tar.gz, cifar-100-binary.tar.gz or a folder."
+    )
+  if missing:
+    raise UserError(f"{path} has no {missing[0]}: it is not complete, download it again.")
+  images = {file: np.frombuffer(contents[file], np.uint8) for file in layout.records}
+  return _assemble(layout, images, contents.get(layout.names_file, b""), path)
+
+
+def _open_stream(path: pathlib.Path) -> gzip.GzipFile | io.BufferedReader:
+  """The bytes of a .tar, or those in a .tar.gz; tarfile's own gzip streams check no checksum."""
+  with open(path, "rb") as file:
+    zipped = file.read(2) == b"\x1f\x8b"
+  return gzip.GzipFile(path) if zipped else open(path, "rb")
+
+
+def _take_member(
+  path: pathlib.Path,
+  archive: tarfile.TarFile,
+  member: tarfile.TarInfo,
+  contents: dict[str, bytes],
+) -> None:
+  """Reads `member` into `contents` when it is one of the files of a set and of the right size."""
+  folder, _, file = member.name.rpartition("/")
+  if file == "data_batch_1" or folder.rpartition("/")[2] in _PICKLED_FOLDERS:
+    raise refuse_pickled(path)
+  layout = next((each for each in LAYOUTS if file in each.records), None)
+  is_names = file in (each.names_file for each in LAYOUTS) and member.size <= _NAMES_BYTES
+  if file in contents or not member.isfile() or not (layout or is_names):
+    return
+  if layout:
+    _check_size(layout, file, member.size, f"{file} in {path}")
+  stream = archive.extractfile(member)
+  contents[file] = stream.read() if stream else b""
+  if len(contents[file]) != member.size:
+    raise EOFError(f"the archive ends inside {file}")
+
+
+def _check_size(layout: Layout, file: str, found: int, where: str) -> None:
+  if found != layout.size(file):
+    raise UserError(
+      f"{where} has {found:,} bytes, and in the binary version of {layout.title} it has "
+      f"{layout.size(file):,}: it was cut off or is another file; download the archive again."
+    )
+
+
+def _assemble(
+  layout: Layout,
+  contents: Mapping[str, UInt8[np.ndarray, "_"]],
+  names: bytes,
+  where: pathlib.Path,
+) -> Cifar:
+  train = [_records(layout, contents[file], f"{file} of {where}") for file in layout.train]
+  test_images, test_labels = _records(layout, contents[layout.test], f"{layout.test} of {where}")
+  class_names = tuple(names.decode("utf-8", "replace").split()) or layout.class_names
+  if len(class_names) != layout.labels[-1]:
+    raise UserError(
+      f"{layout.names_file} of {where} has {len(class_names)} names and {layout.title} has "
+      f"{layout.labels[-1]} classes: mend or remove it."
+    )
+  return Cifar(
+    layout=layout,
+    train_images=np.concatenate([images for images, _ in train]),
+    train_labels=np.concatenate([labels for _, labels in train]),
+    test_images=test_images,
+    test_labels=test_labels,
+    class_names=class_names,
+  )
+
+
+def _records(
+  layout: Layout, content: UInt8[np.ndarray, "_"], where: str
+) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int32[np.ndarray, "n"]]:
+  """Images (planes of colour to channels last) and fine labels of one file."""
+  label_bytes = len(layout.labels)
+  rows = content.reshape(-1, label_bytes + _IMAGE_BYTES)
+  for byte, classes in enumerate(layout.labels):
+    wrong = np.flatnonzero(rows[:, byte] >= classes)
+    if wrong.size:
+      raise UserError(
+        f"record {wrong[0]} of {where} has the label {rows[wrong[0], byte]}, and {layout.title} "
+        f"has labels up to {classes - 1}: the file is damaged, download the archive again."
+      )
+  images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+  return np.ascontiguousarray(images), rows[:, label_bytes - 1].astype(np.int32)

@@ -1,0 +1,244 @@
+"""The reader of CIFAR's binary version: folders, archives, and what is wrong with them."""
+
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import tiny_sets
+from PIL import Image
+
+from jaxspeed.data import cifar
+from jaxspeed.data.cifar import (
+  CIFAR10,
+  CIFAR100,
+  find_cifar,
+  find_pickled,
+  read_cifar_archive,
+  read_cifar_folder,
+)
+from jaxspeed.errors import UserError
+
+RECORDS = 3
+
+
+@pytest.fixture
+def small(monkeypatch):
+  return tiny_sets.shrink_cifar(monkeypatch, RECORDS)
+
+
+def write_cifar100(folder):
+  """train.bin and test.bin; returns (train images, fine labels, test images, fine labels)."""
+  folder.mkdir(parents=True)
+  images, fine = tiny_sets.random_images(2, 2 * RECORDS), np.array([99, 0, 50, 20, 7, 98])
+  for file, part in {"train.bin": slice(0, RECORDS), "test.bin": slice(RECORDS, None)}.items():
+    (folder / file).write_bytes(tiny_sets.cifar_bytes(images[part], fine[part] // 5, fine[part]))
+  return images[:RECORDS], fine[:RECORDS], images[RECORDS:], fine[RECORDS:]
+
+
+def archive_of(folder, path, mode="w:gz", prefix="cifar-10-batches-bin/"):
+  with tarfile.open(path, mode) as archive:
+    for file in sorted(folder.iterdir()):
+      archive.add(file, prefix + file.name)
+  return path
+
+
+def assert_read(found, expected):
+  train_images, train_labels, test_images, test_labels = expected
+  np.testing.assert_array_equal(found.train_images, train_images)
+  np.testing.assert_array_equal(found.train_labels, train_labels)
+  np.testing.assert_array_equal(found.test_images, test_images)
+  np.testing.assert_array_equal(found.test_labels, test_labels)
+  assert found.train_images.dtype == np.uint8 and found.train_labels.dtype == np.int32
+
+
+def test_the_official_sizes():
+  assert CIFAR10.size("data_batch_3.bin") == 10_000 * 3_073 == CIFAR10.size("test_batch.bin")
+  assert CIFAR100.size("train.bin") == 50_000 * 3_074
+  assert CIFAR100.size("test.bin") == 10_000 * 3_074
+  assert [len(set(layout.class_names)) for layout in cifar.LAYOUTS] == [10, 100]
+  assert list(CIFAR100.class_names) == sorted(CIFAR100.class_names)
+
+
+def test_planes_become_channels(tmp_path, small):
+  """The first record's bytes: red 0 ... 1,023, then green, then blue, each row after row."""
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  planes = np.arange(3 * 32 * 32).reshape(3, 32, 32) % 251
+  content = bytearray((tmp_path / "c" / "data_batch_1.bin").read_bytes())
+  content[:3_073] = bytes([6]) + planes.astype(np.uint8).tobytes()
+  (tmp_path / "c" / "data_batch_1.bin").write_bytes(content)
+  found = read_cifar_folder(small["cifar10"], tmp_path / "c")
+  assert found.train_labels[0] == 6
+  for channel in range(3):
+    np.testing.assert_array_equal(found.train_images[0, :, :, channel], planes[channel])
+
+
+def test_cifar10_round_trip(tmp_path, small):
+  expected = tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  found = read_cifar_folder(small["cifar10"], tmp_path / "c")
+  assert_read(found, expected)
+  assert found.class_names == CIFAR10.class_names
+
+
+def test_cifar100_takes_the_fine_label(tmp_path, small):
+  expected = write_cifar100(tmp_path / "c")
+  found = read_cifar_folder(small["cifar100"], tmp_path / "c")
+  assert_read(found, expected)
+  assert found.class_names[:2] == ("apple", "aquarium_fish")
+
+
+def test_names_of_the_folder_win(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  names = tmp_path / "c" / "batches.meta.txt"
+  names.write_text("\n".join("abcdefghij") + "\n\n")  # the official file ends in an empty line
+  assert read_cifar_folder(small["cifar10"], tmp_path / "c").class_names == tuple("abcdefghij")
+  names.write_text("a\nb\n")
+  with pytest.raises(UserError, match="batches.meta.txt of .* has 2 names"):
+    read_cifar_folder(small["cifar10"], tmp_path / "c")
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w"])
+def test_archives_are_read_without_extraction(tmp_path, small, mode):
+  expected = tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  (tmp_path / "c" / "batches.meta.txt").write_text("\n".join("abcdefghij"))
+  (tmp_path / "c" / "readme.html").write_text("<html>")
+  path = archive_of(tmp_path / "c", tmp_path / "archive", mode)
+  before = sorted(tmp_path.rglob("*"))
+  found = read_cifar_archive(path)
+  assert_read(found, expected)
+  assert found.class_names == tuple("abcdefghij") and found.layout.name == "cifar10"
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_paths_inside_an_archive_lead_nowhere(tmp_path, small):
+  expected = tiny_sets.write_cifar10(tmp_path / "in" / "c", RECORDS)
+  path = archive_of(tmp_path / "in" / "c", tmp_path / "in" / "a.tar.gz", prefix="../../out/")
+  assert_read(read_cifar_archive(path), expected)
+  assert [each.name for each in tmp_path.iterdir()] == ["in"]
+
+
+def test_links_in_an_archive_are_not_followed(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  target = tmp_path / "c" / "test_batch.bin"
+  target.rename(tmp_path / "secret")
+  target.symlink_to(tmp_path / "secret")
+  path = archive_of(tmp_path / "c", tmp_path / "a.tar.gz")
+  with pytest.raises(UserError, match="a.tar.gz has no test_batch.bin"):
+    read_cifar_archive(path)
+
+
+def test_the_set_of_the_config_is_found_first(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "cifar-10-batches-bin", RECORDS)
+  assert find_cifar(tmp_path, "cifar100")[1] == tmp_path / "cifar-10-batches-bin"
+  write_cifar100(tmp_path / "cifar-100-binary")
+  assert find_cifar(tmp_path, "cifar100") == (small["cifar100"], tmp_path / "cifar-100-binary")
+  assert find_cifar(tmp_path, "cifar10") == (small["cifar10"], tmp_path / "cifar-10-batches-bin")
+  assert find_cifar(tmp_path / "cifar-100-binary", "cifar10")[0].name == "cifar100"
+  assert find_cifar(tmp_path / "nothing", "cifar10") is None
+
+
+def test_a_cut_off_file_is_named_with_both_sizes(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  path = tmp_path / "c" / "data_batch_4.bin"
+  path.write_bytes(path.read_bytes()[:-1])
+  message = r"data_batch_4.bin.* has 9,218 bytes, .*CIFAR-10 it has 9,219"  # 3 * 3,073 = 9,219
+  with pytest.raises(UserError, match=message):
+    read_cifar_folder(small["cifar10"], tmp_path / "c")
+  with pytest.raises(UserError, match=message):
+    read_cifar_archive(archive_of(tmp_path / "c", tmp_path / "a.tar.gz"))
+
+
+def test_a_missing_file_is_named(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  (tmp_path / "c" / "data_batch_2.bin").unlink()
+  with pytest.raises(UserError, match="has no data_batch_2.bin"):
+    read_cifar_folder(small["cifar10"], tmp_path / "c")
+  with pytest.raises(UserError, match="a.tar.gz has no data_batch_2.bin"):
+    read_cifar_archive(archive_of(tmp_path / "c", tmp_path / "a.tar.gz"))
+
+
+def test_a_label_out_of_range_is_named(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  path = tmp_path / "c" / "data_batch_5.bin"
+  content = bytearray(path.read_bytes())
+  content[2 * 3_073] = 10
+  path.write_bytes(content)
+  with pytest.raises(UserError, match="record 2 of data_batch_5.bin .* has the label 10"):
+    read_cifar_folder(small["cifar10"], tmp_path / "c")
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w"])
+def test_an_archive_cut_off_anywhere_is_named(tmp_path, small, mode):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  content = archive_of(tmp_path / "c", tmp_path / "whole", mode).read_bytes()
+  cut = tmp_path / "cut.tar.gz"
+  for eighths in range(7):
+    cut.write_bytes(content[: len(content) * eighths // 8])
+    with pytest.raises(UserError, match="cut.tar.gz"):
+      read_cifar_archive(cut)
+
+
+def test_a_damaged_archive_is_never_read_as_a_whole_one(tmp_path, small):
+  """Some damage hits bytes that say nothing (the time in gzip's head): then all must be right."""
+  expected = tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  content = bytearray(archive_of(tmp_path / "c", tmp_path / "whole").read_bytes())
+  bad = tmp_path / "bad.tar.gz"
+  refused = 0
+  for position in range(0, len(content), len(content) // 60):
+    content[position] ^= 16
+    bad.write_bytes(content)
+    try:
+      assert_read(read_cifar_archive(bad), expected)
+    except UserError as error:
+      assert "bad.tar.gz" in str(error)
+      refused += 1
+    content[position] ^= 16
+  assert refused > 50
+
+
+def test_a_file_that_is_no_archive_is_named(tmp_path):
+  (tmp_path / "notes.txt").write_text("no archive" * 200)
+  with pytest.raises(UserError, match="notes.txt cannot be read as an archive"):
+    read_cifar_archive(tmp_path / "notes.txt")
+  archive_of(tmp_path, tmp_path.parent / "other.tar.gz")
+  with pytest.raises(UserError, match="other.tar.gz is an archive without test_batch.bin"):
+    read_cifar_archive(tmp_path.parent / "other.tar.gz")
+
+
+def test_a_huge_member_is_refused_before_it_is_read(tmp_path, small):
+  header = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+  header.size = 1 << 50
+  path = tmp_path / "bomb.tar"
+  path.write_bytes(header.tobuf() + bytes(2_048))
+  with pytest.raises(UserError, match="data_batch_1.bin in .*bomb.tar has 1,125,899,906,842,624"):
+    read_cifar_archive(path)
+
+
+def test_the_pickled_version_is_refused(tmp_path):
+  folder = tmp_path / "cifar-10-batches-py"
+  folder.mkdir()
+  (folder / "data_batch_1").write_bytes(pickle.dumps({"data": [0]}))
+  assert find_pickled(tmp_path) == folder == find_pickled(folder)
+  hundred = tmp_path / "below" / "cifar-100-python"
+  hundred.mkdir(parents=True)
+  for file in ("train", "meta"):
+    (hundred / file).write_bytes(pickle.dumps({}))
+  assert find_pickled(tmp_path / "below") == hundred
+  assert find_pickled(tmp_path / "nothing") is None
+  for source, prefix in ((folder, "cifar-10-batches-py/"), (hundred, "cifar-100-python/")):
+    path = archive_of(source, tmp_path / "python.tar.gz", prefix=prefix)
+    with pytest.raises(UserError, match="python.tar.gz is the pickled.*cifar-10-binary.tar.gz"):
+      read_cifar_archive(path)
+
+
+def test_real_images_in_files_of_the_official_size(tmp_path, shared_data):
+  """1,000 real images, ten times, as every one of the six files."""
+  sheet = np.asarray(Image.open(shared_data / "cifar10" / "test_00.webp").convert("RGB"))
+  images = sheet.reshape(25, 32, 40, 32, 3).swapaxes(1, 2).reshape(1_000, 32, 32, 3)
+  labels = np.load(shared_data / "cifar10" / "test_labels.npy", allow_pickle=False)[:1_000]
+  content = tiny_sets.cifar_bytes(images, labels) * 10
+  for file in CIFAR10.records:
+    (tmp_path / file).write_bytes(content)
+  train = np.tile(images, (50, 1, 1, 1)), np.tile(labels, 50)
+  expected = *train, np.tile(images, (10, 1, 1, 1)), np.tile(labels, 10)
+  assert_read(read_cifar_folder(CIFAR10, tmp_path), expected)

@@ -1,0 +1,90 @@
+"""Compilation ahead: from the cache the second time, and never inside the clock unnoticed."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspeed.compile import (
+  CompiledInsideClock,
+  compile_all,
+  compile_program,
+  nothing_compiles,
+  use_cache,
+)
+
+
+@pytest.fixture
+def cache(tmp_path):
+  before = jax.config.jax_compilation_cache_dir
+  yield use_cache(str(tmp_path / "programs"))
+  jax.config.update("jax_compilation_cache_dir", before)
+  jax.experimental.compilation_cache.compilation_cache.reset_cache()
+
+
+def matmul(x, y):
+  return jnp.sin(x @ y).sum()
+
+
+ABSTRACT = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
+
+
+def test_the_second_time_comes_from_the_cache(cache):
+  jax.experimental.compilation_cache.compilation_cache.reset_cache()
+  first = compile_program(matmul, ABSTRACT)
+  assert not first.cached and any(cache.iterdir())
+  jax.clear_caches()
+  second = compile_program(matmul, ABSTRACT)
+  assert second.cached
+  x, y = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
+  np.testing.assert_allclose(second.call(x, y), 32 * np.sin(16.0), rtol=1e-5)
+
+
+def test_flops_are_those_of_the_product():
+  program = compile_program(matmul, ABSTRACT)
+  assert 2 * 8 * 16 * 4 <= program.flops <= 1.2 * 2 * 8 * 16 * 4
+
+
+def test_programs_compile_side_by_side_and_an_error_comes_out():
+  programs = compile_all(
+    {
+      "a": lambda: compile_program(matmul, ABSTRACT),
+      "b": lambda: compile_program(jnp.tanh, ABSTRACT[:1]),
+    }
+  )
+  assert set(programs) == {"a", "b"}
+  with pytest.raises(TypeError, match="dot_general"):
+    compile_all({"bad": lambda: compile_program(jnp.matmul, ABSTRACT[:1] * 2)})
+
+
+def test_an_unknown_option_raises_and_does_not_end_the_process():
+  with pytest.raises(Exception, match="xla_no_such_option"):
+    compile_program(matmul, ABSTRACT, options={"xla_no_such_option": True})
+
+
+def test_donated_memory_is_given_away():
+  program = compile_program(jnp.negative, ABSTRACT[:1], donate=(0,))
+  x = jax.device_put(np.ones((8, 16), np.float32))
+  program.call(x)
+  assert x.is_deleted()
+
+
+def test_a_compilation_inside_the_clock_is_told():
+  with pytest.warns(CompiledInsideClock, match="1 program.s. were compiled during train"):
+    with nothing_compiles("train"):
+      jax.jit(lambda x: jnp.cos(x) + 41)(np.float32(1)).block_until_ready()
+  compiled = jax.jit(lambda x: x + 43).lower(np.float32(1)).compile()
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    with nothing_compiles("train"):
+      compiled(np.float32(1))
+
+
+def test_without_a_writable_cache_the_run_goes_on(tmp_path):
+  (tmp_path / "file").write_text("in the way")
+  before = jax.config.jax_compilation_cache_dir
+  with pytest.warns(UserWarning, match="cannot be written"):
+    assert use_cache(str(tmp_path / "file" / "programs")) is None
+  assert jax.config.jax_compilation_cache_dir == before

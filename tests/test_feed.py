@@ -1,0 +1,93 @@
+"""Orders, batches, padding: each example once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspeed import mesh as mesh_lib
+from jaxspeed.data import feed
+
+
+def key(seed):
+  return jnp.array([0, seed], jnp.uint32)
+
+
+def some_set(n):
+  """Images that tell their own number in every pixel, and as their label."""
+  labels = np.arange(n)
+  images = np.broadcast_to(labels[:, None, None, None], (n, 2, 2, 3)).astype(np.uint8)
+  return images, labels
+
+
+@pytest.mark.parametrize("images", [1, 10, 1000])
+def test_an_order_is_a_permutation(images):
+  order = feed.epoch_order(key(0), 3, images)
+  np.testing.assert_array_equal(np.sort(order), np.arange(images))
+
+
+def test_an_order_is_a_function_of_seed_and_epoch_alone():
+  orders = {(s, e): np.asarray(feed.epoch_order(key(s), e, 500)) for s in (0, 1) for e in (0, 1)}
+  for (seed, epoch), order in orders.items():
+    compiled = jax.jit(feed.epoch_order, static_argnums=2)(key(seed), jnp.int32(epoch), 500)
+    np.testing.assert_array_equal(compiled, order)
+  distinct = {order.tobytes() for order in orders.values()}
+  assert len(distinct) == 4
+  # Of two independent permutations one position in 500 agrees, on average one a pair.
+  assert (orders[0, 0] == orders[0, 1]).sum() < 10
+
+
+def test_keys_of_different_purposes_epochs_and_seeds_differ():
+  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP)
+  keys = {
+    np.asarray(feed.purpose_key(key(seed), purpose, number)).tobytes()
+    for seed in (0, 1)
+    for purpose in purposes
+    for number in range(5)
+  }
+  assert len(keys) == 2 * 4 * 5
+
+
+def test_take_batch_follows_the_order():
+  images, labels = some_set(10)
+  order = jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8])
+  batch = feed.take_batch(jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4)
+  np.testing.assert_array_equal(batch.label, [0, 1, 3, 4])
+  np.testing.assert_array_equal(batch.image, images[[0, 1, 3, 4]])
+  np.testing.assert_array_equal(batch.mask, [True] * 4)
+  assert (batch.image.dtype, batch.label.dtype, batch.mask.dtype) == (jnp.uint8, jnp.int32, bool)
+
+
+def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices():
+  images, labels = map(jnp.asarray, some_set(24))
+  order = feed.epoch_order(key(5), 0, 24)
+  whole = [feed.take_batch(images, labels, order, first, 8).label for first in (0, 8, 16)]
+  assert sorted(np.concatenate(whole)) == list(range(24))
+  for step, expected in enumerate(whole):
+    parts = [feed.take_batch(images, labels, order, 8 * step + 2 * d, 2).label for d in range(4)]
+    np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_ten_images_in_batches_of_four_on_two_devices_count_ten():
+  images, labels = some_set(10)
+  padded = feed.pad_batches(images, labels, batch=4, devices=2)
+  # Two devices with two whole batches of four each.
+  assert padded.image.shape == (16, 2, 2, 3)
+  assert (padded.image.dtype, padded.label.dtype, padded.mask.dtype) == (np.uint8, np.int32, bool)
+  np.testing.assert_array_equal(padded.mask, [True] * 10 + [False] * 6)
+  np.testing.assert_array_equal(padded.label[:10], np.arange(10))
+  np.testing.assert_array_equal(padded.image[:10], images)
+  assert not padded.image[10:].any() and not padded.label[10:].any()
+
+  placed = mesh_lib.shard(padded, mesh_lib.make_mesh(2))
+  counts = [int(shard.data.sum()) for shard in placed.mask.addressable_shards]
+  assert sorted(counts) == [2, 8] and sum(counts) == 10
+
+
+@pytest.mark.parametrize(
+  "n, batch, devices, total", [(16, 4, 2, 16), (17, 4, 2, 24), (1, 4, 2, 8), (10, 3, 1, 12)]
+)
+def test_padding_is_the_least_that_makes_whole_batches(n, batch, devices, total):
+  padded = feed.pad_batches(*some_set(n), batch=batch, devices=devices)
+  assert len(padded.image) == len(padded.label) == len(padded.mask) == total
+  assert padded.mask.sum() == n

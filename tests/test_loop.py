@@ -1,0 +1,217 @@
+"""Whole runs in this process, on eight devices and real digits: the folder, resume, several runs."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from toy import load_recipe
+
+from jaxspeed import loop, records, restore
+from jaxspeed.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  before = jax.config.jax_compilation_cache_dir
+  yield str(tmp_path_factory.mktemp("programs"))
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+def digits(cache: str, **fields) -> ConfigDict:
+  config = load_recipe("quickstart.py")
+  config.batch_size = 160  # 20 a device, 9 steps an epoch
+  config.epochs = 2.0
+  config.model.width = 4
+  config.compile_cache = cache
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(cache, tmp_path_factory):
+  """A finished run's folder and what `train` returned."""
+  folder = tmp_path_factory.mktemp("runs") / "a"
+  return folder, loop.train(digits(cache), str(folder))
+
+
+def test_the_folder_of_a_run(finished):
+  folder, result = finished
+  assert {p.name for p in folder.iterdir()} == {
+    "checkpoints",
+    "classes.txt",
+    "config.json",
+    "dawnbench",
+    "metrics.jsonl",
+    "result.json",
+    "tensorboard",
+  }
+  assert json.loads((folder / "result.json").read_text()) == result
+  config = json.loads((folder / "config.json").read_text())
+  assert result["config"] == config
+  assert config["precision"] == "float32"  # "auto", resolved
+  assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  assert [(row["epoch"], row["step"], row["examples"]) for row in rows] == [
+    (1, 9, 1440),
+    (2, 18, 2880),
+  ]
+  assert result["top1"] == rows[-1]["eval_top1"] and result["top5"] == rows[-1]["eval_top5"]
+  # 297 images: the accuracy is a multiple of 1 / 297.
+  assert math.isclose(result["top1"] * 297, round(result["top1"] * 297), abs_tol=1e-6)
+  assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_the_clocks_of_a_run(finished):
+  folder, result = finished
+  seconds = result["seconds"]
+  rows = records.read_metrics(folder)
+  assert 0 < seconds["dawn"] < seconds["train"] < seconds["process"]
+  assert seconds["dawn"] == rows[-1]["dawn_seconds"]
+  assert rows[0]["dawn_seconds"] < rows[1]["dawn_seconds"]
+  assert seconds["compile"]["cold"] > 0
+  assert seconds["to_target"] is None
+
+
+def test_the_dawnbench_files_are_those_of_the_rows(finished):
+  folder, result = finished
+  (tsv,) = (folder / "dawnbench").glob("*.tsv")
+  lines = [line.split("\t") for line in tsv.read_text().splitlines()]
+  assert lines[0] == ["epoch", "hours", "top1Accuracy"]
+  assert [line[0] for line in lines[1:]] == ["1", "2"]
+  assert lines[-1][2] == f"{100 * result['top1']:.2f}"
+  assert math.isclose(float(lines[-1][1]) * 3600, result["seconds"]["dawn"], abs_tol=1e-4)
+
+
+def test_evaluate_prints_the_same_accuracies(finished):
+  folder, result = finished
+  row = restore.evaluate(folder)
+  assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
+  assert (row["step"], row["images"]) == (18, 297)
+  with pytest.raises(UserError, match="5: there is no finished checkpoint; steps there: 18"):
+    restore.evaluate(folder, step=5)
+
+
+def test_a_finished_run_is_told_and_not_trained_again(finished, cache, capsys):
+  folder, result = finished
+  before = (folder / "result.json").stat().st_mtime_ns
+  assert loop.train(digits(cache), str(folder)) == result
+  assert "finished" in capsys.readouterr().out
+  assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_another_config_is_refused_with_the_difference(finished, cache):
+  folder, _ = finished
+  with pytest.raises(UserError) as error:
+    loop.train(digits(cache, **{"schedule.peak": 0.5, "seed": 3}), str(folder))
+  assert "config.schedule.peak: 0.3 -> 0.5; config.seed: 0 -> 3" in str(error.value)
+  assert "choose another --workdir" in str(error.value)
+
+
+def test_places_may_differ(finished, cache, tmp_path):
+  folder, result = finished
+  config = digits(cache, **{"data.cache": str(tmp_path), "records.cost_per_hour": 2.0})
+  assert loop.train(config, str(folder)) == result
+
+
+def test_several_runs_share_one_compilation(cache, tmp_path):
+  result = loop.train(digits(cache, runs=3, seed=5), str(tmp_path / "many"))
+  assert result["n"] == 3
+  rows = [json.loads((tmp_path / f"many/run_{i:03d}/result.json").read_text()) for i in range(3)]
+  top1 = [row["top1"] for row in rows]
+  assert [row["seed"] for row in rows] == [5, 6, 7]
+  assert len(set(top1)) > 1
+  assert result["mean"] == pytest.approx(np.mean(top1))
+  assert result["sd"] == pytest.approx(np.std(top1, ddof=1))
+  # Student's t for 2 degrees of freedom at 97.5 %.
+  assert result["ci95"] == pytest.approx(4.302653 * np.std(top1, ddof=1) / math.sqrt(3))
+  assert restore.evaluate(tmp_path / "many" / "run_001")["top1"] == top1[1]
+  with pytest.raises(UserError, match="holds 3 runs: name one of them"):
+    restore.evaluate(tmp_path / "many")
+
+
+def test_a_run_of_several_is_the_run_alone(finished, cache, tmp_path):
+  folder, _ = finished
+  loop.train(digits(cache, runs=2), str(tmp_path / "two"))
+  alone, first = records.read_metrics(folder), records.read_metrics(tmp_path / "two" / "run_000")
+  assert [row["train_loss"] for row in alone] == [row["train_loss"] for row in first]
+  assert [row["eval_loss"] for row in alone] == [row["eval_loss"] for row in first]
+
+
+def test_it_stops_at_the_target_and_tells_the_time(cache, tmp_path):
+  config = digits(cache, epochs=4.0, target=0.05, stop_at_target=True)
+  result = loop.train(config, str(tmp_path / "stop"))
+  rows = records.read_metrics(tmp_path / "stop")
+  assert len(rows) < 4 and rows[-1]["eval_top1"] >= 0.05
+  assert result["seconds"]["to_target"] == rows[-1]["dawn_seconds"]
+  assert restore.evaluate(tmp_path / "stop")["top1"] == result["top1"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache, tmp_path):
+  # The rate explodes in the second epoch; the first epoch's checkpoint stays.
+  config = digits(
+    cache,
+    epochs=3.0,
+    **{
+      "schedule.peak": 1e38,
+      "schedule.warmup": 1.0,
+      "schedule.start": 1e-38,
+      "checkpoint.every_seconds": 0.0,
+    },
+  )
+  with pytest.raises(UserError, match=r"the training loss is (nan|inf) at step \d+ of 27") as error:
+    loop.train(config, str(tmp_path / "bad"))
+  assert not (tmp_path / "bad" / "result.json").exists()
+  if "the checkpoint of" in str(error.value):
+    kept = int(str(error.value).split("the checkpoint of ")[1].split()[0])
+    assert restore.evaluate(tmp_path / "bad", step=kept)["images"] == 297
+
+
+def test_validation_may_be_rarer_than_epochs(cache, tmp_path):
+  loop.train(digits(cache, epochs=3.0, **{"eval.every_epochs": 2}), str(tmp_path / "rare"))
+  rows = records.read_metrics(tmp_path / "rare")
+  assert ["eval_top1" in row for row in rows] == [False, True, True]
+
+
+def test_a_fraction_of_an_epoch(cache, tmp_path):
+  loop.train(digits(cache, epochs=1.5), str(tmp_path / "half"))
+  rows = records.read_metrics(tmp_path / "half")
+  assert [row["step"] for row in rows] == [9, 14]  # ceil(1.5 * 9)
+  assert rows[-1]["epoch"] == pytest.approx(14 / 9)
+
+
+def test_the_warm_up_changes_nothing(finished, cache, tmp_path):
+  folder, _ = finished
+  loop.train(digits(cache, warmup="on"), str(tmp_path / "warm"))
+  cold, warm = records.read_metrics(folder), records.read_metrics(tmp_path / "warm")
+  assert [row["train_loss"] for row in cold] == [row["train_loss"] for row in warm]
+
+
+def test_images_of_another_size_are_told(cache, tmp_path):
+  with pytest.raises(UserError, match=r"have 8 x 8 pixels .* set --config.data.image_size=8"):
+    loop.train(digits(cache, **{"data.image_size": 12}), str(tmp_path / "size"))
+
+
+def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
+  from PIL import Image
+  from sklearn.datasets import load_digits
+
+  folder, _ = finished
+  pixels = (load_digits().images[0] * 255 / 16).astype(np.uint8)
+  Image.fromarray(pixels).save(tmp_path / "grey.png")
+  Image.fromarray(np.repeat(pixels[..., None], 3, -1)).resize((80, 120)).save(tmp_path / "b.jpg")
+  rows = restore.predict(folder, [str(tmp_path / "grey.png"), str(tmp_path / "b.jpg")])
+  assert len(rows) == 2
+  for row in rows:
+    names, probabilities = zip(*row, strict=True)
+    assert len(set(names)) == 5 and set(names) <= set("0123456789")
+    assert list(probabilities) == sorted(probabilities, reverse=True)
+    assert 0 < sum(probabilities) <= 1 + 1e-6
+  all_rows = restore.predict(folder, [str(tmp_path / "grey.png")], top=10)
+  assert sum(p for _, p in all_rows[0]) == pytest.approx(1.0, abs=1e-5)
+  (tmp_path / "text.png").write_text("no image")
+  for name, words in [("text.png", "cannot be read as an image"), ("none.png", "no such file")]:
+    with pytest.raises(UserError, match=words):
+      restore.predict(folder, [str(tmp_path / name)])

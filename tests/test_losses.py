@@ -1,0 +1,155 @@
+"""Cross entropy and accuracies against NumPy and PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspeed.losses import Sums, masked_sums, smoothed_cross_entropy
+
+NAN, INF = np.nan, np.inf
+
+
+def some_logits(n=16, classes=10, seed=0):
+  rng = np.random.default_rng(seed)
+  logits = (3 * rng.standard_normal((n, classes))).astype(np.float32)
+  return logits, rng.integers(classes, size=n).astype(np.int32)
+
+
+def numpy_cross_entropy(logits, labels, smoothing):
+  logits = logits.astype(np.float64)
+  log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  own = log_p[np.arange(len(labels)), labels]
+  return -(1 - smoothing) * own - smoothing * log_p.mean(axis=1)
+
+
+def ranks(logits, labels):
+  """Whether each label is first and among the first five, one example at a time."""
+  rows = []
+  for logit, label in zip(np.asarray(logits), labels, strict=True):
+    sums = masked_sums(
+      jnp.asarray(logit, jnp.float32)[None],
+      jnp.zeros(1),
+      jnp.asarray([label], jnp.int32),
+      jnp.ones(1, bool),
+    )
+    rows.append((int(sums.top1), int(sums.top5)))
+  return rows
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
+def test_cross_entropy_is_numpys(smoothing):
+  logits, labels = some_logits()
+  losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
+  assert losses.shape == (16,)
+  np.testing.assert_allclose(losses, numpy_cross_entropy(logits, labels, smoothing), rtol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy_and_its_gradient_are_torchs(smoothing):
+  torch = pytest.importorskip("torch")
+  logits, labels = some_logits()
+  x = torch.tensor(logits, requires_grad=True)
+  expected = torch.nn.functional.cross_entropy(
+    x, torch.tensor(labels).long(), label_smoothing=smoothing, reduction="none"
+  )
+  expected.sum().backward()
+
+  def total(x):
+    return smoothed_cross_entropy(x, jnp.asarray(labels), smoothing).sum()
+
+  losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
+  np.testing.assert_allclose(losses, expected.detach().numpy(), rtol=1e-5)
+  np.testing.assert_allclose(jax.grad(total)(jnp.asarray(logits)), x.grad.numpy(), atol=1e-6)
+
+
+def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes():
+  losses = smoothed_cross_entropy(jnp.full((2, 10), 7.0), jnp.array([0, 9]), 0.2)
+  np.testing.assert_allclose(losses, np.log(10), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_cross_entropy_is_computed_in_float32(dtype):
+  logits, labels = some_logits()
+  half = jnp.asarray(logits, dtype)
+  losses = smoothed_cross_entropy(half, jnp.asarray(labels))
+  assert losses.dtype == jnp.float32
+  rounded = np.asarray(half, np.float32)
+  np.testing.assert_allclose(losses, numpy_cross_entropy(rounded, labels, 0), rtol=1e-5)
+
+
+def test_cross_entropy_of_large_logits_is_finite():
+  losses = smoothed_cross_entropy(jnp.array([[1e4, 0.0, 0.0]]), jnp.array([1]))
+  np.testing.assert_allclose(losses, [1e4])
+
+
+def test_masked_sums_count_what_argsort_counts():
+  logits, labels = some_logits(200)
+  mask = np.random.default_rng(1).random(200) < 0.7
+  losses = np.arange(200, dtype=np.float32)
+  sums = masked_sums(*map(jnp.asarray, (logits, losses, labels, mask)))
+  best = np.argsort(-logits, axis=1)
+  assert int(sums.top1) == (best[:, 0] == labels)[mask].sum()
+  assert int(sums.top5) == (best[:, :5] == labels[:, None]).any(axis=1)[mask].sum()
+  assert int(sums.count) == mask.sum()
+  assert float(sums.loss) == losses[mask].sum()
+  assert 0 < int(sums.top1) < int(sums.top5) < int(sums.count)
+
+
+def test_masked_sums_leave_out_what_the_mask_leaves_out_whatever_it_is():
+  logits = jnp.array([[1.0, 0.0], [NAN, NAN], [1.0, 0.0]])
+  sums = masked_sums(
+    logits, jnp.array([2.0, NAN, INF]), jnp.array([0, 0, 0]), jnp.array([True, False, False])
+  )
+  assert (float(sums.loss), int(sums.top1), int(sums.top5), int(sums.count)) == (2.0, 1, 1, 1)
+
+
+def test_of_tied_classes_the_first_comes_first():
+  # A constant answer is right for class 0 alone, and "in the first five" for five classes.
+  constant = np.zeros((10, 10))
+  assert ranks(constant, range(10)) == [(1, 1)] + [(0, 1)] * 4 + [(0, 0)] * 5
+  assert ranks([[0, 2, 2, 1]] * 4, range(4)) == [(0, 1), (1, 1), (0, 1), (0, 1)]
+
+
+def test_a_label_behind_four_others_is_in_the_first_five_and_behind_five_is_not():
+  assert ranks([[5, 4, 3, 2, 1, 0]] * 2, [4, 5]) == [(0, 1), (0, 0)]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_with_five_classes_or_fewer_every_label_is_in_the_first_five(classes):
+  logits, labels = some_logits(8, classes)
+  assert all(top5 for _, top5 in ranks(logits, labels))
+
+
+def test_a_label_beside_a_nan_is_never_first():
+  rows = [[NAN] * 10, [NAN, 1, 0, 0, 0, 0, 0, 0, 0, 0], [1, NAN, 0, 0, 0, 0, 0, 0, 0, 0]]
+  assert ranks(rows, [0, 0, 0]) == [(0, 0), (0, 0), (0, 1)]
+  # PyTorch's topk likewise puts a NaN before every number.
+  assert ranks([[1] + [NAN] * 5], [0]) == [(0, 0)]
+
+
+def test_an_infinite_logit_of_the_label_is_never_right_and_of_others_counts_as_a_number():
+  assert ranks([[INF, 1, 0, 0, 0, 0], [0, -INF, 0, -1, -INF, -INF]], [0, 0]) == [(0, 0), (1, 1)]
+
+
+def test_sums_add_field_by_field_and_divide_when_read():
+  first = Sums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
+  second = Sums(jnp.float32(2.0), jnp.int32(2), jnp.int32(5), jnp.int32(7))
+  assert (first + second).means() == {
+    "loss": pytest.approx(5 / 10),
+    "top1": pytest.approx(3 / 10),
+    "top5": pytest.approx(7 / 10),
+  }
+
+
+def test_zero_is_neutral_and_its_means_are_no_numbers():
+  some = Sums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
+  total = Sums.zero() + some
+  assert total.means() == some.means()
+  # The types of the carry must be those that a step returns, or a second program is compiled.
+  assert jax.tree.map(lambda x: x.dtype, total) == jax.tree.map(lambda x: x.dtype, Sums.zero())
+  assert all(np.isnan(value) for value in Sums.zero().means().values())
+
+
+def test_zero_makes_no_array_of_jaxs():
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(Sums.zero()))

@@ -1,0 +1,259 @@
+"""Plans against arithmetic; what a plan refuses, word for word."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxspeed import config as config_lib
+from jaxspeed.errors import UserError
+from jaxspeed.plan import describe, make_plan
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def config_with(**fields):
+  """The base config with dotted fields set, written with two underscores for a dot."""
+  config = config_lib.base()
+  config.update_from_flattened_dict({n.replace("__", "."): v for n, v in fields.items()})
+  return config
+
+
+def plan_with(*, devices=1, **fields):
+  return make_plan(config_with(**fields), devices=devices)
+
+
+@pytest.mark.parametrize(
+  "images, batch, epochs, per_epoch, total",
+  [
+    (50_000, 512, 24.0, 97, 24 * 97),  # 97 * 512 = 49,664: the rest is dropped
+    (50_000, 512, 10.0, 97, 970),
+    (50_000, 1024, 9.9, 48, 476),  # 475.2, as airbench94 rounds it
+    (50_000, 1536, 7.65, 32, 245),  # 244.8, as hiverge
+    (1500, 100, 20.0, 15, 300),
+    (100, 10, 9.9, 10, 99),  # 9.9 * 10 is 99.00000000000001 in floating point
+    (100, 10, 0.001, 10, 1),
+    (100, 100, 3.0, 1, 3),
+  ],
+)
+def test_numbers_of_steps(images, batch, epochs, per_epoch, total):
+  plan = plan_with(data__train_images=images, batch_size=batch, epochs=epochs)
+  assert plan.phases[0].steps_per_epoch == per_epoch
+  assert plan.total_steps == total
+  assert len(plan.table["learning_rate"]) == total
+  assert plan.epochs == -(-total // per_epoch)
+
+
+def test_steps_and_epochs_of_a_run_whose_last_epoch_is_cut_short():
+  # 10 steps an epoch; 25 of them, of which the third epoch has 5.
+  plan = plan_with(data__train_images=105, batch_size=10, epochs=2.5)
+  assert plan.epochs == 3
+  cases = {0: (0, 0), 9: (0, 9), 10: (1, 0), 19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (2, 5)}
+  assert {step: plan.epoch_of(step) for step in cases} == cases
+  assert [plan.first_step_of(epoch) for epoch in range(3)] == [0, 10, 20]
+  assert [plan.steps_in_epoch(epoch) for epoch in range(3)] == [10, 10, 5]
+  assert [plan.examples(step) for step in (0, 1, 10, 24, 25)] == [0, 10, 100, 240, 250]
+
+
+def test_steps_and_epochs_of_a_run_of_whole_epochs():
+  plan = plan_with(data__train_images=105, batch_size=10, epochs=2.0)
+  assert plan.epoch_of(19) == (1, 9)
+  assert plan.epoch_of(20) == (2, 0)
+  assert [plan.steps_in_epoch(epoch) for epoch in range(2)] == [10, 10]
+  assert plan.phase_of(0) == plan.phase_of(20) == plan.phases[0]
+
+
+def test_first_step_and_epoch_are_inverse():
+  plan = plan_with(data__train_images=50_000, batch_size=1024, epochs=9.9)
+  for epoch in range(plan.epochs):
+    first = plan.first_step_of(epoch)
+    assert plan.epoch_of(first) == (epoch, 0)
+    assert plan.epoch_of(first + plan.steps_in_epoch(epoch) - 1)[0] == epoch
+  assert first + plan.steps_in_epoch(epoch) == plan.total_steps
+
+
+def test_the_table_holds_float32_rates_read_one_step_in():
+  plan = plan_with(epochs=10.0, schedule__peak=1.0, schedule__final=0.1, schedule__flat_epochs=2.0)
+  rates = plan.table["learning_rate"]
+  assert rates.dtype == np.float32 and rates.shape == (970,)
+  epochs = np.arange(1, 971) / 97
+  np.testing.assert_allclose(rates, np.interp(epochs, [0, 2, 8], [0, 1, 0.1]), rtol=1e-6)
+  assert rates[0] == np.float32(1 / 194) and rates[193] == 1.0 and rates[-1] == np.float32(0.1)
+
+
+def test_the_schedule_moves_with_the_epochs():
+  short, long = (plan_with(epochs=e).table["learning_rate"] for e in (5.0, 10.0))
+  assert short.argmax() == 97 - 1 and long.argmax() == 2 * 97 - 1
+
+
+def test_the_table_has_a_column_for_the_average_only_where_there_is_one():
+  assert set(plan_with().table) == {"learning_rate"}
+  keep = plan_with(epochs=2.0, average__decay=0.99, average__every=5).table["average_keep"]
+  assert keep.dtype == np.float32 and keep.shape == (2 * 97,)
+  assert (keep[:97] != 1).sum() == 20
+  np.testing.assert_array_equal(keep[:97], keep[97:])
+  assert keep[0] == np.float32(0.99**5)
+
+
+def test_the_sizes_of_the_real_set_replace_the_configs():
+  plan = make_plan(config_with(batch_size=10), train_images=35, eval_images=12)
+  assert (plan.train_images, plan.eval_images, plan.phases[0].steps_per_epoch) == (35, 12, 3)
+
+
+@pytest.mark.parametrize(
+  "images, batch, devices, expected",
+  [(10_000, 1000, 1, 1000), (10_000, 1000, 8, 1000), (297, 1000, 1, 297), (297, 1000, 8, 38)],
+)
+def test_an_evaluation_batch_is_no_larger_than_a_devices_part(images, batch, devices, expected):
+  # 297 / 8 = 37.1.
+  plan = plan_with(devices=devices, data__eval_images=images, eval__batch_size=batch)
+  assert plan.eval_batch_size == expected
+
+
+AT_LEAST = {
+  "batch_size": 1,
+  "runs": 1,
+  "data.classes": 2,
+  "data.image_size": 1,
+  "data.train_images": 1,
+  "data.eval_images": 1,
+  "augment.crop_padding": 0,
+  "augment.cutout": 0,
+  "average.every": 1,
+  "eval.batch_size": 1,
+  "eval.every_epochs": 1,
+  "checkpoint.keep": 1,
+  "whitening.images": 1,
+  "seed": 0,
+}
+NOT_NEGATIVE = [
+  "optimizer.momentum",
+  "optimizer.weight_decay",
+  "optimizer.bias_rate",
+  "optimizer.bias_decay",
+  "schedule.start",
+  "schedule.final",
+  "schedule.warmup",
+  "schedule.flat_epochs",
+  "average.decay",
+  "checkpoint.every_seconds",
+  "records.cost_per_hour",
+  "whitening.epsilon",
+  "label_smoothing",
+  "target",
+]
+AT_MOST = {
+  "epochs": 100_000,
+  "label_smoothing": 1,
+  "target": 1,
+  "schedule.warmup": 1,
+  "optimizer.momentum": 1,
+  "average.decay": 1,
+  "seed": 2**31 - 1,
+}
+NUMBERS = "give three numbers in units of 0 ... 255, or () for the training set's own."
+REFUSED = [
+  *((name, least - 1, f"it must be at least {least}.") for name, least in AT_LEAST.items()),
+  *((name, -0.5, "it must be at least 0.") for name in NOT_NEGATIVE),
+  *((name, float("nan"), "it must be at least 0.") for name in NOT_NEGATIVE),
+  *((name, most + 1, f"it must be at most {most}.") for name, most in AT_MOST.items()),
+  *(
+    (name, value, "it must be greater than 0.")
+    for name in ("epochs", "schedule.peak")
+    for value in (0.0, -1.0, float("nan"), float("inf"))
+  ),
+  ("precision", "fp16", "choose one of auto, float32, bfloat16, float16."),
+  ("warmup", "yes", "choose one of auto, on, off."),
+  ("eval.views", "mirror", "choose one of center, flip."),
+  ("data.name", "mnist", "choose one of cifar10, cifar100, digits."),
+  *(
+    (name, value, NUMBERS)
+    for name in ("data.mean", "data.std")
+    for value in ((1.0,), (1.0, 2.0), (1.0, 2.0, "3"), (1.0, 2.0, float("inf")))
+  ),
+  ("data.std", (1.0, 0.0, 1.0), "each must be greater than 0."),
+  ("augment.cutout", 32, "it must be less than config.data.image_size=32."),
+  ("augment.crop_padding", 32, "it must be less than config.data.image_size=32."),
+]
+
+
+@pytest.mark.parametrize("field, value, reason", REFUSED)
+def test_a_value_that_no_run_can_have_is_refused(field, value, reason):
+  config = config_lib.base()
+  config.update_from_flattened_dict({field: value})
+  shown = dict(config_lib.leaves(config))[field]  # the config turns 0 into 0.0 where it must
+  shown = repr(shown) if isinstance(shown, str) else shown
+  with pytest.raises(UserError) as caught:
+    make_plan(config)
+  assert str(caught.value) == f"config.{field}={shown}: {reason}"
+
+
+def test_the_least_and_the_most_are_allowed():
+  least = {name: value for name, value in AT_LEAST.items() if name != "data.image_size"}
+  config = config_lib.base()
+  config.update_from_flattened_dict(least | dict.fromkeys(NOT_NEGATIVE, 0.0))
+  assert make_plan(config).total_steps == 1
+  config = config_lib.base()
+  config.update_from_flattened_dict({**AT_MOST, "epochs": 1.0, "data.mean": (), "data.std": ()})
+  assert make_plan(config).total_steps == 97
+
+
+def test_a_batch_larger_than_the_set_is_refused():
+  with pytest.raises(UserError) as caught:
+    plan_with(data__train_images=100, batch_size=101)
+  assert str(caught.value) == (
+    "config.batch_size=101 is larger than the training set of 100 images: "
+    "set --config.batch_size to at most 100."
+  )
+
+
+def test_a_batch_that_does_not_divide_over_the_devices_is_refused():
+  assert plan_with(batch_size=96, devices=8).phases[0].batch_size == 96
+  with pytest.raises(UserError) as caught:
+    plan_with(batch_size=100, devices=8)
+  assert str(caught.value) == (
+    "config.batch_size=100 does not divide over 8 devices: "
+    "set --config.batch_size to a multiple of 8."
+  )
+
+
+def test_describe_lists_phases_rates_and_programs():
+  config = config_with(
+    name="some",
+    epochs=2.5,
+    batch_size=10,
+    data__train_images=105,
+    data__eval_images=30,
+    schedule__peak=0.5,
+    schedule__final=0.1,
+  )
+  # Ten steps an epoch, 25 in all; the peak after 0.2 * 25 = 5 of them.
+  assert describe(config, make_plan(config)).splitlines() == [
+    "some: 25 steps, 250 images",
+    "epochs 1-3: 10 steps an epoch, batch 10, 32 x 32 pixels",
+    "rate at step 1: 0.1",
+    "rate at step 5: 0.5",
+    "rate at step 25: 0.05",
+    "evaluation: 30 images, views center",
+    "program: init",
+    "program: train 10x32x32x3, 10 steps an epoch",
+    "program: train 10x32x32x3, 5 steps an epoch",
+    "program: evaluate 30 images, 30 a device at a time",
+  ]
+
+
+def test_the_command_prints_the_plan_of_a_recipe_with_its_overrides():
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxspeed.plan", "--config=configs/quickstart.py", "--config.epochs=2"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  assert done.stdout.startswith("quickstart: 30 steps, 3000 images\n")
+  # 1,500 images in batches of 100; the peak of 0.3 after a fifth of 30 steps.
+  assert re.search(r"^rate at step 6: 0\.3$", done.stdout, re.MULTILINE)

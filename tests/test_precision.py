@@ -1,0 +1,114 @@
+"""Number formats and loss scaling."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspeed import precision
+from jaxspeed.errors import UserError
+from jaxspeed.precision import LossScale
+
+
+def device(platform, **fields):
+  return types.SimpleNamespace(platform=platform, **fields)
+
+
+@pytest.mark.parametrize(
+  "kind, expected",
+  [
+    (device("cpu"), "float32"),
+    (device("gpu", compute_capability="7.0"), "float16"),  # V100
+    (device("gpu", compute_capability="7.5"), "float16"),  # T4
+    (device("gpu", compute_capability="8.0"), "bfloat16"),  # A100
+    (device("gpu", compute_capability="9.0"), "bfloat16"),  # H100
+    (device("gpu", compute_capability="10.0"), "bfloat16"),  # B200; not "less than 8"
+    (device("gpu", compute_capability="gfx90a"), "bfloat16"),  # MI250
+    (device("tpu"), "bfloat16"),
+  ],
+)
+def test_auto_is_what_the_device_is_fast_in(kind, expected):
+  assert precision.resolve("auto", kind) == expected
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_a_name_is_taken_as_it_is(name):
+  assert precision.resolve(name, device("cpu")) == name
+  assert precision.DTYPES[name] == jnp.dtype(name)
+
+
+@pytest.mark.parametrize("name", ["fp16", "", "Float32"])
+def test_an_unknown_name_is_refused_with_the_names_there_are(name):
+  with pytest.raises(UserError) as caught:
+    precision.resolve(name, device("cpu"))
+  assert str(caught.value) == (
+    f"config.precision={name!r}: choose one of auto, float32, bfloat16, float16."
+  )
+
+
+@jax.jit
+def after(scale, finite_steps):
+  return jax.lax.fori_loop(0, finite_steps, lambda _, s: s.update(jnp.bool_(True)), scale)
+
+
+def values(scale):
+  return float(scale.scale), int(scale.good_steps)
+
+
+def test_loss_scale_doubles_after_2000_finite_steps():
+  first = LossScale.create()
+  assert values(first) == (2.0**16, 0)
+  assert values(after(first, 1999)) == (2.0**16, 1999)
+  assert values(after(first, 2000)) == (2.0**17, 0)
+  assert values(after(first, 4001)) == (2.0**18, 1)
+
+
+def test_loss_scale_halves_at_an_overflow_and_counts_anew():
+  scale = after(LossScale.create(), 1999).update(jnp.bool_(False))
+  assert values(scale) == (2.0**15, 0)
+  assert values(after(scale, 1999)) == (2.0**15, 1999)
+  assert values(after(scale, 2000)) == (2.0**16, 0)
+
+
+def test_loss_scale_never_falls_below_one():
+  scale = LossScale.create()
+  for _ in range(16):
+    scale = scale.update(jnp.bool_(False))
+  assert values(scale) == (1.0, 0)
+  assert values(scale.update(jnp.bool_(False))) == (1.0, 0)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_loss_scale_keeps_its_types(finite):
+  for scale in (LossScale.create(), LossScale.create().update(jnp.bool_(finite))):
+    assert isinstance(scale.scale, jax.Array) and isinstance(scale.good_steps, jax.Array)
+    assert (scale.scale.dtype, scale.good_steps.dtype) == (jnp.float32, jnp.int32)
+    assert not scale.scale.weak_type and not scale.good_steps.weak_type
+
+
+@pytest.mark.parametrize(
+  "values, expected",
+  [
+    ([0.0, 1e30], True),
+    ([0.0, np.inf], False),
+    ([-np.inf, 0.0], False),
+    ([np.nan, 0.0], False),
+    ([np.inf, -np.inf], False),
+  ],
+)
+def test_all_finite_sees_one_number_of_many(values, expected):
+  zeros = jnp.zeros((3, 4), jnp.float16)
+  tree = {"a": zeros.astype(jnp.float32), "b": [jnp.asarray(values, jnp.float32)]}
+  assert bool(precision.all_finite(tree)) is expected
+
+
+def test_select_takes_the_whole_new_tree_or_the_whole_old_one():
+  new = {"a": jnp.arange(3.0), "n": jnp.int32(1)}
+  old = {"a": jnp.full(3, jnp.nan), "n": jnp.int32(0)}
+  taken = precision.select(jnp.bool_(True), new, old)
+  np.testing.assert_array_equal(taken["a"], [0, 1, 2])
+  assert int(taken["n"]) == 1 and taken["n"].dtype == jnp.int32
+  kept = precision.select(jnp.bool_(False), new, old)
+  assert np.isnan(kept["a"]).all() and int(kept["n"]) == 0

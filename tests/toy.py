@@ -1,0 +1,59 @@
+"""A job that compiles in seconds: ResNet-9 of width 4 on random 8 x 8 images."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed import config as config_lib
+from jaxspeed import mesh as mesh_lib
+from jaxspeed.build import Job, make_job
+from jaxspeed.data.arrays import Arrays
+from jaxspeed.plan import make_plan
+
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+
+def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
+  """`get_config` of a file in configs/."""
+  spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, CONFIGS / file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config(*([] if variant is None else [variant]))
+
+
+def toy_config(**fields) -> ConfigDict:
+  """The quickstart on 64 random images: 4 steps of 16 an epoch."""
+  config = load_recipe("quickstart.py")
+  config.precision = "float32"
+  config.batch_size = 16
+  config.epochs = 2.0
+  config.model.width = 4
+  config.data.update(
+    train_images=64, eval_images=21, mean=(120.0, 120.0, 120.0), std=(60.0, 60.0, 60.0)
+  )
+  config.eval.batch_size = 4
+  with config.unlocked():
+    config.update_from_flattened_dict(fields)
+  return config
+
+
+def toy_arrays(config: ConfigDict, seed: int = 0) -> Arrays:
+  """Random images whose class shows: pixels of class k are around 20 k."""
+  rng = np.random.default_rng(seed)
+  size = config.data.image_size
+
+  def split(n: int):
+    labels = rng.integers(config.data.classes, size=n).astype(np.int32)
+    noise = rng.integers(0, 40, size=(n, size, size, 3))
+    return np.clip(20 * labels[:, None, None, None] + noise, 0, 255).astype(np.uint8), labels
+
+  train, held_out = split(config.data.train_images), split(config.data.eval_images)
+  names = tuple(str(i) for i in range(config.data.classes))
+  return Arrays(*train, *held_out, class_names=names, source="random images")
+
+
+def toy_job(config: ConfigDict, devices: int = 1) -> Job:
+  return make_job(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
