@@ -1,0 +1,236 @@
+"""The commands of the README, and every mistake with its one sentence and exit code 2."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commands import ROOT, environment, run
+from PIL import Image
+
+QUICKSTART = "--config=configs/quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return f"--config.compile_cache={tmp_path_factory.mktemp('programs')}"
+
+
+@pytest.fixture(scope="module")
+def trained(cache, tmp_path_factory):
+  """Two epochs of the quickstart's net at width 4, by the command line."""
+  folder = tmp_path_factory.mktemp("runs") / "small"
+  small = ["--config.epochs=2", "--config.model.width=4", cache]
+  done = run("train", QUICKSTART, f"--workdir={folder}", *small)
+  assert done.returncode == 0, done.stderr
+  return folder, done, small
+
+
+def test_train_prints_plainly_into_a_pipe(trained):
+  _, done, _ = trained
+  assert "\x1b" not in done.stdout and "\r" not in done.stdout
+  lines = done.stdout.splitlines()
+  assert lines[0].split() == ["recipe", "quickstart,", "seed", "0,", "float32"]
+  assert any(re.match(r" +2 .* 100 ", line) for line in lines)
+  assert lines[-2].split()[:2] == ["top1", "top5"]
+
+
+def test_evaluate_prints_what_training_printed(trained):
+  folder, _, _ = trained
+  done = run("evaluate", f"--workdir={folder}")
+  assert done.returncode == 0, done.stderr
+  result, row = json.loads((folder / "result.json").read_text()), json.loads(done.stdout)
+  assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
+  named = run("evaluate", f"--workdir={folder}", "--step=30")
+  assert json.loads(named.stdout) == row
+
+
+def test_result_names_the_command_that_made_it(trained):
+  folder, _, _ = trained
+  result = json.loads((folder / "result.json").read_text())
+  assert "-m jaxspeed.train --config=configs/quickstart.py" in result["command"]
+  assert result["versions"]["python"] == sys.version.split()[0]
+
+
+def test_predict_prints_five_classes(trained, tmp_path):
+  folder, _, _ = trained
+  image = tmp_path / "a picture.png"
+  Image.fromarray(np.full((8, 8), 100, np.uint8)).save(image)
+  done = run("predict", f"--workdir={folder}", str(image))
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  assert lines[0] == str(image)
+  assert len(lines) == 6 and all(re.fullmatch(r" +\d+\.\d\d%  \d", line) for line in lines[1:])
+
+
+def test_plan_needs_no_data():
+  done = run("plan", "--config=configs/cifar10_resnet9.py:ema")
+  assert done.returncode == 0, done.stderr
+  assert "1261 steps" in done.stdout and "97 steps an epoch" in done.stdout
+
+
+def write_binary_cifar(folder: pathlib.Path) -> pathlib.Path:
+  """A folder of the official binary version, all of it zeros: 307 MB are not needed to be wrong."""
+  folder.mkdir()
+  for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+    (folder / name).write_bytes(b"")
+  (folder / "data_batch_3.bin").write_bytes(b"\0" * 1000)
+  return folder
+
+
+def write_arrays(folder: pathlib.Path, classes: int) -> pathlib.Path:
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  np.save(folder / "images.npy", rng.integers(256, size=(200, 32, 32, 3), dtype=np.uint8))
+  np.save(folder / "labels.npy", np.arange(200) % classes)
+  return folder
+
+
+CIFAR = "--config=configs/cifar10_resnet9.py:ema"
+
+
+def mistakes(tmp: pathlib.Path) -> dict[str, tuple[list[str], str]]:
+  """Arguments of `train`, and words that its sentence must hold."""
+  (tmp / "file").write_text("in the way")
+  arrays = write_arrays(tmp / "arrays", classes=37)
+  return {
+    "misspelt field": ([QUICKSTART, "--config.epoch=3"], 'no field epoch. Did you mean "epochs"'),
+    "misspelt nested field": ([QUICKSTART, "--config.data.pth=x"], "pth"),
+    "wrong type": ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
+    "unknown flag": ([QUICKSTART, "--workdirr=x"], "workdir"),
+    "unknown variant": (["--config=configs/cifar10_resnet9.py:top"], "no variant 'top'"),
+    "missing recipe": (["--config=configs/none.py"], "none.py: there is no such file"),
+    "no recipe": ([], "--config=FILE.py"),
+    "large batch": ([QUICKSTART, "--config.batch_size=5000"], "larger than the training set"),
+    "negative epochs": ([QUICKSTART, "--config.epochs=-1"], "config.epochs=-1.0"),
+    "unknown precision": ([QUICKSTART, "--config.precision=int8"], "config.precision='int8'"),
+    "no such data": ([CIFAR, f"--config.data.path={tmp / 'nowhere'}"], "nowhere does not exist"),
+    "truncated data": (
+      [CIFAR, f"--config.data.path={write_binary_cifar(tmp / 'cut')}"],
+      "data_batch_",
+    ),
+    "wrong number of classes": ([CIFAR, f"--config.data.path={arrays}"], "classes"),
+    "unwritable workdir": ([QUICKSTART, f"--workdir={tmp / 'file'}"], "cannot be created"),
+  }
+
+
+MISTAKES = [
+  "misspelt field",
+  "misspelt nested field",
+  "wrong type",
+  "unknown flag",
+  "unknown variant",
+  "missing recipe",
+  "no recipe",
+  "large batch",
+  "negative epochs",
+  "unknown precision",
+  "no such data",
+  "truncated data",
+  "wrong number of classes",
+  "unwritable workdir",
+]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+  return mistakes(tmp_path_factory.mktemp("mistakes"))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(name, table, tmp_path):
+  arguments, words = table[name]
+  if not any(a.startswith("--workdir=") for a in arguments):
+    arguments = [*arguments, f"--workdir={tmp_path / 'run'}"]
+  done = run("train", *arguments)
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.startswith("jaxspeed: ") and words in done.stderr
+  assert "Traceback" not in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+
+
+def test_every_mistake_is_tried(table):
+  assert set(table) == set(MISTAKES)
+
+
+def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
+  command = [sys.executable, "-m", "jaxspeed.train", QUICKSTART, f"--workdir={tmp_path / 'run'}"]
+  env = environment() | {"JAX_NUM_CPU_DEVICES": "8", "PJRT_NPROC": "16"}
+  done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert "config.batch_size=100 does not divide over 8 devices" in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
+  arguments = [QUICKSTART, "--config.model.width=4", "--config.schedule.peak=1e38", cache]
+  done = run("train", *arguments, f"--workdir={tmp_path / 'run'}")
+  assert done.returncode == 2
+  assert re.search(r"jaxspeed: the training loss is (nan|inf) at step \d+ of 300", done.stderr)
+  assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  "module, arguments, words",
+  [
+    ("evaluate", [], "--workdir is missing"),
+    ("evaluate", ["--workdir=nowhere"], "nowhere/config.json is missing"),
+    ("predict", ["--workdir=nowhere"], "name one or more PNG or JPEG files"),
+    ("plan", [], "--config=FILE.py"),
+  ],
+)
+def test_mistakes_of_the_other_commands(module, arguments, words):
+  done = run(module, *arguments)
+  assert done.returncode == 2
+  assert done.stderr.startswith("jaxspeed: ") and words in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+
+
+def test_importing_the_package_imports_neither_tensorflow_nor_torch():
+  code = (
+    "import sys, jaxspeed, jaxspeed.loop, jaxspeed.restore\n"
+    "print([m for m in ('tensorflow', 'torch', 'tensorboard') if m in sys.modules])"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
+  )
+  assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.slow
+def test_own_arrays_train_through_the_same_field(cache, tmp_path):
+  data = write_arrays(tmp_path / "mine", classes=3)
+  (data / "classes.txt").write_text("cat\ndog\nbird\n")
+  arguments = [
+    "--config=configs/cifar10_resnet9.py:ema",
+    f"--config.data.path={data}",
+    "--config.data.classes=3",
+    "--config.model.width=4",
+    "--config.batch_size=32",
+    "--config.epochs=1",
+    cache,
+  ]
+  done = run("train", *arguments, f"--workdir={tmp_path / 'run'}")
+  assert done.returncode == 0, done.stderr
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["config"]["data"]["train_images"] == 180
+  assert result["top5"] is None  # of three classes
+  assert (tmp_path / "run" / "classes.txt").read_text().split() == ["cat", "dog", "bird"]
+
+
+@pytest.mark.slow
+def test_the_quickstart_command(tmp_path):
+  env = environment() | {"VENV": str(tmp_path / "venv"), "WORKDIR": str(tmp_path / "run")}
+  env["PYTHON"] = os.environ.get("PYTHON", sys.executable)
+  done = subprocess.run(
+    ["bash", "scripts/quickstart.sh"], cwd=ROOT, env=env, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["top1"] >= 0.98
+  assert result["seconds"]["dawn"] < 120
+  assert json.loads(done.stdout.splitlines()[-1])["top1"] == result["top1"]
