@@ -28,6 +28,12 @@ class Job:
     return self.mesh.size
 
 
+_CHOICES = {
+  "pool_position": ("after_activation", "before_activation", "before_norm"),
+  "activation": ("relu", "celu"),
+}
+
+
 def make_model(config: ConfigDict) -> nn.Module:
   """The net of `config.model`, computing in `config.precision` (resolved, not "auto").
 
@@ -37,6 +43,14 @@ def make_model(config: ConfigDict) -> nn.Module:
   fields = config.model.to_dict()
   name = fields.pop("name")
   dtype = precision.DTYPES[config.precision]
+  for field in ("width", "ghost_splits", "celu_alpha"):
+    if field in fields and not fields[field] > 0:
+      raise UserError(f"config.model.{field}={fields[field]}: it must be greater than 0.")
+  for field, choices in _CHOICES.items():
+    if field in fields and fields[field] not in choices:
+      raise UserError(
+        f"config.model.{field}={fields[field]!r}: choose one of {', '.join(choices)}."
+      )
   if name == "resnet9":
     return ResNet9(classes=config.data.classes, dtype=dtype, **fields)
   raise UserError(f"config.model.name={name!r}: choose one of resnet9.")

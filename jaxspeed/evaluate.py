@@ -19,8 +19,10 @@ def main() -> None:
   )
   data_path = flags.DEFINE_string("data_path", "", "Where the data are now, if they have moved.")
 
-  def run(_: list[str]) -> None:
+  def run(arguments: list[str]) -> None:
     from jaxspeed import restore
+
+    config_lib.nothing_left(arguments)
 
     folder = pathlib.Path(config_lib.required("workdir", workdir.value))
     row = restore.evaluate(folder, step=step.value, data_path=data_path.value)

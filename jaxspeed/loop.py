@@ -362,6 +362,7 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
   """
   clock = Clock()
+  mesh_lib.keep_host_memory()
   screen = Screen(make_console(), total_epochs=config.epochs)
   make_plan(config)  # its mistakes, before the seconds that data and folders take
   folder = records.prepare_workdir(workdir)

@@ -1,5 +1,6 @@
 """The one axis of data parallelism: the mesh, and arrays from the host to all of its devices."""
 
+import ctypes
 from typing import Any
 
 import jax
@@ -8,6 +9,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "data"
+
+
+def keep_host_memory() -> None:
+  """Lets glibc keep freed memory for the next step instead of giving it back to the kernel.
+
+  XLA:CPU takes a step's memory anew each time: of the 1.2 GB of a ResNet-9 of width 16, batch 512,
+  the page faults were a fifth of the step (1.6 against 2.0 s). To be called before the first
+  array; nothing happens where the C library has no mallopt.
+  """
+  try:
+    mallopt = ctypes.CDLL(None).mallopt
+  except (AttributeError, OSError, TypeError):
+    return
+  trim_threshold, mmap_max, arena_max = -1, -4, -8  # malloc.h
+  mallopt(mmap_max, 0)
+  mallopt(trim_threshold, 2**31 - 1)
+  mallopt(arena_max, 1)
 
 
 def make_mesh(devices: int = 0) -> Mesh:

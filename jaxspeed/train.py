@@ -16,8 +16,10 @@ def main() -> None:
     "workdir", "", "The run's folder; the default is runs/ and the recipe's name."
   )
 
-  def run(_: list[str]) -> None:
+  def run(arguments: list[str]) -> None:
     from jaxspeed import loop
+
+    config_lib.nothing_left(arguments)
 
     config = config_flag.value
     if config is None:

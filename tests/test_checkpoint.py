@@ -80,7 +80,6 @@ def test_only_the_newest_are_kept_by_number_and_not_by_name(tmp_path):
   assert store.newest() == 10
 
 
-
 def cut_short(folder):
   file = max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
   file.write_bytes(file.read_bytes()[:-1])

@@ -180,6 +180,10 @@ def toy(config):
   return config
 
 
+# Of XLA:CPU: the programs run twice, and compile in half the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "name, variant",
@@ -203,10 +207,11 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
     mask=np.ones(70, bool),
   )
   key = np.array([0, 1], np.uint32)
-  state = jax.jit(step.on_mesh(step.init_state, job))(key, data.image)
+  state = jax.jit(step.on_mesh(step.init_state, job), compiler_options=QUICK)(key, data.image)
   carry = Carry(state, Sums.zero())
   order = np.random.default_rng(1).permutation(70).astype(np.int32)
-  train = jax.jit(step.on_mesh(step.resident_step, job, phase=plan.phases[0]))
+  function = step.on_mesh(step.resident_step, job, phase=plan.phases[0])
+  train = jax.jit(function, compiler_options=QUICK)
   losses = []
   for _ in range(2):
     carry, loss = train(carry, data, order, plan.table)

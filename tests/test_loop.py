@@ -1,4 +1,4 @@
-"""Whole runs in this process, on eight devices and real digits: the folder, resume, several runs."""
+"""Whole runs in this process, on eight devices and real digits: folder, resume, several runs."""
 
 import json
 import math

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspeed import config as config_lib
 from jaxspeed.errors import UserError
-from jaxspeed.plan import describe, make_plan
+from jaxspeed.plan import Phase, Plan, describe, make_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -34,7 +34,8 @@ def plan_with(*, devices=1, **fields):
     (50_000, 1024, 9.9, 48, 476),  # 475.2, as airbench94 rounds it
     (50_000, 1536, 7.65, 32, 245),  # 244.8, as hiverge
     (1500, 100, 20.0, 15, 300),
-    (100, 10, 9.9, 10, 99),  # 9.9 * 10 is 99.00000000000001 in floating point
+    (100, 10, 9.9, 10, 99),  # the double nearest to 9.9 is above it
+    (1000, 10, 0.07, 100, 7),  # 0.07 * 100 is 7.000000000000001 in doubles
     (100, 10, 0.001, 10, 1),
     (100, 100, 3.0, 1, 3),
   ],
@@ -73,6 +74,38 @@ def test_first_step_and_epoch_are_inverse():
     assert plan.epoch_of(first) == (epoch, 0)
     assert plan.epoch_of(first + plan.steps_in_epoch(epoch) - 1)[0] == epoch
   assert first + plan.steps_in_epoch(epoch) == plan.total_steps
+
+
+def test_steps_and_epochs_of_a_plan_of_two_phases():
+  # 2 epochs of 10 steps of 8 small images, then 3 of 5 steps of 16 large ones, the last cut to 4.
+  small = Phase(
+    first_epoch=0, epochs=2, first_step=0, steps_per_epoch=10, image_size=16, batch_size=8
+  )
+  large = Phase(
+    first_epoch=2, epochs=3, first_step=20, steps_per_epoch=5, image_size=32, batch_size=16
+  )
+  plan = Plan(
+    phases=(small, large),
+    total_steps=34,
+    train_images=80,
+    eval_images=10,
+    eval_batch_size=10,
+    table={},
+  )
+  assert plan.epochs == 5
+  assert [plan.phase_of(step) for step in (0, 19, 20, 34)] == [small, small, large, large]
+  cases = {19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (3, 0), 33: (4, 3)}
+  assert {step: plan.epoch_of(step) for step in cases} == cases
+  assert [plan.first_step_of(epoch) for epoch in range(5)] == [0, 10, 20, 25, 30]
+  assert [plan.steps_in_epoch(epoch) for epoch in range(5)] == [10, 10, 5, 5, 4]
+  assert [plan.examples(step) for step in (19, 20, 21, 34)] == [152, 160, 176, 160 + 14 * 16]
+  assert plan.programs() == [
+    "init",
+    "train 8x16x16x3, 10 steps an epoch",
+    "train 16x32x32x3, 5 steps an epoch",
+    "train 16x32x32x3, 4 steps an epoch",
+    "evaluate 10 images, 10 a device at a time",
+  ]
 
 
 def test_the_table_holds_float32_rates_read_one_step_in():

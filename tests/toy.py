@@ -6,7 +6,6 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
 from jaxspeed import mesh as mesh_lib
 from jaxspeed.build import Job, make_job
 from jaxspeed.data.arrays import Arrays

@@ -36,22 +36,56 @@ def _celu_jvp(primals, tangents):
 
 
 def _convolve(x, kernel, strides, padding):
-  def convolve(x, kernel, layout):
-    return lax.conv_general_dilated(
-      x,
-      kernel,
-      window_strides=(strides, strides),
-      padding=((padding, padding), (padding, padding)),
-      dimension_numbers=("NHWC", layout, "NHWC"),
-    )
+  """Convolution of NHWC images with an OHWI kernel, as the backend runs it best."""
+  on_cpu = functools.partial(_convolve_on_cpu, strides=strides, padding=padding)
+  elsewhere = functools.partial(_convolve_with, layout="OHWI", strides=strides, padding=padding)
+  return lax.platform_dependent(x, kernel, cpu=on_cpu, default=elsewhere)
 
-  return lax.platform_dependent(
+
+def _convolve_with(x, kernel, layout, strides, padding):
+  return lax.conv_general_dilated(
     x,
     kernel,
-    # XLA:CPU has fast kernels for this layout alone.
-    cpu=lambda x, kernel: convolve(x, kernel.transpose(1, 2, 3, 0), "HWIO"),
-    default=lambda x, kernel: convolve(x, kernel, "OHWI"),
+    window_strides=(strides, strides),
+    padding=((padding, padding),) * 2,
+    dimension_numbers=("NHWC", layout, "NHWC"),
   )
+
+
+# Images whose weight gradient XLA:CPU computes at once. It transposes both operands, batch
+# innermost; of 512 images that runs out of the first cache. Seconds of 512 images against 16
+# chunks of 32: 64 -> 128 channels at 32 x 32 pixels 2.06 / 0.81, 128 -> 128 at 16 x 16 1.61 / 0.31.
+_CHUNK = 32
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolve_on_cpu(x, kernel, strides, padding):
+  # XLA:CPU has a fast path for HWIO and a very slow one for the rest.
+  return _convolve_with(x, kernel.transpose(1, 2, 3, 0), "HWIO", strides, padding)
+
+
+def _convolve_on_cpu_forward(x, kernel, strides, padding):
+  return _convolve_on_cpu(x, kernel, strides, padding), (x, kernel)
+
+
+def _convolve_on_cpu_backward(strides, padding, residuals, grad):
+  x, kernel = residuals
+  hwio = kernel.transpose(1, 2, 3, 0)
+
+  def convolve(x, kernel):
+    return _convolve_with(x, kernel, "HWIO", strides, padding)
+
+  (grad_x,) = jax.vjp(lambda x: convolve(x, hwio), x)[1](grad)
+  # Unrolled: a loop around a convolution's gradient is 25 to 40 times slower here (jax 12868).
+  parts = max(x.shape[0] // _CHUNK, 1)
+  grad_kernel = sum(
+    jax.vjp(lambda kernel, part=part: convolve(part, kernel), hwio)[1](grad_part)[0]
+    for part, grad_part in zip(jnp.array_split(x, parts), jnp.array_split(grad, parts), strict=True)
+  )
+  return grad_x, grad_kernel.transpose(3, 0, 1, 2)
+
+
+_convolve_on_cpu.defvjp(_convolve_on_cpu_forward, _convolve_on_cpu_backward)
 
 
 class Conv(nn.Module):

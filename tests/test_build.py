@@ -1,0 +1,30 @@
+"""Names to objects, and what no net can be."""
+
+import jax.numpy as jnp
+import pytest
+from toy import toy_config, toy_job
+
+from jaxspeed.build import make_model
+from jaxspeed.errors import UserError
+
+
+def test_the_fields_of_the_config_reach_the_net():
+  job = toy_job(toy_config(**{"data.classes": 7, "precision": "bfloat16"}), devices=8)
+  assert (job.model.width, job.model.classes, job.model.dtype) == (4, 7, jnp.bfloat16)
+  assert job.model.whiten and job.devices == 8
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("name", "resnet51"),
+    ("width", 0),
+    ("ghost_splits", -1),
+    ("celu_alpha", 0.0),
+    ("pool_position", "nowhere"),
+    ("activation", "gelu"),
+  ],
+)
+def test_a_net_that_cannot_be_is_told(field, value):
+  with pytest.raises(UserError, match=rf"config\.model\.{field}="):
+    make_model(toy_config(**{f"model.{field}": value}))
