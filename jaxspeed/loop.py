@@ -22,7 +22,7 @@ from jaxspeed import mesh as mesh_lib
 from jaxspeed import precision, records
 from jaxspeed.build import Job, make_job
 from jaxspeed.checkpoint import Checkpoints
-from jaxspeed.clock import Clock
+from jaxspeed.clock import Clock, process_age
 from jaxspeed.compile import nothing_compiles, use_cache
 from jaxspeed.data.arrays import Arrays, open_arrays
 from jaxspeed.data.feed import WARMUP, purpose_key
@@ -130,6 +130,7 @@ class Run:
     with records.open_records(
       self._folder, resume_step=step, total_epochs=self._config.epochs
     ) as self._records:
+      self._records.screen.header({"starting": f"{process_age():.1f} s after the process began"})
       while step < self._plan.total_steps and not self._stopped_at_target():
         step = self._train_epoch(step)
         self._validate_and_record(step)
@@ -328,8 +329,8 @@ def warm_up(job: Job, programs: Programs, resident: Resident) -> None:
   jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
 
 
-def _wants_warm_up(config: ConfigDict) -> bool:
-  return config.warmup == "on" or (config.warmup == "auto" and jax.default_backend() != "cpu")
+def _wants_warm_up(config: ConfigDict, programs: Programs) -> bool:
+  return config.warmup == "on" or (config.warmup == "auto" and programs.whole_epochs)
 
 
 def _print_compiled(screen: Screen, job: Job, programs: Programs) -> None:
@@ -402,7 +403,7 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
   _print_compiled(screen, job, programs)
   with clock.measure("load"):
     resident = jax.block_until_ready(place(arrays, job))
-  if _wants_warm_up(resolved):
+  if _wants_warm_up(resolved, programs):
     with clock.measure("warmup"):
       warm_up(job, programs, resident)
 
