@@ -45,7 +45,7 @@ def get_config(rung="flip_tta"):
   config.name = f"cifar10_resnet9/{rung}"
   config.epochs = 24.0
   config.batch_size = 512
-  config.augment.update(crop_padding=4, flip=True, cutout=8)
+  config.augment.update(crop_padding=4, flip="random", cutout=8)
   config.model = dict(
     name="resnet9",
     width=64,
@@ -90,7 +90,7 @@ def get_config(rung="flip_tta"):
     config.augment.cutout = 5
   if height >= RUNGS.index("ema"):
     config.epochs = 13.0
-    config.average.update(decay=0.99, every=5)
+    config.average.update(kind="ema", decay=0.99, every=5)
     config.schedule.update(final=0.1, flat_epochs=2.0)
   if height >= RUNGS.index("flip_tta"):
     config.epochs = 10.0

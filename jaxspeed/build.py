@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed import optim, precision
 from jaxspeed.errors import UserError
+from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.plan import Plan
 
@@ -28,9 +29,17 @@ class Job:
     return self.mesh.size
 
 
-_CHOICES = {
-  "pool_position": ("after_activation", "before_activation", "before_norm"),
-  "activation": ("relu", "celu"),
+_CHOICES: dict[str, dict[str, tuple]] = {
+  "resnet9": {
+    "pool_position": ("after_activation", "before_activation", "before_norm"),
+    "activation": ("relu", "celu"),
+  },
+  "airbench": {
+    "depth": (2, 3),
+    "activation": ("gelu", "silu"),
+    "init_method": ("dirac", "dirac_added"),
+    "whiten_bias": ("none", "zero", "uniform"),
+  },
 }
 
 
@@ -43,17 +52,21 @@ def make_model(config: ConfigDict) -> nn.Module:
   fields = config.model.to_dict()
   name = fields.pop("name")
   dtype = precision.DTYPES[config.precision]
+  if name not in _CHOICES:
+    raise UserError(f"config.model.name={name!r}: choose one of {', '.join(_CHOICES)}.")
   for field in ("width", "ghost_splits", "celu_alpha"):
     if field in fields and not fields[field] > 0:
       raise UserError(f"config.model.{field}={fields[field]}: it must be greater than 0.")
-  for field, choices in _CHOICES.items():
+  for field, choices in _CHOICES[name].items():
     if field in fields and fields[field] not in choices:
-      raise UserError(
-        f"config.model.{field}={fields[field]!r}: choose one of {', '.join(choices)}."
-      )
-  if name == "resnet9":
-    return ResNet9(classes=config.data.classes, dtype=dtype, **fields)
-  raise UserError(f"config.model.name={name!r}: choose one of resnet9.")
+      listed = ", ".join(str(choice) for choice in choices)
+      raise UserError(f"config.model.{field}={fields[field]!r}: choose one of {listed}.")
+  if name == "airbench":
+    widths = fields["widths"]
+    if len(widths) != 3 or not all(isinstance(w, int) and w > 0 for w in widths):
+      raise UserError(f"config.model.widths={widths}: give three whole numbers greater than 0.")
+    return Airbench(classes=config.data.classes, dtype=dtype, **fields)
+  return ResNet9(classes=config.data.classes, dtype=dtype, **fields)
 
 
 def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
@@ -63,5 +76,5 @@ def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
     plan=plan,
     mesh=mesh,
     model=make_model(config),
-    optimizer=optim.make_optimizer(config.optimizer),
+    optimizer=optim.make_optimizer(config),
   )

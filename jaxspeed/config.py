@@ -44,6 +44,7 @@ def base() -> ConfigDict:
       "label_smoothing": 0.0,
       "target": 0.94,  # top-1 as a fraction; the time at which it was first reached is reported
       "stop_at_target": False,
+      "tune_on": "test",  # test | validation: a tenth of the training images, held out
       "warmup": "auto",  # a run on random labels before the clock: on | off; auto: on accelerators
       "compile_cache": "",  # folder of compiled programs; '': ~/.cache/jaxspeed/programs
       "data": {
@@ -59,34 +60,53 @@ def base() -> ConfigDict:
       },
       "augment": {
         "crop_padding": 0,  # reflected pixels on each side, from which a random crop is taken
-        "flip": False,  # mirrors each image with probability 1/2
+        "flip": "none",  # none | random: with probability 1/2 | alternating: every other epoch
         "cutout": 0,  # side of the square that is set to the mean, in pixels
+        "brightness": 0.0,  # most that is added to a normalised image
+        "contrast": 0.0,  # most by which its scale differs from 1
+        "cutmix": 0,  # side of the square that comes from another image of the batch, in pixels
+        "cutmix_epochs": 0.0,  # at the end of the run, with cutmix
       },
       "optimizer": {
+        "name": "sgd",  # sgd | muon: Muon for the convolutions, SGD for the rest
         "momentum": 0.9,
         "nesterov": True,
         "rate_in_momentum": False,  # v = m v + rate g (myrtle) instead of v = m v + g (PyTorch)
         "weight_decay": 0.0,
         "bias_rate": 1.0,  # times the rate, for biases
         "bias_decay": 1.0,  # times the weight decay, for biases
+        "head_rate": 1.0,  # times the rate, for the last layer
+        "head_decay": 1.0,  # times the weight decay, for the last layer
+        "muon_momentum": 0.6,
+        "muon_decay": 0.0,  # times the rate, taken from the weights
+        "muon_coefficients": (3.4445, -4.7750, 2.0315),  # of the Newton-Schulz polynomial
+        "muon_renormalize": "every_step",  # every_step | growing: every 2 to 17 steps (hiverge)
       },
       "schedule": {  # linear from start to peak to final, then flat
+        "read": "end",  # at which end of a step: end (myrtle) | start (airbench)
         "peak": 0.1,
         "start": 0.0,  # times the peak
         "final": 0.0,  # times the peak
         "warmup": 0.2,  # fraction of the run at which the peak is reached
         "flat_epochs": 0.0,  # at the end, at the final rate
       },
-      "average": {  # exponential moving average of parameters and running statistics
-        "decay": 0.0,  # a step; 0: none
+      "average": {  # of parameters and running statistics over the steps
+        "kind": "none",  # none | ema | lookahead: the model goes back to its average
+        "decay": 0.99,  # a step; of lookahead at the end, from 0 with the cube of the progress
         "every": 1,  # steps between two updates, each with decay ** every
+        "from_epoch": 0,  # lookahead begins with the first update of this epoch
       },
       "whitening": {  # of nets that begin with a whitening convolution
         "images": 10_000,  # first of the training set, whose patches are decorrelated
         "epsilon": 1e-2,  # added to the eigenvalues
+        "centered": False,  # whether the covariance is about the mean
+        "bias_epochs": 0.0,  # in which a whitening layer's bias is trained, from the first on
+        "bias_rate": 1.0,  # times the rate
+        "bias_decay": 1.0,  # times the weight decay
+        "bias_falls": False,  # its rate falls to 0 over its own epochs
       },
       "eval": {
-        "views": "center",  # center | flip: mean of the logits of an image and its mirror image
+        "views": "center",  # center | flip | six | selective: see validate.predict_logits
         "batch_size": 1000,  # a device
         "every_epochs": 1,
       },

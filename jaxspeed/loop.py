@@ -24,7 +24,7 @@ from jaxspeed.build import Job, make_job
 from jaxspeed.checkpoint import Checkpoints
 from jaxspeed.clock import Clock, process_age
 from jaxspeed.compile import nothing_compiles, use_cache
-from jaxspeed.data.arrays import Arrays, open_arrays
+from jaxspeed.data.arrays import Arrays, hold_out, open_arrays
 from jaxspeed.data.feed import WARMUP, purpose_key
 from jaxspeed.dawnbench import write_dawnbench
 from jaxspeed.errors import UserError
@@ -39,7 +39,7 @@ _log = logging.getLogger("jaxspeed")
 
 
 def open_data(config: ConfigDict) -> Arrays:
-  """The in-memory set of a config.
+  """The in-memory set of a config, with a hold-out for evaluation where it tunes.
 
   Raises:
     UserError: as `open_arrays`, or its images have another size than the config says.
@@ -53,7 +53,7 @@ def open_data(config: ConfigDict) -> Arrays:
       f"the images of {arrays.source} have {height} x {width} pixels but "
       f"config.data.image_size is {data.image_size}: {hint}."
     )
-  return arrays
+  return hold_out(arrays) if config.tune_on == "validation" else arrays
 
 
 def resolve(config: ConfigDict, arrays: Arrays) -> ConfigDict:
@@ -181,7 +181,9 @@ class Run:
           f"{self._folder}: the newest checkpoint lies inside an epoch, where a CPU saved it; "
           f"an accelerator goes on from the end of an epoch only: finish the epoch on a CPU."
         )
-      self._carry, losses = self._programs.train[steps].call(self._carry, data, order, table)
+      self._carry, losses = self._programs.train[self._plan.segments(epoch)].call(
+        self._carry, data, order, table
+      )
       for number, loss in enumerate(np.asarray(losses)):
         self._check_loss(first + number, float(loss))
       self._show_progress(epoch, steps, steps, float(losses[-1]))
@@ -189,7 +191,8 @@ class Run:
     # Looked at two steps late: the device always has work while the host waits for a number.
     unseen: collections.deque[tuple[int, jax.Array]] = collections.deque()
     while within < steps and (time.monotonic() < self._save_due or not unseen):
-      self._carry, loss = self._programs.train[1].call(self._carry, data, order, table)
+      program = self._programs.train[((1, self._plan.kind_of(first + within)),)]
+      self._carry, loss = program.call(self._carry, data, order, table)
       unseen.append((within, loss))
       within += 1
       while len(unseen) > (2 if within < steps else 0):
@@ -283,16 +286,24 @@ class Run:
     first = next(reached, None)
     row = records.result_row(
       config=config_lib.to_dict(config),
+      evaluated_on=config.tune_on,
       top1=last["eval_top1"],
       top5=last["eval_top5"] if config.data.classes > 5 else None,
       seconds=self._clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
       seed=config.seed,
     )
     records.write_result(self._folder, [row])
+    if config.tune_on == "test":
+      self._write_dawnbench()
+    return row
+
+  def _write_dawnbench(self) -> None:
+    """DAWNBench's entry, which is of the test set."""
+    config = self._config
     write_dawnbench(
       self._folder / "dawnbench",
       task="CIFAR10",
-      epochs=rows,
+      epochs=self._records.rows,
       author=config.records.author,
       author_email=config.records.author_email,
       model=config.model.name,
@@ -303,7 +314,6 @@ class Run:
       misc={"config": config_lib.to_dict(config), "versions": versions()},
       timestamp=datetime.date.today(),
     )
-    return row
 
 
 def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
@@ -391,7 +401,7 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
       "device": describe_device(),
       "data": arrays.source,
       "plan": f"{plan.total_steps} steps of {resolved.batch_size} images, "
-      f"{resolved.epochs:g} epochs; evaluation of {plan.eval_images}",
+      f"{resolved.epochs:g} epochs; evaluation of {plan.eval_images} {resolved.tune_on} images",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }
@@ -411,6 +421,8 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
   for index in range(resolved.runs):
     run_config = resolved.copy_and_resolve_references()
     run_config.update(seed=resolved.seed + index, runs=1)
+    if resolved.runs > 1:
+      screen.line(f"run {index + 1} of {resolved.runs}, seed {run_config.seed}")
     run_folder = folder if resolved.runs == 1 else records.prepare_workdir(folder / run_name(index))
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.

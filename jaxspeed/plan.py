@@ -6,6 +6,7 @@ prints phases, steps, rates and shapes; nothing is loaded or compiled for it.
 """
 
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 
@@ -31,11 +32,30 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepKind:
+  """What is compiled into a step and differs between the steps of a run.
+
+  Attributes:
+    whiten_bias: whether the bias of the whitening layer is trained. Once it is frozen, the
+      gradient of the first layers' input is not computed.
+    cutmix: whether squares of other images are mixed in.
+  """
+
+  whiten_bias: bool = False
+  cutmix: bool = False
+
+
+# Steps in a row of one kind: (number, kind). What an epoch consists of names its program.
+Segments = tuple[tuple[int, StepKind], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """What a run will do, step by step.
 
-  `table` holds float32 columns with one value a step: `learning_rate`, and `average_keep` when
-  the recipe averages.
+  `table` holds float32 columns with one value a step: `learning_rate`, and, where the recipe has
+  them, `average_keep` and `average_pull` (`averaging`), `whiten_bias_rate` and `renormalize`
+  (`optim`).
   """
 
   phases: tuple[Phase, ...]
@@ -44,6 +64,8 @@ class Plan:
   eval_images: int
   eval_batch_size: int
   table: dict[str, Float[np.ndarray, "steps"]]
+  whiten_bias_steps: int  # from the first on
+  cutmix_from: int  # step
 
   @property
   def epochs(self) -> int:
@@ -77,19 +99,36 @@ class Plan:
       for p in self.phases
     )
 
+  def kind_of(self, step: int) -> StepKind:
+    """The kind of the step with this number, counted from 0."""
+    return StepKind(
+      whiten_bias=step < self.whiten_bias_steps,
+      cutmix=step >= self.cutmix_from,
+    )
+
+  def segments(self, epoch: int) -> Segments:
+    """The steps of an epoch as runs of one kind."""
+    first = self.first_step_of(epoch)
+    kinds = (self.kind_of(first + i) for i in range(self.steps_in_epoch(epoch)))
+    return tuple((len(list(steps)), kind) for kind, steps in itertools.groupby(kinds))
+
   def programs(self) -> list[str]:
     """Names of the programs that a run compiles, each with its shape."""
-    lengths = {
-      (self.steps_in_epoch(e), self.phase_of(self.first_step_of(e))) for e in range(self.epochs)
-    }
+    epochs = {self.segments(e): self.phase_of(self.first_step_of(e)) for e in range(self.epochs)}
     names = ["init"]
-    for steps, phase in sorted(lengths, key=lambda row: (row[1].first_step, -row[0])):
+    for segments, phase in epochs.items():
       shape = f"{phase.batch_size}x{phase.image_size}x{phase.image_size}x3"
+      steps = " + ".join(f"{n}{_mark(kind)}" for n, kind in segments)
       names.append(f"train {shape}, {steps} steps an epoch")
     return [
       *names,
       f"evaluate {self.eval_images} images, {self.eval_batch_size} a device at a time",
     ]
+
+
+def _mark(kind: StepKind) -> str:
+  marks = [" with whitening bias"] * kind.whiten_bias + [" with cutmix"] * kind.cutmix
+  return "".join(marks)
 
 
 def make_plan(
@@ -107,6 +146,9 @@ def make_plan(
     UserError: a value that no run can have, with the field's name.
   """
   _check(config)
+  if config.tune_on == "validation" and not train_images:
+    eval_images = config.data.train_images // 10 or 1  # as `data.arrays.hold_out`
+    train_images = config.data.train_images - eval_images
   train_images = train_images or config.data.train_images
   eval_images = eval_images or config.data.eval_images
   batch = config.batch_size
@@ -121,8 +163,7 @@ def make_plan(
       f"set --config.batch_size to a multiple of {devices}."
     )
   steps_per_epoch = train_images // batch  # the last, smaller batch is dropped, as myrtle does
-  # The fraction is that of the decimal number: 9.9 epochs of 10 steps are 99 steps, not 100.
-  total = math.ceil(Fraction(str(config.epochs)) * steps_per_epoch)
+  total = _steps(config.epochs, steps_per_epoch)
   phase = Phase(
     first_epoch=0,
     epochs=math.ceil(total / steps_per_epoch),
@@ -138,27 +179,64 @@ def make_plan(
     eval_images=eval_images,
     eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
     table=_table(config, total, steps_per_epoch),
+    whiten_bias_steps=_steps(config.whitening.bias_epochs, steps_per_epoch),
+    cutmix_from=(
+      total - _steps(config.augment.cutmix_epochs, steps_per_epoch)
+      if config.augment.cutmix
+      else total
+    ),
   )
 
 
+def _steps(epochs: float, steps_per_epoch: int) -> int:
+  # The fraction is that of the decimal number: 9.9 epochs of 10 steps are 99 steps, not 100.
+  return math.ceil(Fraction(str(epochs)) * steps_per_epoch)
+
+
 def _table(config: ConfigDict, total: int, steps_per_epoch: int) -> dict[str, np.ndarray]:
-  schedule = config.schedule
-  # Read one step in, as myrtle and imagenet18 do: step 0 has the position of its end.
-  positions = (np.arange(total) + 1) / steps_per_epoch
-  columns = {
-    "learning_rate": schedules.triangle(
-      positions,
+  schedule, average = config.schedule, config.average
+  shape = dict(peak=schedule.peak, start=schedule.start, final=schedule.final)
+  if schedule.read == "end":
+    # One step in, as myrtle and imagenet18: step 0 has the position of its end.
+    rate = schedules.triangle(
+      (np.arange(total) + 1) / steps_per_epoch,
       total=config.epochs,
-      peak=schedule.peak,
-      start=schedule.start,
-      final=schedule.final,
       warmup=schedule.warmup,
       flat=schedule.flat_epochs,
+      **shape,
     )
-  }
-  if config.average.decay:
+  else:
+    # In steps, with the peak at a whole one (airbench).
+    rate = schedules.triangle(
+      np.arange(total),
+      total=total,
+      warmup=math.floor(schedule.warmup * total) / total,
+      flat=schedule.flat_epochs * steps_per_epoch,
+      **shape,
+    )
+  columns = {"learning_rate": rate}
+  if average.kind == "ema":
     columns["average_keep"] = schedules.average_keep(
-      total, steps_per_epoch, decay=config.average.decay, every=config.average.every
+      total, steps_per_epoch, decay=average.decay, every=average.every
+    )
+  if average.kind == "lookahead":
+    columns["average_keep"], columns["average_pull"] = schedules.lookahead(
+      total,
+      steps_per_epoch,
+      decay=average.decay,
+      every=average.every,
+      from_epoch=average.from_epoch,
+    )
+  if config.whitening.bias_epochs:
+    columns["whiten_bias_rate"] = schedules.whiten_bias_rate(
+      rate,
+      factor=config.whitening.bias_rate,
+      steps=_steps(config.whitening.bias_epochs, steps_per_epoch),
+      falling=config.whitening.bias_falls,
+    )
+  if config.optimizer.name == "muon":
+    columns["renormalize"] = schedules.renormalize(
+      total, growing=config.optimizer.muon_renormalize == "growing"
     )
   return {name: column.astype(np.float32) for name, column in columns.items()}
 
@@ -174,10 +252,18 @@ _LEAST = {
   "data.eval_images": (1, True),
   "augment.crop_padding": (0, True),
   "augment.cutout": (0, True),
+  "augment.brightness": (0, True),
+  "augment.contrast": (0, True),
+  "augment.cutmix": (0, True),
+  "augment.cutmix_epochs": (0, True),
   "optimizer.momentum": (0, True),
   "optimizer.weight_decay": (0, True),
   "optimizer.bias_rate": (0, True),
   "optimizer.bias_decay": (0, True),
+  "optimizer.head_rate": (0, True),
+  "optimizer.head_decay": (0, True),
+  "optimizer.muon_momentum": (0, True),
+  "optimizer.muon_decay": (0, True),
   "schedule.peak": (0, False),
   "schedule.start": (0, True),
   "schedule.final": (0, True),
@@ -185,8 +271,12 @@ _LEAST = {
   "schedule.flat_epochs": (0, True),
   "average.decay": (0, True),
   "average.every": (1, True),
+  "average.from_epoch": (0, True),
   "whitening.images": (1, True),
   "whitening.epsilon": (0, True),
+  "whitening.bias_epochs": (0, True),
+  "whitening.bias_rate": (0, True),
+  "whitening.bias_decay": (0, True),
   "eval.batch_size": (1, True),
   "eval.every_epochs": (1, True),
   "checkpoint.every_seconds": (0, True),
@@ -202,13 +292,20 @@ _MOST = {
   "target": 1,
   "schedule.warmup": 1,
   "optimizer.momentum": 1,
+  "optimizer.muon_momentum": 1,
   "average.decay": 1,
   "seed": 2**31 - 1,
 }
 _CHOICES = {
   "precision": ("auto", "float32", "bfloat16", "float16"),
   "warmup": ("auto", "on", "off"),
-  "eval.views": ("center", "flip"),
+  "tune_on": ("test", "validation"),
+  "augment.flip": ("none", "random", "alternating"),
+  "optimizer.name": ("sgd", "muon"),
+  "optimizer.muon_renormalize": ("every_step", "growing"),
+  "schedule.read": ("start", "end"),
+  "average.kind": ("none", "ema", "lookahead"),
+  "eval.views": ("center", "flip", "six", "selective"),
   "data.name": ("cifar10", "cifar100", "digits"),
 }
 
@@ -236,7 +333,10 @@ def _check(config: ConfigDict) -> None:
       )
   if any(v <= 0 for v in fields["data.std"]):
     raise UserError(f"config.data.std={fields['data.std']}: each must be greater than 0.")
-  for name in ("augment.cutout", "augment.crop_padding"):
+  coefficients = config.optimizer.muon_coefficients
+  if len(coefficients) != 3:
+    raise UserError(f"config.optimizer.muon_coefficients={coefficients}: give three numbers.")
+  for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):
     if fields[name] >= config.data.image_size:
       raise UserError(
         f"config.{name}={fields[name]}: it must be less than "

@@ -14,9 +14,9 @@ from jaxspeed import step, validate
 from jaxspeed.build import Job
 from jaxspeed.compile import Program, compile_all, compile_program
 from jaxspeed.data.arrays import Arrays
-from jaxspeed.data.feed import Batch, pad_batches
+from jaxspeed.data.feed import Batch, Order, pad_batches
 from jaxspeed.losses import Sums
-from jaxspeed.plan import Phase
+from jaxspeed.plan import Phase, Segments
 from jaxspeed.state import Carry
 
 
@@ -25,13 +25,14 @@ class Programs:
   """The compiled programs of a job.
 
   Attributes:
-    train: one step under the key 1; with `whole_epochs` an epoch under its number of steps.
+    train: epochs under what they consist of (`Plan.segments`); without `whole_epochs` single
+      steps, likewise.
     carry: shapes and shardings of what `train` takes and returns, for a checkpoint to be read into.
   """
 
   init: Program
   order: Program
-  train: dict[int, Program]
+  train: dict[Segments, Program]
   evaluate: Program
   whole_epochs: bool
   carry: Carry
@@ -42,7 +43,7 @@ class Programs:
 
 @dataclasses.dataclass(frozen=True)
 class Resident:
-  """A whole set on the devices: training images everywhere, evaluation images split."""
+  """A whole set on every device."""
 
   train: Batch
   eval: Batch
@@ -60,44 +61,48 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   plan, config = job.plan, job.config
   if whole_epochs is None:
     whole_epochs = jax.default_backend() != "cpu"
-  everywhere, split = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
+  everywhere = mesh_lib.replicated(job.mesh)
 
-  def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+  def array(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
 
-  def batch(n: int, sharding: Any) -> Batch:
+  def batch(n: int) -> Batch:
     size = config.data.image_size
     return Batch(
-      image=array((n, size, size, 3), jnp.uint8, sharding),
-      label=array((n,), jnp.int32, sharding),
-      mask=array((n,), jnp.bool_, sharding),
+      image=array((n, size, size, 3), jnp.uint8),
+      label=array((n,), jnp.int32),
+      mask=array((n,), jnp.bool_),
     )
 
   key = array((2,), jnp.uint32)
-  train_set = batch(plan.train_images, everywhere)
+  train_set = batch(plan.train_images)
   group = plan.eval_batch_size * job.devices
-  eval_set = batch(math.ceil(plan.eval_images / group) * group, split)
+  eval_set = batch(math.ceil(plan.eval_images / group) * group)
   table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
-  order = array((plan.train_images,), jnp.int32)
+  order = Order(array((plan.train_images,), jnp.int32), array((plan.train_images,), jnp.bool_))
 
   init = step.on_mesh(step.init_state, job)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
   carry = Carry(state, mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere))
   arguments = (carry, train_set, order, table)
 
-  def train(phase: Phase, steps: int) -> Callable[[], Program]:
+  def train(phase: Phase, segments: Segments) -> Callable[[], Program]:
     function = (
-      step.on_mesh(step.resident_epoch, job, phase=phase, steps=steps)
+      step.on_mesh(step.resident_epoch, job, phase=phase, segments=segments)
       if whole_epochs
-      else step.on_mesh(step.resident_step, job, phase=phase)
+      else step.on_mesh(step.resident_step, job, phase=phase, kind=segments[0][1])
     )
     return lambda: compile_program(function, arguments, donate=(0,))
 
-  lengths = {plan.steps_in_epoch(epoch) for epoch in range(plan.epochs)} if whole_epochs else {1}
+  # A dict and no set: in the order in which they are needed.
+  epochs = dict.fromkeys(plan.segments(epoch) for epoch in range(plan.epochs))
+  steps = dict.fromkeys(((1, kind),) for segments in epochs for _, kind in segments)
   phase = plan.phases[0]
-  train_jobs = {f"train {steps}": train(phase, steps) for steps in sorted(lengths, reverse=True)}
+  jobs: dict[Any, Callable[[], Program]] = {
+    segments: train(phase, segments) for segments in (epochs if whole_epochs else steps)
+  }
   compiled = compile_all(
-    train_jobs
+    jobs
     | {
       "evaluate": lambda: compile_program(
         validate.evaluate_on_mesh(job), (state.evaluated(), eval_set)
@@ -111,7 +116,7 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   return Programs(
     init=compiled["init"],
     order=compiled["order"],
-    train={steps: compiled[f"train {steps}"] for steps in lengths},
+    train={segments: compiled[segments] for segments in jobs},
     evaluate=compiled["evaluate"],
     whole_epochs=whole_epochs,
     carry=carry,
@@ -130,6 +135,6 @@ def place(arrays: Arrays, job: Job) -> Resident:
   )
   return Resident(
     train=mesh_lib.replicate(train, job.mesh),
-    eval=mesh_lib.shard(evaluated, job.mesh),
+    eval=mesh_lib.replicate(evaluated, job.mesh),
     table=mesh_lib.replicate(job.plan.table, job.mesh),
   )

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -45,6 +45,7 @@ TENSORBOARD_TAGS = {
 
 RESULT_KEYS = (
   "config",
+  "evaluated_on",
   "top1",
   "top5",
   "seconds",
@@ -54,6 +55,13 @@ RESULT_KEYS = (
   "commit",
   "command",
 )
+
+# Where the accuracies come from, by the config's `tune_on`: the set's own evaluation images, or
+# training images that were held out.
+EVALUATED_ON = ("test", "validation")
+
+# Of several runs, what each one's row holds; the rest only where it is not the same in all of them.
+_OWN_KEYS = ("seed", "top1", "top5", "seconds")
 
 # tensorboardX imports torch where there is one: 1.1 s against 0.03 s without. A run that is over by
 # then pays at its end, a longer one after its first epoch.
@@ -229,6 +237,7 @@ def _open_tensorboard(folder: pathlib.Path, purge_from: int) -> Any:
 def result_row(
   *,
   config: Mapping[str, Any],
+  evaluated_on: str,
   top1: float,
   top5: float | None,
   seconds: Mapping[str, Any],
@@ -238,13 +247,21 @@ def result_row(
 
   Args:
     config: resolved.
+    evaluated_on: "test" or "validation", the images that top1 and top5 are of (`EVALUATED_ON`).
     top1: fraction.
     top5: fraction; None for five classes or fewer.
-    seconds: `Clock.summary`.
+    seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
+      at least config.target; None for a run that did not reach it.
     seed: of the run.
+
+  Raises:
+    ValueError: `evaluated_on` is neither.
   """
+  if evaluated_on not in EVALUATED_ON:
+    raise ValueError(f"evaluated_on is {evaluated_on!r}, not one of {EVALUATED_ON}")
   return {
     "config": config,
+    "evaluated_on": evaluated_on,
     "top1": top1,
     "top5": top5,
     "seconds": seconds,
@@ -261,55 +278,108 @@ def write_result(workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> di
 
   Args:
     workdir: a folder that exists.
-    rows: one `result_row` a run. For several runs top1, top5 and seconds are means (of the runs
-      that have the figure: of compile.cold, the runs that compiled), seed is the first run's; n,
-      mean, sd (n - 1) and ci95 (half the width of Student's 95 % interval of the mean) of top1 are
-      added, and `runs`, where each run holds what is not the same in all of them.
+    rows: one `result_row` a run. For several runs `summarize` makes one result of them.
 
   Raises:
-    ValueError: a row has other keys than `RESULT_KEYS`.
+    ValueError: a row has other keys than `RESULT_KEYS`, or rows of several runs are of different
+      images.
   """
   for row in rows:
     if set(row) != set(RESULT_KEYS):
       raise ValueError(f"a result row has {sorted(row)}, not {sorted(RESULT_KEYS)}")
-  result = plain(rows[0] if len(rows) == 1 else _summarize([plain(row) for row in rows]))
+  if len({row["evaluated_on"] for row in rows}) > 1:
+    raise ValueError("rows of test images and of validation images have no common mean")
+  result = plain(rows[0] if len(rows) == 1 else summarize([plain(row) for row in rows]))
   write_atomically(workdir / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
   return result
 
 
-def _summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """One result of several runs that differ in their seeds.
+
+  Args:
+    rows: at least two of `result_row`; their configs hold `target`.
+
+  Returns:
+    The keys of a row, with top1, top5 and seconds as means (of the runs that have the figure: of
+    compile.cold, the runs that compiled) and the first run's seed; and
+      n: runs,
+      mean, sd: of top1; the standard deviation with n - 1,
+      ci95: half the width of the 95 % interval of the mean, by Student's t,
+      target: config.target,
+      p_value: of the one-sided t-test whose null hypothesis is "the true mean of top1 is at most
+        the target" (`p_value_of_at_most`): small where the mean is above,
+      reached: runs that reached the target, of which seconds.to_target is the mean,
+      seconds_min: the least of each of the seconds,
+      runs: a row a run, in order: seed, top1, top5, seconds and what is not the same in all runs.
+  """
   top1 = [row["top1"] for row in rows]
   sd = statistics.stdev(top1)
-  shared = {key for key in RESULT_KEYS if all(row[key] == rows[0][key] for row in rows)}
+  target = rows[0]["config"]["target"]
+  differing = {key for key in RESULT_KEYS if any(row[key] != rows[0][key] for row in rows)}
+  # Configs differ in the seed alone, which stands beside them.
+  kept = {*_OWN_KEYS, *differing} - {"config"}
+  seconds = [row["seconds"] for row in rows]
   return rows[0] | {
+    "config": rows[0]["config"] | {"runs": len(rows)},
     "top1": statistics.fmean(top1),
-    "top5": _mean(row["top5"] for row in rows),
-    "seconds": _mean_seconds([row["seconds"] for row in rows]),
+    "top5": _over_known(statistics.fmean, (row["top5"] for row in rows)),
+    "seconds": _over_runs(statistics.fmean, seconds),
     "n": len(rows),
     "mean": statistics.fmean(top1),
     "sd": sd,
     "ci95": _student_t(len(rows) - 1) * sd / math.sqrt(len(rows)),
-    "runs": [{key: row[key] for key in RESULT_KEYS if key not in shared} for row in rows],
+    "target": target,
+    "p_value": p_value_of_at_most(top1, target),
+    "reached": sum(one["to_target"] is not None for one in seconds),
+    "seconds_min": _over_runs(min, seconds),
+    "runs": [{key: row[key] for key in RESULT_KEYS if key in kept} for row in rows],
   }
 
 
-def _mean_seconds(seconds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def p_value_of_at_most(values: Sequence[float], bound: float) -> float:
+  """p of the one-sided one-sample t-test of "the true mean is at most `bound`".
+
+  The probability of a sample mean this far above `bound`, or farther, if the true mean were `bound`
+  itself: small where the true mean is above it (the statement of KellerJordan/cifar10-airbench,
+  "p<0.0001 for the true mean being below 94%"). Values that are all the same leave no doubt: 0
+  above the bound, else 1.
+
+  Args:
+    values: at least two.
+    bound: in the unit of the values.
+  """
+  from scipy import special
+
+  sd = statistics.stdev(values)
+  if sd == 0.0:
+    return 0.0 if values[0] > bound else 1.0
+  t = (statistics.fmean(values) - bound) / (sd / math.sqrt(len(values)))
+  return float(special.stdtr(len(values) - 1, -t))
+
+
+def _over_runs(
+  figure: Callable[[list[float]], float], seconds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+  """`figure` of each of the seconds, in their own nested form."""
   return {
-    key: _mean_seconds([one[key] for one in seconds])
+    key: _over_runs(figure, [one[key] for one in seconds])
     if isinstance(seconds[0][key], Mapping)
-    else _mean(one[key] for one in seconds)
+    else _over_known(figure, (one[key] for one in seconds))
     for key in seconds[0]
   }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _over_known(
+  figure: Callable[[list[float]], float], values: Iterable[float | None]
+) -> float | None:
   known = [value for value in values if value is not None]
-  return statistics.fmean(known) if known else None
+  return figure(known) if known else None
 
 
 def _student_t(degrees: int) -> float:
   """The 97.5 % quantile of Student's t."""
-  # scipy.special, which jax brings: 0.07 s to import, against 0.6 s for scipy.stats.
+  # scipy.special: 0.07 s to import, against 0.6 s for scipy.stats; several runs only pay it.
   from scipy import special
 
   return float(special.stdtrit(degrees, 0.975))

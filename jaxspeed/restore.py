@@ -37,7 +37,11 @@ def open_run(folder: pathlib.Path, checkpoint_step: int | None) -> tuple[Job, Re
     )
   use_cache(config.compile_cache)
   mesh = mesh_lib.make_mesh()
-  job = make_job(config, make_plan(config), mesh)
+  # Told the sizes, the plan takes no hold-out from them: the stored ones are those without it.
+  plan = make_plan(
+    config, train_images=config.data.train_images, eval_images=config.data.eval_images
+  )
+  job = make_job(config, plan, mesh)
   everywhere = mesh_lib.replicated(mesh)
   size = config.data.image_size
   state = jax.eval_shape(
@@ -55,7 +59,7 @@ def open_run(folder: pathlib.Path, checkpoint_step: int | None) -> tuple[Job, Re
 def evaluate(
   folder: pathlib.Path, *, step: int | None = None, data_path: str = ""
 ) -> dict[str, Any]:
-  """Accuracies of a checkpoint on the run's evaluation set.
+  """Accuracies of a checkpoint on the images that its run was evaluated on.
 
   Args:
     folder: of the run.
@@ -63,7 +67,8 @@ def evaluate(
     data_path: in place of the config's data.path.
 
   Returns:
-    {"step", "images", "loss", "top1", "top5"}; accuracies as fractions.
+    {"step", "evaluated_on", "images", "loss", "top1", "top5"}; accuracies as fractions,
+    evaluated_on as in `records.result_row`.
   """
   job, restored = open_run(folder, step)
   config = job.config
@@ -75,8 +80,15 @@ def evaluate(
     arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
   )
   state = restored.tree.state
-  sums = jax.jit(validate.evaluate_on_mesh(job))(state.evaluated(), mesh_lib.shard(data, job.mesh))
-  return {"step": restored.step, "images": int(sums.count), **sums.means()}
+  sums = jax.jit(validate.evaluate_on_mesh(job))(
+    state.evaluated(), mesh_lib.replicate(data, job.mesh)
+  )
+  return {
+    "step": restored.step,
+    "evaluated_on": config.tune_on,
+    "images": int(sums.count),
+    **sums.means(),
+  }
 
 
 def predict(

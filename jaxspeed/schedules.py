@@ -7,6 +7,7 @@ that a change of rate compiles nothing and what the plan prints is what the step
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 
 def piecewise_linear(
@@ -63,3 +64,60 @@ def average_keep(total_steps: int, steps_per_epoch: int, *, decay: float, every:
   """
   step_in_epoch = np.arange(total_steps) % steps_per_epoch
   return np.where(step_in_epoch % every == 0, decay**every, 1.0)
+
+
+def lookahead(
+  total_steps: int, steps_per_epoch: int, *, decay: float, every: int, from_epoch: int
+) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps"]]:
+  """What `averaging.lookahead` keeps of the average, and whether it pulls the model back to it.
+
+  After step t of T, counted from 1, every `every` steps: decay ** every * (t / T) ** 3 is kept,
+  and the model becomes the average; it also does after the last step. With `from_epoch` 0 the
+  average begins as the model before the first step (KellerJordan/cifar10-airbench), else as the
+  model after the first such step of epoch `from_epoch`, counted from 0 (tysam-code/hlb-CIFAR10).
+
+  Returns:
+    keep and pull, float64; pull is 0 or 1.
+  """
+  step = np.arange(1, total_steps + 1)
+  due = (step % every == 0) & (np.arange(total_steps) // steps_per_epoch >= from_epoch)
+  keep = np.where(due, decay**every * (step / total_steps) ** 3, 1.0)
+  pull = due.astype(np.float64)
+  if not due.any():
+    keep[-1] = 0.0  # a run too short for an average ends as the model, not as its beginning
+  elif from_epoch:
+    keep[due.argmax()] = pull[due.argmax()] = 0.0
+  pull[-1] = 1.0
+  return keep, pull
+
+
+def whiten_bias_rate(
+  main: Float[np.ndarray, "steps"], *, factor: float, steps: int, falling: bool
+) -> Float[np.ndarray, "steps"]:
+  """The rate of a whitening layer's bias, which trains for `steps` steps and is then frozen at 0.
+
+  Args:
+    main: the rate of the other parameters at each step.
+    factor: times `main`.
+    steps: in which the bias is trained.
+    falling: linearly to 0 over these steps, from `factor` times the highest rate of `main`
+      (airbench94_muon, hiverge), instead of with `main` (airbench94).
+  """
+  step = np.arange(len(main))
+  rate = main.max() * (1 - step / max(steps, 1)) if falling else main
+  return np.where(step < steps, factor * rate, 0.0)
+
+
+def renormalize(total_steps: int, *, growing: bool) -> Float[np.ndarray, "steps"]:
+  """Whether Muon brings the norms of the weights back at a step: 1 or 0.
+
+  At every step (airbench94_muon), or `growing` (hiverge/cifar10-speedrun): at step t of T, counted
+  from 1, when the last time is 2 + int(15 t / T) steps ago or more.
+  """
+  if not growing:
+    return np.ones(total_steps)
+  column, last = np.zeros(total_steps), 0
+  for step in range(1, total_steps + 1):
+    if step - last >= 2 + int(15 * (step / total_steps)):
+      column[step - 1], last = 1.0, step
+  return column

@@ -122,7 +122,7 @@ class Screen:
 def epoch_titles() -> tuple[str, str]:
   """The two title lines over the rows of `format_epoch`."""
   widths = [width for _, width, _, _ in _COLUMNS]
-  groups = "training".rjust(sum(widths[:6]) + 5) + "validation".rjust(sum(widths[6:9]) + 3)
+  groups = "training".rjust(sum(widths[:6]) + 5) + "evaluation".rjust(sum(widths[6:9]) + 3)
   return groups, " ".join(title.rjust(width) for title, width, _, _ in _COLUMNS)
 
 
@@ -135,8 +135,48 @@ def format_epoch(row: Mapping[str, Any]) -> str:
   return " ".join(_format(row.get(key), spec).rjust(width) for _, width, key, spec in _COLUMNS)
 
 
-def format_result(result: Mapping[str, Any]) -> tuple[str, str]:
-  """Two aligned lines, titles and values, of the result.json of one run or of several."""
+def format_result(result: Mapping[str, Any]) -> list[str]:
+  """The lines of a result.json: of several runs a row each, two of titles and values, the test.
+
+  Args:
+    result: what `records.write_result` returns.
+  """
+  if "n" not in result:
+    return _format_figures(result)
+  return [*_format_runs(result["runs"]), *_format_figures(result), *_format_test(result)]
+
+
+def _format_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+  """A row of fixed columns for each run, under its titles."""
+  cells = [
+    (
+      str(run["seed"]),
+      _format(run["top1"], ".3%"),
+      _format(run["seconds"]["train"], ".2f"),
+      _format(run["seconds"]["to_target"], ".2f"),
+    )
+    for run in runs
+  ]
+  return _align_rows([("seed", "top1", "train s", "target s"), *cells])
+
+
+def _format_test(result: Mapping[str, Any]) -> list[str]:
+  """How fast the runs were, how many reached the target, and what their mean says of it."""
+  seconds, target = result["seconds"], _format(result["target"], ".3%")
+  when = (
+    f", after {_format(seconds['to_target'], '.2f')} s in the mean" if result["reached"] else ""
+  )
+  return [
+    f"train s: mean {_format(seconds['train'], '.3f')}, "
+    f"min {_format(result['seconds_min']['train'], '.3f')}",
+    f"target: {target}, reached by {result['reached']} of {result['n']} runs{when}",
+    f'p = {result["p_value"]:.2g} for "the true mean is at most {target}" (one-sided t-test): a '
+    "small p says that it is above",
+  ]
+
+
+def _format_figures(result: Mapping[str, Any]) -> list[str]:
+  """Titles and values of one run, or of the means of several."""
   seconds = result["seconds"]
   cells = [("top1", _format(result["top1"], ".3%"))]
   if "n" in result:
@@ -151,15 +191,17 @@ def format_result(result: Mapping[str, Any]) -> tuple[str, str]:
     ("dawn s", _format(seconds["dawn"], ".2f")),
     ("compile s", _format_compile(seconds["compile"])),
     ("process s", _format(seconds["process"], ".2f")),
+    ("evaluated on", f"{result['evaluated_on']} images"),
     ("device", str(result["device"])),
   ]
-  widths = [max(len(title), len(value)) for title, value in cells]
-  titles, values = zip(*cells, strict=True)
-  return _align(titles, widths), _align(values, widths)
+  return _align_rows(list(zip(*cells, strict=True)))
 
 
-def _align(texts: Sequence[str], widths: Sequence[int]) -> str:
-  return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+def _align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return [
+    "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows
+  ]
 
 
 def _format(value: Any, spec: str) -> str:

@@ -12,16 +12,25 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from jaxspeed import averaging, precision
 from jaxspeed.build import Job
-from jaxspeed.data.augment import augment, normalize
-from jaxspeed.data.feed import AUGMENT, INIT, Batch, epoch_order, purpose_key, take_batch
+from jaxspeed.data.augment import augment, cutmix, normalize
+from jaxspeed.data.feed import (
+  AUGMENT,
+  CUTMIX,
+  INIT,
+  Batch,
+  Order,
+  epoch_order,
+  purpose_key,
+  take_batch,
+)
 from jaxspeed.losses import Sums, masked_sums, smoothed_cross_entropy
 from jaxspeed.mesh import AXIS
 from jaxspeed.models.layers import whitening_kernel
-from jaxspeed.plan import Phase
+from jaxspeed.plan import Phase, Segments, StepKind
 from jaxspeed.state import Carry, TrainState
 
 Table = dict[str, Float[Array, "steps"]]
@@ -47,7 +56,14 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
   params = variables["params"]
   if "whiten" in params:
     first = normalize(images[: config.whitening.images], config.data.mean, config.data.std)
-    params["whiten"]["kernel"] = whitening_kernel(first, epsilon=config.whitening.epsilon)
+    filters, patch, _, _ = params["whiten"]["kernel"].shape
+    params["whiten"]["kernel"] = whitening_kernel(
+      first,
+      filters=filters,
+      patch=patch,
+      epsilon=config.whitening.epsilon,
+      centered=config.whitening.centered,
+    )
   stats = variables["batch_stats"]
   # The average is a copy: a donated buffer must not stand in the state twice.
   copied = jax.tree.map(jnp.copy, {"params": params, "batch_stats": stats})
@@ -57,13 +73,19 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
     params=params,
     batch_stats=stats,
     opt_state=job.optimizer.init(params),
-    average=copied if config.average.decay else None,
+    average=None if config.average.kind == "none" else copied,
     loss_scale=precision.LossScale.create() if config.precision == "float16" else None,
   )
 
 
 def train_step(
-  state: TrainState, batch: Batch, hyper: dict[str, Float[Array, ""]], *, job: Job
+  state: TrainState,
+  batch: Batch,
+  mirror: Bool[Array, "n"],
+  hyper: dict[str, Float[Array, ""]],
+  *,
+  job: Job,
+  kind: StepKind,
 ) -> tuple[TrainState, Sums]:
   """One step on this device's part of the global batch.
 
@@ -73,8 +95,10 @@ def train_step(
   Args:
     state: donated by the callers.
     batch: images of this device.
+    mirror: which of them are mirrored.
     hyper: this step's row of the plan's table.
     job: what does not change.
+    kind: what this step does beside the rest.
 
   Returns:
     The next state, and the sums over the examples of all devices.
@@ -82,21 +106,36 @@ def train_step(
   config = job.config
   size = batch.image.shape[0]
   dtype = precision.DTYPES[config.precision]
+  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * job.devices)
   image = augment(
     purpose_key(state.key, AUGMENT, state.step),
     batch.image,
-    first=lax.axis_index(AXIS) * size,
-    global_batch=size * job.devices,
+    mirror=None if config.augment.flip == "none" else mirror,
+    crop_padding=config.augment.crop_padding,
+    cutout=config.augment.cutout,
+    brightness=config.augment.brightness,
+    contrast=config.augment.contrast,
     mean=config.data.mean,
     std=config.data.std,
-    **config.augment,
+    **part,
   ).astype(dtype)
+  partner, share = batch.label, 0.0
+  if kind.cutmix:
+    cutmix_key = purpose_key(state.key, CUTMIX, state.step)
+    image, partner, share = cutmix(
+      cutmix_key, image, batch.label, size=config.augment.cutmix, **part
+    )
   scale = state.loss_scale.scale if state.loss_scale else jnp.float32(1)
 
   def loss_sum(params):
+    if "whiten" in params and not kind.whiten_bias:
+      params = params | {"whiten": lax.stop_gradient(params["whiten"])}
     variables = {"params": params, "batch_stats": state.batch_stats}
     logits, updated = job.model.apply(variables, image, train=True, mutable=["batch_stats"])
     losses = smoothed_cross_entropy(logits, batch.label, config.label_smoothing)
+    if share:
+      mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
+      losses = (1 - share) * losses + share * mixed_in
     sums = masked_sums(logits, losses, batch.label, batch.mask)
     # Over the full batch already here, so that half precision sees a mean and not a sum.
     return sums.loss * (scale / (size * job.devices)), (sums, updated["batch_stats"])
@@ -109,18 +148,21 @@ def train_step(
   full = size * job.devices / (scale * counted)
   gradient = jax.tree.map(lambda g: g * full, gradient)
 
-  updates, opt_state = job.optimizer.update(
-    gradient, state.opt_state, state.params, learning_rate=hyper["learning_rate"]
-  )
+  updates, opt_state = job.optimizer.update(gradient, state.opt_state, state.params, **hyper)
   new = state.replace(
     step=state.step + 1,
     params=optax.apply_updates(state.params, updates),
     batch_stats=stats,
     opt_state=opt_state,
   )
-  if state.average is not None:
-    model = {"params": new.params, "batch_stats": new.batch_stats}
+  model = {"params": new.params, "batch_stats": new.batch_stats}
+  if config.average.kind == "ema":
     new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
+  if config.average.kind == "lookahead":
+    average, model = averaging.lookahead(
+      state.average, model, hyper["average_keep"], hyper["average_pull"]
+    )
+    new = new.replace(average=average, **model)
   if state.loss_scale is not None:
     finite = precision.all_finite(gradient)
     new = precision.select(finite, new, state.replace(step=new.step))
@@ -129,34 +171,46 @@ def train_step(
 
 
 def resident_step(
-  carry: Carry, data: Batch, order: Int[Array, "n"], table: Table, *, job: Job, phase: Phase
+  carry: Carry,
+  data: Batch,
+  order: Order,
+  table: Table,
+  *,
+  job: Job,
+  phase: Phase,
+  kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
   """One step on a set that lives on the device; also returns the step's mean loss."""
   state = carry.state
   size = phase.batch_size // job.devices
   position = (state.step - phase.first_step) % phase.steps_per_epoch * phase.batch_size
-  batch = take_batch(data.image, data.label, order, position + lax.axis_index(AXIS) * size, size)
+  first = position + lax.axis_index(AXIS) * size
+  batch, mirror = take_batch(data.image, data.label, order, first, size)
   hyper = {name: column[state.step] for name, column in table.items()}
-  state, sums = train_step(state, batch, hyper, job=job)
+  state, sums = train_step(state, batch, mirror, hyper, job=job, kind=kind)
   return Carry(state, carry.sums + sums), sums.loss / phase.batch_size
 
 
 def resident_epoch(
   carry: Carry,
   data: Batch,
-  order: Int[Array, "n"],
+  order: Order,
   table: Table,
   *,
   job: Job,
   phase: Phase,
-  steps: int,
+  segments: Segments,
 ) -> tuple[Carry, Float[Array, "steps"]]:
-  """`steps` steps as one program; also returns the mean loss of each."""
+  """The steps of an epoch as one program; also returns the mean loss of each."""
+  losses = []
+  for steps, kind in segments:
 
-  def body(carry, _):
-    return resident_step(carry, data, order, table, job=job, phase=phase)
+    def body(carry, _, kind=kind):
+      return resident_step(carry, data, order, table, job=job, phase=phase, kind=kind)
 
-  return lax.scan(body, carry, length=steps)
+    carry, part = lax.scan(body, carry, length=steps)
+    losses.append(part)
+  return carry, jnp.concatenate(losses)
 
 
 def on_mesh(function: Callable[..., Any], job: Job, **static: Any) -> Callable[..., Any]:
@@ -174,6 +228,6 @@ def on_mesh(function: Callable[..., Any], job: Job, **static: Any) -> Callable[.
   )
 
 
-def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, job: Job) -> Int[Array, "n"]:
+def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, job: Job) -> Order:
   """The order of an epoch of the job's training set."""
-  return epoch_order(key, epoch, job.plan.train_images)
+  return epoch_order(key, epoch, job.plan.train_images, flip=job.config.augment.flip)

@@ -10,7 +10,6 @@ import argparse
 import functools
 import json
 import os
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ import optax
 import rich.table
 import torch
 
+from jaxspeed import provenance
 from jaxspeed.models.resnet9 import ResNet9
 
 RATE, MOMENTUM, DECAY, CELU_ALPHA = 0.01, 0.9, 5e-4, 0.3
@@ -156,8 +156,7 @@ def main():
     "batch": flags.batch,
     "width": flags.width,
     "activation": flags.activation,
-    "cpu": cpu_name(),
-    "cores": os.cpu_count(),
+    "device": provenance.describe_device(),
     "torch_threads": torch.get_num_threads(),
     "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
     "n": flags.steps,
@@ -165,7 +164,7 @@ def main():
     "min_s": {name: min(values) for name, values in times.items()},
   }
   report["ratio_of_medians"] = report["median_s"]["jaxspeed"] / report["median_s"]["torch"]
-  table = rich.table.Table("", "median s", "least s", "images/s", title=report["cpu"])
+  table = rich.table.Table("", "median s", "least s", "images/s", title=report["device"])
   for name in steps:
     median, least = report["median_s"][name], report["min_s"][name]
     table.add_row(name, f"{median:.3f}", f"{least:.3f}", f"{flags.batch / median:.0f}")
@@ -176,15 +175,6 @@ def main():
   )
   if flags.out:
     flags.out.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def cpu_name() -> str:
-  info = Path("/proc/cpuinfo")
-  if info.exists():
-    for line in info.read_text().splitlines():
-      if line.startswith("model name"):
-        return line.split(":", 1)[1].strip()
-  return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

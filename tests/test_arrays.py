@@ -1,5 +1,6 @@
 """open_arrays: which format a path is, classes, splits, the cache behind it, and each bad input."""
 
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import pytest
 import tiny_sets
 
 from jaxspeed.data import arrays as arrays_module
-from jaxspeed.data.arrays import open_arrays
+from jaxspeed.data.arrays import Arrays, hold_out, open_arrays
 from jaxspeed.errors import UserError
 
 CIFAR_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
@@ -368,6 +369,102 @@ def test_own_arrays_need_one_size_and_two_splits(tmp_path, opened):
     opened(tmp_path)
 
 
+# A hold-out for tuning
+
+
+def numbered(labels, seed=0):
+  """A set whose images are random, with four evaluation images of another kind: all of them 7."""
+  return Arrays(
+    train_images=tiny_sets.random_images(seed, len(labels), height=4, width=4),
+    train_labels=np.array(labels, np.int32),
+    eval_images=np.full((4, 4, 4, 3), 7, np.uint8),
+    eval_labels=np.full(4, 9, np.int32),
+    class_names=CIFAR_NAMES,
+    source="a set",
+  )
+
+
+def rows(images, labels):
+  """The examples, without their order."""
+  return sorted((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+
+
+def test_a_tenth_of_the_training_images_takes_the_place_of_the_test_set():
+  labels = np.arange(1_005) % 9
+  arrays = numbered(labels)
+  found = hold_out(arrays)
+  assert (len(found.train_labels), len(found.eval_labels)) == (905, 100)  # 1,005 // 10 = 100
+  assert found.source == "a set, 100 training images held out for tuning"
+  assert found.class_names == CIFAR_NAMES
+  held, kept = (
+    rows(found.eval_images, found.eval_labels),
+    rows(found.train_images, found.train_labels),
+  )
+  # Every training image is on one of the sides, with its label, and no test image on any.
+  assert sorted(held + kept) == rows(arrays.train_images, labels)
+  # The smallest digests, as Python's integers compare.
+  by_digest = sorted(
+    range(1_005),
+    key=lambda i: int.from_bytes(
+      hashlib.blake2b(arrays.train_images[i].tobytes(), digest_size=8).digest(), "little"
+    ),
+  )
+  out, rest = sorted(by_digest[:100]), sorted(by_digest[100:])
+  np.testing.assert_array_equal(found.eval_images, arrays.train_images[out])
+  np.testing.assert_array_equal(found.eval_labels, labels[out])
+  np.testing.assert_array_equal(found.train_images, arrays.train_images[rest])
+  np.testing.assert_array_equal(found.train_labels, labels[rest])
+  assert found.train_labels.dtype == found.eval_labels.dtype == np.int32
+
+
+def test_the_hold_out_of_a_set_that_is_sorted_by_class_holds_every_class():
+  found = hold_out(numbered(np.repeat(np.arange(10), 100)))
+  counts = np.bincount(found.eval_labels, minlength=10)
+  # 10 each on average, with a standard deviation of 3.
+  assert counts.sum() == 100 and counts.min() >= 2 and counts.max() <= 22
+
+
+def test_the_hold_out_is_the_same_in_another_order():
+  arrays = numbered(np.arange(300) % 10)
+  order = np.random.default_rng(1).permutation(300)
+  shuffled = Arrays(
+    train_images=arrays.train_images[order],
+    train_labels=arrays.train_labels[order],
+    eval_images=arrays.eval_images,
+    eval_labels=arrays.eval_labels,
+    class_names=CIFAR_NAMES,
+    source="another format",
+  )
+  one, other = hold_out(arrays), hold_out(shuffled)
+  assert rows(one.eval_images, one.eval_labels) == rows(other.eval_images, other.eval_labels)
+
+
+def test_formats_of_a_set_have_the_same_hold_out(cifar10, tmp_path, opened):
+  folder, (images, labels, test_images, test_labels) = cifar10
+  order = np.random.default_rng(1).permutation(15)
+  shards = [tiny_sets.example(images[i], int(labels[i])) for i in order]
+  test = [tiny_sets.example(test_images[i], int(test_labels[i])) for i in range(3)]
+  tiny_sets.write_tfds(
+    tmp_path / "3.0.2", {"train": [shards], "test": [test]}, class_names=CIFAR_NAMES
+  )
+  write_npy(tmp_path / "npy" / "train", images[::-1], labels[::-1])
+  write_npy(tmp_path / "npy" / "val", test_images, test_labels)
+  found = [hold_out(opened(path)) for path in (folder, tmp_path / "3.0.2", tmp_path / "npy")]
+  for each in found:
+    assert each.eval_labels.shape == (1,) and each.train_labels.shape == (14,)
+    np.testing.assert_array_equal(each.eval_images, found[0].eval_images)
+  # From the cache, whose arrays are mapped and not read.
+  again = hold_out(opened(folder))
+  np.testing.assert_array_equal(again.eval_images, found[0].eval_images)
+  assert again.source.endswith("from the cache, 1 training images held out for tuning")
+
+
+def test_one_image_cannot_be_held_out_and_trained_on():
+  assert len(hold_out(numbered([3, 4])).eval_labels) == 1
+  with pytest.raises(UserError, match="a set has 1 image for training, .*tune_on=test"):
+    hold_out(numbered([3]))
+
+
 # Digits
 
 
@@ -389,6 +486,15 @@ def test_digits():
   assert rows == sorted((*x, y) for x, y in zip(expected, digits.target, strict=True))
   again = open_arrays(name="digits", path="", cache="", classes=10)
   np.testing.assert_array_equal(found.eval_labels, again.eval_labels)
+
+
+def test_digits_held_out_are_training_digits():
+  digits = open_arrays(name="digits", path="", cache="", classes=10)
+  found = hold_out(digits)
+  assert (len(found.train_labels), len(found.eval_labels)) == (1_350, 150)
+  assert sorted(
+    rows(found.train_images, found.train_labels) + rows(found.eval_images, found.eval_labels)
+  ) == rows(digits.train_images, digits.train_labels)
 
 
 def test_digits_have_no_path_and_ten_classes():

@@ -1,4 +1,4 @@
-"""Augmentation against NumPy's padding and slicing, and the statistics of what is drawn."""
+"""Augmentation against NumPy's padding, slicing and arithmetic, and the statistics of the draws."""
 
 import itertools
 
@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.data.augment import augment, crop_and_flip, cutout_mask, normalize, reflect_index
+from jaxspeed.data.augment import (
+  augment,
+  crop_and_flip,
+  cutmix,
+  jitter,
+  normalize,
+  of_partner,
+  reflect_index,
+  square_mask,
+)
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
 
@@ -20,14 +29,30 @@ def random_images(n, size, seed=0):
   return np.random.default_rng(seed).integers(256, size=(n, size, size, 3), dtype=np.uint8)
 
 
-STATIC = ("global_batch", "crop_padding", "flip", "cutout", "mean", "std")
-jitted_augment = jax.jit(augment, static_argnames=STATIC)
+OFF = dict(
+  mirror=None,
+  crop_padding=0,
+  cutout=0,
+  brightness=0.0,
+  contrast=0.0,
+  mean=(0.0,) * 3,
+  std=(1.0,) * 3,
+)
+jitted_augment = jax.jit(augment, static_argnames=("global_batch", *(OFF.keys() - {"mirror"})))
+jitted_cutmix = jax.jit(cutmix, static_argnames=("global_batch", "size"))
+
+
+ALL = dict(crop_padding=4, cutout=3, brightness=0.2, contrast=0.2)
 
 
 def augmented(images, *, seed=0, first=0, global_batch=0, **changes):
-  fields = dict(crop_padding=0, flip=False, cutout=0, mean=(0.0,) * 3, std=(1.0,) * 3) | changes
   batch = global_batch or len(images)
+  fields = OFF | changes
   return np.asarray(jitted_augment(key(seed), images, first=first, global_batch=batch, **fields))
+
+
+def coins(n, seed=0):
+  return np.random.default_rng(seed).integers(2, size=n).astype(bool)
 
 
 def positions(n, size):
@@ -83,32 +108,26 @@ def test_crops_have_all_81_offsets_alike_often():
   assert counts.min() > 50 and counts.max() < 150
 
 
-def test_flips_are_half_of_the_images_and_independent_of_the_crops():
-  n = 4000
-  result = augmented(positions(n, 12), crop_padding=4, flip=True)
-  middle = result[:, 6, 5:7, 1]
-  flipped = middle[:, 0] > middle[:, 1]
-  # Standard deviation of the share: 0.5 / sqrt(4000) = 0.008.
-  assert abs(flipped.mean() - 0.5) < 0.04
-  offset_y = result[:, 6, 6, 0] - 6
-  assert abs(np.corrcoef(flipped, offset_y)[0, 1]) < 5 / np.sqrt(n)
+def test_the_images_of_the_mask_are_mirrored_and_no_others():
+  images, mirror = random_images(64, 6), coins(64)
+  result = augmented(images, mirror=mirror)
+  np.testing.assert_array_equal(result[mirror], images[mirror][:, :, ::-1])
+  np.testing.assert_array_equal(result[~mirror], images[~mirror])
 
 
-def test_flip_alone_mirrors_and_crop_alone_does_not():
-  images = random_images(64, 6)
-  result = augmented(images, flip=True)
-  mirrored = [(a == b[:, ::-1]).all() for a, b in zip(result, images, strict=True)]
-  as_they_were = [(a == b).all() for a, b in zip(result, images, strict=True)]
-  assert np.logical_xor(mirrored, as_they_were).all()
-  assert 0 < sum(mirrored) < 64
-  cropped = augmented(positions(64, 12), crop_padding=2)
-  assert (np.diff(cropped[:, 6, 4:8, 1]) == 1).all()
+def test_mirrored_images_have_the_crop_that_they_had():
+  images, mirror = random_images(32, 12), coins(32)
+  plain = augmented(images, crop_padding=4)
+  result = augmented(images, crop_padding=4, mirror=mirror)
+  np.testing.assert_array_equal(
+    result, np.where(mirror[:, None, None, None], plain[:, :, ::-1], plain)
+  )
 
 
-def test_cutout_mask_is_one_square():
-  mask = cutout_mask(jnp.array([0, 3]), jnp.array([1, 2]), 2, 5, 4)
-  expected = np.ones((2, 5, 4, 1), bool)
-  expected[0, 0:2, 1:3] = expected[1, 3:5, 2:4] = False
+def test_square_mask_is_one_square():
+  mask = square_mask(jnp.array([0, 3]), jnp.array([1, 2]), 2, 5, 4)
+  expected = np.zeros((2, 5, 4, 1), bool)
+  expected[0, 0:2, 1:3] = expected[1, 3:5, 2:4] = True
   np.testing.assert_array_equal(mask, expected)
 
 
@@ -152,16 +171,147 @@ def test_without_augmentation_images_are_only_normalized():
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_devices_part_is_augmented_as_in_the_whole_batch(devices):
   images, size = random_images(16, 12), 16 // devices
-  fields = dict(crop_padding=4, flip=True, cutout=3, mean=MEAN, std=STD)
-  whole = augmented(images, **fields)
+  fields = ALL | dict(mean=MEAN, std=STD)
+  whole = augmented(images, mirror=coins(16), **fields)
   for first in range(0, 16, size):
-    part = augmented(images[first : first + size], first=first, global_batch=16, **fields)
-    np.testing.assert_array_equal(part, whole[first : first + size])
+    own = slice(first, first + size)
+    part = augmented(images[own], mirror=coins(16)[own], first=first, global_batch=16, **fields)
+    np.testing.assert_array_equal(part, whole[own])
 
 
 def test_the_same_key_gives_the_same_images_and_another_key_others():
   images = random_images(32, 12)
-  fields = dict(crop_padding=4, flip=True, cutout=3)
-  first, again = augmented(images, seed=1, **fields), augmented(images, seed=1, **fields)
+  first, again = augmented(images, seed=1, **ALL), augmented(images, seed=1, **ALL)
   np.testing.assert_array_equal(first, again)
-  assert (first != augmented(images, seed=2, **fields)).any(axis=(1, 2, 3)).sum() > 28
+  assert (first != augmented(images, seed=2, **ALL)).any(axis=(1, 2, 3)).all()
+
+
+def test_an_option_does_not_change_what_the_others_draw():
+  images = random_images(64, 12)
+  gone = augmented(images, cutout=5, mean=MEAN, std=STD) == 0
+  result = augmented(images, **(ALL | dict(cutout=5, mean=MEAN, std=STD)))
+  np.testing.assert_array_equal(result == 0, gone)
+  uncut = augmented(images, **(ALL | dict(cutout=0, mean=MEAN, std=STD)))
+  np.testing.assert_array_equal(result, np.where(gone, 0, uncut))
+
+
+def test_jitter_by_hand():
+  images = np.random.default_rng(0).normal(size=(3, 2, 2, 3)).astype(np.float32)
+  # 0, 1/2 and 3/4 of the way from -b to b are -b, 0 and b / 2.
+  uniform = jnp.array([[0.0, 0.5, 0.75], [0.5, 0.75, 0.0]])
+  result = jitter(jnp.asarray(images), uniform, brightness=0.2, contrast=0.4)
+  expected = [(images[0] - 0.2) * 1.0, images[1] * 1.2, (images[2] + 0.1) * 0.6]
+  np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def fitted(images, result):
+  """Factor and addend of each image that turn it into the result, and the largest error."""
+  x, y = images.reshape(len(images), -1), result.reshape(len(images), -1)
+  centered = x - x.mean(axis=1, keepdims=True)
+  factor = (centered * y).sum(axis=1) / (centered**2).sum(axis=1)
+  addend = y.mean(axis=1) - factor * x.mean(axis=1)
+  return factor, addend, np.abs(x * factor[:, None] + addend[:, None] - y).max()
+
+
+def test_brightness_and_contrast_have_their_ranges_and_one_value_an_image():
+  n, brightness, contrast = 4000, 0.14, 0.13
+  images = random_images(n, 4)
+  normal = np.asarray(numpy_normalize(images))
+  result = augmented(images, brightness=brightness, contrast=contrast, mean=MEAN, std=STD)
+  factor, addend, error = fitted(normal, result.astype(np.float64))
+  assert error < 1e-5
+  for value, most in ((factor - 1, contrast), (addend / factor, brightness)):
+    # Of 4,000 uniform numbers the outermost are within 1 % of the ends but for exp(-20); the mean
+    # has a standard deviation of most / sqrt(3 * 4000) = 0.009 most.
+    assert most * 0.99 < value.max() <= most + 1e-5
+    assert -most - 1e-5 <= value.min() < -most * 0.99
+    assert abs(value.mean()) < 0.05 * most
+  assert abs(np.corrcoef(factor, addend / factor)[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_brightness_alone_adds_and_contrast_alone_multiplies():
+  images = random_images(16, 4)
+  normal = numpy_normalize(images)
+  shift = augmented(images, brightness=0.5, mean=MEAN, std=STD) - normal
+  np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1, :1, :1], shift.shape), atol=1e-5)
+  assert np.abs(shift).max() > 0.1
+  factor, addend, error = fitted(normal, augmented(images, contrast=0.5, mean=MEAN, std=STD))
+  np.testing.assert_allclose(addend, 0, atol=1e-5)
+  assert error < 1e-5 and factor.std() > 0.1
+
+
+def test_cutout_is_the_mean_after_jitter():
+  white = np.full((64, 9, 9, 3), 255, np.uint8)
+  result = augmented(white, brightness=0.5, contrast=0.5, cutout=5, mean=MEAN, std=STD)
+  assert ((result == 0).all(axis=-1).sum(axis=(1, 2)) == 5 * 5).all()
+
+
+def test_the_partner_is_the_neighbour():
+  np.testing.assert_array_equal(of_partner(jnp.arange(6)), [1, 0, 3, 2, 5, 4])
+  images = random_images(8, 4)
+  np.testing.assert_array_equal(of_partner(jnp.asarray(images)), images[np.arange(8) ^ 1])
+
+
+def mixed(images, labels, *, size, seed=0, first=0, global_batch=0):
+  batch = global_batch or len(images)
+  result = jitted_cutmix(
+    key(seed), jnp.asarray(images), jnp.asarray(labels), first=first, global_batch=batch, size=size
+  )
+  return [np.asarray(x) for x in result]
+
+
+def test_cutmix_takes_a_square_from_the_partner():
+  n, size, side = 1800, 8, 3
+  labels = np.arange(n, dtype=np.int32)
+  # Pixel (y, x) of image i holds i, y and x, so each pixel tells where it came from.
+  where = np.broadcast_to(np.stack(np.indices((size, size)), axis=-1), (n, size, size, 2))
+  number = np.broadcast_to(labels[:, None, None, None], (n, size, size, 1))
+  images = np.concatenate([number, where], axis=-1).astype(np.float32)
+  result, partner, share = mixed(images, labels, size=side)
+  np.testing.assert_array_equal(result[..., 1:], images[..., 1:])
+  np.testing.assert_array_equal(partner, labels ^ 1)
+  assert share == np.float32(3 * 3 / (8 * 8))
+  corners = []
+  for i, image in enumerate(result[..., 0]):
+    y, x = np.argwhere(image == i ^ 1)[0]
+    expected = np.full((size, size), i)
+    expected[y : y + side, x : x + side] = i ^ 1
+    np.testing.assert_array_equal(image, expected)
+    corners.append((y, x))
+  # 8 - 3 + 1 = 6 places on each axis, 1,800 / 36 = 50 images each, standard deviation 7.
+  values, counts = np.unique(corners, axis=0, return_counts=True)
+  np.testing.assert_array_equal(values, list(itertools.product(range(6), repeat=2)))
+  assert counts.min() > 15 and counts.max() < 85
+
+
+def test_the_share_of_cutmix_is_a_number_and_no_array():
+  images = jnp.zeros((2, 6, 8, 3))
+  _, _, share = cutmix(key(), images, jnp.arange(2), first=0, global_batch=2, size=2)
+  assert isinstance(share, float) and share == 4 / 48
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_devices_part_is_mixed_as_in_the_whole_batch(devices):
+  images = random_images(16, 12).astype(np.float32)
+  labels, size = np.arange(16, dtype=np.int32), 16 // devices
+  whole = mixed(images, labels, size=5)
+  for first in range(0, 16, size):
+    own = slice(first, first + size)
+    part = mixed(images[own], labels[own], size=5, first=first, global_batch=16)
+    np.testing.assert_array_equal(part[0], whole[0][own])
+    np.testing.assert_array_equal(part[1], whole[1][own])
+
+
+def test_cutmix_of_an_odd_part_is_refused():
+  with pytest.raises(ValueError, match="of which there are 3"):
+    cutmix(key(), jnp.zeros((3, 8, 8, 3)), jnp.arange(3), first=0, global_batch=6, size=3)
+
+
+def test_one_gather_does_crop_and_flip_and_nothing_scatters():
+  def both(images, mirror, labels):
+    x = augment(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(mirror=mirror)))
+    return cutmix(key(1), x, labels, first=0, global_batch=8, size=3)
+
+  program = str(jax.make_jaxpr(both)(random_images(8, 12), coins(8), jnp.arange(8)))
+  assert program.count(" gather[") == 1
+  assert "scatter" not in program

@@ -76,7 +76,7 @@ CHANGES = {
   },
   "ema": {
     "epochs": (14.0, 13.0),
-    "average.decay": (0.0, 0.99),
+    "average.kind": ("none", "ema"),
     "average.every": (1, 5),
     "schedule.final": (0.0, 0.1),
     "schedule.flat_epochs": (0.0, 2.0),
@@ -129,7 +129,8 @@ def test_a_rung_has_the_published_epochs_and_rates(rung):
     True,
   )
   assert config.optimizer.weight_decay == 5e-4 and config.optimizer.rate_in_momentum
-  assert config.augment.to_dict() == {"crop_padding": 4, "flip": True, "cutout": cutout}
+  own = dict(crop_padding=4, flip="random", cutout=cutout)
+  assert config.augment.to_dict() == config_lib.base().augment.to_dict() | own
 
   # [0, 5, 24] in the first rungs, later [0, E / 5, E], in the last ones [0, E / 5, E - 2].
   top = 5 if rung in ("baseline", "device_data") else epochs / 5

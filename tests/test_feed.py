@@ -1,5 +1,7 @@
 """Orders, batches, padding: each example once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,49 +24,76 @@ def some_set(n):
 
 @pytest.mark.parametrize("images", [1, 10, 1000])
 def test_an_order_is_a_permutation(images):
-  order = feed.epoch_order(key(0), 3, images)
-  np.testing.assert_array_equal(np.sort(order), np.arange(images))
+  order = feed.epoch_order(key(0), 3, images, flip="none")
+  np.testing.assert_array_equal(np.sort(order.index), np.arange(images))
+  assert not np.asarray(order.mirror).any()
 
 
 def test_an_order_is_a_function_of_seed_and_epoch_alone():
-  orders = {(s, e): np.asarray(feed.epoch_order(key(s), e, 500)) for s in (0, 1) for e in (0, 1)}
-  for (seed, epoch), order in orders.items():
-    compiled = jax.jit(feed.epoch_order, static_argnums=2)(key(seed), jnp.int32(epoch), 500)
-    np.testing.assert_array_equal(compiled, order)
+  order_of = functools.partial(feed.epoch_order, images=500, flip="random")
+  found = {(s, e): order_of(key(s), e) for s in (0, 1) for e in (0, 1)}
+  for (seed, epoch), order in found.items():
+    compiled = jax.jit(order_of)(key(seed), jnp.int32(epoch))
+    jax.tree.map(np.testing.assert_array_equal, compiled, order)
+  orders = {name: np.asarray(order.index) for name, order in found.items()}
   distinct = {order.tobytes() for order in orders.values()}
   assert len(distinct) == 4
   # Of two independent permutations one position in 500 agrees, on average one a pair.
   assert (orders[0, 0] == orders[0, 1]).sum() < 10
 
 
+@pytest.mark.parametrize("flip", ["random", "alternating"])
+def test_how_often_an_image_is_mirrored(flip):
+  images, epochs = 4000, 8
+  mirrored = np.zeros((epochs, images), bool)
+  for epoch in range(epochs):
+    order = feed.epoch_order(key(3), epoch, images, flip=flip)
+    mirrored[epoch, np.asarray(order.index)] = order.mirror
+  # Standard deviation of the share in an epoch: 0.5 / sqrt(4000) = 0.008.
+  np.testing.assert_allclose(mirrored.mean(axis=1), 0.5, atol=0.04)
+  turned = mirrored[1:] != mirrored[:-1]
+  if flip == "alternating":
+    assert turned.all()
+    assert (mirrored.sum(axis=0) == epochs // 2).all()
+  else:
+    assert 0.45 < turned.mean() < 0.55
+    # Of 8 fair coins 70 in 256 show 4 heads.
+    assert 0.24 < (mirrored.sum(axis=0) == 4).mean() < 0.31
+
+
 def test_keys_of_different_purposes_epochs_and_seeds_differ():
-  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP)
+  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP, feed.FLIP, feed.CUTMIX)
   keys = {
     np.asarray(feed.purpose_key(key(seed), purpose, number)).tobytes()
     for seed in (0, 1)
     for purpose in purposes
     for number in range(5)
   }
-  assert len(keys) == 2 * 4 * 5
+  assert len(keys) == 2 * 6 * 5
 
 
 def test_take_batch_follows_the_order():
   images, labels = some_set(10)
-  order = jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8])
-  batch = feed.take_batch(jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4)
+  order = feed.Order(jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8]), jnp.arange(10) % 2 == 0)
+  batch, mirror = feed.take_batch(jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4)
   np.testing.assert_array_equal(batch.label, [0, 1, 3, 4])
   np.testing.assert_array_equal(batch.image, images[[0, 1, 3, 4]])
   np.testing.assert_array_equal(batch.mask, [True] * 4)
+  np.testing.assert_array_equal(mirror, [False, True, False, True])
   assert (batch.image.dtype, batch.label.dtype, batch.mask.dtype) == (jnp.uint8, jnp.int32, bool)
 
 
 def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices():
   images, labels = map(jnp.asarray, some_set(24))
-  order = feed.epoch_order(key(5), 0, 24)
-  whole = [feed.take_batch(images, labels, order, first, 8).label for first in (0, 8, 16)]
+  order = feed.epoch_order(key(5), 0, 24, flip="none")
+
+  def labels_from(first, size):
+    return feed.take_batch(images, labels, order, first, size)[0].label
+
+  whole = [labels_from(first, 8) for first in (0, 8, 16)]
   assert sorted(np.concatenate(whole)) == list(range(24))
   for step, expected in enumerate(whole):
-    parts = [feed.take_batch(images, labels, order, 8 * step + 2 * d, 2).label for d in range(4)]
+    parts = [labels_from(8 * step + 2 * d, 2) for d in range(4)]
     np.testing.assert_array_equal(np.concatenate(parts), expected)
 
 

@@ -33,6 +33,7 @@ FLOORS = (
     "data.feed",
     "models.layers",
     "models.resnet9",
+    "models.airbench",
   ),
   ("optim", "averaging", "state"),
   ("build", "step", "compile"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ from toy import load_recipe
 
 from jaxspeed import loop, records, restore
 from jaxspeed.errors import UserError
+from jaxspeed.plan import make_plan
+from jaxspeed.screen import format_result
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,7 @@ def test_the_folder_of_a_run(finished):
   assert json.loads((folder / "result.json").read_text()) == result
   config = json.loads((folder / "config.json").read_text())
   assert result["config"] == config
+  assert result["evaluated_on"] == config["tune_on"] == "test"
   assert config["precision"] == "float32"  # "auto", resolved
   assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
   rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -116,8 +120,9 @@ def test_places_may_differ(finished, cache, tmp_path):
   assert loop.train(config, str(folder)) == result
 
 
-def test_several_runs_share_one_compilation(cache, tmp_path):
-  result = loop.train(digits(cache, runs=3, seed=5), str(tmp_path / "many"))
+def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
+  config = digits(cache, runs=3, seed=5, target=0.15)
+  result = loop.train(config, str(tmp_path / "many"))
   assert result["n"] == 3
   rows = [json.loads((tmp_path / f"many/run_{i:03d}/result.json").read_text()) for i in range(3)]
   top1 = [row["top1"] for row in rows]
@@ -127,9 +132,83 @@ def test_several_runs_share_one_compilation(cache, tmp_path):
   assert result["sd"] == pytest.approx(np.std(top1, ddof=1))
   # Student's t for 2 degrees of freedom at 97.5 %.
   assert result["ci95"] == pytest.approx(4.302653 * np.std(top1, ddof=1) / math.sqrt(3))
+  stats = pytest.importorskip("scipy.stats")
+  p = stats.ttest_1samp(top1, 0.15, alternative="greater").pvalue
+  assert (result["target"], result["p_value"]) == (0.15, pytest.approx(p))
+  to_target = [row["seconds"]["to_target"] for row in rows]
+  assert result["reached"] == 3 - to_target.count(None)
+  assert result["seconds_min"]["train"] == min(row["seconds"]["train"] for row in rows)
+  assert [row["seconds"] for row in result["runs"]] == [row["seconds"] for row in rows]
+  assert result["config"] == json.loads((tmp_path / "many/config.json").read_text())
+  printed = capsys.readouterr().out.splitlines()
+  assert [line for line in printed if line.startswith("run ")] == [
+    f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
+  ]
+  lines = format_result(result)
+  assert len(lines) == 1 + 3 + 2 + 3 and printed[-len(lines) :] == lines
+  assert [line.split()[:2] for line in lines[1:4]] == [
+    [str(5 + i), f"{top1[i]:.3%}"] for i in range(3)
+  ]
   assert restore.evaluate(tmp_path / "many" / "run_001")["top1"] == top1[1]
   with pytest.raises(UserError, match="holds 3 runs: name one of them"):
     restore.evaluate(tmp_path / "many")
+
+
+def test_several_runs_that_were_killed_go_on(cache, tmp_path):
+  config = digits(cache, epochs=1.0, runs=3)
+  folder = tmp_path / "killed"
+  before = loop.train(config, str(folder))
+  # What a kill during the third run leaves.
+  (folder / "result.json").unlink()
+  shutil.rmtree(folder / "run_002")
+  stamps = [(folder / f"run_{i:03d}/result.json").stat().st_mtime_ns for i in range(2)]
+  after = loop.train(config, str(folder))
+  assert after["runs"][:2] == before["runs"][:2]
+  assert stamps == [(folder / f"run_{i:03d}/result.json").stat().st_mtime_ns for i in range(2)]
+  for key in ("top1", "mean", "sd", "ci95", "p_value", "evaluated_on"):
+    assert after[key] == before[key]
+  assert json.loads((folder / "result.json").read_text()) == after
+  assert loop.train(config, str(folder)) == after
+
+
+def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
+  config = digits(cache, tune_on="validation")
+  planned = make_plan(config)
+  folder = tmp_path / "tuned"
+  result = loop.train(config, str(folder))
+  printed = capsys.readouterr().out
+  # A tenth of the 1,500 training digits.
+  data = json.loads((folder / "config.json").read_text())["data"]
+  assert (data["train_images"], data["eval_images"]) == (1350, 150)
+  assert "150 training images held out for tuning" in printed
+  assert "evaluation of 150 validation images" in printed
+  assert "validation images" in printed.splitlines()[-1] and "test images" not in printed
+  assert result["evaluated_on"] == "validation"
+  # 150 images: the accuracy is a multiple of 1 / 150.
+  assert math.isclose(result["top1"] * 150, round(result["top1"] * 150), abs_tol=1e-6)
+  # DAWNBench's entries are of the test set.
+  assert not (folder / "dawnbench").exists()
+  row = restore.evaluate(folder)
+  assert (row["images"], row["evaluated_on"]) == (150, "validation")
+  assert (row["top1"], row["loss"]) == (
+    result["top1"],
+    pytest.approx(records.read_metrics(folder)[-1]["eval_loss"], rel=1e-5),
+  )
+  # The plan without the data, the plan of the run and the run itself have as many steps.
+  steps = records.read_metrics(folder)[-1]["step"]
+  assert (planned.train_images, planned.eval_images) == (1350, 150)
+  assert planned.total_steps == steps == 2 * (1350 // 160)
+  with pytest.raises(UserError, match="config.tune_on: validation -> test"):
+    loop.train(digits(cache), str(folder))
+
+
+def test_the_hold_out_does_not_depend_on_the_seed(cache):
+  one, other = (loop.open_data(digits(cache, tune_on="validation", seed=s)) for s in (0, 7))
+  np.testing.assert_array_equal(one.eval_images, other.eval_images)
+  test = loop.open_data(digits(cache))
+  assert len(test.eval_labels) == 297
+  shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
+  assert shown == {image.tobytes() for image in test.train_images}
 
 
 def test_a_run_of_several_is_the_run_alone(finished, cache, tmp_path):

@@ -2,7 +2,10 @@ import json
 import math
 import os
 import struct
+import subprocess
+import sys
 import time
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +19,7 @@ from jaxspeed.records import (
   RESULT_KEYS,
   TENSORBOARD_TAGS,
   open_records,
+  p_value_of_at_most,
   prepare_workdir,
   read_metrics,
   result_row,
@@ -286,7 +290,8 @@ def test_tensorboard_waits_in_a_short_run_and_not_in_a_long_one(tmp_path, monkey
 
 def one_result(top1, **fields):
   return {
-    "config": {"seed": 1, "phases": ({"epochs": 8, "rate": 0.5},)},
+    "config": {"seed": 1, "runs": 1, "target": 0.93, "phases": ({"epochs": 8, "rate": 0.5},)},
+    "evaluated_on": "test",
     "top1": top1,
     "top5": 0.75,
     "seconds": {
@@ -294,6 +299,7 @@ def one_result(top1, **fields):
       "dawn": 1.5,
       "compile": {"cold": 30.0, "cached": None},
       "process": 40.0,
+      "to_target": None,
     },
     "device": "1 x NVIDIA H100 80GB HBM3",
     "versions": {"python": "3.11.2", "jax": "0.10.2"},
@@ -318,13 +324,17 @@ def test_result_of_three_runs(tmp_path):
     one_result(0.94, seed=2, top5=0.75),
     one_result(0.96, seed=3, top5=1.0),
   ]
-  # Only the first run of a process compiles.
-  for row, train in zip(rows, (2.0, 3.0, 7.0), strict=True):
-    cold = 30.0 if row["seed"] == 1 else None
-    compile_seconds = {"cold": cold, "cached": None}
-    row["seconds"] = row["seconds"] | {"train": train, "compile": compile_seconds}
+  # Only the first run of a process compiles; the first does not reach the target.
+  for row, train, to_target in zip(rows, (2.0, 3.0, 7.0), (None, 1.25, 2.25), strict=True):
+    row["config"] = row["config"] | {"seed": row["seed"]}
+    row["seconds"] = row["seconds"] | {
+      "train": train,
+      "compile": {"cold": 30.0 if row["seed"] == 1 else None, "cached": None},
+      "to_target": to_target,
+    }
   result = write_result(tmp_path, rows)
-  assert set(result) == {*RESULT_KEYS, "n", "mean", "sd", "ci95", "runs"}
+  added = {"n", "mean", "sd", "ci95", "target", "p_value", "reached", "seconds_min", "runs"}
+  assert set(result) == {*RESULT_KEYS, *added}
   assert result["n"] == 3
   assert result["top1"] == result["mean"] == pytest.approx((0.92 + 0.94 + 0.96) / 3)
   # Deviations -0.02, 0, 0.02 over n - 1 = 2; t(0.975, 2) = 4.302653 of any table.
@@ -336,9 +346,22 @@ def test_result_of_three_runs(tmp_path):
     "dawn": 1.5,
     "compile": {"cold": 30.0, "cached": None},
     "process": 40.0,
+    "to_target": (1.25 + 2.25) / 2,
   }
+  assert result["seconds_min"] == result["seconds"] | {"train": 2.0, "to_target": 1.25}
+  assert (result["target"], result["reached"]) == (0.93, 2)
+  # t = (0.94 - 0.93) / (0.02 / sqrt(3)) = sqrt(3) / 2; Student's t of 2 degrees of freedom has the
+  # distribution function 1/2 + t / (2 sqrt(2 + t^2)).
+  t = math.sqrt(3) / 2
+  assert result["p_value"] == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t**2)), rel=1e-9)
   assert result["seed"] == 1
-  assert result["config"] == {"seed": 1, "phases": [{"epochs": 8, "rate": 0.5}]}
+  # The config is that of the group, as its folder holds it.
+  assert result["config"] == {
+    "seed": 1,
+    "runs": 3,
+    "target": 0.93,
+    "phases": [{"epochs": 8, "rate": 0.5}],
+  }
   # What all runs share stands once, at the top.
   assert result["runs"] == [
     {key: row[key] for key in ("top1", "top5", "seconds", "seed")} for row in rows
@@ -351,6 +374,61 @@ def test_interval_uses_students_t(tmp_path, degrees, t):
   rows = [one_result(0.9 + 0.01 * (index % 2)) for index in range(degrees + 1)]
   result = write_result(tmp_path, rows)
   assert result["ci95"] == pytest.approx(t * result["sd"] / math.sqrt(degrees + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0.9385, 0.94, 0.9401, 0.945])
+def test_p_value_is_that_of_scipys_t_test(bound):
+  stats = pytest.importorskip("scipy.stats")
+  # As many runs, as high and as wide as airbench94's 94.01 % with 0.14 %.
+  values = list(np.random.default_rng(0).normal(0.9401, 0.0014, size=200))
+  expected = stats.ttest_1samp(values, bound, alternative="greater").pvalue
+  assert p_value_of_at_most(values, bound) == pytest.approx(expected, rel=1e-6)
+
+
+def test_p_value_is_small_only_for_a_mean_above_the_bound():
+  assert p_value_of_at_most([0.95, 0.951, 0.949], 0.94) < 0.01
+  assert p_value_of_at_most([0.93, 0.931, 0.929], 0.94) > 0.99
+  assert p_value_of_at_most([0.93, 0.95], 0.94) == pytest.approx(0.5)
+
+
+def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    above = write_result(tmp_path, [one_result(0.94)] * 3)
+    at = write_result(tmp_path, [one_result(0.93)] * 3)
+    below = write_result(tmp_path, [one_result(0.1)] * 3)
+  assert [result["p_value"] for result in (above, at, below)] == [0.0, 1.0, 1.0]
+  assert [result["sd"] for result in (above, at, below)] == [0.0, 0.0, 0.0]
+  assert above["ci95"] == 0.0 and above["reached"] == 0
+  # A row says what its run came to, also where all came to the same.
+  own = ("top1", "top5", "seconds", "seed")
+  assert above["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
+
+
+def test_one_run_has_neither_interval_nor_p(tmp_path):
+  result = write_result(tmp_path, [one_result(0.94)])
+  assert not {"n", "sd", "ci95", "p_value", "seconds_min", "runs"} & set(result)
+
+
+def test_one_run_does_not_pay_for_scipy(tmp_path):
+  code = (
+    "import pathlib, sys\n"
+    "from jaxspeed.records import RESULT_KEYS, write_result\n"
+    "row = dict.fromkeys(RESULT_KEYS, 0.5)\n"
+    "write_result(pathlib.Path(sys.argv[1]), [row])\n"
+    "print([name for name in sys.modules if name.startswith('scipy')])"
+  )
+  command = [sys.executable, "-c", code, str(tmp_path)]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+  assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_images_of_two_kinds_have_no_common_mean(tmp_path):
+  rows = [one_result(0.9), one_result(0.9, evaluated_on="validation")]
+  with pytest.raises(ValueError, match="test images and of validation images"):
+    write_result(tmp_path, rows)
+  with pytest.raises(ValueError, match="evaluated_on is 'train', not one of"):
+    result_row(config={}, evaluated_on="train", top1=0.5, top5=None, seconds={}, seed=0)
 
 
 def test_sets_of_few_classes_have_no_top5(tmp_path):
@@ -367,11 +445,19 @@ def test_result_with_other_keys_is_refused(tmp_path):
 def test_result_row_makes_a_result(tmp_path):
   clock = Clock()
   clock.add("train", 2.5)
-  row = result_row(config={"seed": 3}, top1=0.5, top5=None, seconds=clock.summary(), seed=3)
+  row = result_row(
+    config={"seed": 3},
+    evaluated_on="validation",
+    top1=0.5,
+    top5=None,
+    seconds=clock.summary(),
+    seed=3,
+  )
   result = write_result(tmp_path, [row])
   assert tuple(result) == RESULT_KEYS
   assert set(result["seconds"]) == {"train", "dawn", "compile", "process"}
   assert result["seconds"]["train"] == 2.5
+  assert result["evaluated_on"] == "validation"
   assert set(result["seconds"]["compile"]) == {"cold", "cached"}
   assert set(result["versions"]) == {
     "python",

@@ -32,8 +32,32 @@ RESULT = {
     "dawn": 2.5,
     "compile": {"cold": 12.1, "cached": None},
     "process": 20.0,
+    "to_target": 2.25,
   },
+  "evaluated_on": "test",
   "device": "1 x NVIDIA H100 80GB HBM3",
+}
+
+
+def run_row(seed, top1, train, to_target):
+  return {"seed": seed, "top1": top1, "seconds": {"train": train, "to_target": to_target}}
+
+
+SEVERAL = RESULT | {
+  "top5": None,
+  "n": 3,
+  "mean": 0.9401,
+  "sd": 0.00131,
+  "ci95": 0.00018,
+  "target": 0.94,
+  "p_value": 0.000123,
+  "reached": 2,
+  "seconds_min": RESULT["seconds"] | {"train": 2.5512},
+  "runs": [
+    run_row(8, 0.9410, 2.594, 2.25),
+    run_row(9, 0.94, 2.5512, 2.25),
+    run_row(10, 0.9393, 12.0, None),
+  ],
 }
 
 
@@ -137,7 +161,7 @@ def test_progress_is_due_now_and_then_on_a_terminal_and_never_else(terminal, pip
 
 def test_columns_stand_under_their_titles():
   groups, titles = epoch_titles()
-  assert groups == 31 * " " + "training" + 13 * " " + "validation"
+  assert groups == 31 * " " + "training" + 13 * " " + "evaluation"
   assert titles == (
     "epoch      lr   px batch   loss    top1   loss    top1    top5   img/s  train s"
   )
@@ -152,17 +176,43 @@ def test_columns_stand_under_their_titles():
 
 
 def test_result_of_one_run():
-  assert format_result(RESULT) == (
-    "   top1     top5  train s  dawn s   compile s  process s                     device",
-    "94.010%  99.810%     2.59    2.50  12.10 cold      20.00  1 x NVIDIA H100 80GB HBM3",
+  assert format_result(RESULT) == [
+    "   top1     top5  train s  dawn s   compile s  process s  evaluated on"
+    "                     device",
+    "94.010%  99.810%     2.59    2.50  12.10 cold      20.00   test images"
+    "  1 x NVIDIA H100 80GB HBM3",
+  ]
+
+
+def test_result_on_held_out_images_says_so():
+  held_out = {"evaluated_on": "validation"}
+  for result in (RESULT, SEVERAL):
+    assert "validation images" in " ".join(format_result(result | held_out))
+    assert "validation" not in " ".join(format_result(result))
+    assert "test images" not in " ".join(format_result(result | held_out))
+
+
+def test_result_of_several_runs_is_a_table_the_interval_and_the_test():
+  *table, titles, values, seconds, target, test = format_result(SEVERAL)
+  assert table == [
+    "seed     top1  train s  target s",
+    "   8  94.100%     2.59      2.25",
+    "   9  94.000%     2.55      2.25",
+    "  10  93.930%    12.00         -",
+  ]
+  assert titles.startswith("   top1   95 % CI      sd  runs  top5  train s")
+  assert values.startswith("94.010%  +-0.018%  0.131%     3     -     2.59")
+  assert seconds == "train s: mean 2.594, min 2.551"
+  assert target == "target: 94.000%, reached by 2 of 3 runs, after 2.25 s in the mean"
+  assert test == (
+    'p = 0.00012 for "the true mean is at most 94.000%" (one-sided t-test): a small p says that it '
+    "is above"
   )
 
 
-def test_result_of_several_runs_has_its_interval():
-  several = RESULT | {"n": 200, "mean": 0.9401, "sd": 0.00131, "ci95": 0.00018, "top5": None}
-  titles, values = format_result(several)
-  assert titles.startswith("   top1   95 % CI      sd  runs  top5  train s")
-  assert values.startswith("94.010%  +-0.018%  0.131%   200     -     2.59")
+def test_a_target_that_no_run_reached_has_no_seconds():
+  none = SEVERAL | {"reached": 0, "seconds": SEVERAL["seconds"] | {"to_target": None}}
+  assert "target: 94.000%, reached by 0 of 3 runs" in format_result(none)
 
 
 @pytest.mark.parametrize(

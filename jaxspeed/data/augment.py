@@ -1,12 +1,13 @@
 """Augmentation inside the compiled step: pure functions of a key and a batch of uint8 images.
 
 Every random number is drawn for the whole global batch and then sliced, so that image i gets the
-same crop, flip and cutout on one device as on eight.
+same crop, jitter, cutout and cutmix on one device as on eight. Whether it is mirrored comes with
+the batch (`feed`): that may depend on the epoch and on the image's place in the set.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
 
 
 def reflect_index(index: Int[Array, "..."], size: int) -> Int[Array, "..."]:
@@ -36,14 +37,14 @@ def crop_and_flip(
   )
 
 
-def cutout_mask(
+def square_mask(
   top: Int[Array, "n"], left: Int[Array, "n"], size: int, height: int, width: int
 ) -> Bool[Array, "n h w 1"]:
-  """True outside each image's square of `size` pixels with its corner at (top, left)."""
+  """True in each image's square of `size` pixels with its corner at (top, left)."""
   y, x = jnp.arange(height), jnp.arange(width)
   in_rows = (y >= top[:, None]) & (y < top[:, None] + size)
   in_columns = (x >= left[:, None]) & (x < left[:, None] + size)
-  return ~(in_rows[:, :, None] & in_columns[:, None, :])[..., None]
+  return (in_rows[:, :, None] & in_columns[:, None, :])[..., None]
 
 
 def normalize(
@@ -54,48 +55,132 @@ def normalize(
   return images.astype(jnp.float32) * scale - jnp.asarray(mean, jnp.float32) * scale
 
 
+def draw_uniform(
+  key: Key[Array, ""], rows: int, first: Int[Array, ""] | int, n: int, global_batch: int
+) -> Float[Array, "rows n"]:
+  """Numbers in [0, 1) of images first ... first + n - 1 of the global batch.
+
+  One draw for everything: five would be most of what the step takes to compile.
+  """
+  whole = jax.random.uniform(key, (rows, global_batch))
+  return jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
+
+
+def to_integers(uniform: Float[Array, "n"], low: int, high: int) -> Int[Array, "n"]:
+  """low ... high, both included, all alike often."""
+  return low + jnp.floor(uniform * (high - low + 1)).astype(jnp.int32)
+
+
+def jitter(
+  images: Float[Array, "n h w c"],
+  uniform: Float[Array, "2 n"],
+  *,
+  brightness: float,
+  contrast: float,
+) -> Float[Array, "n h w c"]:
+  """Adds to each image a number in +-brightness, then multiplies by one in 1 +- contrast.
+
+  On normalised images and in this order, as hiverge/cifar10-speedrun has it; the factor thus
+  scales what was added too.
+  """
+  between = 2.0 * uniform[:, :, None, None, None] - 1.0
+  return (images + brightness * between[0]) * (1.0 + contrast * between[1])
+
+
 def augment(
   key: UInt32[Array, "2"],
   images: UInt8[Array, "n h w c"],
   *,
   first: Int[Array, ""] | int,
   global_batch: int,
+  mirror: Bool[Array, "n"] | None,
   crop_padding: int,
-  flip: bool,
   cutout: int,
+  brightness: float,
+  contrast: float,
   mean: tuple[float, ...],
   std: tuple[float, ...],
 ) -> Float[Array, "n h w c"]:
-  """Random crop, flip and cutout of myrtle's recipe, then normalisation, in float32.
+  """Random crop and mirror image, normalisation, colour jitter and cutout, in float32.
 
-  Crops come from a border of `crop_padding` reflected pixels, all offsets alike; flips have
-  probability 1/2 each (the original flips exactly half of an epoch); the square of `cutout`
-  pixels lies wholly inside and is set to the mean (davidcpage/cifar10-fast).
+  Crops come from a border of `crop_padding` reflected pixels, all offsets alike; the square of
+  `cutout` pixels lies wholly inside and is set to the mean (davidcpage/cifar10-fast). It comes
+  last, so that jitter leaves it at the mean. Each option has its own row of the draw, so none
+  changes what the others do.
 
   Args:
     key: of this step.
     images: this device's part of the global batch.
     first: index of the part's first image in the global batch.
     global_batch: images of all devices.
+    mirror: which images are mirrored left to right; None: none.
+    crop_padding: 0: no crop.
+    cutout: side of the square; 0: none.
+    brightness: the most that is added, in standard deviations; see `jitter`.
+    contrast: the most by which the factor differs from 1.
+    mean, std: of `normalize`.
   """
   n, h, w, _ = images.shape
-  # One draw for everything: five would be most of what the step takes to compile.
-  whole = jax.random.uniform(jax.random.wrap_key_data(key), (5, global_batch))
-  uniform = jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
-
-  def draw(index: int, low: int, high: int) -> Int[Array, "n"]:
-    return low + jnp.floor(uniform[index] * (high - low + 1)).astype(jnp.int32)
-
-  if crop_padding or flip:
-    zero = jnp.zeros((n,), jnp.int32)
+  uniform = draw_uniform(jax.random.wrap_key_data(key), 6, first, n, global_batch)
+  if crop_padding or mirror is not None:
+    none = jnp.zeros((n,), jnp.int32)
     images = crop_and_flip(
       images,
-      draw(0, -crop_padding, crop_padding) if crop_padding else zero,
-      draw(1, -crop_padding, crop_padding) if crop_padding else zero,
-      (draw(2, 0, 1) if flip else zero).astype(bool),
+      to_integers(uniform[0], -crop_padding, crop_padding) if crop_padding else none,
+      to_integers(uniform[1], -crop_padding, crop_padding) if crop_padding else none,
+      none.astype(bool) if mirror is None else mirror,
     )
   result = normalize(images, mean, std)
+  if brightness or contrast:
+    result = jitter(result, uniform[4:6], brightness=brightness, contrast=contrast)
   if cutout:
-    mask = cutout_mask(draw(3, 0, h - cutout), draw(4, 0, w - cutout), cutout, h, w)
-    result = jnp.where(mask, result, 0.0)
+    top, left = to_integers(uniform[2], 0, h - cutout), to_integers(uniform[3], 0, w - cutout)
+    result = jnp.where(square_mask(top, left, cutout, h, w), 0.0, result)
   return result
+
+
+def cutmix(
+  key: UInt32[Array, "2"],
+  images: Float[Array, "n h w c"],
+  labels: Int[Array, "n"],
+  *,
+  first: Int[Array, ""] | int,
+  global_batch: int,
+  size: int,
+) -> tuple[Float[Array, "n h w c"], Int[Array, "n"], float]:
+  """Puts in each image a square of `size` pixels from the same place of its partner.
+
+  After tysam-code/hlb-CIFAR10: the square lies wholly inside, all places alike, and mixing
+  follows crop and flip. For an even size the original never reaches the last row and column.
+
+  Args:
+    key: of this step, and not the one that `augment` has: that draws the same numbers for crops.
+    images: this device's part of the augmented global batch.
+    labels: of the images.
+    first: index of the part's first image in the global batch.
+    global_batch: images of all devices.
+    size: side of the square.
+
+  Returns:
+    The images, the labels of their partners, and the share of the pixels that come from them:
+    the loss is (1 - share) * loss(labels) + share * loss(partner labels).
+
+  Raises:
+    ValueError: a part of an odd number of images, of which one has no partner.
+  """
+  n, h, w, _ = images.shape
+  if n % 2:
+    raise ValueError(f"cutmix pairs the images of a device, of which there are {n}.")
+  uniform = draw_uniform(jax.random.wrap_key_data(key), 2, first, n, global_batch)
+  top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)
+  mixed = jnp.where(square_mask(top, left, size, h, w), of_partner(images), images)
+  return mixed, of_partner(labels), size * size / (h * w)
+
+
+def of_partner(array: Shaped[Array, "n *rest"]) -> Shaped[Array, "n *rest"]:
+  """Element i XOR 1 in the place of element i, for an even n.
+
+  The order of an epoch is random, so a pairing of neighbours is a random pairing; and while a
+  device's part is even, pairs do not depend on the number of devices and need no gather.
+  """
+  return array.reshape(-1, 2, *array.shape[1:])[:, ::-1].reshape(array.shape)

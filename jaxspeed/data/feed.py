@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 # Names of what a seed is spent on; a key is folded with one, then with the epoch or the step.
-ORDER, AUGMENT, INIT, WARMUP = 0, 1, 2, 3
+ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX = range(6)
 
 
 class Batch(flax.struct.PyTreeNode):
@@ -32,28 +32,53 @@ def purpose_key(
   return jax.random.key_data(jax.random.fold_in(folded, number))
 
 
+class Order(flax.struct.PyTreeNode):
+  """How an epoch visits a set: at each position which image, and whether it is mirrored."""
+
+  index: Int[Any, "n"]
+  mirror: Bool[Any, "n"]
+
+
 def epoch_order(
-  key: UInt32[Array, "2"], epoch: Int[Array, ""] | int, images: int
-) -> Int[Array, "images"]:
-  """The permutation in which an epoch visits the images."""
-  order_key = jax.random.wrap_key_data(purpose_key(key, ORDER, epoch))
-  return jax.random.permutation(order_key, images)
+  key: UInt32[Array, "2"], epoch: Int[Array, ""] | int, images: int, *, flip: str
+) -> Order:
+  """A permutation of the images, and flips.
+
+  Args:
+    key: of the run.
+    epoch: from 0.
+    images: in the set.
+    flip: "none"; "random", each image with probability 1/2; "alternating", each image with
+      probability 1/2 in the first epoch and then in every other epoch, so that two epochs in a
+      row see both of its sides (KellerJordan/cifar10-airbench).
+  """
+  index = jax.random.permutation(jax.random.wrap_key_data(purpose_key(key, ORDER, epoch)), images)
+  if flip == "none":
+    return Order(index, jnp.zeros((images,), bool))
+  drawn_in = epoch if flip == "random" else 0
+  bits = jax.random.bernoulli(
+    jax.random.wrap_key_data(purpose_key(key, FLIP, drawn_in)), shape=(images,)
+  )
+  if flip == "alternating":
+    bits = bits ^ (epoch % 2 == 1)
+  return Order(index, bits[index])
 
 
 def take_batch(
   images: UInt8[Array, "n h w 3"],
   labels: Int[Array, "n"],
-  order: Int[Array, "n"],
+  order: Order,
   first: Int[Array, ""] | int,
   size: int,
-) -> Batch:
-  """`size` examples from position `first` of the order on."""
-  index = jax.lax.dynamic_slice_in_dim(order, first, size)
-  return Batch(
-    image=images.at[index].get(mode="promise_in_bounds"),
-    label=labels.at[index].get(mode="promise_in_bounds"),
+) -> tuple[Batch, Bool[Array, "size"]]:
+  """`size` examples from position `first` of the order on, and which of them to mirror."""
+  part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), order)
+  batch = Batch(
+    image=images.at[part.index].get(mode="promise_in_bounds"),
+    label=labels.at[part.index].get(mode="promise_in_bounds"),
     mask=jnp.ones((size,), bool),
   )
+  return batch, part.mirror
 
 
 def pad_batches(

@@ -262,12 +262,14 @@ class Whiten(nn.Module):
   """Frozen convolution whose `kernel` comes from `whitening_kernel`: [n, h, w, c] to `features`.
 
   The kernel is among the parameters, so that it is saved with them, but gets no gradient, and
-  the weight gradient of a convolution of 3 channels, slow everywhere, is never computed.
+  the weight gradient of a convolution of 3 channels, slow everywhere, is never computed. With a
+  `bias_init` there is a trained `bias`, as in airbench.
   """
 
   features: int = 27
   patch: int = 3
   padding: int = 1
+  bias_init: nn.initializers.Initializer | None = None
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -275,16 +277,27 @@ class Whiten(nn.Module):
     shape = (self.features, self.patch, self.patch, x.shape[-1])
     kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, jnp.float32))
     x = lax.stop_gradient(x)
-    return _convolve(x.astype(self.dtype), kernel.astype(self.dtype), 1, self.padding)
+    y = _convolve(x.astype(self.dtype), kernel.astype(self.dtype), 1, self.padding)
+    if self.bias_init is not None:
+      bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+      y = y + bias.astype(self.dtype)
+    return y
 
 
 def whitening_kernel(
-  images: Float[Array, "n h w c"], *, patch: int = 3, epsilon: float = 1e-2
-) -> Float[Array, "k p p c"]:
-  """Filters that decorrelate the patches of normalised float32 images; k = patch * patch * c.
+  images: Float[Array, "n h w c"],
+  *,
+  filters: int = 27,
+  patch: int = 3,
+  epsilon: float = 1e-2,
+  centered: bool = False,
+) -> Float[Array, "filters p p c"]:
+  """Filters that decorrelate the patches of normalised float32 images.
 
   Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
-  patches, not centred, over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb.
+  patches over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance is
+  about zero, or about the mean patch where `centered` (hlb-CIFAR10). Of 2 * patch * patch * c
+  `filters` the second half are the negatives of the first (hlb-CIFAR10, airbench).
   The work is done 256 images at a time, in 26 MB at CIFAR-10's size, where all patches of
   10,000 images would fill 1 GB.
   """
@@ -299,9 +312,16 @@ def whitening_kernel(
       chunk_images[:, i : i + rows, j : j + columns] for i in range(patch) for j in range(patch)
     ]
     patches = jnp.concatenate(shifted, axis=-1).reshape(-1, size)
-    return total + jnp.matmul(patches.T, patches, precision=lax.Precision.HIGHEST), None
+    products, sums = total
+    product = jnp.matmul(patches.T, patches, precision=lax.Precision.HIGHEST)
+    return (products + product, sums + patches.sum(axis=0)), None
 
-  total, _ = lax.scan(add_chunk, jnp.zeros((size, size), jnp.float32), chunks)
-  eigenvalues, vectors = jnp.linalg.eigh(total / (n * rows * columns - 1))
-  filters = (vectors / jnp.sqrt(eigenvalues + epsilon))[:, ::-1].T
-  return filters.reshape(size, patch, patch, c)
+  zero = jnp.zeros((size, size), jnp.float32), jnp.zeros((size,), jnp.float32)
+  (products, sums), _ = lax.scan(add_chunk, zero, chunks)
+  count = n * rows * columns
+  if centered:
+    products = products - jnp.outer(sums, sums) / count
+  eigenvalues, vectors = jnp.linalg.eigh(products / (count - 1))
+  rows_first = (vectors / jnp.sqrt(eigenvalues + epsilon))[:, ::-1].T
+  kernel = rows_first.reshape(size, patch, patch, c)
+  return kernel if filters == size else jnp.concatenate([kernel, -kernel])

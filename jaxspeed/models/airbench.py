@@ -1,0 +1,160 @@
+"""The nets of airbench, hlb-CIFAR10 and hiverge: whitening, three groups, one linear layer.
+
+Sources: KellerJordan/cifar10-airbench, tysam-code/hlb-CIFAR10, hiverge/cifar10-speedrun.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxspeed.models.layers import (
+  Activation,
+  Conv,
+  Norm,
+  Whiten,
+  conv_init,
+  dense_init,
+  global_max_pool,
+  max_pool,
+)
+
+ACTIVATIONS: dict[str, Activation] = {
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "silu": jax.nn.silu,
+}
+
+# PyTorch's for 2x2 patches of 3 channels: U(+-1/sqrt(12)).
+BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
+  "none": None,
+  "zero": nn.initializers.zeros_init(),
+  "uniform": lambda key, shape, dtype: jax.random.uniform(
+    key, shape, dtype, minval=-(12**-0.5), maxval=12**-0.5
+  ),
+}
+
+
+def dirac(shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Float[Array, "o k k i"]:
+  """OHWI filters that pass channel j on as output j, and zeros in outputs beyond the inputs."""
+  middle = shape[1] // 2
+  diagonal = jnp.eye(shape[0], shape[3], dtype=dtype)
+  return jnp.zeros(shape, dtype).at[:, middle, middle].set(diagonal)
+
+
+def dirac_init(
+  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "o k k i"]:
+  """PyTorch's default, but the first filters, one an input channel, pass it on (airbench)."""
+  passes = jnp.arange(shape[0])[:, None, None, None] < shape[3]
+  return jnp.where(passes, dirac(shape, dtype), conv_init(key, shape, dtype))
+
+
+def dirac_added_init(
+  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "o k k i"]:
+  """PyTorch's default plus `dirac`, brought back to the default's mean and spread (hlb)."""
+  plain = conv_init(key, shape, dtype)
+  added = plain + dirac(shape, dtype)
+  return (added - added.mean()) / added.std() * plain.std() + plain.mean()
+
+
+def unit_std_init(
+  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "i o"]:
+  """PyTorch's default for linear layers, scaled to a standard deviation of 1 over all weights."""
+  plain = dense_init(key, shape, dtype)
+  return plain / plain.std(ddof=1)
+
+
+class Group(nn.Module):
+  """Convolution, 2x2 max pool, norm, activation; convolution, norm, activation.
+
+  With `depth` 3 a third convolution and norm follow, and the group's first activations are added
+  before the last one (airbench96). [n, h, w, i] to [n, h // 2, w // 2, features].
+  """
+
+  features: int
+  activation: Activation
+  train: bool
+  depth: Literal[2, 3] = 2
+  first_init: nn.initializers.Initializer = dirac_init
+  norm_momentum: float = 0.6
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
+    norm = functools.partial(
+      Norm,
+      use_running_average=not self.train,
+      momentum=self.norm_momentum,
+      epsilon=1e-12,
+      train_scale=False,
+    )
+    conv = functools.partial(Conv, self.features, dtype=self.dtype)
+
+    x = max_pool(conv(kernel_init=self.first_init, name="conv1")(x), 2)
+    x = norm(activation=self.activation, name="norm1")(x)
+    y = conv(kernel_init=dirac_init, name="conv2")(x)
+    y = norm(activation=self.activation, name="norm2")(y)
+    if self.depth == 3:
+      y = norm(name="norm3")(conv(kernel_init=dirac_init, name="conv3")(y))
+      y = self.activation(y + x)
+    return y
+
+
+class Airbench(nn.Module):
+  """[n, h, w, 3] to float32 logits [n, classes]; images of 9 pixels and more will do.
+
+  Seven convolutions (ten with `depth` 3): 2x2 whitening filters and their negatives, frozen, with
+  a bias; three `Group`s of `widths`; the maximum over what is left of the map, 3x3 of
+  32 pixels; a linear layer without bias, times `head_scale`. Norms have no scale.
+
+  `whiten_bias` starts at zero (airbench94), uniform as PyTorch's (Muon, hiverge), or is not there
+  (hlb). `init_method` is that of a group's first convolution: "dirac" or "dirac_added" (hlb).
+  `head_unit_std` scales the linear layer's first weights to a standard deviation of 1.
+  """
+
+  classes: int = 10
+  widths: tuple[int, int, int] = (64, 256, 256)
+  depth: Literal[2, 3] = 2
+  activation: Literal["gelu", "silu"] = "gelu"
+  init_method: Literal["dirac", "dirac_added"] = "dirac"
+  norm_momentum: float = 0.6
+  whiten_bias: Literal["none", "zero", "uniform"] = "zero"
+  head_scale: float = 1 / 9
+  head_unit_std: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
+    x = Whiten(
+      features=24,
+      patch=2,
+      padding=0,
+      bias_init=BIAS_INITS[self.whiten_bias],
+      dtype=self.dtype,
+      name="whiten",
+    )(x)
+    x = ACTIVATIONS["gelu"](x)
+    for number, features in enumerate(self.widths, 1):
+      x = Group(
+        features,
+        activation=ACTIVATIONS[self.activation],
+        train=train,
+        depth=self.depth,
+        first_init=dirac_init if self.init_method == "dirac" else dirac_added_init,
+        norm_momentum=self.norm_momentum,
+        dtype=self.dtype,
+        name=f"group{number}",
+      )(x)
+    x = global_max_pool(x).astype(jnp.float32)
+    head = nn.Dense(
+      self.classes,
+      use_bias=False,
+      kernel_init=unit_std_init if self.head_unit_std else dense_init,
+      name="head",
+    )
+    return head(x) * self.head_scale
