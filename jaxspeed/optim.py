@@ -197,8 +197,9 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
   rest. Biases, the head and the bias of a whitening layer have rates and decays of their own; a
   scale goes with the filters, with Muon with the biases.
 
-  Its `update` takes the extra arguments `learning_rate`; `whiten_bias_rate`, a rate and no factor,
-  where the net has such a bias, which is frozen at 0; and with Muon `renormalize`, 0 or 1.
+  Its `update` takes the extra arguments `learning_rate`; with `config.whitening.bias_epochs`
+  `whiten_bias_rate`, a rate and no factor, which freezes that bias at 0; and with Muon
+  `renormalize`, 0 or 1.
 
   Raises:
     UserError: an unknown name.
@@ -218,12 +219,14 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
   transforms = {
     "bias": make_sgd(fields.bias_rate, fields.bias_decay),
     "head": make_sgd(fields.head_rate, fields.head_decay),
-    "whiten_bias": optax.chain(
-      make_sgd(1.0, config.whitening.bias_decay, "whiten_bias_rate"),
-      hold_at_zero("whiten_bias_rate"),
-    ),
+    "whiten_bias": optax.set_to_zero(),
     "frozen": optax.set_to_zero(),
   }
+  if config.whitening.bias_epochs:
+    transforms["whiten_bias"] = optax.chain(
+      make_sgd(1.0, config.whitening.bias_decay, "whiten_bias_rate"),
+      hold_at_zero("whiten_bias_rate"),
+    )
   if fields.name == "sgd":
     transforms["filter"] = transforms["scale"] = make_sgd(1.0, 1.0)
   elif fields.name == "muon":

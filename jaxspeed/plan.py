@@ -64,8 +64,8 @@ class Plan:
   eval_images: int
   eval_batch_size: int
   table: dict[str, Float[np.ndarray, "steps"]]
-  whiten_bias_steps: int  # from the first on
-  cutmix_from: int  # step
+  whiten_bias_steps: int = 0  # the first ones
+  cutmix_steps: int = 0  # the last ones
 
   @property
   def epochs(self) -> int:
@@ -103,7 +103,7 @@ class Plan:
     """The kind of the step with this number, counted from 0."""
     return StepKind(
       whiten_bias=step < self.whiten_bias_steps,
-      cutmix=step >= self.cutmix_from,
+      cutmix=step >= self.total_steps - self.cutmix_steps,
     )
 
   def segments(self, epoch: int) -> Segments:
@@ -114,9 +114,11 @@ class Plan:
 
   def programs(self) -> list[str]:
     """Names of the programs that a run compiles, each with its shape."""
-    epochs = {self.segments(e): self.phase_of(self.first_step_of(e)) for e in range(self.epochs)}
+    epochs = range(self.epochs)
     names = ["init"]
-    for segments, phase in epochs.items():
+    for phase, segments in dict.fromkeys(
+      (self.phase_of(self.first_step_of(epoch)), self.segments(epoch)) for epoch in epochs
+    ):
       shape = f"{phase.batch_size}x{phase.image_size}x{phase.image_size}x3"
       steps = " + ".join(f"{n}{_mark(kind)}" for n, kind in segments)
       names.append(f"train {shape}, {steps} steps an epoch")
@@ -180,11 +182,9 @@ def make_plan(
     eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
     table=_table(config, total, steps_per_epoch),
     whiten_bias_steps=_steps(config.whitening.bias_epochs, steps_per_epoch),
-    cutmix_from=(
-      total - _steps(config.augment.cutmix_epochs, steps_per_epoch)
-      if config.augment.cutmix
-      else total
-    ),
+    cutmix_steps=_steps(config.augment.cutmix_epochs, steps_per_epoch)
+    if config.augment.cutmix
+    else 0,
   )
 
 

@@ -240,6 +240,21 @@ def test_brightness_alone_adds_and_contrast_alone_multiplies():
   assert error < 1e-5 and factor.std() > 0.1
 
 
+def test_what_is_drawn_for_an_image_is_uncorrelated():
+  # Of one key, one option at a time: its draws are the same with the others on.
+  n, size = 2000, 12
+  crops = augmented(positions(n, size), crop_padding=4)[:, 6, 6, :2]
+  kept = augmented(np.full((n, size, size, 3), 255, np.uint8), cutout=3)[..., 0] > 0
+  corners = [np.argmin(kept.all(axis=axis), axis=1) for axis in (2, 1)]
+  jittered = positions(n, size) + 1
+  brightness = (augmented(jittered, brightness=1.0) - jittered)[:, 0, 0, 0]
+  contrast = (augmented(jittered, contrast=1.0) / jittered)[:, 0, 0, 0]
+  drawn = np.stack([*crops.T, *corners, brightness, contrast])
+  correlation = np.corrcoef(drawn)
+  # Standard deviation of a correlation of independent numbers: 1 / sqrt(n).
+  np.testing.assert_allclose(correlation, np.eye(6), rtol=0, atol=5 / np.sqrt(n))
+
+
 def test_cutout_is_the_mean_after_jitter():
   white = np.full((64, 9, 9, 3), 255, np.uint8)
   result = augmented(white, brightness=0.5, contrast=0.5, cutout=5, mean=MEAN, std=STD)

@@ -1,10 +1,11 @@
-"""The moving average against NumPy."""
+"""The moving average against NumPy, lookahead against PyTorch."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxspeed import averaging
+from jaxspeed import averaging, schedules
 
 
 def tree(seed):
@@ -41,3 +42,74 @@ def test_keeping_all_is_exactly_the_identity():
 def test_keeping_nothing_is_exactly_the_new_values():
   average = jax.jit(averaging.ema)(tree(0), tree(1), jnp.float32(0.0))
   jax.tree.map(np.testing.assert_array_equal, average, tree(1))
+
+
+def bits(array):
+  return np.asarray(array).view(np.uint32)
+
+
+def leaves_as_torch(torch, model):
+  return [torch.tensor(x, dtype=torch.float64) for x in jax.tree.leaves(model)]
+
+
+@pytest.mark.parametrize("from_epoch", [0, 2])
+def test_lookahead_over_a_run_is_torchs(from_epoch):
+  """23 steps in epochs of 4, every 3 steps: airbench94's loop, and hlb's from epoch 2 on."""
+  torch = pytest.importorskip("torch")
+  total, per_epoch, every = 23, 4, 3
+  keep, pull = schedules.lookahead(total, per_epoch, decay=0.95, every=every, from_epoch=from_epoch)
+  step = jax.jit(
+    lambda average, model, move, keep, pull: averaging.lookahead(
+      average, jax.tree.map(jnp.add, model, move), keep, pull
+    )
+  )
+  average = model = tree(0)
+  net = leaves_as_torch(torch, model)
+  slow = [x.clone() for x in net] if from_epoch == 0 else None
+  for number in range(total):
+    average, model = step(
+      average, model, tree(number + 1), jnp.float32(keep[number]), jnp.float32(pull[number])
+    )
+    for x, move in zip(net, leaves_as_torch(torch, tree(number + 1)), strict=True):
+      x += move
+    done = number + 1
+    if done % every == 0 and number // per_epoch >= from_epoch:
+      if slow is None:
+        slow = [x.clone() for x in net]
+      else:
+        share = 0.95**every * (done / total) ** 3
+        for a, x in zip(slow, net, strict=True):
+          a.lerp_(x, 1 - share)
+          x.copy_(a)
+    for ours, theirs in zip(jax.tree.leaves(model), net, strict=True):
+      if done < total:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+  for ours, end, theirs in zip(*map(jax.tree.leaves, (average, model)), slow, strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(ours, end)
+
+
+@pytest.mark.parametrize("pull", [0.0, 1.0])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.77, 1.0])
+def test_lookahead_is_exact_where_nothing_moves(keep, pull):
+  old, new = tree(0), tree(1)
+  # A weight that is frozen, as the whitening filters.
+  old["frozen"] = new["frozen"] = np.array([0.1, -1 / 3, 1e-20], np.float32)
+  look = jax.jit(averaging.lookahead)
+  average, model = look(old, new, jnp.float32(keep), jnp.float32(pull))
+  np.testing.assert_array_equal(bits(average["frozen"]), bits(old["frozen"]))
+  if keep in (0.0, 1.0):
+    end = old if keep else new
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), average, end)
+  target = average if pull else new
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), model, target)
+
+
+def test_lookahead_keeps_its_share():
+  average, _ = averaging.lookahead(tree(0), tree(1), jnp.float32(0.3), jnp.float32(0))
+  jax.tree.map(
+    lambda a, old, new: np.testing.assert_allclose(a, 0.3 * old + 0.7 * new, rtol=1e-5, atol=1e-5),
+    average,
+    tree(0),
+    tree(1),
+  )

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
-from toy import toy_config, toy_job
+from toy import load_recipe, toy_config, toy_job
 
 from jaxspeed.build import make_model
 from jaxspeed.errors import UserError
@@ -28,3 +28,22 @@ def test_the_fields_of_the_config_reach_the_net():
 def test_a_net_that_cannot_be_is_told(field, value):
   with pytest.raises(UserError, match=rf"config\.model\.{field}="):
     make_model(toy_config(**{f"model.{field}": value}))
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("widths", (64, 256)),
+    ("widths", (64, 256, 0)),
+    ("depth", 4),
+    ("activation", "celu"),
+    ("init_method", "zeros"),
+    ("whiten_bias", "ones"),
+  ],
+)
+def test_an_airbench_net_that_cannot_be_is_told(field, value):
+  config = load_recipe("cifar10.py")
+  config.precision = "float32"
+  config.model[field] = value
+  with pytest.raises(UserError, match=rf"config\.model\.{field}="):
+    make_model(config)

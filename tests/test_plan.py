@@ -10,7 +10,7 @@ import pytest
 
 from jaxspeed import config as config_lib
 from jaxspeed.errors import UserError
-from jaxspeed.plan import Phase, Plan, describe, make_plan
+from jaxspeed.plan import Phase, Plan, StepKind, describe, make_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -124,11 +124,85 @@ def test_the_schedule_moves_with_the_epochs():
 
 def test_the_table_has_a_column_for_the_average_only_where_there_is_one():
   assert set(plan_with().table) == {"learning_rate"}
-  keep = plan_with(epochs=2.0, average__decay=0.99, average__every=5).table["average_keep"]
+  keep = plan_with(epochs=2.0, average__kind="ema", average__decay=0.99, average__every=5).table[
+    "average_keep"
+  ]
   assert keep.dtype == np.float32 and keep.shape == (2 * 97,)
   assert (keep[:97] != 1).sum() == 20
   np.testing.assert_array_equal(keep[:97], keep[97:])
   assert keep[0] == np.float32(0.99**5)
+
+
+def test_the_table_of_airbench_is_read_at_the_start_of_a_step():
+  # get_lr of airbench94.py: 476 steps, int(0.23 * 476) = 109 of them up from 0.2, down to 0.07.
+  plan = plan_with(
+    epochs=9.9,
+    batch_size=1024,
+    schedule__read="start",
+    schedule__peak=2.0,
+    schedule__start=0.2,
+    schedule__warmup=0.23,
+    schedule__final=0.07,
+    average__kind="lookahead",
+    average__decay=0.95,
+    average__every=5,
+    whitening__bias_epochs=3.0,
+  )
+  up = [0.2 * (1 - t / 109) + t / 109 for t in range(109)]
+  down = [(1 - t / 367) + 0.07 * t / 367 for t in range(367)]
+  np.testing.assert_allclose(plan.table["learning_rate"], 2 * np.array(up + down), rtol=1e-6)
+  assert set(plan.table) == {"learning_rate", "average_keep", "average_pull", "whiten_bias_rate"}
+  pulled = np.flatnonzero(plan.table["average_pull"])
+  np.testing.assert_array_equal(pulled, [*range(4, 476, 5), 475])
+  np.testing.assert_array_equal(
+    plan.table["whiten_bias_rate"],
+    np.where(np.arange(476) < 3 * 48, plan.table["learning_rate"], 0),
+  )
+
+
+def test_the_table_of_muon_falls_to_zero_and_renormalizes():
+  plan = plan_with(
+    epochs=8.0,
+    batch_size=2000,
+    schedule__read="start",
+    schedule__peak=0.24,
+    schedule__warmup=0.0,
+    optimizer__name="muon",
+    whitening__bias_epochs=3.0,
+    whitening__bias_rate=10.0,
+    whitening__bias_falls=True,
+  )
+  steps = np.arange(200)
+  np.testing.assert_allclose(plan.table["learning_rate"], 0.24 * (1 - steps / 200), rtol=1e-6)
+  np.testing.assert_array_equal(plan.table["renormalize"], np.ones(200))
+  expected = np.where(steps < 75, 2.4 * (1 - steps / 75), 0)
+  np.testing.assert_allclose(plan.table["whiten_bias_rate"], expected, rtol=1e-6)
+
+
+def test_an_epoch_is_cut_into_segments_of_one_kind():
+  # hiverge: 32 steps an epoch, the whitening bias in ceil(0.19 * 32) = 7 of them.
+  plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.19)
+  plain, bias = StepKind(), StepKind(whiten_bias=True)
+  assert plan.segments(0) == ((7, bias), (25, plain))
+  assert plan.segments(1) == plan.segments(6) == ((32, plain),)
+  assert plan.segments(7) == ((21, plain),)
+  assert [plan.kind_of(step) for step in (6, 7)] == [bias, plain]
+  assert "train 1536x32x32x3, 7 with whitening bias + 25 steps an epoch" in plan.programs()
+  # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
+  plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix=3, augment__cutmix_epochs=6.0)
+  first = plan.total_steps - 6 * 48
+  assert [plan.kind_of(step).cutmix for step in (first - 1, first)] == [False, True]
+  plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix_epochs=6.0)
+  assert not plan.kind_of(plan.total_steps - 1).cutmix
+
+
+@pytest.mark.parametrize("images, held_out", [(50_000, 5000), (105, 10), (9, 1)])
+def test_tuning_holds_out_a_tenth_of_the_training_images(images, held_out):
+  config = config_with(tune_on="validation", batch_size=4, data__train_images=images)
+  plan = make_plan(config)
+  assert (plan.train_images, plan.eval_images) == (images - held_out, held_out)
+  told = make_plan(config, train_images=images, eval_images=held_out)
+  assert (told.train_images, told.eval_images) == (images, held_out)
 
 
 def test_the_sizes_of_the_real_set_replace_the_configs():
@@ -155,7 +229,9 @@ AT_LEAST = {
   "data.eval_images": 1,
   "augment.crop_padding": 0,
   "augment.cutout": 0,
+  "augment.cutmix": 0,
   "average.every": 1,
+  "average.from_epoch": 0,
   "eval.batch_size": 1,
   "eval.every_epochs": 1,
   "checkpoint.keep": 1,
@@ -167,6 +243,16 @@ NOT_NEGATIVE = [
   "optimizer.weight_decay",
   "optimizer.bias_rate",
   "optimizer.bias_decay",
+  "optimizer.head_rate",
+  "optimizer.head_decay",
+  "optimizer.muon_momentum",
+  "optimizer.muon_decay",
+  "augment.brightness",
+  "augment.contrast",
+  "augment.cutmix_epochs",
+  "whitening.bias_epochs",
+  "whitening.bias_rate",
+  "whitening.bias_decay",
   "schedule.start",
   "schedule.final",
   "schedule.warmup",
@@ -184,6 +270,7 @@ AT_MOST = {
   "target": 1,
   "schedule.warmup": 1,
   "optimizer.momentum": 1,
+  "optimizer.muon_momentum": 1,
   "average.decay": 1,
   "seed": 2**31 - 1,
 }
@@ -200,7 +287,14 @@ REFUSED = [
   ),
   ("precision", "fp16", "choose one of auto, float32, bfloat16, float16."),
   ("warmup", "yes", "choose one of auto, on, off."),
-  ("eval.views", "mirror", "choose one of center, flip."),
+  ("eval.views", "mirror", "choose one of center, flip, six, selective."),
+  ("tune_on", "train", "choose one of test, validation."),
+  ("augment.flip", "sometimes", "choose one of none, random, alternating."),
+  ("optimizer.name", "adam", "choose one of sgd, muon."),
+  ("optimizer.muon_renormalize", "never", "choose one of every_step, growing."),
+  ("optimizer.muon_coefficients", (1.0, 2.0), "give three numbers."),
+  ("schedule.read", "middle", "choose one of start, end."),
+  ("average.kind", "mean", "choose one of none, ema, lookahead."),
   ("data.name", "mnist", "choose one of cifar10, cifar100, digits."),
   *(
     (name, value, NUMBERS)
@@ -209,6 +303,7 @@ REFUSED = [
   ),
   ("data.std", (1.0, 0.0, 1.0), "each must be greater than 0."),
   ("augment.cutout", 32, "it must be less than config.data.image_size=32."),
+  ("augment.cutmix", 32, "it must be less than config.data.image_size=32."),
   ("augment.crop_padding", 32, "it must be less than config.data.image_size=32."),
 ]
 

@@ -67,3 +67,72 @@ def test_average_keep_updates_twenty_times_in_each_epoch_of_97_steps():
 
 def test_average_keep_at_every_step():
   np.testing.assert_array_equal(schedules.average_keep(4, 2, decay=0.75, every=1), [0.75] * 4)
+
+
+def test_lookahead_of_airbench94():
+  # legacy/airbench94.py: 476 steps, after step 5, 10, ..., 475; the last step only pulls.
+  keep, pull = schedules.lookahead(476, 48, decay=0.95, every=5, from_epoch=0)
+  updates = np.arange(5, 476, 5)
+  np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), updates - 1)
+  np.testing.assert_array_equal(np.flatnonzero(pull), [*(updates - 1), 475])
+  np.testing.assert_allclose(keep[updates - 1], 0.95**5 * (updates / 476) ** 3, rtol=1e-14)
+  assert keep[4] == pytest.approx(0.95**5 * (5 / 476) ** 3, rel=1e-14)
+  assert keep[475] == 1.0 and keep.dtype == pull.dtype == np.float64
+
+
+def test_lookahead_whose_last_step_is_due_keeps_the_whole_decay():
+  keep, pull = schedules.lookahead(10, 10, decay=0.9, every=5, from_epoch=0)
+  np.testing.assert_allclose(keep, [1, 1, 1, 1, 0.9**5 / 8, 1, 1, 1, 1, 0.9**5], rtol=1e-14)
+  np.testing.assert_array_equal(pull, [0, 0, 0, 0, 1, 0, 0, 0, 0, 1])
+
+
+def test_lookahead_of_hlb_begins_with_a_snapshot():
+  # 581 steps, 48 an epoch: epoch 2 begins after step 96, its first update is after step 100.
+  keep, pull = schedules.lookahead(581, 48, decay=0.95, every=5, from_epoch=2)
+  np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), np.arange(100, 581, 5) - 1)
+  assert keep[99] == 0.0 and pull[99] == 0.0
+  assert keep[104] == pytest.approx(0.95**5 * (105 / 581) ** 3, rel=1e-14) and pull[104] == 1.0
+  assert keep[580] == 1.0 and pull[580] == 1.0
+
+
+@pytest.mark.parametrize("from_epoch", [0, 2])
+def test_lookahead_in_a_run_too_short_for_it_ends_as_the_model(from_epoch):
+  keep, pull = schedules.lookahead(4, 2, decay=0.95, every=5, from_epoch=from_epoch)
+  np.testing.assert_array_equal(keep, [1, 1, 1, 0])
+  np.testing.assert_array_equal(pull, [0, 0, 0, 1])
+
+
+def test_a_whitening_bias_has_its_share_of_the_schedule_and_is_frozen():
+  main = np.array([0.2, 1.0, 0.5, 0.25])
+  rates = schedules.whiten_bias_rate(main, factor=0.5, steps=3, falling=False)
+  np.testing.assert_array_equal(rates, [0.1, 0.5, 0.25, 0.0])
+
+
+def test_a_whitening_bias_whose_rate_falls_over_its_own_steps():
+  # airbench94_muon: 0.053 (1 - t / 75), t from 0, while the filters' 0.24 fall over 200 steps.
+  main = 0.24 * (1 - np.arange(200) / 200)
+  rates = schedules.whiten_bias_rate(main, factor=0.053 / 0.24, steps=75, falling=True)
+  np.testing.assert_allclose(rates[:75], 0.053 * (1 - np.arange(75) / 75), rtol=1e-14)
+  np.testing.assert_array_equal(rates[75:], np.zeros(125))
+  assert rates[0] == pytest.approx(0.053, rel=1e-14)
+  assert rates[74] == pytest.approx(0.053 / 75, rel=1e-12)
+
+
+@pytest.mark.parametrize("falling", [False, True])
+@pytest.mark.parametrize("steps", [0, 9])
+def test_a_whitening_bias_trained_never_or_for_longer_than_the_run(steps, falling):
+  rates = schedules.whiten_bias_rate(np.full(4, 0.5), factor=2.0, steps=steps, falling=falling)
+  falls = 1 - np.arange(4) / 9 if falling else np.ones(4)
+  np.testing.assert_allclose(rates, falls if steps else np.zeros(4), rtol=1e-15)
+
+
+def test_renormalising_at_every_step():
+  np.testing.assert_array_equal(schedules.renormalize(3, growing=False), [1.0, 1.0, 1.0])
+
+
+def test_renormalising_ever_more_rarely():
+  # hiverge with T = 30: due when t - last >= 2 + t // 2. 3 - 0 = 2 + 1, after 2 - 0 < 2 + 1;
+  # 9 - 3 = 2 + 4, after 8 - 3 < 2 + 4; 21 - 9 = 2 + 10, after 20 - 9 < 2 + 10; then 46 at the least.
+  column = schedules.renormalize(30, growing=True)
+  np.testing.assert_array_equal(np.flatnonzero(column) + 1, [3, 9, 21])
+  assert set(column) == {0.0, 1.0} and column.dtype == np.float64
