@@ -23,6 +23,7 @@ class Job:
   mesh: Mesh
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
+  proxy: "Job | None" = None  # of the net that chooses the images
 
   @property
   def devices(self) -> int:
@@ -69,12 +70,26 @@ def make_model(config: ConfigDict) -> nn.Module:
   return ResNet9(classes=config.data.classes, dtype=dtype, **fields)
 
 
+def _proxy_config(config: ConfigDict) -> ConfigDict:
+  if config.model.name != "airbench":
+    raise UserError(f"config.proxy.keep={config.proxy.keep}: only airbench's nets have a proxy.")
+  proxy = config.copy_and_resolve_references()
+  proxy.model.update(widths=config.proxy.widths, depth=2)
+  proxy.average.kind = "none"
+  return proxy
+
+
 def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
-  """A job of a resolved config."""
+  """A job of a resolved config, with another one inside for its proxy."""
+  proxy = None
+  if config.proxy.keep:
+    small = _proxy_config(config)
+    proxy = Job(small, plan, mesh, make_model(small), optim.make_optimizer(small))
   return Job(
     config=config,
     plan=plan,
     mesh=mesh,
     model=make_model(config),
     optimizer=optim.make_optimizer(config),
+    proxy=proxy,
   )

@@ -105,6 +105,11 @@ def base() -> ConfigDict:
         "bias_decay": 1.0,  # times the weight decay
         "bias_falls": False,  # its rate falls to 0 over its own epochs
       },
+      "proxy": {  # a small net that trains along and leaves the easy images out (airbench)
+        "keep": 0,  # of a batch, those with the highest loss; 0: no proxy
+        "every": 4,  # steps between two in which it learns
+        "widths": (32, 64, 64),
+      },
       "eval": {
         "views": "center",  # center | flip | six | selective: see validate.predict_logits
         "batch_size": 1000,  # a device

@@ -191,7 +191,7 @@ class Run:
     # Looked at two steps late: the device always has work while the host waits for a number.
     unseen: collections.deque[tuple[int, jax.Array]] = collections.deque()
     while within < steps and (time.monotonic() < self._save_due or not unseen):
-      program = self._programs.train[((1, self._plan.kind_of(first + within)),)]
+      program = self._programs.train[((1, (self._plan.kind_of(first + within),)),)]
       self._carry, loss = program.call(self._carry, data, order, table)
       unseen.append((within, loss))
       within += 1

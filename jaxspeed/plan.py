@@ -39,14 +39,17 @@ class StepKind:
     whiten_bias: whether the bias of the whitening layer is trained. Once it is frozen, the
       gradient of the first layers' input is not computed.
     cutmix: whether squares of other images are mixed in.
+    proxy_learns: whether the proxy takes a step too, or only scores the images.
   """
 
   whiten_bias: bool = False
   cutmix: bool = False
+  proxy_learns: bool = False
 
 
-# Steps in a row of one kind: (number, kind). What an epoch consists of names its program.
-Segments = tuple[tuple[int, StepKind], ...]
+# Steps in a row, as a number and the kinds that are repeated so often. What an epoch consists of
+# names its program.
+Segments = tuple[tuple[int, tuple[StepKind, ...]], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Plan:
   table: dict[str, Float[np.ndarray, "steps"]]
   whiten_bias_steps: int = 0  # the first ones
   cutmix_steps: int = 0  # the last ones
+  proxy_every: int = 0  # steps between two in which a proxy learns; 0: there is none
 
   @property
   def epochs(self) -> int:
@@ -104,13 +108,19 @@ class Plan:
     return StepKind(
       whiten_bias=step < self.whiten_bias_steps,
       cutmix=step >= self.total_steps - self.cutmix_steps,
+      proxy_learns=self.proxy_every > 0 and step % self.proxy_every == 0,
     )
 
   def segments(self, epoch: int) -> Segments:
-    """The steps of an epoch as runs of one kind."""
-    first = self.first_step_of(epoch)
-    kinds = (self.kind_of(first + i) for i in range(self.steps_in_epoch(epoch)))
-    return tuple((len(list(steps)), kind) for kind, steps in itertools.groupby(kinds))
+    """The steps of an epoch as runs of one kind, or of one cycle of a proxy."""
+    first, steps, cycle = (
+      self.first_step_of(epoch),
+      self.steps_in_epoch(epoch),
+      self.proxy_every or 1,
+    )
+    kinds = [self.kind_of(first + i) for i in range(steps)]
+    cycles = (tuple(kinds[i : i + cycle]) for i in range(0, steps, cycle))
+    return tuple((len(list(same)), kinds) for kinds, same in itertools.groupby(cycles))
 
   def programs(self) -> list[str]:
     """Names of the programs that a run compiles, each with its shape."""
@@ -120,7 +130,7 @@ class Plan:
       (self.phase_of(self.first_step_of(epoch)), self.segments(epoch)) for epoch in epochs
     ):
       shape = f"{phase.batch_size}x{phase.image_size}x{phase.image_size}x3"
-      steps = " + ".join(f"{n}{_mark(kind)}" for n, kind in segments)
+      steps = " + ".join(f"{n * len(kinds)}{_mark(kinds[0])}" for n, kinds in segments)
       names.append(f"train {shape}, {steps} steps an epoch")
     return [
       *names,
@@ -129,8 +139,8 @@ class Plan:
 
 
 def _mark(kind: StepKind) -> str:
-  marks = [" with whitening bias"] * kind.whiten_bias + [" with cutmix"] * kind.cutmix
-  return "".join(marks)
+  marks = {"whitening bias": kind.whiten_bias, "cutmix": kind.cutmix, "proxy": kind.proxy_learns}
+  return "".join(f" with {name}" for name, marked in marks.items() if marked)
 
 
 def make_plan(
@@ -164,6 +174,17 @@ def make_plan(
       f"config.batch_size={batch} does not divide over {devices} devices: "
       f"set --config.batch_size to a multiple of {devices}."
     )
+  if config.augment.cutmix and config.augment.cutmix_epochs and batch // devices % 2:
+    raise UserError(
+      f"config.batch_size={batch} gives each of {devices} devices {batch // devices} images, which "
+      f"config.augment.cutmix cannot pair: set --config.batch_size to a multiple of {2 * devices}."
+    )
+  keep = config.proxy.keep
+  if keep > batch or keep % devices:
+    raise UserError(
+      f"config.proxy.keep={keep}: it must be a multiple of the {devices} devices and at most "
+      f"config.batch_size={batch}."
+    )
   steps_per_epoch = train_images // batch  # the last, smaller batch is dropped, as myrtle does
   total = _steps(config.epochs, steps_per_epoch)
   phase = Phase(
@@ -185,6 +206,7 @@ def make_plan(
     cutmix_steps=_steps(config.augment.cutmix_epochs, steps_per_epoch)
     if config.augment.cutmix
     else 0,
+    proxy_every=config.proxy.every if config.proxy.keep else 0,
   )
 
 
@@ -277,6 +299,8 @@ _LEAST = {
   "whitening.bias_epochs": (0, True),
   "whitening.bias_rate": (0, True),
   "whitening.bias_decay": (0, True),
+  "proxy.keep": (0, True),
+  "proxy.every": (1, True),
   "eval.batch_size": (1, True),
   "eval.every_epochs": (1, True),
   "checkpoint.every_seconds": (0, True),

@@ -90,13 +90,15 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
     function = (
       step.on_mesh(step.resident_epoch, job, phase=phase, segments=segments)
       if whole_epochs
-      else step.on_mesh(step.resident_step, job, phase=phase, kind=segments[0][1])
+      else step.on_mesh(step.resident_step, job, phase=phase, kind=segments[0][1][0])
     )
     return lambda: compile_program(function, arguments, donate=(0,))
 
   # A dict and no set: in the order in which they are needed.
   epochs = dict.fromkeys(plan.segments(epoch) for epoch in range(plan.epochs))
-  steps = dict.fromkeys(((1, kind),) for segments in epochs for _, kind in segments)
+  steps = dict.fromkeys(
+    ((1, (kind,)),) for segments in epochs for _, kinds in segments for kind in kinds
+  )
   phase = plan.phases[0]
   jobs: dict[Any, Callable[[], Program]] = {
     segments: train(phase, segments) for segments in (epochs if whole_epochs else steps)

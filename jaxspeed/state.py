@@ -17,9 +17,11 @@ class TrainState(flax.struct.PyTreeNode):
     key: of the run; every other random number is a function of it and of a step or an epoch.
     params: float32 masters.
     batch_stats: running statistics of the norms, averaged over the devices.
-    opt_state: of the optimizer, vectors of whole groups of parameters.
+    opt_state: of the optimizer.
     average: {"params", "batch_stats"} averaged over the steps; None when the recipe has none.
+    slow: likewise, lookahead's, to which params and batch_stats go back from time to time.
     loss_scale: in float16 only, else None.
+    proxy: the state of a proxy net, where there is one.
   """
 
   step: Int[Array, ""]
@@ -28,7 +30,9 @@ class TrainState(flax.struct.PyTreeNode):
   batch_stats: PyTree
   opt_state: PyTree
   average: Any
+  slow: Any
   loss_scale: LossScale | None
+  proxy: "TrainState | None" = None
 
   def evaluated(self) -> dict[str, PyTree]:
     """The variables that validation and prediction use: the average where there is one."""

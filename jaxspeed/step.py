@@ -1,6 +1,6 @@
 """The pure steps: the first state, one training step, and an epoch of them in one program.
 
-The functions below see one device's part of a batch. `sharded_*` put them on the mesh.
+The functions below see one device's part of a batch. `on_mesh` puts them on the devices.
 """
 
 import functools
@@ -21,6 +21,7 @@ from jaxspeed.data.feed import (
   AUGMENT,
   CUTMIX,
   INIT,
+  PROXY,
   Batch,
   Order,
   epoch_order,
@@ -73,8 +74,10 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
     params=params,
     batch_stats=stats,
     opt_state=job.optimizer.init(params),
-    average=None if config.average.kind == "none" else copied,
+    average=copied if config.average.kind == "ema" else None,
+    slow=copied if config.average.kind == "lookahead" else None,
     loss_scale=precision.LossScale.create() if config.precision == "float16" else None,
+    proxy=init_state(purpose_key(key, PROXY, 0), images, job=job.proxy) if job.proxy else None,
   )
 
 
@@ -125,13 +128,90 @@ def train_step(
     image, partner, share = cutmix(
       cutmix_key, image, batch.label, size=config.augment.cutmix, **part
     )
+  batch = batch.replace(image=image)
+  proxy = state.proxy
+  if proxy is not None and job.proxy is not None:
+    proxy, kept = choose(proxy, batch, hyper, job=job.proxy, kind=kind)
+    batch, partner = jax.tree.map(
+      lambda x: x.at[kept].get(mode="promise_in_bounds"), (batch, partner)
+    )
+  state, sums = update(
+    state.replace(proxy=None), batch, partner, hyper, share=share, job=job, kind=kind
+  )
+  return state.replace(proxy=proxy), sums
+
+
+def choose(
+  state: TrainState,
+  batch: Batch,
+  hyper: dict[str, Float[Array, ""]],
+  *,
+  job: Job,
+  kind: StepKind,
+) -> tuple[TrainState, Int[Array, "kept"]]:
+  """The images of this device with the highest loss, as a small net sees them.
+
+  The net's norms see the whole batch, and where it learns, it learns from those images only
+  (KellerJordan/cifar10-airbench, airbench96_faster.py, where the small net runs to its end first:
+  as it does not depend on the large one, that comes to the same).
+
+  Args:
+    state: of the small net.
+    batch: augmented images of this device.
+    hyper: this step's row of the plan's table.
+    job: of the small net.
+    kind: of the step.
+
+  Returns:
+    The net's next state and the places of the images in the batch.
+  """
+  keep = job.config.proxy.keep // job.devices
+  variables = {"params": state.params, "batch_stats": state.batch_stats}
+  logits, updated = job.model.apply(variables, batch.image, train=True, mutable=["batch_stats"])
+  losses = smoothed_cross_entropy(logits, batch.label, job.config.label_smoothing)
+  highest, kept = lax.top_k(jnp.where(batch.mask, losses, -jnp.inf), keep)
+  if kind.proxy_learns:
+    # The same forward pass stands in `update`; XLA computes it once.
+    hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
+    state, _ = update(state, hard, batch.label, hyper, share=0.0, job=job, kind=kind)
+    return state, kept
+  stats = lax.psum(jax.tree.map(lambda x: x / job.devices, updated["batch_stats"]), AXIS)
+  return state.replace(step=state.step + 1, batch_stats=stats), kept
+
+
+def update(
+  state: TrainState,
+  batch: Batch,
+  partner: Int[Array, "n"],
+  hyper: dict[str, Float[Array, ""]],
+  *,
+  share: float,
+  job: Job,
+  kind: StepKind,
+) -> tuple[TrainState, Sums]:
+  """From an augmented batch to the next state.
+
+  Args:
+    state: before the step.
+    batch: images of this device, in the number format of the net.
+    partner: labels of what cutmix put into the images.
+    hyper: this step's row of the plan's table.
+    share: of the loss, that `partner` counts for.
+    job: what does not change.
+    kind: of the step.
+
+  Returns:
+    The next state, and the sums over the examples of all devices.
+  """
+  config = job.config
+  size = batch.image.shape[0]
   scale = state.loss_scale.scale if state.loss_scale else jnp.float32(1)
 
   def loss_sum(params):
     if "whiten" in params and not kind.whiten_bias:
       params = params | {"whiten": lax.stop_gradient(params["whiten"])}
     variables = {"params": params, "batch_stats": state.batch_stats}
-    logits, updated = job.model.apply(variables, image, train=True, mutable=["batch_stats"])
+    logits, updated = job.model.apply(variables, batch.image, train=True, mutable=["batch_stats"])
     losses = smoothed_cross_entropy(logits, batch.label, config.label_smoothing)
     if share:
       mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
@@ -159,10 +239,10 @@ def train_step(
   if config.average.kind == "ema":
     new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
   if config.average.kind == "lookahead":
-    average, model = averaging.lookahead(
-      state.average, model, hyper["average_keep"], hyper["average_pull"]
+    slow, model = averaging.lookahead(
+      state.slow, model, hyper["average_keep"], hyper["average_pull"]
     )
-    new = new.replace(average=average, **model)
+    new = new.replace(slow=slow, **model)
   if state.loss_scale is not None:
     finite = precision.all_finite(gradient)
     new = precision.select(finite, new, state.replace(step=new.step))
@@ -188,7 +268,8 @@ def resident_step(
   batch, mirror = take_batch(data.image, data.label, order, first, size)
   hyper = {name: column[state.step] for name, column in table.items()}
   state, sums = train_step(state, batch, mirror, hyper, job=job, kind=kind)
-  return Carry(state, carry.sums + sums), sums.loss / phase.batch_size
+  loss = sums.loss / jnp.maximum(sums.count, 1).astype(jnp.float32)
+  return Carry(state, carry.sums + sums), loss
 
 
 def resident_epoch(
@@ -203,13 +284,17 @@ def resident_epoch(
 ) -> tuple[Carry, Float[Array, "steps"]]:
   """The steps of an epoch as one program; also returns the mean loss of each."""
   losses = []
-  for steps, kind in segments:
+  for repeats, kinds in segments:
 
-    def body(carry, _, kind=kind):
-      return resident_step(carry, data, order, table, job=job, phase=phase, kind=kind)
+    def body(carry, _, kinds=kinds):
+      losses = []
+      for kind in kinds:
+        carry, loss = resident_step(carry, data, order, table, job=job, phase=phase, kind=kind)
+        losses.append(loss)
+      return carry, jnp.stack(losses)
 
-    carry, part = lax.scan(body, carry, length=steps)
-    losses.append(part)
+    carry, part = lax.scan(body, carry, length=repeats)
+    losses.append(part.reshape(-1))
   return carry, jnp.concatenate(losses)
 
 

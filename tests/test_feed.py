@@ -62,14 +62,14 @@ def test_how_often_an_image_is_mirrored(flip):
 
 
 def test_keys_of_different_purposes_epochs_and_seeds_differ():
-  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP, feed.FLIP, feed.CUTMIX)
+  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP, feed.FLIP, feed.CUTMIX, feed.PROXY)
   keys = {
     np.asarray(feed.purpose_key(key(seed), purpose, number)).tobytes()
     for seed in (0, 1)
     for purpose in purposes
     for number in range(5)
   }
-  assert len(keys) == 2 * 6 * 5
+  assert len(keys) == 2 * 7 * 5
 
 
 def test_take_batch_follows_the_order():

@@ -253,9 +253,9 @@ def test_whitening_kernel_is_the_float64_one_and_whitens():
 
 def test_whitening_kernel_takes_a_patch_and_an_epsilon():
   images = random(20, 8, 8, 3)
-  kernel = layers.whitening_kernel(images, patch=2, epsilon=5e-4)
+  kernel = layers.whitening_kernel(images, filters=12, patch=2, epsilon=5e-4)
   assert kernel.shape == (12, 2, 2, 3)
-  halved = layers.whitening_kernel(images, patch=2, epsilon=1e6)
+  halved = layers.whitening_kernel(images, filters=12, patch=2, epsilon=1e6)
   np.testing.assert_allclose(np.linalg.norm(halved.reshape(12, 12), axis=1), 1e-3, rtol=1e-3)
 
 
@@ -268,6 +268,36 @@ def test_whiten_convolves_and_is_not_trained():
   assert_close(y, to_nhwc(theirs))
   grads = jax.grad(lambda v, x: whiten.apply(v, x).sum(), argnums=(0, 1))(variables, x)
   assert all(np.all(g == 0) for g in jax.tree.leaves(grads))
+
+
+def test_what_a_gpu_runs_is_what_a_cpu_runs():
+  """The branches that `lax.platform_dependent` chooses there, run here."""
+  a, b = random(6, 2, 9, 4), random(6, 2, 9, 4, seed=1)
+  for pair, apart in zip(layers._sum_of_pairs(a, b), layers._sums_apart(a, b), strict=True):
+    np.testing.assert_allclose(pair, apart, rtol=1e-5, atol=1e-5)
+
+  x, kernel = random(4, 7, 7, 3), random(8, 2, 2, 3)
+  for padding in (0, 1):
+    ours = layers._sum_of_products(x, kernel, padding)
+    assert_close(ours, layers._convolve_on_cpu(x, kernel, 1, padding))
+  half = layers._sum_of_products(jnp.asarray(x, jnp.bfloat16), kernel, 0)
+  assert half.dtype == jnp.bfloat16
+
+  x, kernel, grad = random(5, 3, 3, 6), random(8, 3, 3, 6), random(5, 3, 3, 8)
+  small, small_vjp = jax.vjp(lambda x, k: layers._convolve_small_map(x, k, 1), x, kernel)
+  plain, plain_vjp = jax.vjp(lambda x, k: layers._convolve_with(x, k, "OHWI", 1, 1), x, kernel)
+  for ours, theirs in zip((small, *small_vjp(grad)), (plain, *plain_vjp(grad)), strict=True):
+    assert_close(ours, theirs)
+
+
+def test_gelu_and_its_gradient_are_torchs():
+  x = np.linspace(-9, 9, 400, dtype=np.float32)
+  theirs = torch.tensor(x, requires_grad=True)
+  y = functional.gelu(theirs)
+  y.sum().backward()
+  np.testing.assert_allclose(layers.gelu(x), y.detach(), rtol=1e-5, atol=2e-6)
+  ours = jax.vmap(jax.grad(layers.gelu))(jnp.asarray(x))
+  np.testing.assert_allclose(ours, theirs.grad, rtol=1e-5, atol=2e-6)
 
 
 def test_layers_split_over_devices_give_the_same_gradients():

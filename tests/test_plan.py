@@ -183,9 +183,9 @@ def test_an_epoch_is_cut_into_segments_of_one_kind():
   # hiverge: 32 steps an epoch, the whitening bias in ceil(0.19 * 32) = 7 of them.
   plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.19)
   plain, bias = StepKind(), StepKind(whiten_bias=True)
-  assert plan.segments(0) == ((7, bias), (25, plain))
-  assert plan.segments(1) == plan.segments(6) == ((32, plain),)
-  assert plan.segments(7) == ((21, plain),)
+  assert plan.segments(0) == ((7, (bias,)), (25, (plain,)))
+  assert plan.segments(1) == plan.segments(6) == ((32, (plain,)),)
+  assert plan.segments(7) == ((21, (plain,)),)
   assert [plan.kind_of(step) for step in (6, 7)] == [bias, plain]
   assert "train 1536x32x32x3, 7 with whitening bias + 25 steps an epoch" in plan.programs()
   # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
@@ -194,6 +194,19 @@ def test_an_epoch_is_cut_into_segments_of_one_kind():
   assert [plan.kind_of(step).cutmix for step in (first - 1, first)] == [False, True]
   plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix_epochs=6.0)
   assert not plan.kind_of(plan.total_steps - 1).cutmix
+
+
+def test_a_proxy_learns_in_one_step_of_a_cycle():
+  fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200)
+  plan = plan_with(proxy__keep=512, proxy__every=4, **fields)
+  learns, looks = StepKind(proxy_learns=True), StepKind()
+  # 6 steps an epoch: the second one begins in the middle of a cycle.
+  assert plan.segments(0) == ((1, (learns, looks, looks, looks)), (1, (learns, looks)))
+  assert plan.segments(1) == ((1, (looks, looks, learns, looks)), (1, (looks, looks)))
+  assert plan_with(proxy__every=4, **fields).segments(0) == ((6, (looks,)),)
+  for keep, devices in ((1025, 1), (510, 4)):
+    with pytest.raises(UserError, match=f"^config.proxy.keep={keep}: it must be a multiple of "):
+      plan_with(proxy__keep=keep, devices=devices, **fields)
 
 
 @pytest.mark.parametrize("images, held_out", [(50_000, 5000), (105, 10), (9, 1)])
@@ -230,6 +243,8 @@ AT_LEAST = {
   "augment.crop_padding": 0,
   "augment.cutout": 0,
   "augment.cutmix": 0,
+  "proxy.keep": 0,
+  "proxy.every": 1,
   "average.every": 1,
   "average.from_epoch": 0,
   "eval.batch_size": 1,
@@ -345,6 +360,17 @@ def test_a_batch_that_does_not_divide_over_the_devices_is_refused():
   assert str(caught.value) == (
     "config.batch_size=100 does not divide over 8 devices: "
     "set --config.batch_size to a multiple of 8."
+  )
+
+
+def test_cutmix_needs_pairs():
+  fields = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+  assert plan_with(batch_size=96, devices=8, **fields).cutmix_steps == 520
+  with pytest.raises(UserError) as caught:
+    plan_with(batch_size=24, devices=8, **fields)
+  assert str(caught.value) == (
+    "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
+    "pair: set --config.batch_size to a multiple of 16."
   )
 
 

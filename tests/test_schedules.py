@@ -95,6 +95,11 @@ def test_lookahead_of_hlb_begins_with_a_snapshot():
   assert keep[580] == 1.0 and pull[580] == 1.0
 
 
+def test_lookahead_does_not_begin_with_the_last_step_of_the_epoch_before():
+  keep, _ = schedules.lookahead(30, 10, decay=0.95, every=5, from_epoch=1)
+  np.testing.assert_array_equal(np.flatnonzero(keep != 1.0) + 1, [15, 20, 25, 30])
+
+
 @pytest.mark.parametrize("from_epoch", [0, 2])
 def test_lookahead_in_a_run_too_short_for_it_ends_as_the_model(from_epoch):
   keep, pull = schedules.lookahead(4, 2, decay=0.95, every=5, from_epoch=from_epoch)
@@ -132,7 +137,7 @@ def test_renormalising_at_every_step():
 
 def test_renormalising_ever_more_rarely():
   # hiverge with T = 30: due when t - last >= 2 + t // 2. 3 - 0 = 2 + 1, after 2 - 0 < 2 + 1;
-  # 9 - 3 = 2 + 4, after 8 - 3 < 2 + 4; 21 - 9 = 2 + 10, after 20 - 9 < 2 + 10; then 46 at the least.
+  # 9 - 3 = 2 + 4, after 8 - 3 < 2 + 4; 21 - 9 = 2 + 10, after 20 - 9 < 2 + 10; then not before 46.
   column = schedules.renormalize(30, growing=True)
   np.testing.assert_array_equal(np.flatnonzero(column) + 1, [3, 9, 21])
   assert set(column) == {0.0, 1.0} and column.dtype == np.float64

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy import toy_arrays, toy_config, toy_job
+from toy import load_recipe, toy_arrays, toy_config, toy_job
 
 from jaxspeed import config as config_lib
 from jaxspeed import mesh as mesh_lib
@@ -38,7 +38,7 @@ def run_steps(job, number, order_of_epoch=None):
     order = order.replace(index=mesh_lib.replicate(index, job.mesh))
   losses = []
   for step_number in range(number):
-    program = programs.train[((1, job.plan.kind_of(step_number)),)]
+    program = programs.train[((1, (job.plan.kind_of(step_number),)),)]
     carry, loss = program.call(carry, resident.train, order, resident.table)
     losses.append(float(loss))
   return jax.device_get(carry), losses
@@ -89,7 +89,7 @@ def test_a_scanned_epoch_equals_a_loop_of_steps():
 
 def test_epochs_of_two_lengths_are_two_programs():
   job = toy_job(toy_config(epochs=1.5))
-  assert set(compile_programs(job, whole_epochs=True).train) == {((n, PLAIN),) for n in (4, 2)}
+  assert set(compile_programs(job, whole_epochs=True).train) == {((n, (PLAIN,)),) for n in (4, 2)}
 
 
 def test_the_step_learns():
@@ -99,7 +99,7 @@ def test_the_step_learns():
 
 def test_gradients_of_eight_devices_are_few_all_reduces():
   job = toy_job(toy_config(), devices=8)
-  text = compile_programs(job, whole_epochs=False).train[((1, PLAIN),)].call.as_text()
+  text = compile_programs(job, whole_epochs=False).train[((1, (PLAIN,)),)].call.as_text()
   # 9 kernels, 8 norms, sums: without XLA's combination it would be about 50.
   assert len(re.findall(r"= .* all-reduce(?:-start)?\(", text)) <= 2
 
@@ -164,6 +164,84 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
   assert train._cache_size() == 1
   train(new, batch, mirror, hyper)
   assert train._cache_size() == 1
+
+
+def airbench_job(variant, devices=1, **fields):
+  config = load_recipe("cifar10_airbench.py", variant)
+  config.precision = "float32"
+  config.batch_size = 16
+  config.epochs = 2.0
+  config.model.widths = (4, 6, 6)
+  config.proxy.widths = (2, 4, 4)
+  config.augment.cutout = min(config.augment.cutout, 4)
+  config.whitening.images = 64
+  config.data.update(image_size=12, train_images=64, eval_images=21)
+  config.eval.batch_size = 4
+  config.update_from_flattened_dict(fields)
+  return toy_job(config, devices)
+
+
+def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
+  job = airbench_job("96_faster", **{"proxy.keep": 6})
+  arrays = toy_arrays(job.config)
+  key = mesh_lib.replicate(seed_key(0), job.mesh)
+  proxy = jax.jit(step.on_mesh(step.init_state, job))(key, arrays.train_images).proxy
+  assert proxy.params["group1"]["conv1"]["kernel"].shape[0] == 2 and proxy.slow is None
+  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
+  mask = np.arange(16) != 3
+  batch = Batch(images, arrays.train_labels[:16], mask)
+  logits, _ = job.proxy.model.apply(
+    {"params": proxy.params, "batch_stats": proxy.batch_stats},
+    images,
+    train=True,
+    mutable=["batch_stats"],
+  )
+  log_p = np.asarray(jax.nn.log_softmax(logits))
+  losses = -0.8 * log_p[np.arange(16), batch.label] - 0.2 * log_p.mean(axis=1)
+  expected = [i for i in np.argsort(-losses) if mask[i]][:6]
+
+  hyper = {name: column[0] for name, column in job.plan.table.items()}
+  for learns in (True, False):
+    kind = StepKind(whiten_bias=True, proxy_learns=learns)
+    call = jax.jit(step.on_mesh(step.choose, job.proxy, kind=kind))
+    new, kept = call(proxy, batch, hyper)
+    assert sorted(kept.tolist()) == sorted(expected)
+    assert int(new.step) == 1
+    moved = not np.array_equal(new.params["head"]["kernel"], proxy.params["head"]["kernel"])
+    assert moved == learns
+    old, stats = proxy.batch_stats["group1"]["norm1"], new.batch_stats["group1"]["norm1"]
+    assert not np.array_equal(stats["mean"], old["mean"])
+    if learns:
+      # Its norms see the whole batch, its gradient is the mean over the chosen images.
+      update = jax.jit(step.on_mesh(step.update, job.proxy, share=0.0, kind=kind))
+      chosen = batch.replace(mask=np.isin(np.arange(16), kept))
+      same, sums = update(proxy, chosen, batch.label, hyper)
+      assert int(sums.count) == 6
+      np.testing.assert_allclose(
+        same.params["head"]["kernel"], new.params["head"]["kernel"], rtol=1e-5, atol=1e-6
+      )
+
+  # What the net trains on is what was kept, in every kind of step.
+  carry, losses = run_steps(job, 4)
+  assert int(carry.sums.count) == 4 * 6 and np.isfinite(losses).all()
+  assert int(carry.state.proxy.step) == int(carry.state.step) == 4
+
+
+def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
+  job = airbench_job("94_muon")
+  arrays = toy_arrays(job.config)
+  resident = place(arrays, job)
+  programs = compile_programs(job, whole_epochs=True)
+  key, carry = start(job, programs, resident)
+  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  before = np.asarray(carry.state.params["whiten"]["bias"])
+  trained, _ = programs.train[job.plan.segments(0)].call(
+    carry, resident.train, order, resident.table
+  )
+  assert not np.array_equal(before, trained.state.params["whiten"]["bias"])
+  frozen_job = airbench_job("94_muon", **{"whitening.bias_epochs": 0.0})
+  carry, _ = run_steps(frozen_job, 4)
+  np.testing.assert_array_equal(carry.state.params["whiten"]["bias"], before)
 
 
 def test_whitening_comes_from_the_first_images():

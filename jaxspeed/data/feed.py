@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 # Names of what a seed is spent on; a key is folded with one, then with the epoch or the step.
-ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX = range(6)
+ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY = range(7)
 
 
 class Batch(flax.struct.PyTreeNode):

@@ -18,12 +18,13 @@ from jaxspeed.models.layers import (
   Whiten,
   conv_init,
   dense_init,
+  gelu,
   global_max_pool,
   max_pool,
 )
 
 ACTIVATIONS: dict[str, Activation] = {
-  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu": gelu,
   "silu": jax.nn.silu,
 }
 
@@ -138,7 +139,7 @@ class Airbench(nn.Module):
       dtype=self.dtype,
       name="whiten",
     )(x)
-    x = ACTIVATIONS["gelu"](x)
+    x = gelu(x)
     for number, features in enumerate(self.widths, 1):
       x = Group(
         features,

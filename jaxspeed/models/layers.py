@@ -35,11 +35,65 @@ def _celu_jvp(primals, tangents):
   return celu(x, alpha), jnp.exp(jnp.minimum(x, 0) / alpha) * tangents[0]
 
 
+@jax.custom_jvp
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+  """GELU (Hendrycks and Gimpel 2016): x times the normal distribution function of x, exactly.
+
+  By erf, a polynomial, where jax.nn.gelu takes erfc, which is two and an exponential.
+  """
+  return x * _normal_cdf(x)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals, tangents):
+  (x,) = primals
+  cdf = _normal_cdf(x)
+  density = jnp.exp(-0.5 * x * x) * (2 * jnp.pi) ** -0.5
+  return x * cdf, (cdf + x * density) * tangents[0]
+
+
+def _normal_cdf(x):
+  return 0.5 * (1.0 + lax.erf(x * 0.5**0.5))
+
+
 def _convolve(x, kernel, strides, padding):
   """Convolution of NHWC images with an OHWI kernel, as the backend runs it best."""
   on_cpu = functools.partial(_convolve_on_cpu, strides=strides, padding=padding)
   elsewhere = functools.partial(_convolve_with, layout="OHWI", strides=strides, padding=padding)
+  if max(x.shape[1:3]) <= max(kernel.shape[1:3]) > 1 and strides == 1:
+    elsewhere = functools.partial(_convolve_small_map, padding=padding)
   return lax.platform_dependent(x, kernel, cpu=on_cpu, default=elsewhere)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve_small_map(x, kernel, padding):
+  """A convolution of maps no larger than its kernel, such as airbench's last, 3x3 of 3x3.
+
+  XLA takes their weight gradient for a forward convolution and transposes both activations; of
+  maps a row and a column larger it makes cuDNN's weight gradient.
+  """
+  return _convolve_with(x, kernel, "OHWI", 1, padding)
+
+
+def _convolve_small_map_forward(x, kernel, padding):
+  return _convolve_small_map(x, kernel, padding), (x, kernel)
+
+
+def _convolve_small_map_backward(padding, residuals, grad):
+  x, kernel = residuals
+
+  def convolve(x, kernel):
+    return _convolve_with(x, kernel, "OHWI", 1, padding)
+
+  (grad_x,) = jax.vjp(lambda x: convolve(x, kernel), x)[1](grad)
+  larger = ((0, 0), (0, 1), (0, 1), (0, 0))
+  # Behind a barrier, or XLA folds the padding into the convolution and is where it was.
+  x, grad = lax.optimization_barrier((jnp.pad(x, larger), jnp.pad(grad, larger)))
+  (grad_kernel,) = jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](grad)
+  return grad_x, grad_kernel
+
+
+_convolve_small_map.defvjp(_convolve_small_map_forward, _convolve_small_map_backward)
 
 
 def _convolve_with(x, kernel, layout, strides, padding):
@@ -130,11 +184,29 @@ def _normalize(x, scale, bias, splits, epsilon, activation):
   return _normalize_forward(x, scale, bias, splits, epsilon, activation)[0]
 
 
+def _two_sums(a, b):
+  """Sums of two arrays [n, s, p, c] over n and p, in one pass."""
+  # XLA:CPU has no fast code for sums of pairs.
+  return lax.platform_dependent(a, b, cpu=_sums_apart, default=_sum_of_pairs)
+
+
+def _sums_apart(a, b):
+  return a.sum(axis=(0, 2)), b.sum(axis=(0, 2))
+
+
+def _sum_of_pairs(a, b):
+  """As `_sums_apart`; a GPU then finishes both sums in one kernel and not in two."""
+  zero = jnp.zeros((), a.dtype)
+  return lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), (0, 2))
+
+
 def _normalize_forward(x, scale, bias, splits, epsilon, activation):
   values = _ghosts(x, splits).astype(jnp.float32)
-  mean = values.mean(axis=(0, 2))
+  total, squares = _two_sums(values, values * values)
+  count = x.size // total.size
+  mean = total / count
   # One pass over x, and never below zero by rounding.
-  var = jnp.maximum((values * values).mean(axis=(0, 2)) - mean * mean, 0)
+  var = jnp.maximum(squares / count - mean * mean, 0)
   inverse = lax.rsqrt(var + epsilon)
   factor = (inverse * scale)[:, None]
   offset = (bias - mean * inverse * scale)[:, None]
@@ -144,11 +216,18 @@ def _normalize_forward(x, scale, bias, splits, epsilon, activation):
 
 def _normalize_backward(splits, epsilon, activation, residuals, cotangents):
   x, mean, inverse, scale, bias = residuals
-  normed = (_ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
-  grad = _ghosts(cotangents[0], splits).astype(jnp.float32)
-  if activation is not None:
-    grad = jax.vjp(activation, normed * scale + bias)[1](grad)[0]
-  grad_bias, grad_scale = grad.sum(axis=(0, 2)), (grad * normed).sum(axis=(0, 2))
+
+  def of_normed(x, grad):
+    normed = (_ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
+    grad = _ghosts(grad, splits).astype(jnp.float32)
+    if activation is not None:
+      grad = jax.vjp(activation, normed * scale + bias)[1](grad)[0]
+    return normed, grad
+
+  normed, grad = of_normed(x, cotangents[0])
+  grad_bias, grad_scale = _two_sums(grad, grad * normed)
+  # Behind the barrier it is computed anew: XLA would write it in float32 and read it again.
+  normed, grad = of_normed(*lax.optimization_barrier((x, cotangents[0])))
   count = x.size // mean.size
   grad_x = (scale * inverse)[:, None] * (
     grad - (grad_bias[:, None] + normed * grad_scale[:, None]) / count
@@ -252,10 +331,37 @@ def _max_pool_backward(window, residuals, grad):
   places = jnp.arange(high * wide, dtype=jnp.uint8).reshape(high, 1, wide, 1)
   tiles = jnp.where(place[:, :, None, :, None] == places, grad[:, :, None, :, None], 0)
   tiles = tiles.reshape(n, rows * high, columns * wide, c)
-  return (jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0))),)
+  grad_x = jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0)))
+  # XLA would write both this and the part without the padding, one for each of the convolution's
+  # gradients.
+  return (lax.optimization_barrier(grad_x),)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def _whiten_on_cpu(x, kernel, padding):
+  return _convolve_on_cpu(x, kernel.astype(x.dtype), 1, padding)
+
+
+def _sum_of_products(x, kernel, padding):
+  """A convolution as elementwise products, for few taps of few channels, in float32.
+
+  A GPU does it, what follows and the cast in one kernel that reads the images once; cuDNN's is
+  slow at 3 channels and leaves bias and activation a pass of their own: 141 MB a step of airbench.
+  """
+  # Behind the barrier: XLA could augment the images anew for every product.
+  dtype, x = x.dtype, lax.optimization_barrier(x)
+  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(jnp.float32)
+  _, high, wide, channels = kernel.shape
+  rows, columns = x.shape[1] - high + 1, x.shape[2] - wide + 1
+  y = sum(
+    x[:, i : i + rows, j : j + columns, c : c + 1] * kernel[:, i, j, c]
+    for i in range(high)
+    for j in range(wide)
+    for c in range(channels)
+  )
+  return y.astype(dtype)
 
 
 class Whiten(nn.Module):
@@ -277,7 +383,12 @@ class Whiten(nn.Module):
     shape = (self.features, self.patch, self.patch, x.shape[-1])
     kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, jnp.float32))
     x = lax.stop_gradient(x)
-    y = _convolve(x.astype(self.dtype), kernel.astype(self.dtype), 1, self.padding)
+    y = lax.platform_dependent(
+      x.astype(self.dtype),
+      kernel,
+      cpu=functools.partial(_whiten_on_cpu, padding=self.padding),
+      default=functools.partial(_sum_of_products, padding=self.padding),
+    )
     if self.bias_init is not None:
       bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
       y = y + bias.astype(self.dtype)
