@@ -269,7 +269,7 @@ def result_row(
     "versions": versions(),
     "seed": seed,
     "commit": commit(),
-    "command": shlex.join(sys.orig_argv),
+    "command": shlex.join([pathlib.Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
   }
 
 

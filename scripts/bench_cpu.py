@@ -67,10 +67,24 @@ class TorchResNet9(torch.nn.Module):
     return self.head(self.pool(x).flatten(1)) * 0.125
 
 
-def make_torch_step(images, labels, width, activation):
-  """A function of no arguments that takes one step and returns when it is done."""
+@torch.no_grad()
+def copy_weights(params, net: TorchResNet9):
+  """Our first weights, so that both begin with the same loss."""
+  blocks = [module for module in net.modules() if isinstance(module, TorchBlock)]
+  residuals = [f"layer{group}_residual{i}" for group in (1, 3) for i in (1, 2)]
+  names = ["prep", "layer1", *residuals[:2], "layer2", "layer3", *residuals[2:]]
+  for name, block in zip(names, blocks, strict=True):
+    kernel = np.array(params[name]["conv"]["kernel"])
+    block.body[0].weight.copy_(torch.from_numpy(kernel).permute(0, 3, 1, 2))
+  net.head.weight.copy_(torch.from_numpy(np.array(params["head"]["kernel"])).T)
+
+
+def make_torch_step(params, images, labels, width, activation):
+  """A function that takes one step and returns its loss when it is done."""
   module = torch.nn.ReLU() if activation == "relu" else torch.nn.CELU(CELU_ALPHA)
-  net = TorchResNet9(width, module).to(memory_format=torch.channels_last)
+  net = TorchResNet9(width, module)
+  copy_weights(params, net)
+  net = net.to(memory_format=torch.channels_last)
   optimizer = torch.optim.SGD(
     net.parameters(), RATE, MOMENTUM, weight_decay=DECAY, nesterov=True, foreach=True
   )
@@ -80,22 +94,25 @@ def make_torch_step(images, labels, width, activation):
 
   def step():
     optimizer.zero_grad(set_to_none=True)
-    torch.nn.functional.cross_entropy(net(x), y).backward()
+    loss = torch.nn.functional.cross_entropy(net(x), y)
+    loss.backward()
     optimizer.step()
+    return loss.item()
 
   return step
 
 
-def make_jax_step(images, labels, width, activation):
+def make_model(width, activation):
+  return ResNet9(width=width, activation=activation, celu_alpha=CELU_ALPHA)
+
+
+def make_jax_step(variables, images, labels, width, activation):
   """As `make_torch_step`, on the CPU of JAX."""
-  model = ResNet9(width=width, activation=activation, celu_alpha=CELU_ALPHA)
+  model = make_model(width, activation)
   optimizer = optax.chain(
     optax.add_decayed_weights(DECAY), optax.sgd(RATE, MOMENTUM, nesterov=True)
   )
   x, y = jnp.asarray(images), jnp.asarray(labels)
-  init = jax.jit(functools.partial(model.init, train=False))
-  variables = init(jax.random.key(0), x[:1])
-  params, stats = variables["params"], variables["batch_stats"]
 
   @functools.partial(jax.jit, donate_argnums=0)
   def update(state, x, y):
@@ -108,15 +125,17 @@ def make_jax_step(images, labels, width, activation):
       losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       return losses.mean(), updated["batch_stats"]
 
-    grads, stats = jax.grad(loss, has_aux=True)(params)
+    (mean, stats), grads = jax.value_and_grad(loss, has_aux=True)(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), stats, opt_state
+    return (optax.apply_updates(params, updates), stats, opt_state), mean
 
-  state = (params, stats, optimizer.init(params))
+  params = variables["params"]
+  state = (params, variables["batch_stats"], optimizer.init(params))
 
   def step():
     nonlocal state
-    state = jax.block_until_ready(update(state, x, y))
+    state, loss = jax.block_until_ready(update(state, x, y))
+    return float(loss)
 
   return step
 
@@ -140,13 +159,18 @@ def main():
   rng = np.random.default_rng(0)
   images = rng.standard_normal((flags.batch, 32, 32, 3), dtype=np.float32)
   labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
+  net = (images, labels, flags.width, flags.activation)
+  init = jax.jit(functools.partial(make_model(*net[2:]).init, train=False))
+  variables = init(jax.random.key(0), images[:1])
   steps = {
-    "jaxspeed": make_jax_step(images, labels, flags.width, flags.activation),
-    "torch": make_torch_step(images, labels, flags.width, flags.activation),
+    # PyTorch's first: the other one gives its first weights away.
+    "torch": make_torch_step(variables["params"], *net),
+    "jaxspeed": make_jax_step(variables, *net),
   }
   times: dict[str, list[float]] = {name: [] for name in steps}
-  for step in steps.values():  # compiles; PyTorch's first steps fill its caches
-    step()
+  # These compile, and fill PyTorch's caches.
+  first_losses = {name: step() for name, step in steps.items()}
+  for step in steps.values():
     step()
   for _ in range(flags.steps):
     for name, step in steps.items():
@@ -160,6 +184,7 @@ def main():
     "torch_threads": torch.get_num_threads(),
     "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
     "n": flags.steps,
+    "first_losses": first_losses,
     "median_s": {name: statistics.median(values) for name, values in times.items()},
     "min_s": {name: min(values) for name, values in times.items()},
   }
