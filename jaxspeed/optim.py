@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
@@ -139,7 +140,7 @@ def muon(
   nesterov: bool,
   decay: float,
   coefficients: tuple[float, float, float],
-  dtype: jnp.dtype,
+  dtype: DTypeLike,
 ) -> optax.GradientTransformationExtraArgs:
   """Muon for kernels [o, ...]: w <- (s w - rate NS(u / ||u||)) (1 - rate decay).
 

@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.models.layers import (
@@ -38,7 +39,7 @@ BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
 }
 
 
-def dirac(shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Float[Array, "o k k i"]:
+def dirac(shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array, "o k k i"]:
   """OHWI filters that pass channel j on as output j, and zeros in outputs beyond the inputs."""
   middle = shape[1] // 2
   diagonal = jnp.eye(shape[0], shape[3], dtype=dtype)
@@ -46,7 +47,7 @@ def dirac(shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Float[Array
 
 
 def dirac_init(
-  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "o k k i"]:
   """PyTorch's default, but the first filters, one an input channel, pass it on (airbench)."""
   passes = jnp.arange(shape[0])[:, None, None, None] < shape[3]
@@ -54,7 +55,7 @@ def dirac_init(
 
 
 def dirac_added_init(
-  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "o k k i"]:
   """PyTorch's default plus `dirac`, brought back to the default's mean and spread (hlb)."""
   plain = conv_init(key, shape, dtype)
@@ -63,7 +64,7 @@ def dirac_added_init(
 
 
 def unit_std_init(
-  key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "i o"]:
   """PyTorch's default for linear layers, scaled to a standard deviation of 1 over all weights."""
   plain = dense_init(key, shape, dtype)
@@ -83,7 +84,7 @@ class Group(nn.Module):
   depth: Literal[2, 3] = 2
   first_init: nn.initializers.Initializer = dirac_init
   norm_momentum: float = 0.6
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
@@ -127,7 +128,7 @@ class Airbench(nn.Module):
   whiten_bias: Literal["none", "zero", "uniform"] = "zero"
   head_scale: float = 1 / 9
   head_unit_std: bool = False
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.errors import UserError
@@ -154,7 +155,7 @@ class Conv(nn.Module):
   strides: int = 1
   padding: int | None = None
   use_bias: bool = False
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
   kernel_init: nn.initializers.Initializer = conv_init
 
   @nn.compact
@@ -182,6 +183,18 @@ def _activate(x, activation):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _normalize(x, scale, bias, splits, epsilon, activation):
   return _normalize_forward(x, scale, bias, splits, epsilon, activation)[0]
+
+
+def _unseen(*arrays):
+  """The arrays, of which a GPU's compiler does not see that it had them before.
+
+  What is made of them is then computed anew in the kernel that needs it, in place of being written
+  in float32 and read again. A CPU rather reads: there the norm's backward pass would take 1.05 to
+  1.4 times as long.
+  """
+  return lax.platform_dependent(
+    *arrays, cpu=lambda *same: same, default=lambda *same: lax.optimization_barrier(same)
+  )
 
 
 def _two_sums(a, b):
@@ -226,8 +239,7 @@ def _normalize_backward(splits, epsilon, activation, residuals, cotangents):
 
   normed, grad = of_normed(x, cotangents[0])
   grad_bias, grad_scale = _two_sums(grad, grad * normed)
-  # Behind the barrier it is computed anew: XLA would write it in float32 and read it again.
-  normed, grad = of_normed(*lax.optimization_barrier((x, cotangents[0])))
+  normed, grad = of_normed(*_unseen(x, cotangents[0]))
   count = x.size // mean.size
   grad_x = (scale * inverse)[:, None] * (
     grad - (grad_bias[:, None] + normed * grad_scale[:, None]) / count
@@ -376,7 +388,7 @@ class Whiten(nn.Module):
   patch: int = 3
   padding: int = 1
   bias_init: nn.initializers.Initializer | None = None
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 o"]:

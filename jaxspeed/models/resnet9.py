@@ -6,6 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.models.layers import (
@@ -32,7 +33,7 @@ class ConvNorm(nn.Module):
   pool_position: PoolPosition | None = None
   ghost_splits: int = 1
   train_norm_scale: bool = True
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
@@ -73,7 +74,7 @@ class ResNet9(nn.Module):
   train_norm_scale: bool = True
   whiten: bool = False
   head_scale: float = 0.125
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
