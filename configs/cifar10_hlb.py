@@ -3,7 +3,7 @@
   python -m jaxspeed.train --config=configs/cifar10_hlb.py --config.data.path=PATH
 
 Source: tysam-code/hlb-CIFAR10, main.py. Published: 94 % in 6.3 s on one A100. Its clock counts the
-training epochs alone: no whitening, padding, evaluation or loading. Ours: see README, Results.
+training epochs alone: no whitening, padding, evaluation or loading. Ours: not yet measured.
 
 What differs from the original:
   crops    move by -2 ... +2 pixels; the original's by -2 ... +1
