@@ -9,6 +9,7 @@ import pytest
 
 from jaxspeed import mesh as mesh_lib
 from jaxspeed.data import feed
+from jaxspeed.data.augment import augment
 
 
 def key(seed):
@@ -59,6 +60,37 @@ def test_how_often_an_image_is_mirrored(flip):
     assert 0.45 < turned.mean() < 0.55
     # Of 8 fair coins 70 in 256 show 4 heads.
     assert 0.24 < (mirrored.sum(axis=0) == 4).mean() < 0.31
+
+
+def test_alternating_epochs_are_those_of_airbenchs_loader():
+  """CifarLoader: random flips once, before the first epoch; all flipped again in odd epochs."""
+  torch = pytest.importorskip("torch")
+  images = np.random.default_rng(0).integers(256, size=(40, 6, 6, 3), dtype=np.uint8)
+  labels = jnp.arange(40)
+  start = feed.epoch_order(key(3), 0, 40, flip="alternating")
+  flips = np.zeros(40, bool)
+  flips[np.asarray(start.index)] = start.mirror
+  theirs = torch.tensor(images.transpose(0, 3, 1, 2).copy())
+  theirs = torch.where(torch.tensor(flips).view(-1, 1, 1, 1), theirs.flip(-1), theirs)
+  for epoch in range(4):
+    order = feed.epoch_order(key(3), epoch, 40, flip="alternating")
+    batch, mirror = feed.take_batch(jnp.asarray(images), labels, order, 0, 40)
+    ours = augment(
+      key(9),
+      batch.image,
+      first=0,
+      global_batch=40,
+      mirror=mirror,
+      crop_padding=0,
+      cutout=0,
+      brightness=0.0,
+      contrast=0.0,
+      mean=(0.0,) * 3,
+      std=(1.0,) * 3,
+    )
+    shown = theirs.flip(-1) if epoch % 2 == 1 else theirs
+    expected = shown[torch.tensor(np.array(batch.label))]
+    np.testing.assert_array_equal(ours.transpose(0, 3, 1, 2), expected)
 
 
 def test_keys_of_different_purposes_epochs_and_seeds_differ():
