@@ -4,7 +4,7 @@
 
 Source: KellerJordan/cifar10-airbench: legacy/airbench94.py, airbench94_muon.py,
 legacy/airbench95.py, legacy/airbench96.py, airbench96_faster.py. Hardware of the published times:
-one A100, seconds of whitening, training and evaluation with six views. Ours: see README, Results.
+one A100, seconds of whitening, training and evaluation with six views. Ours: not yet measured.
 
   variant   epochs  published seconds  published accuracy (runs)   TFLOP
   94           9.9         3.09-3.83           94.01 % (1000)        358
