@@ -4,7 +4,6 @@ import ctypes
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -41,24 +40,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P())
 
 
-def sharded(mesh: Mesh) -> NamedSharding:
-  """The leading dimension split over the devices."""
-  return NamedSharding(mesh, P(AXIS))
-
-
 def replicate(tree: Any, mesh: Mesh) -> Any:
   """Host arrays, whole on every device."""
   return jax.device_put(tree, replicated(mesh))
-
-
-def shard(tree: Any, mesh: Mesh) -> Any:
-  """Host arrays, their leading dimension (a multiple of the devices) split over the devices."""
-  return jax.device_put(tree, sharded(mesh))
-
-
-def to_host(tree: Any) -> Any:
-  """NumPy arrays of replicated device arrays; waits for the device."""
-  return jax.tree.map(np.asarray, tree)
 
 
 def abstract(tree: Any, sharding: NamedSharding) -> Any:

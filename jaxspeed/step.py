@@ -171,7 +171,7 @@ def choose(
   losses = smoothed_cross_entropy(logits, batch.label, job.config.label_smoothing)
   highest, kept = lax.top_k(jnp.where(batch.mask, losses, -jnp.inf), keep)
   if kind.proxy_learns:
-    # The same forward pass stands in `update`; XLA computes it once.
+    # The forward pass stands in `update` again: twice in one of four steps of a net that is small.
     hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
     state, _ = update(state, hard, batch.label, hyper, share=0.0, job=job, kind=kind)
     return state, kept

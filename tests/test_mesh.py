@@ -29,37 +29,16 @@ def test_replicated_arrays_are_whole_on_every_device():
       np.testing.assert_array_equal(shard.data, host)
 
 
-def test_sharded_arrays_are_split_in_order():
-  host = np.arange(16 * 3).reshape(16, 3)
-  placed = mesh_lib.shard([host], mesh_lib.make_mesh())[0]
-  assert placed.shape == (16, 3)
-  for index, shard in enumerate(sorted(placed.addressable_shards, key=lambda s: s.device.id)):
-    np.testing.assert_array_equal(shard.data, host[2 * index : 2 * index + 2])
-
-
-def test_a_leading_dimension_that_does_not_divide_is_refused():
-  with pytest.raises(ValueError, match="divi"):
-    mesh_lib.shard(np.zeros((12, 3)), mesh_lib.make_mesh())
-
-
-def test_to_host_gives_back_what_was_placed():
-  tree = {"a": np.arange(4.0, dtype=np.float32), "b": (np.int32(3),)}
-  back = mesh_lib.to_host(mesh_lib.replicate(tree, mesh_lib.make_mesh(4)))
-  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(back))
-  jax.tree.map(np.testing.assert_array_equal, back, tree)
-
-
-@pytest.mark.parametrize("place", ["replicate", "shard"])
-def test_a_program_compiled_for_abstract_arrays_takes_the_real_ones(place):
+def test_a_program_compiled_for_abstract_arrays_takes_the_real_ones():
   mesh = mesh_lib.make_mesh()
-  sharding = {"replicate": mesh_lib.replicated, "shard": mesh_lib.sharded}[place](mesh)
+  sharding = mesh_lib.replicated(mesh)
   host = {"x": np.arange(8, dtype=np.float32), "y": np.ones((8, 2), np.int32)}
   abstract = mesh_lib.abstract(host, sharding)
   assert abstract["y"] == jax.ShapeDtypeStruct((8, 2), jnp.int32, sharding=sharding)
   program = jax.jit(lambda t: t["x"].sum() + t["y"].sum().astype(jnp.float32))
   compiled = program.lower(abstract).compile()
   # 0 + 1 + ... + 7, and sixteen ones.
-  assert float(compiled(getattr(mesh_lib, place)(host, mesh))) == 28 + 16
+  assert float(compiled(mesh_lib.replicate(host, mesh))) == 28 + 16
 
 
 def test_freed_memory_is_kept_for_the_next_step():
