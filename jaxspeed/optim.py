@@ -122,8 +122,8 @@ def norms_one_by_one(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "lea
 def norms(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leaves"]:
   """The L2 norm of each array, of all arrays in one pass.
 
-  A CPU would copy them for that: a step of ResNet-50's parameters takes it 1.5 times as long as
-  with one array after the other.
+  A CPU would copy them for that, so there it is one array after the other; on a GPU one pass is
+  128 kernels against 361 (results/lars.json).
   """
   return lax.platform_dependent(tuple(leaves), cpu=norms_one_by_one, default=norms_together)
 

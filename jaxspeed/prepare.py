@@ -5,17 +5,14 @@ python -m jaxspeed.prepare index copies/160
 python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
 """
 
-import contextlib
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxspeed import config as config_lib
 from jaxspeed.data import rectangles
@@ -23,11 +20,10 @@ from jaxspeed.data.imageset import ImageSet, Split, open_images
 from jaxspeed.data.resize import Broken, broken_headers, resize, write_index
 from jaxspeed.data.shards import write_shards
 from jaxspeed.errors import UserError
-from jaxspeed.screen import make_console
+from jaxspeed.screen import counting, make_console
 
 # Broken images that are named on the screen; a file holds all of them.
 _NAMED = 10
-_SECONDS_BETWEEN_LINES = 60.0
 
 
 def main() -> None:
@@ -112,7 +108,7 @@ def _cores() -> int:
 def _resize(
   console: Console, source: str, destination: str, *, sizes: Sequence[int], **options: Any
 ) -> None:
-  with _progress(console, "resizing") as show:
+  with counting(console, "resizing") as show:
     done = resize(source, destination, sizes=sizes, show=show, **options)
   _show_work(console, "resized", done.read, done.images, done.seconds, options["workers"])
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
@@ -139,9 +135,9 @@ def _index(console: Console, folder: str, size: int) -> None:
 def _shards(
   console: Console, source: str, destination: str, *, name: str, shards: int, workers: int
 ) -> None:
-  with _progress(console, "reading headers") as show:
+  with counting(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show)
-  with _progress(console, "packing") as show:
+  with counting(console, "packing") as show:
     done = write_shards(images, destination, name=name, shards=shards, workers=workers, show=show)
   _show_work(console, "packed", done.written, done.images, done.seconds, workers)
   _show_broken(console, done.broken, "without a header that can be read are left out")
@@ -153,7 +149,7 @@ def _shards(
 
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
-  with _progress(console, "reading headers") as show:
+  with counting(console, "reading headers") as show:
     return write_index(folder, show=show)
 
 
@@ -228,31 +224,6 @@ def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
 def _printable(text: str) -> str:
   """Names of files may hold bytes that are no UTF-8, which no screen takes."""
   return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-@contextlib.contextmanager
-def _progress(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
-  """A bar on a terminal; elsewhere a line a minute."""
-  columns = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeRemainingColumn(),
-  )
-  with Progress(
-    *columns, console=console, transient=True, disable=not console.is_interactive
-  ) as progress:
-    task = progress.add_task(verb, total=None)
-    next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def show(done: int, total: int) -> None:
-      nonlocal next_line
-      progress.update(task, completed=done, total=total)
-      if not console.is_interactive and time.monotonic() >= next_line:
-        console.out(f"{verb}: {done:,} of {total:,} images", highlight=False)
-        next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    yield show
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import UInt8
 from ml_collections import ConfigDict
 from PIL import Image, UnidentifiedImageError
@@ -21,13 +22,14 @@ from jaxspeed.compile import compile_program, use_cache
 from jaxspeed.data.arrays import Arrays
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.feed import pad_batches
+from jaxspeed.data.sets import ImageSets, open_sets
 from jaxspeed.errors import UserError
 from jaxspeed.loop import open_data
 from jaxspeed.losses import Sums
 from jaxspeed.models.pretrained import save_resnet
-from jaxspeed.plan import Phase, make_plan
+from jaxspeed.plan import Phase, Plan, make_plan
 from jaxspeed.state import Carry
-from jaxspeed.streaming import open_sets, prepare_evaluation
+from jaxspeed.streaming import prepare_evaluation
 
 
 def load_config(folder: pathlib.Path) -> ConfigDict:
@@ -53,6 +55,14 @@ def with_last_mode(config: ConfigDict) -> ConfigDict:
   return config
 
 
+def _stored_plan(config: ConfigDict) -> Plan:
+  """The plan of a run's config, for evaluation: training batches need not divide over devices."""
+  # Told the sizes, the plan takes no hold-out from them: the stored ones are those without it.
+  return make_plan(
+    config, train_images=config.data.train_images, eval_images=config.data.eval_images
+  )
+
+
 def open_run(
   folder: pathlib.Path, config: ConfigDict, checkpoint_step: int | None
 ) -> tuple[Job, Restored]:
@@ -63,11 +73,7 @@ def open_run(
   """
   use_cache(config.compile_cache)
   mesh = mesh_lib.make_mesh()
-  # Told the sizes, the plan takes no hold-out from them: the stored ones are those without it.
-  # Batches of training play no part here, so they need not divide over these devices.
-  plan = make_plan(
-    config, train_images=config.data.train_images, eval_images=config.data.eval_images
-  )
+  plan = _stored_plan(config)
   job = make_job(config, plan, mesh)
   everywhere = mesh_lib.replicated(mesh)
   size = plan.phases[0].image_size
@@ -102,15 +108,10 @@ def evaluate(
   Raises:
     UserError: as `open_run`, or a mode that is none.
   """
-  config = load_config(folder) if config is None else config
-  rows = []
-  for mode in config.eval.mode.split(","):
-    one = config.copy_and_resolve_references()
-    one.eval.mode = mode
-    job, restored = open_run(folder, one, step)
-    phase = job.plan.phase_of(restored.step - 1)
-    rows.append({"step": restored.step} | _row(job, phase, restored.tree.state.evaluated()))
-  return rows
+  configs = _one_a_mode(load_config(folder) if config is None else config)
+  job, restored = open_run(folder, configs[0], step)
+  rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
+  return [{"step": restored.step} | row for row in rows]
 
 
 def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
@@ -128,23 +129,23 @@ def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
       "own last layer: set --config.pretrained.head=keep."
     )
   use_cache(config.compile_cache)
+  config = config.copy_and_resolve_references()
+  config.precision = precision.resolve(config.precision, jax.devices()[0])
   mesh = mesh_lib.make_mesh()
-  rows = []
-  for mode in config.eval.mode.split(","):
-    one = config.copy_and_resolve_references()
-    one.eval.mode = mode
-    one.precision = precision.resolve(config.precision, jax.devices()[0])
-    plan = make_plan(one)
-    job, phase = make_job(one, plan, mesh), plan.phases[-1]
+
+  def variables_of(job: Job) -> Any:
+    size = job.plan.phases[-1].image_size
     shapes = jax.eval_shape(
       functools.partial(job.model.init, train=False),
       jax.random.key(0),
-      jax.ShapeDtypeStruct((1, phase.image_size, phase.image_size, 3), np.float32),
+      jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
     )
-    variables = load_pretrained(one, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))
-    row = _row(job, phase, mesh_lib.replicate(variables, mesh))
-    rows.append({"weights": config.pretrained.path} | row)
-  return rows
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    return mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+
+  configs = _one_a_mode(config)
+  rows = _rows(configs, mesh, make_plan(configs[0]).total_steps, variables_of)
+  return [{"weights": config.pretrained.path} | row for row in rows]
 
 
 def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
@@ -160,32 +161,52 @@ def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None)
   save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
 
 
-def _row(job: Job, phase: Phase, variables: Any) -> dict[str, Any]:
-  run = _prepare_evaluation(job, phase, variables)
-  start = time.perf_counter()
-  sums = jax.block_until_ready(run())
-  return {
-    "mode": job.config.eval.mode,
-    "evaluated_on": job.config.tune_on,
-    "images": int(sums.count),
-    **sums.means(),
-    "seconds": round(time.perf_counter() - start, 3),
-  }
+def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
+  """A config for each of the modes that stand in eval.mode with commas in between."""
+  configs = []
+  for mode in config.eval.mode.split(","):
+    configs.append(config.copy_and_resolve_references())
+    configs[-1].eval.mode = mode
+  return configs
 
 
-def _prepare_evaluation(job: Job, phase: Phase, variables: Any) -> Callable[[], Sums]:
-  """What evaluates, with its data opened and its programs compiled."""
-  config, plan = job.config, job.plan
-  if config.data.feed == "stream":
-    return prepare_evaluation(open_sets(config, [phase]), job, phase, variables)
-  arrays = open_data(config)
-  assert isinstance(arrays, Arrays)
-  placed = mesh_lib.replicate(
-    pad_batches(
-      arrays.eval_images, arrays.eval_labels, batch=plan.eval_batch_size, devices=job.devices
-    ),
-    job.mesh,
+def _rows(
+  configs: Sequence[ConfigDict], mesh: Mesh, step: int, variables_of: Callable[[Job], Any]
+) -> list[dict[str, Any]]:
+  """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
+  jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
+  variables = variables_of(jobs[0])
+  phases = [job.plan.phase_of(step - 1) for job in jobs]
+  # A stream opens only what this phase reads.
+  streams = jobs[0].plan.streams
+  data = open_sets(configs[0], phases[:1]) if streams else open_data(configs[0])
+  rows = []
+  for config, job, phase in zip(configs, jobs, phases, strict=True):
+    run = _prepare_evaluation(data, job, phase, variables)
+    start = time.perf_counter()
+    sums = jax.block_until_ready(run())
+    rows.append(
+      {
+        "mode": config.eval.mode,
+        "evaluated_on": config.tune_on,
+        "images": int(sums.count),
+        **sums.means(),
+        "seconds": round(time.perf_counter() - start, 3),
+      }
+    )
+  return rows
+
+
+def _prepare_evaluation(
+  data: Arrays | ImageSets, job: Job, phase: Phase, variables: Any
+) -> Callable[[], Sums]:
+  """What evaluates, with its programs compiled."""
+  if isinstance(data, ImageSets):
+    return prepare_evaluation(data, job, phase, variables)
+  padded = pad_batches(
+    data.eval_images, data.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
   )
+  placed = mesh_lib.replicate(padded, job.mesh)
   abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
   program = compile_program(validate.evaluate_on_mesh(job), abstract)
   return lambda: program.call(variables, placed)

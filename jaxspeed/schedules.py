@@ -85,7 +85,6 @@ def pieces(
   first, end, start, final = np.asarray(pieces, np.float64).T
   index = np.searchsorted(first, epoch, side="right") - 1
   done = (epoch - first[index]) * steps + number
-  # In this order of operations the rates are those of the original to the last bit.
   rate = start[index] + done * (final - start)[index] / ((end - first)[index] * steps)
   return np.where(done >= (end - first)[index] * steps, final[index], rate)
 

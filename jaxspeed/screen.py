@@ -3,16 +3,24 @@
 Into a pipe or a file go plain lines of fixed columns: no control characters, no wrapping.
 """
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TextColumn,
+  TimeRemainingColumn,
+)
 
 # Drawing the live line takes 0.6 ms: four a second cost 0.25 % of one core.
 _SECONDS_BETWEEN_DRAWINGS = 0.25
+_SECONDS_BETWEEN_LINES = 60.0
 
 # Title, width, key of the row and format of each column; 79 characters, for terminals of 80.
 _COLUMNS = (
@@ -42,6 +50,31 @@ def make_console() -> Console:
 def silent_console() -> Console:
   """A console that prints nothing, for all processes of a run but the first."""
   return Console(quiet=True, force_interactive=False)
+
+
+@contextlib.contextmanager
+def counting(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
+  """What shows how many of how many images are done: a bar on a terminal, else a line a minute."""
+  columns = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+  )
+  with Progress(
+    *columns, console=console, transient=True, disable=not console.is_interactive
+  ) as progress:
+    task = progress.add_task(verb, total=None, visible=False)
+    next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def show(done: int, total: int) -> None:
+      nonlocal next_line
+      progress.update(task, completed=done, total=total, visible=True)
+      if not console.is_interactive and time.monotonic() >= next_line:
+        console.out(f"{verb}: {done:,} of {total:,} images", highlight=False)
+        next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    yield show
 
 
 class Screen:

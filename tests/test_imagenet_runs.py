@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from test_streaming import params_of
 from toy import load_recipe
+from toy_images import params_of
 
 from jaxspeed import loop, records
 from jaxspeed.checkpoint import Checkpoints
@@ -55,7 +55,7 @@ def test_all_phases_of_imagenet18(whole):
   assert result["config"]["precision"] == "float16"
   assert [r["learning_rate"] for r in rows] == pytest.approx([0.2, 0.02, 0.002])
   assert all(np.isfinite(r["train_loss"]) for r in rows)
-  _, carry = params_of(folder, None)
+  _, carry = params_of(folder)
   # A static scale, and the average that was evaluated is not the last state.
   assert float(carry.state.loss_scale.scale) == 1024
   kernels = [
@@ -81,5 +81,5 @@ def test_it_goes_on_in_every_phase(whole, cache, tmp_path, stop, monkeypatch):
     loop.train(toy_imagenet18(cache), str(tmp_path / "run"))
   monkeypatch.setattr(Checkpoints, "save", save)
   loop.train(toy_imagenet18(cache), str(tmp_path / "run"))
-  (_, one), (_, other) = params_of(whole[0], None), params_of(tmp_path / "run", None)
+  (_, one), (_, other) = params_of(whole[0]), params_of(tmp_path / "run")
   jax.tree.map(np.testing.assert_array_equal, one.state, other.state)

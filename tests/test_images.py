@@ -17,7 +17,14 @@ from PIL import Image
 from scipy.stats import ks_2samp
 
 from jaxspeed.data import feed, images
-from jaxspeed.data.images import EvalStream, TrainStream, central_windows, crop_boxes, epoch_order
+from jaxspeed.data.crops import (
+  CROP_NUMBERS,
+  central_windows,
+  crop_boxes,
+  epoch_mirror,
+  epoch_order,
+)
+from jaxspeed.data.images import EvalStream, TrainStream
 from jaxspeed.data.imageset import Split
 from jaxspeed.data.rectangles import EvalBatch
 from jaxspeed.data.sizes import scan_files
@@ -144,7 +151,7 @@ def test_the_order_is_frozen():
 
 def test_mirrored_images():
   def bits(epoch, flip):
-    return images.epoch_mirror(5, epoch, 1000, flip=flip)
+    return epoch_mirror(5, epoch, 1000, flip=flip)
 
   assert not bits(0, "none").any()
   np.testing.assert_array_equal(bits(0, "alternating"), ~bits(1, "alternating"))
@@ -186,7 +193,7 @@ def test_a_stream_starts_at_any_step(noise, first):
 @needs_tensorflow
 def test_seed_and_flip_reach_the_batches(noise):
   (batch, *_), _ = train(noise, flip="alternating")
-  mirror = images.epoch_mirror(7, 0, 22, flip="alternating")
+  mirror = epoch_mirror(7, 0, 22, flip="alternating")
   np.testing.assert_array_equal(batch.mirror, mirror[batch.index])
   (other, *_), _ = train(noise, seed=8)
   assert (other.index != batch.index).any()
@@ -220,7 +227,7 @@ def test_boxes_have_the_distribution_of_torchvisions(width, height, min_scale):
   rng = random.Random(0)
   reference = [draw_box(rng, width, height, min_scale) for _ in range(1500)]
   n = 20_000
-  uniform = np.random.RandomState(1).random_sample((n, images.CROP_NUMBERS))
+  uniform = np.random.RandomState(1).random_sample((n, CROP_NUMBERS))
   boxes = crop_boxes(uniform, np.full(n, width), np.full(n, height), min_scale=min_scale)
   for found, expected in zip(_features(boxes), _features(np.array(reference)), strict=True):
     assert ks_2samp(found, expected).pvalue > 1e-4
@@ -234,7 +241,7 @@ def _features(boxes):
 def test_boxes_lie_within_their_images():
   rng = np.random.RandomState(0)
   width, height = rng.randint(1, 40, (2, 5000))
-  uniform = rng.random_sample((5000, images.CROP_NUMBERS))
+  uniform = rng.random_sample((5000, CROP_NUMBERS))
   uniform[:100] = np.nextafter(1, 0)
   y, x, h, w = crop_boxes(uniform, width, height, min_scale=0.01).T
   assert (np.minimum(y, x) >= 0).all() and (np.minimum(h, w) >= 1).all()
@@ -243,7 +250,7 @@ def test_boxes_lie_within_their_images():
 
 
 def test_boxes_by_arithmetic():
-  uniform = np.zeros((3, images.CROP_NUMBERS))
+  uniform = np.zeros((3, CROP_NUMBERS))
   uniform[:, 10:20] = 0.5  # a ratio of 1
   uniform[1, 0] = 0.5  # the area's middle: (0.25 + 1) / 2
   uniform[1, 20:] = 0.999
@@ -263,7 +270,7 @@ def test_boxes_by_arithmetic():
   ],
 )
 def test_the_central_part_where_no_attempt_fits(width, height, box):
-  uniform = np.random.RandomState(0).random_sample((1, images.CROP_NUMBERS))
+  uniform = np.random.RandomState(0).random_sample((1, CROP_NUMBERS))
   boxes = crop_boxes(uniform, np.array([width]), np.array([height]), min_scale=0.9)
   assert tuple(boxes[0]) == box
 

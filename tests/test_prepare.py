@@ -19,11 +19,12 @@ from absl import flags
 from PIL import Image
 
 from jaxspeed import prepare as prepare_lib
-from jaxspeed.data import resize as resize_lib
+from jaxspeed.data import writing
 from jaxspeed.data.imageset import open_images
-from jaxspeed.data.resize import copy_shape, holding, in_processes, make_copies, resize, write_index
+from jaxspeed.data.resize import copy_shape, make_copies, resize, write_index
 from jaxspeed.data.shards import checksums, write_shards
 from jaxspeed.data.tfrecord import find_tfds, open_tfds, parse_example, read_records
+from jaxspeed.data.writing import holding, in_processes
 from jaxspeed.errors import UserError
 
 
@@ -428,7 +429,7 @@ def full_after(monkeypatch, writes):
   def fake(path, mode="r", **options):
     return File(path, mode) if mode == "wb" else real(path, mode, **options)
 
-  monkeypatch.setattr(resize_lib, "open", fake, raising=False)
+  monkeypatch.setattr(writing, "open", fake, raising=False)
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from test_streaming import params_of
-from toy_images import toy_stream, write_folder
+from toy_images import params_of, toy_stream, write_folder
 
 from jaxspeed import config as config_lib
 from jaxspeed import loop, restore
@@ -52,7 +51,7 @@ def small_resnet(images, cache, **fields):
 
 def test_exported_weights_are_those_of_the_run(trained):
   config, folder, result = trained
-  _, carry = params_of(folder / "run", config)
+  _, carry = params_of(folder / "run")
   evaluated = jax.device_get(carry.state.evaluated())
   loaded = load_resnet(folder / "net.safetensors", evaluated)
   jax.tree.map(np.testing.assert_array_equal, loaded, evaluated)
@@ -98,7 +97,7 @@ def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):
   tuned = config.copy_and_resolve_references()
   tuned.update_from_flattened_dict(fields)
   loop.train(tuned, str(tmp_path / "tuned"))
-  (_, before), (_, after) = params_of(folder / "run", config), params_of(tmp_path / "tuned", tuned)
+  (_, before), (_, after) = params_of(folder / "run"), params_of(tmp_path / "tuned")
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
     jax.device_get(before.state.params),

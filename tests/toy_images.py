@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed import restore
+
 
 def write_image(path: pathlib.Path, label: int, width: int, height: int, seed: int) -> None:
   """Noise around a brightness that tells the class."""
@@ -44,3 +46,9 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   config.eval.update(batch_size=1, shapes=3)
   config.update_from_flattened_dict(fields)
   return config
+
+
+def params_of(folder: pathlib.Path):
+  """Step and carry of a run's newest checkpoint."""
+  _, restored = restore.open_run(folder, restore.load_config(folder), None)
+  return restored.step, restored.tree

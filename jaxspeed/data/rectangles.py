@@ -195,12 +195,6 @@ def kept_share(
   return float(np.mean(kept / (resized.height * resized.width)))
 
 
-def mean_pixels(rectangles: Rectangles) -> float:
-  """The mean over the whole images of the pixels of their shapes: what the network computes."""
-  of_whole = rectangles.shape_of[rectangles.shape_of != _NO_SHAPE]
-  return float(np.prod(rectangles.shapes, axis=1)[of_whole].mean())
-
-
 class _Resized(NamedTuple):
   height: Int64[np.ndarray, "n"]
   width: Int64[np.ndarray, "n"]

@@ -9,47 +9,38 @@ Every file appears whole or not at all, by a rename, and is a function of its or
 and the quality alone: a run that was killed is started again and ends in the same bytes.
 """
 
-import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import math
-import multiprocessing
 import os
 import pathlib
 import shutil
-import signal
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from jaxspeed.data.imageset import ImageSet, list_folders, open_images, write_indices
 from jaxspeed.data.sizes import FORMATS
+from jaxspeed.data.writing import (
+  finished_files,
+  holding,
+  in_processes,
+  refuse_inside,
+  write_whole,
+  writing,
+)
 from jaxspeed.errors import UserError
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
 
 # libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
 # where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
 _DECODED = 2
 # Images that a worker takes at a time: 0.1 s of work.
 _CHUNK = 32
-_TEMPORARY = ".jaxspeed-"
 _SETTINGS = "resize.json"
 
 
@@ -191,14 +182,6 @@ def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
     raise UserError(f"--workers={workers}: at least one process is needed.")
 
 
-def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
-  """Raises a UserError where what is written would lie among what is read."""
-  if destination.resolve().is_relative_to(source.resolve()):
-    raise UserError(
-      f"{destination} lies inside {source}, whose images are read: name a folder outside of it."
-    )
-
-
 def _list_source(source: pathlib.Path) -> dict[str, list[str]]:
   """The names of the images of each class's folder, train/n01440764 for one."""
   if not (source / "train").is_dir():
@@ -212,126 +195,6 @@ def _list_source(source: pathlib.Path) -> dict[str, list[str]]:
   return {
     f"{split}/{name}": files for split, classes in listed.items() for name, files in classes.items()
   }
-
-
-@contextlib.contextmanager
-def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
-  """Tells of a full disk, or whatever else keeps `folder` from being written, in one sentence."""
-  try:
-    yield
-  except OSError as error:
-    raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): nothing in it is half-written; "
-      "mend that and run the same command again, which goes on from here."
-    ) from error
-
-
-@contextlib.contextmanager
-def holding(folder: pathlib.Path) -> Iterator[None]:
-  """Makes `folder` with its parents and keeps other commands from writing to it meanwhile.
-
-  The lock ends with the process, however that ends.
-
-  Raises:
-    UserError: the folder cannot be made, or another command holds it.
-  """
-  with writing(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-  if fcntl is None:
-    yield
-    return
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    os.close(descriptor)
-    raise UserError(
-      f"{folder} is being written by another jaxspeed.prepare: wait for it."
-    ) from None
-  except OSError:
-    pass  # a file system without locks
-  try:
-    yield
-  finally:
-    os.close(descriptor)
-
-
-def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
-  """Writes a file under a temporary name in its folder and renames it."""
-  # Short, for originals whose names are as long as names can be; and one a process.
-  temporary = os.path.join(os.path.dirname(path), f"{_TEMPORARY}{os.getpid()}")
-  try:
-    with open(temporary, "wb") as file:
-      file.writelines(content)
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      os.unlink(temporary)
-    raise
-
-
-def finished_files(folder: str | os.PathLike[str]) -> set[str]:
-  """Names of the files in a folder, from one listing; what a kill left of others is removed."""
-  try:
-    names = os.listdir(folder)
-  except FileNotFoundError:
-    return set()
-  for name in names:
-    if name.startswith(_TEMPORARY):
-      os.unlink(os.path.join(folder, name))
-  return set(names)
-
-
-def in_processes(
-  function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
-) -> Iterator[_Result]:
-  """The results of `function` for all tasks, as they come, from at most `workers` processes.
-
-  The processes end with this one, also if it is killed. With one worker or task, the work is done
-  here.
-
-  Raises:
-    UserError: a process was killed.
-    Exception: the first that `function` raised; tasks that have not begun are dropped.
-  """
-  if min(workers, len(tasks)) <= 1:
-    yield from map(function, tasks)
-    return
-  # fork would copy the threads' locks of whatever the caller has imported.
-  method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-  context = multiprocessing.get_context(method)
-  if method == "forkserver":
-    context.set_forkserver_preload([function.__module__])
-  remaining = iter(tasks)
-  pool = ProcessPoolExecutor(
-    min(workers, len(tasks)), mp_context=context, initializer=_begin_process
-  )
-  try:
-    pending = {pool.submit(function, task) for task in itertools.islice(remaining, 4 * workers)}
-    while pending:
-      done, pending = wait(pending, return_when=FIRST_COMPLETED)
-      pending |= {pool.submit(function, task) for task in itertools.islice(remaining, len(done))}
-      yield from (future.result() for future in done)
-  except BrokenProcessPool:
-    raise UserError(
-      "a worker process was killed, for want of memory perhaps: run the same command again, which "
-      f"goes on from here, with fewer than --workers={workers}."
-    ) from None
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-def _begin_process() -> None:
-  """Leaves Ctrl-C to the parent, and ends when the parent has ended."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-  parent.join()
-  os._exit(1)
 
 
 def _keep_settings(folder: pathlib.Path, quality: int) -> None:

@@ -26,9 +26,9 @@ import numpy as np
 from jaxtyping import UInt32
 
 from jaxspeed.data.imageset import ImageSet, Split
-from jaxspeed.data.resize import (
-  Broken,
-  broken_headers,
+from jaxspeed.data.resize import Broken, broken_headers
+from jaxspeed.data.tfrecord import crc32c
+from jaxspeed.data.writing import (
   finished_files,
   holding,
   in_processes,
@@ -36,7 +36,6 @@ from jaxspeed.data.resize import (
   write_whole,
   writing,
 )
-from jaxspeed.data.tfrecord import crc32c
 from jaxspeed.errors import UserError
 
 VERSION = "1.0.0"
@@ -269,7 +268,8 @@ def _masked(values: UInt32[np.ndarray, "n"]) -> list[bytes]:
 def checksums(records: Sequence[bytes]) -> UInt32[np.ndarray, "n"]:
   """CRC32C of each record: of all their blocks side by side, then joined.
 
-  Records of 100 KB are too few in memory to be checksummed side by side as wholes: 14 MB/s.
+  Records of 100 KB are too few in memory to be checksummed side by side as wholes: 23 MB/s, where
+  blocks reach 334 (results/input_decisions.json).
   """
   cuts = [[*range(len(record), 0, -_BLOCK), 0][::-1] for record in records]
   blocks = [
