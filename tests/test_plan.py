@@ -10,7 +10,8 @@ import pytest
 
 from jaxspeed import config as config_lib
 from jaxspeed.errors import UserError
-from jaxspeed.plan import StepKind, csv_lines, describe, make_plan
+from jaxspeed.plan import StepKind, make_plan
+from jaxspeed.plan.__main__ import csv_lines, describe
 
 ROOT = pathlib.Path(__file__).parents[1]
 

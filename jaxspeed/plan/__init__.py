@@ -1,25 +1,19 @@
 """From a config to the table of every step: the one place where values are derived and checked.
 
-  python -m jaxspeed.plan --config=configs/cifar10_resnet9.py:ema
-
-prints phases, steps, rates and shapes, with --csv every step; nothing is loaded or compiled for it.
+`python -m jaxspeed.plan` prints it (`__main__.py`).
 """
 
 import dataclasses
 import itertools
 import math
-import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
-from absl import flags
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
-from jaxspeed import schedules
+from jaxspeed import checks, schedules
 from jaxspeed.errors import UserError
 
 
@@ -197,7 +191,7 @@ def make_plan(
   Raises:
     UserError: a value that no run can have, with the field's name.
   """
-  _check(config)
+  checks.check(config)
   if config.tune_on == "validation" and not train_images:
     eval_images = config.data.train_images // 10 or 1  # as `data.arrays.hold_out`
     train_images = config.data.train_images - eval_images
@@ -415,210 +409,3 @@ def _table(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> dict[st
       total, growing=config.optimizer.muon_renormalize == "growing"
     )
   return columns
-
-
-# Smallest value of a field, and whether that value itself is allowed.
-_LEAST = {
-  "epochs": (0, False),
-  "batch_size": (1, True),
-  "accumulate": (1, True),
-  "runs": (1, True),
-  "data.classes": (2, True),
-  "data.image_size": (1, True),
-  "data.train_images": (1, True),
-  "data.eval_images": (1, True),
-  "augment.crop_padding": (0, True),
-  "augment.min_scale": (0, False),
-  "augment.cutout": (0, True),
-  "augment.brightness": (0, True),
-  "augment.contrast": (0, True),
-  "augment.cutmix": (0, True),
-  "augment.cutmix_epochs": (0, True),
-  "optimizer.momentum": (0, True),
-  "optimizer.weight_decay": (0, True),
-  "optimizer.bias_rate": (0, True),
-  "optimizer.bias_decay": (0, True),
-  "optimizer.scale_decay": (0, True),
-  "optimizer.lars_eta": (0, False),
-  "optimizer.lars_epsilon": (0, True),
-  "optimizer.head_rate": (0, True),
-  "optimizer.head_decay": (0, True),
-  "optimizer.muon_momentum": (0, True),
-  "optimizer.muon_decay": (0, True),
-  "schedule.peak": (0, False),
-  "schedule.start": (0, True),
-  "schedule.final": (0, True),
-  "schedule.warmup": (0, True),
-  "schedule.flat_epochs": (0, True),
-  "schedule.power": (0, False),
-  "average.decay": (0, True),
-  "average.every": (1, True),
-  "average.from_epoch": (0, True),
-  "whitening.images": (1, True),
-  "whitening.epsilon": (0, True),
-  "whitening.bias_epochs": (0, True),
-  "whitening.bias_rate": (0, True),
-  "whitening.bias_decay": (0, True),
-  "proxy.keep": (0, True),
-  "proxy.every": (1, True),
-  "eval.batch_size": (1, True),
-  "eval.every_epochs": (1, True),
-  "eval.image_size": (0, True),
-  "eval.resize": (1, True),
-  "eval.shapes": (1, True),
-  "eval.multiple": (1, True),
-  "checkpoint.every_seconds": (0, True),
-  "checkpoint.keep": (1, True),
-  "cost_per_hour": (0, True),
-  "label_smoothing": (0, True),
-  "loss_scale": (0, True),
-  "target": (0, True),
-  "seed": (0, True),
-}
-_MOST = {
-  "epochs": 100_000,  # the table of the steps is in memory
-  "label_smoothing": 1,
-  "target": 1,
-  "schedule.warmup": 1,
-  "augment.min_scale": 1,
-  "optimizer.momentum": 1,
-  "optimizer.muon_momentum": 1,
-  "average.decay": 1,
-  "seed": 2**31 - 1,
-}
-_CHOICES = {
-  "precision": ("auto", "float32", "bfloat16", "float16"),
-  "warmup": ("auto", "on", "off"),
-  "tune_on": ("test", "validation"),
-  "augment.flip": ("none", "random", "alternating"),
-  "target_metric": ("top1", "top5"),
-  "optimizer.name": ("sgd", "muon", "lars"),
-  "optimizer.muon_renormalize": ("every_step", "growing"),
-  "schedule.read": ("start", "end"),
-  "average.kind": ("none", "ema", "lookahead"),
-  "data.feed": ("resident", "stream"),
-  "pretrained.head": ("keep", "new"),
-  "data.last_batch": ("drop", "keep"),
-  "data.on_error": ("skip", "raise"),
-}
-
-
-# What each feed has, of fields that both have.
-_OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
-  "resident": {
-    "data.name": ("cifar10", "cifar100", "digits"),
-    "eval.mode": ("center", "flip", "six", "selective"),
-  },
-  "stream": {"eval.mode": ("center", "flip", "five", "rect", "rect_flip")},
-}
-
-
-def _check(config: ConfigDict) -> None:
-  fields = dict(config_lib.leaves(config))
-  for name, (least, allowed) in _LEAST.items():
-    value = fields[name]
-    if not math.isfinite(value) or value < least or (value == least and not allowed):
-      relation = "at least" if allowed else "greater than"
-      raise UserError(f"config.{name}={value}: it must be {relation} {least}.")
-  for name, most in _MOST.items():
-    if fields[name] > most:
-      raise UserError(f"config.{name}={fields[name]}: it must be at most {most}.")
-  for name, choices in (_CHOICES | _OF_FEED.get(config.data.feed, {})).items():
-    if fields[name] not in choices:
-      raise UserError(f"config.{name}={fields[name]!r}: choose one of {', '.join(choices)}.")
-  modes = _OF_FEED[config.data.feed]["eval.mode"]
-  if unknown := [mode for mode in config.phases.eval_mode if mode not in modes]:
-    raise UserError(f"config.phases.eval_mode={unknown}: choose one of {', '.join(modes)}.")
-  if config.data.feed == "stream" and config.warmup == "on":
-    raise UserError("config.warmup='on': a stream has no warm-up, set --config.warmup=auto.")
-  for name in ("data.mean", "data.std"):
-    value = fields[name]
-    numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in value)
-    if len(value) not in (0, 3) or not numbers:
-      raise UserError(
-        f"config.{name}={value}: give three numbers in units of 0 ... 255, "
-        f"or () for the training set's own."
-      )
-    if config.data.feed == "stream" and not value:
-      raise UserError(f"config.{name}=(): of a stream it is not computed, give three numbers.")
-  if any(v <= 0 for v in fields["data.std"]):
-    raise UserError(f"config.data.std={fields['data.std']}: each must be greater than 0.")
-  coefficients = config.optimizer.muon_coefficients
-  if len(coefficients) != 3:
-    raise UserError(f"config.optimizer.muon_coefficients={coefficients}: give three numbers.")
-  clip = config.optimizer.lars_clip
-  if clip and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
-    raise UserError(
-      f"config.optimizer.lars_clip={clip}: give the least and the most trust ratio, or ()."
-    )
-  for name in ("schedule.pieces", "optimizer.momentum_pieces"):
-    _check_pieces(name, fields[name])
-  for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):
-    if fields[name] >= config.data.image_size:
-      raise UserError(
-        f"config.{name}={fields[name]}: it must be less than "
-        f"config.data.image_size={config.data.image_size}."
-      )
-
-
-def _check_pieces(name: str, pieces: tuple) -> None:
-  starts = [piece[0] for piece in pieces if len(piece) == 4 and piece[0] < piece[1]]
-  if len(starts) < len(pieces) or starts[:1] not in ([], [0]) or starts != sorted(set(starts)):
-    raise UserError(
-      f"config.{name}={pieces}: give pieces of four numbers (first epoch, end, value there, value "
-      f"at the end), the first from epoch 0 on, in the order of their epochs."
-    )
-  if any(not 0 <= value < math.inf for piece in pieces for value in piece[2:]):
-    raise UserError(f"config.{name}={pieces}: values must be at least 0.")
-
-
-def describe(config: ConfigDict, plan: Plan) -> str:
-  """The plan as lines of text: phases, rates at their turning points, shapes, programs."""
-  rate = plan.table["learning_rate"]
-  turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
-  lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
-  for phase in plan.phases:
-    lines.append(
-      f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}: "
-      f"{phase.steps_per_epoch} steps an epoch, batch {phase.batch_size}, "
-      f"{phase.image_size} x {phase.image_size} pixels"
-    )
-  lines += [f"rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
-  lines.append(f"evaluation: {plan.eval_images} images, mode {config.eval.mode}")
-  lines += [f"program: {name}" for name in plan.programs()]
-  return "\n".join(lines)
-
-
-def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
-  """A header and a line for every step: epochs from 0, steps in them from 1.
-
-  The batch counts images that the step learns from, so that it is smaller in the short last step of
-  an epoch. Numbers have all the digits that tell them from their neighbours.
-  """
-  yield "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale"
-  rate = plan.table["learning_rate"].tolist()
-  momentum = plan.table.get("momentum", np.full(plan.total_steps, config.optimizer.momentum))
-  seen = 0
-  for step, (r, m) in enumerate(zip(rate, momentum.tolist(), strict=True)):
-    phase, (epoch, within) = plan.phase_of(step), plan.epoch_of(step)
-    before, seen = seen, plan.examples(step + 1)
-    yield f"{epoch},{within + 1},{phase.image_size},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
-
-
-def _main(arguments: list[str]) -> None:
-  config_lib.nothing_left(arguments)
-  config = _FLAG.value
-  if config is None:
-    raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
-  plan = make_plan(config)
-  try:
-    print("\n".join(csv_lines(config, plan)) if _CSV.value else describe(config, plan), flush=True)
-  except BrokenPipeError:
-    # A reader such as `head` has enough; without this the interpreter complains as it ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-  _FLAG = config_lib.define_config_flag()
-  _CSV = flags.DEFINE_bool("csv", False, "Prints every step of the plan as comma-separated values.")
-  config_lib.run(_main)
