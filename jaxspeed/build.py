@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed import optim, precision
+from jaxspeed.allreduce import layer_order
 from jaxspeed.errors import UserError
 from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.pretrained import load_resnet
@@ -28,6 +29,7 @@ class Job:
   mesh: Mesh
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
+  layer_order: tuple[int, ...]  # of the parameters, where gradients cross devices
   proxy: "Job | None" = None  # of the net that chooses the images
 
   @property
@@ -107,15 +109,17 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
 
 def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
   """A job of a resolved config, with another one inside for its proxy."""
-  proxy = None
-  if config.proxy.keep:
-    small = _proxy_config(config)
-    proxy = Job(small, plan, mesh, make_model(small), optim.make_optimizer(small))
+  proxy = _job_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None
+  return dataclasses.replace(_job_of(config, plan, mesh), proxy=proxy)
+
+
+def _job_of(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
+  model = make_model(config)
   return Job(
     config=config,
     plan=plan,
     mesh=mesh,
-    model=make_model(config),
+    model=model,
     optimizer=optim.make_optimizer(config),
-    proxy=proxy,
+    layer_order=layer_order(model, plan.phases[0].image_size) if mesh.size > 1 else (),
   )

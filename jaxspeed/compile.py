@@ -32,10 +32,14 @@ class Program:
     flops: of one call as XLA counts the program before it optimises; 0 where it does not say.
   """
 
-  call: Callable[..., Any]
+  call: jax.stages.Compiled
   seconds: float
   cached: bool
   flops: float
+
+  def text(self) -> str:
+    """The optimised program in XLA's notation, megabytes of it."""
+    return self.call.as_text() or ""
 
 
 def use_cache(folder: str) -> pathlib.Path | None:
@@ -164,6 +168,14 @@ class Ahead:
   def ready(self) -> dict[Any, Program]:
     """The programs that are there by now."""
     return {name: self[name] for name in self._futures if self.is_ready(name)}
+
+
+def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+  """Calls a function beside what follows; the result is asked for where it is needed."""
+  pool = concurrent.futures.ThreadPoolExecutor(1)
+  future = pool.submit(function)
+  pool.shutdown(wait=False)
+  return future
 
 
 @contextlib.contextmanager

@@ -27,13 +27,16 @@ from ml_collections import ConfigDict, config_flags
 from jaxspeed.errors import UserError
 from jaxspeed.records import write_atomically
 
-# Fields that say where a run reads and writes, and cannot change its result.
+# Fields that say where a run reads and writes and how it is watched, and cannot change its result.
 PLACES = (
   "data.path",
   "data.copies",
   "data.cache",
   "compile_cache",
   "checkpoint",
+  "allreduce.group_mb",
+  "watchdog_seconds",
+  "heartbeat_seconds",
   "records",
   "cost_per_hour",
 )
@@ -158,10 +161,17 @@ def base() -> ConfigDict:
         "multiple": 8,  # of which the sides of rectangles are, in pixels
         "every_epochs": 1,
       },
+      "allreduce": {  # of the gradients, where there are several devices
+        "group_mb": 8.0,  # at which a group of layers is closed and sent; 0: all in one
+        "dtype": "float32",  # float32 | bfloat16 | float16, in which gradients travel
+      },
       "checkpoint": {
         "every_seconds": 60.0,  # of training, between two checkpoints; one more at the end
         "keep": 2,
+        "on_error": "continue",  # where one cannot be written: continue | stop
       },
+      "watchdog_seconds": 600.0,  # after which a run that stands still is ended; 0: never
+      "heartbeat_seconds": 30,  # after which a process that is not heard of counts as lost
       "records": {
         "author": "jaxspeed",  # of the DAWNBench entry
         "author_email": "jaxspeed@example.org",

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
-from jaxspeed import averaging, precision
+from jaxspeed import allreduce, averaging, precision
 from jaxspeed.build import Job
 from jaxspeed.data.augment import augment, cutmix, normalize
 from jaxspeed.data.feed import (
@@ -227,8 +227,10 @@ def update(
     functools.partial(gradient_of, state.params), (batch, partner), config.accumulate
   )
   stats = jax.tree.map(lambda x: x / config.accumulate, stats)
-  gradient, sums, stats = lax.psum(
-    (gradient, sums, jax.tree.map(lambda x: x / job.devices, stats)), AXIS
+  gradient, (sums, stats) = sum_over_devices(
+    gradient,
+    (sums, jax.tree.map(lambda x: x / job.devices, stats)),
+    job=job,
   )
   counted = jnp.maximum(sums.count, 1).astype(jnp.float32)
   full = size * job.devices / (scale * counted)
@@ -254,6 +256,16 @@ def update(
     new = precision.select(finite, new, state.replace(step=new.step))
     new = new.replace(loss_scale=state.loss_scale.update(finite))
   return new, sums
+
+
+def sum_over_devices(gradient: Any, rest: Any, *, job: Job) -> tuple[Any, Any]:
+  """As `allreduce.sum_over_devices`; of one device, what is given."""
+  if job.devices == 1:
+    return gradient, rest
+  fields = job.config.allreduce
+  return allreduce.sum_over_devices(
+    gradient, rest, order=job.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
+  )
 
 
 def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int) -> Any:

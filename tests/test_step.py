@@ -264,11 +264,12 @@ def test_whitening_comes_from_the_first_images():
   init = jax.jit(step.on_mesh(step.init_state, job))
   key = mesh_lib.replicate(seed_key(0), job.mesh)
   first = init(key, arrays.train_images)
-  changed = arrays.train_images.copy()
-  changed[32:] = 0
-  same = init(key, changed)
-  changed[:32] = changed[:32][::-1, ::-1]
-  other = init(key, changed)
+  others = arrays.train_images.copy()
+  others[32:] = 0
+  same = init(key, others)
+  turned = others.copy()
+  turned[:32] = turned[:32][::-1, ::-1]
+  other = init(key, turned)
   kernel = [np.asarray(s.params["whiten"]["kernel"]) for s in (first, same, other)]
   np.testing.assert_array_equal(kernel[0], kernel[1])
   assert not np.allclose(kernel[0], kernel[2])
