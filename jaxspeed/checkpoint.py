@@ -2,9 +2,15 @@
 
 checkpoints/STEP/ is Orbax's folder of the carry (nested dicts of arrays, as
 flax.serialization.to_state_dict names them); its `manifest.json`, written last, holds every file's
-size and CRC-32 and the run's clock. A folder without a fitting manifest is no checkpoint.
+size and CRC-32, the run's clock, and which of its starts wrote it. What is being written or removed
+has a name of that start, so that a rename decides. A folder without a fitting manifest is no
+checkpoint.
+
+Every process has the whole carry, so process 0 writes it alone: Orbax's own way, a part from each,
+has barriers in which all wait ten minutes for one whose disk is full.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,12 +20,21 @@ import zlib
 from typing import Any
 
 import flax.serialization
+import jax
+import numpy as np
 
+from jaxspeed import distributed
 from jaxspeed.errors import UserError
+from jaxspeed.fence import Fence
 from jaxspeed.records import write_atomically
 
 MANIFEST = "manifest.json"
+_PART = ".part-"  # and incarnation and step
 _log = logging.getLogger("jaxspeed")
+
+
+class CheckpointError(Exception):
+  """A checkpoint could not be written; the message says which and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,25 +52,84 @@ class Checkpoints:
   Args:
     folder: made when the first one is saved.
     keep: how many of the newest stay.
+    incarnation: which start of the run this is.
+    fence: of process 0, where the run's folder is fenced.
   """
 
-  def __init__(self, folder: pathlib.Path, *, keep: int = 2) -> None:
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    *,
+    keep: int = 2,
+    incarnation: int = 0,
+    fence: Fence | None = None,
+  ) -> None:
     self._folder = folder.absolute()
     self._keep = keep
+    self._incarnation = incarnation
+    self._fence = fence
 
   def save(self, step: int, tree: Any, clock: dict[str, float]) -> None:
-    """Writes a checkpoint, waits until it is whole on disk, then removes the oldest."""
-    path = self._folder / str(step)
-    # A checkpoint of this step from an earlier process was found broken, or it would have been
-    # restored; force replaces it.
+    """Writes a checkpoint, waits until it is whole on disk, then removes the oldest.
+
+    Every process of a run calls it, and learns how it went.
+
+    Raises:
+      CheckpointError: it could not be written; the earlier ones stay.
+    """
+    reason = ""
+    if distributed.is_primary():
+      try:
+        self._write(step, tree, clock)
+      except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
+        reason = " ".join(str(error).split())[:200] or repr(error)
+        if self._fence is not None:
+          self._fence.check()
+        self.remove_parts()
+    if any(distributed.gather(int(bool(reason)))):
+      raise CheckpointError(
+        f"the checkpoint of step {step} could not be written to {self._folder} "
+        f"({reason or 'process 0 says why'})"
+      )
+
+  def remove_parts(self) -> None:
+    """Removes what earlier starts of the run left half-written or half-removed."""
+    for path in self._folder.glob(f"{_PART}*"):
+      shutil.rmtree(path, ignore_errors=True)
+
+  def _write(self, step: int, tree: Any, clock: dict[str, float]) -> None:
+    part = self._part(step)
+    # Of a run of several processes Orbax takes no array that is this process's alone.
+    arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
     with _checkpointer() as checkpointer:
-      checkpointer.save(path, flax.serialization.to_state_dict(tree), force=True)
-    manifest = {"step": step, "clock": clock, "files": _fingerprints(path)}
-    write_atomically(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    for old in self._steps()[: -self._keep]:
-      # The manifest goes first: a kill between the two leaves a folder that is seen to be broken.
-      (self._folder / str(old) / MANIFEST).unlink(missing_ok=True)
-      shutil.rmtree(self._folder / str(old), ignore_errors=True)
+      checkpointer.save(part, arrays, force=True)
+    manifest = {
+      "step": step,
+      "incarnation": self._incarnation,
+      "clock": clock,
+      "files": _fingerprints(part),
+    }
+    write_atomically(part / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    with self._fence.writing() if self._fence else contextlib.nullcontext():
+      # What is there was found broken by this start, or it would have been restored.
+      self._remove(step)
+      part.rename(self._folder / str(step))
+    # Only what is a checkpoint counts as one, or folders of other makings would push it out.
+    whole = [s for s in self._steps() if s <= step and (self._folder / str(s) / MANIFEST).exists()]
+    for old in whole[: -self._keep]:
+      self._remove(old)
+
+  def _remove(self, step: int) -> None:
+    path, aside = self._folder / str(step), self._folder / f"{self._part(step).name}-old"
+    if path.is_dir():
+      # Renamed first: a kill in the middle must not leave half a checkpoint under its name.
+      path.rename(aside)
+      shutil.rmtree(aside, ignore_errors=True)
+    else:
+      path.unlink(missing_ok=True)
+
+  def _part(self, step: int) -> pathlib.Path:
+    return self._folder / f"{_PART}{self._incarnation}-{step}"
 
   def newest(self) -> int | None:
     """Step of the newest whole checkpoint; a sentence is logged for each that is passed over."""
@@ -127,7 +201,10 @@ def _checkpointer() -> Any:
   # Imported late: orbax.checkpoint takes 0.7 s, and a first step need not wait for it.
   import orbax.checkpoint as ocp
 
-  return ocp.StandardCheckpointer()
+  own = jax.process_index()
+  # Nobody waits for the others here: what they must agree on, they say by `distributed.gather`.
+  alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+  return ocp.StandardCheckpointer(multiprocessing_options=alone)
 
 
 def _crc(file: pathlib.Path) -> int:

@@ -26,10 +26,14 @@ NAMES = (
   "checkpoint",
   "compile",  # waiting for programs
   "warmup",
+  "connect",  # with the other processes of the run
   "load",  # reading data before the first step
+  "restore",  # of a checkpoint
   "compile_cold",  # seconds of XLA, summed over the threads that compile
   "compile_cached",  # seconds of reading programs from the persistent cache
 )
+
+_PARTS_OF_START = ("connect", "load", "compile", "warmup", "restore", "init")
 
 _IMPORTED = time.perf_counter()
 
@@ -68,6 +72,7 @@ class Clock:
     self._now = now
     self._process_start = now() - process_age()
     self._earlier_processes = 0.0
+    self._earlier = dict.fromkeys(NAMES, 0.0)
     self._seconds = dict.fromkeys(NAMES, 0.0)
     self._running: str | None = None
     self._lock = threading.Lock()
@@ -158,6 +163,15 @@ class Clock:
         self._earlier_processes += seconds
       else:
         self.add(name, seconds)
+        self._earlier[name] += seconds
+
+  def starting(self) -> str:
+    """How long it took from the start of this process until now, in words, and what took it."""
+    parts = {name: self._seconds[name] - self._earlier[name] for name in _PARTS_OF_START}
+    age = process_age()
+    parts = {"imports and the rest": age - sum(parts.values())} | parts
+    told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
+    return f"{age:.1f} s after the process began: {told}"
 
   def _check(self, name: str) -> None:
     if name not in NAMES:

@@ -1,4 +1,10 @@
-"""The one exception that means: the user can mend this, and here is how."""
+"""Exceptions that need no traceback, and the codes with which the commands exit."""
+
+DONE = 0  # also after SIGTERM or Ctrl-C, once everything is saved
+MISTAKE = 2  # of the user, told in one sentence
+LOST_PEER = 75  # sysexits' EX_TEMPFAIL: another process ended or hangs; start the job again
+SUPERSEDED = 76  # a later start of the run has taken its folder over; nothing is to be started
+REQUEUE = 85  # saved after SIGUSR1, which asks for this code: start the job again
 
 
 class UserError(Exception):

@@ -9,6 +9,7 @@ import logging
 import math
 import pathlib
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,25 +17,32 @@ import jax
 import numpy as np
 from clu import parameter_overview
 from ml_collections import ConfigDict
+from rich.console import Console
 
+from jaxspeed import allreduce, distributed, precision, records, stopping
 from jaxspeed import config as config_lib
+from jaxspeed import fence as fence_lib
 from jaxspeed import mesh as mesh_lib
-from jaxspeed import precision, records
+from jaxspeed.agreement import Agreement
 from jaxspeed.build import Job, load_pretrained, make_job
-from jaxspeed.checkpoint import Checkpoints
-from jaxspeed.clock import Clock, process_age
+from jaxspeed.checkpoint import CheckpointError, Checkpoints
+from jaxspeed.clock import Clock
 from jaxspeed.compile import nothing_compiles, use_cache
 from jaxspeed.data.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.data.sets import ImageSets, open_sets
 from jaxspeed.dawnbench import write_dawnbench
+from jaxspeed.distributed import Peers
 from jaxspeed.errors import UserError
+from jaxspeed.fence import Fence
 from jaxspeed.losses import Sums
 from jaxspeed.meters import NetworkMeter, peak_memory
 from jaxspeed.plan import Plan, make_plan
 from jaxspeed.programs import ResidentFeed
 from jaxspeed.provenance import describe_device, versions
-from jaxspeed.screen import Screen, format_phase, make_console
+from jaxspeed.screen import Screen, counting, format_phase, make_console, silent_console
 from jaxspeed.state import Carry, TrainState
-from jaxspeed.streaming import ImageSets, StreamFeed, open_sets
+from jaxspeed.stopping import Signals, Stopped, Wish
+from jaxspeed.streaming import StreamFeed
 
 Feed = ResidentFeed | StreamFeed
 
@@ -44,8 +52,12 @@ _log = logging.getLogger("jaxspeed")
 _MUCH_WAITING = 0.1
 
 
-def open_data(config: ConfigDict) -> Arrays | ImageSets:
+def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
   """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
+
+  Args:
+    config: of which `data` and `tune_on` count, and the phases.
+    console: where the reading of a million headers is shown; None: nowhere.
 
   Raises:
     UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
@@ -53,7 +65,8 @@ def open_data(config: ConfigDict) -> Arrays | ImageSets:
   """
   data = config.data
   if data.feed == "stream":
-    return open_sets(config, make_plan(config).phases)
+    with counting(console or silent_console(), "reading headers") as show:
+      return open_sets(config, make_plan(config).phases, show)
   arrays = open_arrays(name=data.name, path=data.path, cache=data.cache, classes=data.classes)
   height, width = arrays.train_images.shape[1:3]
   if (height, width) != (data.image_size, data.image_size):
@@ -119,13 +132,31 @@ def with_pretrained(state: TrainState, job: Job) -> TrainState:
   loaded = load_pretrained(job.config, variables)
   if loaded is variables:
     return state
-  # Each from memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
-  copies = iter(mesh_lib.replicate([jax.tree.map(np.copy, loaded) for _ in range(3)], job.mesh))
+
+  def place() -> dict[str, Any]:
+    # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
+    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), job.mesh)
+
   return state.replace(
-    **next(copies),
-    average=state.average and next(copies),
-    slow=state.slow and next(copies),
+    **place(),
+    average=state.average and place(),
+    slow=state.slow and place(),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+  """What a run is watched by, and what it agrees through.
+
+  Attributes:
+    fence: of the run's folder, in process 0.
+    incarnation: which start of the run this is, the same in all processes.
+  """
+
+  signals: Signals
+  agreement: Agreement
+  fence: Fence | None
+  incarnation: int
 
 
 class Run:
@@ -138,6 +169,7 @@ class Run:
     folder: pathlib.Path,
     clock: Clock,
     class_names: tuple[str, ...],
+    watch: Watch,
   ) -> None:
     self._job = job
     self._feed = feed
@@ -145,32 +177,86 @@ class Run:
     self._clock = clock
     self._config = job.config
     self._plan = job.plan
-    self._checkpoints = Checkpoints(folder / "checkpoints", keep=job.config.checkpoint.keep)
+    self._watch = watch
+    self._primary = distributed.is_primary()
+    self._checkpoints = Checkpoints(
+      folder / "checkpoints",
+      keep=job.config.checkpoint.keep,
+      incarnation=watch.incarnation,
+      fence=watch.fence,
+    )
     self._save_due = math.inf
+    self._decided = Wish.GO_ON  # by all processes, since the last checkpoint
     self._progress_from = (0, time.monotonic())
     self._pace: dict[str, float] = {}  # of the epoch that was trained last
-    claim(folder, job.config)
-    records.write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
+    if self._primary:
+      claim(folder, job.config)
+      self._checkpoints.remove_parts()
+      records.write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
 
   def to_the_end(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
     finished = read_result(self._folder)
-    if finished is not None:
+    # Of a run that is just being finished, some processes might see the result and some not.
+    if distributed.gather(int(finished is not None))[0] and finished is not None:
       return {key: finished[key] for key in records.RESULT_KEYS}
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
     with records.open_records(
-      self._folder, resume_step=step, total_epochs=self._config.epochs
+      self._folder,
+      resume_step=step,
+      total_epochs=self._config.epochs,
+      primary=self._primary,
     ) as self._records:
-      self._records.screen.header({"starting": f"{process_age():.1f} s after the process began"})
-      while step < self._plan.total_steps and not self._stopped_at_target():
-        step = self._train_epoch(step)
+      self._records.screen.header({"starting": self._clock.starting()})
+      while self._epoch_ended(step) or (
+        step < self._plan.total_steps and not self._stopped_at_target()
+      ):
+        if not self._epoch_ended(step):
+          step = self._train_epoch(step)
+        self._stop_if_decided(step)
         self._validate_and_record(step)
-        if time.monotonic() >= self._save_due:
+        if self._agree_now() >= Wish.SAVE:
           self._save(step)
-      self._save(step)
+        self._stop_if_decided(step)
+      if step != self._saved:
+        self._save(step)
     return self._finish()
+
+  def _epoch_ended(self, step: int) -> bool:
+    """Whether an epoch ended with `step` that was not evaluated yet, also in an earlier process."""
+    at_end = step == self._plan.total_steps or self._plan.epoch_of(step)[1] == 0
+    return step > 0 and at_end and int(self._carry.sums.count) > 0
+
+  def _wish(self) -> Wish:
+    """What this process wants after this step; one clock decides when a checkpoint is due."""
+    if self._watch.signals.wish is not Wish.GO_ON:
+      return self._watch.signals.wish
+    return Wish.SAVE if self._primary and time.monotonic() >= self._save_due else Wish.GO_ON
+
+  def _agree_now(self) -> Wish:
+    """What all processes want; waits for them."""
+    agreement = self._watch.agreement
+    self._decided = max(self._decided, agreement.read(agreement.ask(self._wish())))
+    return self._decided
+
+  def _stop_if_decided(self, step: int) -> None:
+    """Ends the run after a signal to any of its processes.
+
+    Raises:
+      Stopped: once what there is has been saved.
+    """
+    decided = self._decided
+    if decided < Wish.STOP:
+      return
+    if step != self._saved:
+      self._save(step)
+    if step == self._saved:
+      kept = f"saved step {step} of {self._plan.total_steps}"
+    else:
+      kept = f"step {step} of {self._plan.total_steps} could not be saved"
+    raise Stopped(f"{kept} in {self._folder}; the same command goes on.", decided.exit_code)
 
   def _count_programs(self) -> None:
     for program in self._feed.new_programs():
@@ -178,8 +264,14 @@ class Run:
 
   def _restore_or_start(self) -> int:
     """Sets the carry; returns the number of steps done."""
-    restored = self._checkpoints.restore(self._feed.carry)
-    if restored is not None:
+    # All take the one that process 0 sees: a shared disk may show others an older state.
+    newest = self._checkpoints.newest() if self._primary else None
+    chosen = distributed.gather(-1 if newest is None else newest)[0]
+    self._saved = max(chosen, 0)
+    if chosen >= 0:
+      with self._clock.measure("restore"):
+        restored = self._checkpoints.restore(self._feed.carry, step=chosen)
+      assert restored is not None
       self._clock.restore(restored.clock)
       self._carry = restored.tree
       _log.info("goes on from the checkpoint of step %d", restored.step)
@@ -196,7 +288,7 @@ class Run:
     epoch, within = self._plan.epoch_of(step)
     first = self._plan.first_step_of(epoch)
     steps = self._plan.steps_in_epoch(epoch)
-    with self._clock.measure("compile"):
+    with self._clock.measure("compile"), stopping.unwatched():
       lines = self._feed.wait_for(epoch)
     for line in lines:
       self._records.screen.line(line)
@@ -206,6 +298,7 @@ class Run:
         within = self._advance(epoch, first, within, steps)
       if within < steps:
         self._save(first + within)
+        self._stop_if_decided(first + within)
     seconds, end = self._clock.dawn_seconds - before, first + steps
     images_per_second = (self._plan.examples(end) - self._plan.examples(step)) / seconds
     self._pace = {
@@ -220,22 +313,33 @@ class Run:
   def _advance(self, epoch: int, first: int, within: int, steps: int) -> int:
     """Steps until the epoch ends or a checkpoint is due; returns the step in the epoch."""
     # Looked at two steps late: the device always has work while the host waits for a number.
-    unseen: collections.deque[tuple[int, jax.Array]] = collections.deque()
+    unseen: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = collections.deque()
     for done in self._feed.train(self._carry, self._config.seed, epoch, within):
       self._carry, within = done.carry, done.within
-      unseen.append((within, done.losses))
+      unseen.append((within, done.losses, self._watch.agreement.ask(self._wish())))
       while len(unseen) > (2 if within < steps else 0):
         self._look_at(*unseen.popleft(), epoch=epoch, first=first, steps=steps)
-      if time.monotonic() >= self._save_due and unseen:
+      if self._decided is not Wish.GO_ON:
         break
-    for number, losses in unseen:
-      self._look_at(number, losses, epoch=epoch, first=first, steps=steps)
+    for number, losses, answer in unseen:
+      self._look_at(number, losses, answer, epoch=epoch, first=first, steps=steps)
     jax.block_until_ready(self._carry)
     return within
 
-  def _look_at(self, within: int, losses: jax.Array, *, epoch: int, first: int, steps: int) -> None:
+  def _look_at(
+    self,
+    within: int,
+    losses: jax.Array,
+    answer: jax.Array | Wish,
+    *,
+    epoch: int,
+    first: int,
+    steps: int,
+  ) -> None:
     """Waits for the losses of the steps that end with `within`, checks and shows them."""
     values = np.atleast_1d(np.asarray(losses))
+    self._decided = max(self._decided, Agreement.read(answer))
+    stopping.beat()
     for number, loss in enumerate(values, start=first + within - len(values)):
       self._check_loss(number, float(loss))
     self._show_progress(epoch, within, steps, float(values[-1]))
@@ -275,12 +379,15 @@ class Run:
       start = time.monotonic()
       with self._measure("final_validate" if last else "validate"):
         sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), epoch))
+      stopping.beat()
       row["eval_seconds"] = time.monotonic() - start
       row |= {f"eval_{name}": value for name, value in sums.means().items()}
     row |= peak_memory(self._job.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
       "dawn_seconds": self._clock.dawn_seconds,
     }
+    if self._watch.fence is not None:
+      self._watch.fence.check()
     self._records.epoch(row)
     self._count_programs()
     for line in (*self._feed.report(), *self._report_pace(step)):
@@ -336,8 +443,21 @@ class Run:
     return reached is not None and reached >= self._config.target
 
   def _save(self, step: int) -> None:
-    with self._clock.measure("checkpoint"):
-      self._checkpoints.save(step, self._carry, self._clock.state())
+    try:
+      with self._clock.measure("checkpoint"):
+        self._checkpoints.save(step, self._carry, self._clock.state())
+      self._saved = step
+    except CheckpointError as error:
+      if self._config.checkpoint.on_error == "stop":
+        raise UserError(
+          f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
+          "and run the same command again."
+        ) from error
+      self._records.screen.line(
+        f"{error}: the run goes on, the last whole checkpoint is of step {self._saved}"
+      )
+    stopping.beat()
+    self._decided = Wish.GO_ON if self._decided is Wish.SAVE else self._decided
     self._schedule_save()
 
   def _schedule_save(self) -> None:
@@ -361,9 +481,12 @@ class Run:
       seconds=self._clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
       seed=config.seed,
     )
-    records.write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
-    if config.tune_on == "test":
-      self._write_dawnbench()
+    if self._watch.fence is not None:
+      self._watch.fence.check()
+    if self._primary:
+      records.write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
+      if config.tune_on == "test":
+        self._write_dawnbench()
     return row
 
   def _write_dawnbench(self) -> None:
@@ -391,7 +514,7 @@ def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
   return json.loads(path.read_text()) if path.exists() else None
 
 
-def _wants_warm_up(config: ConfigDict, feed: Feed) -> bool:
+def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
   return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
 
 
@@ -401,13 +524,14 @@ def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
   flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
   cold = sum(not program.cached for program in feed.programs)
   seconds = sum(program.seconds for program in feed.programs)
-  screen.header(
-    {
-      "model": f"{job.config.model.name}, {parameters:,} parameters, "
-      f"{flops / 1e6:,.0f} MFLOP an image and step",
-      "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
-    }
-  )
+  lines = {
+    "model": f"{job.config.model.name}, {parameters:,} parameters, "
+    f"{flops / 1e6:,.0f} MFLOP an image and step",
+    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
+  }
+  if job.devices > 1:
+    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
+  screen.header(lines)
 
 
 @contextlib.contextmanager
@@ -430,63 +554,141 @@ def run_name(index: int) -> str:
   return f"run_{index:03d}"
 
 
-def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
+def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[str, Any]:
   """Trains what `config` says into `workdir`, or goes on with what is there.
+
+  Args:
+    config: not yet resolved.
+    workdir: the run's folder, the same one for all processes.
+    peers: the processes of the run, which call this together; None: this one alone.
 
   Returns:
     What result.json holds.
 
   Raises:
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
+    Stopped: a signal ended the run early, and it is saved.
   """
   clock = Clock()
   mesh_lib.keep_host_memory()
-  screen = Screen(make_console(), total_epochs=config.epochs)
   make_plan(config)  # its mistakes, before the seconds that data and folders take
-  folder = records.prepare_workdir(workdir)
-  use_cache(config.compile_cache)
-  with clock.measure("load"):
-    data = open_data(config)
-  resolved = resolve(config, data)
-  claim(folder, resolved)
-  finished = read_result(folder)
-  if finished is not None:
-    screen.line(f"{folder} holds this run, finished:")
-    screen.result(finished)
-    return finished
-  mesh = mesh_lib.make_mesh()
-  plan = plan_of(resolved, data, devices=mesh.size)
-  job = make_job(resolved, plan, mesh)
+  with contextlib.ExitStack() as stack:
+    signals = stack.enter_context(stopping.catch_signals())
+    if peers is not None:
+      with clock.measure("connect"):
+        distributed.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    primary = distributed.is_primary()
+    console = make_console() if primary else silent_console()
+    screen = Screen(console, total_epochs=config.epochs)
+    with distributed.together("taking the run's folder"):
+      folder = records.prepare_workdir(workdir)
+      fence = stack.enter_context(fence_lib.holding(folder)) if primary else None
+    incarnation = distributed.gather(fence.incarnation if fence else 0)[0]
+    use_cache(config.compile_cache)
+    with distributed.together("opening the data"), clock.measure("load"):
+      _ensure_shared(folder, incarnation)
+      data = open_data(config, console)
+    resolved = resolve(config, data)
+    with distributed.together("the config"):
+      if primary:
+        claim(folder, resolved)
+      _ensure_same(resolved)
+    finished = read_result(folder) if primary else None
+    if distributed.gather(int(finished is not None))[0]:
+      finished = finished or read_result(folder)
+      assert finished is not None
+      screen.line(f"{folder} holds this run, finished:")
+      screen.result(finished)
+      return finished
+    _stop_before_steps(signals)
+    mesh = mesh_lib.make_mesh()
+    job = make_job(resolved, plan_of(resolved, data, devices=mesh.size), mesh)
+    _print_header(screen, job, data, folder)
+    with _memory_errors_told(resolved), clock.measure("compile"):
+      feed = make_feed(data, job)
+      stack.enter_context(contextlib.closing(feed))
+      lines = feed.wait_for(0)
+    _print_compiled(screen, job, feed)
+    for line in lines:
+      screen.line(line)
+    with clock.measure("load"):
+      feed.place()
+    # The first steps of a stream's long run need none.
+    if isinstance(feed, ResidentFeed) and _wants_warm_up(resolved, feed):
+      with clock.measure("warmup"):
+        feed.warm_up()
+    agreement = Agreement(mesh)
+    stack.enter_context(stopping.watchdog(config.watchdog_seconds))
+    _stop_before_steps(signals)
+    signals.begun = True
+    with _memory_errors_told(resolved):
+      watch = Watch(signals, agreement, fence, incarnation)
+      rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
+    if not primary:
+      return records.summed_up(rows, cost_per_hour=resolved.cost_per_hour)
+    result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
+    screen.result(result)
+    return result
+
+
+def _stop_before_steps(signals: Signals) -> None:
+  """Ends the run where a signal came to one of its processes before there was anything to save.
+
+  Raises:
+    Stopped: in all processes.
+  """
+  wish = Wish(max(distributed.gather(signals.wish)))
+  if wish >= Wish.STOP:
+    sentence = "ended before the first step of this start; what was saved before stays."
+    raise Stopped(sentence, wish.exit_code)
+
+
+def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
+  """Makes sure that this process sees the folder that process 0 has taken."""
+  owner = fence_lib.read_owner(folder)
+  if owner is None or owner.incarnation != incarnation:
+    raise UserError(
+      f"{folder.absolute()} of {distributed.whoami()} is not the folder of process 0: the "
+      "--workdir of a run must lie on a disk that all its hosts share."
+    )
+
+
+def _ensure_same(resolved: ConfigDict) -> None:
+  """Makes sure that all processes were started alike, on as many devices each."""
+  fields = {
+    name: value
+    for name, value in config_lib.leaves(resolved)
+    if not name.startswith(config_lib.PLACES)
+  }
+  for what, value in (
+    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
+    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
+    ("another number of devices", jax.local_device_count()),
+  ):
+    values = distributed.gather(value)
+    if others := [number for number, other in enumerate(values) if other != values[0]]:
+      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
+
+
+def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pathlib.Path) -> None:
+  config, plan = job.config, job.plan
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
+  device = describe_device()
+  if job.devices > 1:
+    device += f"; {distributed.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
   screen.header(
     {
-      "recipe": f"{resolved.name}, seed {resolved.seed}, {resolved.precision}",
-      "device": describe_device(),
+      "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
+      "device": device,
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
-      f"{resolved.epochs:g} epochs; evaluation of {plan.eval_images} {resolved.tune_on} images",
+      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }
   )
-  for note in getattr(data, "notes", ()):
+  for note in data.notes if isinstance(data, ImageSets) else ():
     screen.line(note)
-  with _memory_errors_told(resolved), clock.measure("compile"):
-    feed = make_feed(data, job)
-    lines = feed.wait_for(0)
-  _print_compiled(screen, job, feed)
-  for line in lines:
-    screen.line(line)
-  with clock.measure("load"):
-    feed.place()
-  if _wants_warm_up(resolved, feed):
-    with clock.measure("warmup"):
-      feed.warm_up()
-  with _memory_errors_told(resolved), contextlib.closing(feed):
-    rows = _run_all(job, feed, folder, clock, data.class_names, screen)
-  result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
-  screen.result(result)
-  return result
 
 
 def _run_all(
@@ -495,6 +697,7 @@ def _run_all(
   folder: pathlib.Path,
   clock: Clock,
   class_names: tuple[str, ...],
+  watch: Watch,
   screen: Screen,
 ) -> list[dict[str, Any]]:
   """The result rows of `config.runs` seeds, one after the other."""
@@ -509,12 +712,7 @@ def _run_all(
       # What the runs share is on the first one's clock; a later one's process begins with it.
       clock = Clock()
       clock.restore({"process": -clock.process_seconds})
-    run = Run(
-      dataclasses.replace(job, config=run_config),
-      feed,
-      run_folder,
-      clock,
-      class_names,
-    )
+    run_job = dataclasses.replace(job, config=run_config)
+    run = Run(run_job, feed, run_folder, clock, class_names, watch)
     rows.append(run.to_the_end())
   return rows

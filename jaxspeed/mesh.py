@@ -4,6 +4,7 @@ import ctypes
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -41,8 +42,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-  """Host arrays, whole on every device."""
-  return jax.device_put(tree, replicated(mesh))
+  """Host arrays, whole on every device; every process gives the same ones."""
+  sharding = replicated(mesh)
+  if sharding.is_fully_addressable:
+    return jax.device_put(tree, sharding)
+
+  def place(x: Any) -> jax.Array:
+    # device_put would compare the processes' arrays, over the network.
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+  return jax.tree.map(place, tree)
 
 
 def sharded(mesh: Mesh) -> NamedSharding:

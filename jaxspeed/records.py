@@ -344,10 +344,25 @@ def result_row(
 def write_result(
   workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
 ) -> dict[str, Any]:
-  """Writes result.json, atomically, and returns what it holds.
+  """Writes result.json, atomically, and returns what it holds: `summed_up` of the same arguments.
 
   Args:
     workdir: a folder that exists.
+    rows: as `summed_up`.
+    cost_per_hour: as `summed_up`.
+
+  Raises:
+    ValueError: as `summed_up`.
+  """
+  result = summed_up(rows, cost_per_hour=cost_per_hour)
+  write_atomically(workdir / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+  return result
+
+
+def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
+  """What result.json holds of one run or several.
+
+  Args:
     rows: one `result_row` a run. For several runs `summarize` makes one result of them.
     cost_per_hour: US dollars for all the hardware; above 0 the result has cost_usd, of a run's
       seconds.dawn and seconds.to_target: DAWNBench's rule, which counts neither validation nor what
@@ -369,7 +384,6 @@ def write_result(
       name: None if value is None else value / 3600 * cost_per_hour
       for name, value in seconds.items()
     }
-  write_atomically(workdir / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
   return result
 
 

@@ -1,13 +1,11 @@
-"""The feed of images from disk: sets, programs by shape, batches to the devices, rectangles."""
+"""The feed of images from disk: programs by shape, batches to the devices, evaluation."""
 
 import collections
 import dataclasses
 import functools
-import hashlib
 import logging
-import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed import allreduce, step, stopping, validate
 from jaxspeed import mesh as mesh_lib
-from jaxspeed import step, validate
 from jaxspeed.build import Job
-from jaxspeed.compile import Ahead, Program, compile_program
+from jaxspeed.compile import Ahead, Program, compile_program, in_thread
 from jaxspeed.data import rectangles
 from jaxspeed.data.feed import Batch, seed_key
 from jaxspeed.data.images import EvalStream, HostBatch, TrainStream, import_tensorflow
-from jaxspeed.data.imageset import ImageSet, Split, open_images
-from jaxspeed.errors import UserError
+from jaxspeed.data.imageset import Split
+from jaxspeed.data.noise import NoiseEvaluation, NoiseStream
+from jaxspeed.data.sets import NAMED, ImageSets
 from jaxspeed.losses import Sums
 from jaxspeed.plan import Phase, Plan, StepKind
 from jaxspeed.state import Carry, Steps, TrainState
@@ -33,139 +32,6 @@ _log = logging.getLogger("jaxspeed")
 # Batches that wait on the devices for their turn. More would only hold memory: the host decodes
 # ahead by itself.
 _EVALUATED_AHEAD = 2
-# Names of images that a line of a report holds.
-_NAMED = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageSets:
-  """The sets that a streamed run reads, by the short side of their images; 0: the originals."""
-
-  sets: dict[int, ImageSet]
-  notes: tuple[str, ...] = ()
-
-  @property
-  def class_names(self) -> tuple[str, ...]:
-    return next(iter(self.sets.values())).class_names
-
-  @property
-  def source(self) -> str:
-    return "; ".join(dict.fromkeys(each.source for each in self.sets.values()))
-
-  @property
-  def train_images(self) -> dict[int, int]:
-    return {side: len(each.train) for side, each in self.sets.items()}
-
-  @property
-  def eval_images(self) -> int:
-    return max(len(each.eval) for each in self.sets.values())
-
-
-def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Any = None) -> ImageSets:
-  """Opens every set that phases read.
-
-  Resized copies that are not there are replaced by the originals, with a note: they cost time and
-  not accuracy.
-
-  Raises:
-    UserError: as `open_images`; or sets of different classes, or of another number of them.
-  """
-  data = config.data
-  if data.synthetic:
-    noise = synthetic_set(data.train_images, data.eval_images, data.classes)
-    return ImageSets({phase.copies: noise for phase in phases})
-  sets: dict[int, ImageSet] = {}
-  notes = []
-  for side in dict.fromkeys(phase.copies for phase in phases):
-    path = copies_of(config, side) if side else data.path
-    if side and not pathlib.Path(path).expanduser().is_dir():
-      notes.append(
-        f"no copies of {side} px at {path}: the originals are read, which takes 2 to 5 times the "
-        f"time on the CPU; python -m jaxspeed.prepare resize makes copies"
-      )
-      path = data.path
-    opened = open_images(name=data.name, path=path, cache=data.cache, show=show)
-    sets[side] = hold_out(opened) if config.tune_on == "validation" else opened
-  names = {each.class_names for each in sets.values()}
-  if len(names) > 1:
-    raise UserError(
-      f"{data.path} and its resized copies have different classes: make the copies again with "
-      f"python -m jaxspeed.prepare resize."
-    )
-  for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
-    notes += _small_images(sets[side].train, size)
-  (classes,) = names
-  if len(classes) != data.classes:
-    raise UserError(
-      f"{data.path} has {len(classes)} classes, but config.data.classes is {data.classes}: "
-      f"set --config.data.classes={len(classes)}."
-    )
-  return ImageSets(sets, tuple(notes))
-
-
-def _small_images(split: Split, size: int) -> list[str]:
-  """A sentence on images that are smaller than the crops that are made of them."""
-  short = np.minimum(split.width, split.height)
-  small = np.flatnonzero((short > 0) & (short < size))
-  if not len(small):
-    return []
-  named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:_NAMED]]
-  more = f" and {len(small) - _NAMED:,} more" if len(small) > _NAMED else ""
-  return [
-    f"{len(small):,} training images are smaller than {size} px and are enlarged: "
-    f"{', '.join(named)}{more}"
-  ]
-
-
-def copies_of(config: ConfigDict, side: int) -> str:
-  """The folder of the resized copies with this short side."""
-  return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))
-
-
-def hold_out(images: ImageSet) -> ImageSet:
-  """The set with a tenth of its training images in the place of its evaluation images.
-
-  The tenth is that of the smallest BLAKE2b digests of the names, so that the copies of an image go
-  where the image goes.
-  """
-  train = images.train
-  names = (pathlib.PurePath(train.name(i)).parts[-2:] for i in range(len(train)))
-  digests = [hashlib.blake2b("/".join(name).encode(), digest_size=8).digest() for name in names]
-  order = np.argsort(np.frombuffer(b"".join(digests), "<u8"), kind="stable")
-  held_out = len(train) // 10 or 1
-  return dataclasses.replace(
-    images,
-    train=train.take(np.sort(order[held_out:])),
-    eval=train.take(np.sort(order[:held_out])),
-    source=f"{images.source}, {held_out:,} training images held out for tuning",
-  )
-
-
-def synthetic_set(train_images: int, eval_images: int, classes: int) -> ImageSet:
-  """A set without files, whose sizes are spread as ImageNet's are."""
-
-  def split(n: int) -> Split:
-    rng = np.random.RandomState(n % 2**32)
-    # Ratios at the percentiles 1, 5, 25, 50, 75, 95 and 99 of 1,000 images of ImageNet.
-    ratio = np.interp(
-      rng.random_sample(n),
-      [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99],
-      [0.592, 0.666, 0.962, 1.333, 1.471, 1.511, 2.0],
-    )
-    return Split(
-      files=(),
-      file=np.zeros(n, np.int32),
-      offset=np.zeros(n, np.int64),
-      length=np.zeros(n, np.int64),
-      label=rng.randint(classes, size=n).astype(np.int32),
-      width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
-      height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
-      whole_files=True,
-      root="",
-    )
-
-  names = tuple(f"class {i}" for i in range(classes))
-  return ImageSet(split(train_images), split(eval_images), names, "noise, data.synthetic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +119,8 @@ class StreamFeed:
           ),
         )
     self._ahead = Ahead(jobs)
+    # Beside the compilation, in which no Python runs.
+    self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
     self._told: set[Phase] = set()
     self._stream: TrainStream | NoiseStream | None = None
@@ -275,15 +143,8 @@ class StreamFeed:
 
   def place(self) -> None:
     """Images come with each step; what reads them is loaded, which takes some seconds."""
-    if not self._job.config.data.synthetic:
-      import_tensorflow()
-
-  def wants_warm_up(self) -> bool:
-    """The first steps of a long run need none."""
-    return False
-
-  def warm_up(self) -> None:
-    """Nothing, as `wants_warm_up` says."""
+    if self._loading is not None:
+      self._loading.result()
 
   def init(self, seed: int) -> TrainState:
     """The state before the first step."""
@@ -373,8 +234,9 @@ class StreamFeed:
     split = self._sets.sets[phase.copies].train
     numbers = range(plan.first_step_of(epoch) + within, _end_of(phase, plan))
     steps = (plan.epoch_of(number) for number in numbers)
+    part = dict(process=jax.process_index(), processes=jax.process_count())
     if config.data.synthetic:
-      return NoiseStream(split, phase, steps)
+      return NoiseStream(split, phase, steps, **part)
     return TrainStream(
       split,
       seed=seed,
@@ -383,9 +245,8 @@ class StreamFeed:
       min_scale=phase.min_scale,
       flip=config.augment.flip,
       steps=steps,
-      process=jax.process_index(),
-      processes=jax.process_count(),
       on_error=config.data.on_error,
+      **part,
     )
 
   def _open(self, phase: Phase, seed: int, epoch: int, within: int) -> None:
@@ -437,39 +298,12 @@ class StreamFeed:
     )
     batch = _abstract_batch(job, phase.batch_size, (phase.image_size, phase.image_size))
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(job.mesh))
-    return compile_program(function, (self.carry, batch, batch.mask, table), donate=(0,))
-
-
-class NoiseStream:
-  """The same batch of noise for each step, with the masks that images would have."""
-
-  def __init__(self, split: Split, phase: Phase, steps: Iterator[tuple[int, int]]) -> None:
-    self.split, self.broken = split, dict[int, str]()
-    self._steps, self._phase = steps, phase
-    processes, size = jax.process_count(), phase.image_size
-    self._first = phase.batch_size // processes * jax.process_index()
-    self._size = phase.batch_size // processes
-    rng = np.random.RandomState(self._first)
-    self._image = rng.randint(0, 256, (self._size, size, size, 3)).astype(np.uint8)
-    self._mirror = rng.random_sample(self._size) < 0.5
-
-  def __iter__(self) -> "NoiseStream":
-    return self
-
-  def __next__(self) -> HostBatch:
-    _, number = next(self._steps)
-    place = number * self._phase.batch_size + self._first + np.arange(self._size)
-    index = place % len(self.split)
-    return HostBatch(
-      image=self._image,
-      label=self.split.label[index],
-      mask=place < self._phase.images,
-      mirror=self._mirror,
-      index=index,
+    return compile_program(
+      function,
+      (self.carry, batch, batch.mask, table),
+      donate=(0,),
+      options=allreduce.compiler_options(jax.default_backend(), job.devices),
     )
-
-  def close(self) -> None:
-    """Nothing runs in the background."""
 
 
 def run_evaluation(
@@ -490,41 +324,18 @@ def run_evaluation(
     under_way.append(sums)
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
+      stopping.beat()
   unreadable = {i: "its header cannot be read" for i in np.flatnonzero(split.width == 0)}
   return sums, {split.name(int(i)): reason for i, reason in (unreadable | stream.broken).items()}
 
 
 def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
+  split, batches = evaluation.split, evaluation.batches
+  part = dict(process=jax.process_index(), processes=jax.process_count())
   if job.config.data.synthetic:
-    return NoiseEvaluation(evaluation)
-  return EvalStream(
-    evaluation.split,
-    evaluation.batches,
-    resize=evaluation.resize,
-    process=jax.process_index(),
-    processes=jax.process_count(),
-    on_error=job.config.data.on_error,
-  )
-
-
-class NoiseEvaluation:
-  """Noise of the shapes and masks of an evaluation."""
-
-  def __init__(self, evaluation: Evaluation) -> None:
-    self._evaluation, self.broken = evaluation, dict[int, str]()
-
-  def __iter__(self) -> Iterator[HostBatch]:
-    for batch in self._evaluation.batches:
-      part = len(batch.index) // jax.process_count()
-      own = slice(part * jax.process_index(), part * (jax.process_index() + 1))
-      rng = np.random.RandomState(batch.shape)
-      yield HostBatch(
-        image=rng.randint(0, 256, (part, *batch.shape, 3)).astype(np.uint8),
-        label=self._evaluation.split.label[batch.index[own]],
-        mask=batch.mask[own],
-        mirror=np.zeros(part, bool),
-        index=batch.index[own],
-      )
+    return NoiseEvaluation(split, batches, **part)
+  on_error = job.config.data.on_error
+  return EvalStream(split, batches, resize=evaluation.resize, on_error=on_error, **part)
 
 
 def prepare_evaluation(
@@ -551,8 +362,8 @@ def describe_broken(broken: dict[str, str]) -> list[str]:
   """A line on images that could not be read, with the names of the first; none on none."""
   if not broken:
     return []
-  named = [f"{name} ({reason})" for name, reason in list(broken.items())[:_NAMED]]
-  more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+  named = [f"{name} ({reason})" for name, reason in list(broken.items())[:NAMED]]
+  more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
   return [
     f"{len(broken)} images could not be read; in training the next one takes the place of each, "
     f"in evaluation it does not count: {', '.join(named)}{more}"

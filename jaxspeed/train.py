@@ -1,30 +1,64 @@
 """Trains a recipe, or goes on with the run that its folder holds.
 
 python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+Several processes train together where srun, mpirun or a Kubernetes job starts them, or, by hand,
+with --coordinator=HOST:PORT --num_processes=N --process_id=I for each.
+
+Exit codes: 0 done, or saved after SIGTERM; 2 a mistake, told in a sentence; 75 another process was
+lost, or the run stood still; 76 a later start of the run has its folder; 85 saved after SIGUSR1;
+130 saved after Ctrl-C. After 75 and 85 the same command goes on.
 """
+
+import sys
+import traceback
 
 from absl import flags
 
 from jaxspeed import config as config_lib
-from jaxspeed.errors import UserError
+from jaxspeed.errors import MISTAKE, UserError
 
 
 def main() -> None:
-  """Reads the flags --config and --workdir and trains."""
+  """Reads the flags and trains."""
   config_flag = config_lib.define_config_flag()
   workdir_flag = flags.DEFINE_string(
     "workdir", "", "The run's folder; the default is runs/ and the recipe's name."
   )
+  coordinator_flag = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT at which process 0 of several listens; a free port of its host."
+  )
+  processes_flag = flags.DEFINE_integer("num_processes", None, "How many processes train together.")
+  process_flag = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed import loop
+    from jaxspeed import distributed, loop
+    from jaxspeed.stopping import Stopped
 
     config_lib.nothing_left(arguments)
 
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
-    loop.train(config, workdir_flag.value or f"runs/{config.name.replace('/', '-')}")
+    peers = distributed.find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
+    workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
+    try:
+      loop.train(config, workdir, peers)
+    except Stopped as stopped:
+      if distributed.is_primary():
+        print(f"jaxspeed: {stopped}", file=sys.stderr)
+      sys.exit(stopped.exit_code)
+    except Exception as error:
+      if not distributed.several():
+        raise
+      # The orderly way out waits for the other processes, which wait for this one.
+      if distributed.is_lost_peer(error):
+        distributed.lost_peer(" ".join(str(error).split())[:200])
+      if not isinstance(error, UserError):
+        traceback.print_exc()
+        distributed.leave(1)
+      print(f"jaxspeed: {distributed.whoami()}: {error}", file=sys.stderr)
+      distributed.leave(MISTAKE)
 
   config_lib.run(run)
 

@@ -45,6 +45,8 @@ EACH_ONCE = {
   "compile": 32.0,
   "warmup": 64.0,
   "load": 128.0,
+  "connect": 256.0,
+  "restore": 512.0,
 }
 
 
@@ -53,7 +55,7 @@ def test_each_rule_counts_exactly_its_intervals(fake):
   spend(clock, fake, **EACH_ONCE)
   assert clock.train_seconds == 1.0 + 2.0 + 8.0
   assert clock.dawn_seconds == 1.0 + 2.0
-  assert clock.process_seconds == 7.0 + 255.0
+  assert clock.process_seconds == 7.0 + 1023.0
 
 
 def test_intervals_of_one_name_add_up_and_time_between_them_does_not_count(fake):
@@ -63,6 +65,16 @@ def test_intervals_of_one_name_add_up_and_time_between_them_does_not_count(fake)
   spend(clock, fake, train=2.5)
   assert clock.train_seconds == clock.dawn_seconds == 1.5 + 2.5
   assert clock.process_seconds == 7.0 + 1.5 + 50.0 + 2.5
+
+
+def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake, monkeypatch):
+  monkeypatch.setattr(clock_lib, "process_age", lambda: 9.0)
+  clock = Clock(now=fake)
+  clock.restore({"load": 100.0, "init": 3.0})
+  spend(clock, fake, load=1.5, restore=2.0, init=0.04)
+  assert clock.starting() == (
+    "9.0 s after the process began: imports and the rest 5.5, load 1.5, restore 2.0"
+  )
 
 
 def test_second_interval_while_one_runs_is_an_error_and_the_first_goes_on(fake):
@@ -133,7 +145,7 @@ def test_resumed_run_continues_its_clocks(fake):
   spend(first, fake, **EACH_ONCE)
   first.add("compile_cold", 5.0)
   state = first.state()
-  assert state == EACH_ONCE | {"compile_cold": 5.0, "compile_cached": 0.0, "process": 7.0 + 255.0}
+  assert state == EACH_ONCE | {"compile_cold": 5.0, "compile_cached": 0.0, "process": 7.0 + 1023.0}
 
   second = Clock(now=fake)
   spend(second, fake, load=10.0)
@@ -141,7 +153,7 @@ def test_resumed_run_continues_its_clocks(fake):
   spend(second, fake, train=20.0)
   assert second.train_seconds == (1.0 + 2.0 + 8.0) + 20.0
   assert second.dawn_seconds == (1.0 + 2.0) + 20.0
-  assert second.process_seconds == (7.0 + 255.0) + (7.0 + 10.0 + 20.0)
+  assert second.process_seconds == (7.0 + 1023.0) + (7.0 + 10.0 + 20.0)
   assert second.state()["load"] == 128.0 + 10.0
   assert second.summary()["compile"]["cold"] == 5.0
 

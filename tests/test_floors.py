@@ -23,7 +23,11 @@ FLOORS = (
     "losses",
     "precision",
     "mesh",
+    "checks",
     "plan",
+    "distributed",
+    "stopping",
+    "fence",
   ),
   (
     "data.tfrecord",
@@ -35,7 +39,11 @@ FLOORS = (
     "data.sizes",
     "data.imageset",
     "data.rectangles",
+    "data.crops",
     "data.images",
+    "data.noise",
+    "data.sets",
+    "data.writing",
     "data.resize",
     "data.shards",
     "models.layers",
@@ -45,10 +53,10 @@ FLOORS = (
     "models.pretrained",
   ),
   ("optim", "averaging", "state"),
-  ("build", "step", "compile"),
-  ("checkpoint", "validate", "programs", "streaming"),
+  ("allreduce", "build", "step", "compile"),
+  ("agreement", "checkpoint", "validate", "programs", "streaming"),
   ("loop", "restore"),
-  ("train", "evaluate", "predict", "prepare"),
+  ("train", "evaluate", "predict", "prepare", "plan.__main__"),
 )
 ORDER = [module for floor in FLOORS for module in floor]
 

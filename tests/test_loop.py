@@ -49,7 +49,10 @@ def test_the_folder_of_a_run(finished):
     "config.json",
     "dawnbench",
     "metrics.jsonl",
+    ".owner.lock",
+    "owner.json",
     "result.json",
+    "run.lock",
     "tensorboard",
   }
   assert json.loads((folder / "result.json").read_text()) == result

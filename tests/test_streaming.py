@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from toy import load_recipe
-from toy_images import toy_stream, write_folder
+from toy_images import params_of, toy_stream, write_folder
 
 from jaxspeed import loop, records, restore, streaming
 from jaxspeed import mesh as mesh_lib
@@ -36,12 +36,6 @@ def finished(places, tmp_path_factory):
   """A finished run's folder and its result."""
   folder = tmp_path_factory.mktemp("runs") / "a"
   return folder, loop.train(toy_stream(*places), str(folder))
-
-
-def params_of(folder, config):
-  """What the newest checkpoint of a run holds."""
-  _, restored = restore.open_run(folder, restore.load_config(folder), None)
-  return restored.step, restored.tree
 
 
 def test_a_run_of_two_phases(finished):
@@ -108,7 +102,7 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
     loop.train(config, str(folder))
   monkeypatch.setattr(Checkpoints, "save", save)
   loop.train(config, str(folder))
-  (step_1, carry_1), (step_2, carry_2) = params_of(whole, config), params_of(folder, config)
+  (step_1, carry_1), (step_2, carry_2) = params_of(whole), params_of(folder)
   assert step_1 == step_2 == 4
   jax.tree.map(np.testing.assert_array_equal, carry_1.state, carry_2.state)
   names = ("epoch", "step", "train_loss", "eval_loss", "eval_top1")
@@ -121,7 +115,7 @@ def test_the_short_last_batch_is_kept(places, tmp_path):
   loop.train(config, str(tmp_path / "keep"))
   rows = records.read_metrics(tmp_path / "keep")
   assert [(r["step"], r["examples"]) for r in rows] == [(3, 40), (6, 80)]
-  _, carry = params_of(tmp_path / "keep", config)
+  _, carry = params_of(tmp_path / "keep")
   assert int(carry.state.step) == 6
 
 
