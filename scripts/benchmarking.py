@@ -1,0 +1,120 @@
+"""What the GPU benchmarks share: means with their intervals, the ceiling, what they ran on.
+
+The ceiling is the rate of a large matrix product in the same call: a GPU's clock follows its power
+and its temperature, so a data sheet's figure is not what the moment has.
+"""
+
+import importlib.metadata
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspeed import provenance, records
+
+_PACKAGES = (
+  "ml_collections",
+  "torch",
+  "torchvision",
+  "triton",
+  "jax-cuda13-plugin",
+  "jax-cuda12-plugin",
+  "nvidia-cudnn-cu13",
+  "nvidia-cudnn-cu12",
+)
+
+Interval = dict[str, Any]
+
+
+def interval(values: Sequence[float]) -> Interval:
+  """mean, sd, min and n of values; ci95: half the width of the mean's 95 % interval.
+
+  By Student's t; sd and ci95 are None for one value.
+  """
+  n = len(values)
+  sd = ci95 = None
+  if n > 1:
+    from scipy import special
+
+    sd = statistics.stdev(values)
+    ci95 = float(special.stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
+  return {"mean": statistics.fmean(values), "sd": sd, "ci95": ci95, "min": min(values), "n": n}
+
+
+def ratio_of_rounds(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+  """`interval` of the ratio, round by round; rounds that only one of them has do not count."""
+  return interval([a / b for a, b in zip(numerators, denominators, strict=False)])
+
+
+def show(value: Interval, spec: str) -> str:
+  """The mean and half its 95 % interval, each in the format `spec`."""
+  half = "" if value["ci95"] is None else f" ± {value['ci95']:{spec}}"
+  return f"{value['mean']:{spec}}{half}"
+
+
+def matrix_product_tflops(
+  precision: str, *, size: int | None = None, products: int = 50, repeats: int = 5
+) -> float:
+  """10^12 operations a second of a product of square matrices.
+
+  Args:
+    precision: of `jaxspeed.precision.DTYPES`. The numbers are random: of zeros a product takes less
+      power, and runs at a clock that no training has.
+    size: side of the matrices; None: 8,192, on a CPU 512.
+    products: queued one behind the other, so that no launch is waited for.
+    repeats: timed, of which the median counts; the first, untimed, warms up.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  from jaxspeed.precision import DTYPES
+
+  size = size or (512 if jax.default_backend() == "cpu" else 8192)
+  keys = jax.random.split(jax.random.key(0))
+  a, b = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
+  a, b = a.astype(DTYPES[precision]), b.astype(DTYPES[precision])
+  multiply = jax.jit(jnp.matmul)
+  seconds = []
+  for _ in range(repeats + 1):
+    start = time.perf_counter()
+    for _ in range(products):
+      product = multiply(a, b)
+    jax.block_until_ready(product)
+    seconds.append(time.perf_counter() - start)
+  return 2 * size**3 * products / statistics.median(seconds[1:]) / 1e12
+
+
+def environment() -> dict[str, Any]:
+  """The GPU and its driver, versions and the commit; no device is taken for it."""
+  found = provenance.versions()
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  return {
+    "gpu": _describe_gpu(),
+    "versions": found,
+    "commit": provenance.commit(),
+  }
+
+
+def _describe_gpu() -> str | None:
+  """Name, driver and memory of the NVIDIA GPUs as the driver tells them; None without one."""
+  query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+  try:
+    done = subprocess.run(query, check=True, capture_output=True, text=True, timeout=20)
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip().replace("\n", "; ")
+
+
+def write_report(path: pathlib.Path | None, report: dict[str, Any]) -> None:
+  """The report as JSON, where a file is wanted: whole or not at all, so it can be written often."""
+  if path is not None:
+    text = json.dumps(records.plain(report), indent=2, allow_nan=False)
+    records.write_atomically(path, text + "\n")
