@@ -1,0 +1,354 @@
+"""Runs of several processes for tests: on the loopback, on two hosts of namespaces, under Slurm.
+
+All of it ends with the `with` block it was started in, whatever happened inside.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from commands import ROOT
+
+SLURM_COMMANDS = ("munged", "slurmctld", "slurmd", "srun")
+
+
+def free_port() -> int:
+  """A port of the loopback that nobody listens at now."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  """Of a process with some CPU devices; collectives of several need threads for each."""
+  # Not those of a scheduler or of another test: who takes part is said by the flags.
+  kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "JAX_"))}
+  return kept | {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": str(devices),
+    "PJRT_NPROC": "16",
+    "PYTHONUNBUFFERED": "1",
+  }
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+  """Looks every 20 ms; fails the test with what it waited for, which may be made late."""
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+    time.sleep(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """How a process ended: its exit code (-N: by signal N), output, and seconds since its start."""
+
+  code: int
+  out: str
+  err: str
+  seconds: float
+
+
+class Process:
+  """One process with its output in files, so that it never waits for a reader.
+
+  Args:
+    command: what runs.
+    variables: its environment.
+    folder: of its output; exists.
+    name: of its output's files.
+  """
+
+  def __init__(
+    self, command: Sequence[str], variables: dict[str, str], folder: pathlib.Path, name: str
+  ) -> None:
+    self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
+    self._begun = time.monotonic()
+    self._seconds: float | None = None
+    with self._out.open("w") as out, self._err.open("w") as err:
+      self._popen = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,  # a Ctrl-C at the tests is not one at the run
+      )
+
+  @property
+  def pid(self) -> int:
+    return self._popen.pid
+
+  @property
+  def out(self) -> str:
+    """Printed so far."""
+    return self._out.read_text(errors="replace")
+
+  @property
+  def err(self) -> str:
+    """Printed so far to the standard error."""
+    return self._err.read_text(errors="replace")
+
+  def running(self) -> bool:
+    if self._popen.poll() is None:
+      return True
+    self._seconds = self._seconds or time.monotonic() - self._begun
+    return False
+
+  def signal(self, number: signal.Signals) -> None:
+    self._popen.send_signal(number)
+
+  def wait_for(self, text: str, seconds: float = 60) -> None:
+    """Until the process has printed a text, on either of its streams."""
+    wait_until(
+      lambda: text in self.out or text in self.err or not self.running(), seconds, repr(text)
+    )
+    assert text in self.out or text in self.err, f"ended without {text!r}:\n{self.err}"
+
+  def end(self) -> None:
+    """Kills it, and what it started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.pid, signal.SIGKILL)
+    self._popen.wait()
+
+  def ended(self) -> Ended:
+    assert not self.running() and self._seconds is not None
+    return Ended(self._popen.returncode, self.out, self.err, self._seconds)
+
+
+class Processes(list[Process]):
+  """The processes of one run, in their order."""
+
+  def wait(self, seconds: float = 120) -> list[Ended]:
+    """Until all have ended; the test fails where one has not."""
+    deadline = time.monotonic() + seconds
+    # All are looked at each time: each one's own end counts, also behind one that hangs.
+    while any([p.running() for p in self]):
+      if time.monotonic() > deadline:
+        tails = "\n".join(f"{i}: {p.out[-500:]}{p.err[-1500:]}" for i, p in enumerate(self))
+        pytest.fail(f"{sum(p.running() for p in self)} processes still run:\n{tails}")
+      time.sleep(0.02)
+    return [p.ended() for p in self]
+
+
+@contextlib.contextmanager
+def processes(
+  *arguments: str,
+  count: int = 2,
+  devices: int = 1,
+  hosts: Sequence["Host"] = (),
+  variables: dict[str, str] | None = None,
+  module: str = "jaxspeed.train",
+) -> Iterator[Processes]:
+  """`python -m MODULE` `count` times, with the flags by which they find each other.
+
+  Args:
+    arguments: of the module.
+    count: processes; one alone gets no such flags.
+    devices: CPU devices of each process.
+    hosts: process i runs on host i modulo their number; none: on the loopback.
+    variables: added to the environment.
+    module: with the flags --coordinator, --num_processes, --process_id.
+  """
+  address = hosts[0].address if hosts else "127.0.0.1"
+  coordinator = f"{address}:{free_port()}"
+  with (
+    tempfile.TemporaryDirectory(prefix="jaxspeed-processes-") as folder,
+    contextlib.ExitStack() as s,
+  ):
+    started = Processes()
+    for i in range(count):
+      flags = [f"--coordinator={coordinator}", f"--num_processes={count}", f"--process_id={i}"]
+      command = [sys.executable, "-m", module, *arguments, *(flags if count > 1 else [])]
+      if hosts:
+        command = [*hosts[i % len(hosts)].prefix, *command]
+      all_variables = environment(devices) | (variables or {})
+      started.append(Process(command, all_variables, pathlib.Path(folder), str(i)))
+      s.callback(started[-1].end)
+    yield started
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+  """A network namespace that passes for a host.
+
+  Attributes:
+    name: its hostname, and its namespace's.
+    address: in the network that it shares with the other host.
+    prefix: of a command that is to run on it.
+  """
+
+  name: str
+  address: str
+  prefix: tuple[str, ...]
+
+  def cable(self, state: str) -> None:
+    """Pulls ("down") or plugs ("up") its end of the cable."""
+    _ip("-n", self.name, "link", "set", "eth0", state)
+
+
+# In the namespace's network with an own hostname and an own /etc/hosts: gloo listens where the
+# hostname points to. Not `ip netns exec`, which mounts /sys anew.
+_ON_HOST = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+
+
+def _ip(*arguments: str) -> None:
+  subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+  """Two namespaces joined by a pair of virtual Ethernet devices, and with nothing else.
+
+  Skips the test where that cannot be: not root, no namespaces.
+  """
+  _need_root("network namespaces")
+  _need_commands("ip", "nsenter", "unshare", "mount", "hostname", package="iproute2, util-linux")
+  names = [f"jaxspeed-{os.getpid()}-{i}" for i in range(2)]
+  addresses = ["10.210.7.1", "10.210.7.2"]
+  with tempfile.TemporaryDirectory(prefix="jaxspeed-hosts-") as folder, contextlib.ExitStack() as s:
+    table = pathlib.Path(folder) / "hosts"
+    rows = ["127.0.0.1 localhost", *map(" ".join, zip(addresses, names, strict=True))]
+    table.write_text("\n".join(rows) + "\n")
+    try:
+      for name in names:
+        _ip("netns", "add", name)
+        s.callback(_ip, "netns", "del", name)
+      _ip(
+        "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "eth0", "netns", names[1]
+      )
+      for name, address in zip(names, addresses, strict=True):
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+          _ip("-n", name, "link", "set", device, "up")
+    except subprocess.CalledProcessError as error:
+      pytest.skip(f"no network namespaces: {error.stderr.strip()}")
+    inside = ["unshare", "--uts", "--mount", "bash", "-c", _ON_HOST, "on_host"]
+    yield tuple(  # type: ignore[misc]
+      Host(name, address, ("nsenter", f"--net=/run/netns/{name}", *inside, name, str(table)))
+      for name, address in zip(names, addresses, strict=True)
+    )
+
+
+class Slurm:
+  """A cluster of two nodes on this machine.
+
+  Args:
+    folder: of scripts/slurm_local.sh, which is up.
+  """
+
+  def __init__(self, folder: pathlib.Path) -> None:
+    self.variables = environment() | {"SLURM_CONF": str(folder / "slurm.conf")}
+
+  def run(self, *command: str) -> str:
+    """What a command of Slurm's printed."""
+    done = subprocess.run(
+      command, cwd=ROOT, env=self.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout.strip()
+
+  def submit(self, *arguments: str, log: pathlib.Path, options: Sequence[str] = ()) -> "SlurmJob":
+    """scripts/train.sbatch on both nodes, with a trainer's arguments."""
+    fixed = ["--parsable", "--nodes=2", f"--output={log}", *options, "scripts/train.sbatch"]
+    return SlurmJob(self, self.run("sbatch", *fixed, *arguments), log)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlurmJob:
+  """A job, and the log that all its incarnations append to."""
+
+  slurm: Slurm
+  number: str
+  log: pathlib.Path
+
+  def field(self, name: str) -> str:
+    """Of `scontrol show job`, as JobState, Restarts, ExitCode."""
+    shown = self.slurm.run("scontrol", "show", "job", self.number)
+    found = re.search(rf"\b{name}=(\S+)", shown)
+    assert found is not None, shown
+    return found.group(1)
+
+  @property
+  def printed(self) -> str:
+    return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+  def has_ended(self) -> bool:
+    return self.field("JobState") not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
+  def tasks(self) -> list[int]:
+    """Process numbers of the trainers that run now, in the order of their ranks."""
+    ranks = {}
+    for process in pathlib.Path("/proc").iterdir():
+      with contextlib.suppress(OSError):
+        if (process / "comm").read_text().startswith("python"):
+          entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+          variables = dict(e.split("=", 1) for e in entries if "=" in e)
+          if variables.get("SLURM_JOB_ID") == self.number and (
+            variables.get("SLURM_CONF") == self.slurm.variables["SLURM_CONF"]
+          ):
+            ranks[int(variables["SLURM_PROCID"])] = int(process.name)
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+@contextlib.contextmanager
+def local_slurm() -> Iterator[Slurm]:
+  """A fresh cluster; skips the test where it cannot be: not root, no packages, no network."""
+  install_slurm()
+  script = ["bash", str(ROOT / "scripts" / "slurm_local.sh")]
+  # Not pytest's folder: a socket's path must be short.
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxspeed-slurm-"))
+  try:
+    done = subprocess.run([*script, "up", str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    yield Slurm(folder)
+  finally:
+    if (folder / "slurm.conf").exists():
+      subprocess.run([*script, "down", str(folder)], check=True, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def install_slurm() -> None:
+  """Debian's packages of Slurm, where they are missing; skips the test where that fails."""
+  _need_root("Slurm's daemons")
+  if all(map(_find, SLURM_COMMANDS)):
+    return
+  if not _find("apt-get"):
+    pytest.skip("Slurm is missing, and so is apt-get")
+  quiet = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
+  variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+  for arguments in (["update"], ["install", "-y", "--no-install-recommends", "slurm-wlm", "munge"]):
+    done = subprocess.run(
+      [*quiet, *arguments], env=variables, capture_output=True, text=True, timeout=300
+    )
+    if done.returncode != 0:
+      pytest.skip(f"Slurm is missing, and apt-get {arguments[0]}: {done.stderr.strip()[-200:]}")
+
+
+def _find(command: str) -> str | None:
+  return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _need_root(what: str) -> None:
+  if sys.platform != "linux" or os.geteuid() != 0:
+    pytest.skip(f"{what} are for root on Linux")
+
+
+def _need_commands(*commands: str, package: str) -> None:
+  missing = [command for command in commands if not _find(command)]
+  if missing:
+    pytest.skip(f"{', '.join(missing)} of Debian's {package} is missing")
