@@ -40,6 +40,9 @@ def environment(devices: int = 1) -> dict[str, str]:
     "JAX_NUM_CPU_DEVICES": str(devices),
     "PJRT_NPROC": "16",
     "PYTHONUNBUFFERED": "1",
+    # On CPUs all processes but the first compile anew at each start: their keys of the cache of
+    # programs differ, and only the first one writes.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
   }
 
 
