@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 import shutil
 import zlib
@@ -82,7 +83,8 @@ class Checkpoints:
       try:
         self._write(step, tree, clock)
       except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
-        reason = " ".join(str(error).split())[:200] or repr(error)
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(said.split())[:200] or repr(error)
         if self._fence is not None:
           self._fence.check()
         self.remove_parts()
@@ -101,6 +103,8 @@ class Checkpoints:
     part = self._part(step)
     # Of a run of several processes Orbax takes no array that is this process's alone.
     arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
+    self._folder.mkdir(parents=True, exist_ok=True)
+    _ensure_room(part, sum(array.nbytes for array in jax.tree.leaves(arrays)))
     with _checkpointer() as checkpointer:
       checkpointer.save(part, arrays, force=True)
     manifest = {
@@ -204,7 +208,25 @@ def _checkpointer() -> Any:
   own = jax.process_index()
   # Nobody waits for the others here: what they must agree on, they say by `distributed.gather`.
   alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-  return ocp.StandardCheckpointer(multiprocessing_options=alone)
+  # Where a folder made beside the writing cannot be made, the writers wait for it ten minutes.
+  beside = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+  return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
+
+
+def _ensure_room(path: pathlib.Path, size: int) -> None:
+  """Takes and gives back room for a file of `size` bytes, and a megabyte for what describes it.
+
+  Where Orbax itself finds a disk full, each of its threads prints its own traceback.
+
+  Raises:
+    OSError: there is no room, or the folder cannot be written.
+  """
+  try:
+    with path.open("wb") as file:
+      if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(file.fileno(), 0, size + 2**20)
+  finally:
+    path.unlink(missing_ok=True)
 
 
 def _crc(file: pathlib.Path) -> int:

@@ -384,6 +384,17 @@ def is_lost_peer(error: BaseException) -> bool:
   )
 
 
+@contextlib.contextmanager
+def ending_when_alone() -> Iterator[None]:
+  """A block that another process's loss ends at once, with all that is around it."""
+  try:
+    yield
+  except Exception as error:
+    if is_lost_peer(error):
+      lost_peer(" ".join(str(error).split())[:200])
+    raise
+
+
 def gather(value: int) -> list[int]:
   """A number of each process, in their order. All must call it; it waits for all."""
   if not several():

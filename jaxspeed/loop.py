@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import errno
 import json
 import logging
 import math
@@ -15,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu import parameter_overview
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -203,13 +203,19 @@ class Run:
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
-    with records.open_records(
-      self._folder,
-      resume_step=step,
-      total_epochs=self._config.epochs,
-      primary=self._primary,
-    ) as self._records:
+    with (
+      records.open_records(
+        self._folder,
+        resume_step=step,
+        total_epochs=self._config.epochs,
+        primary=self._primary,
+      ) as self._records,
+      # Closing the records may take longer than the others' heartbeats.
+      distributed.ending_when_alone(),
+    ):
       self._records.screen.header({"starting": self._clock.starting()})
+      if step:
+        self._records.screen.line(f"goes on from the checkpoint of step {step}")
       while self._epoch_ended(step) or (
         step < self._plan.total_steps and not self._stopped_at_target()
       ):
@@ -274,7 +280,6 @@ class Run:
       assert restored is not None
       self._clock.restore(restored.clock)
       self._carry = restored.tree
-      _log.info("goes on from the checkpoint of step %d", restored.step)
       return restored.step
     with self._measure("init"):
       state = with_pretrained(self._feed.init(self._config.seed), self._job)
@@ -519,7 +524,7 @@ def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
 
 
 def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
-  parameters = parameter_overview.count_parameters(feed.carry.state.params)
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
   # XLA counts the body of a loop once, so this is a step in either case.
   flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
   cold = sum(not program.cached for program in feed.programs)
@@ -546,6 +551,20 @@ def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
       f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
       f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
       f"the batch in as many pieces and keeps the recipe, and --config.eval.batch_size lower."
+    ) from error
+
+
+@contextlib.contextmanager
+def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
+  """Says what to do where records or the result cannot be written, as a UserError."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+      raise
+    raise UserError(
+      f"{error.filename or folder} could not be written ({error.strerror}): make room; the same "
+      "command goes on from the newest checkpoint."
     ) from error
 
 
@@ -618,15 +637,17 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
       with clock.measure("warmup"):
         feed.warm_up()
     agreement = Agreement(mesh)
-    stack.enter_context(stopping.watchdog(config.watchdog_seconds))
+    # All have their programs then: from here on none waits long for another.
     _stop_before_steps(signals)
     signals.begun = True
-    with _memory_errors_told(resolved):
+    stack.enter_context(stopping.watchdog(config.watchdog_seconds))
+    with _memory_errors_told(resolved), _disk_errors_told(folder):
       watch = Watch(signals, agreement, fence, incarnation)
       rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
     if not primary:
       return records.summed_up(rows, cost_per_hour=resolved.cost_per_hour)
-    result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
+    with _disk_errors_told(folder):
+      result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
     screen.result(result)
     return result
 

@@ -8,11 +8,14 @@ with open_records(workdir, resume_step=None, total_epochs=18) as records:
   records.screen.result(write_result(workdir, [result_row(...)]))
 """
 
+import contextlib
 import json
+import logging
 import math
 import os
 import pathlib
 import shlex
+import shutil
 import statistics
 import sys
 import tempfile
@@ -86,6 +89,8 @@ _OWN_KEYS = ("seed", "top1", "top5", "seconds")
 # tensorboardX imports torch where there is one: 1.1 s against 0.03 s without. A run that is over by
 # then pays at its end, a longer one after its first epoch.
 _SECONDS_BEFORE_TENSORBOARD = 10.0
+_ROOM_FOR_TENSORBOARD = 2**20  # bytes
+_log = logging.getLogger("jaxspeed")
 
 
 def prepare_workdir(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -187,7 +192,8 @@ class Records:
     self.rows = rows
     self.screen = screen
     self._workdir = workdir
-    self._metrics = open(workdir / "metrics.jsonl", "a", encoding="utf-8") if workdir else None
+    self._metrics = open(workdir / "metrics.jsonl", "ab", buffering=0) if workdir else None
+    self._unwritten = b""  # of metrics.jsonl, for want of room on the disk
     self._opened = time.monotonic()
     self._tensorboard: Any = None
     # x, Unix time and what to write there: the tools that read these files take times from them.
@@ -217,9 +223,8 @@ class Records:
     self.rows.append(plain(row))
     if self._metrics is None:
       return
-    self._metrics.write(_json_line(self.rows[-1]))
-    self._metrics.flush()
     self.screen.epoch(row)
+    self._write_metrics(_json_line(self.rows[-1]).encode())
     self._waiting_for_tensorboard.append((row["examples"], time.time(), scalars_of(self.rows[-1])))
     if time.monotonic() - self._opened > _SECONDS_BEFORE_TENSORBOARD:
       self._write_tensorboard()
@@ -227,11 +232,14 @@ class Records:
   def close(self) -> None:
     """Ends the live line and writes what is not yet on the disk."""
     self.screen.close()
+    if self._metrics is not None:
+      self._write_metrics()
+      self._metrics.close()
     self._write_tensorboard()
     if self._tensorboard is not None:
-      self._tensorboard.close()
-    if self._metrics is not None:
-      self._metrics.close()
+      # On a full disk what it has buffered is lost, which metrics.jsonl holds as well.
+      with contextlib.suppress(OSError):
+        self._tensorboard.close()
 
   def __enter__(self) -> "Records":
     return self
@@ -244,11 +252,29 @@ class Records:
   ) -> None:
     self.close()
 
+  def _write_metrics(self, line: bytes = b"") -> None:
+    """A line behind what a full disk has left unwritten; the run goes on without."""
+    assert self._metrics is not None
+    self._unwritten += line
+    try:
+      while self._unwritten:
+        self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
+    except OSError as error:
+      self.screen.line(
+        f"{self._metrics.name} could not be written ({error.strerror}): it is tried again after "
+        "the next epoch"
+      )
+
   def _write_tensorboard(self) -> None:
     if not self._waiting_for_tensorboard or self._workdir is None:
       return
+    # On a full disk tensorboardX's thread would die with a traceback: the rows wait.
+    if shutil.disk_usage(self._workdir).free < _ROOM_FOR_TENSORBOARD:
+      return
     if self._tensorboard is None:
       self._tensorboard = _open_tensorboard(self._workdir / "tensorboard", self._purge_from)
+    if self._tensorboard is None:
+      return
     for x, wall_time, scalars in self._waiting_for_tensorboard:
       for tag, value in scalars.items():
         self._tensorboard.add_scalar(tag, value, x, walltime=wall_time)
@@ -294,8 +320,11 @@ def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, 
 
 
 def _open_tensorboard(folder: pathlib.Path, purge_from: int) -> Any:
-  import tensorboardX
-
+  try:
+    import tensorboardX
+  except ImportError:  # a machine for timings, with little installed
+    _log.warning("tensorboardX is not installed: nothing is written for TensorBoard")
+    return None
   # File names hold whole seconds: without the suffix a quick resume would overwrite a file.
   return tensorboardX.SummaryWriter(
     str(folder), purge_step=purge_from, flush_secs=1, filename_suffix=f".{time.time_ns()}"

@@ -43,7 +43,8 @@ def main() -> None:
     peers = distributed.find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
-      loop.train(config, workdir, peers)
+      with distributed.ending_when_alone():
+        loop.train(config, workdir, peers)
     except Stopped as stopped:
       if distributed.is_primary():
         print(f"jaxspeed: {stopped}", file=sys.stderr)
@@ -52,8 +53,6 @@ def main() -> None:
       if not distributed.several():
         raise
       # The orderly way out waits for the other processes, which wait for this one.
-      if distributed.is_lost_peer(error):
-        distributed.lost_peer(" ".join(str(error).split())[:200])
       if not isinstance(error, UserError):
         traceback.print_exc()
         distributed.leave(1)

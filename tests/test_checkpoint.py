@@ -1,16 +1,21 @@
 """Real saves and restores, and every way in which a checkpoint is not whole."""
 
+import errno
 import json
 import logging
+import os
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspeed import checkpoint
 from jaxspeed import mesh as mesh_lib
-from jaxspeed.checkpoint import MANIFEST, Checkpoints
+from jaxspeed.checkpoint import MANIFEST, CheckpointError, Checkpoints
 from jaxspeed.errors import UserError
+from jaxspeed.fence import Fence, holding
 from jaxspeed.losses import Sums
 from jaxspeed.precision import LossScale
 from jaxspeed.state import Carry, TrainState
@@ -140,6 +145,94 @@ def test_saving_over_a_broken_checkpoint(tmp_path):
   restored = store.restore(target(make_carry(0.0)))
   assert restored is not None
   assert_same(restored.tree, make_carry(3.0))
+
+
+def test_folders_of_other_makings_stay_and_push_nothing_out(tmp_path):
+  store = Checkpoints(tmp_path, keep=1)
+  for name in ("11", "12"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text("mine")
+  (tmp_path / "3").write_text("a file with a step's name")
+  for step in (1, 2, 3):
+    store.save(step, make_carry(float(step)), CLOCK)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["11", "12", "3"]
+  assert store.newest() == 3 and (tmp_path / "11" / "notes.txt").exists()
+
+
+def test_a_kill_leaves_no_half_checkpoint_under_a_steps_name(tmp_path, monkeypatch):
+  store = Checkpoints(tmp_path, keep=1, incarnation=4)
+  store.save(1, make_carry(1.0), CLOCK)
+  # Killed where the old one is removed, and where the new one is written.
+  monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+  store.save(2, make_carry(2.0), CLOCK)
+  (tmp_path / ".part-4-3.orbax-checkpoint-tmp").mkdir()
+  monkeypatch.undo()
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+    ".part-4-1-old",
+    ".part-4-3.orbax-checkpoint-tmp",
+    "2",
+  ]
+  next_start = Checkpoints(tmp_path, keep=1, incarnation=5)
+  next_start.remove_parts()
+  assert [p.name for p in tmp_path.iterdir()] == ["2"] and next_start.newest() == 2
+
+
+def test_a_disk_without_room_is_told_before_orbax_finds_out(tmp_path, monkeypatch):
+  store = Checkpoints(tmp_path)
+  store.save(1, make_carry(1.0), CLOCK)
+  asked = []
+
+  def full(descriptor, offset, size):
+    asked.append((offset, size))
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(os, "posix_fallocate", full)
+  with pytest.raises(CheckpointError, match=r"of step 2 could not .* \(No space left on device\)$"):
+    store.save(2, make_carry(2.0), CLOCK)
+  arrays = jax.tree.leaves(make_carry(2.0))
+  assert asked == [(0, sum(array.nbytes for array in arrays) + 2**20)]
+  assert [p.name for p in tmp_path.iterdir()] == ["1"] and store.newest() == 1
+  monkeypatch.undo()
+  store.save(2, make_carry(2.0), CLOCK)
+  assert store.newest() == 2
+
+
+def test_what_orbax_raises_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
+  store = Checkpoints(tmp_path)
+  store.save(1, make_carry(1.0), CLOCK)
+  monkeypatch.setattr(checkpoint, "_ensure_room", lambda path, _: path.write_text("in the way"))
+  monkeypatch.setattr(checkpoint, "write_atomically", lambda *_: 1 / 0)
+  with pytest.raises(CheckpointError, match="of step 2 could not be written .* .division by zero"):
+    store.save(2, make_carry(2.0), CLOCK)
+  assert store.newest() == 1
+
+
+def test_a_checkpoint_carries_its_start_and_an_older_one_writes_none(tmp_path, monkeypatch):
+  class Lost(Exception):
+    pass
+
+  def lose(message):
+    raise Lost(message)
+
+  folder = tmp_path / "checkpoints"
+  monkeypatch.setenv("SLURM_JOB_ID", "7")
+  monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+  older = Fence(tmp_path, superseded=lose)
+  Checkpoints(folder, incarnation=older.incarnation, fence=older).save(1, make_carry(1.0), CLOCK)
+  monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+  with holding(tmp_path) as newer:
+    Checkpoints(folder, incarnation=newer.incarnation, fence=newer).save(2, make_carry(2.0), CLOCK)
+    with pytest.raises(Lost, match="taken over by incarnation 2"):
+      Checkpoints(folder, incarnation=older.incarnation, fence=older).save(
+        3, make_carry(3.0), CLOCK
+      )
+  older.close()
+  starts = {
+    p.name: json.loads((p / MANIFEST).read_text())["incarnation"]
+    for p in folder.iterdir()
+    if p.name.isdecimal()
+  }
+  assert starts == {"1": 1, "2": 2}
 
 
 def test_nothing_to_restore(tmp_path):

@@ -1,0 +1,185 @@
+"""The right to write to a folder: taken once, handed on, and lost to a restarted job."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from commands import ROOT
+
+from jaxspeed import fence as fence_lib
+from jaxspeed.errors import SUPERSEDED, UserError
+from jaxspeed.fence import LOCK, OWNER, Fence, holding, job_of, read_owner
+
+
+class Lost(Exception):
+  """What `Fence` calls here in place of the process's end."""
+
+
+def lose(message: str) -> None:
+  raise Lost(message)
+
+
+def as_job(monkeypatch, job: str, restart: int) -> None:
+  monkeypatch.setenv("SLURM_JOB_ID", job)
+  monkeypatch.setenv("SLURM_RESTART_COUNT", str(restart))
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch):
+  for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "JOBSET_NAME", "JOBSET_RESTART_ATTEMPT"):
+    monkeypatch.delenv(name, raising=False)
+
+
+def test_incarnations_count_up(tmp_path):
+  for number in (1, 2, 3):
+    with holding(tmp_path) as fence:
+      assert fence.incarnation == number
+      owner = read_owner(tmp_path)
+      assert owner is not None and (owner.pid, owner.released) == (os.getpid(), False)
+      fence.check()
+    owner = read_owner(tmp_path)
+    assert owner is not None and owner.released
+
+
+def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
+  with holding(tmp_path):
+    with pytest.raises(UserError, match=r"is being written by incarnation 1 \(process \d+ on "):
+      Fence(tmp_path)
+    before = read_owner(tmp_path)
+  assert before is not None and before.incarnation == 1
+  Fence(tmp_path).close()
+
+
+def test_who_was_killed_holds_nothing(tmp_path):
+  code = (
+    "import pathlib, sys, time; from jaxspeed.fence import Fence;"
+    "Fence(pathlib.Path(sys.argv[1])); print('taken', flush=True); time.sleep(60)"
+  )
+  with subprocess.Popen(
+    [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+  ) as process:
+    assert process.stdout is not None and process.stdout.readline() == "taken\n"
+    with pytest.raises(UserError, match="is being written"):
+      Fence(tmp_path)
+    process.kill()
+  with holding(tmp_path) as fence:
+    assert fence.incarnation == 2
+
+
+def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeypatch):
+  as_job(monkeypatch, "7", 0)
+  older = Fence(tmp_path, superseded=lose, renewed_every=60)
+  older.check()
+  as_job(monkeypatch, "8", 1)
+  with pytest.raises(UserError, match="is being written by incarnation 1 .*Slurm job 7"):
+    Fence(tmp_path)
+  as_job(monkeypatch, "7", 1)
+  newer = Fence(tmp_path, superseded=lose)
+  assert newer.incarnation == 2
+  with pytest.raises(Lost, match="taken over by incarnation 2 .* incarnation 1, ends at once"):
+    older.check()
+  with pytest.raises(Lost), older.writing():
+    pytest.fail("an older start was let in")
+  with newer.writing():
+    pass
+  # The older start, late: it may not take the folder back, and its end gives nothing free.
+  as_job(monkeypatch, "7", 0)
+  with pytest.raises(UserError, match="is being written by incarnation 2"):
+    Fence(tmp_path)
+  older.close()
+  monkeypatch.delenv("SLURM_JOB_ID")
+  with pytest.raises(UserError, match="is being written by incarnation 2"):
+    Fence(tmp_path)
+  newer.close()
+  with holding(tmp_path) as fence:
+    assert fence.incarnation == 3
+
+
+def test_an_older_start_notices_by_itself(tmp_path, monkeypatch):
+  told = threading.Event()
+  as_job(monkeypatch, "7", 0)
+  older = Fence(tmp_path, superseded=lambda _: told.set(), renewed_every=0.05)
+  as_job(monkeypatch, "7", 1)
+  with holding(tmp_path):
+    assert told.wait(10)
+  older.close()
+
+
+def test_the_process_ends_at_once_with_its_own_code(tmp_path):
+  code = (
+    "import json, pathlib, sys; from jaxspeed.fence import Fence;"
+    "folder = pathlib.Path(sys.argv[1]); fence = Fence(folder);"
+    "owner = json.loads((folder / 'owner.json').read_text()) | {'token': 'x', 'incarnation': 5};"
+    "(folder / 'owner.json').write_text(json.dumps(owner)); fence.check(); print('still here')"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == SUPERSEDED and done.stdout == ""
+  assert done.stderr.startswith("jaxspeed: ") and "taken over by incarnation 5" in done.stderr
+
+
+def test_an_owner_on_another_host_counts_as_long_as_it_gives_signs_of_life(tmp_path):
+  far = {"incarnation": 4, "token": "t", "host": "far", "pid": 1, "job": "", "restart": 0}
+  (tmp_path / OWNER).write_text(json.dumps(far))
+  (tmp_path / LOCK).touch()
+  done = threading.Event()
+
+  def renew():
+    while not done.wait(0.05):
+      os.utime(tmp_path / LOCK)
+
+  thread = threading.Thread(target=renew)
+  thread.start()
+  try:
+    with pytest.raises(UserError, match="is being written by incarnation 4"):
+      Fence(tmp_path, renewed_every=0.2)
+  finally:
+    done.set()
+    thread.join()
+  begun = time.monotonic()
+  fence = Fence(tmp_path, renewed_every=0.2)
+  assert fence.incarnation == 5 and time.monotonic() - begun >= 3 * 0.2
+  fence.close()
+
+
+def test_a_lost_or_damaged_owner_file_ends_nobody(tmp_path):
+  with holding(tmp_path) as fence:
+    (tmp_path / OWNER).write_text('{"incarnation": 1, "tok')
+    fence.check()
+    (tmp_path / OWNER).unlink()
+    with fence.writing():
+      pass
+  assert read_owner(tmp_path) is None
+
+
+def test_a_start_that_stands_still_inside_a_short_lock(tmp_path, monkeypatch):
+  monkeypatch.setattr(fence_lib, "_SHORT", 0.2)
+  with holding(tmp_path) as fence, fence.writing():
+    with (
+      pytest.raises(UserError, match="is locked by a process that stands still"),
+      fence.writing(),
+    ):
+      pytest.fail("two in one lock")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+  with pytest.raises(UserError, match="cannot be taken for this run .No such file or directory"):
+    Fence(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+  "environment, expected",
+  [
+    ({}, ("", 0)),
+    ({"SLURM_JOB_ID": "12"}, ("Slurm job 12", 0)),
+    ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, ("Slurm job 12", 3)),
+    ({"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "2"}, ("JobSet a", 2)),
+  ],
+)
+def test_jobs_of_schedulers(environment, expected):
+  assert job_of(environment) == expected
