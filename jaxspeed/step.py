@@ -112,24 +112,25 @@ def train_step(
   size = batch.image.shape[0]
   dtype = precision.DTYPES[config.precision]
   part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * job.devices)
-  image = augment(
-    purpose_key(state.key, AUGMENT, state.step),
-    batch.image,
-    mirror=None if config.augment.flip == "none" else mirror,
-    crop_padding=config.augment.crop_padding,
-    cutout=config.augment.cutout,
-    brightness=config.augment.brightness,
-    contrast=config.augment.contrast,
-    mean=config.data.mean,
-    std=config.data.std,
-    **part,
-  ).astype(dtype)
-  partner, share = batch.label, 0.0
-  if kind.cutmix:
-    cutmix_key = purpose_key(state.key, CUTMIX, state.step)
-    image, partner, share = cutmix(
-      cutmix_key, image, batch.label, size=config.augment.cutmix, **part
-    )
+  with jax.named_scope("augment"):
+    image = augment(
+      purpose_key(state.key, AUGMENT, state.step),
+      batch.image,
+      mirror=None if config.augment.flip == "none" else mirror,
+      crop_padding=config.augment.crop_padding,
+      cutout=config.augment.cutout,
+      brightness=config.augment.brightness,
+      contrast=config.augment.contrast,
+      mean=config.data.mean,
+      std=config.data.std,
+      **part,
+    ).astype(dtype)
+    partner, share = batch.label, 0.0
+    if kind.cutmix:
+      cutmix_key = purpose_key(state.key, CUTMIX, state.step)
+      image, partner, share = cutmix(
+        cutmix_key, image, batch.label, size=config.augment.cutmix, **part
+      )
   batch = batch.replace(image=image)
   proxy = state.proxy
   if proxy is not None and job.proxy is not None:
@@ -232,29 +233,30 @@ def update(
     (sums, jax.tree.map(lambda x: x / job.devices, stats)),
     job=job,
   )
-  counted = jnp.maximum(sums.count, 1).astype(jnp.float32)
-  full = size * job.devices / (scale * counted)
-  gradient = jax.tree.map(lambda g: g * full, gradient)
+  with jax.named_scope("optimizer"):
+    counted = jnp.maximum(sums.count, 1).astype(jnp.float32)
+    full = size * job.devices / (scale * counted)
+    gradient = jax.tree.map(lambda g: g * full, gradient)
 
-  updates, opt_state = job.optimizer.update(gradient, state.opt_state, state.params, **hyper)
-  new = state.replace(
-    step=state.step + 1,
-    params=optax.apply_updates(state.params, updates),
-    batch_stats=stats,
-    opt_state=opt_state,
-  )
-  model = {"params": new.params, "batch_stats": new.batch_stats}
-  if config.average.kind == "ema":
-    new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
-  if config.average.kind == "lookahead":
-    slow, model = averaging.lookahead(
-      state.slow, model, hyper["average_keep"], hyper["average_pull"]
+    updates, opt_state = job.optimizer.update(gradient, state.opt_state, state.params, **hyper)
+    new = state.replace(
+      step=state.step + 1,
+      params=optax.apply_updates(state.params, updates),
+      batch_stats=stats,
+      opt_state=opt_state,
     )
-    new = new.replace(slow=slow, **model)
-  if state.loss_scale is not None:
-    finite = precision.all_finite(gradient)
-    new = precision.select(finite, new, state.replace(step=new.step))
-    new = new.replace(loss_scale=state.loss_scale.update(finite))
+    model = {"params": new.params, "batch_stats": new.batch_stats}
+    if config.average.kind == "ema":
+      new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
+    if config.average.kind == "lookahead":
+      slow, model = averaging.lookahead(
+        state.slow, model, hyper["average_keep"], hyper["average_pull"]
+      )
+      new = new.replace(slow=slow, **model)
+    if state.loss_scale is not None:
+      finite = precision.all_finite(gradient)
+      new = precision.select(finite, new, state.replace(step=new.step))
+      new = new.replace(loss_scale=state.loss_scale.update(finite))
   return new, sums
 
 
@@ -263,9 +265,10 @@ def sum_over_devices(gradient: Any, rest: Any, *, job: Job) -> tuple[Any, Any]:
   if job.devices == 1:
     return gradient, rest
   fields = job.config.allreduce
-  return allreduce.sum_over_devices(
-    gradient, rest, order=job.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
-  )
+  with jax.named_scope("allreduce"):
+    return allreduce.sum_over_devices(
+      gradient, rest, order=job.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
+    )
 
 
 def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int) -> Any:

@@ -326,3 +326,67 @@ def test_layers_split_over_devices_give_the_same_gradients():
   )(params, x)
   parts = [grads_of(params, x[4 * i : 4 * i + 4])["kernel"] for i in range(8)]
   assert_close(split["kernel"], np.sum(parts, axis=0))
+
+
+@pytest.mark.parametrize("with_shortcut", [False, True])
+def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut):
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+  # Means of the inputs' channels that are not zero, as behind a ReLU.
+  x, kernel, scale, bias = draw(4, 5, 6, 8) + draw(8), draw(16, 1, 1, 8), draw(16), draw(16)
+  shortcut, grad = draw(4, 5, 6, 16) if with_shortcut else None, draw(4, 5, 6, 16)
+
+  def plain(x, kernel, scale, bias, shortcut):
+    y = jnp.einsum("nhwi,oi->nhwo", x, kernel[:, 0, 0], precision="highest")
+    mean, var = y.mean(axis=(0, 1, 2)), y.var(axis=(0, 1, 2))
+    y = (y - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+    return (y if shortcut is None else jax.nn.relu(y + shortcut)), mean, var
+
+  def ours(*arguments):
+    y, mean, var = layers._normalize_pointwise(*arguments, 1e-5)
+    return y, mean[0], var[0]
+
+  arguments = (x, kernel, scale, bias, shortcut)
+  for actual, expected in zip(ours(*arguments), plain(*arguments), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
+  # Of few images no unit is so close to zero that rounding would turn it on or off.
+  gradients = (jax.vjp(lambda *a, f=f: f(*a)[0], *arguments)[1](grad) for f in (ours, plain))
+  for actual, expected in zip(*map(jax.tree.leaves, gradients), strict=True):
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("size", [(8, 8), (7, 10)])
+def test_a_pooled_norm_is_norm_relu_and_pool(splits, size):
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.standard_normal((4, *size, 3)), jnp.float32)
+  # Of a negative scale the smallest input is the maximum.
+  scale, bias = jnp.asarray([1.0, -2.0, 0.5]), jnp.asarray([0.3, -0.2, -3.0])
+  pooled, plain = (
+    kind(use_running_average=False, splits=splits, **more)
+    for kind, more in ((layers.PooledNorm, {}), (layers.Norm, {"activation": layers.relu}))
+  )
+  variables = {
+    "params": {"scale": scale, "bias": bias},
+    "batch_stats": {"mean": jnp.zeros(3), "var": jnp.ones(3)},
+  }
+
+  def run(norm, pool, params, x):
+    y, updated = norm.apply(variables | {"params": params}, x, mutable=["batch_stats"])
+    return pool(y), updated["batch_stats"]
+
+  ours = functools.partial(run, pooled, lambda y: y)
+  theirs = functools.partial(run, plain, layers.max_pool_3x3)
+  grad = None
+  results = []
+  for function in (ours, theirs):
+    y, vjp, stats = jax.vjp(function, variables["params"], x, has_aux=True)
+    grad = jnp.asarray(rng.standard_normal(y.shape), jnp.float32) if grad is None else grad
+    results.append((y, stats, vjp(grad)))
+  for actual, expected in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
+  assert (np.asarray(results[0][0])[..., 2] == 0).any()  # a window without a gradient

@@ -147,13 +147,17 @@ def _convolve_on_cpu_backward(strides, padding, residuals, grad):
   def convolve(x, kernel):
     return _convolve_with(x, kernel, "HWIO", strides, padding)
 
-  (grad_x,) = jax.vjp(lambda x: convolve(x, hwio), x)[1](grad)
+  with jax.named_scope("data_gradient"):
+    (grad_x,) = jax.vjp(lambda x: convolve(x, hwio), x)[1](grad)
   # Unrolled: a loop around a convolution's gradient is 25 to 40 times slower here (jax 12868).
   parts = max(x.shape[0] // _CHUNK, 1)
-  grad_kernel = sum(
-    jax.vjp(lambda kernel, part=part: convolve(part, kernel), hwio)[1](grad_part)[0]
-    for part, grad_part in zip(jnp.array_split(x, parts), jnp.array_split(grad, parts), strict=True)
-  )
+  with jax.named_scope("weight_gradient"):
+    grad_kernel = sum(
+      jax.vjp(lambda kernel, part=part: convolve(part, kernel), hwio)[1](grad_part)[0]
+      for part, grad_part in zip(
+        jnp.array_split(x, parts), jnp.array_split(grad, parts), strict=True
+      )
+    )
   return grad_x, grad_kernel.transpose(3, 0, 1, 2)
 
 
@@ -267,6 +271,82 @@ def _normalize_backward(splits, epsilon, activation, residuals, cotangents):
 _normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
+def _product(a, b):
+  """The sum over all pixels of a[p, i] b[p, j], in float32."""
+  a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
+  # Of half precision the products are exact; of float32 a GPU would take TF32 by itself.
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  over_pixels = (((0,), (0,)), ((), ()))
+  return lax.dot_general(a, b, over_pixels, precision, jnp.float32)
+
+
+def _matmul(a, b):
+  """A float32 product of small matrices."""
+  return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _pointwise(x, matrix, offset):
+  """A matrix [o, i] times each pixel, and an offset, on a GPU in one kernel with what follows."""
+  y = _convolve(x, matrix.astype(x.dtype)[:, None, None], 1, 0)
+  return y + offset.astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
+  """Batch norm of a 1x1 convolution that has at least as many outputs as inputs.
+
+  With a `shortcut` it is added, and a ReLU follows. Returns also mean and variance.
+
+  The statistics of y = W x are W m and the diagonal of W C W^T, with the mean m and the covariance
+  C of x. So the norm is known before the convolution, and goes into its weights and its bias; the
+  convolution's own output is never there. Neither is its gradient g: of the norm's three terms
+  (g - mean g - y_hat mean(g y_hat)) / sigma the last is linear in x as well, and meets W in a
+  matrix of the size of C.
+  """
+  return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon)[0]
+
+
+def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
+  weight, count = kernel[:, 0, 0], x.size // x.shape[-1]
+  mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=jnp.float32) / count
+  spread = _matmul(weight, _product(x, x) / count - mean_x[:, None] * mean_x)
+  mean = _matmul(weight, mean_x)
+  var = jnp.maximum(jnp.sum(spread * weight, axis=1), 0)
+  inverse = lax.rsqrt(var + epsilon)
+  folded = ((scale * inverse)[:, None] * weight).astype(x.dtype)
+  # What rounding the weights does to the mean is taken back.
+  y = _pointwise(x, folded, bias - _matmul(folded.astype(jnp.float32), mean_x))
+  if shortcut is not None:
+    y = jnp.maximum(y + shortcut, 0)
+  kept = (x, None if shortcut is None else y, weight, spread, mean_x, inverse, scale, folded)
+  return (y, mean[None], var[None]), kept
+
+
+def _normalize_pointwise_backward(epsilon, residuals, cotangents):
+  x, y, weight, spread, mean_x, inverse, scale, folded = residuals
+  count, grad = x.size // x.shape[-1], cotangents[0]
+  if y is not None:
+    (y,) = _unseen(y)
+    grad = jnp.where(y > 0, grad, 0)
+  grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=jnp.float32)
+  with jax.named_scope("weight_gradient"):
+    product = _product(grad, x)
+  product = product - grad_bias[:, None] * mean_x
+  grad_scale = inverse * jnp.sum(weight * product, axis=1)
+  share = (inverse * grad_scale)[:, None]
+  grad_weight = (scale * inverse)[:, None] * (product - share * spread)
+  mixed = _matmul(((scale * inverse / count)[:, None] * weight).T, -share * weight)
+  mixed = mixed.astype(x.dtype)
+  offset = -_matmul(mixed.astype(jnp.float32), mean_x)
+  offset = offset - _matmul(grad_bias / count, folded.astype(jnp.float32))
+  grad_x = _convolve(grad, folded.T[:, None, None], 1, 0) + _pointwise(x, mixed, offset)
+  grad_kernel = grad_weight[:, None, None]
+  return grad_x, grad_kernel, grad_scale, grad_bias, None if y is None else grad
+
+
+_normalize_pointwise.defvjp(_normalize_pointwise_forward, _normalize_pointwise_backward)
+
+
 @jax.custom_vjp
 def add_relu(
   x: Float[Array, "n h w c"], shortcut: Float[Array, "n h w c"]
@@ -291,7 +371,47 @@ def _add_relu_backward(y, grad):
 add_relu.defvjp(_add_relu_forward, _add_relu_backward)
 
 
-class Norm(nn.Module):
+class _BatchNorm(nn.Module):
+  """Fields, parameters and running statistics of `Norm` and of its sums with its neighbours."""
+
+  use_running_average: bool
+  momentum: float = 0.9
+  epsilon: float = 1e-5
+  splits: int = 1
+  train_scale: bool = True
+  scale_init: nn.initializers.Initializer = nn.initializers.ones_init()
+
+  def _check(self, images):
+    if images % self.splits:
+      raise UserError(
+        f"ghost batch norm: the batch of a device, {images}, does not divide into "
+        f"{self.splits} ghost batches; choose a multiple of {self.splits}"
+      )
+
+  def _variables(self, channels):
+    running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), jnp.float32)
+    running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), jnp.float32)
+    bias = self.param("bias", nn.initializers.zeros_init(), (channels,), jnp.float32)
+    if self.train_scale:
+      scale = self.param("scale", self.scale_init, (channels,), jnp.float32)
+    else:
+      scale = jnp.ones(channels, jnp.float32)
+    return scale, bias, running_mean, running_var
+
+  def _affine(self, scale, bias, running_mean, running_var):
+    """Factor and offset that evaluation takes."""
+    factor = scale * lax.rsqrt(running_var.value + self.epsilon)
+    return factor, bias - running_mean.value * factor
+
+  def _update(self, running_mean, running_var, mean, var, count):
+    if not self.is_initializing():
+      unbiased = var * (count / max(count - 1, 1))
+      keep = self.momentum
+      running_mean.value = keep * running_mean.value + (1 - keep) * mean.mean(axis=0)
+      running_var.value = keep * running_var.value + (1 - keep) * unbiased.mean(axis=0)
+
+
+class Norm(_BatchNorm):
   """Batch norm over what one device sees, in `splits` ghost batches, then `activation`.
 
   Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are float32.
@@ -308,42 +428,55 @@ class Norm(nn.Module):
     UserError: the batch does not divide into `splits` (training only).
   """
 
-  use_running_average: bool
-  momentum: float = 0.9
-  epsilon: float = 1e-5
-  splits: int = 1
-  train_scale: bool = True
   activation: Activation | None = None
-  scale_init: nn.initializers.Initializer = nn.initializers.ones_init()
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h w c"]:
-    channels = x.shape[-1:]
-    running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
-    running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
-    bias = self.param("bias", nn.initializers.zeros_init(), channels, jnp.float32)
-    if self.train_scale:
-      scale = self.param("scale", self.scale_init, channels, jnp.float32)
-    else:
-      scale = jnp.ones(channels, jnp.float32)
-
+    variables = self._variables(x.shape[-1])
     if self.use_running_average:
-      factor = scale * lax.rsqrt(running_var.value + self.epsilon)
-      y = x.astype(jnp.float32) * factor + (bias - running_mean.value * factor)
-      return _activate(y, self.activation).astype(x.dtype)
+      factor, offset = self._affine(*variables)
+      return _activate(x.astype(jnp.float32) * factor + offset, self.activation).astype(x.dtype)
 
-    if x.shape[0] % self.splits:
-      raise UserError(
-        f"ghost batch norm: the batch of a device, {x.shape[0]}, does not divide into "
-        f"{self.splits} ghost batches; choose a multiple of {self.splits}"
-      )
+    self._check(x.shape[0])
+    scale, bias, running_mean, running_var = variables
     y, mean, var = _normalize(x, scale, bias, self.splits, self.epsilon, self.activation)
-    if not self.is_initializing():
-      count = x.size // mean.size
-      unbiased = var * (count / max(count - 1, 1))
-      keep = self.momentum
-      running_mean.value = keep * running_mean.value + (1 - keep) * mean.mean(axis=0)
-      running_var.value = keep * running_var.value + (1 - keep) * unbiased.mean(axis=0)
+    self._update(running_mean, running_var, mean, var, x.size // mean.size)
+    return y
+
+
+class PointwiseKernel(nn.Module):
+  """The parameter `kernel` of a 1x1 convolution whose norm computes it: `PointwiseNorm`."""
+
+  features: int
+  kernel_init: nn.initializers.Initializer = conv_init
+
+  @nn.compact
+  def __call__(self, inputs: int) -> Float[Array, "o 1 1 i"]:
+    return self.param("kernel", self.kernel_init, (self.features, 1, 1, inputs), jnp.float32)
+
+
+class PointwiseNorm(_BatchNorm):
+  """A 1x1 convolution and its `Norm`, with a shortcut their sum and a ReLU: [n, h, w, i] to o.
+
+  One kernel on a GPU, with no pass over the convolution's output for statistics or the norm's
+  gradient: `_normalize_pointwise`. Not with ghost batches, whose statistics do not go into one set
+  of weights.
+  """
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "n h w i"],
+    kernel: Float[Array, "o 1 1 i"],
+    shortcut: Float[Array, "n h w o"] | None = None,
+  ) -> Float[Array, "n h w o"]:
+    scale, bias, running_mean, running_var = self._variables(kernel.shape[0])
+    if self.use_running_average:
+      factor, offset = self._affine(scale, bias, running_mean, running_var)
+      y = _pointwise(x, factor[:, None] * kernel[:, 0, 0], offset)
+      return y if shortcut is None else jnp.maximum(y + shortcut, 0)
+    y, mean, var = _normalize_pointwise(x, kernel, scale, bias, shortcut, self.epsilon)
+    self._update(running_mean, running_var, mean, var, x.size // x.shape[-1])
     return y
 
 
@@ -353,12 +486,14 @@ def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c
   The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
   byte an output and writes in one pass: XLA's own is a scatter-add, slow on GPUs and CPUs.
   """
-  return _max_pool(x, (window, window))
+  with jax.named_scope("pool"):
+    return _max_pool(x, (window, window))
 
 
 def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
   """Maximum over each map, with the gradient of `max_pool`; 255 pixels at most."""
-  return _max_pool(x, x.shape[1:3])[:, 0, 0]
+  with jax.named_scope("pool"):
+    return _max_pool(x, x.shape[1:3])[:, 0, 0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -405,7 +540,6 @@ def _interleaved(terms, shape):
   return total.reshape(n, 2 * rows, 2 * columns, c)[:, : shape[0], : shape[1]]
 
 
-@jax.custom_vjp
 def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
   """3x3 max pool of stride 2 over a border of -inf, 1 pixel wide: h2 = (h + 1) // 2.
 
@@ -414,44 +548,125 @@ def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
   backward of [256, 112, 112, 64] in bfloat16 are 2 kernels and 1.13 GB on an H100 for 5 and 4.99,
   and on a CPU a third of the time (results/stem_pool.json).
   """
+  with jax.named_scope("pool"):
+    return _max_pool_3x3(x)
+
+
+@jax.custom_vjp
+def _max_pool_3x3(x):
   # Without a gradient XLA's pool is the same kernel on a GPU and 0.4 of the time on a CPU.
   return lax.reduce_window(
     x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
   )
 
 
-def _max_pool_3x3_forward(x):
+def _first_maxima(x, *others):
+  """The maxima of 3x3 windows, their first places as bytes, and other arrays at these places."""
   _, h, w, _ = x.shape
   rows, columns = (h + 1) // 2, (w + 1) // 2
   border = ((0, 0), (1, 2 * rows - h), (1, 2 * columns - w), (0, 0))
-  padded = jnp.pad(x, border, constant_values=-jnp.inf)
-  best, place = None, jnp.zeros((x.shape[0], rows, columns, x.shape[3]), jnp.uint8)
-  for k in range(9):
+  padded = [jnp.pad(x, border, constant_values=-jnp.inf), *(jnp.pad(y, border) for y in others)]
+
+  def window_of(k: int) -> list[Array]:
     i, j = divmod(k, 3)
-    candidate = padded[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2]
-    if best is None:
-      best = candidate
-    place = jnp.where(candidate > best, jnp.uint8(k), place)
-    best = jnp.maximum(best, candidate)
-  return best, (place, (h, w))
+    return [y[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2] for y in padded]
+
+  best = window_of(0)
+  place = jnp.zeros(best[0].shape, jnp.uint8)
+  for k in range(1, 9):
+    window = window_of(k)
+    larger = window[0] > best[0]
+    place = jnp.where(larger, jnp.uint8(k), place)
+    best = [jnp.maximum(window[0], best[0])] + [
+      jnp.where(larger, new, old) for new, old in zip(window[1:], best[1:], strict=True)
+    ]
+  return best[0], place, *best[1:]
+
+
+def _max_pool_3x3_forward(x):
+  best, place = _first_maxima(x)
+  return best, (place, x.shape[1:3])
 
 
 def _max_pool_3x3_backward(residuals, grad):
   place, shape = residuals
+  return (_to_first_maxima(place, shape, grad).astype(grad.dtype),)
+
+
+# A place that is in no window.
+_NOWHERE = 9
+
+
+def _to_first_maxima(place, shape, grad):
+  """The gradients of 3x3 windows at their places, summed in float32 on a map of a shape."""
   # A pixel lies in up to four windows: (i, j) of four by (p, q) pixels is place (1 + p, 1 + q) of
   # window (i, j), two less in the next. Odd pixels alone are in two windows.
   terms = []
   for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
-    places = np.full((2, 1, 2, 1), 9, np.uint8)  # no place
+    places = np.full((2, 1, 2, 1), 255, np.uint8)
     for p, q in ((p, q) for p in range(down, 2) for q in range(right, 2)):
       places[p, 0, q, 0] = 3 * (1 + p - 2 * down) + 1 + q - 2 * right
     here = _shifted(place, down, right)[:, :, None, :, None] == places
     value = _shifted(grad, down, right)[:, :, None, :, None].astype(jnp.float32)
     terms.append(jnp.where(here, value, 0))
-  return (_interleaved(terms, shape).astype(grad.dtype),)
+  return _interleaved(terms, shape)
 
 
-max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
+_max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalize_pool(x, scale, bias, splits, epsilon):
+  """Batch norm, ReLU and `max_pool_3x3`; returns also mean and variance.
+
+  The norm's gradient is 0 but at the maxima, so its sums need a quarter of the map: the input at
+  the maxima, which the forward pass keeps.
+  """
+  return _normalize_pool_forward(x, scale, bias, splits, epsilon)[0]
+
+
+def _normalize_pool_forward(x, scale, bias, splits, epsilon):
+  (y, mean, var), (x, mean, inverse, scale, bias) = _normalize_forward(
+    x, scale, bias, splits, epsilon, relu
+  )
+  best, place, x_best = _first_maxima(y, x)
+  place = jnp.where(best > 0, place, jnp.uint8(_NOWHERE))
+  best, place, x_best = _unseen(best, place, x_best)
+  return (best, mean, var), (x, x_best, place, mean, inverse, scale)
+
+
+def _normalize_pool_backward(splits, epsilon, residuals, cotangents):
+  x, x_best, place, mean, inverse, scale = residuals
+  grad, count = cotangents[0], x.size // mean.size
+
+  def normed(x):
+    return (_ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
+
+  kept = _ghosts(jnp.where(place == _NOWHERE, 0, grad), splits).astype(jnp.float32)
+  grad_bias, grad_scale = _two_sums(kept, kept * normed(x_best))
+  spread = _ghosts(_to_first_maxima(place, x.shape[1:3], grad), splits)
+  grad_x = (scale * inverse)[:, None] * (
+    spread - (grad_bias[:, None] + normed(x) * grad_scale[:, None]) / count
+  )
+  return grad_x.astype(x.dtype).reshape(x.shape), grad_scale.sum(axis=0), grad_bias.sum(axis=0)
+
+
+_normalize_pool.defvjp(_normalize_pool_forward, _normalize_pool_backward)
+
+
+class PooledNorm(_BatchNorm):
+  """`Norm`, ReLU and `max_pool_3x3`: [n, h, w, c] to half the side."""
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
+    scale, bias, running_mean, running_var = self._variables(x.shape[-1])
+    if self.use_running_average:
+      factor, offset = self._affine(scale, bias, running_mean, running_var)
+      return max_pool_3x3(relu(x.astype(jnp.float32) * factor + offset).astype(x.dtype))
+    self._check(x.shape[0])
+    y, mean, var = _normalize_pool(x, scale, bias, self.splits, self.epsilon)
+    self._update(running_mean, running_var, mean, var, x.size // mean.size)
+    return y
 
 
 def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
@@ -460,7 +675,8 @@ def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2
   Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As sums in
   float32, one kernel: convolutions of single channels are slow on GPUs.
   """
-  return _blur_pool(x, strides)
+  with jax.named_scope("pool"):
+    return _blur_pool(x, strides)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -15,7 +15,16 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspeed.models.layers import Conv, Norm, add_relu, blur_pool, max_pool_3x3, relu
+from jaxspeed.models.layers import (
+  Conv,
+  Norm,
+  PointwiseKernel,
+  PointwiseNorm,
+  PooledNorm,
+  add_relu,
+  blur_pool,
+  relu,
+)
 
 # Blocks of the four stages; from 50 layers on they are bottlenecks.
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -47,8 +56,8 @@ class Block(nn.Module):
   bottleneck: bool
   zero_init: bool
   blurpool: bool
-  conv: Callable[..., Conv]
-  norm: Callable[..., Norm]
+  conv: functools.partial[Conv]
+  norm: functools.partial[Norm]
 
   def _convolve(self, x, features, kernel_size, strides, name):
     if self.blurpool and strides > 1 and x.shape[-1] >= 16:
@@ -57,6 +66,19 @@ class Block(nn.Module):
       x, strides = blur_pool(x, blur_strides), strides // blur_strides
     return self.conv(features, kernel_size, strides, name=name)(x)
 
+  def _project(self, x, features, strides, conv, norm, shortcut=None, **fields):
+    """A 1x1 convolution with its norm, and the sum with a shortcut."""
+    shared = self.norm.keywords
+    if shared["splits"] > 1:
+      x = self.norm(name=norm, **fields)(self._convolve(x, features, 1, strides, conv))
+      return x if shortcut is None else add_relu(x, shortcut)
+    if strides > 1:
+      x = (
+        blur_pool(x, strides) if self.blurpool and x.shape[-1] >= 16 else x[:, ::strides, ::strides]
+      )
+    kernel = PointwiseKernel(features, self.conv.keywords["kernel_init"], name=conv)(x.shape[-1])
+    return PointwiseNorm(name=norm, **fields, **shared)(x, kernel, shortcut)
+
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
     sizes = (1, 3, 1) if self.bottleneck else (3, 3)
@@ -64,31 +86,31 @@ class Block(nn.Module):
     last, strided = len(sizes), sizes.index(3) + 1
 
     y = x
+    # Before the rest, so that a GPU adds the gradient of x in the kernel of conv1's.
+    if self.strides > 1 or x.shape[-1] != outputs:
+      x = self._project(x, outputs, self.strides, "shortcut_conv", "shortcut_norm")
     for number, size in enumerate(sizes[:-1], 1):
       strides = self.strides if number == strided else 1
       y = self._convolve(y, self.features, size, strides, f"conv{number}")
       y = self.norm(activation=relu, name=f"norm{number}")(y)
-    y = self._convolve(y, outputs, sizes[-1], 1, f"conv{last}")
     scale_init = nn.initializers.zeros_init() if self.zero_init else nn.initializers.ones_init()
-    y = self.norm(scale_init=scale_init, name=f"norm{last}")(y)
-
-    if self.strides > 1 or x.shape[-1] != outputs:
-      x = self._convolve(x, outputs, 1, self.strides, "shortcut_conv")
-      x = self.norm(name="shortcut_norm")(x)
-    return add_relu(y, x)
+    if self.bottleneck:
+      return self._project(y, outputs, 1, f"conv{last}", f"norm{last}", x, scale_init=scale_init)
+    y = self._convolve(y, outputs, sizes[-1], 1, f"conv{last}")
+    return add_relu(self.norm(scale_init=scale_init, name=f"norm{last}")(y), x)
 
 
 class Stem(nn.Module):
   """7x7 convolution of stride 2, norm, ReLU, 3x3 max pool of stride 2: a quarter of the side."""
 
   features: int
-  conv: Callable[..., Conv]
-  norm: Callable[..., Norm]
+  conv: functools.partial[Conv]
+  norm: functools.partial[Norm]
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w 3"]) -> Float[Array, "n h4 w4 o"]:
     x = self.conv(self.features, 7, 2, name="conv")(x)
-    return max_pool_3x3(self.norm(activation=relu, name="norm")(x))
+    return PooledNorm(name="norm", **self.norm.keywords)(x)
 
 
 class Stage(nn.Module):
