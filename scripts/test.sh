@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # Installs jaxspeed with its test tools into a virtual environment and runs every check.
-#   bash scripts/test.sh                 # all
+#   bash scripts/test.sh                 # all but the campaign
+#   bash scripts/test.sh --campaign      # runs that are killed, starved or cut off; Slurm, as root
 #   bash scripts/test.sh --quick         # without the tests that take more than ten seconds each
 #   PYTHON=python3.12 VENV=DIR EXTRAS=test,imagenet PACKAGES=torch bash scripts/test.sh
 # EXTRAS and PACKAGES bring what some tests compare with; they skip what is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv-test}
-selection=()
-[ "${1:-}" = "--quick" ] && selection=(-m "not slow")
+selection=(-n auto -m "not campaign")
+[ "${1:-}" = "--quick" ] && selection=(-n auto -m "not slow")
+# One after the other: each of these tests has several processes of its own.
+[ "${1:-}" = "--campaign" ] && selection=(-m campaign)
 
 "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[${EXTRAS:-test}]" ${PACKAGES:-}
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
-"$venv/bin/python" -m pytest -n auto "${selection[@]}"
+"$venv/bin/python" -m pytest "${selection[@]}"

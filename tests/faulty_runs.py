@@ -31,6 +31,7 @@ from jaxspeed.errors import DONE, LOST_PEER, MISTAKE, SUPERSEDED
 from jaxspeed.stopping import INTERRUPTED
 
 WITHIN = 60  # seconds in which the others of a lost process have to end
+START = 400  # seconds in which a process has to come to its first steps on a busy machine
 INTERVAL = 0.3  # seconds of training between two checkpoints
 HEARTBEAT = 10  # seconds
 STEPS = {"resident": 15 * 40, "stream": 10 * 6}
@@ -109,7 +110,7 @@ class Lab:
     if key not in self._undisturbed:
       run = self.new_run(feed, name="-undisturbed")
       with run.started(count, devices=devices) as group:
-        assert [e.code for e in group.wait(300)] == [DONE] * count, group[0].err
+        assert [e.code for e in group.wait(START)] == [DONE] * count, group[0].err
       self._undisturbed[key] = run.finished()
     return self._undisturbed[key]
 
@@ -157,7 +158,7 @@ class FaultyRun:
   def is_done(self) -> bool:
     return (self.workdir / "result.json").exists()
 
-  def wait_for_save(self, group: Processes, seconds: float = 180) -> int:
+  def wait_for_save(self, group: Processes, seconds: float = START) -> int:
     """Until there is a newer checkpoint than now."""
     before = self.saved()
     wait_until(lambda: self.saved() > before or not group[0].running(), seconds, "a checkpoint")
@@ -173,7 +174,7 @@ class FaultyRun:
   def finish(self, count: int = 2, devices: int = 1) -> str:
     """Goes on to the end; returns what was printed."""
     with self.started(count, devices=devices) as group:
-      ended = group.wait(300)
+      ended = group.wait(START)
       assert [e.code for e in ended] == [DONE] * count, ended[0].err + ended[-1].err
     return ended[0].out
 
@@ -227,8 +228,8 @@ def lose_one(
   with run.started(count) as group:
     # With no save to wait for, it is between the first meeting and the first step.
     if moment == "start":
-      wait_until(lambda: (run.workdir / "owner.json").exists(), 180, "the folder")
-      group[0].wait_for("model ", 180)
+      wait_until(lambda: (run.workdir / "owner.json").exists(), START, "the folder")
+      group[0].wait_for("model ", START)
     else:
       run.wait_for_save(group)
     if moment == "save":
@@ -282,7 +283,7 @@ def ask_to_end(
   """A signal to one process: all save the same step and end with the same code."""
   with run.started(count) as group:
     if moment == "start":
-      group[0].wait_for("recipe ", 180)
+      group[0].wait_for("recipe ", START)
     else:
       run.wait_for_save(group)
     if moment == "save":
@@ -290,7 +291,7 @@ def ask_to_end(
     group[to].signal(number)
     begun = time.monotonic()
     # Before the first step all have their programs first.
-    ended = group.wait(180 if moment == "start" else WITHIN)
+    ended = group.wait(START if moment == "start" else WITHIN)
     seconds = time.monotonic() - begun
     assert [e.code for e in ended] == [code] * count, [e.err for e in ended]
     assert number.name in sentence(ended[to].err, f"jaxspeed: {number.name}")
@@ -376,7 +377,7 @@ def fill_disk(lab: Lab, count: int, on_error: str) -> Row:
       kept = run.whole()
       filler.unlink()
       if on_error == "continue":
-        ended = group.wait(300)
+        ended = group.wait(START)
         assert [e.code for e in ended] == [DONE] * count, [e.err for e in ended]
         printed = sentence(ended[0].out, "the run goes on")
         assert "(No space left on device)" in printed
@@ -407,7 +408,7 @@ def make_unwritable(lab: Lab, count: int) -> Row:
       seconds = time.monotonic() - begun
       kept = run.whole()
       assert remount("rw")
-      ended = group.wait(300)
+      ended = group.wait(START)
       assert [e.code for e in ended] == [DONE] * count, [e.err for e in ended]
       printed = sentence(ended[0].out, "the run goes on")
     run.assert_as_undisturbed(count)
@@ -436,7 +437,7 @@ def damage(run: FaultyRun, kind: str, count: int = 2) -> Row:
   expected = run.saved() if kind != "truncated file" else _older(folder, newest)
   with run.started(count) as group:
     begun = time.monotonic()
-    group[0].wait_for("starting ", 180)
+    group[0].wait_for("starting ", START)
     seconds = time.monotonic() - begun
     run.wait_for_save(group)
     group[0].signal(signal.SIGTERM)
@@ -466,7 +467,7 @@ def start_a_second_job(run: FaultyRun, count: int = 1) -> Row:
     run.wait_for_save(group)
     with run.started(1) as second:
       begun = time.monotonic()
-      (refused,) = second.wait(WITHIN)
+      (refused,) = second.wait(START)
       seconds = time.monotonic() - begun
     assert refused.code == MISTAKE
     printed = sentence(refused.err, "is being written by incarnation")
@@ -491,7 +492,7 @@ def wake_an_older_start(lab: Lab) -> list[Row]:
     run.wait_for_save(newer)
     stranger = stack.enter_context(run.started(1))
     begun = time.monotonic()
-    (refused,) = stranger.wait(WITHIN)
+    (refused,) = stranger.wait(START)
     rows = [
       Row(
         "another job, while a restarted one has the folder",
@@ -502,7 +503,7 @@ def wake_an_older_start(lab: Lab) -> list[Row]:
       )
     ]
     assert refused.code == MISTAKE
-    (ended,) = newer.wait(300)
+    (ended,) = newer.wait(START)
     assert ended.code == DONE and resumed_from(ended.out) > 0
     before = _contents(run.workdir)
     begun = time.monotonic()
@@ -575,7 +576,7 @@ def pull_the_cable(lab: Lab) -> Row:
     hosts[1].cable("up")
     saved = run.whole()
     with run.started(2, hosts=hosts) as group:
-      again = group.wait(300)
+      again = group.wait(START)
       assert [e.code for e in again] == [DONE] * 2, [e.err for e in again]
     assert resumed_from(again[0].out) == saved
   run.assert_as_undisturbed(2)

@@ -8,6 +8,7 @@ KILLS = 10  # of each feed
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_twenty_kills_change_no_bit(tmp_path):
   lab = Lab(tmp_path)
   moments = {"start": 0, "training": 0, "saving": 0}

@@ -55,7 +55,7 @@ FLOORS = (
   ("optim", "averaging", "state"),
   ("allreduce", "build", "step", "compile"),
   ("agreement", "checkpoint", "validate", "programs", "streaming"),
-  ("loop", "restore"),
+  ("loop", "restore", "scaling"),
   ("train", "evaluate", "predict", "prepare", "plan.__main__"),
 )
 ORDER = [module for floor in FLOORS for module in floor]

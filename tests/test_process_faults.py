@@ -9,7 +9,7 @@ from faulty_runs import Lab
 
 from jaxspeed.errors import DONE, REQUEUE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cluster import Slurm, local_slurm, wait_until
 
 from jaxspeed.errors import MISTAKE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 EPOCHS = 60
 STEPS = 15 * EPOCHS  # of 100 of the 1,500 digits

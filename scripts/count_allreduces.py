@@ -1,0 +1,408 @@
+"""All-reduces of the compiled training step, and what runs beside them, without the devices.
+
+    python scripts/count_allreduces.py --config=configs/imagenet_lars.py:81920 --batch=40 \\
+        --device=h100 --devices=8,2048 --group_mb=4,16,64 --out=groups.json
+
+`--device=cpu` compiles for as many virtual devices of this machine. For GPUs that are not there the
+installed plugin has to be that of their CUDA: jax[cuda13] for A100 and H100, jax[cuda12] for V100,
+each with its ptxas. The compiler has the schedule, no clock: an all-reduce begins at a share of
+the step's work, a kernel's work being the longer of its bytes at the memory's bandwidth and, of a
+convolution, its products at half the peak, and 2 us to start. What cuDNN and NCCL make of it shows
+on a GPU only.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jax.experimental import topologies
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxspeed import allreduce, step
+from jaxspeed import config as config_lib
+from jaxspeed import mesh as mesh_lib
+from jaxspeed.build import Job, make_job
+from jaxspeed.data.feed import Batch
+from jaxspeed.errors import UserError
+from jaxspeed.losses import Sums
+from jaxspeed.plan import StepKind, make_plan
+from jaxspeed.provenance import versions
+from jaxspeed.state import Carry
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """What XLA asks of a GPU that is not there; NVIDIA's data sheets of the SXM versions.
+
+  Attributes:
+    bandwidth: of its memory, bytes/s.
+    peak: of half-precision tensor cores, FLOP/s.
+    shared: bytes of shared memory a multiprocessor, and a block may take of them.
+  """
+
+  name: str
+  capability: tuple[int, int]
+  cores: int
+  lanes: int
+  clock_ghz: float
+  bandwidth: int
+  peak: float
+  memory: int
+  cache: int
+  shared: tuple[int, int]
+
+
+GPUS = {
+  "v100": Gpu(
+    "Tesla V100-SXM2-32GB", (7, 0), 80, 64, 1.53, 898_048_000_000, 125e12, 34_359_738_368,
+    6_291_456, (98_304, 98_304),
+  ),
+  "a100": Gpu(
+    "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 2_039_000_000_000, 312e12, 84_929_347_584,
+    41_943_040, (167_936, 166_912),
+  ),
+  "h100": Gpu(
+    "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 3_352_320_000_000, 990e12, 84_929_347_584,
+    52_428_800, (233_472, 232_448),
+  ),
+}  # fmt: skip
+
+_LAUNCH_S = 2e-6
+_PEAK_REACHED = 0.5
+
+
+def target_of(gpu: Gpu) -> str:
+  """The device as XLA's GpuTargetConfigProto in text form."""
+  device = dict(
+    threads_per_block_limit=1024,
+    threads_per_warp=32,
+    shared_memory_per_block=49_152,
+    shared_memory_per_core=gpu.shared[0],
+    shared_memory_per_block_optin=gpu.shared[1],
+    threads_per_core_limit=2048,
+    core_count=gpu.cores,
+    fpus_per_core=gpu.lanes,
+    block_dim_limit_x=2**31 - 1,
+    block_dim_limit_y=65_535,
+    block_dim_limit_z=65_535,
+    memory_bandwidth=gpu.bandwidth,
+    l2_cache_size=gpu.cache,
+    clock_rate_ghz=gpu.clock_ghz,
+    device_memory_size=gpu.memory,
+    registers_per_core_limit=65_536,
+    registers_per_block_limit=65_536,
+  )
+  fields = " ".join(f"{name}: {value}" for name, value in device.items())
+  major, minor = gpu.capability
+  return (
+    f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
+    f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
+    f'runtime_version {{ major: 13 minor: 0 patch: 0 }} device_description_str: "{gpu.name}"'
+  )
+
+
+def mesh_of(kind: str, devices: int, per_host: int) -> Mesh:
+  """A mesh of this machine's virtual devices, for "cpu", or of GPUs that are not there.
+
+  Raises:
+    UserError: the hosts would not be equal, or no plugin compiles for CUDA.
+  """
+  if kind == "cpu":
+    return mesh_lib.make_mesh(devices)
+  hosts = math.ceil(devices / per_host)
+  if devices % hosts:
+    raise UserError(
+      f"--devices={devices} does not divide over hosts of {per_host}: set --per_host."
+    )
+  _let_cuda_be_named()
+  try:
+    topology = topologies.get_topology_desc(
+      platform="cuda", target_config=target_of(GPUS[kind]), topology=f"1x{hosts}x{devices // hosts}"
+    )
+  except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"--device={kind} needs JAX's CUDA plugin ({reason}): install jax[cuda13], or "
+      f"jax[cuda12] for a V100."
+    ) from None
+  return Mesh(np.array(topology.devices).reshape(-1), (mesh_lib.AXIS,))
+
+
+def _let_cuda_be_named() -> None:
+  """JAX asks for a GPU before it lowers for one (issues 23971, 28376)."""
+  from jax._src import xla_bridge
+
+  known = xla_bridge.canonicalize_platform
+
+  def canonicalize(platform: str) -> str:
+    return "cuda" if platform in ("cuda", "gpu") else known(platform)
+
+  xla_bridge.canonicalize_platform = canonicalize
+
+
+def config_for(
+  config: ConfigDict,
+  kind: str,
+  *,
+  devices: int,
+  batch: int = 0,
+  image_size: int = 0,
+  group_mb: float | None = None,
+) -> ConfigDict:
+  """The first phase of a config alone, with another batch a device, image size or group size.
+
+  Raises:
+    UserError: a config of a set in memory.
+  """
+  config = config.copy_and_resolve_references()
+  if config.data.feed != "stream":
+    raise UserError(f"{config.name} reads no images from disk: name one of configs/imagenet*.py.")
+  size = image_size or (*config.phases.image_size, config.data.image_size)[0]
+  whole = batch * devices or (*config.phases.batch_size, config.batch_size)[0]
+  config.phases.update({column: () for column in config.phases})
+  config.data.image_size = size
+  config.batch_size = whole
+  config.data.train_images = max(config.data.train_images, whole)
+  if config.precision == "auto":
+    config.precision = {"cpu": "float32", "v100": "float16"}.get(kind, "bfloat16")
+  if group_mb is not None:
+    config.allreduce.group_mb = group_mb
+  return config
+
+
+def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
+  """The training step of the first phase as `streaming.StreamFeed` compiles it."""
+  phase = job.plan.phases[0]
+  everywhere, parts = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
+
+  def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  size, n = phase.image_size, phase.batch_size
+  init = step.on_mesh(step.init_state, job)
+  state = jax.eval_shape(init, array((2,), jnp.uint32), array((1, size, size, 3), jnp.uint8))
+  sums = jax.eval_shape(Sums.zero)
+  carry = mesh_lib.abstract(Carry(state, sums), everywhere)
+  batch = Batch(
+    image=array((n, size, size, 3), jnp.uint8, parts),
+    label=array((n,), jnp.int32, parts),
+    mask=array((n,), jnp.bool_, parts),
+  )
+  table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
+  function = step.on_mesh(step.tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  platform = "cpu" if kind == "cpu" else "gpu"
+  options = allreduce.compiler_options(platform, job.devices) | options
+  arguments = (carry, batch, batch.mask, table)
+  lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
+  return lowered.compile(compiler_options=options)
+
+
+# The compiled program, line by line.
+
+_LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
+_ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+|f8\w+)\[([\d,]*)\]")
+_NO_KERNEL = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+_CONVOLUTION = re.compile(
+  r'custom_call_target="__cudnn\$conv\w*?(Forward|BackwardInput|BackwardFilter)"'
+)
+
+
+def _arrays(shape: str) -> list[tuple[int, list[int]]]:
+  """(bytes a number, sides) of each array of an HLO shape."""
+  return [
+    (
+      1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8,
+      [int(side) for side in sides.split(",") if side],
+    )
+    for kind, sides in _ARRAY.findall(shape)
+  ]
+
+
+def _bytes(shape: str) -> int:
+  return sum(width * math.prod(sides) for width, sides in _arrays(shape))
+
+
+def _products(kind: str, result: str, operands: list[str]) -> float:
+  """FLOPs of a convolution: two a weight and a place of its output."""
+  first, second, out = (_arrays(s)[0][1] for s in (*operands[:2], result))
+  output, kernel = {
+    "Forward": (out, second),
+    "BackwardInput": (first, second),
+    "BackwardFilter": (second, out),
+  }[kind]
+  # NHWC: the last side is the channels, which the kernel has too.
+  return 2.0 * math.prod(kernel) * math.prod(output[:-1])
+
+
+def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
+  """All-reduces of a scheduled program, with what runs between their start and their end.
+
+  Args:
+    text: optimised HLO.
+    gpu: for the work of each kernel; None: all count as one.
+  """
+  lines = [
+    m.groups() for line in text[text.index("\nENTRY ") :].splitlines() if (m := _LINE.match(line))
+  ]
+  shapes = {name: shape for name, shape, _, _ in lines}
+  work, kernels, convolutions = 0.0, 0, 0
+  begun: dict[str, tuple[float, int, int]] = {}
+  found = []
+  for name, shape, kind, rest in lines:
+    operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+    now = (work, kernels, convolutions)
+    if kind == "all-reduce-start":
+      begun[name] = now
+    elif kind in ("all-reduce", "all-reduce-done"):
+      start = begun.get(operands[0], now)
+      found.append((_bytes(shape), start, now))
+    elif kind not in _NO_KERNEL:
+      kernels += 1
+      convolution = _CONVOLUTION.search(rest)
+      convolutions += bool(convolution)
+      if gpu is None:
+        work += 1
+        continue
+      inputs = [shapes.get(operand, "") for operand in operands]
+      seconds = (_bytes(shape) + sum(map(_bytes, inputs))) / gpu.bandwidth
+      if convolution:
+        flops = _products(convolution[1], shape, inputs)
+        seconds = max(seconds, flops / (_PEAK_REACHED * gpu.peak))
+      work += seconds + _LAUNCH_S
+  rows = [
+    {
+      "megabytes": round(size / 1e6, 4),
+      "start": round(start[0] / work, 4),
+      "done": round(done[0] / work, 4),
+      "kernels_between": done[1] - start[1],
+      "convolutions_between": done[2] - start[2],
+    }
+    for size, start, done in found
+  ]
+  return {"kernels": kernels, "convolutions": convolutions, "all_reduces": rows}
+
+
+def report(job: Job, program: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+  """Figures of one program."""
+  gpu = GPUS.get(kind)
+  memory = program.memory_analysis()
+  config, phase = job.config, job.plan.phases[0]
+  schedule = read_schedule(program.as_text(), gpu)
+  rows = schedule["all_reduces"]
+  return {
+    "config": config.name,
+    "device": gpu.name if gpu else "CPU",
+    "kind": kind,
+    "devices": job.devices,
+    "batch_a_device": phase.batch_size // job.devices,
+    "image_size": phase.image_size,
+    "precision": config.precision,
+    "wire": config.allreduce.dtype,
+    "group_mb": config.allreduce.group_mb,
+    "options": sorted(f"{name}={value}" for name, value in options.items()),
+    "count": len(rows),
+    "megabytes": round(sum(row["megabytes"] for row in rows), 3),
+    "with_kernels_beside": sum(row["kernels_between"] > 0 for row in rows),
+    "arguments_gb": round(memory.argument_size_in_bytes / 1e9, 3),
+    "temporary_gb": round(memory.temp_size_in_bytes / 1e9, 3),
+  } | schedule
+
+
+def line_of(row: dict[str, Any]) -> str:
+  """One program in one line."""
+  sizes = [each["megabytes"] for each in row["all_reduces"]]
+  between = [each["kernels_between"] for each in row["all_reduces"]]
+  span = f"{min(sizes):.3g} to {max(sizes):.3g}" if sizes else "no"
+  return (
+    f"{row['devices']} x {row['kind']}, group_mb {row['group_mb']:g}: {row['count']} all-reduces "
+    f"of {span} MB, {row['megabytes']:.2f} MB in all; kernels beside each: "
+    f"{' '.join(map(str, between)) or '-'}; {row['kernels']} kernels a step; "
+    f"{row['arguments_gb'] + row['temporary_gb']:.2f} GB a device"
+  )
+
+
+def keep(path: pathlib.Path, row: dict[str, Any]) -> None:
+  """Writes a row to a JSON file, in the place of the one of the same program."""
+
+  def key(row: dict[str, Any]) -> tuple:
+    names = ("config", "kind", "devices", "batch_a_device", "image_size", "wire", "group_mb")
+    return *(row[name] for name in names), tuple(row["options"])
+
+  held = json.loads(path.read_text()) if path.exists() else {"programs": []}
+  others = [each for each in held["programs"] if key(each) != key(row)]
+  what = (
+    "scripts/count_allreduces.py: all-reduces of the compiled training step. start and done are "
+    "shares of the step's work before each, by the bytes and products of the kernels in the order "
+    "in which they run; no device was there and no time is measured."
+  )
+  report = held | {"what": what, "programs": sorted([*others, row], key=key)}
+  path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
+  """The values of a flag: whole numbers from 1 on, or others from 0 on."""
+  try:
+    values = [kind(text) for text in texts]
+  except ValueError:
+    values = [-1]
+  if min(values, default=0) < (kind is int):
+    raise UserError(f"--{name}={','.join(texts)}: give numbers, with commas between them.")
+  return values
+
+
+def option_of(text: str) -> tuple[str, Any]:
+  """NAME=VALUE as the compiler takes it, "true" and "false" as such."""
+  name, _, value = text.partition("=")
+  return name, {"true": True, "false": False}.get(value.lower(), value)
+
+
+def main(arguments: list[str]) -> None:
+  config_lib.nothing_left(arguments)
+  config, kind = _CONFIG.value, _DEVICE.value
+  config_lib.required("config", config and "given")
+  options = dict(map(option_of, _OPTION.value))
+  counts = numbers("devices", _DEVICES.value, int)
+  groups = numbers("group_mb", _GROUPS.value, float) or [None]
+  if kind == "cpu":
+    jax.config.update("jax_num_cpu_devices", max(counts))
+  for devices, group_mb in itertools.product(counts, groups):
+    own = config_for(
+      config,
+      kind,
+      devices=devices,
+      batch=_BATCH.value,
+      image_size=_IMAGE_SIZE.value,
+      group_mb=group_mb,
+    )
+    job = make_job(own, make_plan(own, devices=devices), mesh_of(kind, devices, _PER_HOST.value))
+    row = report(job, compile_step(job, kind, options), kind, options)
+    print(line_of(row), flush=True)
+    if _OUT.value:
+      keep(pathlib.Path(_OUT.value), row | {"versions": versions()})
+
+
+if __name__ == "__main__":
+  _CONFIG = config_lib.define_config_flag()
+  _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", *GPUS], "To compile for.")
+  _DEVICES = flags.DEFINE_list("devices", ["8"], "How many of them, one number or several.")
+  _PER_HOST = flags.DEFINE_integer("per_host", 8, "Most devices of a host.", lower_bound=1)
+  _BATCH = flags.DEFINE_integer("batch", 0, "Images a device; 0: the config's, divided by them.", 0)
+  _IMAGE_SIZE = flags.DEFINE_integer("image_size", 0, "In pixels; 0: of the first phase.", 0)
+  _GROUPS = flags.DEFINE_list("group_mb", [], "Values of allreduce.group_mb; none: the config's.")
+  _OPTION = flags.DEFINE_multi_string(
+    "option", [], "NAME=VALUE for the compiler, beside the run's."
+  )
+  _OUT = flags.DEFINE_string("out", "", "A JSON file for the figures; of others it keeps them.")
+  config_lib.run(main)
