@@ -11,7 +11,6 @@ convolution, its products at half the peak, and 2 us to start. What cuDNN and NC
 on a GPU only.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -24,9 +23,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import flags
-from jax.experimental import topologies
+from described_gpus import GPUS, Gpu, described_mesh
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -41,76 +39,8 @@ from jaxspeed.plan import StepKind, make_plan
 from jaxspeed.provenance import versions
 from jaxspeed.state import Carry
 
-
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-  """What XLA asks of a GPU that is not there; NVIDIA's data sheets of the SXM versions.
-
-  Attributes:
-    bandwidth: of its memory, bytes/s.
-    peak: of half-precision tensor cores, FLOP/s.
-    shared: bytes of shared memory a multiprocessor, and a block may take of them.
-  """
-
-  name: str
-  capability: tuple[int, int]
-  cores: int
-  lanes: int
-  clock_ghz: float
-  bandwidth: int
-  peak: float
-  memory: int
-  cache: int
-  shared: tuple[int, int]
-
-
-GPUS = {
-  "v100": Gpu(
-    "Tesla V100-SXM2-32GB", (7, 0), 80, 64, 1.53, 898_048_000_000, 125e12, 34_359_738_368,
-    6_291_456, (98_304, 98_304),
-  ),
-  "a100": Gpu(
-    "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 2_039_000_000_000, 312e12, 84_929_347_584,
-    41_943_040, (167_936, 166_912),
-  ),
-  "h100": Gpu(
-    "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 3_352_320_000_000, 990e12, 84_929_347_584,
-    52_428_800, (233_472, 232_448),
-  ),
-}  # fmt: skip
-
 _LAUNCH_S = 2e-6
 _PEAK_REACHED = 0.5
-
-
-def target_of(gpu: Gpu) -> str:
-  """The device as XLA's GpuTargetConfigProto in text form."""
-  device = dict(
-    threads_per_block_limit=1024,
-    threads_per_warp=32,
-    shared_memory_per_block=49_152,
-    shared_memory_per_core=gpu.shared[0],
-    shared_memory_per_block_optin=gpu.shared[1],
-    threads_per_core_limit=2048,
-    core_count=gpu.cores,
-    fpus_per_core=gpu.lanes,
-    block_dim_limit_x=2**31 - 1,
-    block_dim_limit_y=65_535,
-    block_dim_limit_z=65_535,
-    memory_bandwidth=gpu.bandwidth,
-    l2_cache_size=gpu.cache,
-    clock_rate_ghz=gpu.clock_ghz,
-    device_memory_size=gpu.memory,
-    registers_per_core_limit=65_536,
-    registers_per_block_limit=65_536,
-  )
-  fields = " ".join(f"{name}: {value}" for name, value in device.items())
-  major, minor = gpu.capability
-  return (
-    f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
-    f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
-    f'runtime_version {{ major: 13 minor: 0 patch: 0 }} device_description_str: "{gpu.name}"'
-  )
 
 
 def mesh_of(kind: str, devices: int, per_host: int) -> Mesh:
@@ -121,35 +51,7 @@ def mesh_of(kind: str, devices: int, per_host: int) -> Mesh:
   """
   if kind == "cpu":
     return mesh_lib.make_mesh(devices)
-  hosts = math.ceil(devices / per_host)
-  if devices % hosts:
-    raise UserError(
-      f"--devices={devices} does not divide over hosts of {per_host}: set --per_host."
-    )
-  _let_cuda_be_named()
-  try:
-    topology = topologies.get_topology_desc(
-      platform="cuda", target_config=target_of(GPUS[kind]), topology=f"1x{hosts}x{devices // hosts}"
-    )
-  except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
-    reason = str(error).splitlines()[0]
-    raise UserError(
-      f"--device={kind} needs JAX's CUDA plugin ({reason}): install jax[cuda13], or "
-      f"jax[cuda12] for a V100."
-    ) from None
-  return Mesh(np.array(topology.devices).reshape(-1), (mesh_lib.AXIS,))
-
-
-def _let_cuda_be_named() -> None:
-  """JAX asks for a GPU before it lowers for one (issues 23971, 28376)."""
-  from jax._src import xla_bridge
-
-  known = xla_bridge.canonicalize_platform
-
-  def canonicalize(platform: str) -> str:
-    return "cuda" if platform in ("cuda", "gpu") else known(platform)
-
-  xla_bridge.canonicalize_platform = canonicalize
+  return described_mesh(kind, devices, per_host=per_host)
 
 
 def config_for(

@@ -22,6 +22,7 @@ class Gpu:
     precision: the fastest number format that recipes hold their accuracy in.
     multiprocessors: of which each has `lanes` float32 units.
     bandwidth: of its memory, bytes/s.
+    peak: of half-precision tensor cores, FLOP/s.
     cache: bytes of the second level.
     shared: bytes of shared memory a multiprocessor, and a block may take of them.
   """
@@ -34,6 +35,7 @@ class Gpu:
   lanes: int
   clock_ghz: float
   bandwidth: int
+  peak: float
   memory: int
   cache: int
   shared: tuple[int, int]
@@ -49,6 +51,7 @@ GPUS = {
     lanes=128,
     clock_ghz=1.98,
     bandwidth=3_352_320_000_000,
+    peak=990e12,
     memory=84_929_347_584,
     cache=52_428_800,
     shared=(233_472, 232_448),
@@ -62,6 +65,7 @@ GPUS = {
     lanes=64,
     clock_ghz=1.41,
     bandwidth=2_039_000_000_000,
+    peak=312e12,
     memory=84_929_347_584,
     cache=41_943_040,
     shared=(167_936, 166_912),
@@ -75,6 +79,7 @@ GPUS = {
     lanes=64,
     clock_ghz=1.53,
     bandwidth=898_048_000_000,
+    peak=125e12,
     memory=34_359_738_368,
     cache=6_291_456,
     shared=(98_304, 98_304),
@@ -88,6 +93,9 @@ def described_mesh(kind: str, devices: int = 1, *, per_host: int = 8) -> Mesh:
   Raises:
     UserError: no plugin that compiles for them is installed, or the hosts would differ.
   """
+  hosts = math.ceil(devices / per_host)
+  if devices % hosts:
+    raise UserError(f"{devices} devices do not divide over hosts of {per_host}: set --per_host.")
   gpu = GPUS[kind]
   versions = range(gpu.cuda[1], gpu.cuda[0] - 1, -1)
   installed = [v for v in versions if importlib.util.find_spec(f"jax_cuda{v}_plugin")]
@@ -99,9 +107,6 @@ def described_mesh(kind: str, devices: int = 1, *, per_host: int = 8) -> Mesh:
       f"{kind}: the compiler for CUDA {versions[0]} is not installed: "
       f"pip install {packages}=={jax.__version__}{more}"
     )
-  hosts = math.ceil(devices / per_host)
-  if devices % hosts:
-    raise UserError(f"{devices} devices do not divide over hosts of {per_host}.")
   _let_cuda_be_named()
   topology = topologies.get_topology_desc(
     platform="cuda",

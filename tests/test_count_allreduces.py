@@ -1,5 +1,6 @@
 """All-reduces of a compiled step: read from text by hand, and of a toy net on virtual devices."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -39,9 +40,11 @@ ENTRY %main (a: f32[1000000], x: f16[4,8,8,16], w: f16[32,3,3,16]) -> f32[100000
 
 @pytest.fixture(scope="module")
 def script():
+  if (folder := str(SCRIPT.parent)) not in sys.path:  # as for a script that is run
+    sys.path.insert(0, folder)
   spec = importlib.util.spec_from_file_location("count_allreduces", SCRIPT)
   module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module  # its dataclass looks itself up
+  sys.modules[spec.name] = module
   spec.loader.exec_module(module)
   yield module
   del sys.modules[spec.name]
@@ -61,7 +64,7 @@ def test_a_schedule_tells_what_runs_between_start_and_done(script):
 
 
 def test_work_is_bytes_or_products(script):
-  gpu = script.dataclasses.replace(script.GPUS["v100"], bandwidth=1_000_000_000_000, peak=2e9)
+  gpu = dataclasses.replace(script.GPUS["v100"], bandwidth=1_000_000_000_000, peak=2e9)
   (row,) = script.read_schedule(PROGRAM, gpu)["all_reduces"]
   fusion = 8e6 / 1e12 + 2e-6
   # Two a weight (32 x 3 x 3 x 16) and a place (4 x 8 x 8), at half of 2 GFLOP/s.
@@ -69,12 +72,6 @@ def test_work_is_bytes_or_products(script):
   work = 3 * fusion + convolution
   assert row["start"] == pytest.approx(fusion / work, abs=1e-4)
   assert row["done"] == pytest.approx((2 * fusion + convolution) / work, abs=1e-4)
-
-
-def test_the_device_is_described_as_xla_reads_it(script):
-  text = script.target_of(script.GPUS["h100"])
-  assert "core_count: 132" in text and "cuda_compute_capability { major: 9 minor: 0 }" in text
-  assert text.count("{") == text.count("}")
 
 
 def test_groups_of_a_toy_net_are_those_that_are_counted(script, tmp_path):
