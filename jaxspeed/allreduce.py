@@ -48,7 +48,9 @@ def layer_order(model: nn.Module, image_size: int) -> tuple[int, ...]:
 def _paths(tree: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
   if not isinstance(tree, dict):
     return [prefix]
-  return [path for name, branch in tree.items() for path in _paths(branch, (*prefix, name))]
+  # A shortcut's gradient is there when its block's is, however early it runs in the block.
+  names = sorted(tree, key=lambda name: name.startswith("shortcut"))
+  return [path for name in names for path in _paths(tree[name], (*prefix, name))]
 
 
 def make_groups(sizes: Sequence[int], limit: float) -> list[list[int]]:
