@@ -124,7 +124,8 @@ def test_classes_of_a_step_that_is_compiled_here():
   # Nobody asks for the gradient of the images. A convolution of XLA:CPU is one kernel.
   counts = {name: len(group) for name, group in groups.items() if name.startswith("convolution")}
   assert counts["convolution forward"] == 2
-  assert counts["convolution data gradient"] == 1
+  # And perhaps one that turns its kernel around.
+  assert counts["convolution data gradient"] in (1, 2)
   assert counts["convolution weight gradient"] == 2
   largest = max(groups["convolution forward"], key=lambda kernel: kernel.moved)
   # Images of 8 channels, maps of 16, or the other way round; and a kernel of 3 x 3.
