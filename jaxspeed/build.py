@@ -10,14 +10,15 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed import optim, precision
-from jaxspeed.allreduce import layer_order
+from jaxspeed import allreduce, optim, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.models.resnet import STAGES, ResNet
 from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.plan import Plan
+
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +36,15 @@ class Job:
   @property
   def devices(self) -> int:
     return self.mesh.size
+
+  def compiler_options(self, platform: str) -> dict[str, Any]:
+    """Options of XLA for a training program on "cpu" or "gpu": the exchange's and the config's.
+
+    XLA takes booleans as such, and all other values also as text.
+    """
+    pairs = (option.split("=", 1) for option in self.config.compiler_options)
+    named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
+    return allreduce.compiler_options(platform, self.devices) | named
 
 
 _CHOICES: dict[str, dict[str, tuple]] = {
@@ -121,5 +131,5 @@ def _job_of(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
     mesh=mesh,
     model=model,
     optimizer=optim.make_optimizer(config),
-    layer_order=layer_order(model, plan.phases[0].image_size) if mesh.size > 1 else (),
+    layer_order=allreduce.layer_order(model, plan.phases[0].image_size) if mesh.size > 1 else (),
   )

@@ -151,6 +151,8 @@ def check(config: ConfigDict) -> None:
     raise UserError(
       f"config.optimizer.lars_clip={clip}: give the least and the most trust ratio, or ()."
     )
+  if wrong := [o for o in config.compiler_options if "=" not in str(o)]:
+    raise UserError(f"config.compiler_options={wrong}: give options of XLA as 'NAME=VALUE'.")
   for name in ("schedule.pieces", "optimizer.momentum_pieces"):
     _check_pieces(name, fields[name])
   for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from jaxspeed.errors import UserError
+
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FROM_CACHE = "/jax/compilation_cache/cache_retrieval_time_sec"
 
@@ -96,11 +98,20 @@ def compile_program(
     function: pure, of arrays.
     arguments: abstract.
     donate: positions of arguments whose memory the results may take.
-    options: of XLA, for this program only; unknown ones raise, where a flag would end the process.
+    options: of XLA, for this program only; a flag that it does not know would end the process.
+
+  Raises:
+    UserError: XLA does not know an option or its value.
   """
   start, hits = time.perf_counter(), _counts.from_cache
   lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
-  compiled = lowered.compile(compiler_options=options)
+  try:
+    compiled = lowered.compile(compiler_options=options)
+  except jax.errors.JaxRuntimeError as error:
+    sentence = str(error).partition(": ")[2]
+    if "compile option" not in sentence and "setting option" not in sentence:
+      raise
+    raise UserError(f"--config.compiler_options: XLA says: {sentence.rstrip('.')}.") from error
   seconds = time.perf_counter() - start
   analysis = lowered.cost_analysis() or {}
   return Program(

@@ -165,6 +165,7 @@ def base() -> ConfigDict:
         "group_mb": 8.0,  # at which a group of layers is closed and sent; 0: all in one
         "dtype": "float32",  # float32 | bfloat16 | float16, in which gradients travel
       },
+      "compiler_options": (),  # of XLA, for the training programs: ("NAME=VALUE", ...)
       "checkpoint": {
         "every_seconds": 60.0,  # of training, between two checkpoints; one more at the end
         "keep": 2,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspeed import allreduce, step, validate
 from jaxspeed import mesh as mesh_lib
+from jaxspeed import step, validate
 from jaxspeed.build import Job
 from jaxspeed.compile import Ahead, Program, compile_program
 from jaxspeed.data.arrays import Arrays
@@ -86,7 +86,7 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
   carry = Carry(state, mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere))
   arguments = (carry, train_set, order, table)
-  options = allreduce.compiler_options(jax.default_backend(), job.devices)
+  options = job.compiler_options(jax.default_backend())
 
   def train(phase: Phase, segments: Segments) -> Callable[[], Program]:
     function = (

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed import allreduce, step, stopping, validate
 from jaxspeed import mesh as mesh_lib
+from jaxspeed import step, stopping, validate
 from jaxspeed.build import Job
 from jaxspeed.compile import Ahead, Program, compile_program, in_thread
 from jaxspeed.data import rectangles
@@ -302,7 +302,7 @@ class StreamFeed:
       function,
       (self.carry, batch, batch.mask, table),
       donate=(0,),
-      options=allreduce.compiler_options(jax.default_backend(), job.devices),
+      options=job.compiler_options(jax.default_backend()),
     )
 
 

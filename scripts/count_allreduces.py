@@ -28,9 +28,9 @@ from described_gpus import GPUS, Gpu, described_mesh
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed import allreduce, step
 from jaxspeed import config as config_lib
 from jaxspeed import mesh as mesh_lib
+from jaxspeed import step
 from jaxspeed.build import Job, make_job
 from jaxspeed.data.feed import Batch
 from jaxspeed.errors import UserError
@@ -105,7 +105,7 @@ def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
   table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
   function = step.on_mesh(step.tabled_step, job, kind=StepKind(), split=(False, True, True, False))
   platform = "cpu" if kind == "cpu" else "gpu"
-  options = allreduce.compiler_options(platform, job.devices) | options
+  options = job.compiler_options(platform) | options
   arguments = (carry, batch, batch.mask, table)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
   return lowered.compile(compiler_options=options)

@@ -36,9 +36,9 @@ from absl import flags
 from kernels import Kernel
 from ml_collections import ConfigDict
 
-from jaxspeed import allreduce, precision, provenance, step
 from jaxspeed import config as config_lib
 from jaxspeed import mesh as mesh_lib
+from jaxspeed import precision, provenance, step
 from jaxspeed.build import Job, make_job
 from jaxspeed.data.feed import Batch, Order, seed_key
 from jaxspeed.errors import UserError
@@ -160,7 +160,7 @@ def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepPr
     else:
       segments = ((steps, (kind,)),)
       function = step.on_mesh(step.resident_epoch, job, phase=phase, segments=segments)
-  options = allreduce.compiler_options(platform, job.devices)
+  options = job.compiler_options(platform)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
   return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
 

@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import pytest
 from toy import load_recipe, toy_config, toy_job
 
+from jaxspeed import allreduce
 from jaxspeed.build import make_model
 from jaxspeed.errors import UserError
+from jaxspeed.programs import compile_programs
 
 
 def test_the_fields_of_the_config_reach_the_net():
@@ -47,3 +49,18 @@ def test_an_airbench_net_that_cannot_be_is_told(field, value):
   config.model[field] = value
   with pytest.raises(UserError, match=rf"config\.model\.{field}="):
     make_model(config)
+
+
+def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange():
+  options = ("xla_gpu_graph_min_graph_size=7", "xla_gpu_autotune_level=0", "xla_gpu_x=True")
+  job = toy_job(toy_config(compiler_options=options), devices=2)
+  assert job.compiler_options("gpu") == {
+    **allreduce.compiler_options("gpu", 2),
+    "xla_gpu_graph_min_graph_size": "7",
+    "xla_gpu_autotune_level": "0",
+    "xla_gpu_x": True,
+  }
+  with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
+    compile_programs(job)
+  with pytest.raises(UserError, match=r"compiler_options=\['xla_gpu_x'\]: .*NAME=VALUE"):
+    toy_job(toy_config(compiler_options=("xla_gpu_x",)))

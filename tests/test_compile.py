@@ -14,6 +14,7 @@ from jaxspeed.compile import (
   nothing_compiles,
   use_cache,
 )
+from jaxspeed.errors import UserError
 
 
 @pytest.fixture
@@ -67,9 +68,12 @@ def test_what_other_threads_compile_is_not_inside_the_clock(recwarn):
   assert not [w for w in recwarn if w.category is CompiledInsideClock]
 
 
-def test_an_unknown_option_raises_and_does_not_end_the_process():
-  with pytest.raises(Exception, match="xla_no_such_option"):
-    compile_program(matmul, ABSTRACT, options={"xla_no_such_option": True})
+@pytest.mark.parametrize(
+  "name, value", [("xla_no_such_option", True), ("xla_gpu_graph_min_graph_size", "many")]
+)
+def test_an_option_that_xla_does_not_know_is_named(name, value):
+  with pytest.raises(UserError, match=f"compiler_options: XLA says: .*{name}"):
+    compile_program(matmul, ABSTRACT, options={name: value})
 
 
 def test_donated_memory_is_given_away():
