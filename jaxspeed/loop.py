@@ -50,6 +50,9 @@ _log = logging.getLogger("jaxspeed")
 
 # Of the seconds of training: devices that wait more for input are told of.
 _MUCH_WAITING = 0.1
+# A step's loss and wishes are looked at when so many later ones are on their way: the devices have
+# work while the host waits for a number.
+_STEPS_AHEAD = 2
 
 
 def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
@@ -317,12 +320,11 @@ class Run:
 
   def _advance(self, epoch: int, first: int, within: int, steps: int) -> int:
     """Steps until the epoch ends or a checkpoint is due; returns the step in the epoch."""
-    # Looked at two steps late: the device always has work while the host waits for a number.
     unseen: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = collections.deque()
     for done in self._feed.train(self._carry, self._config.seed, epoch, within):
       self._carry, within = done.carry, done.within
       unseen.append((within, done.losses, self._watch.agreement.ask(self._wish())))
-      while len(unseen) > (2 if within < steps else 0):
+      while len(unseen) > (_STEPS_AHEAD if within < steps else 0):
         self._look_at(*unseen.popleft(), epoch=epoch, first=first, steps=steps)
       if self._decided is not Wish.GO_ON:
         break

@@ -98,6 +98,7 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
       raise Killed
 
   monkeypatch.setattr(Checkpoints, "save", save_then_die)
+  monkeypatch.setattr(loop, "_STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     loop.train(config, str(folder))
   monkeypatch.setattr(Checkpoints, "save", save)
