@@ -18,6 +18,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Files with slow tests first: at the end no worker waits minutes for another."""
+  slow = {item.path for item in items if item.get_closest_marker("slow")}
+  items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def shared_data() -> pathlib.Path:
   """The folder of real data beside the checkout."""

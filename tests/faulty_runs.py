@@ -33,6 +33,7 @@ from jaxspeed.stopping import INTERRUPTED
 WITHIN = 60  # seconds in which the others of a lost process have to end
 START = 400  # seconds in which a process has to come to its first steps on a busy machine
 INTERVAL = 0.3  # seconds of training between two checkpoints
+LATE = 2.0  # seconds an epoch's program and a save may add to it; 0.7 seen at a load of 20
 HEARTBEAT = 10  # seconds
 STEPS = {"resident": 15 * 40, "stream": 10 * 6}
 
@@ -647,6 +648,7 @@ def kill_often(lab: Lab, feed: str, count: int, kills: int, seed: int) -> Kills:
       result.moments["saving" if run.is_saving() else "training"] += 1
       saves = [p.stat().st_ctime for p in (run.workdir / "checkpoints").glob("[0-9]*")]
       result.ages.append(killed - max([trains_since, *saves]))
+      assert result.ages[-1] < INTERVAL + LATE, "steps of more than an interval are lost"
     else:
       result.moments["start"] += 1
     # A start that had come as far has gone on from where the one before was saved.

@@ -223,6 +223,7 @@ def test_own_arrays_train_through_the_same_field(cache, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_the_quickstart_command(tmp_path):
   env = environment() | {"VENV": str(tmp_path / "venv"), "WORKDIR": str(tmp_path / "run")}
   env["PYTHON"] = os.environ.get("PYTHON", sys.executable)

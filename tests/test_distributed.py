@@ -210,6 +210,7 @@ def few_steps(caches, tmp, feed, processes):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_factory):
   if feed == "stream":
@@ -243,6 +244,7 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_the_coordinator_listens_at_its_address_only_and_a_lost_process_is_told(tmp_path):
   caches = tmp_path / "caches"
   flags = [f for f in few_steps(caches, tmp_path, "resident", 2) if "epochs" not in f]
@@ -260,6 +262,7 @@ def test_the_coordinator_listens_at_its_address_only_and_a_lost_process_is_told(
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")
 def test_mpirun_says_who_takes_part(tmp_path):
   command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
