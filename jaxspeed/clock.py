@@ -27,13 +27,14 @@ NAMES = (
   "compile",  # waiting for programs
   "warmup",
   "connect",  # with the other processes of the run
+  "others",  # waiting for those that are not as far before the first step
   "load",  # reading data before the first step
   "restore",  # of a checkpoint
   "compile_cold",  # seconds of XLA, summed over the threads that compile
   "compile_cached",  # seconds of reading programs from the persistent cache
 )
 
-_PARTS_OF_START = ("connect", "load", "compile", "warmup", "restore", "init")
+_PARTS_OF_START = ("connect", "load", "compile", "warmup", "others", "restore", "init")
 
 _IMPORTED = time.perf_counter()
 

@@ -640,7 +640,8 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
         feed.warm_up()
     agreement = Agreement(mesh)
     # All have their programs then: from here on none waits long for another.
-    _stop_before_steps(signals)
+    with clock.measure("others"):
+      _stop_before_steps(signals)
     signals.begun = True
     stack.enter_context(stopping.watchdog(config.watchdog_seconds))
     with _memory_errors_told(resolved), _disk_errors_told(folder):

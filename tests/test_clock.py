@@ -71,9 +71,9 @@ def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake,
   monkeypatch.setattr(clock_lib, "process_age", lambda: 9.0)
   clock = Clock(now=fake)
   clock.restore({"load": 100.0, "init": 3.0})
-  spend(clock, fake, load=1.5, restore=2.0, init=0.04)
+  spend(clock, fake, load=1.5, others=0.5, restore=2.0, init=0.04)
   assert clock.starting() == (
-    "9.0 s after the process began: imports and the rest 5.5, load 1.5, restore 2.0"
+    "9.0 s after the process began: imports and the rest 5.0, load 1.5, others 0.5, restore 2.0"
   )
 
 
@@ -145,7 +145,8 @@ def test_resumed_run_continues_its_clocks(fake):
   spend(first, fake, **EACH_ONCE)
   first.add("compile_cold", 5.0)
   state = first.state()
-  assert state == EACH_ONCE | {"compile_cold": 5.0, "compile_cached": 0.0, "process": 7.0 + 1023.0}
+  seconds = {"compile_cold": 5.0, "compile_cached": 0.0, "others": 0.0, "process": 7.0 + 1023.0}
+  assert state == EACH_ONCE | seconds
 
   second = Clock(now=fake)
   spend(second, fake, load=10.0)
