@@ -33,7 +33,7 @@ from jaxspeed.stopping import INTERRUPTED
 WITHIN = 60  # seconds in which the others of a lost process have to end
 START = 400  # seconds in which a process has to come to its first steps on a busy machine
 INTERVAL = 0.3  # seconds of training between two checkpoints
-LATE = 2.0  # seconds an epoch's program and a save may add to it; 0.7 seen at a load of 20
+LATE = 4.0  # seconds that two steps, an epoch and a save may add to it; 2.0 seen at a load of 5
 HEARTBEAT = 10  # seconds
 STEPS = {"resident": 15 * 40, "stream": 10 * 6}
 
