@@ -18,10 +18,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+# Files that take a minute and more without a slow test.
+LONG = ("step", "streaming", "weights", "resnet9", "airbench", "loop", "stopping")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Files with slow tests first: at the end no worker waits minutes for another."""
-  slow = {item.path for item in items if item.get_closest_marker("slow")}
-  items.sort(key=lambda item: item.path not in slow)
+  """Long files first: at the end no worker waits minutes for another."""
+  long = {item.path for item in items if item.get_closest_marker("slow")}
+  long |= {item.path for item in items if item.path.stem.removeprefix("test_") in LONG}
+  items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture
