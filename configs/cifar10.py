@@ -7,7 +7,7 @@ Source: hiverge/cifar10-speedrun. Published: 1.98 s on one A100 (94.02 %, standa
 cores of a CPU, results/cifar10.json); not yet timed on a GPU.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

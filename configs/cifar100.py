@@ -7,7 +7,7 @@ Source: KellerJordan/cifar10-airbench, legacy/airbench96.py, for CIFAR-10. There
 time for CIFAR-100: nothing is tuned for it, and the target of 75 % is ours.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

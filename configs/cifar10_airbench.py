@@ -17,7 +17,7 @@ run on a CPU, results/cifar10_airbench_94_muon.json).
 96_faster trains a small net along, which keeps the 512 images of 1,024 with the highest loss.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 VARIANTS = ("94", "94_muon", "95", "96", "96_faster")
 

@@ -15,7 +15,7 @@ What differs from the original:
   weights  and momentum are float32; the original's are float16
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

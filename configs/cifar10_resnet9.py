@@ -23,7 +23,7 @@ results/cifar10_resnet9_ladder); not yet timed on a GPU.
   flip_tta             10        1.0       26 s  evaluates the mirror image too; no cutout
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 RUNGS = (
   "baseline",

@@ -20,7 +20,7 @@ On other GPUs, fewer or more, the batch stays the same as long as it divides by 
 does not hold it, --config.accumulate=N computes it in N parts. Batch norm sees one part of one GPU.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 VARIANTS = ("1", "2", "4", "8", "16")
 

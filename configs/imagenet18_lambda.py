@@ -17,7 +17,7 @@ it in N parts. The accuracy falls where the rate is high, and in the first epoch
 8 GPUs published 32.3 % top-1 after epoch 5, 27.3 % after 6; 58.6 % after 13, 57.4 % after 14.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 VARIANTS = ("8", "4")
 

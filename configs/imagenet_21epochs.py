@@ -17,7 +17,7 @@ The entry leaves open, and here it is: a warm-up that is linear from 0; momentum
 0.96 to 0.90 with it and goes back while the rate falls; no label smoothing; originals, no copies.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

@@ -22,7 +22,7 @@ and it trains on images cut down to 500 pixels, half of them compressed again.
 
 import numpy as np
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 # Epochs -> those between which the side grows from 160 to 192 pixels.
 RAMPS = {

@@ -30,7 +30,7 @@ originals': norms see one part of one GPU, theirs up to 424 images; and Fujitsu'
 
 import math
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 # Batch -> rate, epochs of warm-up, momentum, weight decay, steps of the fall from the highest rate.
 POINTS = {

@@ -6,7 +6,7 @@ Source of the set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 19
 last phase, label smoothing, SGD with one cycle. The batch is that of all GPUs together.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

@@ -6,7 +6,7 @@ A ResNet-9 of a quarter of the usual width, with the tricks of the CIFAR-10 reci
 smoothing, CELU, whitening, a moving average.
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

@@ -9,7 +9,7 @@ phase, label smoothing, SGD with one cycle, an averaged model. The target of 80 
 224 px of the same images: results/smoke_imagenet.json).
 """
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def get_config():

@@ -12,7 +12,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
   config_flag: list[flags.FlagHolder] = []
 
   def define(argv: list[str]) -> None:
-    from jaxspeed import restore
+    from jaxspeed.run import restore
 
     folder = config_lib.value_of("workdir", argv)
     if folder:
@@ -38,7 +38,7 @@ def main() -> None:
       config_flag.append(config_lib.define_config_flag())
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed import restore
+    from jaxspeed.run import restore
 
     config_lib.nothing_left(arguments)
 

@@ -7,7 +7,7 @@ import pathlib
 
 from absl import flags
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import UserError
 
 
@@ -19,7 +19,7 @@ def main() -> None:
   )
 
   def run(images: list[str]) -> None:
-    from jaxspeed import restore
+    from jaxspeed.run import restore
 
     folder = pathlib.Path(config_lib.required("workdir", workdir.value))
     if not images:

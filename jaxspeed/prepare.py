@@ -14,13 +14,13 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from jaxspeed import config as config_lib
-from jaxspeed.data import rectangles
-from jaxspeed.data.imageset import ImageSet, Split, open_images
-from jaxspeed.data.resize import Broken, broken_headers, resize, write_index
-from jaxspeed.data.shards import write_shards
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.disk import rectangles
+from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
+from jaxspeed.data.prepare.resize import Broken, broken_headers, resize, write_index
+from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.errors import UserError
-from jaxspeed.screen import counting, make_console
+from jaxspeed.records.console import counting, make_console
 
 # Broken images that are named on the screen; a file holds all of them.
 _NAMED = 10

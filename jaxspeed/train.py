@@ -15,7 +15,7 @@ import traceback
 
 from absl import flags
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import MISTAKE, UserError
 
 
@@ -32,8 +32,9 @@ def main() -> None:
   process_flag = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed import distributed, loop
-    from jaxspeed.stopping import Stopped
+    from jaxspeed.cluster import processes as distributed
+    from jaxspeed.cluster.signals import Stopped
+    from jaxspeed.run import loop
 
     config_lib.nothing_left(arguments)
 

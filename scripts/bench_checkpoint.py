@@ -18,15 +18,16 @@ import benchmarking
 import jax
 import numpy as np
 
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import provenance, step
-from jaxspeed.build import make_job
-from jaxspeed.checkpoint import Checkpoints
-from jaxspeed.compile import compile_program
-from jaxspeed.data.feed import Batch, seed_key
-from jaxspeed.losses import Sums
-from jaxspeed.plan import StepKind, make_plan
-from jaxspeed.state import Carry
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import compile_program
+from jaxspeed.planning.plan import StepKind, make_plan
+from jaxspeed.records import provenance
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.state import Carry
 
 
 def load_config(path: pathlib.Path):

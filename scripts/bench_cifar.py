@@ -42,9 +42,9 @@ import rich.table
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
-from jaxspeed import records
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import UserError
+from jaxspeed.records import writer as records
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parent
 _PEER_SCRIPTS = ("airbench94_muon.py", "cifar10_speedrun.py")
@@ -576,7 +576,7 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     benchmarking.write_report(options.out, report)
   failed: dict[str, str] = {}
   if scripts:
-    from jaxspeed.loop import open_data
+    from jaxspeed.run.loop import open_data
 
     problem = write_peer_images(open_data(config), scratch / "images")
     if problem:

@@ -22,8 +22,8 @@ import optax
 import rich.table
 import torch
 
-from jaxspeed import provenance
 from jaxspeed.models.resnet9 import ResNet9
+from jaxspeed.records import provenance
 
 RATE, MOMENTUM, DECAY, CELU_ALPHA = 0.01, 0.9, 5e-4, 0.3
 

@@ -45,8 +45,8 @@ import PIL.Image
 import rich.console
 import rich.table
 
-from jaxspeed import provenance
 from jaxspeed.errors import UserError
+from jaxspeed.records import provenance
 
 # Before the pipelines' own libraries are imported: they start as many threads as these say.
 _ENVIRONMENT = {
@@ -112,8 +112,8 @@ class Source:
 
 
 def open_jaxspeed(task: Task) -> Iterator[np.ndarray]:
-  from jaxspeed.data.images import TrainStream
-  from jaxspeed.data.imageset import open_images
+  from jaxspeed.data.disk.images import TrainStream
+  from jaxspeed.data.disk.imageset import open_images
 
   images = open_images(name="bench", path=task.root, cache=f"{task.root}/cache")
   steps, an_epoch = task.images_read // task.batch, math.ceil(len(images.train) / task.batch)
@@ -293,7 +293,10 @@ def open_libjpeg(task: Task) -> Iterator[np.ndarray]:
 
 # What makes a pipeline's batches, and the modules that it needs.
 PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ...]]] = {
-  "jaxspeed": (open_jaxspeed, ("tensorflow", "jaxspeed.data.images", "jaxspeed.data.imageset")),
+  "jaxspeed": (
+    open_jaxspeed,
+    ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.imageset"),
+  ),
   "tfdata": (open_tfdata, ("tensorflow",)),
   "tfboxes": (open_tfboxes, ("tensorflow",)),
   "flax": (open_flax, ("tensorflow",)),

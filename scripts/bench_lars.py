@@ -22,9 +22,10 @@ import rich.table
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxspeed import config as config_lib
-from jaxspeed import optim, provenance
+from jaxspeed.config import fields as config_lib
 from jaxspeed.models.resnet import ResNet
+from jaxspeed.optim import sgd as optim
+from jaxspeed.records import provenance
 
 RATE, MOMENTUM, DECAY, ETA = 1.0, 0.9, 1e-4, 1e-3
 

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from jaxspeed import provenance, records
+from jaxspeed.records import provenance
+from jaxspeed.records import writer as records
 
 ROOT = pathlib.Path(__file__).parents[1]
 

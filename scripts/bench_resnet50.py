@@ -111,7 +111,7 @@ def training_flops(depth: int, width: int, size: int) -> float:
 
 def make_config(shape: Shape, variant: str) -> Any:
   """The recipe of a step: ImageNet's, with one thing changed by a variant."""
-  from jaxspeed import config as config_lib
+  from jaxspeed.config import fields as config_lib
 
   config = config_lib.imagenet()
   # As many steps as the table will be asked for: an epoch of one step each.
@@ -136,14 +136,14 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   import jax
   import jax.numpy as jnp
 
-  from jaxspeed import mesh as mesh_lib
-  from jaxspeed import step
-  from jaxspeed.build import make_job
-  from jaxspeed.compile import compile_program, use_cache
-  from jaxspeed.data.feed import Batch, seed_key
-  from jaxspeed.losses import Sums
-  from jaxspeed.plan import StepKind, make_plan
-  from jaxspeed.state import Carry
+  from jaxspeed.data.batch import Batch, seed_key
+  from jaxspeed.devices import mesh as mesh_lib
+  from jaxspeed.devices.compile import compile_program, use_cache
+  from jaxspeed.planning.plan import StepKind, make_plan
+  from jaxspeed.steps import programs as step
+  from jaxspeed.steps.losses import Sums
+  from jaxspeed.steps.spec import make_job
+  from jaxspeed.steps.state import Carry
 
   config = make_config(shape, variant)
   use_cache("")
@@ -327,7 +327,7 @@ class Work:
 
   def ceiling(self, precision: str) -> dict[str, Any]:
     """The matrix product's rate, and the device."""
-    from jaxspeed import provenance
+    from jaxspeed.records import provenance
 
     tflops = benchmarking.matrix_product_tflops(precision)
     return {"tflops": tflops, "device": provenance.describe_device()}

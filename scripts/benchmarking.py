@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed import provenance, records
+from jaxspeed.records import provenance
+from jaxspeed.records import writer as records
 
 _PACKAGES = (
   "ml_collections",
@@ -62,8 +63,8 @@ def matrix_product_tflops(
   """10^12 operations a second of a product of square matrices.
 
   Args:
-    precision: of `jaxspeed.precision.DTYPES`. The numbers are random: of zeros a product takes less
-      power, and runs at a clock that no training has.
+    precision: of `jaxspeed.devices.precision.DTYPES`. The numbers are random: of zeros a product
+      takes less power, and runs at a clock that no training has.
     size: side of the matrices; None: 8,192, on a CPU 512.
     products: queued one behind the other, so that no launch is waited for.
     repeats: timed, of which the median counts; the first, untimed, warms up.
@@ -71,7 +72,7 @@ def matrix_product_tflops(
   import jax
   import jax.numpy as jnp
 
-  from jaxspeed.precision import DTYPES
+  from jaxspeed.devices.precision import DTYPES
 
   size = size or (512 if jax.default_backend() == "cpu" else 8192)
   keys = jax.random.split(jax.random.key(0))

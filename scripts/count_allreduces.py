@@ -28,16 +28,16 @@ from described_gpus import GPUS, Gpu, described_mesh
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import step
-from jaxspeed.build import Job, make_job
-from jaxspeed.data.feed import Batch
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.batch import Batch
+from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.losses import Sums
-from jaxspeed.plan import StepKind, make_plan
-from jaxspeed.provenance import versions
-from jaxspeed.state import Carry
+from jaxspeed.planning.plan import StepKind, make_plan
+from jaxspeed.records.provenance import versions
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.state import Carry
 
 _LAUNCH_S = 2e-6
 _PEAK_REACHED = 0.5

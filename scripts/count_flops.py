@@ -18,14 +18,15 @@ import jax.numpy as jnp
 from absl import flags
 from jax import lax
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import step, validate
-from jaxspeed.build import Job, make_job
-from jaxspeed.data.feed import Batch, Order
-from jaxspeed.losses import Sums
-from jaxspeed.plan import make_plan
-from jaxspeed.state import Carry
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.batch import Batch, Order
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.steps import eval_step
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.state import Carry
 
 _CONFIG = config_lib.define_config_flag()
 _OUT = flags.DEFINE_string("out", "", "A JSON file for the figures.")
@@ -58,12 +59,12 @@ def count(job: Job) -> dict[str, float]:
 
   def evaluation(views: str) -> float:
     def logits(variables, images):
-      return validate.logits_of(variables, images, views, job=job)
+      return eval_step.logits_of(variables, images, views, job=job)
 
     return flops_of(logits, state.evaluated(), images) / plan.eval_batch_size
 
   if views == "selective":
-    each = evaluation("center") + validate.SELECTED * evaluation("selective")
+    each = evaluation("center") + eval_step.SELECTED * evaluation("selective")
   else:
     each = evaluation(views)
   evaluate = each * plan.eval_images
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> None:
   config.precision = "float32"
   job = make_job(config, make_plan(config), mesh_lib.make_mesh(1))
   counted = count(job)
-  with mock.patch("jaxspeed.models.layers._convolve_with", with_padding):
+  with mock.patch("jaxspeed.models.layers.norm._convolve_with", with_padding):
     padded = count(job)
   for name in counted:
     print(

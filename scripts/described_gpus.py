@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from jaxspeed import mesh as mesh_lib
+from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 
 

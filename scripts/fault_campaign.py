@@ -39,9 +39,9 @@ import test_slurm  # noqa: E402
 from cluster import local_slurm  # noqa: E402
 from faulty_runs import Lab, Row  # noqa: E402
 
+from jaxspeed.cluster.signals import INTERRUPTED  # noqa: E402
 from jaxspeed.errors import DONE, REQUEUE  # noqa: E402
-from jaxspeed.provenance import describe_device, versions  # noqa: E402
-from jaxspeed.stopping import INTERRUPTED  # noqa: E402
+from jaxspeed.records.provenance import describe_device, versions  # noqa: E402
 
 LANES = (("resident", 1), ("resident", 2), ("stream", 1), ("stream", 2))
 Found = dict[str, Any]

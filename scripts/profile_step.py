@@ -36,15 +36,17 @@ from absl import flags
 from kernels import Kernel
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import precision, provenance, step
-from jaxspeed.build import Job, make_job
-from jaxspeed.data.feed import Batch, Order, seed_key
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.batch import Batch, Order, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.losses import Sums
-from jaxspeed.plan import Phase, StepKind, make_plan
-from jaxspeed.state import Carry
+from jaxspeed.planning.plan import Phase, StepKind, make_plan
+from jaxspeed.records import provenance
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.state import Carry
 
 _CONFIG = config_lib.define_config_flag()
 _FOR = flags.DEFINE_enum(

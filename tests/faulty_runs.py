@@ -26,9 +26,9 @@ import toy_stream_config
 from cluster import Ended, Host, Processes, processes, two_hosts, wait_until
 from toy_images import write_folder
 
-from jaxspeed.checkpoint import MANIFEST, Checkpoints
+from jaxspeed.cluster.signals import INTERRUPTED
 from jaxspeed.errors import DONE, LOST_PEER, MISTAKE, SUPERSEDED
-from jaxspeed.stopping import INTERRUPTED
+from jaxspeed.run.checkpoint import MANIFEST, Checkpoints
 
 WITHIN = 60  # seconds in which the others of a lost process have to end
 START = 400  # seconds in which a process has to come to its first steps on a busy machine

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspeed.models import airbench
 from jaxspeed.models.airbench import Airbench
-from jaxspeed.models.layers import whitening_kernel
+from jaxspeed.models.layers.norm import whitening_kernel
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

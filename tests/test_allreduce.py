@@ -9,15 +9,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from toy import load_recipe, toy_arrays, toy_config, toy_job
 
-from jaxspeed import allreduce, step
-from jaxspeed import mesh as mesh_lib
-from jaxspeed.build import make_job
-from jaxspeed.compile import compile_program
-from jaxspeed.data.feed import Batch
-from jaxspeed.losses import Sums
-from jaxspeed.plan import StepKind, make_plan
-from jaxspeed.programs import ResidentFeed, compile_programs
-from jaxspeed.state import Carry
+from jaxspeed.data.batch import Batch
+from jaxspeed.devices import allreduce
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import compile_program
+from jaxspeed.feeds.resident import ResidentFeed, compile_programs
+from jaxspeed.planning.plan import StepKind, make_plan
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.state import Carry
 
 
 def test_groups_are_closed_when_they_reach_the_limit():

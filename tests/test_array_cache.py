@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from jaxspeed.data import array_cache
+from jaxspeed.data.formats import array_cache
 
 ABOUT = {"name": "cifar10", "class_names": ["cat", "dog"], "source": "a test"}
 SOURCE = {"path": "somewhere", "files": [["a.bin", 3, 1_700_000_000_000_000_001]]}

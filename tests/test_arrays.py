@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tiny_sets
 
-from jaxspeed.data import arrays as arrays_module
-from jaxspeed.data.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.data.memory import arrays as arrays_module
+from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
 from jaxspeed.errors import UserError
 
 CIFAR_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
@@ -157,7 +157,7 @@ def test_threads_that_store_at_once_all_get_the_set(cifar10, opened, tmp_path, c
 def test_processes_that_store_at_once_all_get_the_set(tmp_path, opened):
   expected = write_tfds(tmp_path / "3.0.2")
   code = (
-    "import sys; from jaxspeed.data.arrays import open_arrays\n"
+    "import sys; from jaxspeed.data.memory.arrays import open_arrays\n"
     "a = open_arrays(name='cifar10', path=sys.argv[1], cache=sys.argv[2], classes=10)\n"
     "print(a.train_images.sum(), a.eval_labels.tolist())"
   )
@@ -178,7 +178,7 @@ def test_processes_that_store_at_once_all_get_the_set(tmp_path, opened):
 def test_no_tensorflow_and_no_jax_is_imported(tmp_path):
   write_tfds(tmp_path / "3.0.2")
   code = (
-    "import sys; from jaxspeed.data.arrays import open_arrays\n"
+    "import sys; from jaxspeed.data.memory.arrays import open_arrays\n"
     "open_arrays(name='cifar10', path=sys.argv[1], cache=sys.argv[2], classes=10)\n"
     "heavy = {'tensorflow', 'tensorflow_datasets', 'torch', 'jax', 'sklearn'}\n"
     "sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed import averaging, schedules
+from jaxspeed.optim import averaging
+from jaxspeed.planning import schedules
 
 
 def tree(seed):

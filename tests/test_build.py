@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import pytest
 from toy import load_recipe, toy_config, toy_job
 
-from jaxspeed import allreduce
-from jaxspeed.build import make_model
+from jaxspeed.devices import allreduce
 from jaxspeed.errors import UserError
-from jaxspeed.programs import compile_programs
+from jaxspeed.feeds.resident import compile_programs
+from jaxspeed.steps.spec import make_model
 
 
 def test_the_fields_of_the_config_reach_the_net():

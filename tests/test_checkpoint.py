@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed import checkpoint
-from jaxspeed import mesh as mesh_lib
-from jaxspeed.checkpoint import MANIFEST, CheckpointError, Checkpoints
+from jaxspeed.cluster.folder_lock import Fence, holding
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
-from jaxspeed.fence import Fence, holding
-from jaxspeed.losses import Sums
-from jaxspeed.precision import LossScale
-from jaxspeed.state import Carry, TrainState
+from jaxspeed.run import checkpoint
+from jaxspeed.run.checkpoint import MANIFEST, CheckpointError, Checkpoints
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.state import Carry, TrainState
 
 CLOCK = {"train": 1.5}
 

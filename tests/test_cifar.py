@@ -8,8 +8,8 @@ import pytest
 import tiny_sets
 from PIL import Image
 
-from jaxspeed.data import cifar
-from jaxspeed.data.cifar import (
+from jaxspeed.data.memory import cifar
+from jaxspeed.data.memory.cifar import (
   CIFAR10,
   CIFAR100,
   find_cifar,

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from jaxspeed import clock as clock_lib
-from jaxspeed.clock import Clock
+from jaxspeed.records import clock as clock_lib
+from jaxspeed.records.clock import Clock
 
 
 class FakeTime:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.compile import (
+from jaxspeed.devices.compile import (
   Ahead,
   CompiledInsideClock,
   compile_program,

@@ -7,7 +7,7 @@ import sys
 import pytest
 from ml_collections import ConfigDict
 
-from jaxspeed import config as config_lib
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -10,15 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import optim, precision, step
-from jaxspeed.build import make_job
-from jaxspeed.data.feed import Batch, Order
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.batch import Batch, Order
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.losses import Sums
-from jaxspeed.plan import make_plan
-from jaxspeed.state import Carry
+from jaxspeed.optim import sgd as optim
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.state import Carry
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 

@@ -9,10 +9,10 @@ import pytest
 from commands import ROOT
 from toy import load_recipe
 
-from jaxspeed import scaling
-from jaxspeed.build import make_job
 from jaxspeed.errors import UserError
-from jaxspeed.plan import make_plan
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.scaling import predict as scaling
+from jaxspeed.steps.spec import make_job
 
 SCRIPT = ROOT / "scripts" / "count_allreduces.py"
 

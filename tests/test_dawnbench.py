@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxspeed.dawnbench import write_dawnbench
+from jaxspeed.records.dawnbench import write_dawnbench
 
 ENTRY = {
   "author": "A. Uthor",

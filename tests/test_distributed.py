@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from toy_images import params_of, write_folder
 
-from jaxspeed import distributed, records
-from jaxspeed.distributed import Peers, find_peers, first_host, own_gpus
+from jaxspeed.cluster import processes as distributed
+from jaxspeed.cluster.processes import Peers, find_peers, first_host, own_gpus
 from jaxspeed.errors import LOST_PEER, UserError
+from jaxspeed.records import writer as records
 
 QUICKSTART = "--config=configs/quickstart.py"
 CPP_LOG = re.compile(r"WARNING: All log messages before absl::|[IWE]\d{4} \d\d:")

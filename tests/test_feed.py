@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.data import feed
+from jaxspeed.data import batch as batch_lib
 from jaxspeed.data.augment import augment
 
 
@@ -24,13 +24,13 @@ def some_set(n):
 
 @pytest.mark.parametrize("images", [1, 10, 1000])
 def test_an_order_is_a_permutation(images):
-  order = feed.epoch_order(key(0), 3, images, flip="none")
+  order = batch_lib.epoch_order(key(0), 3, images, flip="none")
   np.testing.assert_array_equal(np.sort(order.index), np.arange(images))
   assert not np.asarray(order.mirror).any()
 
 
 def test_an_order_is_a_function_of_seed_and_epoch_alone():
-  order_of = functools.partial(feed.epoch_order, images=500, flip="random")
+  order_of = functools.partial(batch_lib.epoch_order, images=500, flip="random")
   found = {(s, e): order_of(key(s), e) for s in (0, 1) for e in (0, 1)}
   for (seed, epoch), order in found.items():
     compiled = jax.jit(order_of)(key(seed), jnp.int32(epoch))
@@ -47,7 +47,7 @@ def test_how_often_an_image_is_mirrored(flip):
   images, epochs = 4000, 8
   mirrored = np.zeros((epochs, images), bool)
   for epoch in range(epochs):
-    order = feed.epoch_order(key(3), epoch, images, flip=flip)
+    order = batch_lib.epoch_order(key(3), epoch, images, flip=flip)
     mirrored[epoch, np.asarray(order.index)] = order.mirror
   # Standard deviation of the share in an epoch: 0.5 / sqrt(4000) = 0.008.
   np.testing.assert_allclose(mirrored.mean(axis=1), 0.5, atol=0.04)
@@ -66,14 +66,14 @@ def test_alternating_epochs_are_those_of_airbenchs_loader():
   torch = pytest.importorskip("torch")
   images = np.random.default_rng(0).integers(256, size=(40, 6, 6, 3), dtype=np.uint8)
   labels = jnp.arange(40)
-  start = feed.epoch_order(key(3), 0, 40, flip="alternating")
+  start = batch_lib.epoch_order(key(3), 0, 40, flip="alternating")
   flips = np.zeros(40, bool)
   flips[np.asarray(start.index)] = start.mirror
   theirs = torch.tensor(images.transpose(0, 3, 1, 2).copy())
   theirs = torch.where(torch.tensor(flips).view(-1, 1, 1, 1), theirs.flip(-1), theirs)
   for epoch in range(4):
-    order = feed.epoch_order(key(3), epoch, 40, flip="alternating")
-    batch, mirror = feed.take_batch(jnp.asarray(images), labels, order, 0, 40)
+    order = batch_lib.epoch_order(key(3), epoch, 40, flip="alternating")
+    batch, mirror = batch_lib.take_batch(jnp.asarray(images), labels, order, 0, 40)
     ours = augment(
       key(9),
       batch.image,
@@ -93,9 +93,17 @@ def test_alternating_epochs_are_those_of_airbenchs_loader():
 
 
 def test_keys_of_different_purposes_epochs_and_seeds_differ():
-  purposes = (feed.ORDER, feed.AUGMENT, feed.INIT, feed.WARMUP, feed.FLIP, feed.CUTMIX, feed.PROXY)
+  purposes = (
+    batch_lib.ORDER,
+    batch_lib.AUGMENT,
+    batch_lib.INIT,
+    batch_lib.WARMUP,
+    batch_lib.FLIP,
+    batch_lib.CUTMIX,
+    batch_lib.PROXY,
+  )
   keys = {
-    np.asarray(feed.purpose_key(key(seed), purpose, number)).tobytes()
+    np.asarray(batch_lib.purpose_key(key(seed), purpose, number)).tobytes()
     for seed in (0, 1)
     for purpose in purposes
     for number in range(5)
@@ -105,8 +113,10 @@ def test_keys_of_different_purposes_epochs_and_seeds_differ():
 
 def test_take_batch_follows_the_order():
   images, labels = some_set(10)
-  order = feed.Order(jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8]), jnp.arange(10) % 2 == 0)
-  batch, mirror = feed.take_batch(jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4)
+  order = batch_lib.Order(jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8]), jnp.arange(10) % 2 == 0)
+  batch, mirror = batch_lib.take_batch(
+    jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4
+  )
   np.testing.assert_array_equal(batch.label, [0, 1, 3, 4])
   np.testing.assert_array_equal(batch.image, images[[0, 1, 3, 4]])
   np.testing.assert_array_equal(batch.mask, [True] * 4)
@@ -116,10 +126,10 @@ def test_take_batch_follows_the_order():
 
 def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices():
   images, labels = map(jnp.asarray, some_set(24))
-  order = feed.epoch_order(key(5), 0, 24, flip="none")
+  order = batch_lib.epoch_order(key(5), 0, 24, flip="none")
 
   def labels_from(first, size):
-    return feed.take_batch(images, labels, order, first, size)[0].label
+    return batch_lib.take_batch(images, labels, order, first, size)[0].label
 
   whole = [labels_from(first, 8) for first in (0, 8, 16)]
   assert sorted(np.concatenate(whole)) == list(range(24))
@@ -130,7 +140,7 @@ def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices(
 
 def test_ten_images_in_batches_of_four_on_two_devices_count_ten():
   images, labels = some_set(10)
-  padded = feed.pad_batches(images, labels, batch=4, devices=2)
+  padded = batch_lib.pad_batches(images, labels, batch=4, devices=2)
   # Two devices with two whole batches of four each.
   assert padded.image.shape == (16, 2, 2, 3)
   assert (padded.image.dtype, padded.label.dtype, padded.mask.dtype) == (np.uint8, np.int32, bool)
@@ -148,6 +158,6 @@ def test_ten_images_in_batches_of_four_on_two_devices_count_ten():
   "n, batch, devices, total", [(16, 4, 2, 16), (17, 4, 2, 24), (1, 4, 2, 8), (10, 3, 1, 12)]
 )
 def test_padding_is_the_least_that_makes_whole_batches(n, batch, devices, total):
-  padded = feed.pad_batches(*some_set(n), batch=batch, devices=devices)
+  padded = batch_lib.pad_batches(*some_set(n), batch=batch, devices=devices)
   assert len(padded.image) == len(padded.label) == len(padded.mask) == total
   assert padded.mask.sum() == n

@@ -10,9 +10,9 @@ import time
 import pytest
 from commands import ROOT
 
-from jaxspeed import fence as fence_lib
+from jaxspeed.cluster import folder_lock as fence_lib
+from jaxspeed.cluster.folder_lock import LOCK, OWNER, Fence, holding, job_of, read_owner
 from jaxspeed.errors import SUPERSEDED, UserError
-from jaxspeed.fence import LOCK, OWNER, Fence, holding, job_of, read_owner
 
 
 class Lost(Exception):
@@ -56,7 +56,7 @@ def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
 
 def test_who_was_killed_holds_nothing(tmp_path):
   code = (
-    "import pathlib, sys, time; from jaxspeed.fence import Fence;"
+    "import pathlib, sys, time; from jaxspeed.cluster.folder_lock import Fence;"
     "Fence(pathlib.Path(sys.argv[1])); print('taken', flush=True); time.sleep(60)"
   )
   with subprocess.Popen(
@@ -111,7 +111,7 @@ def test_an_older_start_notices_by_itself(tmp_path, monkeypatch):
 
 def test_the_process_ends_at_once_with_its_own_code(tmp_path):
   code = (
-    "import json, pathlib, sys; from jaxspeed.fence import Fence;"
+    "import json, pathlib, sys; from jaxspeed.cluster.folder_lock import Fence;"
     "folder = pathlib.Path(sys.argv[1]); fence = Fence(folder);"
     "owner = json.loads((folder / 'owner.json').read_text()) | {'token': 'x', 'incarnation': 5};"
     "(folder / 'owner.json').write_text(json.dumps(owner)); fence.check(); print('still here')"

@@ -119,8 +119,8 @@ def test_the_packages_hold_no_code():
 
 def test_the_floors_see_imports_of_every_form():
   tree = ast.parse(
-    "import jaxspeed.loop\nfrom jaxspeed import step as s\n"
-    "def f():\n  from jaxspeed.data.feed import Batch\n"
+    "import jaxspeed.run.loop\nfrom jaxspeed import step as s\n"
+    "def f():\n  from jaxspeed.data.batch import Batch\n"
   )
   assert own_imports(tree) == {"loop", "step", "data.feed"}
 

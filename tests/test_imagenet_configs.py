@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import precision, step
-from jaxspeed.build import make_job
+from jaxspeed.config import fields as config_lib
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.plan import make_plan
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.spec import make_job
 
 ROOT = pathlib.Path(__file__).parents[1]
 TRAIN_IMAGES = 1_281_167

@@ -6,8 +6,9 @@ import pytest
 from toy import load_recipe
 from toy_images import params_of
 
-from jaxspeed import loop, records
-from jaxspeed.checkpoint import Checkpoints
+from jaxspeed.records import writer as records
+from jaxspeed.run import loop
+from jaxspeed.run.checkpoint import Checkpoints
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]

@@ -16,18 +16,19 @@ import pytest
 from PIL import Image
 from scipy.stats import ks_2samp
 
-from jaxspeed.data import feed, images
-from jaxspeed.data.crops import (
+from jaxspeed.data import batch as batch_lib
+from jaxspeed.data.disk import images
+from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   central_windows,
   crop_boxes,
   epoch_mirror,
   epoch_order,
 )
-from jaxspeed.data.images import EvalStream, TrainStream
-from jaxspeed.data.imageset import Split
-from jaxspeed.data.rectangles import EvalBatch
-from jaxspeed.data.sizes import scan_files
+from jaxspeed.data.disk.images import EvalStream, TrainStream
+from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.disk.sizes import scan_files
 from jaxspeed.errors import UserError
 
 needs_tensorflow = pytest.mark.skipif(
@@ -139,7 +140,7 @@ def assert_equal(found, expected):
 
 def test_the_order_is_frozen():
   np.testing.assert_array_equal(
-    epoch_order(1, 2, 6), np.random.RandomState([1, 2, feed.ORDER]).permutation(6)
+    epoch_order(1, 2, 6), np.random.RandomState([1, 2, batch_lib.ORDER]).permutation(6)
   )
   assert epoch_order(0, 0, 5).tolist() == [0, 2, 4, 1, 3]
   assert epoch_order(0, 0, 5).dtype == np.int64
@@ -291,7 +292,7 @@ def bilinear(picture, size):
 
 
 def boxes_of(split, batch, *, seed, batch_size, min_scale):
-  uniform = np.random.RandomState([seed, 0, 0, feed.AUGMENT]).random_sample((batch_size, 22))
+  uniform = np.random.RandomState([seed, 0, 0, batch_lib.AUGMENT]).random_sample((batch_size, 22))
   return crop_boxes(
     uniform, split.width[batch.index], split.height[batch.index], min_scale=min_scale
   )
@@ -727,7 +728,7 @@ def test_decoding_begins_at_once_and_close_ends_it(noise):
 
 
 def test_tensorflow_is_imported_by_streams_only(noise, monkeypatch):
-  code = "import sys, jaxspeed.data.images; sys.exit('tensorflow' in sys.modules)"
+  code = "import sys, jaxspeed.data.disk.images; sys.exit('tensorflow' in sys.modules)"
   root = pathlib.Path(__file__).parents[1]
   subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
   monkeypatch.setitem(sys.modules, "tensorflow", None)

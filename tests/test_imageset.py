@@ -14,8 +14,8 @@ import pytest
 import tiny_sets
 from PIL import Image
 
-from jaxspeed.data import imageset, sizes
-from jaxspeed.data.imageset import open_images, write_indices
+from jaxspeed.data.disk import imageset, sizes
+from jaxspeed.data.disk.imageset import open_images, write_indices
 from jaxspeed.errors import UserError
 
 CLASSES = ("ant", "bee", "cat")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxspeed.distributed import find_peers
+from jaxspeed.cluster.processes import find_peers
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
 
 models = pytest.importorskip(

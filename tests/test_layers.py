@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxspeed.errors import UserError
-from jaxspeed.models import layers
+from jaxspeed.models.layers import norm as layers
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -10,11 +10,12 @@ import pytest
 from ml_collections import ConfigDict
 from toy import load_recipe
 
-from jaxspeed import loop, records, restore
 from jaxspeed.errors import UserError
-from jaxspeed.meters import network_bytes
-from jaxspeed.plan import make_plan
-from jaxspeed.screen import format_result
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.records import writer as records
+from jaxspeed.records.console import format_result
+from jaxspeed.records.meters import network_bytes
+from jaxspeed.run import loop, restore
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.losses import Sums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
 
 NAN, INF = np.nan, np.inf
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed import mesh as mesh_lib
+from jaxspeed.devices import mesh as mesh_lib
 
 
 @pytest.mark.parametrize("asked, expected", [(0, 8), (1, 1), (3, 3), (8, 8)])

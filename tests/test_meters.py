@@ -3,7 +3,7 @@ import types
 import jax
 import pytest
 
-from jaxspeed.meters import NetworkMeter, network_bytes, peak_memory
+from jaxspeed.records.meters import NetworkMeter, network_bytes, peak_memory
 
 TABLE = """\
 Inter-|   Receive                                                |  Transmit

@@ -9,10 +9,10 @@ import optax
 import pytest
 from jax import lax
 
-from jaxspeed import config as config_lib
-from jaxspeed import optim
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import UserError
-from jaxspeed.plan import make_plan
+from jaxspeed.optim import sgd as optim
+from jaxspeed.planning.plan import make_plan
 
 STEPS = 10
 CONSTANT = [0.02] * STEPS

@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-
-from jaxspeed import config as config_lib
-from jaxspeed.errors import UserError
-from jaxspeed.plan import StepKind, make_plan
 from jaxspeed.plan.__main__ import csv_lines, describe
+
+from jaxspeed.config import fields as config_lib
+from jaxspeed.errors import UserError
+from jaxspeed.planning.plan import StepKind, make_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed import precision
+from jaxspeed.devices import precision
+from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
-from jaxspeed.precision import LossScale
 
 
 def device(platform, **fields):

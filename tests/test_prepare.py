@@ -19,12 +19,12 @@ from absl import flags
 from PIL import Image
 
 from jaxspeed import prepare as prepare_lib
-from jaxspeed.data import writing
-from jaxspeed.data.imageset import open_images
-from jaxspeed.data.resize import copy_shape, make_copies, resize, write_index
-from jaxspeed.data.shards import checksums, write_shards
-from jaxspeed.data.tfrecord import find_tfds, open_tfds, parse_example, read_records
-from jaxspeed.data.writing import holding, in_processes
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
+from jaxspeed.data.prepare import writing
+from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize, write_index
+from jaxspeed.data.prepare.shards import checksums, write_shards
+from jaxspeed.data.prepare.writing import holding, in_processes
 from jaxspeed.errors import UserError
 
 

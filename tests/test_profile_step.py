@@ -13,7 +13,7 @@ from commands import ROOT, environment
 from flax import linen as nn
 
 from jaxspeed.errors import UserError
-from jaxspeed.models import layers
+from jaxspeed.models.layers import norm as layers
 
 
 def load(name):

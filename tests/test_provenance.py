@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxspeed
-from jaxspeed.provenance import _cpu_name, commit, describe_device, versions
+from jaxspeed.records.provenance import _cpu_name, commit, describe_device, versions
 
 
 def test_gpus_are_counted_and_named(monkeypatch):
@@ -19,7 +19,7 @@ def test_gpus_are_counted_and_named(monkeypatch):
 def test_cpu_is_named_with_its_cores(monkeypatch):
   cpu = types.SimpleNamespace(platform="cpu", device_kind="cpu")
   monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
-  monkeypatch.setattr("jaxspeed.provenance._cpu_name", lambda: "AMD EPYC")
+  monkeypatch.setattr("jaxspeed.records.provenance._cpu_name", lambda: "AMD EPYC")
   monkeypatch.setattr(jax, "devices", lambda: [cpu])
   assert describe_device() == "CPU: AMD EPYC (2 cores)"
   monkeypatch.setattr(jax, "devices", lambda: [cpu] * 8)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxspeed import records as records_lib
-from jaxspeed.clock import Clock
 from jaxspeed.errors import UserError
-from jaxspeed.records import (
+from jaxspeed.records import writer as records_lib
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.writer import (
   RESULT_KEYS,
   TENSORBOARD_TAGS,
   mean_pace,
@@ -519,7 +519,7 @@ def test_one_run_has_neither_interval_nor_p(tmp_path):
 def test_one_run_does_not_pay_for_scipy(tmp_path):
   code = (
     "import pathlib, sys\n"
-    "from jaxspeed.records import RESULT_KEYS, write_result\n"
+    "from jaxspeed.records.writer import RESULT_KEYS, write_result\n"
     "row = dict.fromkeys(RESULT_KEYS, 0.5)\n"
     "write_result(pathlib.Path(sys.argv[1]), [row])\n"
     "print([name for name in sys.modules if name.startswith('scipy')])"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspeed.data import rectangles as rect
+from jaxspeed.data.disk import rectangles as rect
 from jaxspeed.errors import UserError
 
 SHORT = 288

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.models import layers
+from jaxspeed.models.layers import norm as layers
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.models.resnet import ResNet
-from jaxspeed.optim import labels_of
+from jaxspeed.optim.sgd import labels_of
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

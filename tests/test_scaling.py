@@ -10,10 +10,10 @@ import pytest
 from commands import ROOT, run
 from toy import load_recipe
 
-from jaxspeed import scaling
 from jaxspeed.errors import UserError
-from jaxspeed.plan import make_plan
-from jaxspeed.scaling import Cluster, Exchange
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.scaling import predict as scaling
+from jaxspeed.scaling.predict import Cluster, Exchange
 
 RESULTS = ROOT / "results"
 CLUSTER = Cluster(images_per_s=1000.0, launch_s=0.005, local_gb_s=100.0, network_gb_s=10.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspeed import schedules
+from jaxspeed.planning import schedules
 
 
 def triangle(positions, **changes):

@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from jaxspeed import screen as screen_lib
-from jaxspeed.screen import Screen, epoch_titles, format_epoch, format_phase, format_result
+from jaxspeed.records import console as screen_lib
+from jaxspeed.records.console import Screen, epoch_titles, format_epoch, format_phase, format_result
 
 ROW = {
   "epoch": 2,

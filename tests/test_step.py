@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from toy import load_recipe, toy_arrays, toy_config, toy_job
 
-from jaxspeed import config as config_lib
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import step
-from jaxspeed.data.feed import Batch, seed_key
-from jaxspeed.losses import Sums
-from jaxspeed.plan import StepKind
-from jaxspeed.programs import compile_programs, place
-from jaxspeed.state import Carry
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.resident import compile_programs, place
+from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.state import Carry
 
 PLAIN = StepKind()
 

@@ -13,11 +13,11 @@ import pytest
 from commands import ROOT
 from toy import load_recipe
 
-from jaxspeed import loop
-from jaxspeed.checkpoint import Checkpoints
+from jaxspeed.cluster.signals import INTERRUPTED, Stopped, Wish, catch_signals
 from jaxspeed.errors import DONE, LOST_PEER, REQUEUE
-from jaxspeed.programs import ResidentFeed
-from jaxspeed.stopping import INTERRUPTED, Stopped, Wish, catch_signals
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.run import loop
+from jaxspeed.run.checkpoint import Checkpoints
 
 STEPS = 18
 

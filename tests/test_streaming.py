@@ -12,13 +12,15 @@ import pytest
 from toy import load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
-from jaxspeed import loop, records, restore, streaming
-from jaxspeed import mesh as mesh_lib
-from jaxspeed.build import make_job
-from jaxspeed.checkpoint import Checkpoints
-from jaxspeed.data.imageset import open_images
-from jaxspeed.data.shards import write_shards
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.prepare.shards import write_shards
+from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
+from jaxspeed.feeds import stream as streaming
+from jaxspeed.records import writer as records
+from jaxspeed.run import loop, restore
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.steps.spec import make_job
 
 pytest.importorskip("tensorflow")
 

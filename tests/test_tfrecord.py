@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_sets
 
-from jaxspeed.data.tfrecord import (
+from jaxspeed.data.formats.tfrecord import (
   crc32c,
   find_tfds,
   open_tfds,

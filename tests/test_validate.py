@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from toy import toy_arrays, toy_config, toy_job
 
-from jaxspeed import mesh as mesh_lib
-from jaxspeed import step, validate
 from jaxspeed.data.augment import normalize
-from jaxspeed.data.feed import pad_batches, seed_key
+from jaxspeed.data.batch import pad_batches, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.steps import eval_step
+from jaxspeed.steps import programs as step
 
 VIEWS = ("center", "flip", "six", "selective")
 SEEN = []
@@ -45,7 +46,7 @@ def evaluate(job, variables, arrays=None):
   data = pad_batches(
     arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
   )
-  program = jax.jit(validate.evaluate_on_mesh(job))
+  program = jax.jit(eval_step.evaluate_on_mesh(job))
   return program(*mesh_lib.replicate((variables, data), job.mesh))
 
 
@@ -193,7 +194,7 @@ def test_the_net_sees_batches_of_equal_size_in_the_precision_of_the_config(views
   variables, arrays = small_variables(job), toy_arrays(job.config)
   data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=16, devices=1)
   SEEN.clear()
-  jax.eval_shape(validate.evaluate_on_mesh(job), variables, data)
+  jax.eval_shape(eval_step.evaluate_on_mesh(job), variables, data)
   assert sorted(set(SEEN)) == [(size, jnp.bfloat16) for size in sizes]
 
 
@@ -202,7 +203,7 @@ def test_logits_are_weighted_means_over_the_views():
   variables, data = small_variables(jobs[0]), jobs[0].config.data
   images = toy_arrays(jobs[0].config).eval_images
   normal = normalize(images, data.mean, data.std)
-  rows = [np.asarray(validate.predict_logits(variables, normal, job=job)) for job in jobs]
+  rows = [np.asarray(eval_step.predict_logits(variables, normal, job=job)) for job in jobs]
   a, b, c, d, e, f = view_logits(jobs[0], variables, images)
   expected = [a, (a + b) / 2, (a + b) / 4 + (c + d + e + f) / 8, (a + b + c + d + e + f) / 6]
   np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
@@ -267,7 +268,7 @@ class TestAgainstTorch:
     variables = small_variables(job)
     net = self.torch_net(variables)
     x, _ = self.images_of(job)
-    logits = validate.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), job=job)
+    logits = eval_step.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), job=job)
     np.testing.assert_allclose(logits, getattr(self, of_a_batch)(net, x), rtol=1e-4, atol=1e-5)
 
   @pytest.mark.parametrize("devices", [1, 8])

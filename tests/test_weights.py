@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from toy_images import params_of, toy_stream, write_folder
 
-from jaxspeed import config as config_lib
-from jaxspeed import loop, restore
+from jaxspeed.config import fields as config_lib
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import load_resnet
+from jaxspeed.run import loop, restore
 
 pytest.importorskip("tensorflow")
 

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 from PIL import Image
 
-from jaxspeed.data import cifar
+from jaxspeed.data.memory import cifar
 
 
 def random_images(seed, n, height=32, width=32):

@@ -6,10 +6,10 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed import mesh as mesh_lib
-from jaxspeed.build import Job, make_job
-from jaxspeed.data.arrays import Arrays
-from jaxspeed.plan import make_plan
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.planning.plan import make_plan
+from jaxspeed.steps.spec import Job, make_job
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
-from jaxspeed import restore
+from jaxspeed.run import restore
 
 
 def write_image(path: pathlib.Path, label: int, width: int, height: int, seed: int) -> None:

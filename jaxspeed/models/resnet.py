@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspeed.models.layers import (
+from jaxspeed.models.layers.norm import (
   Conv,
   Norm,
   PointwiseKernel,

@@ -1,0 +1,274 @@
+"""Whose a run's folder is: one job at a time writes to it, and an older one never again.
+
+`owner.json` names the incarnation of the run that may write: a number that every start raises. The
+holder keeps a lock on `run.lock` as long as it lives, and renews that file's time, for file
+systems on which locks do not reach other hosts. Who finds another's name in `owner.json` ends at
+once: a process that was stopped, or cut off from the disk, while its job was started again.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+
+from jaxspeed.cluster import processes as distributed
+from jaxspeed.errors import SUPERSEDED, UserError
+from jaxspeed.records.writer import write_atomically
+
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None  # type: ignore[assignment]
+
+OWNER, OWNER_LOCK, LOCK = "owner.json", ".owner.lock", "run.lock"
+RENEWED_EVERY = 5.0  # seconds
+# A holder of the short lock renames and removes a folder; one that takes longer was stopped.
+_SHORT = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+  """What owner.json holds.
+
+  Attributes:
+    incarnation: from 1, raised by every start.
+    token: of this start only.
+    host: on which process 0 runs.
+    pid: its number there.
+    job: of a scheduler, '' without one.
+    restart: how often the scheduler has started that job again.
+    released: whether it has ended in good order.
+  """
+
+  incarnation: int
+  token: str
+  host: str
+  pid: int
+  job: str
+  restart: int
+  released: bool = False
+
+  def __str__(self) -> str:
+    job = f", {self.job}" if self.job else ""
+    return f"incarnation {self.incarnation} (process {self.pid} on {self.host}{job})"
+
+
+def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+  """The scheduler's job that this process belongs to, and how often it was started again."""
+  if "SLURM_JOB_ID" in environment:
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return f"Slurm job {environment['SLURM_JOB_ID']}", int(restarts)
+  if "JOBSET_NAME" in environment:
+    restarts = environment.get("JOBSET_RESTART_ATTEMPT", "0")
+    return f"JobSet {environment['JOBSET_NAME']}", int(restarts)
+  return "", 0
+
+
+def end_superseded(message: str) -> None:
+  """Ends this process at once: an orderly end would still write records."""
+  os.write(2, f"jaxspeed: {message}\n".encode())
+  distributed.leave(SUPERSEDED)
+
+
+class Fence:
+  """The right to write to a run's folder; to be taken by one process of a run.
+
+  Args:
+    folder: of the run, which exists.
+    renewed_every: seconds between two signs of life, and looks whether the folder is still its own.
+    superseded: what is called with a sentence where it is not, from any thread.
+
+  Raises:
+    UserError: another job that is alive has the folder, or nothing can be written to it.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    *,
+    renewed_every: float = RENEWED_EVERY,
+    superseded: Callable[[str], None] = end_superseded,
+  ) -> None:
+    self._folder = folder
+    self._renewed_every = renewed_every
+    self._superseded = superseded
+    self._descriptor: int | None = None
+    try:
+      self._owner = self._take()
+    except OSError as error:
+      self._unlock()
+      raise UserError(
+        f"{folder} cannot be taken for this run ({error.strerror}): make room or choose another "
+        "--workdir."
+      ) from error
+    except BaseException:
+      self._unlock()
+      raise
+    self._closed = threading.Event()
+    self._renewer = threading.Thread(target=self._renew, name="fence", daemon=True)
+    self._renewer.start()
+
+  @property
+  def incarnation(self) -> int:
+    """Of this start."""
+    return self._owner.incarnation
+
+  def check(self) -> None:
+    """Makes sure that no later start has taken the folder over; `superseded` is called if so."""
+    found = read_owner(self._folder)
+    # A file that is gone or cannot be read just now names nobody else.
+    if found is not None and found.token != self._owner.token:
+      self._superseded(
+        f"{self._folder} was taken over by {found}: this older start of the run, incarnation "
+        f"{self.incarnation}, ends at once and writes nothing more there."
+      )
+
+  @contextlib.contextmanager
+  def writing(self) -> Iterator[None]:
+    """A block in which no later start can take the folder over; `check` comes first."""
+    with self._short_lock():
+      self.check()
+      yield
+
+  def close(self) -> None:
+    """Gives the folder back."""
+    self._closed.set()
+    self._renewer.join()
+    # Nothing depends on it but the patience of a next start on another host.
+    with contextlib.suppress(OSError), self._short_lock():
+      if read_owner(self._folder) == self._owner:
+        self._write(dataclasses.replace(self._owner, released=True))
+    self._unlock()
+
+  def _take(self) -> Owner:
+    before = read_owner(self._folder)
+    job, restart = job_of()
+    # The same job, started again: what is left of its last start must not write any more.
+    succeeds = before is not None and job and before.job == job and before.restart < restart
+    if before is not None and not (before.released or succeeds) and self._is_alive(before):
+      raise self._refusal(before)
+    with self._short_lock():
+      before = read_owner(self._folder)
+      if not self._lock():
+        if not succeeds:
+          raise self._refusal(before)
+        self._replace_lock()
+      owner = Owner(
+        incarnation=before.incarnation + 1 if before else 1,
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job=job,
+        restart=restart,
+      )
+      self._write(owner)
+    return owner
+
+  @contextlib.contextmanager
+  def _short_lock(self) -> Iterator[None]:
+    """Held for moments only: between a look at owner.json and what follows from it."""
+    descriptor = os.open(self._folder / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+      deadline = time.monotonic() + _SHORT
+      while not _try_lock(descriptor):
+        if time.monotonic() > deadline:
+          # Of a start that was stopped in these moments; it sees the new owner when it goes on.
+          raise UserError(
+            f"{self._folder / OWNER_LOCK} is locked by a process that stands still: end that one, "
+            "or choose another --workdir."
+          )
+        time.sleep(0.02)
+      yield
+    finally:
+      os.close(descriptor)
+
+  def _lock(self) -> bool:
+    """Whether the lock was to be had; also where there are none."""
+    while True:
+      self._unlock()
+      self._descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+      if not _try_lock(self._descriptor):
+        return False
+      # Another start may have put a new file there since.
+      with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(self._descriptor), os.stat(self._folder / LOCK)):
+          return True
+
+  def _replace_lock(self) -> None:
+    """Takes a lock of a new file in place of the one that an older start of the job holds."""
+    self._unlock()
+    new = self._folder / f".{LOCK}.{uuid.uuid4().hex}"
+    self._descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    _try_lock(self._descriptor)
+    new.rename(self._folder / LOCK)
+
+  def _unlock(self) -> None:
+    if self._descriptor is not None:
+      os.close(self._descriptor)
+      self._descriptor = None
+
+  def _is_alive(self, owner: Owner) -> bool:
+    """Whether an owner on another host still gives signs of life; of this one, the lock tells."""
+    if owner.host == socket.gethostname() or not (self._folder / LOCK).exists():
+      return False
+    # By its changes and no clock: those of two hosts differ.
+    seen = os.stat(self._folder / LOCK).st_mtime_ns
+    deadline = time.monotonic() + 3 * self._renewed_every
+    while time.monotonic() < deadline:
+      time.sleep(self._renewed_every / 5)
+      if os.stat(self._folder / LOCK).st_mtime_ns != seen:
+        return True
+    return False
+
+  def _renew(self) -> None:
+    while not self._closed.wait(self._renewed_every):
+      self.check()
+      with contextlib.suppress(OSError):
+        os.utime(self._folder / LOCK)
+
+  def _write(self, owner: Owner) -> None:
+    write_atomically(self._folder / OWNER, json.dumps(dataclasses.asdict(owner), indent=1) + "\n")
+
+  def _refusal(self, owner: Owner | None) -> UserError:
+    by = f" by {owner}" if owner else ""
+    return UserError(
+      f"{self._folder} is being written{by}: wait for that run, end it, or choose another "
+      "--workdir."
+    )
+
+
+def _try_lock(descriptor: int) -> bool:
+  """Whether a file's lock was to be had; on a file system without locks always."""
+  if fcntl is None:
+    return True
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  except OSError:
+    pass  # signs of life decide
+  return True
+
+
+def read_owner(folder: pathlib.Path) -> Owner | None:
+  """Who last took a run's folder; None where nobody has, or the file is damaged."""
+  try:
+    return Owner(**json.loads((folder / OWNER).read_text()))
+  except (OSError, ValueError, TypeError):
+    return None
+
+
+@contextlib.contextmanager
+def holding(folder: pathlib.Path) -> Iterator[Fence]:
+  """A fence around the block."""
+  fence = Fence(folder)
+  try:
+    yield fence
+  finally:
+    fence.close()

@@ -1,0 +1,373 @@
+"""The fields that every recipe shares, and how a command line becomes a config.
+
+A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
+
+  from jaxspeed import config as config_lib
+
+  def get_config(variant=""):
+    config = config_lib.base()
+    config.epochs = 24.0
+    return config
+
+Configs hold primitives only. Everything derived (steps, rates, shapes) is worked out by `plan.py`
+after the overrides, so that `--config.epochs=10` moves the whole schedule along.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxspeed.errors import UserError
+from jaxspeed.records.writer import write_atomically
+
+# Fields that say where a run reads and writes and how it is watched, and cannot change its result.
+PLACES = (
+  "data.path",
+  "data.copies",
+  "data.cache",
+  "compile_cache",
+  "checkpoint",
+  "allreduce.group_mb",
+  "watchdog_seconds",
+  "heartbeat_seconds",
+  "records",
+  "cost_per_hour",
+)
+
+
+def base() -> ConfigDict:
+  """Every shared field with its default; a recipe adds `model`, the net's own fields."""
+  return ConfigDict(
+    {
+      "name": "",  # names the run's folder and its rows
+      "seed": 0,
+      "runs": 1,  # runs N seeds (seed, seed + 1, ...) with one compilation
+      "epochs": 1.0,  # may be fractional: steps = ceil(epochs * steps an epoch)
+      "batch_size": 512,  # global: of all devices together
+      "accumulate": 1,  # parts of a device's batch, one after the other, each with its own norms
+      "precision": "auto",  # float32 | bfloat16 | float16; auto: the fastest that the device has
+      "loss_scale": 0.0,  # in float16: the factor on the loss; 0: as large as it will go
+      "label_smoothing": 0.0,
+      "target": 0.94,  # accuracy as a fraction; the time at which it was first reached is reported
+      "target_metric": "top1",  # top1 | top5: which accuracy the target is of
+      "stop_at_target": False,
+      "tune_on": "test",  # test | validation: a tenth of the training images, held out
+      "warmup": "auto",  # a run on random labels before the clock: on | off; auto: on accelerators
+      "cost_per_hour": 0.0,  # USD of all the hardware; 0: not stated
+      "compile_cache": "",  # folder of compiled programs; '': ~/.cache/jaxspeed/programs
+      "data": {
+        "feed": "resident",  # resident: the whole set on every device | stream: images from disk
+        "name": "cifar10",  # cifar10 | cifar100 | digits; of a stream, the name of a TFDS set
+        "path": "",  # folder or archive: TFDS, official binary files, images.npy and labels.npy;
+        # of a stream: a folder of train/CLASS/*.jpg and val/CLASS/*.jpg, or TFDS
+        "copies": "",  # folder of a stream's resized copies; '': the path with -sz behind it
+        "cache": "",  # folder of uint8 copies and of sizes; '': ~/.cache/jaxspeed/data
+        "classes": 10,
+        "image_size": 32,
+        "train_images": 50_000,  # what a plan without the data counts with
+        "eval_images": 10_000,
+        "mean": (125.31, 122.95, 113.87),  # of the pixels 0 ... 255; (): the training set's own
+        "std": (62.99, 62.09, 66.70),
+        "last_batch": "drop",  # drop | keep: the short last batch of an epoch; of a stream
+        "on_error": "skip",  # skip: an image that cannot be read is replaced and named | raise
+        "synthetic": False,  # noise in place of a stream: what the machine does without its disk
+      },
+      "phases": {  # of a stream, columns with a value a phase; (): one phase of the field in []
+        "first_epoch": (),  # from 0
+        "image_size": (),  # [data.image_size]
+        "batch_size": (),  # [batch_size]
+        "min_scale": (),  # [augment.min_scale]
+        "copies": (),  # short side of the resized copies that are read; 0: the originals [0]
+        "eval_mode": (),  # [eval.mode]
+      },
+      "pretrained": {  # weights to begin with in place of random ones, of ResNets
+        "path": "",  # a .safetensors file under torchvision's or timm's names
+        "head": "keep",  # keep: the file's last layer | new: a random one, for other classes
+      },
+      "augment": {
+        "crop_padding": 0,  # reflected pixels on each side, from which a random crop is taken
+        "min_scale": 0.08,  # of a stream: least share of an image's area in its random crop
+        "flip": "none",  # none | random: with probability 1/2 | alternating: every other epoch
+        "cutout": 0,  # side of the square that is set to the mean, in pixels
+        "brightness": 0.0,  # most that is added to a normalised image
+        "contrast": 0.0,  # most by which its scale differs from 1
+        "cutmix": 0,  # side of the square that comes from another image of the batch, in pixels
+        "cutmix_epochs": 0.0,  # at the end of the run, with cutmix
+      },
+      "optimizer": {
+        "name": "sgd",  # sgd | muon: Muon for the convolutions, SGD for the rest | lars
+        "momentum": 0.9,
+        "momentum_pieces": (),  # as schedule.pieces, of the momentum, in place of the one number
+        "nesterov": True,
+        "rate_in_momentum": False,  # v = m v + rate g (myrtle) instead of v = m v + g (PyTorch)
+        "weight_decay": 0.0,
+        "bias_rate": 1.0,  # times the rate, for biases
+        "bias_decay": 1.0,  # times the weight decay, for biases
+        "scale_decay": 1.0,  # times the weight decay, for the scales of norms
+        "head_rate": 1.0,  # times the rate, for the last layer
+        "head_decay": 1.0,  # times the weight decay, for the last layer
+        "decay_follows_rate": False,  # lars: peak * weight decay stands in the ratio (Fujitsu)
+        "lars_eta": 0.001,  # trust coefficient
+        "lars_epsilon": 0.0,  # added to the denominator of the trust ratio
+        "lars_clip": (),  # least and most trust ratio; (): unbounded
+        "muon_momentum": 0.6,
+        "muon_decay": 0.0,  # times the rate, taken from the weights
+        "muon_coefficients": (3.4445, -4.7750, 2.0315),  # of the Newton-Schulz polynomial
+        "muon_renormalize": "every_step",  # every_step | growing: every 2 to 17 steps (hiverge)
+      },
+      "schedule": {  # linear from start to peak to final, then flat; or in pieces
+        "pieces": (),  # ((first epoch, end, rate there, rate at the end), ...) in place of the rest
+        "read": "end",  # at which end of a step: end (myrtle) | start (airbench)
+        "peak": 0.1,
+        "start": 0.0,  # times the peak
+        "final": 0.0,  # times the peak
+        "warmup": 0.2,  # fraction of the run at which the peak is reached
+        "flat_epochs": 0.0,  # at the end, at the final rate
+        "power": 1.0,  # of the fall from the peak: 1 is linear, 2 LARS's polynomial
+      },
+      "average": {  # of parameters and running statistics over the steps
+        "kind": "none",  # none | ema | lookahead: the model goes back to its average
+        "decay": 0.99,  # a step; of lookahead at the end, from 0 with the cube of the progress
+        "every": 1,  # steps between two updates, each with decay ** every
+        "from_epoch": 0,  # lookahead begins with the first update of this epoch
+      },
+      "whitening": {  # of nets that begin with a whitening convolution
+        "images": 10_000,  # first of the training set, whose patches are decorrelated
+        "epsilon": 1e-2,  # added to the eigenvalues
+        "centered": False,  # whether the covariance is about the mean
+        "bias_epochs": 0.0,  # in which a whitening layer's bias is trained, from the first on
+        "bias_rate": 1.0,  # times the rate
+        "bias_decay": 1.0,  # times the weight decay
+        "bias_falls": False,  # its rate falls to 0 over its own epochs
+      },
+      "proxy": {  # a small net that trains along and leaves the easy images out (airbench)
+        "keep": 0,  # of a batch, those with the highest loss; 0: no proxy
+        "every": 4,  # steps between two in which it learns
+        "widths": (32, 64, 64),
+      },
+      "eval": {
+        "mode": "center",  # center | flip | six | selective | five | rect | rect_flip: `validate`
+        "batch_size": 1000,  # a device
+        "image_size": 0,  # of a stream; 0: that of the phase
+        "resize": 1.14,  # of a stream: times the image size, the short side before the crop
+        "shapes": 16,  # most shapes of rectangles
+        "multiple": 8,  # of which the sides of rectangles are, in pixels
+        "every_epochs": 1,
+      },
+      "allreduce": {  # of the gradients, where there are several devices
+        "group_mb": 8.0,  # at which a group of layers is closed and sent; 0: all in one
+        "dtype": "float32",  # float32 | bfloat16 | float16, in which gradients travel
+      },
+      "compiler_options": (),  # of XLA, for the training programs: ("NAME=VALUE", ...)
+      "checkpoint": {
+        "every_seconds": 60.0,  # of training, between two checkpoints; one more at the end
+        "keep": 2,
+        "on_error": "continue",  # where one cannot be written: continue | stop
+      },
+      "watchdog_seconds": 600.0,  # after which a run that stands still is ended; 0: never
+      "heartbeat_seconds": 30,  # after which a process that is not heard of counts as lost
+      "records": {
+        "author": "jaxspeed",  # of the DAWNBench entry
+        "author_email": "jaxspeed@example.org",
+        "code_url": "",
+      },
+    }
+  )
+
+
+def imagenet() -> ConfigDict:
+  """What ImageNet's recipes share: the set, ResNet-50, SGD without decay of norms, 93 % top-5.
+
+  The bias of the last layer decays with it, as in the original recipes.
+  """
+  config = base()
+  config.loss_scale = 1024.0
+  config.target = 0.93
+  config.target_metric = "top5"
+  config.data.update(
+    feed="stream",
+    name="imagenet2012",
+    classes=1000,
+    image_size=224,
+    train_images=1_281_167,
+    eval_images=50_000,
+    # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225 of the range.
+    mean=(123.675, 116.28, 103.53),
+    std=(58.395, 57.12, 57.375),
+    last_batch="keep",
+  )
+  config.augment.flip = "random"
+  config.model = dict(
+    name="resnet",
+    depth=50,
+    width=64,
+    zero_init=True,
+    blurpool=False,
+    ghost_splits=1,
+    norm_momentum=0.9,
+  )
+  config.optimizer.update(
+    momentum=0.9, nesterov=False, weight_decay=1e-4, bias_decay=0.0, scale_decay=0.0
+  )
+  config.eval.update(batch_size=256, resize=1.14)
+  return config
+
+
+def choose(variant: str | None, variants: tuple[str, ...], file: str) -> str:
+  """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
+  if variant in variants:
+    return str(variant)
+  raise UserError(
+    f"{os.path.basename(file)} has no variant {variant!r}: write "
+    f"--config={os.path.basename(file)}:NAME with NAME one of {', '.join(variants)}."
+  )
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """Pairs of dotted field name and value, depth first, names sorted."""
+  for name in sorted(config):
+    value = config[name]
+    if isinstance(value, ConfigDict):
+      yield from leaves(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value
+
+
+def to_dict(config: ConfigDict) -> dict[str, Any]:
+  """A config as JSON stores it: nested dicts, tuples as lists."""
+  return json.loads(json.dumps(config.to_dict()))
+
+
+def save(config: ConfigDict, path: pathlib.Path) -> None:
+  """Writes a config as JSON, whole or not at all."""
+  write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load(path: pathlib.Path) -> ConfigDict:
+  """Reads what `save` wrote.
+
+  Raises:
+    UserError: the file is missing or no JSON object.
+  """
+  try:
+    loaded = json.loads(path.read_text())
+  except FileNotFoundError:
+    raise UserError(
+      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
+    ) from None
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read as a config ({error}).") from None
+  if not isinstance(loaded, dict):
+    raise UserError(f"{path} holds no config: expected a JSON object.")
+  return ConfigDict({k: _tuples(v) for k, v in loaded.items()})
+
+
+def _tuples(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: _tuples(v) for k, v in value.items()}
+  return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+  """Lines 'field: old -> new' for every field that may change a result and differs."""
+  before, after = dict(leaves(old)), dict(leaves(new))
+  rows = []
+  for name in sorted(before.keys() | after.keys()):
+    if name.startswith(PLACES):
+      continue
+    a, b = before.get(name, "absent"), after.get(name, "absent")
+    if a != b:
+      rows.append(f"config.{name}: {a} -> {b}")
+  return rows
+
+
+def define_config_flag() -> flags.FlagHolder:
+  """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
+  return config_flags.DEFINE_config_file(
+    "config", None, "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
+  )
+
+
+def required(flag: str, value: str | None) -> str:
+  """The value of a flag that must be given."""
+  if not value:
+    raise UserError(f"--{flag} is missing; see --help for the flags.")
+  return value
+
+
+def nothing_left(arguments: list[str]) -> None:
+  """Refuses what stands on a command line and is no flag, as in `epochs=10` without the dashes."""
+  if arguments:
+    raise UserError(f"{arguments[0]!r} is no flag; see --help for the flags.")
+
+
+def run(
+  main: Callable[[list[str]], None], *, define: Callable[[list[str]], None] | None = None
+) -> None:
+  """Parses the flags, calls `main` with what is left, and turns a UserError into exit code 2.
+
+  Args:
+    main: takes the arguments that are no flags.
+    define: takes all of them before they are parsed, to define flags that depend on others.
+  """
+  try:
+    if define is not None:
+      define(sys.argv)
+    main(_parse(sys.argv)[1:])
+  except UserError as error:
+    print(f"jaxspeed: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  if {"-h", "-help", "--help"} & set(argv[1:]):
+    print(_help())
+    sys.exit(0)
+  file = value_of("config", argv)
+  file = file and file.split(":")[0]
+  if file is not None and not os.path.isfile(file):
+    raise UserError(f"--config={file}: there is no such file.")
+  try:
+    return flags.FLAGS(argv)
+  except UserError:
+    raise
+  except (AttributeError, KeyError) as error:  # ml_collections: a field that is not there
+    name, _, hint = str(error).strip("\"'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
+    raise UserError(f"the config has no field {name.strip(chr(39))}. {hint}".strip()) from None
+  except SyntaxError as error:
+    raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}.") from None
+  except (flags.Error, TypeError, ValueError) as error:
+    if "get_config() takes 0 positional" in str(error):
+      raise UserError(f"--config={file} has no variants: leave out the colon.") from None
+    raise UserError(_sentence(str(error))) from None
+
+
+def value_of(name: str, argv: list[str]) -> str | None:
+  """VALUE of --NAME=VALUE or --NAME VALUE, before the flags are parsed; None where it is not."""
+  for argument, following in itertools.pairwise([*argv[1:], ""]):
+    flag, equals, value = argument.partition("=")
+    if flag in (f"--{name}", f"-{name}"):
+      return value if equals else following
+  return None
+
+
+def _help() -> str:
+  """The command's own docstring and flags; absl adds --help only to what its `app.run` starts."""
+  lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    if not module.startswith("absl"):
+      lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
+  return "\n".join(lines)
+
+
+def _sentence(message: str) -> str:
+  """The last line of a message, which may have a traceback before it, and the way on."""
+  last = message.strip().splitlines()[-1]
+  return last.removeprefix("ValueError: ").rstrip(".") + "; see --help for the flags."

@@ -1,0 +1,130 @@
+"""The sets that a streamed run reads: originals, resized copies, held-out images, noise."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
+from jaxspeed.data.disk.noise import noise_set
+from jaxspeed.data.disk.sizes import Show
+from jaxspeed.errors import UserError
+from jaxspeed.planning.plan import Phase
+
+# Names of images that a line of a report holds.
+NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSets:
+  """The sets that a streamed run reads, by the short side of their images; 0: the originals."""
+
+  sets: dict[int, ImageSet]
+  notes: tuple[str, ...] = ()
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    return next(iter(self.sets.values())).class_names
+
+  @property
+  def source(self) -> str:
+    return "; ".join(dict.fromkeys(each.source for each in self.sets.values()))
+
+  @property
+  def train_images(self) -> dict[int, int]:
+    return {side: len(each.train) for side, each in self.sets.items()}
+
+  @property
+  def eval_images(self) -> int:
+    return max(len(each.eval) for each in self.sets.values())
+
+
+def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = None) -> ImageSets:
+  """Opens every set that phases read.
+
+  Resized copies that are not there are replaced by the originals, with a note: they cost time and
+  not accuracy.
+
+  Args:
+    config: its `data` and `tune_on` count.
+    phases: of its plan.
+    show: as `open_images` takes it.
+
+  Raises:
+    UserError: as `open_images`; or sets of different classes, or of another number of them.
+  """
+  data = config.data
+  if data.synthetic:
+    noise = noise_set(data.train_images, data.eval_images, data.classes)
+    return ImageSets({phase.copies: noise for phase in phases})
+  sets: dict[int, ImageSet] = {}
+  opened: dict[str, ImageSet] = {}
+  notes: list[str] = []
+  for side in dict.fromkeys(phase.copies for phase in phases):
+    path = copies_of(config, side) if side else data.path
+    if side and not pathlib.Path(path).expanduser().is_dir():
+      notes.append(
+        f"no copies of {side} px at {path}: the originals are read, which takes 1.5 to 4 times the "
+        f"time on the CPU; python -m jaxspeed.prepare resize makes copies"
+      )
+      path = data.path
+    if path not in opened:
+      images = open_images(name=data.name, path=path, cache=data.cache, show=show)
+      opened[path] = hold_out(images) if config.tune_on == "validation" else images
+    sets[side] = opened[path]
+  names = {each.class_names for each in sets.values()}
+  if len(names) > 1:
+    raise UserError(
+      f"{data.path} and its resized copies have different classes: make the copies again with "
+      f"python -m jaxspeed.prepare resize."
+    )
+  for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
+    notes += _small_images(sets[side].train, size)
+  (classes,) = names
+  if len(classes) != data.classes:
+    raise UserError(
+      f"{data.path} has {len(classes)} classes, but config.data.classes is {data.classes}: "
+      f"set --config.data.classes={len(classes)}."
+    )
+  return ImageSets(sets, tuple(notes))
+
+
+def _small_images(split: Split, size: int) -> list[str]:
+  """A sentence on images that are smaller than the crops that are made of them."""
+  short = np.minimum(split.width, split.height)
+  small = np.flatnonzero((short > 0) & (short < size))
+  if not len(small):
+    return []
+  named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
+  more = f" and {len(small) - NAMED:,} more" if len(small) > NAMED else ""
+  return [
+    f"{len(small):,} training images are smaller than {size} px and are enlarged: "
+    f"{', '.join(named)}{more}"
+  ]
+
+
+def copies_of(config: ConfigDict, side: int) -> str:
+  """The folder of the resized copies with this short side."""
+  return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))
+
+
+def hold_out(images: ImageSet) -> ImageSet:
+  """The set with a tenth of its training images in the place of its evaluation images.
+
+  The tenth is that of the smallest BLAKE2b digests of the names, so that the copies of an image go
+  where the image goes.
+  """
+  train = images.train
+  names = (pathlib.PurePath(train.name(i)).parts[-2:] for i in range(len(train)))
+  digests = [hashlib.blake2b("/".join(name).encode(), digest_size=8).digest() for name in names]
+  order = np.argsort(np.frombuffer(b"".join(digests), "<u8"), kind="stable")
+  held_out = len(train) // 10 or 1
+  return dataclasses.replace(
+    images,
+    train=train.take(np.sort(order[held_out:])),
+    eval=train.take(np.sort(order[:held_out])),
+    source=f"{images.source}, {held_out:,} training images held out for tuning",
+  )

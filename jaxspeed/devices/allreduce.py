@@ -1,0 +1,156 @@
+"""The sum of gradients over the devices, in groups that start while the backward pass runs.
+
+Fujitsu (Yamazaki et al. 2019, arXiv 1903.12650) sums groups of layers of a few megabytes as soon
+as their gradients are there, the last layers' first. XLA combines all-reduces by itself, but not by
+layer: of ResNet-50's step for 2,048 described H100s at 4 MB, two thirds of the bytes went out in
+the last 40 of 660 kernels (results/allreduce_groups.json). So each group is one flat vector here,
+which XLA would have made of it anyway, and its own combining is off.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from jaxspeed.devices import precision
+from jaxspeed.devices.mesh import AXIS
+
+_MEGABYTE = 1e6
+# A line of a compiled program with an all-reduce, or its start where it is asynchronous.
+_ALL_REDUCE = re.compile(r"^[^=\n]*= ([^=\n]*?) all-reduce(?:-start)?\(", re.MULTILINE)
+_ARRAY = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
+
+
+def layer_order(model: nn.Module, image_size: int) -> tuple[int, ...]:
+  """Positions of a net's parameters, as jax.tree.leaves lists them, in the order of its layers."""
+  order: list[tuple[str, ...]] = []
+
+  def init(key: Array) -> PyTree:
+    images = jnp.zeros((1, image_size, image_size, 3))
+    params = model.init(key, images, train=False)["params"]
+    order.extend(_paths(params))  # dicts in the order in which the layers were made
+    return params
+
+  shapes = jax.eval_shape(init, jax.random.key(0))
+  position = {
+    tuple(key.key for key in path): i
+    for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(shapes))
+  }
+  return tuple(position[path] for path in order)
+
+
+def _paths(tree: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+  if not isinstance(tree, dict):
+    return [prefix]
+  # A shortcut's gradient is there when its block's is, however early it runs in the block.
+  names = sorted(tree, key=lambda name: name.startswith("shortcut"))
+  return [path for name in names for path in _paths(tree[name], (*prefix, name))]
+
+
+def make_groups(sizes: Sequence[int], limit: float) -> list[list[int]]:
+  """Consecutive positions in groups that are closed once they reach a limit.
+
+  Args:
+    sizes: in the order in which they are ready.
+    limit: in the unit of the sizes; 0: one group of all.
+  """
+  groups: list[list[int]] = [[]]
+  filled = 0.0
+  for position, size in enumerate(sizes):
+    if limit and filled >= limit:
+      groups.append([])
+      filled = 0.0
+    groups[-1].append(position)
+    filled += size
+  return groups
+
+
+def sum_over_devices(
+  gradient: PyTree, rest: PyTree, *, order: Sequence[int], group_mb: float, dtype: str
+) -> tuple[PyTree, PyTree]:
+  """Sums of the devices' gradients and of some small numbers beside them.
+
+  Args:
+    gradient: float32 leaves.
+    rest: scalars and statistics, float32 or integers below 2 ** 24 in sum: one more all-reduce.
+    order: positions of the gradient's leaves, first layers first (`layer_order`).
+    group_mb: megabytes (1e6 bytes) at which a group is closed; 0: one group.
+    dtype: float32 | bfloat16 | float16, in which gradients travel and are summed.
+
+  Returns:
+    Both, the same on all devices.
+  """
+  leaves, structure = jax.tree.flatten(gradient)
+  # The backward pass has the last layers' gradients first.
+  ready = list(reversed(order))
+  wire = precision.DTYPES[dtype]
+  bytes_of = [leaves[i].size * jnp.dtype(wire).itemsize for i in ready]
+  for group in make_groups(bytes_of, group_mb * _MEGABYTE):
+    positions = [ready[i] for i in group]
+    summed = _sum_flat([leaves[i] for i in positions], wire)
+    for i, leaf in zip(positions, summed, strict=True):
+      leaves[i] = leaf
+  small, small_structure = jax.tree.flatten(rest)
+  summed = _sum_flat(small, jnp.float32)
+  return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(small_structure, summed)
+
+
+def _sum_flat(leaves: Sequence[Array], dtype: Any) -> list[Array]:
+  """Each array summed over the devices, all of them in one vector."""
+  vector = jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
+  total = lax.psum(vector, AXIS)
+  ends = np.cumsum([leaf.size for leaf in leaves])
+  parts = (total[end - leaf.size : end] for leaf, end in zip(leaves, ends, strict=True))
+  return [
+    part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)
+  ]
+
+
+def compiler_options(platform: str, devices: int) -> dict[str, Any]:
+  """Options of a training program in which the groups stay what they are, and start early."""
+  if devices == 1:
+    return {}
+  if platform == "cpu":
+    # It would make one of all that do not wait for each other, whatever their size.
+    return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+  return {
+    "xla_gpu_all_reduce_combine_threshold_bytes": 1,
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+  }
+
+
+def count(program: str) -> list[int]:
+  """Bytes of each all-reduce of a compiled program.
+
+  Args:
+    program: the optimised HLO, as `compiled.as_text()` gives it.
+  """
+  return [
+    sum(
+      int(np.prod([int(n) for n in shape.split(",") if n])) * _bytes_of(kind)
+      for kind, shape in _ARRAY.findall(result)
+    )
+    for result in _ALL_REDUCE.findall(program)
+  ]
+
+
+def _bytes_of(kind: str) -> int:
+  return 1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8
+
+
+def describe(program: str) -> str:
+  """ "13 all-reduces of 0.4 to 9.4 MB, 102.2 MB in all", of a compiled program."""
+  found = count(program)
+  if not found:
+    return "no all-reduce"
+  megabytes = [size / _MEGABYTE for size in found]
+  span = (
+    f"{min(megabytes):.3g} to {max(megabytes):.3g}" if len(found) > 1 else f"{megabytes[0]:.3g}"
+  )
+  return f"{len(found)} all-reduces of {span} MB, {sum(megabytes):.4g} MB in all"

@@ -1,0 +1,410 @@
+"""The feed of images from disk: programs by shape, batches to the devices, evaluation."""
+
+import collections
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.cluster import signals as stopping
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.disk import rectangles
+from jaxspeed.data.disk.images import EvalStream, HostBatch, TrainStream, import_tensorflow
+from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.noise import NoiseEvaluation, NoiseStream
+from jaxspeed.data.disk.sets import NAMED, ImageSets
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import Ahead, Program, compile_program, in_thread
+from jaxspeed.planning.plan import Phase, Plan, StepKind
+from jaxspeed.steps import eval_step
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import Carry, Steps, TrainState
+
+_log = logging.getLogger("jaxspeed")
+
+# Batches that wait on the devices for their turn. More would only hold memory: the host decodes
+# ahead by itself.
+_EVALUATED_AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """How a phase evaluates: the global batches, and the mode."""
+
+  split: Split
+  batches: list[rectangles.EvalBatch]
+  mode: str
+  resize: int
+  size: int
+
+  @property
+  def shapes(self) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(batch.shape for batch in self.batches))
+
+
+def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
+  """The batches in which a set is evaluated, each image in one of them.
+
+  Args:
+    split: of the evaluation.
+    config: its `eval` has the bounds of rectangles.
+    phase: whose mode and size count.
+    batch_size: of all devices.
+  """
+  mode, size = phase.eval_mode, phase.eval_size
+  if mode.startswith("rect"):
+    shapes = rectangles.choose(
+      split.width,
+      split.height,
+      short_side=size,
+      limit=config.eval.shapes,
+      multiple=config.eval.multiple,
+      # As for a server of eight GPUs: with them the shapes, and so accuracies, would change.
+      batch=8 * config.eval.batch_size,
+      resize=phase.eval_resize,
+    )
+  else:
+    # Of "five" the device takes its crops from the middle square of the resized image.
+    side = phase.eval_resize if mode == "five" else size
+    shapes = rectangles.square(split.width, split.height, side)
+  batches = rectangles.batches(shapes, batch_size)
+  return Evaluation(split, batches, mode, phase.eval_resize, size)
+
+
+class StreamFeed:
+  """Trains and evaluates on images that are read from disk while the devices work.
+
+  Batches arrive as uint8; what is mirrored and normalised is so on the devices. Programs are those
+  of the shapes of the plan and of the rectangles; they are compiled in threads, in the order in
+  which they are needed, and all but the first phase's while that one trains.
+  """
+
+  def __init__(self, sets: ImageSets, job: Job) -> None:
+    self._sets, self._job = sets, job
+    config, plan = job.config, job.plan
+    everywhere = mesh_lib.replicated(job.mesh)
+    self._table = mesh_lib.replicate(plan.table32(), job.mesh)
+    self._evaluations = {
+      phase: make_evaluation(
+        sets.sets[phase.copies].eval, config, phase, plan.eval_batch_size * job.devices
+      )
+      for phase in plan.phases
+    }
+    size = plan.phases[0].image_size
+    self._init = step.on_mesh(step.init_state, job)
+    shapes = (
+      jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
+      jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8, sharding=everywhere),
+    )
+    state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
+    sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere)
+    self.carry = Carry(state, sums)
+    jobs: dict[Any, Callable[[], Program]] = {}
+    for phase in plan.phases:
+      jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
+      jobs.setdefault("init", lambda: compile_program(self._init, shapes))
+      evaluation = self._evaluations[phase]
+      for shape in evaluation.shapes:
+        jobs.setdefault(
+          _eval_key(evaluation, shape),
+          functools.partial(
+            compile_evaluation, job, state.evaluated(), evaluation, shape, plan.eval_batch_size
+          ),
+        )
+    self._ahead = Ahead(jobs)
+    # Beside the compilation, in which no Python runs.
+    self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
+    self._counted: set[Any] = set()
+    self._told: set[Phase] = set()
+    self._stream: TrainStream | NoiseStream | None = None
+    self._position: tuple[int, int, int] | None = None  # seed, epoch, step in it: what comes next
+    self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
+    self._broken: dict[str, str] = {}
+    self._waited_seconds = 0.0
+
+  @property
+  def programs(self) -> list[Program]:
+    """Those compiled by now, a training program first."""
+    return list(self._ahead.ready().values())
+
+  def new_programs(self) -> list[Program]:
+    """Those that were compiled since the last time."""
+    ready = self._ahead.ready()
+    new = [program for key, program in ready.items() if key not in self._counted]
+    self._counted |= ready.keys()
+    return new
+
+  def place(self) -> None:
+    """Images come with each step; what reads them is loaded, which takes some seconds."""
+    if self._loading is not None:
+      self._loading.result()
+
+  def init(self, seed: int) -> TrainState:
+    """The state before the first step."""
+    size = self._job.plan.phases[0].image_size
+    arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
+    return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._job.mesh))
+
+  def wait_for(self, epoch: int) -> list[str]:
+    """Waits for the programs of an epoch; of a later phase's first one, when they were ready."""
+    phase = self._phase_of(epoch)
+    evaluation = self._evaluations[phase]
+    keys = [_train_key(phase), "init", *(_eval_key(evaluation, s) for s in evaluation.shapes)]
+    ready, early = self._ahead.get(keys)
+    phases = self._job.plan.phases
+    if phase in self._told or len(phases) == 1:
+      return []
+    self._told.add(phase)
+    number = phases.index(phase) + 1
+    when = f"the {len(keys)} programs of phase {number} were ready {ready:.1f} s after the start"
+    if early < 0:
+      return [f"{when}: the run waited {-early:.1f} s for them"]
+    return [f"{when}, {early:.1f} s before they were needed"]
+
+  def train(self, carry: Carry, seed: int, epoch: int, within: int) -> Iterator[Steps]:
+    """The steps of an epoch from one of them on, each yielded once it is under way.
+
+    Args:
+      carry: donated.
+      seed: of the run.
+      epoch: from 0.
+      within: steps of the epoch that are done.
+    """
+    plan = self._job.plan
+    phase, steps = self._phase_of(epoch), plan.steps_in_epoch(epoch)
+    program = self._ahead[_train_key(phase)]
+    if self._position != (seed, epoch, within) or self._stream is None:
+      self._open(phase, seed, epoch, within)
+    loss = None
+    while within < steps:
+      host = self._take(loss)
+      batch = Batch(image=host.image, label=host.label, mask=host.mask)
+      placed, mirror = mesh_lib.split((batch, host.mirror), self._job.mesh)
+      carry, loss = program.call(carry, placed, mirror, self._table)
+      within += 1
+      self._position = (seed, epoch, within) if within < steps else (seed, epoch + 1, 0)
+      if within == steps and plan.first_step_of(epoch) + steps == _end_of(phase, plan):
+        self._close_stream()
+      elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
+        # So that its first batches are there when the phase begins.
+        self._open_next(phase, seed)
+      yield Steps(within, carry, loss)
+
+  def evaluate(self, variables: dict[str, Any], epoch: int) -> Sums:
+    """Sums over the evaluation images, each of them once."""
+    evaluation = self._evaluations[self._phase_of(epoch)]
+    programs = {s: self._ahead[_eval_key(evaluation, s)] for s in evaluation.shapes}
+    sums, broken = run_evaluation(self._job, evaluation, programs, variables)
+    self._broken |= broken
+    return sums
+
+  def take_waited_seconds(self) -> float:
+    """Seconds in which the devices had nothing to do for want of a batch, since the last call."""
+    seconds, self._waited_seconds = self._waited_seconds, 0.0
+    return seconds
+
+  def report(self) -> list[str]:
+    """What is to be told of data and programs since the last time, a line each."""
+    self._note_broken()
+    lines, self._broken = describe_broken(self._broken), {}
+    return lines
+
+  def close(self) -> None:
+    """Ends what runs in the background."""
+    self._ahead.cancel()
+    self._close_stream()
+    if self._next is not None:
+      self._next[2].close()
+      self._next = None
+
+  def _phase_of(self, epoch: int) -> Phase:
+    plan = self._job.plan
+    return plan.phase_of(plan.first_step_of(epoch))
+
+  def _make_stream(self, phase: Phase, seed: int, epoch: int, within: int) -> Any:
+    """From a step on to the end of the phase."""
+    config, plan = self._job.config, self._job.plan
+    split = self._sets.sets[phase.copies].train
+    numbers = range(plan.first_step_of(epoch) + within, _end_of(phase, plan))
+    steps = (plan.epoch_of(number) for number in numbers)
+    part = dict(process=jax.process_index(), processes=jax.process_count())
+    if config.data.synthetic:
+      return NoiseStream(split, phase, steps, **part)
+    return TrainStream(
+      split,
+      seed=seed,
+      image_size=phase.image_size,
+      batch_size=phase.batch_size,
+      min_scale=phase.min_scale,
+      flip=config.augment.flip,
+      steps=steps,
+      on_error=config.data.on_error,
+      **part,
+    )
+
+  def _open(self, phase: Phase, seed: int, epoch: int, within: int) -> None:
+    self._close_stream()
+    if self._next is not None:
+      ahead, ahead_seed, stream = self._next
+      self._next = None
+      if (ahead, ahead_seed, phase.first_epoch, 0) == (phase, seed, epoch, within):
+        self._stream = stream
+        return
+      stream.close()
+    self._stream = self._make_stream(phase, seed, epoch, within)
+
+  def _open_next(self, phase: Phase, seed: int) -> None:
+    following = [p for p in self._job.plan.phases if p.first_epoch > phase.first_epoch]
+    if following:
+      stream = self._make_stream(following[0], seed, following[0].first_epoch, 0)
+      self._next = (following[0], seed, stream)
+
+  def _take(self, loss: Any) -> HostBatch:
+    """The next batch; counts the seconds in which the devices had nothing to do."""
+    assert self._stream is not None
+    idle, start = loss is None or loss.is_ready(), time.monotonic()
+    host = next(self._stream)
+    seconds = time.monotonic() - start
+    if idle:
+      self._waited_seconds += seconds
+    elif loss.is_ready():
+      # The devices ran dry at some moment of the wait; in the mean in its middle.
+      self._waited_seconds += seconds / 2
+    return host
+
+  def _note_broken(self) -> None:
+    for stream in (self._stream, self._next and self._next[2]):
+      if stream is not None:
+        self._broken |= {stream.split.name(i): reason for i, reason in stream.broken.items()}
+        stream.broken.clear()
+
+  def _close_stream(self) -> None:
+    if self._stream is not None:
+      self._note_broken()
+      self._stream.close()
+    self._stream = self._position = None
+
+  def _compile_train(self, phase: Phase) -> Program:
+    job = self._job
+    function = step.on_mesh(
+      step.tabled_step, job, kind=StepKind(), split=(False, True, True, False)
+    )
+    batch = _abstract_batch(job, phase.batch_size, (phase.image_size, phase.image_size))
+    table = mesh_lib.abstract(self._table, mesh_lib.replicated(job.mesh))
+    return compile_program(
+      function,
+      (self.carry, batch, batch.mask, table),
+      donate=(0,),
+      options=job.compiler_options(jax.default_backend()),
+    )
+
+
+def run_evaluation(
+  job: Job,
+  evaluation: Evaluation,
+  programs: dict[tuple[int, int], Program],
+  variables: dict[str, Any],
+) -> tuple[Sums, dict[str, str]]:
+  """Sums over the images of an evaluation, and those that could not be read, with the reasons."""
+  split = evaluation.split
+  sums = mesh_lib.replicate(Sums.zero(), job.mesh)
+  under_way: collections.deque[Sums] = collections.deque()
+  stream = _eval_stream(job, evaluation)
+  for host in stream:
+    batch = Batch(image=host.image, label=host.label, mask=host.mask)
+    program = programs[host.image.shape[1:3]]
+    sums = program.call(variables, mesh_lib.split(batch, job.mesh), sums)
+    under_way.append(sums)
+    if len(under_way) > _EVALUATED_AHEAD:
+      jax.block_until_ready(under_way.popleft())
+      stopping.beat()
+  unreadable = {i: "its header cannot be read" for i in np.flatnonzero(split.width == 0)}
+  return sums, {split.name(int(i)): reason for i, reason in (unreadable | stream.broken).items()}
+
+
+def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
+  split, batches = evaluation.split, evaluation.batches
+  part = dict(process=jax.process_index(), processes=jax.process_count())
+  if job.config.data.synthetic:
+    return NoiseEvaluation(split, batches, **part)
+  on_error = job.config.data.on_error
+  return EvalStream(split, batches, resize=evaluation.resize, on_error=on_error, **part)
+
+
+def prepare_evaluation(
+  sets: ImageSets, job: Job, phase: Phase, variables: Any
+) -> Callable[[], Sums]:
+  """What evaluates as a phase does, with its programs compiled; broken images are logged."""
+  size = job.plan.eval_batch_size
+  split = sets.sets[phase.copies].eval
+  evaluation = make_evaluation(split, job.config, phase, size * job.devices)
+  abstract = mesh_lib.abstract(variables, mesh_lib.replicated(job.mesh))
+  compile_one = functools.partial(compile_evaluation, job, abstract, evaluation, batch_size=size)
+  programs = Ahead({s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}).wait()
+
+  def run() -> Sums:
+    sums, broken = run_evaluation(job, evaluation, programs, variables)
+    for line in describe_broken(broken):
+      _log.warning("%s", line)
+    return sums
+
+  return run
+
+
+def describe_broken(broken: dict[str, str]) -> list[str]:
+  """A line on images that could not be read, with the names of the first; none on none."""
+  if not broken:
+    return []
+  named = [f"{name} ({reason})" for name, reason in list(broken.items())[:NAMED]]
+  more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+  return [
+    f"{len(broken)} images could not be read; in training the next one takes the place of each, "
+    f"in evaluation it does not count: {', '.join(named)}{more}"
+  ]
+
+
+def compile_evaluation(
+  job: Job, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
+) -> Program:
+  """The program that evaluates one batch of images of `shape`, of `batch_size` a device."""
+  function = step.on_mesh(
+    eval_step.evaluate_batch,
+    job,
+    mode=evaluation.mode,
+    size=evaluation.size,
+    split=(False, True, False),
+  )
+  sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), mesh_lib.replicated(job.mesh))
+  batch = _abstract_batch(job, batch_size * job.devices, shape)
+  return compile_program(function, (variables, batch, sums))
+
+
+def _abstract_batch(job: Job, batch_size: int, shape: tuple[int, int]) -> Batch:
+  parts = mesh_lib.sharded(job.mesh)
+  return Batch(
+    image=jax.ShapeDtypeStruct((batch_size, *shape, 3), jnp.uint8, sharding=parts),
+    label=jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=parts),
+    mask=jax.ShapeDtypeStruct((batch_size,), jnp.bool_, sharding=parts),
+  )
+
+
+def _train_key(phase: Phase) -> tuple:
+  return ("train", phase.batch_size, phase.image_size)
+
+
+def _eval_key(evaluation: Evaluation, shape: tuple[int, int]) -> tuple:
+  return ("evaluate", evaluation.mode, evaluation.size, shape)
+
+
+def _end_of(phase: Phase, plan: Plan) -> int:
+  """The number of the first step after a phase."""
+  return min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)

@@ -1,0 +1,745 @@
+"""The story of a run: load, plan, compile, restore, epochs of steps, validate, save, result."""
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import errno
+import json
+import logging
+import math
+import pathlib
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from jaxspeed.cluster import folder_lock as fence_lib
+from jaxspeed.cluster import processes as distributed
+from jaxspeed.cluster import signals as stopping
+from jaxspeed.cluster.agreement import Agreement
+from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.cluster.processes import Peers
+from jaxspeed.cluster.signals import Signals, Stopped, Wish
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.devices import allreduce, precision
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import nothing_compiles, use_cache
+from jaxspeed.errors import UserError
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.feeds.stream import StreamFeed
+from jaxspeed.planning.plan import Plan, make_plan
+from jaxspeed.records import writer as records
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.console import Screen, counting, format_phase, make_console, silent_console
+from jaxspeed.records.dawnbench import write_dawnbench
+from jaxspeed.records.meters import NetworkMeter, peak_memory
+from jaxspeed.records.provenance import describe_device, versions
+from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job, load_pretrained, make_job
+from jaxspeed.steps.state import Carry, TrainState
+
+Feed = ResidentFeed | StreamFeed
+
+_log = logging.getLogger("jaxspeed")
+
+# Of the seconds of training: devices that wait more for input are told of.
+_MUCH_WAITING = 0.1
+# A step's loss and wishes are looked at when so many later ones are on their way: the devices have
+# work while the host waits for a number.
+_STEPS_AHEAD = 2
+
+
+def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
+  """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
+
+  Args:
+    config: of which `data` and `tune_on` count, and the phases.
+    console: where the reading of a million headers is shown; None: nowhere.
+
+  Raises:
+    UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
+      config says.
+  """
+  data = config.data
+  if data.feed == "stream":
+    with counting(console or silent_console(), "reading headers") as show:
+      return open_sets(config, make_plan(config).phases, show)
+  arrays = open_arrays(name=data.name, path=data.path, cache=data.cache, classes=data.classes)
+  height, width = arrays.train_images.shape[1:3]
+  if (height, width) != (data.image_size, data.image_size):
+    hint = f"set --config.data.image_size={height}" if height == width else "only squares will do"
+    raise UserError(
+      f"the images of {arrays.source} have {height} x {width} pixels but "
+      f"config.data.image_size is {data.image_size}: {hint}."
+    )
+  return hold_out(arrays) if config.tune_on == "validation" else arrays
+
+
+def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
+  """The plan of a config with the images that there are."""
+  if isinstance(data, Arrays):
+    train, evaluated = len(data.train_labels), len(data.eval_labels)
+    return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
+  return make_plan(
+    config, devices=devices, train_images=data.train_images, eval_images=data.eval_images
+  )
+
+
+def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
+  """The feed of a set; its programs are compiled, or begun to be."""
+  return ResidentFeed(data, job) if isinstance(data, Arrays) else StreamFeed(data, job)
+
+
+def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
+  """The config with what machine and data decide filled in, as the run's folder has it."""
+  resolved = config.copy_and_resolve_references()
+  resolved.precision = precision.resolve(config.precision, jax.devices()[0])
+  plan = plan_of(config, data)
+  resolved.data.train_images = plan.train_images
+  resolved.data.eval_images = plan.eval_images
+  if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
+    pixels = data.train_images.reshape(-1, 3)
+    resolved.data.mean = tuple(float(x) for x in pixels.mean(axis=0))
+    resolved.data.std = tuple(float(x) for x in np.maximum(pixels.std(axis=0), 1.0))
+  return resolved
+
+
+def claim(folder: pathlib.Path, config: ConfigDict) -> None:
+  """Takes a folder for a resolved config, or makes sure that it was taken for this one.
+
+  Raises:
+    UserError: the folder holds a run of another config; the message lists the differences.
+  """
+  path = folder / "config.json"
+  if not path.exists():
+    config_lib.save(config, path)
+    return
+  stored = ConfigDict(config_lib.to_dict(config_lib.load(path)))
+  rows = config_lib.differences(stored, ConfigDict(config_lib.to_dict(config)))
+  if rows:
+    raise UserError(
+      f"{folder} holds a run of another config ({'; '.join(rows)}): "
+      f"choose another --workdir, or take the changes back to go on with that run."
+    )
+
+
+def with_pretrained(state: TrainState, job: Job) -> TrainState:
+  """A first state with the weights of `config.pretrained`, where there are any."""
+  variables = {"params": state.params, "batch_stats": state.batch_stats}
+  loaded = load_pretrained(job.config, variables)
+  if loaded is variables:
+    return state
+
+  def place() -> dict[str, Any]:
+    # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
+    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), job.mesh)
+
+  return state.replace(
+    **place(),
+    average=state.average and place(),
+    slow=state.slow and place(),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+  """What a run is watched by, and what it agrees through.
+
+  Attributes:
+    fence: of the run's folder, in process 0.
+    incarnation: which start of the run this is, the same in all processes.
+  """
+
+  signals: Signals
+  agreement: Agreement
+  fence: Fence | None
+  incarnation: int
+
+
+class Run:
+  """One seed from wherever its folder stands to its result."""
+
+  def __init__(
+    self,
+    job: Job,
+    feed: Feed,
+    folder: pathlib.Path,
+    clock: Clock,
+    class_names: tuple[str, ...],
+    watch: Watch,
+  ) -> None:
+    self._job = job
+    self._feed = feed
+    self._folder = folder
+    self._clock = clock
+    self._config = job.config
+    self._plan = job.plan
+    self._watch = watch
+    self._primary = distributed.is_primary()
+    self._checkpoints = Checkpoints(
+      folder / "checkpoints",
+      keep=job.config.checkpoint.keep,
+      incarnation=watch.incarnation,
+      fence=watch.fence,
+    )
+    self._save_due = math.inf
+    self._decided = Wish.GO_ON  # by all processes, since the last checkpoint
+    self._progress_from = (0, time.monotonic())
+    self._pace: dict[str, float] = {}  # of the epoch that was trained last
+    if self._primary:
+      claim(folder, job.config)
+      self._checkpoints.remove_parts()
+      records.write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
+
+  def to_the_end(self) -> dict[str, Any]:
+    """Trains what is left of the run and returns its result row, also written to result.json."""
+    finished = read_result(self._folder)
+    # Of a run that is just being finished, some processes might see the result and some not.
+    if distributed.gather(int(finished is not None))[0] and finished is not None:
+      return {key: finished[key] for key in records.RESULT_KEYS}
+    step = self._restore_or_start()
+    self._count_programs()
+    self._schedule_save()
+    with (
+      records.open_records(
+        self._folder,
+        resume_step=step,
+        total_epochs=self._config.epochs,
+        primary=self._primary,
+      ) as self._records,
+      # Closing the records may take longer than the others' heartbeats.
+      distributed.ending_when_alone(),
+    ):
+      self._records.screen.header({"starting": self._clock.starting()})
+      if step:
+        self._records.screen.line(f"goes on from the checkpoint of step {step}")
+      while self._epoch_ended(step) or (
+        step < self._plan.total_steps and not self._stopped_at_target()
+      ):
+        if not self._epoch_ended(step):
+          step = self._train_epoch(step)
+        self._stop_if_decided(step)
+        self._validate_and_record(step)
+        if self._agree_now() >= Wish.SAVE:
+          self._save(step)
+        self._stop_if_decided(step)
+      if step != self._saved:
+        self._save(step)
+    return self._finish()
+
+  def _epoch_ended(self, step: int) -> bool:
+    """Whether an epoch ended with `step` that was not evaluated yet, also in an earlier process."""
+    at_end = step == self._plan.total_steps or self._plan.epoch_of(step)[1] == 0
+    return step > 0 and at_end and int(self._carry.sums.count) > 0
+
+  def _wish(self) -> Wish:
+    """What this process wants after this step; one clock decides when a checkpoint is due."""
+    if self._watch.signals.wish is not Wish.GO_ON:
+      return self._watch.signals.wish
+    return Wish.SAVE if self._primary and time.monotonic() >= self._save_due else Wish.GO_ON
+
+  def _agree_now(self) -> Wish:
+    """What all processes want; waits for them."""
+    agreement = self._watch.agreement
+    self._decided = max(self._decided, agreement.read(agreement.ask(self._wish())))
+    return self._decided
+
+  def _stop_if_decided(self, step: int) -> None:
+    """Ends the run after a signal to any of its processes.
+
+    Raises:
+      Stopped: once what there is has been saved.
+    """
+    decided = self._decided
+    if decided < Wish.STOP:
+      return
+    if step != self._saved:
+      self._save(step)
+    if step == self._saved:
+      kept = f"saved step {step} of {self._plan.total_steps}"
+    else:
+      kept = f"step {step} of {self._plan.total_steps} could not be saved"
+    raise Stopped(f"{kept} in {self._folder}; the same command goes on.", decided.exit_code)
+
+  def _count_programs(self) -> None:
+    for program in self._feed.new_programs():
+      self._clock.add("compile_cached" if program.cached else "compile_cold", program.seconds)
+
+  def _restore_or_start(self) -> int:
+    """Sets the carry; returns the number of steps done."""
+    # All take the one that process 0 sees: a shared disk may show others an older state.
+    newest = self._checkpoints.newest() if self._primary else None
+    chosen = distributed.gather(-1 if newest is None else newest)[0]
+    self._saved = max(chosen, 0)
+    if chosen >= 0:
+      with self._clock.measure("restore"):
+        restored = self._checkpoints.restore(self._feed.carry, step=chosen)
+      assert restored is not None
+      self._clock.restore(restored.clock)
+      self._carry = restored.tree
+      return restored.step
+    with self._measure("init"):
+      state = with_pretrained(self._feed.init(self._config.seed), self._job)
+      self._carry = jax.block_until_ready(
+        Carry(state, mesh_lib.replicate(Sums.zero(), self._job.mesh))
+      )
+    return 0
+
+  def _train_epoch(self, step: int) -> int:
+    """Steps to the end of the epoch that `step` is in, with a checkpoint where one is due."""
+    epoch, within = self._plan.epoch_of(step)
+    first = self._plan.first_step_of(epoch)
+    steps = self._plan.steps_in_epoch(epoch)
+    with self._clock.measure("compile"), stopping.unwatched():
+      lines = self._feed.wait_for(epoch)
+    for line in lines:
+      self._records.screen.line(line)
+    before, network = self._clock.dawn_seconds, NetworkMeter()
+    while within < steps:
+      with self._measure("train"):
+        within = self._advance(epoch, first, within, steps)
+      if within < steps:
+        self._save(first + within)
+        self._stop_if_decided(first + within)
+    seconds, end = self._clock.dawn_seconds - before, first + steps
+    images_per_second = (self._plan.examples(end) - self._plan.examples(step)) / seconds
+    self._pace = {
+      "images_per_second": images_per_second,
+      "images_per_second_per_device": images_per_second / self._job.devices,
+      "step_seconds": seconds / (end - step),
+      "data_wait": self._feed.take_waited_seconds() / seconds,
+      **network.rates(),
+    }
+    return end
+
+  def _advance(self, epoch: int, first: int, within: int, steps: int) -> int:
+    """Steps until the epoch ends or a checkpoint is due; returns the step in the epoch."""
+    unseen: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = collections.deque()
+    for done in self._feed.train(self._carry, self._config.seed, epoch, within):
+      self._carry, within = done.carry, done.within
+      unseen.append((within, done.losses, self._watch.agreement.ask(self._wish())))
+      while len(unseen) > (_STEPS_AHEAD if within < steps else 0):
+        self._look_at(*unseen.popleft(), epoch=epoch, first=first, steps=steps)
+      if self._decided is not Wish.GO_ON:
+        break
+    for number, losses, answer in unseen:
+      self._look_at(number, losses, answer, epoch=epoch, first=first, steps=steps)
+    jax.block_until_ready(self._carry)
+    return within
+
+  def _look_at(
+    self,
+    within: int,
+    losses: jax.Array,
+    answer: jax.Array | Wish,
+    *,
+    epoch: int,
+    first: int,
+    steps: int,
+  ) -> None:
+    """Waits for the losses of the steps that end with `within`, checks and shows them."""
+    values = np.atleast_1d(np.asarray(losses))
+    self._decided = max(self._decided, Agreement.read(answer))
+    stopping.beat()
+    for number, loss in enumerate(values, start=first + within - len(values)):
+      self._check_loss(number, float(loss))
+    self._show_progress(epoch, within, steps, float(values[-1]))
+
+  def _check_loss(self, step: int, loss: float) -> None:
+    if not math.isfinite(loss):
+      newest = self._checkpoints.newest()
+      kept = "there is no checkpoint yet" if newest is None else f"the checkpoint of {newest} stays"
+      raise UserError(
+        f"the training loss is {loss} at step {step + 1} of {self._plan.total_steps}: "
+        f"the run stops, {kept}; lower --config.schedule.peak."
+      )
+
+  def _show_progress(self, epoch: int, step: int, steps: int, loss: float) -> None:
+    if self._records.screen.progress_due():
+      done, now = self._plan.first_step_of(epoch) + step, time.monotonic()
+      since_step, since = self._progress_from
+      self._records.screen.progress(
+        epoch=epoch + 1,
+        step=step,
+        steps=steps,
+        loss=loss,
+        images_per_second=(self._plan.examples(done) - self._plan.examples(since_step))
+        / max(now - since, 1e-9),
+      )
+      self._progress_from = (done, now)
+
+  def _validate_and_record(self, step: int) -> None:
+    """The row of the epoch that ended with `step`; afterwards the carry's sums are zero."""
+    epoch, _ = self._plan.epoch_of(step - 1)
+    last = step == self._plan.total_steps
+    row = self._planned(step) | self._pace
+    row |= {f"train_{name}": value for name, value in self._carry.sums.means().items()}
+    if (loss_scale := self._carry.state.loss_scale) is not None:
+      row["skipped_steps"] = int(loss_scale.skipped)
+    if last or (epoch + 1) % self._config.eval.every_epochs == 0:
+      start = time.monotonic()
+      with self._measure("final_validate" if last else "validate"):
+        sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), epoch))
+      stopping.beat()
+      row["eval_seconds"] = time.monotonic() - start
+      row |= {f"eval_{name}": value for name, value in sums.means().items()}
+    row |= peak_memory(self._job.mesh.local_devices) | {
+      "train_seconds": self._clock.train_seconds,
+      "dawn_seconds": self._clock.dawn_seconds,
+    }
+    if self._watch.fence is not None:
+      self._watch.fence.check()
+    self._records.epoch(row)
+    self._count_programs()
+    for line in (*self._feed.report(), *self._report_pace(step)):
+      self._records.screen.line(line)
+    self._carry = self._carry.replace(sums=mesh_lib.replicate(Sums.zero(), self._job.mesh))
+
+  def _planned(self, step: int) -> dict[str, Any]:
+    """What the plan says of the epoch that ends with `step`, and of its last step."""
+    plan = self._plan
+    epoch, _ = plan.epoch_of(step - 1)
+    phase = plan.phase_of(step - 1)
+    done = epoch + plan.steps_in_epoch(epoch) / phase.steps_per_epoch
+    momentum = plan.table.get("momentum")
+    return {
+      "epoch": int(done) if done == int(done) else done,
+      "step": step,
+      "examples": plan.examples(step),
+      "learning_rate": float(plan.table["learning_rate"][step - 1]),
+      "momentum": float(
+        self._config.optimizer.momentum if momentum is None else momentum[step - 1]
+      ),
+      "image_size": phase.image_size,
+      "batch_size": phase.batch_size,
+      "world": self._job.devices,
+    }
+
+  def _report_pace(self, step: int) -> list[str]:
+    """Lines on a stream after `step`: that it is too slow, once a phase, and a phase's pace."""
+    plan = self._plan
+    phase = plan.phase_of(step - 1)
+    rows = [row for row in self._records.rows if row["step"] > phase.first_step]
+    lines = []
+    slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
+    if slow[-1] and not any(slow[:-1]):
+      lines.append(
+        f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: make "
+        f"resized copies (python -m jaxspeed.prepare resize) or use more cores; "
+        f"--config.data.synthetic=True shows the machine without its disk"
+      )
+    end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
+    if plan.streams and (step == end or self._stopped_at_target()):
+      pace = records.mean_pace(rows, examples=plan.examples(phase.first_step))
+      epochs = rows[-1]["epoch"] - phase.first_epoch
+      lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
+    return lines
+
+  def _stopped_at_target(self) -> bool:
+    rows = self._records.rows
+    return bool(self._config.stop_at_target and rows and self._reaches_target(rows[-1]))
+
+  def _reaches_target(self, row: Mapping[str, Any]) -> bool:
+    reached = row.get(f"eval_{self._config.target_metric}")
+    return reached is not None and reached >= self._config.target
+
+  def _save(self, step: int) -> None:
+    try:
+      with self._clock.measure("checkpoint"):
+        self._checkpoints.save(step, self._carry, self._clock.state())
+      self._saved = step
+    except CheckpointError as error:
+      if self._config.checkpoint.on_error == "stop":
+        raise UserError(
+          f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
+          "and run the same command again."
+        ) from error
+      self._records.screen.line(
+        f"{error}: the run goes on, the last whole checkpoint is of step {self._saved}"
+      )
+    stopping.beat()
+    self._decided = Wish.GO_ON if self._decided is Wish.SAVE else self._decided
+    self._schedule_save()
+
+  def _schedule_save(self) -> None:
+    self._save_due = time.monotonic() + self._config.checkpoint.every_seconds
+
+  @contextlib.contextmanager
+  def _measure(self, name: str) -> Iterator[None]:
+    """Measures a part that may not compile anything."""
+    with self._clock.measure(name), nothing_compiles(name):
+      yield
+
+  def _finish(self) -> dict[str, Any]:
+    config, rows = self._config, self._records.rows
+    last = rows[-1]
+    first = next(filter(self._reaches_target, rows), None)
+    row = records.result_row(
+      config=config_lib.to_dict(config),
+      evaluated_on=config.tune_on,
+      top1=last["eval_top1"],
+      top5=last["eval_top5"] if config.data.classes > 5 else None,
+      seconds=self._clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
+      seed=config.seed,
+    )
+    if self._watch.fence is not None:
+      self._watch.fence.check()
+    if self._primary:
+      records.write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
+      if config.tune_on == "test":
+        self._write_dawnbench()
+    return row
+
+  def _write_dawnbench(self) -> None:
+    """DAWNBench's entry, which is of the test set."""
+    config = self._config
+    write_dawnbench(
+      self._folder / "dawnbench",
+      task="ImageNet" if config.data.feed == "stream" else "CIFAR10",
+      epochs=self._records.rows,
+      author=config.records.author,
+      author_email=config.records.author_email,
+      model=f"ResNet-{config.model.depth}" if config.model.name == "resnet" else config.model.name,
+      hardware=describe_device(),
+      framework=f"JAX {jax.__version__}",
+      cost_per_hour=config.cost_per_hour,
+      code_url=config.records.code_url,
+      misc={"config": config_lib.to_dict(config), "versions": versions()},
+      timestamp=datetime.date.today(),
+    )
+
+
+def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
+  """What result.json of a finished run holds; None for one that is not finished."""
+  path = folder / "result.json"
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
+  return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
+
+
+def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
+  # XLA counts the body of a loop once, so this is a step in either case.
+  flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
+  cold = sum(not program.cached for program in feed.programs)
+  seconds = sum(program.seconds for program in feed.programs)
+  lines = {
+    "model": f"{job.config.model.name}, {parameters:,} parameters, "
+    f"{flops / 1e6:,.0f} MFLOP an image and step",
+    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
+  }
+  if job.devices > 1:
+    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
+  screen.header(lines)
+
+
+@contextlib.contextmanager
+def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
+  """Says what to change where the devices have too little memory, as a UserError."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise UserError(
+      f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
+      f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
+      f"the batch in as many pieces and keeps the recipe, and --config.eval.batch_size lower."
+    ) from error
+
+
+@contextlib.contextmanager
+def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
+  """Says what to do where records or the result cannot be written, as a UserError."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+      raise
+    raise UserError(
+      f"{error.filename or folder} could not be written ({error.strerror}): make room; the same "
+      "command goes on from the newest checkpoint."
+    ) from error
+
+
+def run_name(index: int) -> str:
+  """The folder of one of several runs."""
+  return f"run_{index:03d}"
+
+
+def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[str, Any]:
+  """Trains what `config` says into `workdir`, or goes on with what is there.
+
+  Args:
+    config: not yet resolved.
+    workdir: the run's folder, the same one for all processes.
+    peers: the processes of the run, which call this together; None: this one alone.
+
+  Returns:
+    What result.json holds.
+
+  Raises:
+    UserError: a mistake in the config, the data or the folder; a loss that is not finite.
+    Stopped: a signal ended the run early, and it is saved.
+  """
+  clock = Clock()
+  mesh_lib.keep_host_memory()
+  make_plan(config)  # its mistakes, before the seconds that data and folders take
+  with contextlib.ExitStack() as stack:
+    signals = stack.enter_context(stopping.catch_signals())
+    if peers is not None:
+      with clock.measure("connect"):
+        distributed.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    primary = distributed.is_primary()
+    console = make_console() if primary else silent_console()
+    screen = Screen(console, total_epochs=config.epochs)
+    with distributed.together("taking the run's folder"):
+      folder = records.prepare_workdir(workdir)
+      fence = stack.enter_context(fence_lib.holding(folder)) if primary else None
+    incarnation = distributed.gather(fence.incarnation if fence else 0)[0]
+    use_cache(config.compile_cache)
+    with distributed.together("opening the data"), clock.measure("load"):
+      _ensure_shared(folder, incarnation)
+      data = open_data(config, console)
+    resolved = resolve(config, data)
+    with distributed.together("the config"):
+      if primary:
+        claim(folder, resolved)
+      _ensure_same(resolved)
+    finished = read_result(folder) if primary else None
+    if distributed.gather(int(finished is not None))[0]:
+      finished = finished or read_result(folder)
+      assert finished is not None
+      screen.line(f"{folder} holds this run, finished:")
+      screen.result(finished)
+      return finished
+    _stop_before_steps(signals)
+    mesh = mesh_lib.make_mesh()
+    job = make_job(resolved, plan_of(resolved, data, devices=mesh.size), mesh)
+    _print_header(screen, job, data, folder)
+    with _memory_errors_told(resolved), clock.measure("compile"):
+      feed = make_feed(data, job)
+      stack.enter_context(contextlib.closing(feed))
+      lines = feed.wait_for(0)
+    _print_compiled(screen, job, feed)
+    for line in lines:
+      screen.line(line)
+    with clock.measure("load"):
+      feed.place()
+    # The first steps of a stream's long run need none.
+    if isinstance(feed, ResidentFeed) and _wants_warm_up(resolved, feed):
+      with clock.measure("warmup"):
+        feed.warm_up()
+    agreement = Agreement(mesh)
+    # All have their programs then: from here on none waits long for another.
+    with clock.measure("others"):
+      _stop_before_steps(signals)
+    signals.begun = True
+    stack.enter_context(stopping.watchdog(config.watchdog_seconds))
+    with _memory_errors_told(resolved), _disk_errors_told(folder):
+      watch = Watch(signals, agreement, fence, incarnation)
+      rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
+    if not primary:
+      return records.summed_up(rows, cost_per_hour=resolved.cost_per_hour)
+    with _disk_errors_told(folder):
+      result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
+    screen.result(result)
+    return result
+
+
+def _stop_before_steps(signals: Signals) -> None:
+  """Ends the run where a signal came to one of its processes before there was anything to save.
+
+  Raises:
+    Stopped: in all processes.
+  """
+  wish = Wish(max(distributed.gather(signals.wish)))
+  if wish >= Wish.STOP:
+    sentence = "ended before the first step of this start; what was saved before stays."
+    raise Stopped(sentence, wish.exit_code)
+
+
+def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
+  """Makes sure that this process sees the folder that process 0 has taken."""
+  owner = fence_lib.read_owner(folder)
+  if owner is None or owner.incarnation != incarnation:
+    raise UserError(
+      f"{folder.absolute()} of {distributed.whoami()} is not the folder of process 0: the "
+      "--workdir of a run must lie on a disk that all its hosts share."
+    )
+
+
+def _ensure_same(resolved: ConfigDict) -> None:
+  """Makes sure that all processes were started alike, on as many devices each."""
+  fields = {
+    name: value
+    for name, value in config_lib.leaves(resolved)
+    if not name.startswith(config_lib.PLACES)
+  }
+  for what, value in (
+    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
+    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
+    ("another number of devices", jax.local_device_count()),
+  ):
+    values = distributed.gather(value)
+    if others := [number for number, other in enumerate(values) if other != values[0]]:
+      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
+
+
+def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pathlib.Path) -> None:
+  config, plan = job.config, job.plan
+  sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
+  device = describe_device()
+  if job.devices > 1:
+    device += f"; {distributed.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
+  screen.header(
+    {
+      "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
+      "device": device,
+      "data": data.source,
+      "plan": f"{plan.total_steps} steps of {sizes} images, "
+      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
+      "programs": "; ".join(plan.programs()),
+      "workdir": str(folder),
+    }
+  )
+  for note in data.notes if isinstance(data, ImageSets) else ():
+    screen.line(note)
+
+
+def _run_all(
+  job: Job,
+  feed: Feed,
+  folder: pathlib.Path,
+  clock: Clock,
+  class_names: tuple[str, ...],
+  watch: Watch,
+  screen: Screen,
+) -> list[dict[str, Any]]:
+  """The result rows of `config.runs` seeds, one after the other."""
+  resolved, rows = job.config, []
+  for index in range(resolved.runs):
+    run_config = resolved.copy_and_resolve_references()
+    run_config.update(seed=resolved.seed + index, runs=1)
+    if resolved.runs > 1:
+      screen.line(f"run {index + 1} of {resolved.runs}, seed {run_config.seed}")
+    run_folder = folder if resolved.runs == 1 else records.prepare_workdir(folder / run_name(index))
+    if index:
+      # What the runs share is on the first one's clock; a later one's process begins with it.
+      clock = Clock()
+      clock.restore({"process": -clock.process_seconds})
+    run_job = dataclasses.replace(job, config=run_config)
+    run = Run(run_job, feed, run_folder, clock, class_names, watch)
+    rows.append(run.to_the_end())
+  return rows

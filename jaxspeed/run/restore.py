@@ -1,0 +1,273 @@
+"""From a run's folder back to a model: evaluation and prediction."""
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import UInt8
+from ml_collections import ConfigDict
+from PIL import Image, UnidentifiedImageError
+
+from jaxspeed.config import fields as config_lib
+from jaxspeed.data.augment import normalize
+from jaxspeed.data.batch import pad_batches
+from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
+from jaxspeed.devices.compile import compile_program, use_cache
+from jaxspeed.errors import UserError
+from jaxspeed.feeds.stream import prepare_evaluation
+from jaxspeed.models.pretrained import save_resnet
+from jaxspeed.planning.plan import Phase, Plan, make_plan
+from jaxspeed.run.checkpoint import Checkpoints, Restored
+from jaxspeed.run.loop import open_data
+from jaxspeed.steps import eval_step
+from jaxspeed.steps import programs as step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job, load_pretrained, make_job
+from jaxspeed.steps.state import Carry
+
+
+def load_config(folder: pathlib.Path) -> ConfigDict:
+  """The config of the run in `folder`, with the mode in which it was evaluated last as its own.
+
+  Raises:
+    UserError: the folder holds no run, or several.
+  """
+  config = config_lib.load(folder / "config.json")
+  if config.runs > 1:
+    raise UserError(
+      f"{folder} holds {config.runs} runs: name one of them, as in --workdir={folder / 'run_000'}."
+    )
+  return with_last_mode(config)
+
+
+def with_last_mode(config: ConfigDict) -> ConfigDict:
+  """The config with the mode of its last phase as its own, which `evaluate` takes."""
+  if config.phases.eval_mode:
+    config = config.copy_and_resolve_references()
+    config.eval.mode = config.phases.eval_mode[-1]
+    config.phases.eval_mode = ()
+  return config
+
+
+def _stored_plan(config: ConfigDict) -> Plan:
+  """The plan of a run's config, for evaluation: training batches need not divide over devices."""
+  # Told the sizes, the plan takes no hold-out from them: the stored ones are those without it.
+  return make_plan(
+    config, train_images=config.data.train_images, eval_images=config.data.eval_images
+  )
+
+
+def open_run(
+  folder: pathlib.Path, config: ConfigDict, checkpoint_step: int | None
+) -> tuple[Job, Restored]:
+  """The job and a checkpoint of the run in `folder`.
+
+  Raises:
+    UserError: the folder holds no whole checkpoint.
+  """
+  use_cache(config.compile_cache)
+  mesh = mesh_lib.make_mesh()
+  plan = _stored_plan(config)
+  job = make_job(config, plan, mesh)
+  everywhere = mesh_lib.replicated(mesh)
+  size = plan.phases[0].image_size
+  state = jax.eval_shape(
+    step.on_mesh(step.init_state, job),
+    jax.ShapeDtypeStruct((2,), np.uint32),
+    jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
+  )
+  target = mesh_lib.abstract(Carry(state, jax.eval_shape(Sums.zero)), everywhere)
+  restored = Checkpoints(folder / "checkpoints").restore(target, step=checkpoint_step)
+  if restored is None:
+    raise UserError(f"{folder} holds no whole checkpoint: train it first.")
+  return job, restored
+
+
+def evaluate(
+  folder: pathlib.Path, *, step: int | None = None, config: ConfigDict | None = None
+) -> list[dict[str, Any]]:
+  """Accuracies of a checkpoint on the images that its run was evaluated on.
+
+  Args:
+    folder: of the run.
+    step: of the checkpoint; None: the newest whole one.
+    config: what `load_config` gives, where fields of it are changed: other data, or another
+      eval.mode, or several with commas in between.
+
+  Returns:
+    For each mode {"step", "mode", "evaluated_on", "images", "loss", "top1", "top5", "seconds"};
+    accuracies as fractions, evaluated_on as in `records.result_row`, seconds without those of
+    compiling and of finding the images.
+
+  Raises:
+    UserError: as `open_run`, or a mode that is none.
+  """
+  configs = _one_a_mode(load_config(folder) if config is None else config)
+  job, restored = open_run(folder, configs[0], step)
+  rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
+  return [{"step": restored.step} | row for row in rows]
+
+
+def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
+  """Accuracies of the weights that `config.pretrained.path` names, as `evaluate` gives them.
+
+  Args:
+    config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase counts.
+
+  Raises:
+    UserError: no file is named, or as `build.load_pretrained`.
+  """
+  if not config.pretrained.path or config.pretrained.head == "new":
+    raise UserError(
+      "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
+      "own last layer: set --config.pretrained.head=keep."
+    )
+  use_cache(config.compile_cache)
+  config = config.copy_and_resolve_references()
+  config.precision = precision.resolve(config.precision, jax.devices()[0])
+  mesh = mesh_lib.make_mesh()
+
+  def variables_of(job: Job) -> Any:
+    size = job.plan.phases[-1].image_size
+    shapes = jax.eval_shape(
+      functools.partial(job.model.init, train=False),
+      jax.random.key(0),
+      jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
+    )
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    return mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+
+  configs = _one_a_mode(config)
+  rows = _rows(configs, mesh, make_plan(configs[0]).total_steps, variables_of)
+  return [{"weights": config.pretrained.path} | row for row in rows]
+
+
+def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
+  """Writes the weights that a run evaluates as .safetensors, under torchvision's names.
+
+  Raises:
+    UserError: the net is no ResNet, the file cannot be written, or as `open_run`.
+  """
+  config = load_config(folder)
+  if config.model.name != "resnet":
+    raise UserError(f"--export={path}: only a ResNet is written, and the run's is another net.")
+  _, restored = open_run(folder, config, step)
+  save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
+
+
+def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
+  """A config for each of the modes that stand in eval.mode with commas in between."""
+  configs = []
+  for mode in config.eval.mode.split(","):
+    configs.append(config.copy_and_resolve_references())
+    configs[-1].eval.mode = mode
+  return configs
+
+
+def _rows(
+  configs: Sequence[ConfigDict], mesh: Mesh, step: int, variables_of: Callable[[Job], Any]
+) -> list[dict[str, Any]]:
+  """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
+  jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
+  variables = variables_of(jobs[0])
+  phases = [job.plan.phase_of(step - 1) for job in jobs]
+  # A stream opens only what this phase reads.
+  streams = jobs[0].plan.streams
+  data = open_sets(configs[0], phases[:1]) if streams else open_data(configs[0])
+  rows = []
+  for config, job, phase in zip(configs, jobs, phases, strict=True):
+    run = _prepare_evaluation(data, job, phase, variables)
+    start = time.perf_counter()
+    sums = jax.block_until_ready(run())
+    rows.append(
+      {
+        "mode": config.eval.mode,
+        "evaluated_on": config.tune_on,
+        "images": int(sums.count),
+        **sums.means(),
+        "seconds": round(time.perf_counter() - start, 3),
+      }
+    )
+  return rows
+
+
+def _prepare_evaluation(
+  data: Arrays | ImageSets, job: Job, phase: Phase, variables: Any
+) -> Callable[[], Sums]:
+  """What evaluates, with its programs compiled."""
+  if isinstance(data, ImageSets):
+    return prepare_evaluation(data, job, phase, variables)
+  padded = pad_batches(
+    data.eval_images, data.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+  )
+  placed = mesh_lib.replicate(padded, job.mesh)
+  abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
+  program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
+  return lambda: program.call(variables, placed)
+
+
+def predict(
+  folder: pathlib.Path, images: Sequence[str], *, step: int | None = None, top: int = 5
+) -> list[list[tuple[str, float]]]:
+  """The likeliest classes of image files, with their probabilities.
+
+  Raises:
+    UserError: a file that is no image, or a folder that holds no run.
+  """
+  config = load_config(folder)
+  if config.data.feed == "stream":
+    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
+  job, restored = open_run(folder, config, step)
+  phase = job.plan.phase_of(restored.step - 1)
+  if config.data.feed == "stream":
+    size, resize = phase.eval_size, phase.eval_resize
+  else:
+    size = resize = config.data.image_size
+  pixels = np.stack([read_image(path, size, resize) for path in images])
+  names = (folder / "classes.txt").read_text().splitlines()
+
+  def probabilities(variables: Any, batch: Any) -> Any:
+    normal = normalize(batch, config.data.mean, config.data.std)
+    logits = eval_step.predict_logits(
+      variables, normal.astype(precision.DTYPES[config.precision]), job=job
+    )
+    return jax.nn.softmax(logits)
+
+  variables = restored.tree.state.evaluated()
+  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(pixels, job.mesh)))
+  order = np.argsort(-rows, axis=1)[:, :top]
+  return [
+    [(names[index], float(row[index])) for index in best]
+    for row, best in zip(rows, order, strict=True)
+  ]
+
+
+def read_image(path: str, size: int, resize: int) -> UInt8[np.ndarray, "size size 3"]:
+  """An image file as the net sees it: RGB, short side scaled to `resize`, the middle square.
+
+  Raises:
+    UserError: the file is missing or no image.
+  """
+  try:
+    with Image.open(path) as file:
+      image = file.convert("RGB")
+  except FileNotFoundError:
+    raise UserError(f"{path}: there is no such file.") from None
+  except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    raise UserError(f"{path} cannot be read as an image: {error}.") from None
+  width, height = image.size
+  scale = resize / min(width, height)
+  image = image.resize(
+    (max(resize, round(width * scale)), max(resize, round(height * scale))),
+    Image.Resampling.BILINEAR,
+  )
+  left, top = (image.width - size) // 2, (image.height - size) // 2
+  return np.asarray(image.crop((left, top, left + size, top + size)))
