@@ -7,11 +7,11 @@ Source: hiverge/cifar10-speedrun. Published: 1.98 s on one A100 (94.02 %, standa
 cores of a CPU, results/cifar10.json); not yet timed on a GPU.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.base()
+  config = fields.base()
   config.name = "cifar10"
   config.epochs = 7.65
   config.batch_size = batch = 1536

@@ -17,13 +17,13 @@ run on a CPU, results/cifar10_airbench_94_muon.json).
 96_faster trains a small net along, which keeps the 512 images of 1,024 with the highest loss.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 VARIANTS = ("94", "94_muon", "95", "96", "96_faster")
 
 
 def get_config(variant="94_muon"):
-  variant = config_lib.choose(variant, VARIANTS, __file__)
+  variant = fields.choose(variant, VARIANTS, __file__)
   config = base()
   config.name = f"cifar10_airbench/{variant}"
   if variant == "94":
@@ -56,7 +56,7 @@ def get_config(variant="94_muon"):
 
 def base():
   """What all variants share."""
-  config = config_lib.base()
+  config = fields.base()
   config.epochs = 9.9
   config.batch_size = 1024
   config.label_smoothing = 0.2

@@ -15,11 +15,11 @@ What differs from the original:
   weights  and momentum are float32; the original's are float16
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.base()
+  config = fields.base()
   config.name = "cifar10_hlb"
   config.epochs = 12.1
   config.batch_size = batch = 1024

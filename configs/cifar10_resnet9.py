@@ -23,7 +23,7 @@ results/cifar10_resnet9_ladder); not yet timed on a GPU.
   flip_tta             10        1.0       26 s  evaluates the mirror image too; no cutout
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 RUNGS = (
   "baseline",
@@ -41,9 +41,9 @@ RUNGS = (
 
 
 def get_config(rung="flip_tta"):
-  height = RUNGS.index(config_lib.choose(rung, RUNGS, __file__))
+  height = RUNGS.index(fields.choose(rung, RUNGS, __file__))
 
-  config = config_lib.base()
+  config = fields.base()
   config.name = f"cifar10_resnet9/{rung}"
   config.epochs = 24.0
   config.batch_size = 512

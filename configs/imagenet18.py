@@ -20,14 +20,14 @@ On other GPUs, fewer or more, the batch stays the same as long as it divides by 
 does not hold it, --config.accumulate=N computes it in N parts. Batch norm sees one part of one GPU.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 VARIANTS = ("1", "2", "4", "8", "16")
 
 
 def get_config(machines="1"):
-  machines = config_lib.choose(machines, VARIANTS, __file__)
-  config = config_lib.imagenet()
+  machines = fields.choose(machines, VARIANTS, __file__)
+  config = fields.imagenet()
   config.name = f"imagenet18/{machines}"
   phases, pieces = {"1": one, "2": two, "4": four, "8": eight, "16": sixteen}[machines]()
   set_phases(config, phases, gpus=8 * int(machines))

@@ -17,14 +17,14 @@ it in N parts. The accuracy falls where the rate is high, and in the first epoch
 8 GPUs published 32.3 % top-1 after epoch 5, 27.3 % after 6; 58.6 % after 13, 57.4 % after 14.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 VARIANTS = ("8", "4")
 
 
 def get_config(gpus="8"):
-  gpus = config_lib.choose(gpus, VARIANTS, __file__)
-  config = config_lib.imagenet()
+  gpus = fields.choose(gpus, VARIANTS, __file__)
+  config = fields.imagenet()
   config.name = f"imagenet18_lambda/{gpus}"
   if gpus == "8":
     set_phases(config, first_epoch=(0, 13, 25), batch_size=(512 * 8, 224 * 8, 128 * 8))

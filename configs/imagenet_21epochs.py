@@ -17,11 +17,11 @@ The entry leaves open, and here it is: a warm-up that is linear from 0; momentum
 0.96 to 0.90 with it and goes back while the rate falls; no label smoothing; originals, no copies.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.imagenet()
+  config = fields.imagenet()
   config.name = "imagenet_21epochs"
   config.epochs = 21.0
   config.batch_size = 2048

@@ -22,7 +22,7 @@ and it trains on images cut down to 500 pixels, half of them compressed again.
 
 import numpy as np
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 # Epochs -> those between which the side grows from 160 to 192 pixels.
 RAMPS = {
@@ -37,8 +37,8 @@ VARIANTS = tuple(RAMPS)
 
 
 def get_config(epochs="32"):
-  epochs = config_lib.choose(epochs, VARIANTS, __file__)
-  config = config_lib.imagenet()
+  epochs = fields.choose(epochs, VARIANTS, __file__)
+  config = fields.imagenet()
   config.name = f"imagenet_ffcv/{epochs}"
   config.epochs = float(epochs)
   config.batch_size = 4096

@@ -30,7 +30,7 @@ originals': norms see one part of one GPU, theirs up to 424 images; and Fujitsu'
 
 import math
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 # Batch -> rate, epochs of warm-up, momentum, weight decay, steps of the fall from the highest rate.
 POINTS = {
@@ -49,7 +49,7 @@ VARIANTS = (*POINTS, "81920")
 
 
 def get_config(batch="32768"):
-  batch = config_lib.choose(batch, VARIANTS, __file__)
+  batch = fields.choose(batch, VARIANTS, __file__)
   config = base()
   config.name = f"imagenet_lars/{batch}"
   config.batch_size = int(batch)
@@ -62,7 +62,7 @@ def get_config(batch="32768"):
 
 def base():
   """What all batches share."""
-  config = config_lib.imagenet()
+  config = fields.imagenet()
   config.loss_scale = 0.0
   config.target_metric = "top1"
   config.label_smoothing = 0.1

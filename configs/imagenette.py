@@ -6,11 +6,11 @@ Source of the set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 19
 last phase, label smoothing, SGD with one cycle. The batch is that of all GPUs together.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.imagenet()
+  config = fields.imagenet()
   config.name = "imagenette"
   config.epochs = 20.0
   config.batch_size = 128

@@ -6,11 +6,11 @@ A ResNet-9 of a quarter of the usual width, with the tricks of the CIFAR-10 reci
 smoothing, CELU, whitening, a moving average.
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.base()
+  config = fields.base()
   config.name = "quickstart"
   config.epochs = 20.0
   config.batch_size = 100

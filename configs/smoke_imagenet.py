@@ -9,11 +9,11 @@ phase, label smoothing, SGD with one cycle, an averaged model. The target of 80 
 224 px of the same images: results/smoke_imagenet.json).
 """
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 
 
 def get_config():
-  config = config_lib.imagenet()
+  config = fields.imagenet()
   config.name = "smoke_imagenet"
   config.epochs = 24.0
   config.batch_size = 64

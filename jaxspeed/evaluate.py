@@ -12,7 +12,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 
 
 def main() -> None:
@@ -27,34 +27,35 @@ def main() -> None:
   config_flag: list[flags.FlagHolder] = []
 
   def define(argv: list[str]) -> None:
-    from jaxspeed.run import restore
+    from jaxspeed.run.restore import load_config
 
-    folder = config_lib.value_of("workdir", argv)
+    folder = command_line.value_of("workdir", argv)
     if folder:
-      config = restore.load_config(pathlib.Path(folder))
+      config = load_config(pathlib.Path(folder))
       help_text = "--config.FIELD=VALUE changes a field of the run: data.path, eval.mode, ..."
       config_flag.append(config_flags.DEFINE_config_dict("config", config, help_text))
     else:
-      config_flag.append(config_lib.define_config_flag())
+      config_flag.append(command_line.define_config_flag())
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.run import restore
+    from jaxspeed.run import restore as restore_lib
+    from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
-    config_lib.nothing_left(arguments)
+    command_line.nothing_left(arguments)
 
     config = config_flag[0].value
     if workdir.value or config is None:
-      folder = pathlib.Path(config_lib.required("workdir", workdir.value))
-      rows = restore.evaluate(folder, step=step.value, config=config)
+      folder = pathlib.Path(command_line.required("workdir", workdir.value))
+      rows = evaluate(folder, step=step.value, config=config)
     else:
-      rows = restore.evaluate_pretrained(restore.with_last_mode(config))
+      rows = evaluate_pretrained(with_last_mode(config))
     for row in rows:
       print(json.dumps(row))
     if export.value:
-      folder = pathlib.Path(config_lib.required("workdir", workdir.value))
-      restore.export(folder, pathlib.Path(export.value), step=step.value)
+      folder = pathlib.Path(command_line.required("workdir", workdir.value))
+      restore_lib.export(folder, pathlib.Path(export.value), step=step.value)
 
-  config_lib.run(run, define=define)
+  command_line.run(run, define=define)
 
 
 if __name__ == "__main__":

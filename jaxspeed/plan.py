@@ -14,11 +14,14 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
-from jaxspeed.planning.plan import Plan, make_plan
-from jaxspeed.scaling import predict as scaling
-from jaxspeed.steps.spec import make_model
+from jaxspeed.models.make import make_model
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.scaling.allreduce_time import exchange_of
+from jaxspeed.scaling.hardware import Cluster
+from jaxspeed.scaling.predict import measured_rate, step_of
 
 
 def describe(config: ConfigDict, plan: Plan) -> str:
@@ -56,7 +59,7 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
 
 def exchange_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
   """What each device sends in a step, and how long that takes where the flags say over what."""
-  exchange = scaling.exchange_of(config)
+  exchange = exchange_of(config)
   groups = exchange.groups(config.allreduce.group_mb)[1:]
   how = f"{len(groups)} all-reduce{'s' if len(groups) > 1 else ''}"
   yield (
@@ -67,15 +70,15 @@ def exchange_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
   if not bandwidth:
     return
   first = plan.phases[0]
-  cluster = scaling.Cluster(
-    images_per_s=scaling.measured_rate(step_ms, first.batch_size / devices, first.image_size),
+  cluster = Cluster(
+    images_per_s=measured_rate(step_ms, first.batch_size / devices, first.image_size),
     per_host=1,
     network_gb_s=bandwidth,
     local_gb_s=bandwidth,
     hop_s=_LATENCY.value / 1e6,
   )
   for phase in plan.phases:
-    step = scaling.step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
+    step = step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
     epochs = f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}"
     yield (
       f"{epochs} on {devices} devices: the "
@@ -98,7 +101,7 @@ def parameter_table(config: ConfigDict) -> str:
 
 
 def _main(arguments: list[str]) -> None:
-  config_lib.nothing_left(arguments)
+  command_line.nothing_left(arguments)
   config = _FLAG.value
   if config is None:
     raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
@@ -120,11 +123,11 @@ def _main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  _FLAG = config_lib.define_config_flag()
+  _FLAG = command_line.define_config_flag()
   _CSV = flags.DEFINE_bool("csv", False, "Prints every step of the plan as comma-separated values.")
   _PARAMETERS = flags.DEFINE_bool("parameters", False, "Adds a table of the net's parameters.")
   _DEVICES = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1)
   _BANDWIDTH = flags.DEFINE_float("bandwidth", 0.0, "GB/s from device to device, to time.", 0.0)
   _LATENCY = flags.DEFINE_float("latency", 7.0, "Microseconds from device to device.", 0.0)
   _STEP_MS = flags.DEFINE_float("step-ms", 0.0, "Of the first phase, without the exchange.", 0.0)
-  config_lib.run(_main)
+  command_line.run(_main)

@@ -7,7 +7,7 @@ import pathlib
 
 from absl import flags
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 
 
@@ -19,19 +19,17 @@ def main() -> None:
   )
 
   def run(images: list[str]) -> None:
-    from jaxspeed.run import restore
+    from jaxspeed.run.predict import predict
 
-    folder = pathlib.Path(config_lib.required("workdir", workdir.value))
+    folder = pathlib.Path(command_line.required("workdir", workdir.value))
     if not images:
       raise UserError("name one or more PNG or JPEG files after --workdir.")
-    for image, likeliest in zip(
-      images, restore.predict(folder, images, step=step.value), strict=True
-    ):
+    for image, likeliest in zip(images, predict(folder, images, step=step.value), strict=True):
       print(image)
       for name, probability in likeliest:
         print(f"  {probability:7.2%}  {name}")
 
-  config_lib.run(run)
+  command_line.run(run)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.prepare.resize import Broken, broken_headers, resize, write_index
@@ -75,7 +75,7 @@ def main() -> None:
     except KeyboardInterrupt:
       raise UserError("stopped: the same command goes on from here.") from None
 
-  config_lib.run(interruptible)
+  command_line.run(interruptible)
 
 
 def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:

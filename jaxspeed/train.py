@@ -15,13 +15,13 @@ import traceback
 
 from absl import flags
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.errors import MISTAKE, UserError
 
 
 def main() -> None:
   """Reads the flags and trains."""
-  config_flag = config_lib.define_config_flag()
+  config_flag = command_line.define_config_flag()
   workdir_flag = flags.DEFINE_string(
     "workdir", "", "The run's folder; the default is runs/ and the recipe's name."
   )
@@ -32,35 +32,36 @@ def main() -> None:
   process_flag = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.cluster import processes as distributed
+    from jaxspeed.cluster import processes
+    from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
-    from jaxspeed.run import loop
+    from jaxspeed.run.session import train
 
-    config_lib.nothing_left(arguments)
+    command_line.nothing_left(arguments)
 
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
-    peers = distributed.find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
+    peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
-      with distributed.ending_when_alone():
-        loop.train(config, workdir, peers)
+      with processes.ending_when_alone():
+        train(config, workdir, peers)
     except Stopped as stopped:
-      if distributed.is_primary():
+      if processes.is_primary():
         print(f"jaxspeed: {stopped}", file=sys.stderr)
       sys.exit(stopped.exit_code)
     except Exception as error:
-      if not distributed.several():
+      if not processes.several():
         raise
       # The orderly way out waits for the other processes, which wait for this one.
       if not isinstance(error, UserError):
         traceback.print_exc()
-        distributed.leave(1)
-      print(f"jaxspeed: {distributed.whoami()}: {error}", file=sys.stderr)
-      distributed.leave(MISTAKE)
+        processes.leave(1)
+      print(f"jaxspeed: {processes.whoami()}: {error}", file=sys.stderr)
+      processes.leave(MISTAKE)
 
-  config_lib.run(run)
+  command_line.run(run)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ import numpy as np
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import compile_program
-from jaxspeed.planning.plan import StepKind, make_plan
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import StepKind
 from jaxspeed.records import provenance
 from jaxspeed.run.checkpoint import Checkpoints
-from jaxspeed.steps import programs as step
+from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
 
@@ -62,12 +64,10 @@ def main() -> None:
   )
   batch, mirror = mesh_lib.split((batch, np.zeros(n, bool)), mesh)
   table = mesh_lib.replicate(plan.table32(), mesh)
-  state = jax.jit(step.on_mesh(step.init_state, job))(
-    seed_key(0), np.zeros((1, size, size, 3), np.uint8)
-  )
+  state = jax.jit(on_mesh(init_state, job))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
   carry = mesh_lib.replicate(Carry(state, Sums.zero()), mesh)
   program = compile_program(
-    step.on_mesh(step.tabled_step, job, kind=StepKind(), split=(False, True, True, False)),
+    on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False)),
     (mesh_lib.abstract(carry, mesh_lib.replicated(mesh)), batch, mirror, table),
     donate=(0,),
   )

@@ -42,17 +42,19 @@ import rich.table
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
+from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
-from jaxspeed.records import writer as records
+from jaxspeed.records.statistics import p_value_of_at_most
+from jaxspeed.records.writer import read_metrics
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parent
 _PEER_SCRIPTS = ("airbench94_muon.py", "cifar10_speedrun.py")
 _RECIPE = """\
 import pathlib
-from jaxspeed import config
+from jaxspeed.config import stored
 def get_config():
-  return config.load(pathlib.Path({path!r}))
+  return stored.load(pathlib.Path({path!r}))
 """
 # Of airbench's table, the row behind a run; of `jaxspeed.train`, the line before one.
 _END_OF_RUN = r"\|.*\|\s*eval\s*\|"
@@ -275,7 +277,7 @@ class Ours:
     self._held.wait()
     folder = self._workdir / f"run_{number:03d}"
     self.result = json.loads((folder / "result.json").read_text())
-    self.memory_gb = records.read_metrics(folder)[-1].get("memory_gb")
+    self.memory_gb = read_metrics(folder)[-1].get("memory_gb")
     shutil.rmtree(folder)
     return Run(self.result["seconds"]["train"], self.result["top1"])
 
@@ -331,7 +333,7 @@ def write_peer_images(arrays: Any, folder: pathlib.Path) -> str | None:
 def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
   """A recipe of a config with its overrides, for the commands that other processes run."""
   stored = path.with_suffix(".json").resolve()
-  config_lib.save(config, stored)
+  stored_lib.save(config, stored)
   path.write_text(_RECIPE.format(path=str(stored)))
   return path
 
@@ -476,7 +478,7 @@ def report_of(runs: dict[str, list[Run]], failed: dict[str, str], target: float)
   summary = summarize_runs(ours)
   if len(ours) > 1:
     accuracies = [run.accuracy for run in ours]
-    summary["accuracy"]["p_value"] = records.p_value_of_at_most(accuracies, target)
+    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
   peers: dict[str, Any] = {
     name: compare(ours, theirs) for name, theirs in runs.items() if theirs and theirs is not ours
   }
@@ -576,7 +578,7 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     benchmarking.write_report(options.out, report)
   failed: dict[str, str] = {}
   if scripts:
-    from jaxspeed.run.loop import open_data
+    from jaxspeed.run.setup import open_data
 
     problem = write_peer_images(open_data(config), scratch / "images")
     if problem:
@@ -594,7 +596,7 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
         runs = run_rounds(ours, peers, failed, options.runs, save)
       except Ended as error:
         raise UserError(f"jaxspeed.train: {error}") from None
-  resolved = config_lib.load(scratch / "ours" / "runs" / "config.json")
+  resolved = stored_lib.load(scratch / "ours" / "runs" / "config.json")
   report |= report_of(runs, failed, config.target) | {
     "precision": resolved.precision,
     "memory_gb": ours.memory_gb,
@@ -611,7 +613,7 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
 
 
 def main() -> None:
-  config_flag = config_lib.define_config_flag()
+  config_flag = command_line.define_config_flag()
   runs = flags.DEFINE_integer("runs", 20, "Runs of each side.", lower_bound=1)
   cold_starts = flags.DEFINE_integer(
     "cold_starts", 3, "Whole processes with a warm cache; 0: not even the first.", lower_bound=0
@@ -623,7 +625,7 @@ def main() -> None:
   out = flags.DEFINE_string("out", "", "A JSON file for the figures.")
 
   def run(arguments: list[str]) -> None:
-    config_lib.nothing_left(arguments)
+    command_line.nothing_left(arguments)
     options = Options(
       runs=runs.value,
       cold_starts=cold_starts.value,
@@ -634,7 +636,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
       print_report(bench(check(config_flag.value), options, pathlib.Path(scratch).resolve()))
 
-  config_lib.run(run)
+  command_line.run(run)
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ class Source:
 
 
 def open_jaxspeed(task: Task) -> Iterator[np.ndarray]:
-  from jaxspeed.data.disk.images import TrainStream
   from jaxspeed.data.disk.imageset import open_images
+  from jaxspeed.data.disk.streams import TrainStream
 
   images = open_images(name="bench", path=task.root, cache=f"{task.root}/cache")
   steps, an_epoch = task.images_read // task.batch, math.ceil(len(images.train) / task.batch)

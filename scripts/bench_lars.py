@@ -22,9 +22,9 @@ import rich.table
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import fields
 from jaxspeed.models.resnet import ResNet
-from jaxspeed.optim import sgd as optim
+from jaxspeed.optim.make import make_optimizer
 from jaxspeed.records import provenance
 
 RATE, MOMENTUM, DECAY, ETA = 1.0, 0.9, 1e-4, 1e-3
@@ -42,11 +42,11 @@ def make_params(depth: int, width: int) -> PyTree:
 
 
 def ours() -> optax.GradientTransformationExtraArgs:
-  config = config_lib.base()
+  config = fields.base()
   config.optimizer.update(
     name="lars", momentum=MOMENTUM, nesterov=False, weight_decay=DECAY, lars_eta=ETA
   )
-  return optim.make_optimizer(config)
+  return make_optimizer(config)
 
 
 def optaxs(params: PyTree) -> optax.GradientTransformationExtraArgs:

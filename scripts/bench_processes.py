@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 
 from jaxspeed.records import provenance
-from jaxspeed.records import writer as records
+from jaxspeed.records.writer import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -56,7 +56,7 @@ def train(flags: Sequence[str], folder: pathlib.Path, processes: int) -> float:
   printed = [process.communicate()[0] for process in started]
   if any(process.returncode for process in started):
     raise RuntimeError("\n".join(printed))
-  rows = records.read_metrics(folder)
+  rows = read_metrics(folder)
   return statistics.median(row["step_seconds"] for row in rows[1:])
 
 

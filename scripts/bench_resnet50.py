@@ -111,9 +111,9 @@ def training_flops(depth: int, width: int, size: int) -> float:
 
 def make_config(shape: Shape, variant: str) -> Any:
   """The recipe of a step: ImageNet's, with one thing changed by a variant."""
-  from jaxspeed.config import fields as config_lib
+  from jaxspeed.config import fields
 
-  config = config_lib.imagenet()
+  config = fields.imagenet()
   # As many steps as the table will be asked for: an epoch of one step each.
   config.update(batch_size=shape.batch, precision=shape.precision, epochs=10_000.0)
   config.data.update(image_size=shape.size, train_images=shape.batch, classes=_CLASSES)
@@ -139,9 +139,11 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   from jaxspeed.data.batch import Batch, seed_key
   from jaxspeed.devices import mesh as mesh_lib
   from jaxspeed.devices.compile import compile_program, use_cache
-  from jaxspeed.planning.plan import StepKind, make_plan
-  from jaxspeed.steps import programs as step
+  from jaxspeed.planning.make import make_plan
+  from jaxspeed.planning.plan import StepKind
+  from jaxspeed.steps.init import init_state
   from jaxspeed.steps.losses import Sums
+  from jaxspeed.steps.programs import on_mesh, tabled_step
   from jaxspeed.steps.spec import make_job
   from jaxspeed.steps.state import Carry
 
@@ -150,7 +152,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   mesh = mesh_lib.make_mesh(1)
   job = make_job(config, make_plan(config), mesh)
   key, first = jax.random.key(1), jnp.zeros((1, shape.size, shape.size, 3), jnp.uint8)
-  init = jax.jit(step.on_mesh(step.init_state, job))
+  init = jax.jit(on_mesh(init_state, job))
   state = init(*mesh_lib.replicate((seed_key(0), first), mesh))
   carry = mesh_lib.replicate(Carry(state, Sums.zero()), mesh)
   batch = Batch(
@@ -161,7 +163,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   batch = jax.device_put(batch, mesh_lib.sharded(mesh))
   table = mesh_lib.replicate(job.plan.table32(), mesh)
   arguments = (batch, batch.mask, table)
-  function = step.on_mesh(step.tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
   program = compile_program(
     function,
     jax.tree.map(

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspeed.files import plain, write_atomically
 from jaxspeed.records import provenance
-from jaxspeed.records import writer as records
 
 _PACKAGES = (
   "ml_collections",
@@ -117,5 +117,5 @@ def _describe_gpu() -> str | None:
 def write_report(path: pathlib.Path | None, report: dict[str, Any]) -> None:
   """The report as JSON, where a file is wanted: whole or not at all, so it can be written often."""
   if path is not None:
-    text = json.dumps(records.plain(report), indent=2, allow_nan=False)
-    records.write_atomically(path, text + "\n")
+    text = json.dumps(plain(report), indent=2, allow_nan=False)
+    write_atomically(path, text + "\n")

@@ -28,14 +28,16 @@ from described_gpus import GPUS, Gpu, described_mesh
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.planning.plan import StepKind, make_plan
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import StepKind
 from jaxspeed.records.provenance import versions
-from jaxspeed.steps import programs as step
+from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
 
@@ -93,7 +95,7 @@ def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
   size, n = phase.image_size, phase.batch_size
-  init = step.on_mesh(step.init_state, job)
+  init = on_mesh(init_state, job)
   state = jax.eval_shape(init, array((2,), jnp.uint32), array((1, size, size, 3), jnp.uint8))
   sums = jax.eval_shape(Sums.zero)
   carry = mesh_lib.abstract(Carry(state, sums), everywhere)
@@ -103,7 +105,7 @@ def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
     mask=array((n,), jnp.bool_, parts),
   )
   table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
-  function = step.on_mesh(step.tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
   platform = "cpu" if kind == "cpu" else "gpu"
   options = job.compiler_options(platform) | options
   arguments = (carry, batch, batch.mask, table)
@@ -271,9 +273,9 @@ def option_of(text: str) -> tuple[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-  config_lib.nothing_left(arguments)
+  command_line.nothing_left(arguments)
   config, kind = _CONFIG.value, _DEVICE.value
-  config_lib.required("config", config and "given")
+  command_line.required("config", config and "given")
   options = dict(map(option_of, _OPTION.value))
   counts = numbers("devices", _DEVICES.value, int)
   groups = numbers("group_mb", _GROUPS.value, float) or [None]
@@ -296,7 +298,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  _CONFIG = config_lib.define_config_flag()
+  _CONFIG = command_line.define_config_flag()
   _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", *GPUS], "To compile for.")
   _DEVICES = flags.DEFINE_list("devices", ["8"], "How many of them, one number or several.")
   _PER_HOST = flags.DEFINE_integer("per_host", 8, "Most devices of a host.", lower_bound=1)
@@ -307,4 +309,4 @@ if __name__ == "__main__":
     "option", [], "NAME=VALUE for the compiler, beside the run's."
   )
   _OUT = flags.DEFINE_string("out", "", "A JSON file for the figures; of others it keeps them.")
-  config_lib.run(main)
+  command_line.run(main)

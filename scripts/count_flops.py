@@ -18,17 +18,18 @@ import jax.numpy as jnp
 from absl import flags
 from jax import lax
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.data.batch import Batch, Order
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.planning.plan import make_plan
+from jaxspeed.planning.make import make_plan
 from jaxspeed.steps import eval_step
-from jaxspeed.steps import programs as step
+from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
 
-_CONFIG = config_lib.define_config_flag()
+_CONFIG = command_line.define_config_flag()
 _OUT = flags.DEFINE_string("out", "", "A JSON file for the figures.")
 
 
@@ -45,13 +46,13 @@ def count(job: Job) -> dict[str, float]:
   order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
   table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
   key = array((2,), jnp.uint32)
-  state = jax.eval_shape(step.on_mesh(step.init_state, job), key, data.image)
+  state = jax.eval_shape(on_mesh(init_state, job), key, data.image)
   carry = Carry(state, jax.eval_shape(Sums.zero))
 
   train = 0.0
   kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
   for kind, number in kinds.items():
-    one = step.on_mesh(step.resident_step, job, phase=plan.phases[0], kind=kind)
+    one = on_mesh(resident_step, job, phase=plan.phases[0], kind=kind)
     train += number * flops_of(one, carry, data, order, table)
 
   views = job.config.eval.mode
@@ -80,13 +81,13 @@ def with_padding(x, kernel, layout, strides, padding):
 
 
 def main(arguments: list[str]) -> None:
-  config_lib.nothing_left(arguments)
+  command_line.nothing_left(arguments)
   config = _CONFIG.value
-  config_lib.required("config", config and "given")
+  command_line.required("config", config and "given")
   config.precision = "float32"
   job = make_job(config, make_plan(config), mesh_lib.make_mesh(1))
   counted = count(job)
-  with mock.patch("jaxspeed.models.layers.norm._convolve_with", with_padding):
+  with mock.patch("jaxspeed.models.layers.conv._convolve_with", with_padding):
     padded = count(job)
   for name in counted:
     print(
@@ -104,4 +105,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_lib.run(main)
+  command_line.run(main)

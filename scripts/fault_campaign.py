@@ -30,14 +30,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/campaign")]
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import faulty_runs  # noqa: E402
 import pytest  # noqa: E402
 import test_slurm  # noqa: E402
-from cluster import local_slurm  # noqa: E402
 from faulty_runs import Lab, Row  # noqa: E402
+from local_cluster import local_slurm  # noqa: E402
 
 from jaxspeed.cluster.signals import INTERRUPTED  # noqa: E402
 from jaxspeed.errors import DONE, REQUEUE  # noqa: E402

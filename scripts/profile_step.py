@@ -36,19 +36,21 @@ from absl import flags
 from kernels import Kernel
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import flags as command_line
 from jaxspeed.data.batch import Batch, Order, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.planning.plan import Phase, StepKind, make_plan
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Phase, StepKind
 from jaxspeed.records import provenance
-from jaxspeed.steps import programs as step
+from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh, resident_epoch, resident_step, tabled_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
 
-_CONFIG = config_lib.define_config_flag()
+_CONFIG = command_line.define_config_flag()
 _FOR = flags.DEFINE_enum(
   "for", None, sorted(described_gpus.GPUS), "Compile for this GPU instead of running."
 )
@@ -143,7 +145,7 @@ def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepPr
       mask=array((n,), jnp.bool_, sharding),
     )
 
-  init = step.on_mesh(step.init_state, job)
+  init = on_mesh(init_state, job)
   image = array((1, size, size, 3), jnp.uint8)
   data = batch(phase.batch_size, parts) if streams else batch(n, everywhere)
   state = jax.eval_shape(init, array((2,), jnp.uint32), image if streams else data.image)
@@ -151,17 +153,17 @@ def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepPr
   table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
   if streams:
     steps = 1
-    function = step.on_mesh(step.tabled_step, job, kind=kind, split=(False, True, True, False))
+    function = on_mesh(tabled_step, job, kind=kind, split=(False, True, True, False))
     arguments = (carry, data, data.mask, table)
   else:
     order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
     arguments = (carry, data, order, table)
     if platform == "cpu":
       steps = 1
-      function = step.on_mesh(step.resident_step, job, phase=phase, kind=kind)
+      function = on_mesh(resident_step, job, phase=phase, kind=kind)
     else:
       segments = ((steps, (kind,)),)
-      function = step.on_mesh(step.resident_epoch, job, phase=phase, segments=segments)
+      function = on_mesh(resident_epoch, job, phase=phase, segments=segments)
   options = job.compiler_options(platform)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
   return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
@@ -219,7 +221,7 @@ def noise(program: StepProgram, job: Job) -> tuple[Any, ...]:
   image = mesh_lib.replicate(np.zeros(data.image.shape, np.uint8), job.mesh)
   key = mesh_lib.replicate(np.asarray(seed_key(0)), job.mesh)
   first = image[:1] if job.config.data.feed == "stream" else image
-  state = jax.jit(step.on_mesh(step.init_state, job))(key, first)
+  state = jax.jit(on_mesh(init_state, job))(key, first)
 
   def fill(like: Any, high: int) -> Any:
     values = rng.integers(high, size=like.shape).astype(like.dtype)
@@ -389,8 +391,8 @@ def _resolve(config: ConfigDict, device: jax.Device | None, gpu: str) -> ConfigD
 
 
 def main(arguments: list[str]) -> None:
-  config_lib.nothing_left(arguments)
-  config_lib.required("config", _CONFIG.value and "given")
+  command_line.nothing_left(arguments)
+  command_line.required("config", _CONFIG.value and "given")
   described = _FOR.value or ""
   if described:
     jax.config.update("jax_platforms", "cpu")
@@ -438,4 +440,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_lib.run(main)
+  command_line.run(main)

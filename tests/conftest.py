@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 # Files that take a minute and more without a slow test.
-LONG = ("step", "streaming", "weights", "resnet9", "airbench", "loop", "stopping")
+LONG = ("step", "stream", "weights", "resnet9", "airbench", "loop", "signals")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

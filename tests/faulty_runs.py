@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import toy_stream_config
-from cluster import Ended, Host, Processes, processes, two_hosts, wait_until
+from local_cluster import Ended, Host, Processes, processes, two_hosts, wait_until
 from toy_images import write_folder
 
 from jaxspeed.cluster.signals import INTERRUPTED

@@ -1,6 +1,10 @@
-"""The house of the package: no module imports upward, nothing is evaluated, nothing unpickled."""
+"""The house of the package, measured: rooms without circles, nothing evaluated, nothing unpickled.
+
+A room is a folder of the package, or a file at its top.
+"""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -8,71 +12,24 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxspeed"
 
-# From the ground up; inside a floor a module may import those before it.
-FLOORS = (
-  (
-    "errors",
-    "clock",
-    "meters",
-    "screen",
-    "provenance",
-    "records",
-    "dawnbench",
-    "config",
-    "schedules",
-    "losses",
-    "precision",
-    "mesh",
-    "checks",
-    "plan",
-    "distributed",
-    "stopping",
-    "fence",
-  ),
-  (
-    "data.tfrecord",
-    "data.cifar",
-    "data.array_cache",
-    "data.arrays",
-    "data.augment",
-    "data.feed",
-    "data.sizes",
-    "data.imageset",
-    "data.rectangles",
-    "data.crops",
-    "data.images",
-    "data.noise",
-    "data.sets",
-    "data.writing",
-    "data.resize",
-    "data.shards",
-    "models.layers",
-    "models.resnet9",
-    "models.airbench",
-    "models.resnet",
-    "models.pretrained",
-  ),
-  ("optim", "averaging", "state"),
-  ("allreduce", "build", "step", "compile"),
-  ("agreement", "checkpoint", "validate", "programs", "streaming"),
-  ("loop", "restore", "scaling"),
-  ("train", "evaluate", "predict", "prepare", "plan.__main__"),
-)
-ORDER = [module for floor in FLOORS for module in floor]
+# Rooms on top of each other, from a command down to the ground.
+FLOORS = 8
+# Files at the top that are no commands.
+GROUND = {"", "errors", "files"}
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 
 def name_of(path):
-  """data/feed.py to data.feed; a package's __init__.py to the package's name."""
+  """data/batch.py to data.batch; an __init__.py to the name of its folder."""
   parts = path.relative_to(PACKAGE).with_suffix("").parts
   return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 SOURCES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-PACKAGES = {"", "data", "models"}  # whose __init__.py hold no code
 PARSED = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 FILES = [*SOURCES.values(), *sorted((ROOT / "configs").glob("*.py"))]
 
 
@@ -101,28 +58,111 @@ def outside_functions(tree):
       yield from outside_functions(node)
 
 
-def test_every_module_has_its_place_and_every_place_a_module():
-  assert sorted(SOURCES) == sorted([*ORDER, *PACKAGES])
+def room_of(module):
+  """The folder that a file lies in; of one at the top the file itself."""
+  return module.rpartition(".")[0] or module
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_a_module_imports_only_what_lies_below_it(module):
-  allowed = {*ORDER[: ORDER.index(module)], *PACKAGES}
-  assert own_imports(PARSED[module]) - allowed == set()
+def imports_of_files():
+  """Each file with the files that it imports."""
+  return {name: own_imports(tree) - FOLDERS for name, tree in PARSED.items()}
 
 
-def test_the_packages_hold_no_code():
-  for name in PACKAGES:
+def imports_of_rooms():
+  """Each room with the other rooms that its files import from."""
+  rooms = {room_of(name): set() for name in SOURCES if name not in FOLDERS}
+  for name, imports in imports_of_files().items():
+    if name not in FOLDERS:
+      rooms[room_of(name)] |= {room_of(other) for other in imports} - {room_of(name)}
+  return rooms
+
+
+def circle_in(graph):
+  """The nodes of a circle, its first one also last; none without a circle."""
+  done = set()
+
+  def follow(path):
+    for following in sorted(graph[path[-1]]):
+      if following in path:
+        return [*path[path.index(following) :], following]
+      if following not in done and (found := follow([*path, following])):
+        return found
+    done.add(path[-1])
+    return []
+
+  return next((found for node in sorted(graph) if (found := follow([node]))), [])
+
+
+def longest_chain(graph):
+  """The nodes of the longest way down a graph without circles."""
+
+  @functools.cache
+  def below(node):
+    return [node, *max((below(other) for other in sorted(graph[node])), key=len, default=[])]
+
+  return max((below(node) for node in graph), key=len)
+
+
+def is_command(tree):
+  """Whether a file does something when it is run."""
+  return any(
+    isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    for node in tree.body
+  )
+
+
+def test_no_circle_between_files():
+  assert circle_in(imports_of_files()) == []
+
+
+def test_no_circle_between_rooms():
+  assert circle_in(imports_of_rooms()) == []
+
+
+def test_the_longest_chain_of_rooms_is_no_longer_than_the_house_is_high():
+  chain = longest_chain(imports_of_rooms())
+  assert len(chain) <= FLOORS, " -> ".join(chain)
+
+
+def test_the_top_holds_commands_and_the_ground():
+  top = {name for name in SOURCES if "." not in name and name not in FOLDERS | GROUND}
+  assert [name for name in sorted(top) if not is_command(PARSED[name])] == []
+
+
+def test_nothing_imports_a_command():
+  at_top = {name for name in SOURCES if "." not in name or name.endswith(".__main__")}
+  commands = {name for name in at_top - FOLDERS if is_command(PARSED[name])}
+  importing = {name: imports & commands for name, imports in imports_of_files().items()}
+  assert {name: imports for name, imports in importing.items() if imports} == {}
+
+
+def test_the_folders_hold_no_code():
+  for name in FOLDERS:
     for node in PARSED[name].body:
       assert isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant)
 
 
-def test_the_floors_see_imports_of_every_form():
+def test_the_tests_mirror_the_folders():
+  folders = {
+    path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")
+  }
+  others = {pathlib.Path(name) for name in (".", "scripts", "configs", "campaign")}
+  strangers = {f for f in folders - others if ".".join(f.parts) not in FOLDERS}
+  assert strangers == set()
+
+
+def test_circles_and_chains_are_found():
+  assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+  graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+  assert circle_in(graph) == [] and longest_chain(graph) == ["a", "b", "c"]
+
+
+def test_imports_of_every_form_are_seen():
   tree = ast.parse(
-    "import jaxspeed.run.loop\nfrom jaxspeed import step as s\n"
+    "import jaxspeed.run.loop\nfrom jaxspeed.steps import update as u\n"
     "def f():\n  from jaxspeed.data.batch import Batch\n"
   )
-  assert own_imports(tree) == {"loop", "step", "data.feed"}
+  assert own_imports(tree) - FOLDERS == {"run.loop", "steps.update", "data.batch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.planning.plan import make_plan
+from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.spec import Job, make_job
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

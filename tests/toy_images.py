@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
-from jaxspeed.run import restore
+from jaxspeed.run.restore import load_config, open_run
 
 
 def write_image(path: pathlib.Path, label: int, width: int, height: int, seed: int) -> None:
@@ -50,5 +50,5 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
 
 def params_of(folder: pathlib.Path):
   """Step and carry of a run's newest checkpoint."""
-  _, restored = restore.open_run(folder, restore.load_config(folder), None)
+  _, restored = open_run(folder, load_config(folder), None)
   return restored.step, restored.tree

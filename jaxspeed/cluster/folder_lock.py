@@ -17,9 +17,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
-from jaxspeed.cluster import processes as distributed
+from jaxspeed.cluster import processes
 from jaxspeed.errors import SUPERSEDED, UserError
-from jaxspeed.records.writer import write_atomically
+from jaxspeed.files import write_atomically
 
 try:
   import fcntl
@@ -73,7 +73,7 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 def end_superseded(message: str) -> None:
   """Ends this process at once: an orderly end would still write records."""
   os.write(2, f"jaxspeed: {message}\n".encode())
-  distributed.leave(SUPERSEDED)
+  processes.leave(SUPERSEDED)
 
 
 class Fence:

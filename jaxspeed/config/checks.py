@@ -4,7 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields as config_lib
+from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 
 # Smallest value of a field, and whether that value itself is allowed.
@@ -114,7 +114,7 @@ def check(config: ConfigDict) -> None:
   Raises:
     UserError: one does not; the message says what it may be.
   """
-  fields = dict(config_lib.leaves(config))
+  fields = dict(stored.leaves(config))
   for name, (least, allowed) in _LEAST.items():
     value = fields[name]
     if not math.isfinite(value) or value < least or (value == least and not allowed):

@@ -1,45 +1,23 @@
-"""The fields that every recipe shares, and how a command line becomes a config.
+"""The fields that every recipe shares.
 
 A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
 
-  from jaxspeed import config as config_lib
+  from jaxspeed.config import fields
 
   def get_config(variant=""):
-    config = config_lib.base()
+    config = fields.base()
     config.epochs = 24.0
     return config
 
-Configs hold primitives only. Everything derived (steps, rates, shapes) is worked out by `plan.py`
+Configs hold primitives only. Everything derived (steps, rates, shapes) is worked out by `planning/`
 after the overrides, so that `--config.epochs=10` moves the whole schedule along.
 """
 
-import itertools
-import json
 import os
-import pathlib
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.writer import write_atomically
-
-# Fields that say where a run reads and writes and how it is watched, and cannot change its result.
-PLACES = (
-  "data.path",
-  "data.copies",
-  "data.cache",
-  "compile_cache",
-  "checkpoint",
-  "allreduce.group_mb",
-  "watchdog_seconds",
-  "heartbeat_seconds",
-  "records",
-  "cost_per_hour",
-)
 
 
 def base() -> ConfigDict:
@@ -228,146 +206,3 @@ def choose(variant: str | None, variants: tuple[str, ...], file: str) -> str:
     f"{os.path.basename(file)} has no variant {variant!r}: write "
     f"--config={os.path.basename(file)}:NAME with NAME one of {', '.join(variants)}."
   )
-
-
-def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """Pairs of dotted field name and value, depth first, names sorted."""
-  for name in sorted(config):
-    value = config[name]
-    if isinstance(value, ConfigDict):
-      yield from leaves(value, f"{prefix}{name}.")
-    else:
-      yield prefix + name, value
-
-
-def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, tuples as lists."""
-  return json.loads(json.dumps(config.to_dict()))
-
-
-def save(config: ConfigDict, path: pathlib.Path) -> None:
-  """Writes a config as JSON, whole or not at all."""
-  write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
-
-
-def load(path: pathlib.Path) -> ConfigDict:
-  """Reads what `save` wrote.
-
-  Raises:
-    UserError: the file is missing or no JSON object.
-  """
-  try:
-    loaded = json.loads(path.read_text())
-  except FileNotFoundError:
-    raise UserError(
-      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
-    ) from None
-  except (OSError, ValueError) as error:
-    raise UserError(f"{path} cannot be read as a config ({error}).") from None
-  if not isinstance(loaded, dict):
-    raise UserError(f"{path} holds no config: expected a JSON object.")
-  return ConfigDict({k: _tuples(v) for k, v in loaded.items()})
-
-
-def _tuples(value: Any) -> Any:
-  if isinstance(value, dict):
-    return {k: _tuples(v) for k, v in value.items()}
-  return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-  """Lines 'field: old -> new' for every field that may change a result and differs."""
-  before, after = dict(leaves(old)), dict(leaves(new))
-  rows = []
-  for name in sorted(before.keys() | after.keys()):
-    if name.startswith(PLACES):
-      continue
-    a, b = before.get(name, "absent"), after.get(name, "absent")
-    if a != b:
-      rows.append(f"config.{name}: {a} -> {b}")
-  return rows
-
-
-def define_config_flag() -> flags.FlagHolder:
-  """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
-  return config_flags.DEFINE_config_file(
-    "config", None, "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
-  )
-
-
-def required(flag: str, value: str | None) -> str:
-  """The value of a flag that must be given."""
-  if not value:
-    raise UserError(f"--{flag} is missing; see --help for the flags.")
-  return value
-
-
-def nothing_left(arguments: list[str]) -> None:
-  """Refuses what stands on a command line and is no flag, as in `epochs=10` without the dashes."""
-  if arguments:
-    raise UserError(f"{arguments[0]!r} is no flag; see --help for the flags.")
-
-
-def run(
-  main: Callable[[list[str]], None], *, define: Callable[[list[str]], None] | None = None
-) -> None:
-  """Parses the flags, calls `main` with what is left, and turns a UserError into exit code 2.
-
-  Args:
-    main: takes the arguments that are no flags.
-    define: takes all of them before they are parsed, to define flags that depend on others.
-  """
-  try:
-    if define is not None:
-      define(sys.argv)
-    main(_parse(sys.argv)[1:])
-  except UserError as error:
-    print(f"jaxspeed: {error}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _parse(argv: list[str]) -> list[str]:
-  if {"-h", "-help", "--help"} & set(argv[1:]):
-    print(_help())
-    sys.exit(0)
-  file = value_of("config", argv)
-  file = file and file.split(":")[0]
-  if file is not None and not os.path.isfile(file):
-    raise UserError(f"--config={file}: there is no such file.")
-  try:
-    return flags.FLAGS(argv)
-  except UserError:
-    raise
-  except (AttributeError, KeyError) as error:  # ml_collections: a field that is not there
-    name, _, hint = str(error).strip("\"'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
-    raise UserError(f"the config has no field {name.strip(chr(39))}. {hint}".strip()) from None
-  except SyntaxError as error:
-    raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}.") from None
-  except (flags.Error, TypeError, ValueError) as error:
-    if "get_config() takes 0 positional" in str(error):
-      raise UserError(f"--config={file} has no variants: leave out the colon.") from None
-    raise UserError(_sentence(str(error))) from None
-
-
-def value_of(name: str, argv: list[str]) -> str | None:
-  """VALUE of --NAME=VALUE or --NAME VALUE, before the flags are parsed; None where it is not."""
-  for argument, following in itertools.pairwise([*argv[1:], ""]):
-    flag, equals, value = argument.partition("=")
-    if flag in (f"--{name}", f"-{name}"):
-      return value if equals else following
-  return None
-
-
-def _help() -> str:
-  """The command's own docstring and flags; absl adds --help only to what its `app.run` starts."""
-  lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
-  for module, defined in flags.FLAGS.flags_by_module_dict().items():
-    if not module.startswith("absl"):
-      lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
-  return "\n".join(lines)
-
-
-def _sentence(message: str) -> str:
-  """The last line of a message, which may have a traceback before it, and the way on."""
-  last = message.strip().splitlines()[-1]
-  return last.removeprefix("ValueError: ").rstrip(".") + "; see --help for the flags."

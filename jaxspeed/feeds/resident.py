@@ -1,148 +1,20 @@
-"""The feed of a set in memory: its programs, compiled ahead, and the set on the devices."""
+"""The feed of a set in memory."""
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
+from jaxspeed.data.batch import WARMUP, purpose_key, seed_key
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import Ahead, Program, compile_program
+from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
-from jaxspeed.planning.plan import Phase, Segments
-from jaxspeed.steps import eval_step
-from jaxspeed.steps import programs as step
+from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry, Steps, TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Programs:
-  """The compiled programs of a job.
-
-  Attributes:
-    train: epochs under what they consist of (`Plan.segments`); without `whole_epochs` single
-      steps, likewise.
-    carry: shapes and shardings of what `train` takes and returns, for a checkpoint to be read into.
-  """
-
-  init: Program
-  order: Program
-  train: dict[Segments, Program]
-  evaluate: Program
-  whole_epochs: bool
-  carry: Carry
-
-  def all(self) -> list[Program]:
-    return [self.init, self.order, *self.train.values(), self.evaluate]
-
-
-@dataclasses.dataclass(frozen=True)
-class Resident:
-  """A whole set on every device."""
-
-  train: Batch
-  eval: Batch
-  table: dict[str, jax.Array]
-
-
-def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
-  """Every program of a run on a set in memory, compiled side by side.
-
-  Args:
-    job: what to compile.
-    whole_epochs: an epoch as one program; None: on accelerators. XLA:CPU runs a convolution's
-      backward pass 25 to 40 times slower inside a loop (jax issue 12868), so there it is a step.
-  """
-  plan, config = job.plan, job.config
-  if whole_epochs is None:
-    whole_epochs = jax.default_backend() != "cpu"
-  everywhere = mesh_lib.replicated(job.mesh)
-
-  def array(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
-
-  def batch(n: int) -> Batch:
-    size = config.data.image_size
-    return Batch(
-      image=array((n, size, size, 3), jnp.uint8),
-      label=array((n,), jnp.int32),
-      mask=array((n,), jnp.bool_),
-    )
-
-  key = array((2,), jnp.uint32)
-  train_set = batch(plan.train_images)
-  group = plan.eval_batch_size * job.devices
-  eval_set = batch(math.ceil(plan.eval_images / group) * group)
-  table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
-  order = Order(array((plan.train_images,), jnp.int32), array((plan.train_images,), jnp.bool_))
-
-  init = step.on_mesh(step.init_state, job)
-  state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
-  carry = Carry(state, mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere))
-  arguments = (carry, train_set, order, table)
-  options = job.compiler_options(jax.default_backend())
-
-  def train(phase: Phase, segments: Segments) -> Callable[[], Program]:
-    function = (
-      step.on_mesh(step.resident_epoch, job, phase=phase, segments=segments)
-      if whole_epochs
-      else step.on_mesh(step.resident_step, job, phase=phase, kind=segments[0][1][0])
-    )
-    return lambda: compile_program(function, arguments, donate=(0,), options=options)
-
-  # A dict and no set: in the order in which they are needed.
-  epochs = dict.fromkeys(plan.segments(epoch) for epoch in range(plan.epochs))
-  steps = dict.fromkeys(
-    ((1, (kind,)),) for segments in epochs for _, kinds in segments for kind in kinds
-  )
-  phase = plan.phases[0]
-  jobs: dict[Any, Callable[[], Program]] = {
-    segments: train(phase, segments) for segments in (epochs if whole_epochs else steps)
-  }
-  compiled = Ahead(
-    jobs
-    | {
-      "evaluate": lambda: compile_program(
-        eval_step.evaluate_on_mesh(job), (state.evaluated(), eval_set)
-      ),
-      "init": lambda: compile_program(init, (key, train_set.image)),
-      "order": lambda: compile_program(
-        step.on_mesh(step.order_of, job), (key, array((), jnp.int32))
-      ),
-    }
-  ).wait()
-  return Programs(
-    init=compiled["init"],
-    order=compiled["order"],
-    train={segments: compiled[segments] for segments in jobs},
-    evaluate=compiled["evaluate"],
-    whole_epochs=whole_epochs,
-    carry=carry,
-  )
-
-
-def place(arrays: Arrays, job: Job) -> Resident:
-  """The set and the plan's table on the devices."""
-  evaluated = pad_batches(
-    arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
-  )
-  train = Batch(
-    image=arrays.train_images,
-    label=arrays.train_labels.astype(np.int32),
-    mask=np.ones(len(arrays.train_labels), bool),
-  )
-  return Resident(
-    train=mesh_lib.replicate(train, job.mesh),
-    eval=mesh_lib.replicate(evaluated, job.mesh),
-    table=mesh_lib.replicate(job.plan.table32(), job.mesh),
-  )
 
 
 class ResidentFeed:

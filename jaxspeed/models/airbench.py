@@ -12,17 +12,11 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspeed.models.layers.norm import (
-  Activation,
-  Conv,
-  Norm,
-  Whiten,
-  conv_init,
-  dense_init,
-  gelu,
-  global_max_pool,
-  max_pool,
-)
+from jaxspeed.models.layers.activations import Activation, gelu
+from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
+from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.pool import global_max_pool, max_pool
+from jaxspeed.models.layers.whiten import Whiten
 
 ACTIVATIONS: dict[str, Activation] = {
   "gelu": gelu,

@@ -9,10 +9,12 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import traverse_util
+from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.resnet import STAGES, is_bottleneck
@@ -189,3 +191,20 @@ def _check_tensor(path, name, tensor, expected):
       f"{path}: {name} is stored as {tensor.get_dtype()}, and only {', '.join(_FLOATS)} are read: "
       "convert it to floats."
     )
+
+
+def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:
+  """`variables` with the weights of `config.pretrained.path`, where it names a file.
+
+  Raises:
+    UserError: the net is no ResNet, or as `load_resnet`.
+  """
+  if not config.pretrained.path:
+    return variables
+  if config.model.name != "resnet":
+    raise UserError(
+      f"config.pretrained.path={config.pretrained.path}: only a ResNet has weights to load, set "
+      f"config.model.name='resnet'."
+    )
+  path = pathlib.Path(config.pretrained.path).expanduser()
+  return load_resnet(path, jax.device_get(variables), head=config.pretrained.head)

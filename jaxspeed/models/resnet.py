@@ -15,16 +15,11 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspeed.models.layers.norm import (
-  Conv,
-  Norm,
-  PointwiseKernel,
-  PointwiseNorm,
-  PooledNorm,
-  add_relu,
-  blur_pool,
-  relu,
-)
+from jaxspeed.models.layers.activations import add_relu, relu
+from jaxspeed.models.layers.conv import Conv
+from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
+from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.pool import blur_pool
 
 # Blocks of the four stages; from 50 layers on they are bottlenecks.
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}

@@ -9,16 +9,11 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxspeed.models.layers.norm import (
-  Activation,
-  Conv,
-  Norm,
-  Whiten,
-  celu,
-  dense_init,
-  global_max_pool,
-  max_pool,
-)
+from jaxspeed.models.layers.activations import Activation, celu
+from jaxspeed.models.layers.conv import Conv, dense_init
+from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.pool import global_max_pool, max_pool
+from jaxspeed.models.layers.whiten import Whiten
 
 PoolPosition = Literal["after_activation", "before_activation", "before_norm"]
 

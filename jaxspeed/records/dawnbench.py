@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jaxspeed.records.writer import plain, write_atomically
+from jaxspeed.files import plain, write_atomically
 
 
 def write_dawnbench(

@@ -8,8 +8,6 @@ import platform
 import re
 import subprocess
 
-import jaxspeed
-
 
 def describe_device() -> str:
   """The devices of all processes: "2 x NVIDIA H100 80GB HBM3" or "CPU: AMD EPYC (2 cores)"."""
@@ -37,16 +35,16 @@ def _cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
 def versions() -> dict[str, str | None]:
   """Versions of Python and of the packages that decide speed and numbers; None: not installed."""
   found: dict[str, str | None] = {"python": platform.python_version()}
-  for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+  for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "jaxspeed"):
     try:
       found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
       found[name] = None
-  return found | {"jaxspeed": jaxspeed.__version__}
+  return found
 
 
 @functools.cache
-def commit(checkout: pathlib.Path = pathlib.Path(__file__).parents[1]) -> str | None:
+def commit(checkout: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None:
   """The commit of a checkout, with "-dirty" when tracked files have changed since; asked once.
 
   None outside a checkout, also when an installed package lies inside somebody else's, and without

@@ -24,10 +24,10 @@ import flax.serialization
 import jax
 import numpy as np
 
-from jaxspeed.cluster import processes as distributed
+from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.errors import UserError
-from jaxspeed.records.writer import write_atomically
+from jaxspeed.files import write_atomically
 
 MANIFEST = "manifest.json"
 _PART = ".part-"  # and incarnation and step
@@ -79,7 +79,7 @@ class Checkpoints:
       CheckpointError: it could not be written; the earlier ones stay.
     """
     reason = ""
-    if distributed.is_primary():
+    if processes.is_primary():
       try:
         self._write(step, tree, clock)
       except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
@@ -88,7 +88,7 @@ class Checkpoints:
         if self._fence is not None:
           self._fence.check()
         self.remove_parts()
-    if any(distributed.gather(int(bool(reason)))):
+    if any(processes.gather(int(bool(reason)))):
       raise CheckpointError(
         f"the checkpoint of step {step} could not be written to {self._folder} "
         f"({reason or 'process 0 says why'})"

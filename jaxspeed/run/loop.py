@@ -1,153 +1,49 @@
-"""The story of a run: load, plan, compile, restore, epochs of steps, validate, save, result."""
+"""The story of a run: restore, epochs of steps, validate, save, result."""
 
 import collections
 import contextlib
 import dataclasses
 import datetime
-import errno
-import json
 import logging
 import math
 import pathlib
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
-from rich.console import Console
 
-from jaxspeed.cluster import folder_lock as fence_lib
-from jaxspeed.cluster import processes as distributed
-from jaxspeed.cluster import signals as stopping
+from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.folder_lock import Fence
-from jaxspeed.cluster.processes import Peers
 from jaxspeed.cluster.signals import Signals, Stopped, Wish
-from jaxspeed.config import fields as config_lib
-from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
-from jaxspeed.devices import allreduce, precision
+from jaxspeed.cluster.watchdog import beat, unwatched
+from jaxspeed.config import stored
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import nothing_compiles, use_cache
+from jaxspeed.devices.compile import nothing_compiles
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.planning.plan import Plan, make_plan
-from jaxspeed.records import writer as records
+from jaxspeed.files import write_atomically
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import Screen, counting, format_phase, make_console, silent_console
+from jaxspeed.records.console import format_phase
 from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.provenance import describe_device, versions
+from jaxspeed.records.results import mean_pace, read_result, result_row, write_result
+from jaxspeed.records.statistics import RESULT_KEYS
+from jaxspeed.records.writer import open_records
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
+from jaxspeed.run.setup import Feed, claim, with_pretrained
 from jaxspeed.steps.losses import Sums
-from jaxspeed.steps.spec import Job, load_pretrained, make_job
-from jaxspeed.steps.state import Carry, TrainState
-
-Feed = ResidentFeed | StreamFeed
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import Carry
 
 _log = logging.getLogger("jaxspeed")
-
 # Of the seconds of training: devices that wait more for input are told of.
 _MUCH_WAITING = 0.1
 # A step's loss and wishes are looked at when so many later ones are on their way: the devices have
 # work while the host waits for a number.
 _STEPS_AHEAD = 2
-
-
-def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
-  """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
-
-  Args:
-    config: of which `data` and `tune_on` count, and the phases.
-    console: where the reading of a million headers is shown; None: nowhere.
-
-  Raises:
-    UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
-      config says.
-  """
-  data = config.data
-  if data.feed == "stream":
-    with counting(console or silent_console(), "reading headers") as show:
-      return open_sets(config, make_plan(config).phases, show)
-  arrays = open_arrays(name=data.name, path=data.path, cache=data.cache, classes=data.classes)
-  height, width = arrays.train_images.shape[1:3]
-  if (height, width) != (data.image_size, data.image_size):
-    hint = f"set --config.data.image_size={height}" if height == width else "only squares will do"
-    raise UserError(
-      f"the images of {arrays.source} have {height} x {width} pixels but "
-      f"config.data.image_size is {data.image_size}: {hint}."
-    )
-  return hold_out(arrays) if config.tune_on == "validation" else arrays
-
-
-def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
-  """The plan of a config with the images that there are."""
-  if isinstance(data, Arrays):
-    train, evaluated = len(data.train_labels), len(data.eval_labels)
-    return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
-  return make_plan(
-    config, devices=devices, train_images=data.train_images, eval_images=data.eval_images
-  )
-
-
-def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
-  """The feed of a set; its programs are compiled, or begun to be."""
-  return ResidentFeed(data, job) if isinstance(data, Arrays) else StreamFeed(data, job)
-
-
-def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
-  """The config with what machine and data decide filled in, as the run's folder has it."""
-  resolved = config.copy_and_resolve_references()
-  resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  plan = plan_of(config, data)
-  resolved.data.train_images = plan.train_images
-  resolved.data.eval_images = plan.eval_images
-  if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
-    pixels = data.train_images.reshape(-1, 3)
-    resolved.data.mean = tuple(float(x) for x in pixels.mean(axis=0))
-    resolved.data.std = tuple(float(x) for x in np.maximum(pixels.std(axis=0), 1.0))
-  return resolved
-
-
-def claim(folder: pathlib.Path, config: ConfigDict) -> None:
-  """Takes a folder for a resolved config, or makes sure that it was taken for this one.
-
-  Raises:
-    UserError: the folder holds a run of another config; the message lists the differences.
-  """
-  path = folder / "config.json"
-  if not path.exists():
-    config_lib.save(config, path)
-    return
-  stored = ConfigDict(config_lib.to_dict(config_lib.load(path)))
-  rows = config_lib.differences(stored, ConfigDict(config_lib.to_dict(config)))
-  if rows:
-    raise UserError(
-      f"{folder} holds a run of another config ({'; '.join(rows)}): "
-      f"choose another --workdir, or take the changes back to go on with that run."
-    )
-
-
-def with_pretrained(state: TrainState, job: Job) -> TrainState:
-  """A first state with the weights of `config.pretrained`, where there are any."""
-  variables = {"params": state.params, "batch_stats": state.batch_stats}
-  loaded = load_pretrained(job.config, variables)
-  if loaded is variables:
-    return state
-
-  def place() -> dict[str, Any]:
-    # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
-    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), job.mesh)
-
-  return state.replace(
-    **place(),
-    average=state.average and place(),
-    slow=state.slow and place(),
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +80,7 @@ class Run:
     self._config = job.config
     self._plan = job.plan
     self._watch = watch
-    self._primary = distributed.is_primary()
+    self._primary = processes.is_primary()
     self._checkpoints = Checkpoints(
       folder / "checkpoints",
       keep=job.config.checkpoint.keep,
@@ -198,26 +94,26 @@ class Run:
     if self._primary:
       claim(folder, job.config)
       self._checkpoints.remove_parts()
-      records.write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
+      write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
 
   def to_the_end(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
     finished = read_result(self._folder)
     # Of a run that is just being finished, some processes might see the result and some not.
-    if distributed.gather(int(finished is not None))[0] and finished is not None:
-      return {key: finished[key] for key in records.RESULT_KEYS}
+    if processes.gather(int(finished is not None))[0] and finished is not None:
+      return {key: finished[key] for key in RESULT_KEYS}
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
     with (
-      records.open_records(
+      open_records(
         self._folder,
         resume_step=step,
         total_epochs=self._config.epochs,
         primary=self._primary,
       ) as self._records,
       # Closing the records may take longer than the others' heartbeats.
-      distributed.ending_when_alone(),
+      processes.ending_when_alone(),
     ):
       self._records.screen.header({"starting": self._clock.starting()})
       if step:
@@ -278,7 +174,7 @@ class Run:
     """Sets the carry; returns the number of steps done."""
     # All take the one that process 0 sees: a shared disk may show others an older state.
     newest = self._checkpoints.newest() if self._primary else None
-    chosen = distributed.gather(-1 if newest is None else newest)[0]
+    chosen = processes.gather(-1 if newest is None else newest)[0]
     self._saved = max(chosen, 0)
     if chosen >= 0:
       with self._clock.measure("restore"):
@@ -299,7 +195,7 @@ class Run:
     epoch, within = self._plan.epoch_of(step)
     first = self._plan.first_step_of(epoch)
     steps = self._plan.steps_in_epoch(epoch)
-    with self._clock.measure("compile"), stopping.unwatched():
+    with self._clock.measure("compile"), unwatched():
       lines = self._feed.wait_for(epoch)
     for line in lines:
       self._records.screen.line(line)
@@ -349,7 +245,7 @@ class Run:
     """Waits for the losses of the steps that end with `within`, checks and shows them."""
     values = np.atleast_1d(np.asarray(losses))
     self._decided = max(self._decided, Agreement.read(answer))
-    stopping.beat()
+    beat()
     for number, loss in enumerate(values, start=first + within - len(values)):
       self._check_loss(number, float(loss))
     self._show_progress(epoch, within, steps, float(values[-1]))
@@ -389,7 +285,7 @@ class Run:
       start = time.monotonic()
       with self._measure("final_validate" if last else "validate"):
         sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), epoch))
-      stopping.beat()
+      beat()
       row["eval_seconds"] = time.monotonic() - start
       row |= {f"eval_{name}": value for name, value in sums.means().items()}
     row |= peak_memory(self._job.mesh.local_devices) | {
@@ -439,7 +335,7 @@ class Run:
       )
     end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
     if plan.streams and (step == end or self._stopped_at_target()):
-      pace = records.mean_pace(rows, examples=plan.examples(phase.first_step))
+      pace = mean_pace(rows, examples=plan.examples(phase.first_step))
       epochs = rows[-1]["epoch"] - phase.first_epoch
       lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
     return lines
@@ -466,7 +362,7 @@ class Run:
       self._records.screen.line(
         f"{error}: the run goes on, the last whole checkpoint is of step {self._saved}"
       )
-    stopping.beat()
+    beat()
     self._decided = Wish.GO_ON if self._decided is Wish.SAVE else self._decided
     self._schedule_save()
 
@@ -483,8 +379,8 @@ class Run:
     config, rows = self._config, self._records.rows
     last = rows[-1]
     first = next(filter(self._reaches_target, rows), None)
-    row = records.result_row(
-      config=config_lib.to_dict(config),
+    row = result_row(
+      config=stored.to_dict(config),
       evaluated_on=config.tune_on,
       top1=last["eval_top1"],
       top5=last["eval_top5"] if config.data.classes > 5 else None,
@@ -494,7 +390,7 @@ class Run:
     if self._watch.fence is not None:
       self._watch.fence.check()
     if self._primary:
-      records.write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
+      write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
       if config.tune_on == "test":
         self._write_dawnbench()
     return row
@@ -513,233 +409,6 @@ class Run:
       framework=f"JAX {jax.__version__}",
       cost_per_hour=config.cost_per_hour,
       code_url=config.records.code_url,
-      misc={"config": config_lib.to_dict(config), "versions": versions()},
+      misc={"config": stored.to_dict(config), "versions": versions()},
       timestamp=datetime.date.today(),
     )
-
-
-def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
-  """What result.json of a finished run holds; None for one that is not finished."""
-  path = folder / "result.json"
-  return json.loads(path.read_text()) if path.exists() else None
-
-
-def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
-  return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
-
-
-def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
-  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
-  # XLA counts the body of a loop once, so this is a step in either case.
-  flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
-  cold = sum(not program.cached for program in feed.programs)
-  seconds = sum(program.seconds for program in feed.programs)
-  lines = {
-    "model": f"{job.config.model.name}, {parameters:,} parameters, "
-    f"{flops / 1e6:,.0f} MFLOP an image and step",
-    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
-  }
-  if job.devices > 1:
-    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
-  screen.header(lines)
-
-
-@contextlib.contextmanager
-def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
-  """Says what to change where the devices have too little memory, as a UserError."""
-  try:
-    yield
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    raise UserError(
-      f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
-      f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
-      f"the batch in as many pieces and keeps the recipe, and --config.eval.batch_size lower."
-    ) from error
-
-
-@contextlib.contextmanager
-def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
-  """Says what to do where records or the result cannot be written, as a UserError."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-      raise
-    raise UserError(
-      f"{error.filename or folder} could not be written ({error.strerror}): make room; the same "
-      "command goes on from the newest checkpoint."
-    ) from error
-
-
-def run_name(index: int) -> str:
-  """The folder of one of several runs."""
-  return f"run_{index:03d}"
-
-
-def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[str, Any]:
-  """Trains what `config` says into `workdir`, or goes on with what is there.
-
-  Args:
-    config: not yet resolved.
-    workdir: the run's folder, the same one for all processes.
-    peers: the processes of the run, which call this together; None: this one alone.
-
-  Returns:
-    What result.json holds.
-
-  Raises:
-    UserError: a mistake in the config, the data or the folder; a loss that is not finite.
-    Stopped: a signal ended the run early, and it is saved.
-  """
-  clock = Clock()
-  mesh_lib.keep_host_memory()
-  make_plan(config)  # its mistakes, before the seconds that data and folders take
-  with contextlib.ExitStack() as stack:
-    signals = stack.enter_context(stopping.catch_signals())
-    if peers is not None:
-      with clock.measure("connect"):
-        distributed.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
-    primary = distributed.is_primary()
-    console = make_console() if primary else silent_console()
-    screen = Screen(console, total_epochs=config.epochs)
-    with distributed.together("taking the run's folder"):
-      folder = records.prepare_workdir(workdir)
-      fence = stack.enter_context(fence_lib.holding(folder)) if primary else None
-    incarnation = distributed.gather(fence.incarnation if fence else 0)[0]
-    use_cache(config.compile_cache)
-    with distributed.together("opening the data"), clock.measure("load"):
-      _ensure_shared(folder, incarnation)
-      data = open_data(config, console)
-    resolved = resolve(config, data)
-    with distributed.together("the config"):
-      if primary:
-        claim(folder, resolved)
-      _ensure_same(resolved)
-    finished = read_result(folder) if primary else None
-    if distributed.gather(int(finished is not None))[0]:
-      finished = finished or read_result(folder)
-      assert finished is not None
-      screen.line(f"{folder} holds this run, finished:")
-      screen.result(finished)
-      return finished
-    _stop_before_steps(signals)
-    mesh = mesh_lib.make_mesh()
-    job = make_job(resolved, plan_of(resolved, data, devices=mesh.size), mesh)
-    _print_header(screen, job, data, folder)
-    with _memory_errors_told(resolved), clock.measure("compile"):
-      feed = make_feed(data, job)
-      stack.enter_context(contextlib.closing(feed))
-      lines = feed.wait_for(0)
-    _print_compiled(screen, job, feed)
-    for line in lines:
-      screen.line(line)
-    with clock.measure("load"):
-      feed.place()
-    # The first steps of a stream's long run need none.
-    if isinstance(feed, ResidentFeed) and _wants_warm_up(resolved, feed):
-      with clock.measure("warmup"):
-        feed.warm_up()
-    agreement = Agreement(mesh)
-    # All have their programs then: from here on none waits long for another.
-    with clock.measure("others"):
-      _stop_before_steps(signals)
-    signals.begun = True
-    stack.enter_context(stopping.watchdog(config.watchdog_seconds))
-    with _memory_errors_told(resolved), _disk_errors_told(folder):
-      watch = Watch(signals, agreement, fence, incarnation)
-      rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
-    if not primary:
-      return records.summed_up(rows, cost_per_hour=resolved.cost_per_hour)
-    with _disk_errors_told(folder):
-      result = records.write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
-    screen.result(result)
-    return result
-
-
-def _stop_before_steps(signals: Signals) -> None:
-  """Ends the run where a signal came to one of its processes before there was anything to save.
-
-  Raises:
-    Stopped: in all processes.
-  """
-  wish = Wish(max(distributed.gather(signals.wish)))
-  if wish >= Wish.STOP:
-    sentence = "ended before the first step of this start; what was saved before stays."
-    raise Stopped(sentence, wish.exit_code)
-
-
-def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
-  """Makes sure that this process sees the folder that process 0 has taken."""
-  owner = fence_lib.read_owner(folder)
-  if owner is None or owner.incarnation != incarnation:
-    raise UserError(
-      f"{folder.absolute()} of {distributed.whoami()} is not the folder of process 0: the "
-      "--workdir of a run must lie on a disk that all its hosts share."
-    )
-
-
-def _ensure_same(resolved: ConfigDict) -> None:
-  """Makes sure that all processes were started alike, on as many devices each."""
-  fields = {
-    name: value
-    for name, value in config_lib.leaves(resolved)
-    if not name.startswith(config_lib.PLACES)
-  }
-  for what, value in (
-    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
-    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
-    ("another number of devices", jax.local_device_count()),
-  ):
-    values = distributed.gather(value)
-    if others := [number for number, other in enumerate(values) if other != values[0]]:
-      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
-
-
-def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pathlib.Path) -> None:
-  config, plan = job.config, job.plan
-  sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
-  device = describe_device()
-  if job.devices > 1:
-    device += f"; {distributed.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
-  screen.header(
-    {
-      "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
-      "device": device,
-      "data": data.source,
-      "plan": f"{plan.total_steps} steps of {sizes} images, "
-      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
-      "programs": "; ".join(plan.programs()),
-      "workdir": str(folder),
-    }
-  )
-  for note in data.notes if isinstance(data, ImageSets) else ():
-    screen.line(note)
-
-
-def _run_all(
-  job: Job,
-  feed: Feed,
-  folder: pathlib.Path,
-  clock: Clock,
-  class_names: tuple[str, ...],
-  watch: Watch,
-  screen: Screen,
-) -> list[dict[str, Any]]:
-  """The result rows of `config.runs` seeds, one after the other."""
-  resolved, rows = job.config, []
-  for index in range(resolved.runs):
-    run_config = resolved.copy_and_resolve_references()
-    run_config.update(seed=resolved.seed + index, runs=1)
-    if resolved.runs > 1:
-      screen.line(f"run {index + 1} of {resolved.runs}, seed {run_config.seed}")
-    run_folder = folder if resolved.runs == 1 else records.prepare_workdir(folder / run_name(index))
-    if index:
-      # What the runs share is on the first one's clock; a later one's process begins with it.
-      clock = Clock()
-      clock.restore({"process": -clock.process_seconds})
-    run_job = dataclasses.replace(job, config=run_config)
-    run = Run(run_job, feed, run_folder, clock, class_names, watch)
-    rows.append(run.to_the_end())
-  return rows

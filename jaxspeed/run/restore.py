@@ -9,12 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import UInt8
 from ml_collections import ConfigDict
-from PIL import Image, UnidentifiedImageError
 
-from jaxspeed.config import fields as config_lib
-from jaxspeed.data.augment import normalize
+from jaxspeed.config import stored
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.memory.arrays import Arrays
@@ -22,15 +19,17 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import compile_program, use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.stream import prepare_evaluation
-from jaxspeed.models.pretrained import save_resnet
-from jaxspeed.planning.plan import Phase, Plan, make_plan
+from jaxspeed.feeds.evaluation import prepare_evaluation
+from jaxspeed.models.pretrained import load_pretrained, save_resnet
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run.checkpoint import Checkpoints, Restored
-from jaxspeed.run.loop import open_data
+from jaxspeed.run.setup import open_data
 from jaxspeed.steps import eval_step
-from jaxspeed.steps import programs as step
+from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
-from jaxspeed.steps.spec import Job, load_pretrained, make_job
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
 
 
@@ -40,7 +39,7 @@ def load_config(folder: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the folder holds no run, or several.
   """
-  config = config_lib.load(folder / "config.json")
+  config = stored.load(folder / "config.json")
   if config.runs > 1:
     raise UserError(
       f"{folder} holds {config.runs} runs: name one of them, as in --workdir={folder / 'run_000'}."
@@ -80,7 +79,7 @@ def open_run(
   everywhere = mesh_lib.replicated(mesh)
   size = plan.phases[0].image_size
   state = jax.eval_shape(
-    step.on_mesh(step.init_state, job),
+    on_mesh(init_state, job),
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
   )
@@ -212,62 +211,3 @@ def _prepare_evaluation(
   abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
   program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
   return lambda: program.call(variables, placed)
-
-
-def predict(
-  folder: pathlib.Path, images: Sequence[str], *, step: int | None = None, top: int = 5
-) -> list[list[tuple[str, float]]]:
-  """The likeliest classes of image files, with their probabilities.
-
-  Raises:
-    UserError: a file that is no image, or a folder that holds no run.
-  """
-  config = load_config(folder)
-  if config.data.feed == "stream":
-    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
-  job, restored = open_run(folder, config, step)
-  phase = job.plan.phase_of(restored.step - 1)
-  if config.data.feed == "stream":
-    size, resize = phase.eval_size, phase.eval_resize
-  else:
-    size = resize = config.data.image_size
-  pixels = np.stack([read_image(path, size, resize) for path in images])
-  names = (folder / "classes.txt").read_text().splitlines()
-
-  def probabilities(variables: Any, batch: Any) -> Any:
-    normal = normalize(batch, config.data.mean, config.data.std)
-    logits = eval_step.predict_logits(
-      variables, normal.astype(precision.DTYPES[config.precision]), job=job
-    )
-    return jax.nn.softmax(logits)
-
-  variables = restored.tree.state.evaluated()
-  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(pixels, job.mesh)))
-  order = np.argsort(-rows, axis=1)[:, :top]
-  return [
-    [(names[index], float(row[index])) for index in best]
-    for row, best in zip(rows, order, strict=True)
-  ]
-
-
-def read_image(path: str, size: int, resize: int) -> UInt8[np.ndarray, "size size 3"]:
-  """An image file as the net sees it: RGB, short side scaled to `resize`, the middle square.
-
-  Raises:
-    UserError: the file is missing or no image.
-  """
-  try:
-    with Image.open(path) as file:
-      image = file.convert("RGB")
-  except FileNotFoundError:
-    raise UserError(f"{path}: there is no such file.") from None
-  except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-    raise UserError(f"{path} cannot be read as an image: {error}.") from None
-  width, height = image.size
-  scale = resize / min(width, height)
-  image = image.resize(
-    (max(resize, round(width * scale)), max(resize, round(height * scale))),
-    Image.Resampling.BILINEAR,
-  )
-  left, top = (image.width - size) // 2, (image.height - size) // 2
-  return np.asarray(image.crop((left, top, left + size, top + size)))

@@ -1,0 +1,172 @@
+"""Evaluation of images from disk: batches by shape, programs, broken images."""
+
+import collections
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.cluster.watchdog import beat
+from jaxspeed.data.batch import Batch
+from jaxspeed.data.disk import rectangles
+from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.noise import NoiseEvaluation
+from jaxspeed.data.disk.sets import NAMED, ImageSets
+from jaxspeed.data.disk.streams import EvalStream
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import Ahead, Program, compile_program
+from jaxspeed.planning.plan import Phase
+from jaxspeed.steps import eval_step
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.spec import Job
+
+_log = logging.getLogger("jaxspeed")
+
+
+# Batches that wait on the devices for their turn. More would only hold memory: the host decodes
+# ahead by itself.
+_EVALUATED_AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """How a phase evaluates: the global batches, and the mode."""
+
+  split: Split
+  batches: list[rectangles.EvalBatch]
+  mode: str
+  resize: int
+  size: int
+
+  @property
+  def shapes(self) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(batch.shape for batch in self.batches))
+
+
+def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
+  """The batches in which a set is evaluated, each image in one of them.
+
+  Args:
+    split: of the evaluation.
+    config: its `eval` has the bounds of rectangles.
+    phase: whose mode and size count.
+    batch_size: of all devices.
+  """
+  mode, size = phase.eval_mode, phase.eval_size
+  if mode.startswith("rect"):
+    shapes = rectangles.choose(
+      split.width,
+      split.height,
+      short_side=size,
+      limit=config.eval.shapes,
+      multiple=config.eval.multiple,
+      # As for a server of eight GPUs: with them the shapes, and so accuracies, would change.
+      batch=8 * config.eval.batch_size,
+      resize=phase.eval_resize,
+    )
+  else:
+    # Of "five" the device takes its crops from the middle square of the resized image.
+    side = phase.eval_resize if mode == "five" else size
+    shapes = rectangles.square(split.width, split.height, side)
+  batches = rectangles.batches(shapes, batch_size)
+  return Evaluation(split, batches, mode, phase.eval_resize, size)
+
+
+def run_evaluation(
+  job: Job,
+  evaluation: Evaluation,
+  programs: dict[tuple[int, int], Program],
+  variables: dict[str, Any],
+) -> tuple[Sums, dict[str, str]]:
+  """Sums over the images of an evaluation, and those that could not be read, with the reasons."""
+  split = evaluation.split
+  sums = mesh_lib.replicate(Sums.zero(), job.mesh)
+  under_way: collections.deque[Sums] = collections.deque()
+  stream = _eval_stream(job, evaluation)
+  for host in stream:
+    batch = Batch(image=host.image, label=host.label, mask=host.mask)
+    program = programs[host.image.shape[1:3]]
+    sums = program.call(variables, mesh_lib.split(batch, job.mesh), sums)
+    under_way.append(sums)
+    if len(under_way) > _EVALUATED_AHEAD:
+      jax.block_until_ready(under_way.popleft())
+      beat()
+  unreadable = {i: "its header cannot be read" for i in np.flatnonzero(split.width == 0)}
+  return sums, {split.name(int(i)): reason for i, reason in (unreadable | stream.broken).items()}
+
+
+def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
+  split, batches = evaluation.split, evaluation.batches
+  part = dict(process=jax.process_index(), processes=jax.process_count())
+  if job.config.data.synthetic:
+    return NoiseEvaluation(split, batches, **part)
+  on_error = job.config.data.on_error
+  return EvalStream(split, batches, resize=evaluation.resize, on_error=on_error, **part)
+
+
+def prepare_evaluation(
+  sets: ImageSets, job: Job, phase: Phase, variables: Any
+) -> Callable[[], Sums]:
+  """What evaluates as a phase does, with its programs compiled; broken images are logged."""
+  size = job.plan.eval_batch_size
+  split = sets.sets[phase.copies].eval
+  evaluation = make_evaluation(split, job.config, phase, size * job.devices)
+  abstract = mesh_lib.abstract(variables, mesh_lib.replicated(job.mesh))
+  compile_one = functools.partial(compile_evaluation, job, abstract, evaluation, batch_size=size)
+  programs = Ahead({s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}).wait()
+
+  def run() -> Sums:
+    sums, broken = run_evaluation(job, evaluation, programs, variables)
+    for line in describe_broken(broken):
+      _log.warning("%s", line)
+    return sums
+
+  return run
+
+
+def describe_broken(broken: dict[str, str]) -> list[str]:
+  """A line on images that could not be read, with the names of the first; none on none."""
+  if not broken:
+    return []
+  named = [f"{name} ({reason})" for name, reason in list(broken.items())[:NAMED]]
+  more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+  return [
+    f"{len(broken)} images could not be read; in training the next one takes the place of each, "
+    f"in evaluation it does not count: {', '.join(named)}{more}"
+  ]
+
+
+def compile_evaluation(
+  job: Job, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
+) -> Program:
+  """The program that evaluates one batch of images of `shape`, of `batch_size` a device."""
+  function = on_mesh(
+    eval_step.evaluate_batch,
+    job,
+    mode=evaluation.mode,
+    size=evaluation.size,
+    split=(False, True, False),
+  )
+  sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), mesh_lib.replicated(job.mesh))
+  batch = abstract_batch(job, batch_size * job.devices, shape)
+  return compile_program(function, (variables, batch, sums))
+
+
+def abstract_batch(job: Job, batch_size: int, shape: tuple[int, int]) -> Batch:
+  parts = mesh_lib.sharded(job.mesh)
+  return Batch(
+    image=jax.ShapeDtypeStruct((batch_size, *shape, 3), jnp.uint8, sharding=parts),
+    label=jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=parts),
+    mask=jax.ShapeDtypeStruct((batch_size,), jnp.bool_, sharding=parts),
+  )
+
+
+def eval_key(evaluation: Evaluation, shape: tuple[int, int]) -> tuple:
+  return ("evaluate", evaluation.mode, evaluation.size, shape)

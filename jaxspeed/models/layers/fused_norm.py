@@ -1,0 +1,180 @@
+"""Batch norm in one piece with the 1x1 convolution before it, or the pool behind it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxspeed.models.layers.activations import recompute, relu
+from jaxspeed.models.layers.conv import conv_init, convolve
+from jaxspeed.models.layers.norm import BatchNorm, ghosts, normalize_forward, two_sums
+from jaxspeed.models.layers.pool import NOWHERE, first_maxima, max_pool_3x3, to_first_maxima
+
+
+def _product(a, b):
+  """The sum over all pixels of a[p, i] b[p, j], in float32."""
+  a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
+  # Of half precision the products are exact; of float32 a GPU would take TF32 by itself.
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  over_pixels = (((0,), (0,)), ((), ()))
+  return lax.dot_general(a, b, over_pixels, precision, jnp.float32)
+
+
+def _matmul(a, b):
+  """A float32 product of small matrices."""
+  return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _pointwise(x, matrix, offset):
+  """A matrix [o, i] times each pixel, and an offset, on a GPU in one kernel with what follows."""
+  y = convolve(x, matrix.astype(x.dtype)[:, None, None], 1, 0)
+  return y + offset.astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
+  """Batch norm of a 1x1 convolution that has at least as many outputs as inputs.
+
+  With a `shortcut` it is added, and a ReLU follows. Returns also mean and variance.
+
+  The statistics of y = W x are W m and the diagonal of W C W^T, with the mean m and the covariance
+  C of x. So the norm is known before the convolution, and goes into its weights and its bias; the
+  convolution's own output is never there. Neither is its gradient g: of the norm's three terms
+  (g - mean g - y_hat mean(g y_hat)) / sigma the last is linear in x as well, and meets W in a
+  matrix of the size of C.
+  """
+  return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon)[0]
+
+
+def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
+  weight, count = kernel[:, 0, 0], x.size // x.shape[-1]
+  mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=jnp.float32) / count
+  spread = _matmul(weight, _product(x, x) / count - mean_x[:, None] * mean_x)
+  mean = _matmul(weight, mean_x)
+  var = jnp.maximum(jnp.sum(spread * weight, axis=1), 0)
+  inverse = lax.rsqrt(var + epsilon)
+  folded = ((scale * inverse)[:, None] * weight).astype(x.dtype)
+  # What rounding the weights does to the mean is taken back.
+  y = _pointwise(x, folded, bias - _matmul(folded.astype(jnp.float32), mean_x))
+  if shortcut is not None:
+    y = jnp.maximum(y + shortcut, 0)
+  kept = (x, None if shortcut is None else y, weight, spread, mean_x, inverse, scale, folded)
+  return (y, mean[None], var[None]), kept
+
+
+def _normalize_pointwise_backward(epsilon, residuals, cotangents):
+  x, y, weight, spread, mean_x, inverse, scale, folded = residuals
+  count, grad = x.size // x.shape[-1], cotangents[0]
+  if y is not None:
+    (y,) = recompute(y)
+    grad = jnp.where(y > 0, grad, 0)
+  grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=jnp.float32)
+  with jax.named_scope("weight_gradient"):
+    product = _product(grad, x)
+  product = product - grad_bias[:, None] * mean_x
+  grad_scale = inverse * jnp.sum(weight * product, axis=1)
+  share = (inverse * grad_scale)[:, None]
+  grad_weight = (scale * inverse)[:, None] * (product - share * spread)
+  mixed = _matmul(((scale * inverse / count)[:, None] * weight).T, -share * weight)
+  mixed = mixed.astype(x.dtype)
+  offset = -_matmul(mixed.astype(jnp.float32), mean_x)
+  offset = offset - _matmul(grad_bias / count, folded.astype(jnp.float32))
+  grad_x = convolve(grad, folded.T[:, None, None], 1, 0) + _pointwise(x, mixed, offset)
+  grad_kernel = grad_weight[:, None, None]
+  return grad_x, grad_kernel, grad_scale, grad_bias, None if y is None else grad
+
+
+_normalize_pointwise.defvjp(_normalize_pointwise_forward, _normalize_pointwise_backward)
+
+
+class PointwiseKernel(nn.Module):
+  """The parameter `kernel` of a 1x1 convolution whose norm computes it: `PointwiseNorm`."""
+
+  features: int
+  kernel_init: nn.initializers.Initializer = conv_init
+
+  @nn.compact
+  def __call__(self, inputs: int) -> Float[Array, "o 1 1 i"]:
+    return self.param("kernel", self.kernel_init, (self.features, 1, 1, inputs), jnp.float32)
+
+
+class PointwiseNorm(BatchNorm):
+  """A 1x1 convolution and its `Norm`, with a shortcut their sum and a ReLU: [n, h, w, i] to o.
+
+  One kernel on a GPU, with no pass over the convolution's output for statistics or the norm's
+  gradient: `_normalize_pointwise`. Not with ghost batches, whose statistics do not go into one set
+  of weights.
+  """
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "n h w i"],
+    kernel: Float[Array, "o 1 1 i"],
+    shortcut: Float[Array, "n h w o"] | None = None,
+  ) -> Float[Array, "n h w o"]:
+    scale, bias, running_mean, running_var = self._variables(kernel.shape[0])
+    if self.use_running_average:
+      factor, offset = self._affine(scale, bias, running_mean, running_var)
+      y = _pointwise(x, factor[:, None] * kernel[:, 0, 0], offset)
+      return y if shortcut is None else jnp.maximum(y + shortcut, 0)
+    y, mean, var = _normalize_pointwise(x, kernel, scale, bias, shortcut, self.epsilon)
+    self._update(running_mean, running_var, mean, var, x.size // x.shape[-1])
+    return y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalize_pool(x, scale, bias, splits, epsilon):
+  """Batch norm, ReLU and `max_pool_3x3`; returns also mean and variance.
+
+  The norm's gradient is 0 but at the maxima, so its sums need a quarter of the map: the input at
+  the maxima, which the forward pass keeps.
+  """
+  return _normalize_pool_forward(x, scale, bias, splits, epsilon)[0]
+
+
+def _normalize_pool_forward(x, scale, bias, splits, epsilon):
+  (y, mean, var), (x, mean, inverse, scale, bias) = normalize_forward(
+    x, scale, bias, splits, epsilon, relu
+  )
+  best, place, x_best = first_maxima(y, x)
+  place = jnp.where(best > 0, place, jnp.uint8(NOWHERE))
+  best, place, x_best = recompute(best, place, x_best)
+  return (best, mean, var), (x, x_best, place, mean, inverse, scale)
+
+
+def _normalize_pool_backward(splits, epsilon, residuals, cotangents):
+  x, x_best, place, mean, inverse, scale = residuals
+  grad, count = cotangents[0], x.size // mean.size
+
+  def normed(x):
+    return (ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
+
+  kept = ghosts(jnp.where(place == NOWHERE, 0, grad), splits).astype(jnp.float32)
+  grad_bias, grad_scale = two_sums(kept, kept * normed(x_best))
+  spread = ghosts(to_first_maxima(place, x.shape[1:3], grad), splits)
+  grad_x = (scale * inverse)[:, None] * (
+    spread - (grad_bias[:, None] + normed(x) * grad_scale[:, None]) / count
+  )
+  return grad_x.astype(x.dtype).reshape(x.shape), grad_scale.sum(axis=0), grad_bias.sum(axis=0)
+
+
+_normalize_pool.defvjp(_normalize_pool_forward, _normalize_pool_backward)
+
+
+class PooledNorm(BatchNorm):
+  """`Norm`, ReLU and `max_pool_3x3`: [n, h, w, c] to half the side."""
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
+    scale, bias, running_mean, running_var = self._variables(x.shape[-1])
+    if self.use_running_average:
+      factor, offset = self._affine(scale, bias, running_mean, running_var)
+      return max_pool_3x3(relu(x.astype(jnp.float32) * factor + offset).astype(x.dtype))
+    self._check(x.shape[0])
+    y, mean, var = _normalize_pool(x, scale, bias, self.splits, self.epsilon)
+    self._update(running_mean, running_var, mean, var, x.size // mean.size)
+    return y

@@ -1,0 +1,184 @@
+"""Pools without a scatter in their backward pass, and blur."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
+  """Non-overlapping max pool; rows and columns beyond a multiple of `window` are left out.
+
+  The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
+  byte an output and writes in one pass: XLA's own is a scatter-add, slow on GPUs and CPUs.
+  """
+  with jax.named_scope("pool"):
+    return _max_pool(x, (window, window))
+
+
+def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
+  """Maximum over each map, with the gradient of `max_pool`; 255 pixels at most."""
+  with jax.named_scope("pool"):
+    return _max_pool(x, x.shape[1:3])[:, 0, 0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _max_pool(x, window):
+  return _max_pool_forward(x, window)[0]
+
+
+def _max_pool_forward(x, window):
+  (n, h, w, c), (high, wide) = x.shape, window
+  rows, columns = h // high, w // wide
+  tiles = x[:, : rows * high, : columns * wide].reshape(n, rows, high, columns, wide, c)
+  best, place = tiles[:, :, 0, :, 0], jnp.zeros((n, rows, columns, c), jnp.uint8)
+  for k in range(1, high * wide):
+    candidate = tiles[:, :, k // wide, :, k % wide]
+    place = jnp.where(candidate > best, jnp.uint8(k), place)
+    best = jnp.maximum(best, candidate)
+  return best, (place, (h, w))
+
+
+def _max_pool_backward(window, residuals, grad):
+  (place, (h, w)), (high, wide) = residuals, window
+  n, rows, columns, c = grad.shape
+  places = jnp.arange(high * wide, dtype=jnp.uint8).reshape(high, 1, wide, 1)
+  tiles = jnp.where(place[:, :, None, :, None] == places, grad[:, :, None, :, None], 0)
+  tiles = tiles.reshape(n, rows * high, columns * wide, c)
+  grad_x = jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0)))
+  # XLA would write both this and the part without the padding, one for each of the convolution's
+  # gradients.
+  return (lax.optimization_barrier(grad_x),)
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def _shifted(x, down, right):
+  """x[:, i + down, j + right] at i, j, with zeros beyond the end; shifts are 0 or 1."""
+  return jnp.pad(x, ((0, 0), (0, down), (0, right), (0, 0)))[:, down:, right:]
+
+
+def _interleaved(terms, shape):
+  """Four arrays a pixel, [n, rows, 2, columns, 2, c], summed to one map cropped to `shape`."""
+  total = sum(terms)
+  n, rows, _, columns, _, c = total.shape
+  return total.reshape(n, 2 * rows, 2 * columns, c)[:, : shape[0], : shape[1]]
+
+
+def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
+  """3x3 max pool of stride 2 over a border of -inf, 1 pixel wide: h2 = (h + 1) // 2.
+
+  The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
+  byte an output and gathers, in one kernel, where XLA's own gradient scatters: forward and
+  backward of [256, 112, 112, 64] in bfloat16 are 2 kernels and 1.13 GB on an H100 for 5 and 4.99,
+  and on a CPU a third of the time (results/stem_pool.json).
+  """
+  with jax.named_scope("pool"):
+    return _max_pool_3x3(x)
+
+
+@jax.custom_vjp
+def _max_pool_3x3(x):
+  # Without a gradient XLA's pool is the same kernel on a GPU and 0.4 of the time on a CPU.
+  return lax.reduce_window(
+    x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
+  )
+
+
+def first_maxima(x, *others):
+  """The maxima of 3x3 windows, their first places as bytes, and other arrays at these places."""
+  _, h, w, _ = x.shape
+  rows, columns = (h + 1) // 2, (w + 1) // 2
+  border = ((0, 0), (1, 2 * rows - h), (1, 2 * columns - w), (0, 0))
+  padded = [jnp.pad(x, border, constant_values=-jnp.inf), *(jnp.pad(y, border) for y in others)]
+
+  def window_of(k: int) -> list[Array]:
+    i, j = divmod(k, 3)
+    return [y[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2] for y in padded]
+
+  best = window_of(0)
+  place = jnp.zeros(best[0].shape, jnp.uint8)
+  for k in range(1, 9):
+    window = window_of(k)
+    larger = window[0] > best[0]
+    place = jnp.where(larger, jnp.uint8(k), place)
+    best = [jnp.maximum(window[0], best[0])] + [
+      jnp.where(larger, new, old) for new, old in zip(window[1:], best[1:], strict=True)
+    ]
+  return best[0], place, *best[1:]
+
+
+def _max_pool_3x3_forward(x):
+  best, place = first_maxima(x)
+  return best, (place, x.shape[1:3])
+
+
+def _max_pool_3x3_backward(residuals, grad):
+  place, shape = residuals
+  return (to_first_maxima(place, shape, grad).astype(grad.dtype),)
+
+
+# A place that is in no window.
+NOWHERE = 9
+
+
+def to_first_maxima(place, shape, grad):
+  """The gradients of 3x3 windows at their places, summed in float32 on a map of a shape."""
+  # A pixel lies in up to four windows: (i, j) of four by (p, q) pixels is place (1 + p, 1 + q) of
+  # window (i, j), two less in the next. Odd pixels alone are in two windows.
+  terms = []
+  for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    places = np.full((2, 1, 2, 1), 255, np.uint8)
+    for p, q in ((p, q) for p in range(down, 2) for q in range(right, 2)):
+      places[p, 0, q, 0] = 3 * (1 + p - 2 * down) + 1 + q - 2 * right
+    here = _shifted(place, down, right)[:, :, None, :, None] == places
+    value = _shifted(grad, down, right)[:, :, None, :, None].astype(jnp.float32)
+    terms.append(jnp.where(here, value, 0))
+  return _interleaved(terms, shape)
+
+
+_max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
+
+
+def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
+  """[1 2 1] x [1 2 1] / 16 over each channel with a border of zeros; a stride of 1 or 2.
+
+  Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As sums in
+  float32, one kernel: convolutions of single channels are slow on GPUs.
+  """
+  with jax.named_scope("pool"):
+    return _blur_pool(x, strides)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _blur_pool(x, strides):
+  _, h, w, _ = x.shape
+  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))).astype(jnp.float32)
+  taps = [
+    padded[:, i : i + h : strides, j : j + w : strides] * ((2 - abs(i - 1)) * (2 - abs(j - 1)) / 16)
+    for i in range(3)
+    for j in range(3)
+  ]
+  return functools.reduce(jnp.add, taps).astype(x.dtype)
+
+
+def _blur_pool_forward(x, strides):
+  return _blur_pool(x, strides), x.shape[1:3]
+
+
+def _blur_pool_backward(strides, shape, grad):
+  if strides == 1:
+    return (_blur_pool(grad, 1),)  # its own transpose
+  terms = []
+  for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    row, column = (np.array([0, 1] if shift else [2, 1], np.float32) for shift in (down, right))
+    weights = np.outer(row, column).reshape(2, 1, 2, 1) / 16
+    terms.append(_shifted(grad, down, right)[:, :, None, :, None].astype(jnp.float32) * weights)
+  return (_interleaved(terms, shape).astype(grad.dtype),)
+
+
+_blur_pool.defvjp(_blur_pool_forward, _blur_pool_backward)

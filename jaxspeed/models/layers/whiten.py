@@ -1,0 +1,109 @@
+"""The whitening convolution of the fast CIFAR-10 networks, and its filters."""
+
+import functools
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxspeed.models.layers.conv import conv_init, convolve_on_cpu
+
+
+def _whiten_on_cpu(x, kernel, padding):
+  return convolve_on_cpu(x, kernel.astype(x.dtype), 1, padding)
+
+
+def _sum_of_products(x, kernel, padding):
+  """A convolution as elementwise products, for few taps of few channels, in float32.
+
+  A GPU does it, what follows and the cast in one kernel that reads the images once; cuDNN's is
+  slow at 3 channels and leaves bias and activation a pass of their own: 141 MB a step of airbench.
+  """
+  # Behind the barrier: XLA could augment the images anew for every product.
+  dtype, x = x.dtype, lax.optimization_barrier(x)
+  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(jnp.float32)
+  _, high, wide, channels = kernel.shape
+  rows, columns = x.shape[1] - high + 1, x.shape[2] - wide + 1
+  y = sum(
+    x[:, i : i + rows, j : j + columns, c : c + 1] * kernel[:, i, j, c]
+    for i in range(high)
+    for j in range(wide)
+    for c in range(channels)
+  )
+  return y.astype(dtype)
+
+
+class Whiten(nn.Module):
+  """Frozen convolution whose `kernel` comes from `whitening_kernel`: [n, h, w, c] to `features`.
+
+  The kernel is among the parameters, so that it is saved with them, but gets no gradient, and
+  the weight gradient of a convolution of 3 channels, slow everywhere, is never computed. With a
+  `bias_init` there is a trained `bias`, as in airbench.
+  """
+
+  features: int = 27
+  patch: int = 3
+  padding: int = 1
+  bias_init: nn.initializers.Initializer | None = None
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 o"]:
+    shape = (self.features, self.patch, self.patch, x.shape[-1])
+    kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, jnp.float32))
+    x = lax.stop_gradient(x)
+    y = lax.platform_dependent(
+      x.astype(self.dtype),
+      kernel,
+      cpu=functools.partial(_whiten_on_cpu, padding=self.padding),
+      default=functools.partial(_sum_of_products, padding=self.padding),
+    )
+    if self.bias_init is not None:
+      bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+      y = y + bias.astype(self.dtype)
+    return y
+
+
+def whitening_kernel(
+  images: Float[Array, "n h w c"],
+  *,
+  filters: int = 27,
+  patch: int = 3,
+  epsilon: float = 1e-2,
+  centered: bool = False,
+) -> Float[Array, "filters p p c"]:
+  """Filters that decorrelate the patches of normalised float32 images.
+
+  Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
+  patches over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance is
+  about zero, or about the mean patch where `centered` (hlb-CIFAR10). Of 2 * patch * patch * c
+  `filters` the second half are the negatives of the first (hlb-CIFAR10, airbench).
+  The work is done 256 images at a time, in 26 MB at CIFAR-10's size, where all patches of
+  10,000 images would fill 1 GB.
+  """
+  n, h, w, c = images.shape
+  rows, columns, size = h - patch + 1, w - patch + 1, patch * patch * c
+  chunk = min(n, 256)
+  # Black images add nothing to a sum that is not centred.
+  chunks = jnp.pad(images, ((0, -n % chunk), (0, 0), (0, 0), (0, 0))).reshape(-1, chunk, h, w, c)
+
+  def add_chunk(total, chunk_images):
+    shifted = [
+      chunk_images[:, i : i + rows, j : j + columns] for i in range(patch) for j in range(patch)
+    ]
+    patches = jnp.concatenate(shifted, axis=-1).reshape(-1, size)
+    products, sums = total
+    product = jnp.matmul(patches.T, patches, precision=lax.Precision.HIGHEST)
+    return (products + product, sums + patches.sum(axis=0)), None
+
+  zero = jnp.zeros((size, size), jnp.float32), jnp.zeros((size,), jnp.float32)
+  (products, sums), _ = lax.scan(add_chunk, zero, chunks)
+  count = n * rows * columns
+  if centered:
+    products = products - jnp.outer(sums, sums) / count
+  eigenvalues, vectors = jnp.linalg.eigh(products / (count - 1))
+  rows_first = (vectors / jnp.sqrt(eigenvalues + epsilon))[:, ::-1].T
+  kernel = rows_first.reshape(size, patch, patch, c)
+  return kernel if filters == size else jnp.concatenate([kernel, -kernel])

@@ -1,0 +1,115 @@
+"""Muon: momentum, made orthogonal by Newton and Schulz."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxspeed.optim.sgd import trace
+
+# As both published recipes: what counts is how fast small singular values grow, not the limit.
+NEWTON_SCHULZ_STEPS = 3
+
+
+def stack_matrices(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "layers height width"]:
+  """Arrays [o, ...] as matrices [o, rest], transposed if higher than wide, in one padded stack.
+
+  Zeros at the end of rows and columns change nothing in `newton_schulz`: with X = [[x, 0], [0, 0]]
+  the product X X^T is [[x x^T, 0], [0, 0]], and any matrix times X keeps X's zero columns, its
+  polynomials also the zero rows. Norms do not see zeros.
+  """
+  matrices = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+  matrices = [x.T if x.shape[0] > x.shape[1] else x for x in matrices]
+  height, width = (max(x.shape[axis] for x in matrices) for axis in (0, 1))
+  return jnp.stack(
+    [jnp.pad(x, ((0, height - x.shape[0]), (0, width - x.shape[1]))) for x in matrices]
+  )
+
+
+def unstack_matrices(
+  stack: Float[Array, "layers height width"], like: Sequence[Float[Array, "..."]]
+) -> list[Float[Array, "..."]]:
+  """The arrays of a stack, with the shapes of `like`."""
+  leaves = []
+  for padded, leaf in zip(stack, like, strict=True):
+    high, wide = leaf.shape[0], leaf.size // leaf.shape[0]
+    matrix = padded[:wide, :high].T if high > wide else padded[:high, :wide]
+    leaves.append(matrix.reshape(leaf.shape))
+  return leaves
+
+
+def frobenius_norms(
+  x: Float[Array, "layers height width"], y: Float[Array, "layers height width"]
+) -> tuple[Float[Array, "layers"], Float[Array, "layers"]]:
+  """The norms of the matrices of two stacks, in one pass: sums of pairs, not a pair of sums."""
+  zero = jnp.zeros((), x.dtype)
+  squares = lax.reduce(
+    (jnp.square(x), jnp.square(y)), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1, 2)
+  )
+  return jnp.sqrt(squares[0]), jnp.sqrt(squares[1])
+
+
+def newton_schulz(
+  x: Float[Array, "layers height width"], *, coefficients: tuple[float, float, float]
+) -> Float[Array, "layers height width"]:
+  """Each matrix U S V^T to about U V^T: singular values between 0 and 1 go to around 1.
+
+  Three times X <- a X + (b X X^T + c (X X^T)^2) X: Keller Jordan's Muon. The polynomial is odd, so
+  that a transposed matrix gives the transposed result.
+
+  Args:
+    x: matrices of Frobenius norm 1, no higher than wide, in the number format of the products.
+    coefficients: a, b, c.
+  """
+  a, b, c = coefficients
+  identity = jnp.eye(x.shape[1], dtype=jnp.float32)
+  for _ in range(NEWTON_SCHULZ_STEPS):
+    gram = jnp.matmul(x, x.mT)
+    square = jnp.matmul(gram, gram, preferred_element_type=jnp.float32)
+    # a X is in the factor as a I, which saves a pass over the stack.
+    factor = a * identity + b * gram.astype(jnp.float32) + c * square
+    x = jnp.matmul(factor.astype(x.dtype), x)
+  return x
+
+
+def muon(
+  *,
+  momentum: float,
+  nesterov: bool,
+  decay: float,
+  coefficients: tuple[float, float, float],
+  dtype: DTypeLike,
+) -> optax.GradientTransformationExtraArgs:
+  """Muon for kernels [o, ...]: w <- (s w - rate NS(u / ||u||)) (1 - rate decay).
+
+  u is the gradient after (Nesterov) momentum, NS is `newton_schulz` in `dtype`; s = sqrt(o) / ||w||
+  where the extra argument `renormalize` is 1, else 1. KellerJordan/cifar10-airbench,
+  airbench94_muon.py; the decay is hiverge/cifar10-speedrun's. Nothing in it sees the order of a
+  kernel's axes after the first. The momentum is one float32 stack.
+  """
+  velocity = trace(momentum, nesterov)
+
+  def init(params):
+    return velocity.init(stack_matrices(jax.tree.leaves(params)))
+
+  def update(updates, state, params=None, *, learning_rate, renormalize, **extra):
+    del extra
+    weights, structure = jax.tree.flatten(params)
+    direction, state = velocity.update(stack_matrices(jax.tree.leaves(updates)), state)
+    # In float32, as squares of small gradients vanish in float16.
+    norms, weight_norms = frobenius_norms(direction, stack_matrices(weights))
+    unit = (direction / (norms[:, None, None] + 1e-7)).astype(dtype)
+    directions = unstack_matrices(newton_schulz(unit, coefficients=coefficients), weights)
+
+    kept = 1.0 - learning_rate * decay
+    new = []
+    for weight, norm, u in zip(weights, weight_norms, directions, strict=True):
+      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + 1e-7), 1.0)
+      new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(jnp.float32))
+    return jax.tree.unflatten(structure, new), state
+
+  return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,256 @@
+"""From a config to the table of every step: the one place where values are derived and checked.
+
+`python -m jaxspeed.plan` prints it.
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Int
+from ml_collections import ConfigDict
+
+from jaxspeed.config import checks
+from jaxspeed.errors import UserError
+from jaxspeed.planning import schedules
+from jaxspeed.planning.plan import Phase, Plan
+
+
+def make_plan(
+  config: ConfigDict,
+  *,
+  devices: int = 1,
+  train_images: int | Mapping[int, int] = 0,
+  eval_images: int = 0,
+) -> Plan:
+  """The plan of a config.
+
+  Args:
+    config: as `config.base` describes it.
+    devices: over which a batch is split.
+    train_images: images of the training set, or of each of its resized copies by their short
+      side; 0: as many as the config expects.
+    eval_images: likewise.
+
+  Raises:
+    UserError: a value that no run can have, with the field's name.
+  """
+  checks.check(config)
+  if config.tune_on == "validation" and not train_images:
+    eval_images = config.data.train_images // 10 or 1  # as `data.arrays.hold_out`
+    train_images = config.data.train_images - eval_images
+  train_images = train_images or config.data.train_images
+  eval_images = eval_images or config.data.eval_images
+  columns = _columns(config)
+  if not isinstance(train_images, Mapping):
+    train_images = dict.fromkeys(columns["copies"], train_images)
+  counts = [train_images[copies] for copies in columns["copies"]]
+  phases, total = _phases(config, columns, counts)
+  for phase, count in zip(phases, counts, strict=True):
+    _check_batch(config, phase, devices=devices, train_images=count)
+  first, last = phases[0], phases[-1]
+  return Plan(
+    phases=phases,
+    total_steps=total,
+    train_images=counts[0],
+    eval_images=eval_images,
+    eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
+    table=_table(config, phases, total),
+    whiten_bias_steps=_steps(config.whitening.bias_epochs, first.steps_per_epoch),
+    cutmix_steps=_steps(config.augment.cutmix_epochs, last.steps_per_epoch)
+    if config.augment.cutmix
+    else 0,
+    proxy_every=config.proxy.every if config.proxy.keep else 0,
+    streams=config.data.feed == "stream",
+  )
+
+
+def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images: int) -> None:
+  batch = phase.batch_size
+  field = "phases.batch_size" if config.phases.batch_size else "batch_size"
+  if batch > train_images:
+    raise UserError(
+      f"config.{field}={batch} is larger than the training set of {train_images} images: "
+      f"set --config.{field} to at most {train_images}."
+    )
+  if batch % devices:
+    raise UserError(
+      f"config.{field}={batch} does not divide over {devices} devices: "
+      f"set --config.{field} to a multiple of {devices}."
+    )
+  if batch // devices % config.accumulate:
+    raise UserError(
+      f"config.{field}={batch} gives each of {devices} devices {batch // devices} images, which "
+      f"do not divide in config.accumulate={config.accumulate} parts: choose another number."
+    )
+  if config.proxy.keep // devices % config.accumulate:
+    raise UserError(
+      f"config.proxy.keep={config.proxy.keep} does not divide in "
+      f"config.accumulate={config.accumulate} parts on {devices} devices: choose another number."
+    )
+  if config.augment.cutmix and config.augment.cutmix_epochs and batch // devices % 2:
+    raise UserError(
+      f"config.{field}={batch} gives each of {devices} devices {batch // devices} images, which "
+      f"config.augment.cutmix cannot pair: set --config.{field} to a multiple of {2 * devices}."
+    )
+  keep = config.proxy.keep
+  if keep > batch or keep % devices:
+    raise UserError(
+      f"config.proxy.keep={keep}: it must be a multiple of the {devices} devices and at most "
+      f"config.{field}={batch}."
+    )
+
+
+def _phases(
+  config: ConfigDict, columns: dict[str, tuple], counts: list[int]
+) -> tuple[tuple[Phase, ...], int]:
+  """The phases, and the steps of all; `counts` are images to choose from."""
+  starts = columns["first_epoch"]
+  phases, first_step = [], 0
+  for index, start in enumerate(starts):
+    batch, image_size = columns["batch_size"][index], columns["image_size"][index]
+    train_images = counts[index]
+    eval_size = config.eval.image_size or image_size
+    if config.data.last_batch == "keep":
+      steps_per_epoch, images = -(-train_images // batch), train_images
+    else:
+      steps_per_epoch = max(train_images // batch, 1)
+      images = steps_per_epoch * batch
+    if index + 1 < len(starts):
+      epochs = starts[index + 1] - start
+      steps = epochs * steps_per_epoch
+    else:
+      steps = _steps(Fraction(str(config.epochs)) - start, steps_per_epoch)
+      epochs = -(-steps // steps_per_epoch)
+    phases.append(
+      Phase(
+        first_epoch=start,
+        epochs=epochs,
+        first_step=first_step,
+        steps_per_epoch=steps_per_epoch,
+        image_size=image_size,
+        batch_size=batch,
+        images=images,
+        min_scale=columns["min_scale"][index],
+        copies=columns["copies"][index],
+        eval_mode=columns["eval_mode"][index],
+        eval_size=eval_size,
+        eval_resize=int(eval_size * config.eval.resize),
+      )
+    )
+    first_step += steps
+  return tuple(phases), first_step
+
+
+def _columns(config: ConfigDict) -> dict[str, tuple]:
+  """The columns of `config.phases`, empty ones filled from the fields that hold for all phases."""
+  given = {name: tuple(values) for name, values in config.phases.items()}
+  starts = given["first_epoch"] or (0,)
+  if starts[0] != 0 or list(starts) != sorted(set(starts)) or starts[-1] >= config.epochs:
+    raise UserError(
+      f"config.phases.first_epoch={starts}: epochs count from 0, ascend, and end before "
+      f"config.epochs={config.epochs:g}."
+    )
+  rest = {
+    "first_epoch": 0,
+    "image_size": config.data.image_size,
+    "batch_size": config.batch_size,
+    "min_scale": config.augment.min_scale,
+    "copies": 0,
+    "eval_mode": config.eval.mode,
+  }
+  for name, values in given.items():
+    if values and config.data.feed != "stream":
+      raise UserError(
+        f"config.phases.{name}={values}: only a stream has phases, set --config.data.feed=stream."
+      )
+    if values and len(values) != len(starts):
+      raise UserError(
+        f"config.phases.{name}={values} has {len(values)} values, but "
+        f"config.phases.first_epoch={starts} has {len(starts)}: give one for each phase."
+      )
+    least = {"copies": 0, "min_scale": 1e-6}.get(name, 1)
+    if name not in ("first_epoch", "eval_mode") and any(value < least for value in values):
+      raise UserError(f"config.phases.{name}={values}: each must be at least {least}.")
+  return {name: given[name] or (rest[name],) * len(starts) for name in rest}
+
+
+def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
+  # The fraction is that of the decimal number: 9.9 epochs of 10 steps are 99 steps, not 100.
+  return math.ceil(Fraction(str(epochs)) * steps_per_epoch)
+
+
+def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarray:
+  schedule = config.schedule
+  if schedule.pieces:
+    epoch, number, steps = _positions(phases, total)
+    return schedules.pieces(epoch, number + 1, steps, schedule.pieces)
+  shape = {name: schedule[name] for name in ("peak", "start", "final", "power")}
+  if schedule.read == "end":
+    # One step in, as myrtle and imagenet18: step 0 has the position of its end.
+    epoch, number, steps = _positions(phases, total)
+    return schedules.triangle(
+      epoch + (number + 1) / steps,
+      total=config.epochs,
+      warmup=schedule.warmup,
+      flat=schedule.flat_epochs,
+      **shape,
+    )
+  # In steps, with the peak at a whole one (airbench).
+  return schedules.triangle(
+    np.arange(total),
+    total=total,
+    warmup=math.floor(schedule.warmup * total) / total,
+    flat=schedule.flat_epochs * phases[-1].steps_per_epoch,
+    **shape,
+  )
+
+
+def _positions(
+  phases: tuple[Phase, ...], total: int
+) -> tuple[Int[np.ndarray, "steps"], Int[np.ndarray, "steps"], Int[np.ndarray, "steps"]]:
+  """Of each step its epoch, its number in it, both from 0, and how many a whole one has."""
+  step = np.arange(total)
+  index = np.searchsorted([phase.first_step for phase in phases], step, side="right") - 1
+  first_step, first_epoch, steps = (
+    np.array([getattr(phase, name) for phase in phases])[index]
+    for name in ("first_step", "first_epoch", "steps_per_epoch")
+  )
+  within = step - first_step
+  return first_epoch + within // steps, within % steps, steps
+
+
+def _table(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> dict[str, np.ndarray]:
+  average, steps_per_epoch = config.average, phases[0].steps_per_epoch
+  rate = _rate(config, phases, total)
+  columns = {"learning_rate": rate}
+  if config.optimizer.momentum_pieces:
+    epoch, number, steps = _positions(phases, total)
+    columns["momentum"] = schedules.pieces(
+      epoch, number + 1, steps, config.optimizer.momentum_pieces
+    )
+  if average.kind == "ema":
+    columns["average_keep"] = schedules.average_keep(
+      total, steps_per_epoch, decay=average.decay, every=average.every
+    )
+  if average.kind == "lookahead":
+    columns["average_keep"], columns["average_pull"] = schedules.lookahead(
+      total,
+      steps_per_epoch,
+      decay=average.decay,
+      every=average.every,
+      from_epoch=average.from_epoch,
+    )
+  if config.whitening.bias_epochs:
+    columns["whiten_bias_rate"] = schedules.whiten_bias_rate(
+      rate,
+      factor=config.whitening.bias_rate,
+      steps=_steps(config.whitening.bias_epochs, steps_per_epoch),
+      falling=config.whitening.bias_falls,
+    )
+  if config.optimizer.name == "muon":
+    columns["renormalize"] = schedules.renormalize(
+      total, growing=config.optimizer.muon_renormalize == "growing"
+    )
+  return columns

@@ -1,0 +1,103 @@
+"""The result of a run: its row, result.json, and the pace of its epochs."""
+
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspeed.files import write_atomically
+from jaxspeed.records.provenance import commit, describe_device, versions
+from jaxspeed.records.statistics import summed_up
+
+# Where the accuracies come from, by the config's `tune_on`: the set's own evaluation images, or
+# training images that were held out.
+EVALUATED_ON = ("test", "validation")
+
+
+def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
+  """images_per_second, images_per_second_per_device and data_wait of several epochs together.
+
+  Args:
+    rows: of epochs in a row, as `Records.epoch` takes them; those that earlier versions wrote
+      without data_wait are passed over.
+    examples: seen before the first of them.
+  """
+  images = seconds = device_seconds = waited = 0.0
+  for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
+    if "data_wait" in row:
+      # An epoch that was resumed within has been timed in part: its rate holds for all of it.
+      took = (row["examples"] - before) / row["images_per_second"]
+      images += row["examples"] - before
+      seconds += took
+      device_seconds += took * row["world"]
+      waited += took * row["data_wait"]
+  return {
+    "images_per_second": images / seconds,
+    "images_per_second_per_device": images / device_seconds,
+    "data_wait": waited / seconds,
+  }
+
+
+def result_row(
+  *,
+  config: Mapping[str, Any],
+  evaluated_on: str,
+  top1: float,
+  top5: float | None,
+  seconds: Mapping[str, Any],
+  seed: int,
+) -> dict[str, Any]:
+  """The result of one run, with what was used to get it.
+
+  Args:
+    config: resolved.
+    evaluated_on: "test" or "validation", the images that top1 and top5 are of (`EVALUATED_ON`).
+    top1: fraction.
+    top5: fraction; None for five classes or fewer.
+    seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
+      at least config.target; None for a run that did not reach it.
+    seed: of the run.
+
+  Raises:
+    ValueError: `evaluated_on` is neither.
+  """
+  if evaluated_on not in EVALUATED_ON:
+    raise ValueError(f"evaluated_on is {evaluated_on!r}, not one of {EVALUATED_ON}")
+  return {
+    "config": config,
+    "evaluated_on": evaluated_on,
+    "top1": top1,
+    "top5": top5,
+    "seconds": seconds,
+    "device": describe_device(),
+    "versions": versions(),
+    "seed": seed,
+    "commit": commit(),
+    "command": shlex.join([pathlib.Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
+  }
+
+
+def write_result(
+  workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
+) -> dict[str, Any]:
+  """Writes result.json, atomically, and returns what it holds: `summed_up` of the same arguments.
+
+  Args:
+    workdir: a folder that exists.
+    rows: as `summed_up`.
+    cost_per_hour: as `summed_up`.
+
+  Raises:
+    ValueError: as `summed_up`.
+  """
+  result = summed_up(rows, cost_per_hour=cost_per_hour)
+  write_atomically(workdir / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+  return result
+
+
+def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
+  """What result.json of a finished run holds; None for one that is not finished."""
+  path = folder / "result.json"
+  return json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,142 @@
+"""One result of several runs: means, deviations, intervals, a t-test against the target."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxspeed.files import plain
+
+RESULT_KEYS = (
+  "config",
+  "evaluated_on",
+  "top1",
+  "top5",
+  "seconds",
+  "device",
+  "versions",
+  "seed",
+  "commit",
+  "command",
+)
+# Of several runs, what each one's row holds; the rest only where it is not the same in all of them.
+_OWN_KEYS = ("seed", "top1", "top5", "seconds")
+
+
+def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
+  """What result.json holds of one run or several.
+
+  Args:
+    rows: one `result_row` a run. For several runs `summarize` makes one result of them.
+    cost_per_hour: US dollars for all the hardware; above 0 the result has cost_usd, of a run's
+      seconds.dawn and seconds.to_target: DAWNBench's rule, which counts neither validation nor what
+      comes before training.
+
+  Raises:
+    ValueError: a row has other keys than `RESULT_KEYS`, or rows of several runs are of different
+      images.
+  """
+  for row in rows:
+    if set(row) != set(RESULT_KEYS):
+      raise ValueError(f"a result row has {sorted(row)}, not {sorted(RESULT_KEYS)}")
+  if len({row["evaluated_on"] for row in rows}) > 1:
+    raise ValueError("rows of test images and of validation images have no common mean")
+  result = plain(rows[0] if len(rows) == 1 else summarize([plain(row) for row in rows]))
+  if cost_per_hour > 0:
+    seconds = {name: result["seconds"][name] for name in ("dawn", "to_target")}
+    result["cost_usd"] = {
+      name: None if value is None else value / 3600 * cost_per_hour
+      for name, value in seconds.items()
+    }
+  return result
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """One result of several runs that differ in their seeds.
+
+  Args:
+    rows: at least two of `result_row`; their configs hold `target` and `target_metric`.
+
+  Returns:
+    The keys of a row, with top1, top5 and seconds as means (of the runs that have the figure: of
+    compile.cold, the runs that compiled) and the first run's seed; and
+      n: runs,
+      mean, sd: of the accuracy that the target is of; the standard deviation with n - 1,
+      ci95: half the width of the 95 % interval of the mean, by Student's t,
+      target: config.target,
+      p_value: of the one-sided t-test whose null hypothesis is "the true mean is at most the
+        target" (`p_value_of_at_most`): small where the mean is above,
+      reached: runs that reached the target, of which seconds.to_target is the mean,
+      seconds_min: the least of each of the seconds,
+      runs: a row a run, in order: seed, top1, top5, seconds and what is not the same in all runs.
+  """
+  target, metric = (rows[0]["config"][name] for name in ("target", "target_metric"))
+  accuracies = [row[metric] for row in rows]
+  sd = statistics.stdev(accuracies)
+  differing = {key for key in RESULT_KEYS if any(row[key] != rows[0][key] for row in rows)}
+  # Configs differ in the seed alone, which stands beside them.
+  kept = {*_OWN_KEYS, *differing} - {"config"}
+  seconds = [row["seconds"] for row in rows]
+  return rows[0] | {
+    "config": rows[0]["config"] | {"runs": len(rows)},
+    "top1": statistics.fmean(row["top1"] for row in rows),
+    "top5": _over_known(statistics.fmean, (row["top5"] for row in rows)),
+    "seconds": _over_runs(statistics.fmean, seconds),
+    "n": len(rows),
+    "mean": statistics.fmean(accuracies),
+    "sd": sd,
+    "ci95": _student_t(len(rows) - 1) * sd / math.sqrt(len(rows)),
+    "target": target,
+    "p_value": p_value_of_at_most(accuracies, target),
+    "reached": sum(one["to_target"] is not None for one in seconds),
+    "seconds_min": _over_runs(min, seconds),
+    "runs": [{key: row[key] for key in RESULT_KEYS if key in kept} for row in rows],
+  }
+
+
+def p_value_of_at_most(values: Sequence[float], bound: float) -> float:
+  """p of the one-sided one-sample t-test of "the true mean is at most `bound`".
+
+  The probability of a sample mean this far above `bound`, or farther, if the true mean were `bound`
+  itself: small where the true mean is above it (the statement of KellerJordan/cifar10-airbench,
+  "p<0.0001 for the true mean being below 94%"). Values that are all the same leave no doubt: 0
+  above the bound, else 1.
+
+  Args:
+    values: at least two.
+    bound: in the unit of the values.
+  """
+  from scipy import special
+
+  sd = statistics.stdev(values)
+  if sd == 0.0:
+    return 0.0 if values[0] > bound else 1.0
+  t = (statistics.fmean(values) - bound) / (sd / math.sqrt(len(values)))
+  return float(special.stdtr(len(values) - 1, -t))
+
+
+def _over_runs(
+  figure: Callable[[list[float]], float], seconds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+  """`figure` of each of the seconds, in their own nested form."""
+  return {
+    key: _over_runs(figure, [one[key] for one in seconds])
+    if isinstance(seconds[0][key], Mapping)
+    else _over_known(figure, (one[key] for one in seconds))
+    for key in seconds[0]
+  }
+
+
+def _over_known(
+  figure: Callable[[list[float]], float], values: Iterable[float | None]
+) -> float | None:
+  known = [value for value in values if value is not None]
+  return figure(known) if known else None
+
+
+def _student_t(degrees: int) -> float:
+  """The 97.5 % quantile of Student's t."""
+  # scipy.special: 0.07 s to import, against 0.6 s for scipy.stats; several runs only pay it.
+  from scipy import special
+
+  return float(special.stdtrit(degrees, 0.975))

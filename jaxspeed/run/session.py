@@ -1,0 +1,256 @@
+"""A call of train: signals, processes, folder, data, programs, one run after the other."""
+
+import contextlib
+import dataclasses
+import errno
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxspeed.cluster import folder_lock as fence_lib
+from jaxspeed.cluster import processes
+from jaxspeed.cluster.agreement import Agreement
+from jaxspeed.cluster.peers import Peers
+from jaxspeed.cluster.signals import Signals, Stopped, Wish, catch_signals
+from jaxspeed.cluster.watchdog import watchdog
+from jaxspeed.config import stored
+from jaxspeed.data.disk.sets import ImageSets
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.devices import allreduce
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import use_cache
+from jaxspeed.errors import UserError
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.planning.make import make_plan
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.console import Screen, make_console, silent_console
+from jaxspeed.records.provenance import describe_device
+from jaxspeed.records.results import read_result, write_result
+from jaxspeed.records.statistics import summed_up
+from jaxspeed.records.writer import prepare_workdir
+from jaxspeed.run.loop import Run, Watch
+from jaxspeed.run.setup import Feed, claim, make_feed, open_data, plan_of, resolve
+from jaxspeed.steps.spec import Job, make_job
+
+
+def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
+  return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
+
+
+def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
+  # XLA counts the body of a loop once, so this is a step in either case.
+  flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
+  cold = sum(not program.cached for program in feed.programs)
+  seconds = sum(program.seconds for program in feed.programs)
+  lines = {
+    "model": f"{job.config.model.name}, {parameters:,} parameters, "
+    f"{flops / 1e6:,.0f} MFLOP an image and step",
+    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
+  }
+  if job.devices > 1:
+    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
+  screen.header(lines)
+
+
+@contextlib.contextmanager
+def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
+  """Says what to change where the devices have too little memory, as a UserError."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise UserError(
+      f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
+      f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
+      f"the batch in as many pieces and keeps the recipe, and --config.eval.batch_size lower."
+    ) from error
+
+
+@contextlib.contextmanager
+def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
+  """Says what to do where records or the result cannot be written, as a UserError."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+      raise
+    raise UserError(
+      f"{error.filename or folder} could not be written ({error.strerror}): make room; the same "
+      "command goes on from the newest checkpoint."
+    ) from error
+
+
+def run_name(index: int) -> str:
+  """The folder of one of several runs."""
+  return f"run_{index:03d}"
+
+
+def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[str, Any]:
+  """Trains what `config` says into `workdir`, or goes on with what is there.
+
+  Args:
+    config: not yet resolved.
+    workdir: the run's folder, the same one for all processes.
+    peers: the processes of the run, which call this together; None: this one alone.
+
+  Returns:
+    What result.json holds.
+
+  Raises:
+    UserError: a mistake in the config, the data or the folder; a loss that is not finite.
+    Stopped: a signal ended the run early, and it is saved.
+  """
+  clock = Clock()
+  mesh_lib.keep_host_memory()
+  make_plan(config)  # its mistakes, before the seconds that data and folders take
+  with contextlib.ExitStack() as stack:
+    signals = stack.enter_context(catch_signals())
+    if peers is not None:
+      with clock.measure("connect"):
+        processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    primary = processes.is_primary()
+    console = make_console() if primary else silent_console()
+    screen = Screen(console, total_epochs=config.epochs)
+    with processes.together("taking the run's folder"):
+      folder = prepare_workdir(workdir)
+      fence = stack.enter_context(fence_lib.holding(folder)) if primary else None
+    incarnation = processes.gather(fence.incarnation if fence else 0)[0]
+    use_cache(config.compile_cache)
+    with processes.together("opening the data"), clock.measure("load"):
+      _ensure_shared(folder, incarnation)
+      data = open_data(config, console)
+    resolved = resolve(config, data)
+    with processes.together("the config"):
+      if primary:
+        claim(folder, resolved)
+      _ensure_same(resolved)
+    finished = read_result(folder) if primary else None
+    if processes.gather(int(finished is not None))[0]:
+      finished = finished or read_result(folder)
+      assert finished is not None
+      screen.line(f"{folder} holds this run, finished:")
+      screen.result(finished)
+      return finished
+    _stop_before_steps(signals)
+    mesh = mesh_lib.make_mesh()
+    job = make_job(resolved, plan_of(resolved, data, devices=mesh.size), mesh)
+    _print_header(screen, job, data, folder)
+    with _memory_errors_told(resolved), clock.measure("compile"):
+      feed = make_feed(data, job)
+      stack.enter_context(contextlib.closing(feed))
+      lines = feed.wait_for(0)
+    _print_compiled(screen, job, feed)
+    for line in lines:
+      screen.line(line)
+    with clock.measure("load"):
+      feed.place()
+    # The first steps of a stream's long run need none.
+    if isinstance(feed, ResidentFeed) and _wants_warm_up(resolved, feed):
+      with clock.measure("warmup"):
+        feed.warm_up()
+    agreement = Agreement(mesh)
+    # All have their programs then: from here on none waits long for another.
+    with clock.measure("others"):
+      _stop_before_steps(signals)
+    signals.begun = True
+    stack.enter_context(watchdog(config.watchdog_seconds))
+    with _memory_errors_told(resolved), _disk_errors_told(folder):
+      watch = Watch(signals, agreement, fence, incarnation)
+      rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
+    if not primary:
+      return summed_up(rows, cost_per_hour=resolved.cost_per_hour)
+    with _disk_errors_told(folder):
+      result = write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
+    screen.result(result)
+    return result
+
+
+def _stop_before_steps(signals: Signals) -> None:
+  """Ends the run where a signal came to one of its processes before there was anything to save.
+
+  Raises:
+    Stopped: in all processes.
+  """
+  wish = Wish(max(processes.gather(signals.wish)))
+  if wish >= Wish.STOP:
+    sentence = "ended before the first step of this start; what was saved before stays."
+    raise Stopped(sentence, wish.exit_code)
+
+
+def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
+  """Makes sure that this process sees the folder that process 0 has taken."""
+  owner = fence_lib.read_owner(folder)
+  if owner is None or owner.incarnation != incarnation:
+    raise UserError(
+      f"{folder.absolute()} of {processes.whoami()} is not the folder of process 0: the "
+      "--workdir of a run must lie on a disk that all its hosts share."
+    )
+
+
+def _ensure_same(resolved: ConfigDict) -> None:
+  """Makes sure that all processes were started alike, on as many devices each."""
+  fields = {
+    name: value for name, value in stored.leaves(resolved) if not name.startswith(stored.PLACES)
+  }
+  for what, value in (
+    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
+    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
+    ("another number of devices", jax.local_device_count()),
+  ):
+    values = processes.gather(value)
+    if others := [number for number, other in enumerate(values) if other != values[0]]:
+      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
+
+
+def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pathlib.Path) -> None:
+  config, plan = job.config, job.plan
+  sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
+  device = describe_device()
+  if job.devices > 1:
+    device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
+  screen.header(
+    {
+      "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
+      "device": device,
+      "data": data.source,
+      "plan": f"{plan.total_steps} steps of {sizes} images, "
+      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
+      "programs": "; ".join(plan.programs()),
+      "workdir": str(folder),
+    }
+  )
+  for note in data.notes if isinstance(data, ImageSets) else ():
+    screen.line(note)
+
+
+def _run_all(
+  job: Job,
+  feed: Feed,
+  folder: pathlib.Path,
+  clock: Clock,
+  class_names: tuple[str, ...],
+  watch: Watch,
+  screen: Screen,
+) -> list[dict[str, Any]]:
+  """The result rows of `config.runs` seeds, one after the other."""
+  resolved, rows = job.config, []
+  for index in range(resolved.runs):
+    run_config = resolved.copy_and_resolve_references()
+    run_config.update(seed=resolved.seed + index, runs=1)
+    if resolved.runs > 1:
+      screen.line(f"run {index + 1} of {resolved.runs}, seed {run_config.seed}")
+    run_folder = folder if resolved.runs == 1 else prepare_workdir(folder / run_name(index))
+    if index:
+      # What the runs share is on the first one's clock; a later one's process begins with it.
+      clock = Clock()
+      clock.restore({"process": -clock.process_seconds})
+    run_job = dataclasses.replace(job, config=run_config)
+    run = Run(run_job, feed, run_folder, clock, class_names, watch)
+    rows.append(run.to_the_end())
+  return rows

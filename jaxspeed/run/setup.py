@@ -1,0 +1,118 @@
+"""What a run needs before its first step: data, plan, resolved config, feed, first weights."""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from jaxspeed.config import stored as stored_lib
+from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.feeds.stream import StreamFeed
+from jaxspeed.models.pretrained import load_pretrained
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.records.console import counting, silent_console
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import TrainState
+
+Feed = ResidentFeed | StreamFeed
+
+
+def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
+  """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
+
+  Args:
+    config: of which `data` and `tune_on` count, and the phases.
+    console: where the reading of a million headers is shown; None: nowhere.
+
+  Raises:
+    UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
+      config says.
+  """
+  data = config.data
+  if data.feed == "stream":
+    with counting(console or silent_console(), "reading headers") as show:
+      return open_sets(config, make_plan(config).phases, show)
+  arrays = open_arrays(name=data.name, path=data.path, cache=data.cache, classes=data.classes)
+  height, width = arrays.train_images.shape[1:3]
+  if (height, width) != (data.image_size, data.image_size):
+    hint = f"set --config.data.image_size={height}" if height == width else "only squares will do"
+    raise UserError(
+      f"the images of {arrays.source} have {height} x {width} pixels but "
+      f"config.data.image_size is {data.image_size}: {hint}."
+    )
+  return hold_out(arrays) if config.tune_on == "validation" else arrays
+
+
+def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
+  """The plan of a config with the images that there are."""
+  if isinstance(data, Arrays):
+    train, evaluated = len(data.train_labels), len(data.eval_labels)
+    return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
+  return make_plan(
+    config, devices=devices, train_images=data.train_images, eval_images=data.eval_images
+  )
+
+
+def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
+  """The feed of a set; its programs are compiled, or begun to be."""
+  return ResidentFeed(data, job) if isinstance(data, Arrays) else StreamFeed(data, job)
+
+
+def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
+  """The config with what machine and data decide filled in, as the run's folder has it."""
+  resolved = config.copy_and_resolve_references()
+  resolved.precision = precision.resolve(config.precision, jax.devices()[0])
+  plan = plan_of(config, data)
+  resolved.data.train_images = plan.train_images
+  resolved.data.eval_images = plan.eval_images
+  if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
+    pixels = data.train_images.reshape(-1, 3)
+    resolved.data.mean = tuple(float(x) for x in pixels.mean(axis=0))
+    resolved.data.std = tuple(float(x) for x in np.maximum(pixels.std(axis=0), 1.0))
+  return resolved
+
+
+def claim(folder: pathlib.Path, config: ConfigDict) -> None:
+  """Takes a folder for a resolved config, or makes sure that it was taken for this one.
+
+  Raises:
+    UserError: the folder holds a run of another config; the message lists the differences.
+  """
+  path = folder / "config.json"
+  if not path.exists():
+    stored_lib.save(config, path)
+    return
+  stored = ConfigDict(stored_lib.to_dict(stored_lib.load(path)))
+  rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
+  if rows:
+    raise UserError(
+      f"{folder} holds a run of another config ({'; '.join(rows)}): "
+      f"choose another --workdir, or take the changes back to go on with that run."
+    )
+
+
+def with_pretrained(state: TrainState, job: Job) -> TrainState:
+  """A first state with the weights of `config.pretrained`, where there are any."""
+  variables = {"params": state.params, "batch_stats": state.batch_stats}
+  loaded = load_pretrained(job.config, variables)
+  if loaded is variables:
+    return state
+
+  def place() -> dict[str, Any]:
+    # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
+    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), job.mesh)
+
+  return state.replace(
+    **place(),
+    average=state.average and place(),
+    slow=state.slow and place(),
+  )

@@ -1,0 +1,57 @@
+"""The state before the first step."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt8, UInt32
+
+from jaxspeed.data.augment import normalize
+from jaxspeed.data.batch import INIT, PROXY, purpose_key
+from jaxspeed.devices import precision
+from jaxspeed.models.layers.whiten import whitening_kernel
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import TrainState
+
+
+def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job: Job) -> TrainState:
+  """The state before the first step.
+
+  Args:
+    key: of the run.
+    images: the training set, or any image of its size; a whitening layer takes its filters from
+      the first `config.whitening.images` of them.
+  """
+  config = job.config
+  variables = job.model.init(
+    # Threefry would take 8 s to compile on a CPU where this takes 1 s; the numbers are a
+    # function of the seed and the kind of device.
+    jax.random.wrap_key_data(jnp.tile(purpose_key(key, INIT, 0), 2), impl="rbg"),
+    jnp.zeros((1, *images.shape[1:]), jnp.float32),
+    train=False,
+  )
+  params = variables["params"]
+  if "whiten" in params:
+    first = normalize(images[: config.whitening.images], config.data.mean, config.data.std)
+    filters, patch, _, _ = params["whiten"]["kernel"].shape
+    params["whiten"]["kernel"] = whitening_kernel(
+      first,
+      filters=filters,
+      patch=patch,
+      epsilon=config.whitening.epsilon,
+      centered=config.whitening.centered,
+    )
+  stats = variables["batch_stats"]
+  # The average is a copy: a donated buffer must not stand in the state twice.
+  copied = jax.tree.map(jnp.copy, {"params": params, "batch_stats": stats})
+  return TrainState(
+    step=jnp.int32(0),
+    key=key,
+    params=params,
+    batch_stats=stats,
+    opt_state=job.optimizer.init(params),
+    average=copied if config.average.kind == "ema" else None,
+    slow=copied if config.average.kind == "lookahead" else None,
+    loss_scale=precision.LossScale.create(config.loss_scale)
+    if config.precision == "float16"
+    else None,
+    proxy=init_state(purpose_key(key, PROXY, 0), images, job=job.proxy) if job.proxy else None,
+  )

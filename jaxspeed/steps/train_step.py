@@ -1,0 +1,78 @@
+"""One training step: augmentation, cutmix, the choice of images, the update."""
+
+import jax
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxspeed.data.augment import augment, cutmix
+from jaxspeed.data.batch import AUGMENT, CUTMIX, Batch, purpose_key
+from jaxspeed.devices import precision
+from jaxspeed.devices.mesh import AXIS
+from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps.hard_examples import choose
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import TrainState
+from jaxspeed.steps.update import update
+
+
+def train_step(
+  state: TrainState,
+  batch: Batch,
+  mirror: Bool[Array, "n"],
+  hyper: dict[str, Float[Array, ""]],
+  *,
+  job: Job,
+  kind: StepKind,
+) -> tuple[TrainState, Sums]:
+  """One step on this device's part of the global batch.
+
+  The gradient is that of the mean loss over the examples of all devices that count. Batch norm
+  sees this device's part only, and with `config.accumulate` one of its parts at a time, which is
+  what `ghost_splits` does; its running statistics are averaged in the same all-reduce.
+
+  Args:
+    state: donated by the callers.
+    batch: images of this device.
+    mirror: which of them are mirrored.
+    hyper: this step's row of the plan's table.
+    job: what does not change.
+    kind: what this step does beside the rest.
+
+  Returns:
+    The next state, and the sums over the examples of all devices.
+  """
+  config = job.config
+  size = batch.image.shape[0]
+  dtype = precision.DTYPES[config.precision]
+  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * job.devices)
+  with jax.named_scope("augment"):
+    image = augment(
+      purpose_key(state.key, AUGMENT, state.step),
+      batch.image,
+      mirror=None if config.augment.flip == "none" else mirror,
+      crop_padding=config.augment.crop_padding,
+      cutout=config.augment.cutout,
+      brightness=config.augment.brightness,
+      contrast=config.augment.contrast,
+      mean=config.data.mean,
+      std=config.data.std,
+      **part,
+    ).astype(dtype)
+    partner, share = batch.label, 0.0
+    if kind.cutmix:
+      cutmix_key = purpose_key(state.key, CUTMIX, state.step)
+      image, partner, share = cutmix(
+        cutmix_key, image, batch.label, size=config.augment.cutmix, **part
+      )
+  batch = batch.replace(image=image)
+  proxy = state.proxy
+  if proxy is not None and job.proxy is not None:
+    proxy, kept = choose(proxy, batch, hyper, job=job.proxy, kind=kind)
+    batch, partner = jax.tree.map(
+      lambda x: x.at[kept].get(mode="promise_in_bounds"), (batch, partner)
+    )
+  state, sums = update(
+    state.replace(proxy=None), batch, partner, hyper, share=share, job=job, kind=kind
+  )
+  return state.replace(proxy=proxy), sums

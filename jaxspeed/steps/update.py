@@ -1,0 +1,124 @@
+"""From an augmented batch to the next state: gradient, all-reduce, optimizer, average."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxspeed.data.batch import Batch
+from jaxspeed.devices import allreduce, precision
+from jaxspeed.optim import averaging
+from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import TrainState
+
+
+def update(
+  state: TrainState,
+  batch: Batch,
+  partner: Int[Array, "n"],
+  hyper: dict[str, Float[Array, ""]],
+  *,
+  share: float,
+  job: Job,
+  kind: StepKind,
+) -> tuple[TrainState, Sums]:
+  """From an augmented batch to the next state.
+
+  Args:
+    state: before the step.
+    batch: images of this device, in the number format of the net.
+    partner: labels of what cutmix put into the images.
+    hyper: this step's row of the plan's table.
+    share: of the loss, that `partner` counts for.
+    job: what does not change.
+    kind: of the step.
+
+  Returns:
+    The next state, and the sums over the examples of all devices.
+  """
+  config = job.config
+  size = batch.image.shape[0]
+  scale = state.loss_scale.scale if state.loss_scale else jnp.float32(1)
+
+  def loss_sum(params, part, partner):
+    if "whiten" in params and not kind.whiten_bias:
+      params = params | {"whiten": lax.stop_gradient(params["whiten"])}
+    variables = {"params": params, "batch_stats": state.batch_stats}
+    logits, updated = job.model.apply(variables, part.image, train=True, mutable=["batch_stats"])
+    losses = smoothed_cross_entropy(logits, part.label, config.label_smoothing)
+    if share:
+      mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
+      losses = (1 - share) * losses + share * mixed_in
+    sums = masked_sums(logits, losses, part.label, part.mask)
+    # Over the full batch already here, so that half precision sees a mean and not a sum.
+    return sums.loss * (scale / (size * job.devices)), (sums, updated["batch_stats"])
+
+  gradient_of = jax.grad(loss_sum, has_aux=True)
+  gradient, (sums, stats) = accumulate(
+    functools.partial(gradient_of, state.params), (batch, partner), config.accumulate
+  )
+  stats = jax.tree.map(lambda x: x / config.accumulate, stats)
+  gradient, (sums, stats) = sum_over_devices(
+    gradient,
+    (sums, jax.tree.map(lambda x: x / job.devices, stats)),
+    job=job,
+  )
+  with jax.named_scope("optimizer"):
+    counted = jnp.maximum(sums.count, 1).astype(jnp.float32)
+    full = size * job.devices / (scale * counted)
+    gradient = jax.tree.map(lambda g: g * full, gradient)
+
+    updates, opt_state = job.optimizer.update(gradient, state.opt_state, state.params, **hyper)
+    new = state.replace(
+      step=state.step + 1,
+      params=optax.apply_updates(state.params, updates),
+      batch_stats=stats,
+      opt_state=opt_state,
+    )
+    model = {"params": new.params, "batch_stats": new.batch_stats}
+    if config.average.kind == "ema":
+      new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
+    if config.average.kind == "lookahead":
+      slow, model = averaging.lookahead(
+        state.slow, model, hyper["average_keep"], hyper["average_pull"]
+      )
+      new = new.replace(slow=slow, **model)
+    if state.loss_scale is not None:
+      finite = precision.all_finite(gradient)
+      new = precision.select(finite, new, state.replace(step=new.step))
+      new = new.replace(loss_scale=state.loss_scale.update(finite))
+  return new, sums
+
+
+def sum_over_devices(gradient: Any, rest: Any, *, job: Job) -> tuple[Any, Any]:
+  """As `allreduce.sum_over_devices`; of one device, what is given."""
+  if job.devices == 1:
+    return gradient, rest
+  fields = job.config.allreduce
+  with jax.named_scope("allreduce"):
+    return allreduce.sum_over_devices(
+      gradient, rest, order=job.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
+    )
+
+
+def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int) -> Any:
+  """The sum of what `function` gives for equal parts of a batch, one after the other."""
+  if parts == 1:
+    return function(*batch)
+  split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+  first = function(*jax.tree.map(lambda x: x[0], split))
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, function(*part)), None
+
+  rest = jax.tree.map(lambda x: x[1:], split)
+  # Loops are slow on a CPU (jax issue 12868); elsewhere they hold the memory of one part.
+  unroll = parts if jax.default_backend() == "cpu" else 1
+  return lax.scan(add, first, rest, unroll=unroll)[0]

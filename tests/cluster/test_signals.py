@@ -1,0 +1,231 @@
+"""Signals at any moment of a run, and a watchdog over one that stands still."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import pytest
+from commands import ROOT
+from toy import load_recipe
+
+from jaxspeed.cluster.signals import INTERRUPTED, Stopped, Wish, catch_signals
+from jaxspeed.errors import DONE, LOST_PEER, REQUEUE
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.run import session
+from jaxspeed.run.checkpoint import Checkpoints
+
+STEPS = 18
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  before = jax.config.jax_compilation_cache_dir
+  yield str(tmp_path_factory.mktemp("programs"))
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+def digits(cache):
+  config = load_recipe("quickstart.py")
+  config.update(batch_size=160, epochs=2.0, compile_cache=cache)  # 9 steps an epoch
+  config.model.width = 4
+  return config
+
+
+def rows_of(folder):
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  return [(row["step"], row["train_loss"], row["eval_loss"], row["eval_top1"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cache, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("undisturbed")
+  session.train(digits(cache), str(folder))
+  return rows_of(folder)
+
+
+def once(number):
+  """Sends a signal to this process the first time it is called, and waits until it is noted."""
+  sent = []
+
+  def send():
+    if not sent:
+      sent.append(os.kill(os.getpid(), number))
+      time.sleep(0.3)
+
+  return send
+
+
+def during_evaluation(monkeypatch, send):
+  original = ResidentFeed.evaluate
+
+  def evaluate(self, *arguments):
+    send()
+    return original(self, *arguments)
+
+  monkeypatch.setattr(ResidentFeed, "evaluate", evaluate)
+
+
+def at_step(step):
+  def patch(monkeypatch, send):
+    original = ResidentFeed.train
+
+    def train(self, carry, seed, epoch, within):
+      for steps in original(self, carry, seed, epoch, within):
+        if 9 * epoch + steps.within == step:
+          send()
+        yield steps
+
+    monkeypatch.setattr(ResidentFeed, "train", train)
+
+  return patch
+
+
+def during_a_save(monkeypatch, send):
+  original = Checkpoints.save
+
+  def save(self, *arguments):
+    send()
+    return original(self, *arguments)
+
+  monkeypatch.setattr(Checkpoints, "save", save)
+
+
+@pytest.mark.parametrize(
+  "number, code, moment, saved",
+  [
+    (signal.SIGTERM, DONE, during_evaluation, 9),
+    (signal.SIGUSR1, REQUEUE, at_step(3), 5),  # read two steps late
+    (signal.SIGTERM, DONE, at_step(9), 9),  # an epoch's last
+    (signal.SIGINT, INTERRUPTED, at_step(18), 18),  # the run's last, before its evaluation
+  ],
+)
+def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
+  cache, undisturbed, tmp_path, monkeypatch, number, code, moment, saved
+):
+  before = signal.getsignal(number)
+  with monkeypatch.context() as patched:
+    moment(patched, once(number))
+    with pytest.raises(Stopped, match=rf"saved step {saved} of 18 in .* goes on") as stopped:
+      session.train(digits(cache), str(tmp_path))
+  assert stopped.value.exit_code == code
+  assert signal.getsignal(number) is before
+  assert Checkpoints(tmp_path / "checkpoints").newest() == saved
+  session.train(digits(cache), str(tmp_path))
+  assert rows_of(tmp_path) == undisturbed
+
+
+def test_a_signal_during_the_last_save_changes_nothing(cache, undisturbed, tmp_path, monkeypatch):
+  during_a_save(monkeypatch, once(signal.SIGTERM))
+  session.train(digits(cache), str(tmp_path))
+  assert rows_of(tmp_path) == undisturbed
+
+
+def test_the_strongest_wish_counts_and_says_how_the_command_exits():
+  assert max(Wish.SAVE, Wish.STOP, Wish.GO_ON) is Wish.STOP
+  codes = {wish: wish.exit_code for wish in (Wish.STOP, Wish.REQUEUE, Wish.INTERRUPT)}
+  assert codes == {Wish.STOP: 0, Wish.REQUEUE: 85, Wish.INTERRUPT: 130}
+
+
+def test_signals_are_noted_while_the_block_lasts(capfd):
+  with catch_signals() as signals:
+    signals.begun = True
+    assert signals.wish is Wish.GO_ON
+    for number, wish in ((signal.SIGTERM, Wish.STOP), (signal.SIGUSR1, Wish.REQUEUE)):
+      os.kill(os.getpid(), number)
+      deadline = time.monotonic() + 10
+      while signals.wish is not wish and time.monotonic() < deadline:
+        time.sleep(0.01)
+      assert signals.wish is wish
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    assert signals.wish is Wish.REQUEUE  # a weaker one takes nothing back
+  said = capfd.readouterr().err.splitlines()
+  assert said[:2] == [
+    "jaxspeed: SIGTERM: saves after this step and ends.",
+    "jaxspeed: SIGUSR1: saves after this step and ends.",
+  ]
+
+
+def started(code):
+  """A process that runs `code` behind the imports it needs, and prints a line when it is ready."""
+  imports = "import os, signal, sys, time\nfrom jaxspeed.cluster import signals, watchdog\n"
+  return subprocess.Popen(
+    [sys.executable, "-c", imports + textwrap.dedent(code)],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+# A lock that is taken twice: no signal gets out of it, like a collective with a process that hangs.
+STUCK = """
+  import ctypes
+  with signals.catch_signals() as signals:
+    signals.begun = {begun}
+    print("ready", flush=True)
+    mutex = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_second_interrupt_ends_also_a_run_that_is_stuck():
+  process = started(STUCK.format(begun=True))
+  assert process.stdout.readline() == "ready\n"
+  process.send_signal(signal.SIGINT)
+  assert "a second Ctrl-C ends at once" in process.stderr.readline()
+  assert process.poll() is None
+  process.send_signal(signal.SIGINT)
+  out, err = process.communicate(timeout=30)
+  assert process.returncode == INTERRUPTED and "ended at once; the newest checkpoint stays" in err
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, DONE), (signal.SIGUSR1, REQUEUE)])
+def test_with_nothing_to_save_a_signal_ends_at_once(number, code):
+  process = started(STUCK.format(begun=False))
+  assert process.stdout.readline() == "ready\n"
+  process.send_signal(number)
+  out, err = process.communicate(timeout=30)
+  assert process.returncode == code and "ended before the first step of this start" in err
+
+
+WATCHED = """
+  with watchdog.watchdog(0.8):
+    {block}
+    print("alive", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+  "block, code",
+  [
+    ("time.sleep(30)", LOST_PEER),
+    ("[(time.sleep(0.1), watchdog.beat()) for _ in range(20)]", DONE),
+    ("with watchdog.unwatched(): time.sleep(2)", DONE),
+  ],
+)
+def test_the_watchdog_ends_what_stands_still(block, code):
+  process = started(WATCHED.format(block=block))
+  out, err = process.communicate(timeout=30)
+  assert process.returncode == code, err
+  assert ("alive" in out) == (code == DONE)
+  if code == LOST_PEER:
+    assert "has stood still for 0.8 s" in err and 'File "<string>", line' in err
+
+
+def test_a_process_that_was_stopped_has_not_stood_still():
+  # Ctrl-Z and fg, scontrol suspend and resume.
+  block = "print('ready', flush=True); [(time.sleep(0.1), watchdog.beat()) for _ in range(15)]"
+  process = started(WATCHED.format(block=block))
+  assert process.stdout.readline() == "ready\n"
+  process.send_signal(signal.SIGSTOP)
+  time.sleep(2.5)
+  process.send_signal(signal.SIGCONT)
+  out, err = process.communicate(timeout=30)
+  assert process.returncode == DONE and "alive" in out, err

@@ -1,0 +1,216 @@
+"""Configs: what they hold, how they are stored and compared, and what a command line may say."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import flags as command_line
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+QUICKSTART = "--config=configs/quickstart.py"
+
+
+def is_primitive(value):
+  if isinstance(value, tuple):
+    return all(isinstance(v, int | float) for v in value)
+  return isinstance(value, bool | int | float | str)
+
+
+def test_the_base_holds_primitives_only():
+  fields = dict(stored.leaves(fields_lib.base()))
+  assert len(fields) > 40
+  assert [name for name, value in fields.items() if not is_primitive(value)] == []
+
+
+def test_every_base_is_a_new_one():
+  fields_lib.base().data.classes = 7
+  assert fields_lib.base().data.classes == 10
+
+
+def test_leaves_are_dotted_and_sorted():
+  config = ConfigDict({"b": {"y": 1, "x": (2, 3)}, "a": "four"})
+  assert list(stored.leaves(config)) == [("a", "four"), ("b.x", (2, 3)), ("b.y", 1)]
+
+
+def test_places_are_fields_or_groups_of_the_base():
+  names = [name for name, _ in stored.leaves(fields_lib.base())]
+  for place in stored.PLACES:
+    assert any(name == place or name.startswith(place + ".") for name in names), place
+
+
+def test_choose_returns_a_known_variant():
+  assert fields_lib.choose("b", ("a", "b"), "configs/some.py") == "b"
+
+
+@pytest.mark.parametrize("variant", ["c", "", None, "A"])
+def test_choose_lists_the_variants_to_who_names_another(variant):
+  with pytest.raises(UserError) as caught:
+    fields_lib.choose(variant, ("a", "b"), "configs/some.py")
+  assert str(caught.value) == (
+    f"some.py has no variant {variant!r}: write --config=some.py:NAME with NAME one of a, b."
+  )
+
+
+def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
+  config = fields_lib.base()
+  config.model = dict(name="resnet9", width=64, sizes=((1, 2), (3, 4)))
+  config.data.mean = ()
+  config.schedule.peak = 0.1 + 0.2  # no float is rounded
+  path = tmp_path / "config.json"
+  stored.save(config, path)
+  loaded = stored.load(path)
+  assert loaded.to_dict() == config.to_dict()
+  assert loaded.model.sizes == ((1, 2), (3, 4)) and loaded.data.mean == ()
+  assert isinstance(loaded.data.std, tuple) and loaded.data.std[0] == 62.99
+  assert stored.differences(config, loaded) == []
+  assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_config_that_is_not_there_is_told_as_a_wrong_workdir(tmp_path):
+  path = tmp_path / "config.json"
+  with pytest.raises(UserError) as caught:
+    stored.load(path)
+  assert str(caught.value) == (
+    f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
+  )
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00"])
+def test_a_broken_config_file_is_named(tmp_path, content):
+  path = tmp_path / "config.json"
+  path.write_bytes(content)
+  with pytest.raises(UserError, match="cannot be read as a config") as caught:
+    stored.load(path)
+  assert str(caught.value).startswith(str(path))
+
+
+def test_json_that_is_no_object_is_no_config(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text("[1, 2]")
+  with pytest.raises(UserError, match="holds no config: expected a JSON object"):
+    stored.load(path)
+
+
+def test_differences_name_the_fields_that_may_change_a_result():
+  old, new = fields_lib.base(), fields_lib.base()
+  new.epochs = 2.0
+  new.schedule.peak = 0.4
+  new.model = dict(width=8)
+  assert stored.differences(old, new) == [
+    "config.epochs: 1.0 -> 2.0",
+    "config.model.width: absent -> 8",
+    "config.schedule.peak: 0.1 -> 0.4",
+  ]
+  assert stored.differences(new, old)[1] == "config.model.width: 8 -> absent"
+
+
+def test_differences_ignore_places():
+  old, new = fields_lib.base(), fields_lib.base()
+  new.data.update(path="elsewhere", copies="elsewhere", cache="elsewhere")
+  new.compile_cache = "elsewhere"
+  new.checkpoint.update(every_seconds=1.0, keep=9)
+  new.update(cost_per_hour=3.0)
+  new.records.update(author="someone")
+  assert stored.differences(old, new) == []
+
+
+def test_a_flag_that_must_be_given():
+  assert command_line.required("workdir", "runs/a") == "runs/a"
+  for value in ("", None):
+    with pytest.raises(UserError, match="--workdir is missing; see --help for the flags."):
+      command_line.required("workdir", value)
+
+
+def plan_command(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "jaxspeed.plan", *arguments],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (
+      [QUICKSTART, "--config.epoch=3"],
+      'the config has no field epoch. Did you mean "epochs" instead of "epoch"?',
+    ),
+    (
+      [QUICKSTART, "--config.schedule.peek=3"],
+      'the config has no field peek. Did you mean "peak" instead of "peek"?',
+    ),
+    ([QUICKSTART, "--config.zebra=3"], "the config has no field zebra."),
+    (
+      [QUICKSTART, "--config.epochs=many"],
+      "flag --config.epochs=many: could not convert string to float: 'many'; "
+      "see --help for the flags.",
+    ),
+    (
+      [QUICKSTART, "--config.batch_size=1.5"],
+      "flag --config.batch_size=1.5: invalid literal for int() with base 10: '1.5'; "
+      "see --help for the flags.",
+    ),
+    (
+      [QUICKSTART, "--config.epochs=__import__('os').getpid()"],
+      "flag --config.epochs=__import__('os').getpid(): could not convert string to float: "
+      "\"__import__('os').getpid()\"; see --help for the flags.",
+    ),
+    (
+      ["--config=configs/cifar10_resnet9.py:roof"],
+      "cifar10_resnet9.py has no variant 'roof': write --config=cifar10_resnet9.py:NAME with NAME "
+      "one of baseline, device_data, early_pooling, label_smoothing, celu, ghost_norm, "
+      "frozen_scale, whitening, high_rate, ema, flip_tta.",
+    ),
+    (
+      [QUICKSTART + ":roof"],
+      "--config=configs/quickstart.py has no variants: leave out the colon.",
+    ),
+    (["--config=configs/absent.py"], "--config=configs/absent.py: there is no such file."),
+    (["--config", "configs/absent.py:x"], "--config=configs/absent.py: there is no such file."),
+    (["--config=configs"], "--config=configs: there is no such file."),
+    (
+      [QUICKSTART, "--workdirs=x"],
+      "Unknown command line flag 'workdirs'; see --help for the flags.",
+    ),
+    ([QUICKSTART, "epochs=3"], "'epochs=3' is no flag; see --help for the flags."),
+    ([], "--config=FILE.py names the recipe whose plan is wanted."),
+    ([QUICKSTART, "--config.epochs=-1"], "config.epochs=-1.0: it must be greater than 0."),
+  ],
+)
+def test_a_mistake_on_the_command_line_is_told_in_one_line(arguments, sentence):
+  done = plan_command(*arguments)
+  assert done.stderr.splitlines() == [f"jaxspeed: {sentence}"]
+  assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_recipe_that_is_no_python_is_told_with_its_line(tmp_path):
+  recipe = tmp_path / "recipe.py"
+  recipe.write_text("def get_config():\n  return (\n")
+  done = plan_command(f"--config={recipe}")
+  assert done.stderr.splitlines() == [f"jaxspeed: {recipe}, line 2: '(' was never closed."]
+  assert done.returncode == 2
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_prints_the_commands_docstring_and_flags(flag):
+  done = plan_command(flag)
+  assert (done.returncode, done.stderr) == (0, "")
+  assert "python -m jaxspeed.plan --config=" in done.stdout
+  assert "\n  --config: Recipe: FILE.py or FILE.py:VARIANT;" in done.stdout
+
+
+def test_overrides_are_literals_of_the_fields_type():
+  done = plan_command(
+    "--config", "configs/quickstart.py", "--config.epochs", "2", "--config.data.mean=(1,2,3.5)"
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("quickstart: 30 steps")

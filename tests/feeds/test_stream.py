@@ -1,0 +1,377 @@
+"""Runs on images from disk: order, resume, rectangles, phases, broken files, noise."""
+
+import os
+import re
+import shutil
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from toy import load_recipe
+from toy_images import params_of, toy_stream, write_folder
+
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.prepare.shards import write_shards
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.errors import UserError
+from jaxspeed.feeds import stream
+from jaxspeed.feeds.evaluation import prepare_evaluation
+from jaxspeed.feeds.stream import StreamFeed
+from jaxspeed.records.results import mean_pace
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.loop import Run
+from jaxspeed.run.predict import predict
+from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.session import train
+from jaxspeed.run.setup import open_data, plan_of
+from jaxspeed.steps.spec import make_job
+
+pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+  """A folder of images and one for caches."""
+  before = jax.config.jax_compilation_cache_dir
+  yield write_folder(tmp_path_factory.mktemp("images")), tmp_path_factory.mktemp("cache")
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture(scope="module")
+def finished(places, tmp_path_factory):
+  """A finished run's folder and its result."""
+  folder = tmp_path_factory.mktemp("runs") / "a"
+  return folder, train(toy_stream(*places), str(folder))
+
+
+def test_a_run_of_two_phases(finished):
+  folder, result = finished
+  rows = read_metrics(folder)
+  # 40 images are two batches of 16, and 8 are dropped.
+  assert [(r["epoch"], r["step"], r["examples"]) for r in rows] == [(1, 2, 32), (2, 4, 64)]
+  assert [r["image_size"] for r in rows] == [16, 24]
+  assert result["config"]["data"]["train_images"] == 40
+  # 13 images: accuracies are multiples of 1 / 13.
+  assert round(result["top1"] * 13, 6) == round(result["top1"] * 13)
+  assert (folder / "classes.txt").read_text().split() == [f"class_{i}" for i in range(4)]
+
+
+def test_every_evaluation_image_counts_once_in_every_mode(finished):
+  folder, result = finished
+  config = load_config(folder)
+  assert config.eval.mode == "rect"
+  config.eval.mode = "rect,center,flip,five,rect_flip"
+  rows = evaluate(folder, config=config)
+  assert [row["mode"] for row in rows] == config.eval.mode.split(",")
+  assert {row["images"] for row in rows} == {13}
+  assert (rows[0]["top1"], rows[0]["top5"]) == (result["top1"], 1.0)
+  assert rows[0]["loss"] == pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5)
+  # Each looks at other pixels.
+  assert len({row["loss"] for row in rows}) == 5, rows
+
+
+def test_one_device_counts_as_eight(finished, places):
+  folder, _ = finished
+  config = load_config(folder)
+  _, restored = open_run(folder, config, None)
+  sets = open_data(config)
+  losses = []
+  for devices in (1, 8):
+    mesh = mesh_lib.make_mesh(devices)
+    plan = plan_of(config, sets, devices=devices)
+    job = make_job(config, plan, mesh)
+    variables = mesh_lib.replicate(jax.device_get(restored.tree.state.evaluated()), mesh)
+    sums = prepare_evaluation(sets, job, plan.phases[-1], variables)()
+    assert int(sums.count) == 13
+    losses.append(sums.means()["loss"])
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch):
+  whole, _ = finished
+  config = toy_stream(*places, **{"checkpoint.every_seconds": 0.0, "checkpoint.keep": 9})
+  folder = tmp_path / "killed"
+
+  class Killed(Exception):
+    pass
+
+  save = Checkpoints.save
+
+  def save_then_die(self, step, tree, clock):
+    save(self, step, tree, clock)
+    if step == stop:
+      raise Killed
+
+  monkeypatch.setattr(Checkpoints, "save", save_then_die)
+  monkeypatch.setattr("jaxspeed.run.loop._STEPS_AHEAD", 0)  # so that each step is saved
+  with pytest.raises(Killed):
+    train(config, str(folder))
+  monkeypatch.setattr(Checkpoints, "save", save)
+  train(config, str(folder))
+  (step_1, carry_1), (step_2, carry_2) = params_of(whole), params_of(folder)
+  assert step_1 == step_2 == 4
+  jax.tree.map(np.testing.assert_array_equal, carry_1.state, carry_2.state)
+  names = ("epoch", "step", "train_loss", "eval_loss", "eval_top1")
+  rows_1, rows_2 = (read_metrics(each) for each in (whole, folder))
+  assert [[r[n] for n in names] for r in rows_1] == [[r[n] for n in names] for r in rows_2]
+
+
+def test_the_short_last_batch_is_kept(places, tmp_path):
+  config = toy_stream(*places, **{"data.last_batch": "keep"})
+  train(config, str(tmp_path / "keep"))
+  rows = read_metrics(tmp_path / "keep")
+  assert [(r["step"], r["examples"]) for r in rows] == [(3, 40), (6, 80)]
+  _, carry = params_of(tmp_path / "keep")
+  assert int(carry.state.step) == 6
+
+
+def test_resized_copies_are_read_where_they_are(places, tmp_path, capsys):
+  images, cache = places
+  fields = {"phases.copies": (20, 0)}
+  result = train(toy_stream(images, cache, **fields), str(tmp_path / "without"))
+  assert "no copies of 20 px" in capsys.readouterr().out
+  copies = tmp_path / "copies"
+  shutil.copytree(images, copies / "20")
+  os.remove(copies / "20" / "train" / "class_0" / "000.jpg")
+  again = train(
+    toy_stream(images, cache, **fields, **{"data.copies": str(copies)}), str(tmp_path / "with")
+  )
+  assert "no copies" not in capsys.readouterr().out
+  # The phases count their own images.
+  assert again["config"]["data"]["train_images"] == 39
+  assert result["config"]["data"]["train_images"] == 40
+  shutil.rmtree(copies / "20" / "train" / "class_0")
+  shutil.rmtree(copies / "20" / "val" / "class_0")
+  with pytest.raises(UserError, match="different classes: make the copies again"):
+    open_data(toy_stream(images, cache, **fields, **{"data.copies": str(copies)}))
+
+
+def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
+  images = shutil.copytree(places[0], tmp_path / "images")
+  (images / "train" / "class_1" / "001.jpg").write_bytes(b"")
+  truncated = images / "val" / "class_2" / "002.jpg"
+  truncated.write_bytes(truncated.read_bytes()[:-500])
+  train(toy_stream(images, tmp_path / "cache"), str(tmp_path / "skip"))
+  printed = capsys.readouterr().out
+  assert "could not be read" in printed
+  assert "train/class_1/001.jpg (it is empty)" in printed
+  assert "val/class_2/002.jpg (its data are damaged or cut off)" in printed
+  (row,) = evaluate(tmp_path / "skip")
+  assert row["images"] == 12
+  with pytest.raises(UserError, match="class_1/001.jpg .* cannot be decoded"):
+    train(
+      toy_stream(images, tmp_path / "cache", **{"data.on_error": "raise"}), str(tmp_path / "raise")
+    )
+
+
+def test_noise_needs_no_disk(places, tmp_path):
+  config = toy_stream(places[0], places[1], **{"data.path": "", "data.synthetic": True})
+  result = train(config, str(tmp_path / "noise"))
+  rows = read_metrics(tmp_path / "noise")
+  assert [r["step"] for r in rows] == [2, 4]
+  assert round(result["top1"] * 13, 6) == round(result["top1"] * 13)
+  (row,) = evaluate(tmp_path / "noise")
+  assert row["images"] == 13
+
+
+class SlowNoise(stream.NoiseStream):
+  """Half a second a batch, far more than a step takes."""
+
+  def __next__(self):
+    time.sleep(0.5)
+    return super().__next__()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_waiting_for_input_is_measured_and_told_once_a_phase(
+  places, tmp_path, capsys, monkeypatch, slow
+):
+  if slow:
+    monkeypatch.setattr(stream, "NoiseStream", SlowNoise)
+  fields = {"data.path": "", "data.synthetic": True, "epochs": 3.0, "phases.first_epoch": (0, 2)}
+  train(toy_stream(*places, **fields), str(tmp_path / "noise"))
+  printed = capsys.readouterr().out.splitlines()
+  rows = read_metrics(tmp_path / "noise")
+  assert all(0 <= row["data_wait"] <= 1 for row in rows)
+  if slow:
+    assert all(row["data_wait"] > 0.1 for row in rows), rows
+    assert all(row["step_seconds"] >= 0.5 for row in rows), rows
+  hints = [line for line in printed if "python -m jaxspeed.prepare resize" in line]
+  # Without the pause at most a stutter of the machine, told of once a phase as well.
+  assert len(hints) == 2 if slow else len(hints) <= 2
+  assert all(line.startswith("the devices waited for input ") for line in hints)
+  phases = [line for line in printed if line.startswith("phase ")]
+  assert [line.partition(" epoch")[0] for line in phases] == [
+    "phase 1: 16 px, batch 16: 2",
+    "phase 2: 24 px, batch 16: 1",
+  ]
+  pace = mean_pace(rows[:2], examples=0)
+  assert f"waited for input {pace['data_wait']:.1%} of the time" in phases[0]
+  assert f"{rows[2]['images_per_second_per_device']:,.0f} a device" in phases[1]
+  # A phase's line stands below the row of its last epoch.
+  assert printed.index(phases[0]) < [line.split()[:1] for line in printed].index(["3"])
+
+
+def test_waiting_counts_only_while_the_devices_have_nothing_to_do(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(stream.time, "monotonic", lambda: now[0])
+
+  class Loss:
+    """Of a step that ends at a second."""
+
+    def __init__(self, end):
+      self.is_ready = lambda: now[0] >= end
+
+  def batches():
+    while True:
+      now[0] += 8.0
+      yield "batch"
+
+  feed = object.__new__(StreamFeed)
+  feed._stream, feed._waited_seconds = batches(), 0.0
+  assert feed._take(None) == "batch"  # 0 to 8, with nothing before it
+  assert feed.take_waited_seconds() == 8.0
+  assert feed.take_waited_seconds() == 0.0
+  feed._take(Loss(8.0))  # 8 to 16, after a step that had ended
+  assert feed._waited_seconds == 8.0
+  feed._take(Loss(20.0))  # 16 to 24: it ended somewhere in between
+  assert feed._waited_seconds == 8.0 + 4.0
+  feed._take(Loss(99.0))  # 24 to 32: the devices were busy
+  assert feed.take_waited_seconds() == 8.0 + 4.0
+
+
+def test_too_little_memory_is_told_with_the_way_out(places, tmp_path, monkeypatch):
+  def exhausted(*_):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore")
+
+  monkeypatch.setattr(StreamFeed, "train", exhausted)
+  with pytest.raises(UserError, match="allocating 9 bytes..: set --config.accumulate to 2 or more"):
+    train(toy_stream(*places), str(tmp_path / "small"))
+
+
+def test_a_tenth_of_the_training_images_is_held_out(places, tmp_path):
+  config = toy_stream(*places, tune_on="validation")
+  sets = open_data(config)
+  held_out = sets.sets[0]
+  assert (len(held_out.train), len(held_out.eval)) == (36, 4)
+  names = {held_out.train.name(i) for i in range(36)} | {held_out.eval.name(i) for i in range(4)}
+  assert len(names) == 40 and all(name.startswith("train") for name in names)
+
+
+def test_images_smaller_than_the_crop_are_named(places):
+  config = toy_stream(*places, **{"phases.image_size": (16, 42)})
+  (note,) = open_data(config).notes
+  # Short sides are 40 to 44 pixels by the image's number.
+  assert note.startswith("16 training images are smaller than 42 px and are enlarged: train/class_")
+  assert "000.jpg (80 x 40)" in note and note.endswith("and 11 more")
+
+
+def test_shards_train_as_their_folder_does(places, tmp_path):
+  images, cache = places
+  write_shards(open_images(name="", path=str(images), cache=str(cache)), tmp_path, name="toy")
+  fields = {"data.path": str(tmp_path), "data.name": "toy", "phases.eval_mode": ("rect", "rect")}
+  result = train(toy_stream(images, cache, **fields), str(tmp_path / "run"))
+  assert result["config"]["data"]["train_images"] == 40
+  assert (tmp_path / "run" / "classes.txt").read_text().split() == [f"class_{i}" for i in range(4)]
+  (row,) = evaluate(tmp_path / "run")
+  assert row["images"] == 13
+
+
+def test_predictions_of_a_streamed_run(finished, places):
+  folder, _ = finished
+  (row,) = predict(folder, [str(places[0] / "val" / "class_3" / "003.jpg")], top=4)
+  assert {name for name, _ in row} == {f"class_{i}" for i in range(4)}
+  assert sum(p for _, p in row) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"data.classes": 5}, "has 4 classes, but config.data.classes is 5"),
+    ({"phases.image_size": (16,)}, "has 1 values, but config.phases.first_epoch=.0, 1. has 2"),
+    ({"phases.first_epoch": (1, 0)}, "epochs count from 0, ascend"),
+    ({"phases.batch_size": (16, 0)}, "config.phases.batch_size=.16, 0.: each must be at least 1"),
+    ({"phases.batch_size": (16, 12)}, "config.phases.batch_size=12 does not divide over 8 devices"),
+    ({"eval.mode": "six"}, "choose one of center, flip, five, rect, rect_flip"),
+    ({"phases.eval_mode": ("six", "rect")}, "choose one of center, flip, five, rect, rect_flip"),
+    ({"data.mean": ()}, r"config.data.mean=\(\): of a stream it is not computed"),
+    ({"data.path": "nowhere"}, "nowhere does not exist"),
+    ({"model.whiten": True}, "whiten=True: a stream has no first images"),
+    ({"warmup": "on"}, "a stream has no warm-up"),
+    ({"data.feed": "resident", "data.name": "digits"}, "choose one of center, flip, six"),
+  ],
+)
+def test_what_no_stream_can_be_is_refused(places, tmp_path, fields, words):
+  config = toy_stream(*places)
+  config.model.whiten = False
+  config.update_from_flattened_dict(fields)
+  with pytest.raises(UserError, match=words):
+    train(config, str(tmp_path / "refused"))
+
+
+def test_only_a_stream_has_phases(places, tmp_path):
+  config = load_recipe("quickstart.py")
+  config.phases.image_size = (8,)
+  with pytest.raises(UserError, match="config.phases.image_size=.8,.: only a stream has phases"):
+    train(config, str(tmp_path / "refused"))
+
+
+@pytest.fixture
+def compiled_here():
+  """Names of what the main thread compiles from now on."""
+  compiled = []
+
+  def listen(event, duration, **_):
+    if event.endswith("backend_compile_duration"):
+      if threading.current_thread() is threading.main_thread():
+        compiled.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  yield compiled
+  jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def three_sizes(images, cache, **fields):
+  return toy_stream(
+    images,
+    cache,
+    epochs=4.0,
+    **{
+      "phases.first_epoch": (0, 1, 2),
+      "phases.image_size": (16, 24, 32),
+      "phases.min_scale": (0.5, 0.5, 0.5),
+      "phases.eval_mode": ("center", "rect", "rect"),
+      "checkpoint.every_seconds": 0.0,
+      **fields,
+    },
+  )
+
+
+def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, capsys, monkeypatch):
+  train_epoch, in_clock = Run._train_epoch, []
+
+  def counted(self, step):
+    compiled_here.clear()
+    done = train_epoch(self, step)
+    in_clock.append(len(compiled_here))
+    if step == 4 and len(in_clock) == 3:
+      raise KeyboardInterrupt
+    return done
+
+  monkeypatch.setattr(Run, "_train_epoch", counted)
+  config = three_sizes(*places)
+  with pytest.raises(KeyboardInterrupt):
+    train(config, str(tmp_path / "three"))
+  assert in_clock == [0, 0, 0]
+  printed = capsys.readouterr().out
+  for phase in (1, 2, 3):
+    assert re.search(rf"the \d programs of phase {phase} were ready [\d.]+ s after", printed)
+  # Killed in the third epoch: its last checkpoint lies inside the phase.
+  train(config, str(tmp_path / "three"))
+  assert in_clock[3:] and not any(in_clock)
+  rows = read_metrics(tmp_path / "three")
+  assert [row["image_size"] for row in rows] == [16, 24, 32, 32]

@@ -1,0 +1,403 @@
+"""Layers against PyTorch and against formulas written out in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxspeed.errors import UserError
+from jaxspeed.models.layers.activations import celu, gelu, relu
+from jaxspeed.models.layers.conv import (
+  Conv,
+  _convolve_small_map,
+  _convolve_with,
+  conv_init,
+  convolve_on_cpu,
+)
+from jaxspeed.models.layers.fused_norm import PooledNorm, _normalize_pointwise
+from jaxspeed.models.layers.norm import Norm, _sum_of_pairs, _sums_apart
+from jaxspeed.models.layers.pool import global_max_pool, max_pool, max_pool_3x3
+from jaxspeed.models.layers.whiten import Whiten, _sum_of_products, whitening_kernel
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+
+def random(*shape, seed=0):
+  return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def to_torch(x):
+  """NHWC to a torch NCHW leaf that takes a gradient."""
+  return torch.tensor(np.asarray(x).transpose(0, 3, 1, 2).copy()).requires_grad_()
+
+
+def to_nhwc(x):
+  return x.detach().numpy().transpose(0, 2, 3, 1)
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+  """Close relative to the largest expected value: sums of thousands of terms are compared."""
+  actual, expected = np.asarray(actual), np.asarray(expected)
+  assert actual.shape == expected.shape
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("batch", [8, 6])
+@pytest.mark.parametrize(
+  "channels, features, size, kernel, strides, padding",
+  [
+    (3, 8, 9, 3, 1, None),
+    (16, 24, 8, 3, 1, None),
+    (64, 128, 16, 3, 1, None),
+    (64, 32, 4, 3, 1, None),
+    (16, 8, 9, 3, 2, None),
+    (16, 8, 9, 1, 1, None),
+    (16, 8, 9, 1, 2, None),
+    (3, 12, 9, 2, 1, 0),
+    (3, 8, 16, 7, 2, None),
+  ],
+)
+def test_conv_and_its_gradients_are_torchs(
+  batch, channels, features, size, kernel, strides, padding
+):
+  conv = Conv(features, kernel, strides, padding)
+  x = random(batch, size, size, channels)
+  variables = conv.init(jax.random.key(0), x)
+  weight = variables["params"]["kernel"]
+  assert weight.shape == (features, kernel, kernel, channels)
+
+  their_x, their_weight = to_torch(x), to_torch(weight)
+  theirs = functional.conv2d(
+    their_x, their_weight, stride=strides, padding=kernel // 2 if padding is None else padding
+  )
+  ours, pull = jax.vjp(lambda p, x: conv.apply({"params": p}, x), variables["params"], x)
+  assert_close(ours, to_nhwc(theirs))
+  grad = random(*ours.shape, seed=1)
+  theirs.backward(torch.tensor(grad.transpose(0, 3, 1, 2)))
+  grad_params, grad_x = jax.jit(pull)(grad)
+  assert_close(grad_x, to_nhwc(their_x.grad))
+  assert_close(grad_params["kernel"], to_nhwc(their_weight.grad))
+
+
+def test_conv_computes_in_its_dtype_and_keeps_float32_parameters():
+  conv = Conv(4, use_bias=True, dtype=jnp.bfloat16)
+  x = random(2, 5, 5, 3)
+  variables = conv.init(jax.random.key(0), x)
+  assert {p.dtype for p in jax.tree.leaves(variables)} == {np.dtype(np.float32)}
+  assert conv.apply(variables, x).dtype == jnp.bfloat16
+  grads = jax.grad(lambda v: conv.apply(v, x).astype(jnp.float32).sum())(variables)
+  assert grads["params"]["kernel"].dtype == np.float32
+  np.testing.assert_array_equal(grads["params"]["bias"], 2 * 5 * 5)
+
+
+def test_conv_init_is_torchs_default():
+  kernel = conv_init(jax.random.key(0), (64, 3, 3, 32), jnp.float32)
+  bound = 1 / np.sqrt(3 * 3 * 32)
+  assert 0.99 * bound < np.abs(kernel).max() <= bound
+  np.testing.assert_allclose(np.std(kernel), bound / np.sqrt(3), rtol=0.02)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_norm_normalises_each_ghost_batch_and_keeps_running_statistics(splits):
+  x = 3 + 2 * random(8, 4, 4, 5)
+  norm = Norm(use_running_average=False, splits=splits, momentum=0.75)
+  scale, bias = random(5, seed=1), random(5, seed=2)
+  before_mean, before_var = random(5, seed=3), 1 + random(5, seed=4) ** 2
+  y, updated = norm.apply(
+    {
+      "params": {"scale": scale, "bias": bias},
+      "batch_stats": {"mean": before_mean, "var": before_var},
+    },
+    x,
+    mutable=["batch_stats"],
+  )
+
+  expected, means, variances = np.zeros_like(x), [], []
+  for ghost in range(splits):
+    part = x[ghost::splits].astype(np.float64)
+    mean, var = part.mean(axis=(0, 1, 2)), part.var(axis=(0, 1, 2))
+    expected[ghost::splits] = (part - mean) / np.sqrt(var + 1e-5) * scale + bias
+    means.append(mean)
+    variances.append(part.var(axis=(0, 1, 2), ddof=1))
+  assert_close(y, expected)
+  stats = updated["batch_stats"]
+  assert_close(stats["mean"], 0.75 * before_mean + 0.25 * np.mean(means, axis=0))
+  assert_close(stats["var"], 0.75 * before_var + 0.25 * np.mean(variances, axis=0))
+
+
+def test_norm_evaluates_with_running_statistics():
+  x, scale, bias = random(2, 3, 3, 4), random(4, seed=1), random(4, seed=2)
+  mean, var = random(4, seed=3), 1 + random(4, seed=4) ** 2
+  norm = Norm(use_running_average=True, splits=16, activation=jax.nn.relu)
+  y = norm.apply(
+    {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}, x
+  )
+  assert_close(y, np.maximum((x - mean) / np.sqrt(var + 1e-5) * scale + bias, 0))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("activation", ["none", "relu", "celu"])
+def test_norm_gradients_are_torchs(splits, activation):
+  ours = {
+    "none": None,
+    "relu": jax.nn.relu,
+    "celu": functools.partial(celu, alpha=0.3),
+  }[activation]
+  theirs = {
+    "none": lambda x: x,
+    "relu": functional.relu,
+    "celu": lambda x: functional.celu(x, 0.3),
+  }[activation]
+  x, grad = 1 + random(8, 4, 6, 5), random(8, 4, 6, 5, seed=9)
+  params = {"scale": random(5, seed=1), "bias": random(5, seed=2)}
+  stats = {"mean": np.zeros(5, np.float32), "var": np.ones(5, np.float32)}
+  norm = Norm(use_running_average=False, splits=splits, activation=ours)
+
+  def apply(params, x):
+    return norm.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+
+  y, pull, updated = jax.vjp(apply, params, x, has_aux=True)
+  grad_params, grad_x = jax.jit(pull)(grad)
+
+  their_x = to_torch(x)
+  scale, bias = (torch.tensor(params[name]).requires_grad_() for name in ("scale", "bias"))
+  means, variances = [torch.zeros(5) for _ in range(splits)], [torch.ones(5) for _ in range(splits)]
+  for s in range(splits):
+    out = theirs(
+      functional.batch_norm(
+        their_x[s::splits], means[s], variances[s], scale, bias, training=True, momentum=0.1
+      )
+    )
+    assert_close(y[s::splits], to_nhwc(out))
+    out.backward(torch.tensor(grad[s::splits].transpose(0, 3, 1, 2)))
+  assert_close(grad_x, to_nhwc(their_x.grad))
+  assert_close(grad_params["scale"], scale.grad)
+  assert_close(grad_params["bias"], bias.grad)
+  assert_close(updated["batch_stats"]["mean"], sum(means) / splits)
+  assert_close(updated["batch_stats"]["var"], sum(variances) / splits)
+
+
+def test_norm_in_bfloat16_keeps_float32_statistics():
+  x = jnp.asarray(100 + random(64, 8, 8, 4), jnp.bfloat16)
+  norm = Norm(use_running_average=False, train_scale=False)
+  variables = norm.init(jax.random.key(0), x)
+  assert set(variables["params"]) == {"bias"}
+  y, updated = norm.apply(variables, x, mutable=["batch_stats"])
+  assert y.dtype == jnp.bfloat16
+  exact = np.asarray(x, np.float64)
+  assert_close(updated["batch_stats"]["mean"], 0.1 * exact.mean(axis=(0, 1, 2)))
+  assert_close(
+    updated["batch_stats"]["var"], 0.9 + 0.1 * exact.var(axis=(0, 1, 2), ddof=1), tolerance=1e-3
+  )
+
+
+def test_norm_refuses_a_batch_that_does_not_divide():
+  norm = Norm(use_running_average=False, splits=3)
+  with pytest.raises(UserError, match="8, does not divide into 3"):
+    norm.init(jax.random.key(0), random(8, 2, 2, 4))
+
+
+@pytest.mark.parametrize("size, window", [((8, 8), 2), ((31, 9), 2), ((7, 6), 3), ((4, 4), 4)])
+def test_max_pool_is_torchs_with_ties_and_odd_sizes(size, window):
+  # Small whole numbers: most windows hold a tie.
+  x = np.random.default_rng(0).integers(0, 3, (2, *size, 3)).astype(np.float32)
+  y, pull = jax.vjp(lambda x: max_pool(x, window), x)
+  their_x = to_torch(x)
+  their_y = functional.max_pool2d(their_x, window)
+  np.testing.assert_array_equal(y, to_nhwc(their_y))
+  grad = random(*y.shape)
+  their_y.backward(torch.tensor(grad.transpose(0, 3, 1, 2)))
+  np.testing.assert_array_equal(jax.jit(pull)(grad)[0], to_nhwc(their_x.grad))
+
+
+def test_max_pool_passes_nans_on():
+  for row in range(2):
+    x = random(1, 2, 2, 1)
+    x[0, row, 1 - row, 0] = np.nan
+    assert np.isnan(max_pool(x, 2))
+
+
+def test_global_max_pool_is_the_maximum_of_each_map():
+  x = random(2, 3, 5, 4)
+  np.testing.assert_array_equal(global_max_pool(x), x.max(axis=(1, 2)))
+  grad = jax.grad(lambda x: global_max_pool(x).sum())(x)
+  np.testing.assert_array_equal(grad, x == x.max(axis=(1, 2), keepdims=True))
+
+
+def test_celu_and_its_gradient_are_torchs():
+  x = np.linspace(-8, 8, 1001, dtype=np.float32)
+  theirs = torch.tensor(x).requires_grad_()
+  out = functional.celu(theirs, 0.3)
+  out.sum().backward()
+  np.testing.assert_allclose(celu(x, 0.3), out.detach(), atol=1e-6)
+  grad = jax.vmap(jax.grad(lambda x: celu(x, 0.3)))(x)
+  away = x != 0  # there the derivative is 1 from both sides
+  np.testing.assert_allclose(grad[away], theirs.grad[away], rtol=1e-5, atol=1e-7)
+  assert jax.grad(lambda x: celu(x, 0.3))(0.0) == 1
+
+
+def test_whitening_kernel_is_the_float64_one_and_whitens():
+  # Neighbouring pixels correlate, as in photographs; 300 images end in an unfilled chunk.
+  noise = np.random.default_rng(0).standard_normal((300, 12, 12, 3))
+  images = sum(np.roll(noise, shift, (1, 2)) for shift in [(0, 0), (0, 1), (1, 0), (1, 1)])
+  images += images.mean(axis=-1, keepdims=True)
+  kernel = np.asarray(jax.jit(whitening_kernel)(images.astype(np.float32)))
+  assert kernel.shape == (27, 3, 3, 3)
+
+  windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))
+  patches = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 27)
+  covariance = patches.T @ patches / (len(patches) - 1)
+  eigenvalues, vectors = np.linalg.eigh(covariance)
+  eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
+  filters = kernel.reshape(27, 27)
+  # lambda / (lambda + epsilon): 1 for the large eigenvalues, and eigenvectors free of sign.
+  assert_close(filters @ covariance @ filters.T, np.diag(eigenvalues / (eigenvalues + 1e-2)), 2e-4)
+  expected = (vectors / np.sqrt(eigenvalues + 1e-2)).T
+  assert_close(filters.T @ filters, expected.T @ expected, 1e-3)
+  scores = np.abs(np.sum(filters[0] * expected[0])) / np.sum(expected[0] ** 2)
+  np.testing.assert_allclose(scores, 1, rtol=1e-3)
+
+
+def test_whitening_kernel_takes_a_patch_and_an_epsilon():
+  images = random(20, 8, 8, 3)
+  kernel = whitening_kernel(images, filters=12, patch=2, epsilon=5e-4)
+  assert kernel.shape == (12, 2, 2, 3)
+  halved = whitening_kernel(images, filters=12, patch=2, epsilon=1e6)
+  np.testing.assert_allclose(np.linalg.norm(halved.reshape(12, 12), axis=1), 1e-3, rtol=1e-3)
+
+
+def test_whiten_convolves_and_is_not_trained():
+  whiten = Whiten()
+  x = random(2, 8, 8, 3)
+  variables = whiten.init(jax.random.key(0), x)
+  y = whiten.apply(variables, x)
+  theirs = functional.conv2d(to_torch(x), to_torch(variables["params"]["kernel"]), padding=1)
+  assert_close(y, to_nhwc(theirs))
+  grads = jax.grad(lambda v, x: whiten.apply(v, x).sum(), argnums=(0, 1))(variables, x)
+  assert all(np.all(g == 0) for g in jax.tree.leaves(grads))
+
+
+def test_what_a_gpu_runs_is_what_a_cpu_runs():
+  """The branches that `lax.platform_dependent` chooses there, run here."""
+  a, b = random(6, 2, 9, 4), random(6, 2, 9, 4, seed=1)
+  for pair, apart in zip(_sum_of_pairs(a, b), _sums_apart(a, b), strict=True):
+    np.testing.assert_allclose(pair, apart, rtol=1e-5, atol=1e-5)
+
+  x, kernel = random(4, 7, 7, 3), random(8, 2, 2, 3)
+  for padding in (0, 1):
+    ours = _sum_of_products(x, kernel, padding)
+    assert_close(ours, convolve_on_cpu(x, kernel, 1, padding))
+  half = _sum_of_products(jnp.asarray(x, jnp.bfloat16), kernel, 0)
+  assert half.dtype == jnp.bfloat16
+
+  x, kernel, grad = random(5, 3, 3, 6), random(8, 3, 3, 6), random(5, 3, 3, 8)
+  small, small_vjp = jax.vjp(lambda x, k: _convolve_small_map(x, k, 1), x, kernel)
+  plain, plain_vjp = jax.vjp(lambda x, k: _convolve_with(x, k, "OHWI", 1, 1), x, kernel)
+  for ours, theirs in zip((small, *small_vjp(grad)), (plain, *plain_vjp(grad)), strict=True):
+    assert_close(ours, theirs)
+
+
+def test_gelu_and_its_gradient_are_torchs():
+  x = np.linspace(-9, 9, 400, dtype=np.float32)
+  theirs = torch.tensor(x, requires_grad=True)
+  y = functional.gelu(theirs)
+  y.sum().backward()
+  np.testing.assert_allclose(gelu(x), y.detach(), rtol=1e-5, atol=2e-6)
+  ours = jax.vmap(jax.grad(gelu))(jnp.asarray(x))
+  np.testing.assert_allclose(ours, theirs.grad, rtol=1e-5, atol=2e-6)
+
+
+def test_layers_split_over_devices_give_the_same_gradients():
+  """A batch over 8 devices in shard_map: the sum of the gradients is that of each part."""
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  conv, norm = Conv(8), Norm(use_running_average=False, activation=jax.nn.relu)
+  x = random(32, 8, 8, 4)
+  params = conv.init(jax.random.key(0), x)["params"]
+  stats = {"params": {"scale": np.ones(8), "bias": np.zeros(8)}}
+
+  def grads_of(params, x):
+    def loss(params):
+      y, _ = norm.apply(stats, conv.apply({"params": params}, x), mutable=["batch_stats"])
+      return (max_pool(y, 2) ** 2).sum()
+
+    return jax.grad(loss)(params)
+
+  split = jax.jit(
+    jax.shard_map(
+      lambda params, x: jax.lax.psum(grads_of(params, x), "data"),
+      mesh=mesh,
+      in_specs=(PartitionSpec(), PartitionSpec("data")),
+      out_specs=PartitionSpec(),
+      check_vma=False,
+    )
+  )(params, x)
+  parts = [grads_of(params, x[4 * i : 4 * i + 4])["kernel"] for i in range(8)]
+  assert_close(split["kernel"], np.sum(parts, axis=0))
+
+
+@pytest.mark.parametrize("with_shortcut", [False, True])
+def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut):
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+  # Means of the inputs' channels that are not zero, as behind a ReLU.
+  x, kernel, scale, bias = draw(4, 5, 6, 8) + draw(8), draw(16, 1, 1, 8), draw(16), draw(16)
+  shortcut, grad = draw(4, 5, 6, 16) if with_shortcut else None, draw(4, 5, 6, 16)
+
+  def plain(x, kernel, scale, bias, shortcut):
+    y = jnp.einsum("nhwi,oi->nhwo", x, kernel[:, 0, 0], precision="highest")
+    mean, var = y.mean(axis=(0, 1, 2)), y.var(axis=(0, 1, 2))
+    y = (y - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+    return (y if shortcut is None else jax.nn.relu(y + shortcut)), mean, var
+
+  def ours(*arguments):
+    y, mean, var = _normalize_pointwise(*arguments, 1e-5)
+    return y, mean[0], var[0]
+
+  arguments = (x, kernel, scale, bias, shortcut)
+  for actual, expected in zip(ours(*arguments), plain(*arguments), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
+  # Of few images no unit is so close to zero that rounding would turn it on or off.
+  gradients = (jax.vjp(lambda *a, f=f: f(*a)[0], *arguments)[1](grad) for f in (ours, plain))
+  for actual, expected in zip(*map(jax.tree.leaves, gradients), strict=True):
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("size", [(8, 8), (7, 10)])
+def test_a_pooled_norm_is_norm_relu_and_pool(splits, size):
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.standard_normal((4, *size, 3)), jnp.float32)
+  # Of a negative scale the smallest input is the maximum.
+  scale, bias = jnp.asarray([1.0, -2.0, 0.5]), jnp.asarray([0.3, -0.2, -3.0])
+  pooled, plain = (
+    kind(use_running_average=False, splits=splits, **more)
+    for kind, more in ((PooledNorm, {}), (Norm, {"activation": relu}))
+  )
+  variables = {
+    "params": {"scale": scale, "bias": bias},
+    "batch_stats": {"mean": jnp.zeros(3), "var": jnp.ones(3)},
+  }
+
+  def run(norm, pool, params, x):
+    y, updated = norm.apply(variables | {"params": params}, x, mutable=["batch_stats"])
+    return pool(y), updated["batch_stats"]
+
+  ours = functools.partial(run, pooled, lambda y: y)
+  theirs = functools.partial(run, plain, max_pool_3x3)
+  grad = None
+  results = []
+  for function in (ours, theirs):
+    y, vjp, stats = jax.vjp(function, variables["params"], x, has_aux=True)
+    grad = jnp.asarray(rng.standard_normal(y.shape), jnp.float32) if grad is None else grad
+    results.append((y, stats, vjp(grad)))
+  for actual, expected in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
+  assert (np.asarray(results[0][0])[..., 2] == 0).any()  # a window without a gradient

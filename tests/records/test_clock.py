@@ -1,0 +1,205 @@
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jaxspeed.records import clock as clock_lib
+from jaxspeed.records.clock import Clock
+
+
+class FakeTime:
+  """Seconds that pass only when told to."""
+
+  def __init__(self):
+    self.seconds = 100.0
+
+  def __call__(self):
+    return self.seconds
+
+  def sleep(self, seconds):
+    self.seconds += seconds
+
+
+@pytest.fixture
+def fake(monkeypatch):
+  monkeypatch.setattr(clock_lib, "process_age", lambda: 7.0)
+  return FakeTime()
+
+
+def spend(clock, fake, **seconds):
+  for name, duration in seconds.items():
+    with clock.measure(name):
+      fake.sleep(duration)
+
+
+# Powers of two: each sum names the intervals it holds.
+EACH_ONCE = {
+  "init": 1.0,
+  "train": 2.0,
+  "validate": 4.0,
+  "final_validate": 8.0,
+  "checkpoint": 16.0,
+  "compile": 32.0,
+  "warmup": 64.0,
+  "load": 128.0,
+  "connect": 256.0,
+  "restore": 512.0,
+}
+
+
+def test_each_rule_counts_exactly_its_intervals(fake):
+  clock = Clock(now=fake)
+  spend(clock, fake, **EACH_ONCE)
+  assert clock.train_seconds == 1.0 + 2.0 + 8.0
+  assert clock.dawn_seconds == 1.0 + 2.0
+  assert clock.process_seconds == 7.0 + 1023.0
+
+
+def test_intervals_of_one_name_add_up_and_time_between_them_does_not_count(fake):
+  clock = Clock(now=fake)
+  spend(clock, fake, train=1.5)
+  fake.sleep(50.0)
+  spend(clock, fake, train=2.5)
+  assert clock.train_seconds == clock.dawn_seconds == 1.5 + 2.5
+  assert clock.process_seconds == 7.0 + 1.5 + 50.0 + 2.5
+
+
+def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake, monkeypatch):
+  monkeypatch.setattr(clock_lib, "process_age", lambda: 9.0)
+  clock = Clock(now=fake)
+  clock.restore({"load": 100.0, "init": 3.0})
+  spend(clock, fake, load=1.5, others=0.5, restore=2.0, init=0.04)
+  assert clock.starting() == (
+    "9.0 s after the process began: imports and the rest 5.0, load 1.5, others 0.5, restore 2.0"
+  )
+
+
+def test_second_interval_while_one_runs_is_an_error_and_the_first_goes_on(fake):
+  clock = Clock(now=fake)
+  with clock.measure("train"):
+    fake.sleep(1.0)
+    with (
+      pytest.raises(RuntimeError, match="'validate' while it measures 'train'"),
+      clock.measure("validate"),
+    ):
+      raise AssertionError("the block must not run")
+    fake.sleep(1.0)
+  assert clock.state()["train"] == 1.0 + 1.0
+  assert clock.state()["validate"] == 0.0
+
+
+def test_interval_ends_when_its_block_raises(fake):
+  clock = Clock(now=fake)
+  with pytest.raises(KeyError), clock.measure("train"):
+    fake.sleep(3.0)
+    raise KeyError
+  spend(clock, fake, validate=1.0)
+  assert clock.train_seconds == 3.0
+
+
+def test_unknown_names_are_errors(fake):
+  clock = Clock(now=fake)
+  with pytest.raises(ValueError, match="no name 'trian'"), clock.measure("trian"):
+    raise AssertionError("the block must not run")
+  with pytest.raises(ValueError, match="no name 'trian'"):
+    clock.add("trian", 1.0)
+  with pytest.raises(ValueError, match="no name 'trian'"):
+    clock.restore({"trian": 1.0})
+
+
+def test_summary_tells_cold_from_cached(fake):
+  clock = Clock(now=fake)
+  assert clock.summary()["compile"] == {"cold": None, "cached": None}
+  clock.add("compile_cold", 2.0)
+  clock.add("compile_cold", 3.0)
+  assert clock.summary()["compile"] == {"cold": 2.0 + 3.0, "cached": None}
+  clock.add("compile_cached", 0.5)
+  assert clock.summary() == {
+    "train": 0.0,
+    "dawn": 0.0,
+    "compile": {"cold": 5.0, "cached": 0.5},
+    "process": 7.0,
+  }
+
+
+def test_add_loses_nothing_among_threads(fake):
+  clock = Clock(now=fake)
+
+  def compile_many():
+    for _ in range(2000):
+      clock.add("compile_cold", 1.0)
+
+  threads = [threading.Thread(target=compile_many) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert clock.state()["compile_cold"] == 4 * 2000
+
+
+def test_resumed_run_continues_its_clocks(fake):
+  first = Clock(now=fake)
+  spend(first, fake, **EACH_ONCE)
+  first.add("compile_cold", 5.0)
+  state = first.state()
+  seconds = {"compile_cold": 5.0, "compile_cached": 0.0, "others": 0.0, "process": 7.0 + 1023.0}
+  assert state == EACH_ONCE | seconds
+
+  second = Clock(now=fake)
+  spend(second, fake, load=10.0)
+  second.restore(state)
+  spend(second, fake, train=20.0)
+  assert second.train_seconds == (1.0 + 2.0 + 8.0) + 20.0
+  assert second.dawn_seconds == (1.0 + 2.0) + 20.0
+  assert second.process_seconds == (7.0 + 1023.0) + (7.0 + 10.0 + 20.0)
+  assert second.state()["load"] == 128.0 + 10.0
+  assert second.summary()["compile"]["cold"] == 5.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/self/stat")
+def test_process_age_counts_what_came_before_the_import():
+  code = (
+    "import time; time.sleep(0.5); from jaxspeed.records import clock; print(clock.process_age())"
+  )
+  start = time.perf_counter()
+  output = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=pathlib.Path(__file__).parents[2],
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  elapsed = time.perf_counter() - start
+  # The kernel counts in ticks of 10 ms.
+  assert 0.5 - 0.02 < float(output.stdout) < elapsed + 0.02
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    None,  # no /proc, as on macOS
+    "",
+    "12 (python) R 1 1",  # too short
+    "12 (py) S " + "0 " * 18 + "999999999999999 0",  # a start in the future
+  ],
+)
+def test_process_age_falls_back_to_the_import(tmp_path, text):
+  stat = tmp_path / "stat"
+  if text is not None:
+    stat.write_text(text)
+  before = time.perf_counter() - clock_lib._IMPORTED
+  age = clock_lib.process_age(stat)
+  assert before <= age <= time.perf_counter() - clock_lib._IMPORTED
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a boot clock")
+def test_process_age_reads_field_22_whatever_the_program_is_called(tmp_path):
+  stat = tmp_path / "stat"
+  # Fields 3 to 21 are one letter and 18 numbers; field 22 says: at boot.
+  stat.write_text("12 (a (b) c) S " + "5 " * 18 + "0 7 7")
+  assert clock_lib.process_age(stat) == pytest.approx(
+    time.clock_gettime(time.CLOCK_BOOTTIME), abs=1.0
+  )

@@ -1,0 +1,284 @@
+import io
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from jaxspeed.records import console as screen_lib
+from jaxspeed.records.console import Screen, epoch_titles, format_epoch, format_phase, format_result
+
+ROW = {
+  "epoch": 2,
+  "step": 98,
+  "examples": 100352,
+  "learning_rate": 0.0014649,
+  "image_size": 224,
+  "batch_size": 81920,
+  "train_loss": 1.23456,
+  "train_top1": 0.51678,
+  "images_per_second": 61234.5,
+  "train_seconds": 74.749,
+}
+VALIDATED = ROW | {"epoch": 9.9, "eval_loss": 0.5, "eval_top1": 0.94014, "eval_top5": 1.0}
+
+RESULT = {
+  "top1": 0.9401,
+  "top5": 0.9981,
+  "seconds": {
+    "train": 2.594,
+    "dawn": 2.5,
+    "compile": {"cold": 12.1, "cached": None},
+    "process": 20.0,
+    "to_target": 2.25,
+  },
+  "evaluated_on": "test",
+  "device": "1 x NVIDIA H100 80GB HBM3",
+}
+
+
+def run_row(seed, top1, train, to_target):
+  return {"seed": seed, "top1": top1, "seconds": {"train": train, "to_target": to_target}}
+
+
+SEVERAL = RESULT | {
+  "top5": None,
+  "n": 3,
+  "mean": 0.9401,
+  "sd": 0.00131,
+  "ci95": 0.00018,
+  "target": 0.94,
+  "p_value": 0.000123,
+  "reached": 2,
+  "seconds_min": RESULT["seconds"] | {"train": 2.5512},
+  "runs": [
+    run_row(8, 0.9410, 2.594, 2.25),
+    run_row(9, 0.94, 2.5512, 2.25),
+    run_row(10, 0.9393, 12.0, None),
+  ],
+}
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+  monkeypatch.setenv("TERM", "xterm")
+  monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
+  return Console(force_terminal=True, file=io.StringIO(), width=100)
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+  for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    monkeypatch.delenv(name, raising=False)
+  return Console(file=io.StringIO(), width=20)
+
+
+def run(screen):
+  screen.header(
+    {"device": "CPU: AMD EPYC (2 cores)", "data": "/data/[red]cifar :smile:" + 60 * "x"}
+  )
+  screen.progress(epoch=1, step=3, steps=49, loss=1.25, images_per_second=61234.5)
+  screen.epoch(ROW)
+  screen.progress(epoch=2, step=3, steps=49, loss=1.125, images_per_second=61234.5)
+  screen.epoch(VALIDATED)
+  screen.result(RESULT)
+
+
+def test_pipe_gets_plain_lines_only(pipe):
+  run(Screen(pipe, total_epochs=9.9))
+  lines = pipe.file.getvalue().splitlines()
+  assert lines == [
+    "device  CPU: AMD EPYC (2 cores)",
+    "data    /data/[red]cifar :smile:" + 60 * "x",
+    *epoch_titles(),
+    format_epoch(ROW),
+    format_epoch(VALIDATED),
+    *format_result(RESULT),
+  ]
+  assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_terminal_gets_a_live_line_and_the_same_rows(terminal):
+  run(Screen(terminal, total_epochs=9.9))
+  text = terminal.file.getvalue()
+  assert "epoch 1/9.9  step 3/49  loss 1.2500  61,234 img/s" in text
+  assert "epoch 2/9.9  step 3/49  loss 1.1250  61,234 img/s" in text
+  assert "\x1b[" in text
+  for line in (*epoch_titles(), format_epoch(ROW), format_epoch(VALIDATED), *format_result(RESULT)):
+    assert text.count(line) == 1
+  # The cursor is shown again, and nothing is drawn after the result.
+  assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+  assert text.endswith(format_result(RESULT)[1] + "\n")
+
+
+def test_time_left_follows_the_pace(terminal, monkeypatch):
+  seconds = [1000.0]
+  start = screen_lib._start_progress
+
+  def start_with_fake_time(console, total_epochs):
+    progress = start(console, total_epochs)
+    progress.get_time = lambda: seconds[0]
+    for task in progress.tasks:
+      task._get_time = progress.get_time
+      task.start_time = seconds[0]
+    return progress
+
+  monkeypatch.setattr(screen_lib, "_start_progress", start_with_fake_time)
+  # TimeRemainingColumn repeats its text for half a second of real time.
+  monkeypatch.setattr(screen_lib.TimeRemainingColumn, "max_refresh", None)
+  screen = Screen(terminal, total_epochs=10)
+  for step in range(1, 6):
+    seconds[0] += 60.0
+    screen.progress(epoch=1, step=step, steps=10, loss=1.0, images_per_second=1.0)
+  screen.close()
+  # A tenth of an epoch a minute, 9.5 epochs to go: 95 minutes.
+  assert "1:35:00" in terminal.file.getvalue()
+
+
+def test_last_fractional_epoch_does_not_pass_the_end(terminal):
+  screen = Screen(terminal, total_epochs=9.9)
+  screen.progress(epoch=10, step=49, steps=49, loss=1.0, images_per_second=1.0)
+  assert screen._progress.tasks[0].completed == 9.9
+  screen.close()
+
+
+def test_progress_is_due_now_and_then_on_a_terminal_and_never_else(terminal, pipe, monkeypatch):
+  now = [50.0]
+  monkeypatch.setattr(screen_lib.time, "monotonic", lambda: now[0])
+  screen = Screen(terminal, total_epochs=2)
+  assert screen.progress_due()
+  screen.progress(epoch=1, step=1, steps=9, loss=1.0, images_per_second=1.0)
+  assert not screen.progress_due()
+  now[0] += 0.2
+  assert not screen.progress_due()
+  now[0] += 0.1
+  assert screen.progress_due()
+  screen.close()
+  assert not Screen(pipe, total_epochs=2).progress_due()
+
+
+def test_columns_stand_under_their_titles():
+  groups, titles = epoch_titles()
+  assert groups == 31 * " " + "training" + 13 * " " + "evaluation"
+  assert titles == (
+    "epoch      lr   px batch   loss    top1   loss    top1    top5   img/s  train s"
+  )
+  assert format_epoch(ROW) == (
+    "    2 0.00146  224 81920 1.2346  51.68%      -       -       -   61234    74.75"
+  )
+  assert format_epoch(VALIDATED) == (
+    "  9.9 0.00146  224 81920 1.2346  51.68% 0.5000  94.01% 100.00%   61234    74.75"
+  )
+  assert format_epoch(VALIDATED | {"train_loss": float("nan")}).split()[4] == "nan"
+  assert len(titles) == 79
+
+
+def test_a_phase_is_one_line_with_its_pace():
+  row = {"image_size": 128, "batch_size": 4096}
+  pace = {
+    "images_per_second": 12345.6,
+    "images_per_second_per_device": 1543.2,
+    "data_wait": 0.0123,
+  }
+  assert format_phase(1, row, pace, epochs=10) == (
+    "phase 1: 128 px, batch 4,096: 10 epochs, 12,346 images/s, 1,543 a device, "
+    "waited for input 1.2% of the time"
+  )
+  assert format_phase(2, row, pace, epochs=1).startswith("phase 2: 128 px, batch 4,096: 1 epoch, ")
+  assert ": 0.9 epochs, " in format_phase(2, row, pace, epochs=0.9)
+
+
+@pytest.mark.parametrize(
+  ("dawn", "to_target", "text"),
+  [
+    (1234.5, 7.4136, "1,234.50, 7.41 to target"),
+    (0.00217, 0.0019876, "0.0022, 0.002 to target"),
+    (7.4136, None, "7.41"),
+  ],
+)
+def test_result_tells_its_cost_where_an_hours_is_stated(dawn, to_target, text):
+  titles, values = format_result(RESULT | {"cost_usd": {"dawn": dawn, "to_target": to_target}})
+  # Aligned to the right.
+  end = titles.index("cost $") + len("cost $")
+  assert values[:end].split("20.00")[1].strip() == text
+  assert values[end : end + 2] == "  "
+  assert "cost" not in format_result(RESULT)[0]
+
+
+def test_result_of_one_run():
+  assert format_result(RESULT) == [
+    "   top1     top5  train s  dawn s   compile s  process s  evaluated on"
+    "                     device",
+    "94.010%  99.810%     2.59    2.50  12.10 cold      20.00   test images"
+    "  1 x NVIDIA H100 80GB HBM3",
+  ]
+
+
+def test_result_on_held_out_images_says_so():
+  held_out = {"evaluated_on": "validation"}
+  for result in (RESULT, SEVERAL):
+    assert "validation images" in " ".join(format_result(result | held_out))
+    assert "validation" not in " ".join(format_result(result))
+    assert "test images" not in " ".join(format_result(result | held_out))
+
+
+def test_result_of_several_runs_is_a_table_the_interval_and_the_test():
+  *table, titles, values, seconds, target, test = format_result(SEVERAL)
+  assert table == [
+    "seed     top1  train s  target s",
+    "   8  94.100%     2.59      2.25",
+    "   9  94.000%     2.55      2.25",
+    "  10  93.930%    12.00         -",
+  ]
+  assert titles.startswith("   top1   95 % CI      sd  runs  top5  train s")
+  assert values.startswith("94.010%  +-0.018%  0.131%     3     -     2.59")
+  assert seconds == "train s: mean 2.594, min 2.551"
+  assert target == "target: 94.000%, reached by 2 of 3 runs, after 2.25 s in the mean"
+  assert test == (
+    'p = 0.00012 for "the true mean is at most 94.000%" (one-sided t-test): a small p says that it '
+    "is above"
+  )
+
+
+def test_a_target_that_no_run_reached_has_no_seconds():
+  none = SEVERAL | {"reached": 0, "seconds": SEVERAL["seconds"] | {"to_target": None}}
+  assert "target: 94.000%, reached by 0 of 3 runs" in format_result(none)
+
+
+@pytest.mark.parametrize(
+  ("cold", "cached", "text"),
+  [
+    (12.1, None, "12.10 cold"),
+    (None, 0.4, "0.40 cached"),
+    (12.1, 0.4, "12.10 cold + 0.40 cached"),
+    (None, None, "-"),
+  ],
+)
+def test_result_tells_cold_from_cached(cold, cached, text):
+  seconds = RESULT["seconds"] | {"compile": {"cold": cold, "cached": cached}}
+  values = format_result(RESULT | {"seconds": seconds})[1]
+  assert f" {text} " in values
+  assert ("cold" in values, "cached" in values) == (cold is not None, cached is not None)
+
+
+SCRIPT = """
+from jaxspeed.records.console import Screen, make_console
+screen = Screen(make_console(), total_epochs=2)
+assert not screen.progress_due()
+screen.progress(epoch=1, step=1, steps=2, loss=1.0, images_per_second=1.0)
+screen.header({"data": "x" * 300})
+"""
+
+
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}, {"COLUMNS": "20"}])
+def test_standard_output_in_a_pipe_is_plain(environment):
+  done = subprocess.run(
+    [sys.executable, "-c", SCRIPT],
+    cwd=pathlib.Path(__file__).parents[2],
+    env=os.environ | environment,
+    capture_output=True,
+    text=True,
+  )
+  assert (done.stdout, done.stderr) == ("data  " + "x" * 300 + "\n", "")

@@ -1,0 +1,86 @@
+"""imagenet18 from end to end at toy size: every phase, rectangles, averages, float16, resume."""
+
+import jax
+import numpy as np
+import pytest
+from toy import load_recipe
+from toy_images import params_of
+
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.session import train
+
+pytest.importorskip("tensorflow")
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  before = jax.config.jax_compilation_cache_dir
+  yield str(tmp_path_factory.mktemp("programs"))
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+def toy_imagenet18(cache):
+  """The recipe of one machine in 3 epochs of 5 steps, of a small net on noise."""
+  config = load_recipe("imagenet18.py", "1")
+  assert config.phases.copies == (160, 352, 0)
+  config.compile_cache = cache
+  config.epochs = 3.0
+  config.precision = "float16"
+  config.model.update(depth=18, width=4)
+  config.data.update(synthetic=True, classes=10, train_images=72, eval_images=21)
+  config.phases.update(first_epoch=(0, 1, 2), image_size=(16, 24, 32), batch_size=(32, 16, 16))
+  config.schedule.pieces = ((0, 1, 0.1, 0.2), (1, 2, 0.2, 0.02), (2, 3, 0.02, 0.002))
+  config.average.update(kind="ema", decay=0.9)
+  config.eval.update(batch_size=1, shapes=2)
+  config.checkpoint.update(every_seconds=0.0, keep=20)
+  return config
+
+
+@pytest.fixture(scope="module")
+def whole(cache, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("runs") / "whole"
+  return folder, train(toy_imagenet18(cache), str(folder))
+
+
+def test_all_phases_of_imagenet18(whole):
+  folder, result = whole
+  rows = read_metrics(folder)
+  # 72 images: 3 steps of 32, then 5 of 16 twice, the last ones short.
+  assert [(r["step"], r["examples"], r["image_size"]) for r in rows] == [
+    (3, 72, 16),
+    (8, 144, 24),
+    (13, 216, 32),
+  ]
+  assert result["config"]["precision"] == "float16"
+  assert [r["learning_rate"] for r in rows] == pytest.approx([0.2, 0.02, 0.002])
+  assert all(np.isfinite(r["train_loss"]) for r in rows)
+  _, carry = params_of(folder)
+  # A static scale, and the average that was evaluated is not the last state.
+  assert float(carry.state.loss_scale.scale) == 1024
+  kernels = [
+    t["stem"]["conv"]["kernel"] for t in (carry.state.average["params"], carry.state.params)
+  ]
+  assert not np.array_equal(*map(np.asarray, kernels))
+
+
+def test_it_goes_on_in_a_later_phase(whole, cache, tmp_path, monkeypatch):
+  class Killed(Exception):
+    pass
+
+  save = Checkpoints.save
+
+  def save_then_die(self, step, tree, clock):
+    save(self, step, tree, clock)
+    if step == 5:
+      raise Killed
+
+  monkeypatch.setattr(Checkpoints, "save", save_then_die)
+  monkeypatch.setattr("jaxspeed.run.loop._STEPS_AHEAD", 0)  # so that each step is saved
+  with pytest.raises(Killed):
+    train(toy_imagenet18(cache), str(tmp_path / "run"))
+  monkeypatch.setattr(Checkpoints, "save", save)
+  train(toy_imagenet18(cache), str(tmp_path / "run"))
+  (_, one), (_, other) = params_of(whole[0]), params_of(tmp_path / "run")
+  jax.tree.map(np.testing.assert_array_equal, one.state, other.state)

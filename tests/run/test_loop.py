@@ -1,0 +1,345 @@
+"""Whole runs in this process, on eight devices and real digits: folder, resume, several runs."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from toy import load_recipe
+
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+from jaxspeed.records.console import format_result
+from jaxspeed.records.meters import network_bytes
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.predict import predict
+from jaxspeed.run.restore import evaluate
+from jaxspeed.run.session import train
+from jaxspeed.run.setup import open_data
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  before = jax.config.jax_compilation_cache_dir
+  yield str(tmp_path_factory.mktemp("programs"))
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+def digits(cache: str, **fields) -> ConfigDict:
+  config = load_recipe("quickstart.py")
+  config.batch_size = 160  # 20 a device, 9 steps an epoch
+  config.epochs = 2.0
+  config.model.width = 4
+  config.compile_cache = cache
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(cache, tmp_path_factory):
+  """A finished run's folder and what `train` returned."""
+  folder = tmp_path_factory.mktemp("runs") / "a"
+  return folder, train(digits(cache), str(folder))
+
+
+def test_the_folder_of_a_run(finished):
+  folder, result = finished
+  assert {p.name for p in folder.iterdir()} == {
+    "checkpoints",
+    "classes.txt",
+    "config.json",
+    "dawnbench",
+    "metrics.jsonl",
+    ".owner.lock",
+    "owner.json",
+    "result.json",
+    "run.lock",
+    "tensorboard",
+  }
+  assert json.loads((folder / "result.json").read_text()) == result
+  config = json.loads((folder / "config.json").read_text())
+  assert result["config"] == config
+  assert result["evaluated_on"] == config["tune_on"] == "test"
+  assert config["precision"] == "float32"  # "auto", resolved
+  assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  assert [(row["epoch"], row["step"], row["examples"]) for row in rows] == [
+    (1, 9, 1440),
+    (2, 18, 2880),
+  ]
+  assert result["top1"] == rows[-1]["eval_top1"] and result["top5"] == rows[-1]["eval_top5"]
+  # 297 images: the accuracy is a multiple of 1 / 297.
+  assert math.isclose(result["top1"] * 297, round(result["top1"] * 297), abs_tol=1e-6)
+  assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_the_row_of_an_epoch(finished, cache):
+  folder, result = finished
+  rows = read_metrics(folder)
+  config = digits(cache)
+  rates = make_plan(config, devices=8, train_images=1500, eval_images=297).table["learning_rate"]
+  assert [row["learning_rate"] for row in rows] == [rates[8], rates[17]]
+  for row in rows:
+    assert (row["world"], row["momentum"]) == (8, config.optimizer.momentum)
+    assert row["images_per_second"] == pytest.approx(160 / row["step_seconds"])
+    assert row["images_per_second_per_device"] == pytest.approx(row["images_per_second"] / 8)
+    # The set is on the devices.
+    assert row["data_wait"] == 0.0
+    assert 0 <= row["train_top1"] < row["train_top5"] <= 1
+    # Of 1,440 images.
+    assert row["train_top5"] * 1440 == pytest.approx(round(row["train_top5"] * 1440))
+    assert row["eval_seconds"] > 0
+    # Neither float16 nor a device that counts its bytes.
+    assert not {"skipped_steps", "memory_gb"} & row.keys()
+    assert ("net_recv_gbit" in row) == ("net_transmit_gbit" in row) == (network_bytes() is not None)
+  # Validation is no training: the last one counts for airbench's clock alone.
+  counted = result["seconds"]["train"] - result["seconds"]["dawn"]
+  assert rows[-1]["eval_seconds"] == pytest.approx(counted, rel=0.2, abs=0.01)
+  assert rows[1]["dawn_seconds"] - rows[0]["dawn_seconds"] == pytest.approx(
+    9 * rows[1]["step_seconds"]
+  )
+  assert "cost_usd" not in result
+
+
+def test_what_the_rows_of_some_runs_have(cache, tmp_path):
+  # No gradient times 10^38 is finite in float16: not one step is taken. A second costs a dollar.
+  config = digits(cache, **{"precision": "float16", "loss_scale": 1e38, "cost_per_hour": 3600.0})
+  config.optimizer.momentum_pieces = ((0, 1, 0.5, 0.75), (1, 2, 0.75, 0.25))
+  result = train(config, str(tmp_path / "some"))
+  rows = read_metrics(tmp_path / "some")
+  # Over the run, not over the epoch.
+  assert [row["skipped_steps"] for row in rows] == [9, 18]
+  # Of the epoch's last step.
+  assert [row["momentum"] for row in rows] == pytest.approx([0.75, 0.25])
+  assert result["cost_usd"] == {"dawn": pytest.approx(result["seconds"]["dawn"]), "to_target": None}
+
+
+def test_the_clocks_of_a_run(finished):
+  folder, result = finished
+  seconds = result["seconds"]
+  rows = read_metrics(folder)
+  assert 0 < seconds["dawn"] < seconds["train"] < seconds["process"]
+  assert seconds["dawn"] == rows[-1]["dawn_seconds"]
+  assert rows[0]["dawn_seconds"] < rows[1]["dawn_seconds"]
+  assert seconds["compile"]["cold"] > 0
+  assert seconds["to_target"] is None
+
+
+def test_the_dawnbench_files_are_those_of_the_rows(finished):
+  folder, result = finished
+  (tsv,) = (folder / "dawnbench").glob("*.tsv")
+  lines = [line.split("\t") for line in tsv.read_text().splitlines()]
+  assert lines[0] == ["epoch", "hours", "top1Accuracy"]
+  assert [line[0] for line in lines[1:]] == ["1", "2"]
+  assert lines[-1][2] == f"{100 * result['top1']:.2f}"
+  assert math.isclose(float(lines[-1][1]) * 3600, result["seconds"]["dawn"], abs_tol=1e-4)
+
+
+def test_evaluate_prints_the_same_accuracies(finished):
+  folder, result = finished
+  (row,) = evaluate(folder)
+  assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
+  assert (row["step"], row["images"]) == (18, 297)
+  with pytest.raises(UserError, match="5: there is no finished checkpoint; steps there: 18"):
+    evaluate(folder, step=5)
+
+
+def test_a_finished_run_is_told_and_not_trained_again(finished, cache, capsys):
+  folder, result = finished
+  before = (folder / "result.json").stat().st_mtime_ns
+  assert train(digits(cache), str(folder)) == result
+  assert "finished" in capsys.readouterr().out
+  assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_another_config_is_refused_with_the_difference(finished, cache):
+  folder, _ = finished
+  with pytest.raises(UserError) as error:
+    train(digits(cache, **{"schedule.peak": 0.5, "seed": 3}), str(folder))
+  assert "config.schedule.peak: 0.3 -> 0.5; config.seed: 0 -> 3" in str(error.value)
+  assert "choose another --workdir" in str(error.value)
+
+
+def test_places_may_differ(finished, cache, tmp_path):
+  folder, result = finished
+  config = digits(cache, **{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
+  assert train(config, str(folder)) == result
+
+
+def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
+  config = digits(cache, runs=3, seed=5, target=0.15)
+  result = train(config, str(tmp_path / "many"))
+  assert result["n"] == 3
+  rows = [json.loads((tmp_path / f"many/run_{i:03d}/result.json").read_text()) for i in range(3)]
+  top1 = [row["top1"] for row in rows]
+  assert [row["seed"] for row in rows] == [5, 6, 7]
+  assert len(set(top1)) > 1
+  assert result["mean"] == pytest.approx(np.mean(top1))
+  assert result["sd"] == pytest.approx(np.std(top1, ddof=1))
+  # Student's t for 2 degrees of freedom at 97.5 %.
+  assert result["ci95"] == pytest.approx(4.302653 * np.std(top1, ddof=1) / math.sqrt(3))
+  stats = pytest.importorskip("scipy.stats")
+  p = stats.ttest_1samp(top1, 0.15, alternative="greater").pvalue
+  assert (result["target"], result["p_value"]) == (0.15, pytest.approx(p))
+  to_target = [row["seconds"]["to_target"] for row in rows]
+  assert result["reached"] == 3 - to_target.count(None)
+  assert result["seconds_min"]["train"] == min(row["seconds"]["train"] for row in rows)
+  assert [row["seconds"] for row in result["runs"]] == [row["seconds"] for row in rows]
+  assert result["config"] == json.loads((tmp_path / "many/config.json").read_text())
+  printed = capsys.readouterr().out.splitlines()
+  assert [line for line in printed if line.startswith("run ")] == [
+    f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
+  ]
+  lines = format_result(result)
+  assert len(lines) == 1 + 3 + 2 + 3 and printed[-len(lines) :] == lines
+  assert [line.split()[:2] for line in lines[1:4]] == [
+    [str(5 + i), f"{top1[i]:.3%}"] for i in range(3)
+  ]
+  assert evaluate(tmp_path / "many" / "run_001")[0]["top1"] == top1[1]
+  with pytest.raises(UserError, match="holds 3 runs: name one of them"):
+    evaluate(tmp_path / "many")
+
+
+def test_several_runs_that_were_killed_go_on(cache, tmp_path):
+  config = digits(cache, epochs=1.0, runs=3)
+  folder = tmp_path / "killed"
+  before = train(config, str(folder))
+  # What a kill during the third run leaves.
+  (folder / "result.json").unlink()
+  shutil.rmtree(folder / "run_002")
+  stamps = [(folder / f"run_{i:03d}/result.json").stat().st_mtime_ns for i in range(2)]
+  after = train(config, str(folder))
+  assert after["runs"][:2] == before["runs"][:2]
+  assert stamps == [(folder / f"run_{i:03d}/result.json").stat().st_mtime_ns for i in range(2)]
+  for key in ("top1", "mean", "sd", "ci95", "p_value", "evaluated_on"):
+    assert after[key] == before[key]
+  assert json.loads((folder / "result.json").read_text()) == after
+  assert train(config, str(folder)) == after
+
+
+def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
+  config = digits(cache, tune_on="validation")
+  planned = make_plan(config)
+  folder = tmp_path / "tuned"
+  result = train(config, str(folder))
+  printed = capsys.readouterr().out
+  # A tenth of the 1,500 training digits.
+  data = json.loads((folder / "config.json").read_text())["data"]
+  assert (data["train_images"], data["eval_images"]) == (1350, 150)
+  assert "150 training images held out for tuning" in printed
+  assert "evaluation of 150 validation images" in printed
+  assert "validation images" in printed.splitlines()[-1] and "test images" not in printed
+  assert result["evaluated_on"] == "validation"
+  # 150 images: the accuracy is a multiple of 1 / 150.
+  assert math.isclose(result["top1"] * 150, round(result["top1"] * 150), abs_tol=1e-6)
+  # DAWNBench's entries are of the test set.
+  assert not (folder / "dawnbench").exists()
+  (row,) = evaluate(folder)
+  assert (row["images"], row["evaluated_on"]) == (150, "validation")
+  assert (row["top1"], row["loss"]) == (
+    result["top1"],
+    pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5),
+  )
+  # The plan without the data, the plan of the run and the run itself have as many steps.
+  steps = read_metrics(folder)[-1]["step"]
+  assert (planned.train_images, planned.eval_images) == (1350, 150)
+  assert planned.total_steps == steps == 2 * (1350 // 160)
+  with pytest.raises(UserError, match="config.tune_on: validation -> test"):
+    train(digits(cache), str(folder))
+
+
+def test_the_hold_out_does_not_depend_on_the_seed(cache):
+  one, other = (open_data(digits(cache, tune_on="validation", seed=s)) for s in (0, 7))
+  np.testing.assert_array_equal(one.eval_images, other.eval_images)
+  test = open_data(digits(cache))
+  assert len(test.eval_labels) == 297
+  shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
+  assert shown == {image.tobytes() for image in test.train_images}
+
+
+def test_a_run_of_several_is_the_run_alone(finished, cache, tmp_path):
+  folder, _ = finished
+  train(digits(cache, runs=2), str(tmp_path / "two"))
+  alone, first = read_metrics(folder), read_metrics(tmp_path / "two" / "run_000")
+  assert [row["train_loss"] for row in alone] == [row["train_loss"] for row in first]
+  assert [row["eval_loss"] for row in alone] == [row["eval_loss"] for row in first]
+
+
+def test_it_stops_at_the_target_and_tells_the_time(cache, tmp_path):
+  config = digits(cache, epochs=4.0, target=0.05, stop_at_target=True)
+  result = train(config, str(tmp_path / "stop"))
+  rows = read_metrics(tmp_path / "stop")
+  assert len(rows) < 4 and rows[-1]["eval_top1"] >= 0.05
+  assert result["seconds"]["to_target"] == rows[-1]["dawn_seconds"]
+  assert evaluate(tmp_path / "stop")[0]["top1"] == result["top1"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache, tmp_path):
+  # The rate explodes in the second epoch; the first epoch's checkpoint stays.
+  config = digits(
+    cache,
+    epochs=3.0,
+    **{
+      "schedule.peak": 1e38,
+      "schedule.warmup": 1.0,
+      "schedule.start": 1e-38,
+      "checkpoint.every_seconds": 0.0,
+    },
+  )
+  with pytest.raises(UserError, match=r"the training loss is (nan|inf) at step \d+ of 27") as error:
+    train(config, str(tmp_path / "bad"))
+  assert not (tmp_path / "bad" / "result.json").exists()
+  if "the checkpoint of" in str(error.value):
+    kept = int(str(error.value).split("the checkpoint of ")[1].split()[0])
+    assert evaluate(tmp_path / "bad", step=kept)[0]["images"] == 297
+
+
+def test_validation_may_be_rarer_than_epochs(cache, tmp_path):
+  train(digits(cache, epochs=3.0, **{"eval.every_epochs": 2}), str(tmp_path / "rare"))
+  rows = read_metrics(tmp_path / "rare")
+  assert ["eval_top1" in row for row in rows] == [False, True, True]
+
+
+def test_a_fraction_of_an_epoch(cache, tmp_path):
+  train(digits(cache, epochs=1.5), str(tmp_path / "half"))
+  rows = read_metrics(tmp_path / "half")
+  assert [row["step"] for row in rows] == [9, 14]  # ceil(1.5 * 9)
+  assert rows[-1]["epoch"] == pytest.approx(14 / 9)
+
+
+def test_the_warm_up_changes_nothing(finished, cache, tmp_path):
+  folder, _ = finished
+  train(digits(cache, warmup="on"), str(tmp_path / "warm"))
+  cold, warm = read_metrics(folder), read_metrics(tmp_path / "warm")
+  assert [row["train_loss"] for row in cold] == [row["train_loss"] for row in warm]
+
+
+def test_images_of_another_size_are_told(cache, tmp_path):
+  with pytest.raises(UserError, match=r"have 8 x 8 pixels .* set --config.data.image_size=8"):
+    train(digits(cache, **{"data.image_size": 12}), str(tmp_path / "size"))
+
+
+def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
+  from PIL import Image
+  from sklearn.datasets import load_digits
+
+  folder, _ = finished
+  pixels = (load_digits().images[0] * 255 / 16).astype(np.uint8)
+  Image.fromarray(pixels).save(tmp_path / "grey.png")
+  Image.fromarray(np.repeat(pixels[..., None], 3, -1)).resize((80, 120)).save(tmp_path / "b.jpg")
+  rows = predict(folder, [str(tmp_path / "grey.png"), str(tmp_path / "b.jpg")])
+  assert len(rows) == 2
+  for row in rows:
+    names, probabilities = zip(*row, strict=True)
+    assert len(set(names)) == 5 and set(names) <= set("0123456789")
+    assert list(probabilities) == sorted(probabilities, reverse=True)
+    assert 0 < sum(probabilities) <= 1 + 1e-6
+  all_rows = predict(folder, [str(tmp_path / "grey.png")], top=10)
+  assert sum(p for _, p in all_rows[0]) == pytest.approx(1.0, abs=1e-5)
+  (tmp_path / "text.png").write_text("no image")
+  for name, words in [("text.png", "cannot be read as an image"), ("none.png", "no such file")]:
+    with pytest.raises(UserError, match=words):
+      predict(folder, [str(tmp_path / name)])

@@ -1,0 +1,140 @@
+"""scripts/train_k8s.yaml: known fields only, and the parts that must agree with each other do."""
+
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from jaxspeed.cluster.peers import find_peers
+from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
+
+models = pytest.importorskip(
+  "kubeflow_trainer_api.models", reason="JobSet's schema is missing: pip install .[test]"
+)
+yaml = pytest.importorskip("yaml", reason="PyYAML is missing: pip install .[test]")
+
+FILE = pathlib.Path(__file__).parents[2] / "scripts" / "train_k8s.yaml"
+
+
+@pytest.fixture
+def jobset() -> dict[str, Any]:
+  return yaml.safe_load(FILE.read_text())
+
+
+def unknown(given: Any, kept: Any, path: str = "") -> list[str]:
+  """Fields that the schema's models did not keep: they know their own and drop the others."""
+  if isinstance(given, dict):
+    if not isinstance(kept, dict):
+      return [path]
+    return [u for k in given for u in unknown(given[k], kept.get(k), f"{path}.{k}".lstrip("."))]
+  if isinstance(given, list):
+    if not isinstance(kept, list) or len(kept) != len(given):
+      return [path]
+    return [u for i, g in enumerate(given) for u in unknown(g, kept[i], f"{path}[{i}]")]
+  return [] if given == kept else [path]
+
+
+def check(jobset: dict[str, Any]) -> list[str]:
+  return unknown(jobset, models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict())
+
+
+def job_of(jobset: dict[str, Any]) -> dict[str, Any]:
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  return replicated["template"]["spec"]
+
+
+def trainer_of(jobset: dict[str, Any]) -> dict[str, Any]:
+  (container,) = job_of(jobset)["template"]["spec"]["containers"]
+  return container
+
+
+def test_every_field_is_in_the_schema(jobset):
+  assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+  assert check(jobset) == []
+
+
+def test_a_misspelt_field_and_a_wrong_type_are_found(jobset):
+  job_of(jobset)["template"]["spec"]["terminationGracePeriod"] = 60
+  assert [u.rsplit(".", 1)[1] for u in check(jobset)] == ["terminationGracePeriod"]
+  job_of(jobset)["backoffLimit"] = "none"
+  with pytest.raises(ValueError, match="backoffLimit"):
+    check(jobset)
+
+
+def test_the_machines_are_counted_once(jobset):
+  job, variables = job_of(jobset), {v["name"]: v for v in trainer_of(jobset)["env"]}
+  assert job["parallelism"] == job["completions"]
+  assert variables["JAX_NUM_PROCESSES"]["value"] == str(job["parallelism"])
+  # Only the pods of an indexed job have JOB_COMPLETION_INDEX.
+  assert job["completionMode"] == "Indexed"
+  assert f"configs/imagenet18.py:{job['parallelism']}" in " ".join(trainer_of(jobset)["args"])
+
+
+def test_the_coordinator_is_the_first_pod_by_its_name_in_the_headless_service(jobset):
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  network = jobset["spec"]["network"]
+  assert network["enableDNSHostnames"] and network["publishNotReadyAddresses"]
+  # JobSet's own rule: JOBSET-REPLICATED_JOB-JOB_INDEX-POD_INDEX.SUBDOMAIN.
+  name = f"{jobset['metadata']['name']}-{replicated['name']}-0-0.{network['subdomain']}"
+  environment = {v["name"]: v["value"] for v in trainer_of(jobset)["env"] if "value" in v}
+  peers = find_peers(environment=environment | {"JOB_COMPLETION_INDEX": "1"})
+  assert peers is not None and (peers.processes, peers.process) == (2, 1)
+  host, port = peers.coordinator.split(":")
+  assert host == name and replicated["replicas"] == 1
+  assert trainer_of(jobset)["ports"] == [{"containerPort": int(port)}]
+
+
+def outcome(jobset: dict[str, Any], code: int) -> str:
+  """What JobSet does when one container exits with a code, by its rules and the job's."""
+  job, policy = job_of(jobset), jobset["spec"]["failurePolicy"]
+  name = trainer_of(jobset)["name"]
+  reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+  for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
+    codes = rule["onExitCodes"]
+    assert (codes["containerName"], codes["operator"]) == (name, "In")
+    if code in codes["values"]:
+      reason = "PodFailurePolicy"
+      # As Kubernetes' job controller words it.
+      message = (
+        f"Container {name} for pod default/jaxspeed-hosts-0-1-x2c4k failed with exit code {code} "
+        f"matching {rule['action']} rule at index {index}"
+      )
+      break
+  else:
+    assert job["backoffLimit"] == 0
+  for rule in policy["rules"]:
+    patterns = rule["onJobFailureMessagePatterns"]
+    if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+      return rule["action"]
+  return "RestartJobSet"
+
+
+def test_what_follows_an_exit_code(jobset):
+  assert outcome(jobset, MISTAKE) == "FailJobSet"
+  assert outcome(jobset, REQUEUE) == "RestartJobSetAndIgnoreMaxRestarts"
+  assert outcome(jobset, LOST_PEER) == "RestartJobSet"
+  assert outcome(jobset, 137) == "RestartJobSet"
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+  # All pods of the last start are gone before one of the next writes.
+  assert jobset["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+
+
+def test_a_pod_is_told_to_save_before_it_is_ended(jobset):
+  pod, trainer = job_of(jobset)["template"]["spec"], trainer_of(jobset)
+  hook = trainer["lifecycle"]["preStop"]["exec"]["command"]
+  assert hook[:2] == ["/bin/sh", "-c"]
+  # The trainer is process 1 only without a shell around it.
+  assert trainer["command"] == ["python", "-m", "jaxspeed.train"]
+  assert "kill -USR1 1;" in hook[2] and "while kill -0 1" in hook[2]
+  assert pod["terminationGracePeriodSeconds"] >= 60
+  assert pod["restartPolicy"] == "Never"
+
+
+def test_one_pod_a_host_with_all_its_gpus_and_every_mount_has_its_volume(jobset):
+  pod, trainer = job_of(jobset)["template"]["spec"], trainer_of(jobset)
+  assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8}
+  assert {m["name"] for m in trainer["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+  mounts = tuple(m["mountPath"] for m in trainer["volumeMounts"])
+  folders = [a.split("=", 1)[1] for a in trainer["args"] if re.match(r"--\S+=/", a)]
+  assert len(folders) == 3 and all(f.startswith(mounts) for f in folders)

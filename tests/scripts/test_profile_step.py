@@ -1,0 +1,239 @@
+"""Kernels of compiled programs and what they are for, and the profile of a toy step."""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from commands import ROOT, environment
+from flax import linen as nn
+
+from jaxspeed.errors import UserError
+from jaxspeed.models.layers.conv import Conv
+from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.pool import max_pool
+
+
+def load(name):
+  if (folder := str(ROOT / "scripts")) not in sys.path:
+    sys.path.insert(0, folder)
+  return importlib.import_module(name)
+
+
+kernels = load("kernels")
+profile_step = load("profile_step")
+described_gpus = load("described_gpus")
+
+# As XLA writes them for a GPU: a loop of three, cuDNN, a fusion that takes a row of its operand.
+PROGRAM = """HloModule jit_step, is_scheduled=true
+
+%fused_slice (param_0: f32[100,8], param_1: f32[8]) -> f32[8] {
+  %param_0 = f32[100,8]{1,0} parameter(0)
+  %param_1 = f32[8]{0} parameter(1)
+  %slice.1 = f32[1,8]{1,0} slice(%param_0), slice={[3:4], [0:8]}
+  %bitcast.1 = f32[8]{0} bitcast(%slice.1)
+  ROOT %add.1 = f32[8]{0} add(%bitcast.1, %param_1), metadata={op_name="jit(step)/optimizer/add"}
+}
+
+%body (arg: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %arg = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %x = f32[8]{0} get-tuple-element(%arg), index=1
+  %multiply.1 = f32[8]{0} multiply(%x, %x), metadata={op_name="jit(step)/while/body/jvp(Net)/mul"}
+  ROOT %tuple.1 = (s32[], f32[8]{0}) tuple(%i, %multiply.1)
+}
+
+%condition (arg.1: (s32[], f32[8])) -> pred[] {
+  %arg.1 = (s32[], f32[8]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%arg.1), index=0
+  %three = s32[] constant(3)
+  ROOT %compare.1 = pred[] compare(%i.1, %three), direction=LT
+}
+
+ENTRY %main (image: bf16[2,4,4,8], kernel: bf16[16,3,3,8], table: f32[100,8]) -> f32[8] {
+  %image = bf16[2,4,4,8]{3,2,1,0} parameter(0)
+  %kernel = bf16[16,3,3,8]{3,2,1,0} parameter(1)
+  %table = f32[100,8]{1,0} parameter(2)
+  %zero = f32[8]{0} constant({...})
+  %conv.1 = (bf16[2,4,4,16]{3,2,1,0}, u8[0]{0}) custom-call(%image, %kernel), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(Net)/conv/conv_general_dilated"}
+  %y = bf16[2,4,4,16]{3,2,1,0} get-tuple-element(%conv.1), index=0
+  %conv.2 = (bf16[2,4,4,8]{3,2,1,0}, u8[0]{0}) custom-call(%y, %kernel), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/transpose(jvp(Net))/conv/conv_general_dilated"}
+  %conv.3 = (bf16[16,3,3,8]{3,2,1,0}, u8[0]{0}) custom-call(%image, %y), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardFilter", metadata={op_name="jit(step)/transpose(jvp(Net))/conv/conv_general_dilated"}
+  %bitcast.9 = bf16[32,16]{1,0} bitcast(%y)
+  %gram = f32[16,16]{1,0} custom-call(%bitcast.9, %bitcast.9), custom_call_target="__cublas$gemm", metadata={op_name="jit(step)/jvp(Net)/norm1/dot_general"}
+  %copy.1 = bf16[2,4,4,16]{3,2,1,0} copy(%y)
+  %start = (s32[], f32[8]{0}) tuple(%zero, %zero)
+  %while.1 = (s32[], f32[8]{0}) while(%start), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %last = f32[8]{0} get-tuple-element(%while.1), index=1
+  ROOT %fusion.1 = f32[8]{0} fusion(%table, %last), kind=kLoop, calls=%fused_slice, metadata={op_name="jit(step)/optimizer/add"}
+}
+"""  # noqa: E501
+
+
+def test_kernels_of_a_program_with_their_bytes_runs_and_classes():
+  found = {kernel.name: kernel for kernel in kernels.read(PROGRAM)}
+  rows = {name: (k.purpose, k.moved, k.runs) for name, k in found.items()}
+  image, output, kernel = 2 * 2 * 4 * 4 * 8, 2 * 2 * 4 * 4 * 16, 2 * 16 * 3 * 3 * 8
+  assert rows == {
+    "conv.1": ("convolution forward", image + kernel + output, 1),
+    "conv.2": ("convolution data gradient", output + kernel + image, 1),
+    "conv.3": ("convolution weight gradient", image + output + kernel, 1),
+    "gram": ("norm", output + 4 * 16 * 16, 1),  # its operand stands twice
+    "copy.1": ("copy", 2 * output, 1),
+    "multiply.1": ("elementwise", 2 * 4 * 8, 3),
+    "compare.1": ("elementwise", 1 + 4 + 4, 3),
+    "fusion.1": ("optimizer", 3 * 4 * 8, 1),  # a row of 8 of the table's 100
+  }
+  assert found["conv.1"].kind == "__cudnn$convForward"
+  assert kernels.place_of(found["conv.2"]) == "transpose(jvp(Net))/conv/conv_general_dilated"
+  assert kernels.module_name(PROGRAM) == "jit_step"
+  assert kernels.scatters(PROGRAM) == 0
+
+
+class Net(nn.Module):
+  """A convolution, norm, pool; named as the nets of the package name theirs."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = Conv(16, name="conv1")(x)
+    x = Norm(use_running_average=False, activation=jax.nn.relu, name="norm1")(x)
+    x = Conv(8, name="conv2")(x)
+    with jax.named_scope("pool"):
+      x = max_pool(x, 2)
+    return nn.Dense(3, name="head")(x.mean(axis=(1, 2)))
+
+
+def test_classes_of_a_step_that_is_compiled_here():
+  net, images = Net(), jnp.ones((4, 16, 16, 8))
+  variables = net.init(jax.random.key(0), images)
+
+  def step(params, images):
+    def loss(params):
+      logits, _ = net.apply(variables | {"params": params}, images, mutable=["batch_stats"])
+      return jnp.square(logits).mean()
+
+    gradient = jax.grad(loss)(params)
+    with jax.named_scope("optimizer"):
+      return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+  text = jax.jit(step).lower(variables["params"], images).compile().as_text()
+  groups = kernels.by_class(kernels.read(text))
+  assert {"norm", "pool", "optimizer"} <= set(groups)
+  # Nobody asks for the gradient of the images. A convolution of XLA:CPU is one kernel.
+  counts = {name: len(group) for name, group in groups.items() if name.startswith("convolution")}
+  assert counts["convolution forward"] == 2
+  # And perhaps one that turns its kernel around.
+  assert counts["convolution data gradient"] in (1, 2)
+  assert counts["convolution weight gradient"] == 2
+  largest = max(groups["convolution forward"], key=lambda kernel: kernel.moved)
+  # Images of 8 channels, maps of 16, or the other way round; and a kernel of 3 x 3.
+  assert largest.moved == 4 * (4 * 16 * 16 * (8 + 16) + 3 * 3 * 8 * 16)
+
+
+def run(name, start, end):
+  return profile_step.Run(name, start * 1e6, end * 1e6)
+
+
+def test_times_are_summed_by_class_and_gaps_are_what_is_left():
+  # Of two steps; a loop runs others, and counts not by itself.
+  runs = [run("while.1", 0, 30), run("conv.1", 0, 4), run("conv.1", 10, 14)]
+  runs += [run("multiply.1", 12, 20), run("multiply.1", 28, 30)]
+  summary = profile_step.summarize(runs, PROGRAM, steps=2, seconds=0.05, top=1)
+  assert summary["milliseconds"] == pytest.approx(30 / 2)
+  assert summary["wall_milliseconds"] == pytest.approx(50 / 2)
+  assert summary["kernels"] == 4 / 2
+  classes = {name: row["milliseconds"] for name, row in summary["classes"].items()}
+  # Something ran from 0 to 4, 10 to 20 and 28 to 30.
+  expected = {"convolution forward": 8 / 2, "elementwise": 10 / 2, "gaps": (30 - 16) / 2}
+  assert classes == pytest.approx(expected)
+  assert summary["classes"]["gaps"]["share"] == pytest.approx(14 / 30)
+  assert [row["name"] for row in summary["heaviest"]] == ["multiply.1"]
+
+
+def test_a_toy_step_is_profiled_on_the_cpu(tmp_path):
+  out = tmp_path / "profile.json"
+  toy = ["--config=configs/quickstart.py", "--config.model.width=4", "--batch_size=16", "--steps=2"]
+  done = subprocess.run(
+    [sys.executable, "scripts/profile_step.py", *toy, "--top=3", f"--out={out}"],
+    cwd=ROOT,
+    env=environment() | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  report = json.loads(out.read_text())
+  assert (report["batch_size"], report["devices"], report["image_size"]) == (16, 1, 8)
+  classes = report["classes"]
+  assert {"convolution forward", "convolution weight gradient", "norm", "gaps"} <= set(classes)
+  kernels_run = sum(row["kernels"] for row in classes.values())
+  assert kernels_run == pytest.approx(report["kernels"]) and report["kernels"] > 50
+  assert all(row["milliseconds"] > 0 for row in classes.values())
+  assert 0 < report["milliseconds"] <= 1.01 * report["wall_milliseconds"]
+  assert len(report["heaviest"]) == 3
+  assert "convolution weight gradient" in done.stdout
+
+
+def test_what_a_batch_cannot_be_is_told():
+  config = load_config("imagenet18.py", "1")
+
+  def choose(**fields):
+    return profile_step.choose_phase(config, **fields)
+
+  phase = choose(devices=2, image_size=224, batch_size=0)
+  assert (phase.image_size, phase.batch_size) == (224, 8 * 224)  # 8 GPUs of 224 images each
+  phase = choose(devices=2, image_size=160, batch_size=32)
+  assert (phase.image_size, phase.batch_size) == (160, 64)
+  with pytest.raises(UserError, match="4096 does not divide over 3 devices"):
+    choose(devices=3, image_size=0, batch_size=0)
+  config.accumulate = 2
+  with pytest.raises(UserError, match="--batch_size=33: it must be a multiple of .*accumulate=2"):
+    choose(devices=1, image_size=0, batch_size=33)
+
+
+def load_config(file, *variant):
+  from toy import load_recipe
+
+  return load_recipe(file, *variant).copy_and_resolve_references()
+
+
+def test_a_compiler_that_is_missing_is_told_with_its_packages(monkeypatch):
+  monkeypatch.setattr(described_gpus.importlib.util, "find_spec", lambda name: None)
+  version = jax.__version__
+  with pytest.raises(UserError, match=f"pip install jax-cuda13-plugin=={version} jax-cuda13-pjrt"):
+    described_gpus.described_mesh("h100")
+  # The plugin for CUDA 13 knows no Volta.
+  with pytest.raises(UserError, match=f"pip install jax-cuda12-plugin=={version} .*nvcc-cu12"):
+    described_gpus.described_mesh("v100")
+
+
+def test_a_step_is_compiled_for_a_gpu_that_is_not_there(tmp_path):
+  if not importlib.util.find_spec("jax_cuda13_plugin"):
+    pytest.skip("the plugin that compiles for CUDA 13 is not installed")
+  out = tmp_path / "h100.json"
+  toy = ["--config=configs/cifar10.py", "--config.model.widths=(8,8,8)", "--batch_size=64"]
+  toy += ["--config.data.train_images=512", "--config.batch_size=64", "--steps=2", "--top=2"]
+  done = subprocess.run(
+    [sys.executable, "scripts/profile_step.py", *toy, "--for=h100", f"--out={out}"],
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  report = json.loads(out.read_text())
+  assert report["device"] == "NVIDIA H100 80GB HBM3" and report["precision"] == "bfloat16"
+  assert report["scatters"] == 0
+  counts = {name: row["kernels"] for name, row in report["classes"].items()}
+  # Seven convolutions, of which whitening is no cuDNN's and has no gradient.
+  assert counts["convolution forward"] == counts["convolution weight gradient"] == 6
+  assert sum(counts.values()) == pytest.approx(report["kernels"])
+  assert sum(row["gigabytes"] for row in report["classes"].values()) == pytest.approx(
+    report["gigabytes"]
+  )
+  assert "GB are" in done.stdout

@@ -1,0 +1,290 @@
+"""Exact counts on any number of devices, and the views of test-time augmentation."""
+
+import dataclasses
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy import toy_arrays, toy_config, toy_job
+
+from jaxspeed.data.augment import normalize
+from jaxspeed.data.batch import pad_batches, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.steps import eval_step
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.programs import on_mesh
+
+VIEWS = ("center", "flip", "six", "selective")
+SEEN = []
+
+
+class SmallNet(nn.Module):
+  """One convolution and a linear layer: its answer changes with every view."""
+
+  @nn.compact
+  def __call__(self, x, *, train):
+    assert not train
+    SEEN.append((len(x), x.dtype))
+    x = nn.relu(nn.Conv(4, (3, 3), dtype=x.dtype, name="conv")(x)).astype(jnp.float32)
+    return nn.Dense(10, name="head")(x.reshape(len(x), -1))
+
+
+def small_job(views, devices=1, **fields):
+  job = toy_job(toy_config(**{"eval.mode": views, **fields}), devices=devices)
+  return dataclasses.replace(job, model=SmallNet())
+
+
+def small_variables(job, seed=0):
+  size = job.config.data.image_size
+  return job.model.init(jax.random.key(seed), jnp.zeros((1, size, size, 3)), train=False)
+
+
+def evaluate(job, variables, arrays=None):
+  arrays = arrays or toy_arrays(job.config)
+  data = pad_batches(
+    arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+  )
+  program = jax.jit(eval_step.evaluate_on_mesh(job))
+  return program(*mesh_lib.replicate((variables, data), job.mesh))
+
+
+def view_logits(job, variables, images):
+  """Logits of the six views of all images at once, [6, n, classes]; moved by NumPy."""
+  config = job.config
+  images = np.asarray(normalize(images, config.data.mean, config.data.std))
+  h, w = images.shape[1:3]
+  padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+  apply = jax.jit(lambda x: job.model.apply(variables, x, train=False))
+  moved = (images, padded[:, 0:h, 0:w], padded[:, 2 : 2 + h, 2 : 2 + w])
+  return np.stack([apply(x) for view in moved for x in (view, view[:, :, ::-1])])
+
+
+def logits_by_hand(job, variables, images):
+  x, x_mirrored, *four = view_logits(job, variables, images).astype(np.float64)
+  if job.config.eval.mode == "center":
+    return x
+  if job.config.eval.mode == "flip":
+    return (x + x_mirrored) / 2
+  if job.config.eval.mode == "six":
+    return 0.5 * (x + x_mirrored) / 2 + 0.5 * sum(four) / 4
+  p = np.exp(x - x.max(axis=1, keepdims=True))
+  confidence = (p / p.sum(axis=1, keepdims=True)).max(axis=1)
+  chosen = np.argsort(confidence, kind="stable")[: len(images) // 4]
+  result = x.copy()
+  result[chosen] = ((x + x_mirrored + sum(four)) / 6)[chosen]
+  return result
+
+
+def by_hand(job, variables, arrays=None):
+  """Accuracies of all images at once, in NumPy after the net."""
+  arrays = arrays or toy_arrays(job.config)
+  logits = logits_by_hand(job, variables, arrays.eval_images)
+  shifted = logits - logits.max(axis=1, keepdims=True)
+  log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+  best = np.argsort(-logits, axis=1, kind="stable")
+  labels = arrays.eval_labels[:, None]
+  return {
+    "loss": -np.take_along_axis(log_p, labels, axis=1).mean(),
+    "top1": (best[:, :1] == labels).any(axis=1).mean(),
+    "top5": (best[:, :5] == labels).any(axis=1).mean(),
+  }
+
+
+def assert_equal(sums, expected, count):
+  assert int(sums.count) == count
+  for name, value in sums.means().items():
+    np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("views", VIEWS)
+def test_every_image_counts_once(devices, views):
+  # 21 images in batches of 4 on one device, of 3 on eight: padding in both.
+  job = small_job(views, devices)
+  assert job.plan.eval_batch_size == (4 if devices == 1 else 3)
+  variables = small_variables(job)
+  assert_equal(evaluate(job, variables), by_hand(job, variables), 21)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_least_confident_quarter_in_several_batches(devices):
+  # A quarter of 203 is 50: four batches of 13 on one device, one of 7 on each of eight.
+  job = small_job("selective", devices, **{"data.eval_images": 203, "eval.batch_size": 16})
+  variables = small_variables(job)
+  assert_equal(evaluate(job, variables), by_hand(job, variables), 203)
+
+
+def test_the_net_of_the_recipe_with_its_running_statistics():
+  job = toy_job(toy_config(**{"eval.mode": "flip"}), devices=8)
+  init = jax.jit(on_mesh(init_state, job))
+  state = jax.device_get(init(seed_key(0), toy_arrays(job.config).train_images))
+  assert_equal(evaluate(job, state.evaluated()), by_hand(job, state.evaluated()), 21)
+
+
+class Bright(nn.Module):
+  """Linear in the pixels, of which black ones count nothing: so of padding it knows nothing."""
+
+  @nn.compact
+  def __call__(self, x, *, train):
+    return nn.Dense(10, use_bias=False, name="head")(x.reshape(len(x), -1))
+
+
+def bright_job(devices, **fields):
+  plain = {"data.mean": (0.0,) * 3, "data.std": (1.0,) * 3}
+  job = toy_job(toy_config(**{"eval.mode": "selective"} | plain | fields), devices=devices)
+  return dataclasses.replace(job, model=Bright())
+
+
+def bright_variables(job):
+  # Sums of integers times 2^-16 are exact, in any order.
+  weights = np.random.default_rng(0).integers(-99, 99, size=(3 * 8 * 8, 10)) / 2**16
+  return {"params": {"head": {"kernel": weights.astype(np.float32)}}}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_padding_is_never_among_the_least_confident(devices):
+  job = bright_job(devices)
+  variables = bright_variables(job)
+  black = job.model.apply(variables, np.zeros((1, 8, 8, 3), np.float32), train=False)
+  np.testing.assert_array_equal(black, np.zeros((1, 10)))
+  assert_equal(evaluate(job, variables), by_hand(job, variables), 21)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_of_equally_confident_images_the_first_are_chosen(devices):
+  job = bright_job(devices)
+  arrays = toy_arrays(job.config)
+  # One image 21 times, with labels of which the first 5 are others than the last.
+  arrays = dataclasses.replace(
+    arrays,
+    eval_images=np.repeat(arrays.eval_images[:1], 21, axis=0),
+    eval_labels=(np.arange(21) // 5).astype(np.int32),
+  )
+  variables = bright_variables(job)
+  assert_equal(evaluate(job, variables, arrays), by_hand(job, variables, arrays), 21)
+
+
+def test_of_three_images_none_is_chosen():
+  fields = {"data.eval_images": 3}
+  selective, center = small_job("selective", 8, **fields), small_job("center", 8, **fields)
+  variables = small_variables(center)
+  expected = evaluate(center, variables)
+  jax.tree.map(np.testing.assert_array_equal, evaluate(selective, variables), expected)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_diverged_net_is_never_right_and_every_image_still_counts_once(devices):
+  job = small_job("selective", devices)
+  nan = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), small_variables(job))
+  sums = evaluate(job, nan)
+  assert (int(sums.count), int(sums.top1), int(sums.top5)) == (21, 0, 0)
+  assert np.isnan(sums.loss)
+
+
+@pytest.mark.parametrize(
+  "views, sizes",
+  # 203 images are 13 batches of 16. A quarter, 50, is four of 13 with six views each.
+  [("center", [16]), ("flip", [2 * 16]), ("six", [6 * 16]), ("selective", [16, 6 * 13])],
+)
+def test_the_net_sees_batches_of_equal_size_in_the_precision_of_the_config(views, sizes):
+  fields = {"data.eval_images": 203, "eval.batch_size": 16, "precision": "bfloat16"}
+  job = small_job(views, **fields)
+  variables, arrays = small_variables(job), toy_arrays(job.config)
+  data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=16, devices=1)
+  SEEN.clear()
+  jax.eval_shape(eval_step.evaluate_on_mesh(job), variables, data)
+  assert sorted(set(SEEN)) == [(size, jnp.bfloat16) for size in sizes]
+
+
+def test_logits_are_weighted_means_over_the_views():
+  jobs = [small_job(views) for views in VIEWS]
+  variables, data = small_variables(jobs[0]), jobs[0].config.data
+  images = toy_arrays(jobs[0].config).eval_images
+  normal = normalize(images, data.mean, data.std)
+  rows = [np.asarray(eval_step.predict_logits(variables, normal, job=job)) for job in jobs]
+  a, b, c, d, e, f = view_logits(jobs[0], variables, images)
+  expected = [a, (a + b) / 2, (a + b) / 4 + (c + d + e + f) / 8, (a + b + c + d + e + f) / 6]
+  np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+  # No two kinds agree, so the tests above can tell them apart.
+  for first, second in itertools.combinations(rows, 2):
+    assert np.abs(first - second).max() > 0.01
+
+
+class TestAgainstTorch:
+  """The definitions of airbench (tta_level 2) and hiverge in PyTorch, on a net of equal weights."""
+
+  def torch_net(self, variables):
+    torch = pytest.importorskip("torch")
+    params = jax.tree.map(lambda x: torch.from_numpy(np.array(x)), variables["params"])
+    conv, head = params["conv"], params["head"]
+
+    def net(x):
+      x = torch.nn.functional.conv2d(
+        x, conv["kernel"].permute(3, 2, 0, 1), conv["bias"], padding="same"
+      )
+      return x.relu().permute(0, 2, 3, 1).flatten(1) @ head["kernel"] + head["bias"]
+
+    return net
+
+  def images_of(self, job):
+    import torch
+
+    arrays, data = toy_arrays(job.config), job.config.data
+    pixels = torch.from_numpy(arrays.eval_images).permute(0, 3, 1, 2).float()
+    mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
+    return (pixels - mean) / std, torch.from_numpy(arrays.eval_labels).long()
+
+  def corners(self, x):
+    import torch
+
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
+    return padded[..., :-2, :-2], padded[..., 2:, 2:]
+
+  def six(self, net, x):
+    def mirrored(x):
+      return (net(x) + net(x.flip(-1))) / 2
+
+    first, last = self.corners(x)
+    return (mirrored(x) + (mirrored(first) + mirrored(last)) / 2) / 2
+
+  def plain_mean(self, net, x):
+    import torch
+
+    right_way = torch.cat([x, *self.corners(x)])
+    return net(torch.cat([right_way, right_way.flip(-1)])).reshape(6, len(x), -1).mean(0)
+
+  def selective(self, net, x):
+    logits = net(x)
+    confidence = logits.softmax(1).amax(1)
+    uncertain = confidence.topk(int(0.25 * len(x)), largest=False).indices
+    logits[uncertain] = self.plain_mean(net, x[uncertain])
+    return logits
+
+  @pytest.mark.parametrize("views, of_a_batch", [("six", "six"), ("selective", "plain_mean")])
+  def test_logits(self, views, of_a_batch):
+    job = small_job(views)
+    variables = small_variables(job)
+    net = self.torch_net(variables)
+    x, _ = self.images_of(job)
+    logits = eval_step.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), job=job)
+    np.testing.assert_allclose(logits, getattr(self, of_a_batch)(net, x), rtol=1e-4, atol=1e-5)
+
+  @pytest.mark.parametrize("devices", [1, 8])
+  @pytest.mark.parametrize("views", ["six", "selective"])
+  def test_accuracy_and_loss(self, views, devices):
+    job = small_job(views, devices, **{"data.eval_images": 203, "eval.batch_size": 16})
+    variables = small_variables(job, seed=1)
+    net = self.torch_net(variables)
+    import torch
+
+    x, labels = self.images_of(job)
+    logits = getattr(self, views)(net, x)
+    expected = {
+      "loss": float(torch.nn.functional.cross_entropy(logits, labels)),
+      "top1": float((logits.argmax(1) == labels).double().mean()),
+      "top5": float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()),
+    }
+    assert_equal(evaluate(job, variables), expected, 203)

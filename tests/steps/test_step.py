@@ -1,0 +1,296 @@
+"""The step: one device equals eight, scan equals loop, half precision, one all-reduce."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy import load_recipe, toy_arrays, toy_config, toy_job
+
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.resident_programs import compile_programs, place
+from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps import update as update_lib
+from jaxspeed.steps.hard_examples import choose
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.state import Carry
+from jaxspeed.steps.train_step import train_step
+
+PLAIN = StepKind()
+
+
+def start(job, programs, resident):
+  key = mesh_lib.replicate(seed_key(job.config.seed), job.mesh)
+  state = programs.init.call(key, resident.train.image)
+  return key, Carry(state, mesh_lib.replicate(Sums.zero(), job.mesh))
+
+
+def run_steps(job, number, order_of_epoch=None):
+  """The carry after `number` steps of the first epoch, and their losses."""
+  programs = compile_programs(job, whole_epochs=False)
+  resident = place(toy_arrays(job.config), job)
+  key, carry = start(job, programs, resident)
+  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  if order_of_epoch is not None:
+    index = order_of_epoch(np.asarray(order.index))
+    order = order.replace(index=mesh_lib.replicate(index, job.mesh))
+  losses = []
+  for step_number in range(number):
+    program = programs.train[((1, (job.plan.kind_of(step_number),)),)]
+    carry, loss = program.call(carry, resident.train, order, resident.table)
+    losses.append(float(loss))
+  return jax.device_get(carry), losses
+
+
+def regroup(order):
+  """An order in whose batches of 64 the images of a ghost batch of eight lie side by side."""
+  return order.reshape(4, 8, 8).transpose(0, 2, 1).reshape(-1)
+
+
+@pytest.mark.parametrize("parts, devices", [(8, 1), (2, 4)])
+def test_accumulated_parts_are_ghost_batches(parts, devices):
+  plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
+  ghosts = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain))
+  parted = toy_job(toy_config(accumulate=parts, **plain), devices=devices)
+  carry_1, losses_1 = run_steps(ghosts, 4)
+  carry_2, losses_2 = run_steps(parted, 4, regroup)
+  np.testing.assert_allclose(losses_1, losses_2, rtol=1e-5)
+  for name in ("params", "batch_stats", "opt_state"):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+      getattr(carry_1.state, name),
+      getattr(carry_2.state, name),
+    )
+  assert carry_2.sums.count == 256
+
+
+def test_one_device_equals_eight():
+  # Ghost batches make the norms see the same: sample i of one device's batch is in ghost batch
+  # i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
+  # Eight samples a norm: with two, whose variance may vanish, rounding would decide.
+  plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
+  one = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain), devices=1)
+  eight = toy_job(toy_config(**plain), devices=8)
+
+  carry_1, losses_1 = run_steps(one, 4)
+  carry_8, losses_8 = run_steps(eight, 4, regroup)
+  np.testing.assert_allclose(losses_1, losses_8, rtol=1e-5)
+  assert losses_1[0] != losses_1[-1]
+  for name in ("params", "batch_stats", "average", "opt_state"):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+      getattr(carry_1.state, name),
+      getattr(carry_8.state, name),
+    )
+  assert carry_1.sums.count == carry_8.sums.count == 256
+  assert carry_1.sums.top5 == carry_8.sums.top5
+
+
+def test_a_scanned_epoch_equals_a_loop_of_steps():
+  job = toy_job(toy_config(**{"augment.flip": "random", "augment.cutout": 3}))
+  by_step, losses = run_steps(job, 4)
+  programs = compile_programs(job, whole_epochs=True)
+  resident = place(toy_arrays(job.config), job)
+  key, carry = start(job, programs, resident)
+  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  carry, epoch_losses = programs.train[job.plan.segments(0)].call(
+    carry, resident.train, order, resident.table
+  )
+  np.testing.assert_allclose(epoch_losses, losses, rtol=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+    jax.device_get(carry.state),
+    by_step.state,
+  )
+
+
+def test_epochs_of_two_lengths_are_two_programs():
+  job = toy_job(toy_config(epochs=1.5))
+  assert set(compile_programs(job, whole_epochs=True).train) == {((n, (PLAIN,)),) for n in (4, 2)}
+
+
+def test_the_step_learns():
+  _, losses = run_steps(toy_job(toy_config(epochs=8.0)), 32)
+  assert np.mean(losses[-4:]) < losses[0] - 0.3
+
+
+def test_gradients_of_eight_devices_are_few_all_reduces():
+  job = toy_job(toy_config(), devices=8)
+  text = compile_programs(job, whole_epochs=False).train[((1, (PLAIN,)),)].call.as_text()
+  # 9 kernels, 8 norms, sums: without XLA's combination it would be about 50.
+  assert len(re.findall(r"= .* all-reduce(?:-start)?\(", text)) <= 2
+
+
+def masked_step(job, mask):
+  """One train_step on a batch with this mask; returns parameters, loss sum and count."""
+  arrays = toy_arrays(job.config)
+  batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.asarray(mask))
+  key = mesh_lib.replicate(seed_key(0), job.mesh)
+  init = jax.jit(on_mesh(init_state, job))
+  state = init(key, mesh_lib.replicate(arrays.train_images, job.mesh))
+  hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(1.0)}
+  train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
+  return train(state, mesh_lib.replicate(batch, job.mesh), np.zeros(16, bool), hyper)
+
+
+def test_masked_examples_do_not_move_the_parameters():
+  # Of 16 examples the last 8 are masked: their labels must not matter, their pixels only through
+  # the norms. The mean is over 8.
+  job = toy_job(toy_config(**{"augment.crop_padding": 0}))
+  mask = np.arange(16) < 8
+  state, sums = masked_step(job, mask)
+  whole, all_sums = masked_step(job, np.ones(16, bool))
+  assert int(sums.count) == 8 and int(all_sums.count) == 16
+  head = np.asarray(state.params["head"]["kernel"])
+  assert np.isfinite(head).all()
+  assert not np.allclose(head, np.asarray(whole.params["head"]["kernel"]))
+  nothing, none = masked_step(job, np.zeros(16, bool))
+  assert int(none.count) == 0
+  assert np.isfinite(np.asarray(nothing.params["head"]["kernel"])).all()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_is_near_float32(precision):
+  job32 = toy_job(toy_config())
+  job16 = toy_job(toy_config(precision=precision))
+  carry32, losses32 = run_steps(job32, 3)
+  carry16, losses16 = run_steps(job16, 3)
+  np.testing.assert_allclose(losses16, losses32, rtol=0.02)
+  assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
+  assert (carry16.state.loss_scale is not None) == (precision == "float16")
+  assert carry32.state.loss_scale is None
+
+
+def test_an_overflow_skips_the_step_and_halves_the_scale():
+  job = toy_job(toy_config(precision="float16", **{"augment.crop_padding": 0}))
+  arrays = toy_arrays(job.config)
+  batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.ones(16, bool))
+  key = mesh_lib.replicate(seed_key(0), job.mesh)
+  state = jax.jit(on_mesh(init_state, job))(key, arrays.train_images)
+  huge = state.replace(loss_scale=state.loss_scale.replace(scale=jnp.float32(2.0**40)))
+  huge = mesh_lib.replicate(huge, job.mesh)
+  hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(0.5)}
+  train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
+  mirror = np.zeros(16, bool)
+  new, _ = train(huge, batch, mirror, hyper)
+  jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+  jax.tree.map(np.testing.assert_array_equal, new.opt_state, state.opt_state)
+  jax.tree.map(np.testing.assert_array_equal, new.average, state.average)
+  assert float(new.loss_scale.scale) == 2.0**39
+  assert int(new.step) == 1
+  assert train._cache_size() == 1
+  train(new, batch, mirror, hyper)
+  assert train._cache_size() == 1
+
+
+def airbench_job(variant, devices=1, **fields):
+  config = load_recipe("cifar10_airbench.py", variant)
+  config.precision = "float32"
+  config.batch_size = 16
+  config.epochs = 2.0
+  config.model.widths = (4, 6, 6)
+  config.proxy.widths = (2, 4, 4)
+  config.augment.cutout = min(config.augment.cutout, 4)
+  config.whitening.images = 64
+  config.data.update(image_size=12, train_images=64, eval_images=21)
+  config.eval.batch_size = 4
+  config.update_from_flattened_dict(fields)
+  return toy_job(config, devices)
+
+
+def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
+  job = airbench_job("96_faster", **{"proxy.keep": 6, "model.depth": 2})
+  arrays = toy_arrays(job.config)
+  key = mesh_lib.replicate(seed_key(0), job.mesh)
+  proxy = jax.jit(on_mesh(init_state, job))(key, arrays.train_images).proxy
+  assert proxy.params["group1"]["conv1"]["kernel"].shape[0] == 2 and proxy.slow is None
+  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
+  mask = np.arange(16) != 3
+  batch = Batch(images, arrays.train_labels[:16], mask)
+  logits, _ = job.proxy.model.apply(
+    {"params": proxy.params, "batch_stats": proxy.batch_stats},
+    images,
+    train=True,
+    mutable=["batch_stats"],
+  )
+  log_p = np.asarray(jax.nn.log_softmax(logits))
+  losses = -0.8 * log_p[np.arange(16), batch.label] - 0.2 * log_p.mean(axis=1)
+  expected = [i for i in np.argsort(-losses) if mask[i]][:6]
+
+  hyper = {name: column[0] for name, column in job.plan.table32().items()}
+  for learns in (True, False):
+    kind = StepKind(whiten_bias=True, proxy_learns=learns)
+    call = jax.jit(on_mesh(choose, job.proxy, kind=kind))
+    new, kept = call(proxy, batch, hyper)
+    assert sorted(kept.tolist()) == sorted(expected)
+    assert int(new.step) == 1
+    moved = not np.array_equal(new.params["head"]["kernel"], proxy.params["head"]["kernel"])
+    assert moved == learns
+    old, stats = proxy.batch_stats["group1"]["norm1"], new.batch_stats["group1"]["norm1"]
+    assert not np.array_equal(stats["mean"], old["mean"])
+    if learns:
+      # Its norms see the whole batch, its gradient is the mean over the chosen images.
+      update = jax.jit(on_mesh(update_lib.update, job.proxy, share=0.0, kind=kind))
+      chosen = batch.replace(mask=np.isin(np.arange(16), kept))
+      same, sums = update(proxy, chosen, batch.label, hyper)
+      assert int(sums.count) == 6
+      np.testing.assert_allclose(
+        same.params["head"]["kernel"], new.params["head"]["kernel"], rtol=1e-5, atol=1e-6
+      )
+
+
+def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
+  job = airbench_job("94_muon")
+  arrays = toy_arrays(job.config)
+  resident = place(arrays, job)
+  programs = compile_programs(job, whole_epochs=True)
+  key, carry = start(job, programs, resident)
+  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  before = np.asarray(carry.state.params["whiten"]["bias"])
+  trained, _ = programs.train[job.plan.segments(0)].call(
+    carry, resident.train, order, resident.table
+  )
+  assert not np.array_equal(before, trained.state.params["whiten"]["bias"])
+  frozen_job = airbench_job("94_muon", **{"whitening.bias_epochs": 0.0})
+  carry, _ = run_steps(frozen_job, 4)
+  np.testing.assert_array_equal(carry.state.params["whiten"]["bias"], before)
+
+
+def test_whitening_comes_from_the_first_images():
+  config = toy_config(**{"whitening.images": 32})
+  job = toy_job(config)
+  arrays = toy_arrays(config)
+  init = jax.jit(on_mesh(init_state, job))
+  key = mesh_lib.replicate(seed_key(0), job.mesh)
+  first = init(key, arrays.train_images)
+  others = arrays.train_images.copy()
+  others[32:] = 0
+  same = init(key, others)
+  turned = others.copy()
+  turned[:32] = turned[:32][::-1, ::-1]
+  other = init(key, turned)
+  kernel = [np.asarray(s.params["whiten"]["kernel"]) for s in (first, same, other)]
+  np.testing.assert_array_equal(kernel[0], kernel[1])
+  assert not np.allclose(kernel[0], kernel[2])
+
+
+def test_the_seed_decides_the_parameters():
+  job = toy_job(toy_config())
+  init = jax.jit(on_mesh(init_state, job))
+  images = toy_arrays(job.config).train_images
+  a, b, c = (init(seed_key(seed), images) for seed in (1, 1, 2))
+  jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+  assert not np.array_equal(a.params["head"]["kernel"], c.params["head"]["kernel"])
+
+
+def test_seed_key_is_that_of_jax():
+  np.testing.assert_array_equal(seed_key(7), jax.random.key_data(jax.random.key(7)))
+
+
+def test_base_names_what_the_toy_uses():
+  assert set(fields_lib.base()) <= set(toy_config())
