@@ -87,7 +87,7 @@ def config_for(
 
 
 def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
-  """The training step of the first phase as `streaming.StreamFeed` compiles it."""
+  """The training step of the first phase as `feeds.stream.StreamFeed` compiles it."""
   phase = job.plan.phases[0]
   everywhere, parts = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
 

@@ -1,4 +1,4 @@
-"""What the fields of a config may hold, one by one; `plan` looks at what they make together."""
+"""What the fields of a config may hold, one by one; `planning.make` checks them together."""
 
 import math
 

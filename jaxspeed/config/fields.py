@@ -131,7 +131,7 @@ def base() -> ConfigDict:
         "widths": (32, 64, 64),
       },
       "eval": {
-        "mode": "center",  # center | flip | six | selective | five | rect | rect_flip: `validate`
+        "mode": "center",  # center | flip | six | selective | five | rect | rect_flip: `eval_step`
         "batch_size": 1000,  # a device
         "image_size": 0,  # of a stream; 0: that of the phase
         "resize": 1.14,  # of a stream: times the image size, the short side before the crop

@@ -27,7 +27,7 @@ def make_plan(
   """The plan of a config.
 
   Args:
-    config: as `config.base` describes it.
+    config: as `config.fields.base` describes it.
     devices: over which a batch is split.
     train_images: images of the training set, or of each of its resized copies by their short
       side; 0: as many as the config expects.
@@ -38,7 +38,7 @@ def make_plan(
   """
   checks.check(config)
   if config.tune_on == "validation" and not train_images:
-    eval_images = config.data.train_images // 10 or 1  # as `data.arrays.hold_out`
+    eval_images = config.data.train_images // 10 or 1  # as `data.memory.arrays.hold_out`
     train_images = config.data.train_images - eval_images
   train_images = train_images or config.data.train_images
   eval_images = eval_images or config.data.eval_images

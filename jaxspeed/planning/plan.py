@@ -15,7 +15,7 @@ class Phase:
     images: seen in an epoch.
     min_scale: least share of an image's area in its random crop; of a stream, as the rest.
     copies: short side of the resized copies that are read; 0: the originals.
-    eval_mode: of `validate`.
+    eval_mode: of `steps.eval_step`.
     eval_size: side of the squares that are evaluated, or short side of the rectangles.
     eval_resize: short side to which an image is scaled before that is cut out of it.
   """
@@ -60,9 +60,8 @@ class Plan:
   """What a run will do, step by step.
 
   `table` holds columns with one value a step: `learning_rate`, and, where the recipe has them,
-  `average_keep` and `average_pull` (`averaging`), `momentum`, `whiten_bias_rate` and `renormalize`
-  (`optim`).
-  The programs take them as float32.
+  `average_keep` and `average_pull` (`optim.averaging`), `momentum`, `whiten_bias_rate` and
+  `renormalize` (`optim`). The programs take them as float32.
   """
 
   phases: tuple[Phase, ...]

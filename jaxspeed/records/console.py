@@ -176,7 +176,7 @@ def format_phase(
   Args:
     number: of the phase, from 1.
     row: of its last epoch.
-    pace: of all of them (`records.mean_pace`).
+    pace: of all of them (`results.mean_pace`).
     epochs: of the phase so far; may be fractional.
   """
   return (
@@ -192,7 +192,7 @@ def format_result(result: Mapping[str, Any]) -> list[str]:
   """The lines of a result.json: of several runs a row each, two of titles and values, the test.
 
   Args:
-    result: what `records.write_result` returns.
+    result: what `results.write_result` returns.
   """
   if "n" not in result:
     return _format_figures(result)

@@ -206,7 +206,7 @@ def _checkpointer() -> Any:
   import orbax.checkpoint as ocp
 
   own = jax.process_index()
-  # Nobody waits for the others here: what they must agree on, they say by `distributed.gather`.
+  # Nobody waits for the others here: what they must agree on, they say by `processes.gather`.
   alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
   # Where a folder made beside the writing cannot be made, the writers wait for it ten minutes.
   beside = ocp.options.AsyncOptions(create_directories_asynchronously=False)

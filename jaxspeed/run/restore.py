@@ -103,7 +103,7 @@ def evaluate(
 
   Returns:
     For each mode {"step", "mode", "evaluated_on", "images", "loss", "top1", "top5", "seconds"};
-    accuracies as fractions, evaluated_on as in `records.result_row`, seconds without those of
+    accuracies as fractions, evaluated_on as in `results.result_row`, seconds without those of
     compiling and of finding the images.
 
   Raises:
@@ -122,7 +122,7 @@ def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
     config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase counts.
 
   Raises:
-    UserError: no file is named, or as `build.load_pretrained`.
+    UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
   if not config.pretrained.path or config.pretrained.head == "new":
     raise UserError(

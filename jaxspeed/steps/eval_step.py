@@ -134,7 +134,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> Sums:
 
   Args:
     variables: params and batch_stats, as `TrainState.evaluated` gives them.
-    data: the set on every device, padded and masked by `feed.pad_batches`.
+    data: the set on every device, padded and masked by `data.batch.pad_batches`.
     job: what does not change.
   """
   views = job.config.eval.mode
@@ -163,7 +163,7 @@ def evaluate_batch(
   """Sums over a batch of a stream, added to those over the batches before.
 
   "center" takes the middle square of `size` pixels of the resized image, "rect" a rectangle that
-  keeps almost all of it (fast.ai's DAWNBench entry; `data.rectangles`), "flip" and "rect_flip" the
+  keeps almost all of it (fast.ai's DAWNBench entry; `disk.rectangles`), "flip" and "rect_flip" the
   mean of that and its mirror image (libffcv/ffcv-imagenet), "five" the mean of the four corners
   and the middle of the middle square of the resized image.
 

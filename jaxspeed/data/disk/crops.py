@@ -33,7 +33,7 @@ def epoch_mirror(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.nd
     epoch: from 0.
     images: in the set.
     flip: "none"; "random", each image with probability 1/2; "alternating", each image with
-      probability 1/2 in the first epoch and then in every other one (see `feed.epoch_order`).
+      probability 1/2 in the first epoch and then in every other one (see `batch.epoch_order`).
   """
   if flip == "none":
     return np.zeros(images, bool)

@@ -2,7 +2,7 @@
 
 write_shards("imagenet", "sets", name="imagenet") makes sets/imagenet/1.0.0 with
 imagenet-train.tfrecord-00000-of-01252 ..., dataset_info.json, features.json and label.labels.txt,
-which `data.tfrecord.open_tfds` and `tfds.builder_from_directory` read. A few large files are read
+which `tfrecord.open_tfds` and `tfds.builder_from_directory` read. A few large files are read
 from network drives, and copied, many times as fast as a million small ones.
 
 The formats are those of TensorFlow's tsl/lib/io/record_writer.h and
