@@ -180,8 +180,8 @@ def test_the_table_of_muon_falls_to_zero_and_renormalizes():
 
 
 def test_an_epoch_is_cut_into_segments_of_one_kind():
-  # hiverge: 32 steps an epoch, the whitening bias in ceil(0.19 * 32) = 7 of them.
-  plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.19)
+  # hiverge: 32 steps an epoch, the whitening bias in ceil(0.2 * 32) = 7 of them.
+  plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2)
   plain, bias = StepKind(), StepKind(whiten_bias=True)
   assert plan.segments(0) == ((7, (bias,)), (25, (plain,)))
   assert plan.segments(1) == plan.segments(6) == ((32, (plain,)),)
