@@ -91,7 +91,6 @@ _CHOICES = {
   "average.kind": ("none", "ema", "lookahead"),
   "data.feed": ("resident", "stream"),
   "pretrained.head": ("keep", "new"),
-  "data.last_batch": ("drop", "keep"),
   "data.on_error": ("skip", "raise"),
   "checkpoint.on_error": ("continue", "stop"),
   "allreduce.dtype": ("float32", "bfloat16", "float16"),
@@ -102,9 +101,13 @@ _CHOICES = {
 _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
   "resident": {
     "data.name": ("cifar10", "cifar100", "digits"),
+    "data.last_batch": ("drop", "carry_over"),
     "eval.mode": ("center", "flip", "six", "selective"),
   },
-  "stream": {"eval.mode": ("center", "flip", "five", "rect", "rect_flip")},
+  "stream": {
+    "data.last_batch": ("drop", "keep"),
+    "eval.mode": ("center", "flip", "five", "rect", "rect_flip"),
+  },
 }
 
 

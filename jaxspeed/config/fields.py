@@ -53,7 +53,8 @@ def base() -> ConfigDict:
         "eval_images": 10_000,
         "mean": (125.31, 122.95, 113.87),  # of the pixels 0 ... 255; (): the training set's own
         "std": (62.99, 62.09, 66.70),
-        "last_batch": "drop",  # drop | keep: the short last batch of an epoch; of a stream
+        "last_batch": "drop",  # what no batch of an epoch takes: drop | keep, a short batch, of
+        # a stream | carry_over to the next epoch, of a set in memory
         "on_error": "skip",  # skip: an image that cannot be read is replaced and named | raise
         "synthetic": False,  # noise in place of a stream: what the machine does without its disk
       },

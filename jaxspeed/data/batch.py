@@ -69,6 +69,39 @@ def epoch_order(
   return Order(index, bits[index])
 
 
+def carried_order(
+  key: UInt32[Array, "2"],
+  epoch: Int[Array, ""] | int,
+  images: int,
+  *,
+  flip: str,
+  used: int,
+  epochs: int,
+) -> Order:
+  """Epochs of `used` images each out of one endless row of permutations.
+
+  What one epoch leaves over, the next begins with, flipped as in the permutation that it belongs
+  to (KellerJordan/cifar10-airbench, airbench96_faster.py).
+
+  Args:
+    key: of the run.
+    epoch: from 0.
+    images: in the set.
+    flip: as for `epoch_order`, where a permutation counts as an epoch.
+    used: in an epoch, at most `images`.
+    epochs: of the run.
+
+  Returns:
+    An order whose first `used` images are those of the epoch.
+  """
+  # Divided here, as the product does not fit an int32 in long runs.
+  begins = np.divmod(np.arange(epochs, dtype=np.int64) * used, images)
+  turn, offset = (jnp.asarray(x.astype(np.int32))[epoch] for x in begins)
+  pair = [epoch_order(key, turn + i, images, flip=flip) for i in range(2)]
+  row = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pair)
+  return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, offset, images), row)
+
+
 def take_batch(
   images: UInt8[Array, "n h w 3"],
   labels: Int[Array, "n"],

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxspeed.data.batch import Batch, Order, epoch_order, take_batch
+from jaxspeed.data.batch import Batch, Order, carried_order, epoch_order, take_batch
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import Phase, Segments, StepKind
 from jaxspeed.steps.spec import Job
@@ -113,4 +113,9 @@ def on_mesh(
 
 def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, job: Job) -> Order:
   """The order of an epoch of the job's training set."""
-  return epoch_order(key, epoch, job.plan.train_images, flip=job.config.augment.flip)
+  plan, flip = job.plan, job.config.augment.flip
+  if job.config.data.last_batch == "carry_over":
+    used = plan.phases[0].images
+    parts = dict(flip=flip, used=used, epochs=plan.epochs)
+    return carried_order(key, epoch, plan.train_images, **parts)
+  return epoch_order(key, epoch, plan.train_images, flip=flip)

@@ -49,6 +49,7 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
   proxy = config.copy_and_resolve_references()
   proxy.model.update(widths=config.proxy.widths, depth=2)
   proxy.average.kind = "none"
+  proxy.whitening.bias_epochs = 0.0  # stays where it begins, at 0
   return proxy
 
 

@@ -48,7 +48,8 @@ def update(
   scale = state.loss_scale.scale if state.loss_scale else jnp.float32(1)
 
   def loss_sum(params, part, partner):
-    if "whiten" in params and not kind.whiten_bias:
+    # A proxy has no epochs for its bias.
+    if "whiten" in params and not (kind.whiten_bias and config.whitening.bias_epochs):
       params = params | {"whiten": lax.stop_gradient(params["whiten"])}
     variables = {"params": params, "batch_stats": state.batch_stats}
     logits, updated = job.model.apply(variables, part.image, train=True, mutable=["batch_stats"])

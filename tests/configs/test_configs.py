@@ -227,6 +227,7 @@ AIRBENCH94 = {
   "whitening.epsilon": 5e-4,
   "whitening.centered": False,
   "proxy.keep": 0,
+  "data.last_batch": "drop",
   "eval.mode": "six",
 }
 MUON = AIRBENCH94 | {
@@ -253,6 +254,7 @@ FIELDS = {
   "cifar10_airbench:95": AIRBENCH94 | {"model.widths": (128, 384, 384)},
   "cifar10_airbench:96": AIRBENCH96,
   "cifar10_airbench:96_faster": AIRBENCH96
+  | {"data.last_batch": "carry_over"}
   | {"proxy.keep": 512, "proxy.every": 4, "proxy.widths": (32, 64, 64)},
   # As they stand together at 06c6072: 5cd49b1 has 7.59 and 0.19.
   "cifar10": MUON

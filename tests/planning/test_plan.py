@@ -335,6 +335,7 @@ REFUSED = [
   ("schedule.read", "middle", "choose one of start, end."),
   ("average.kind", "mean", "choose one of none, ema, lookahead."),
   ("data.name", "mnist", "choose one of cifar10, cifar100, digits."),
+  ("data.last_batch", "keep", "choose one of drop, carry_over."),
   *(
     (name, value, NUMBERS)
     for name in ("data.mean", "data.std")

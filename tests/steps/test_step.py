@@ -109,6 +109,24 @@ def test_a_scanned_epoch_equals_a_loop_of_steps():
   )
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
+  # Batches of 16 out of 70 images: 4 steps an epoch, which leave 6 over.
+  shown = {}
+  for last_batch in ("drop", "carry_over"):
+    config = toy_config(
+      **{"data.last_batch": last_batch, "data.train_images": 70, "augment.flip": "alternating"}
+    )
+    job = toy_job(config, devices)
+    order_of = jax.jit(step.on_mesh(step.order_of, job))
+    orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
+    assert (job.plan.total_steps, job.plan.examples(8)) == (8, 128)
+    shown[last_batch] = np.concatenate([order.index[: 4 * 16] for order in orders])
+  np.testing.assert_array_equal(shown["drop"][:64], shown["carry_over"][:64])
+  assert sorted(shown["carry_over"][:70]) == list(range(70))
+  assert len(set(shown["drop"][:70])) < 70
+
+
 def test_epochs_of_two_lengths_are_two_programs():
   job = toy_job(toy_config(epochs=1.5))
   assert set(compile_programs(job, whole_epochs=True).train) == {((n, (PLAIN,)),) for n in (4, 2)}
@@ -242,6 +260,13 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
       np.testing.assert_allclose(
         same.params["head"]["kernel"], new.params["head"]["kernel"], rtol=1e-5, atol=1e-6
       )
+
+
+def test_a_proxys_whitening_bias_stays_where_the_nets_moves():
+  job = airbench_job("96_faster", **{"proxy.keep": 6, "proxy.every": 1, "model.depth": 2})
+  carry, _ = run_steps(job, 2)
+  assert np.abs(carry.state.params["whiten"]["bias"]).min() > 0
+  np.testing.assert_array_equal(carry.state.proxy.params["whiten"]["bias"], np.zeros(24))
 
 
 def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
