@@ -7,7 +7,9 @@ Source: davidcpage/cifar10-fast, bag_of_tricks.ipynb, and myrtle.ai's "How to tr
 Hardware of the published times: one V100, training without validation. The published accuracy of
 every rung is about 94.1 %, which it reaches in fewer and fewer epochs. Ours: a quarter of the width
 for 4 epochs on a CPU, ghost_norm 82.2 %, whitening 83.3 % (3 runs each,
-results/cifar10_resnet9_ladder); not yet timed on a GPU.
+results/cifar10_resnet9_ladder); not yet timed on a GPU. Not the original's: in ema and flip_tta its
+averaged model evaluates with the norm statistics of one ghost batch of 16 from the second epoch on,
+because it combines them only once; ours always with the mean of all.
 
   rung             epochs  peak rate  published  what changes
   baseline             24        0.4     74.7 s  crop, flip, cutout 8; pools after the activation

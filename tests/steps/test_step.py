@@ -18,6 +18,7 @@ from jaxspeed.steps.hard_examples import choose
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.programs import order_of as order_of_job
 from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
 
@@ -118,7 +119,7 @@ def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
       **{"data.last_batch": last_batch, "data.train_images": 70, "augment.flip": "alternating"}
     )
     job = toy_job(config, devices)
-    order_of = jax.jit(step.on_mesh(step.order_of, job))
+    order_of = jax.jit(on_mesh(order_of_job, job))
     orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
     assert (job.plan.total_steps, job.plan.examples(8)) == (8, 128)
     shown[last_batch] = np.concatenate([order.index[: 4 * 16] for order in orders])

@@ -126,7 +126,9 @@ class Norm(BatchNorm):
   Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are float32.
   Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast, which keeps running
   statistics for each ghost batch and averages them to evaluate; the average is kept here, and
-  since the update is linear the two agree. The running variance is unbiased, as PyTorch's.
+  since the update is linear the two agree. They do not for its moving average of the model, which
+  after its first epoch evaluates the statistics of ghost batch 0 alone: here it is all of them.
+  The running variance is unbiased, as PyTorch's.
   The backward pass keeps the input and vectors of a channel, nothing else of the size of `x`,
   and gives no gradient to the statistics it returns.
 
