@@ -44,10 +44,10 @@ class EvalBatch:
 def resized_side(short_side: int) -> int:
   """The short side to which an image is resized before its centre of `short_side` is cut out.
 
-  int(1.14 * short_side), as in imagenet18: 328 for 288, 255 for 224, 145 for 128. In integers, so
-  200 gives 228, where the product of floats falls just below it.
+  As in imagenet18 and in a plan's `eval_resize`: 328 for 288, 255 for 224, 145 for 128, and 227 for
+  200, where the product of floats falls just below 228.
   """
-  return short_side * 114 // 100
+  return int(short_side * 1.14)
 
 
 def choose(
