@@ -116,6 +116,7 @@ def set_muon(config, *, rate, momentum, bias_rate, head_rate, decay):
     bias_decay=1 / bias_rate,
     head_rate=head_rate * batch / rate,
     head_decay=1 / head_rate,
+    muon_epsilon=1e-7 / batch,
   )
   config.whitening.update(
     bias_rate=bias_rate * batch / rate, bias_decay=1 / bias_rate, bias_falls=True

@@ -35,6 +35,7 @@ _LEAST = {
   "optimizer.head_decay": (0, True),
   "optimizer.muon_momentum": (0, True),
   "optimizer.muon_decay": (0, True),
+  "optimizer.muon_epsilon": (0, False),
   "schedule.peak": (0, False),
   "schedule.start": (0, True),
   "schedule.final": (0, True),

@@ -99,6 +99,7 @@ def base() -> ConfigDict:
         "muon_momentum": 0.6,
         "muon_decay": 0.0,  # times the rate, taken from the weights
         "muon_coefficients": (3.4445, -4.7750, 2.0315),  # of the Newton-Schulz polynomial
+        "muon_epsilon": 1e-10,  # added to the norm of the mean loss's gradient
         "muon_renormalize": "every_step",  # every_step | growing: every 2 to 17 steps (hiverge)
       },
       "schedule": {  # linear from start to peak to final, then flat; or in pieces

@@ -63,6 +63,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
       nesterov=fields.nesterov,
       decay=fields.muon_decay,
       coefficients=tuple(fields.muon_coefficients),
+      epsilon=fields.muon_epsilon,
       dtype=precision.DTYPES[config.precision],
     )
   elif fields.name == "lars":

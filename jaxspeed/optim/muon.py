@@ -82,9 +82,10 @@ def muon(
   nesterov: bool,
   decay: float,
   coefficients: tuple[float, float, float],
+  epsilon: float,
   dtype: DTypeLike,
 ) -> optax.GradientTransformationExtraArgs:
-  """Muon for kernels [o, ...]: w <- (s w - rate NS(u / ||u||)) (1 - rate decay).
+  """Muon for kernels [o, ...]: w <- (s w - rate NS(u / (||u|| + epsilon))) (1 - rate decay).
 
   u is the gradient after (Nesterov) momentum, NS is `newton_schulz` in `dtype`; s = sqrt(o) / ||w||
   where the extra argument `renormalize` is 1, else 1. KellerJordan/cifar10-airbench,
@@ -102,13 +103,13 @@ def muon(
     direction, state = velocity.update(stack_matrices(jax.tree.leaves(updates)), state)
     # In float32, as squares of small gradients vanish in float16.
     norms, weight_norms = frobenius_norms(direction, stack_matrices(weights))
-    unit = (direction / (norms[:, None, None] + 1e-7)).astype(dtype)
+    unit = (direction / (norms[:, None, None] + epsilon)).astype(dtype)
     directions = unstack_matrices(newton_schulz(unit, coefficients=coefficients), weights)
 
     kept = 1.0 - learning_rate * decay
     new = []
     for weight, norm, u in zip(weights, weight_norms, directions, strict=True):
-      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + 1e-7), 1.0)
+      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + epsilon), 1.0)
       new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(jnp.float32))
     return jax.tree.unflatten(structure, new), state
 

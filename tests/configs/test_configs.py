@@ -239,6 +239,7 @@ MUON = AIRBENCH94 | {
   "optimizer.muon_momentum": 0.6,
   "optimizer.muon_decay": 0.0,
   "optimizer.muon_coefficients": (3.4445, -4.7750, 2.0315),
+  "optimizer.muon_epsilon": 1e-7 / 2000,
   "optimizer.muon_renormalize": "every_step",
 }
 AIRBENCH96 = AIRBENCH94 | {
@@ -271,6 +272,7 @@ FIELDS = {
     "optimizer.muon_momentum": 0.655,
     "optimizer.muon_decay": 1.0418e-6 * 1536,
     "optimizer.muon_coefficients": (3.4576, -4.7391, 2.0843),
+    "optimizer.muon_epsilon": 1e-5 / 1536,
     "optimizer.muon_renormalize": "growing",
     "whitening.images": 960,
     "eval.mode": "selective",

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from toy import load_recipe
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.errors import UserError
@@ -136,10 +137,10 @@ def numpy_trained(config, rates):
   return weights
 
 
-def torch_orthogonal(torch, u, coefficients):
+def torch_orthogonal(torch, u, coefficients, epsilon=1e-7):
   """The published iteration on one matrix in float64, without stack and padding."""
   a, b, c = coefficients
-  x = u / (torch.linalg.norm(u) + 1e-7)
+  x = u / (torch.linalg.norm(u) + epsilon)
   x = x.T if u.shape[0] > u.shape[1] else x
   for _ in range(3):
     gram = x @ x.T
@@ -661,6 +662,34 @@ def test_the_first_step_of_muon_is_orthogonal_and_the_weight_has_its_norm():
     expected = 3.4445 * expected - 4.775 * expected**3 + 2.0315 * expected**5
   np.testing.assert_allclose(rotated, np.diag(expected), atol=2e-5)
   assert 0.6 < expected.min() and expected.max() < 1.3
+
+
+@pytest.mark.parametrize(
+  "file, variant, epsilon", [("cifar10_airbench.py", "94_muon", 1e-7), ("cifar10.py", None, 1e-5)]
+)
+def test_muons_epsilon_is_as_large_beside_a_summed_gradient_as_in_the_original(
+  file, variant, epsilon
+):
+  torch = pytest.importorskip("torch")
+  config = load_recipe(file, variant)
+  config.precision = "float32"
+  summed = torch.tensor(random((24, 18), 0)).double()
+  # As long as the epsilon once Nesterov's momentum has been added: the update is halved at first.
+  summed *= epsilon / torch.linalg.norm(summed) / (1 + config.optimizer.muon_momentum)
+  mean = (summed / config.batch_size).numpy().reshape(24, 3, 3, 2).astype(np.float32)
+  zeros = {"kernel": np.zeros_like(mean)}
+  updates = first_update(config, zeros, {"kernel": mean}, learning_rate=1, renormalize=0)
+  expected = torch_orthogonal(
+    torch,
+    summed * (1 + config.optimizer.muon_momentum),
+    config.optimizer.muon_coefficients,
+    epsilon,
+  )
+  expected = expected.numpy() * (1 - config.optimizer.muon_decay)
+  largest = np.abs(expected).max()
+  np.testing.assert_allclose(
+    updates["kernel"].reshape(24, 18), -expected, rtol=0, atol=1e-4 * largest
+  )
 
 
 def test_a_gradient_of_zeros_moves_nothing():

@@ -301,7 +301,7 @@ REFUSED = [
   *((name, most + 1, f"it must be at most {most}.") for name, most in AT_MOST.items()),
   *(
     (name, value, "it must be greater than 0.")
-    for name in ("epochs", "schedule.peak")
+    for name in ("epochs", "schedule.peak", "optimizer.muon_epsilon")
     for value in (0.0, -1.0, float("nan"), float("inf"))
   ),
   ("precision", "fp16", "choose one of auto, float32, bfloat16, float16."),
