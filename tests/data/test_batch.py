@@ -97,10 +97,12 @@ def test_carried_epochs_are_one_row_of_permutations_as_in_airbenchs_endless_load
   """InfiniteCifarLoader: a batch takes what is left of a permutation and goes on in the next."""
   steps, epochs = images // batch, 9
   parts = dict(flip="alternating", used=steps * batch, epochs=epochs)
-  carried = jax.jit(functools.partial(feed.carried_order, images=images, **parts))
+  carried = jax.jit(functools.partial(batch_lib.carried_order, images=images, **parts))
   ours = [jax.device_get(carried(key(3), jnp.int32(epoch))) for epoch in range(epochs)]
   assert {order.index.shape for order in ours} == {(images,)}
-  theirs = [feed.epoch_order(key(3), turn, images, flip="alternating") for turn in range(epochs)]
+  theirs = [
+    batch_lib.epoch_order(key(3), turn, images, flip="alternating") for turn in range(epochs)
+  ]
   rows = [np.concatenate([getattr(o, name) for o in theirs]) for name in ("index", "mirror")]
   for step in range(epochs * steps):
     epoch, within = divmod(step, steps)
@@ -113,10 +115,10 @@ def test_carried_epochs_are_one_row_of_permutations_as_in_airbenchs_endless_load
 def test_a_carried_epoch_begins_where_it_must_after_more_images_than_an_int32_counts():
   images, used, epoch = 50_000, 30_000, 90_000
   parts = dict(images=images, flip="alternating", used=used, epochs=epoch + 1)
-  order = feed.carried_order(key(0), epoch, **parts)
+  order = batch_lib.carried_order(key(0), epoch, **parts)
   turn, offset = divmod(epoch * used, images)
   assert epoch * used > 2**31
-  expected = feed.epoch_order(key(0), turn, images, flip="alternating")
+  expected = batch_lib.epoch_order(key(0), turn, images, flip="alternating")
   np.testing.assert_array_equal(order.index[: images - offset], expected.index[offset:])
   np.testing.assert_array_equal(order.mirror[: images - offset], expected.mirror[offset:])
 
