@@ -46,7 +46,7 @@ def get_config(epochs="32"):
   config.loss_scale = 0.0
   config.data.update(image_size=192, last_batch="drop")
   config.phases.update(first_epoch=(0, first_epoch_of_192(*RAMPS[epochs])), image_size=(160, 192))
-  config.model.update(zero_init=False, blurpool=True)
+  config.model.update(zero_init=False, blurpool=True, head_init="uniform")
   config.schedule.update(read="start", peak=1.7, start=1e-4, warmup=2 / config.epochs, final=0.0)
   # The middle square of 224 / 256 of the short side, scaled to 256 pixels.
   config.eval.update(mode="flip", batch_size=512, image_size=256, resize=256 / 224)

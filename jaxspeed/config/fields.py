@@ -190,6 +190,7 @@ def imagenet() -> ConfigDict:
     width=64,
     zero_init=True,
     blurpool=False,
+    head_init="normal",
     ghost_splits=1,
     norm_momentum=0.9,
   )

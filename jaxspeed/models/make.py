@@ -10,7 +10,7 @@ from jaxspeed.models.resnet import STAGES, ResNet
 from jaxspeed.models.resnet9 import ResNet9
 
 _CHOICES: dict[str, dict[str, tuple]] = {
-  "resnet": {"depth": tuple(STAGES)},
+  "resnet": {"depth": tuple(STAGES), "head_init": ("normal", "uniform")},
   "resnet9": {
     "pool_position": ("after_activation", "before_activation", "before_norm"),
     "activation": ("relu", "celu"),

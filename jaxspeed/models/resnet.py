@@ -1,7 +1,8 @@
 """ResNet 18, 34, 50 and 101 (He et al. 2015), with the stride of a bottleneck in its 3x3: v1.5.
 
-The definition is torchvision's, paddings and initial values included, so that weights go over.
-Sources of the options: `zero_init` Goyal et al. 2017 (1706.02677), imagenet18's --init-bn0;
+The definition is torchvision's, paddings and initial values included, so that weights go over; the
+head's initial values are torchvision's with `head_init` "uniform". Sources of the options:
+`zero_init` and `head_init` "normal" Goyal et al. 2017 (1706.02677), imagenet18's --init-bn0;
 `blurpool` Zhang 2019 (1904.11486) as in libffcv/ffcv-imagenet, train_imagenet.py.
 """
 
@@ -33,8 +34,8 @@ def is_bottleneck(depth: int) -> bool:
   return depth >= 50
 
 
-def _uniform_bias_init(fan_in):
-  """PyTorch's default for the bias of a linear layer."""
+def _uniform_init(fan_in):
+  """PyTorch's default for the weights and the bias of a linear layer."""
   bound = fan_in**-0.5
   return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -130,6 +131,7 @@ class ResNet(nn.Module):
 
   With `zero_init` the last norm of a block starts at scale 0, and so every block as its shortcut.
   `blurpool` blurs the input of each convolution that has a stride and 16 channels or more.
+  The head's weights start normal with a spread of 0.01, or uniform within 1 / sqrt(inputs).
   Batch norm is that of one device, in `ghost_splits` parts; `norm_momentum` is the share of the
   old running statistics: 1 - PyTorch's.
   """
@@ -139,6 +141,7 @@ class ResNet(nn.Module):
   width: int = 64
   zero_init: bool = False
   blurpool: bool = False
+  head_init: Literal["normal", "uniform"] = "normal"
   ghost_splits: int = 1
   norm_momentum: float = 0.9
   dtype: DTypeLike = jnp.float32
@@ -165,10 +168,11 @@ class ResNet(nn.Module):
       )
       x = Stage(blocks, 1 if number == 1 else 2, block, name=f"stage{number}")(x)
     x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+    uniform = _uniform_init(x.shape[-1])
     head = nn.Dense(
       self.classes,
-      kernel_init=nn.initializers.normal(0.01),
-      bias_init=_uniform_bias_init(x.shape[-1]),
+      kernel_init=uniform if self.head_init == "uniform" else nn.initializers.normal(0.01),
+      bias_init=uniform,
       name="head",
     )
     return head(x)

@@ -299,6 +299,7 @@ OF_IMAGENET18 = OF_SGD | {
   "data.last_batch": "keep",
   "model.zero_init": True,
   "model.blurpool": False,
+  "model.head_init": "normal",
   "optimizer.momentum": 0.9,
 }
 OF_FFCV = OF_SGD | {
@@ -308,6 +309,7 @@ OF_FFCV = OF_SGD | {
   "data.last_batch": "drop",
   "model.zero_init": False,
   "model.blurpool": True,
+  "model.head_init": "uniform",
   "optimizer.momentum": 0.9,
   "eval.mode": "flip",
 }
@@ -315,6 +317,7 @@ OF_LARS = SHARED | {
   "label_smoothing": 0.1,
   "target_metric": "top1",
   "model.blurpool": False,
+  "model.head_init": "normal",
   "optimizer.name": "lars",
   "optimizer.lars_clip": (),
 }

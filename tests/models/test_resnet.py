@@ -9,6 +9,7 @@ import pytest
 
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.pool import blur_pool, max_pool_3x3
+from jaxspeed.models.make import make_model
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.optim.groups import labels_of
@@ -18,6 +19,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 functional = torch.nn.functional
 
 from torch_resnet import random_resnet  # noqa: E402 (it needs torch)
+from toy import load_recipe  # noqa: E402
 
 
 def random(*shape, seed=0):
@@ -170,6 +172,22 @@ def test_initial_values():
       np.testing.assert_array_equal(leaf, 0 if names[-2] == "norm2" else 1)
     if names[-1] == "bias" and names[0] != "head":
       np.testing.assert_array_equal(leaf, 0)
+
+
+def test_the_head_of_ffcv_begins_as_torchs_linear_layer():
+  config = load_recipe("imagenet_ffcv.py", "16")
+  config.precision = "float32"
+  model = make_model(config).clone(depth=18, classes=1000)
+  key, images = jax.random.key(1, impl="rbg"), random(1, 32, 32, 3)
+  head = jax.jit(functools.partial(model.init, train=False))(key, images)["params"]["head"]
+  theirs = torch.nn.Linear(512, 1000).weight.detach().numpy()
+  bound = 512**-0.5
+  for kernel in (head["kernel"], theirs):
+    assert 0.999 * bound < np.abs(kernel).max() <= bound
+    # Of 512,000 uniform numbers; the error of a spread is then below 0.1 %.
+    np.testing.assert_allclose(np.std(kernel), bound / 3**0.5, rtol=0.01)
+    np.testing.assert_allclose(np.mean(np.abs(kernel)), bound / 2, rtol=0.01)
+  assert 0.98 * bound < np.abs(head["bias"]).max() <= bound
 
 
 def test_ghost_batches_and_momentum_reach_every_norm():

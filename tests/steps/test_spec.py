@@ -51,6 +51,14 @@ def test_an_airbench_net_that_cannot_be_is_told(field, value):
     make_model(config)
 
 
+def test_a_head_that_cannot_begin_so_is_told():
+  config = load_recipe("imagenet_ffcv.py", "16")
+  config.precision = "float32"
+  config.model.head_init = "zeros"
+  with pytest.raises(UserError, match=r"config\.model\.head_init='zeros': choose one of normal, u"):
+    make_model(config)
+
+
 def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange():
   options = ("xla_gpu_graph_min_graph_size=7", "xla_gpu_autotune_level=0", "xla_gpu_x=True")
   job = toy_job(toy_config(compiler_options=options), devices=2)
