@@ -24,8 +24,11 @@ numbers of its MLPerf 0.6 entry. Ours: not yet measured.
 rates are not published. MLPerf's runs end at the target: --config.stop_at_target=True. The batch is
 that of all GPUs: 65,536 is 32 on each of 2,048. With fewer it stays the same as long as it divides
 by them: where memory does not hold it, --config.accumulate=N computes it in N parts. Not the
-originals': norms see one part of one GPU, theirs up to 424 images; and Fujitsu's crops, of 5 to
-90 % of an image with sides of 2:3 to 3:2, end after 85 epochs.
+originals': norms see one part of one GPU, theirs up to 424 images; Fujitsu's crops, of 5 to 90 % of
+an image with sides of 2:3 to 3:2, end after 85 epochs. Of the reference's crops only the least area
+is followed, as a field would serve these alone: they draw a height, in up to 100 attempts, and hold
+a tenth of an annotated box or of the image; ours, torchvision's, draw an area in up to 10. In 4:3
+photographs without boxes theirs are 39 % of the area on average, ours 42 %.
 """
 
 import math
@@ -67,9 +70,10 @@ def base():
   config.target_metric = "top1"
   config.label_smoothing = 0.1
   config.model.zero_init = False
+  config.augment.min_scale = 0.05
   config.optimizer.name = "lars"
-  # As often as in the originals.
-  config.eval.every_epochs = 4
+  # As often as in the originals, and from images with a short side of 256 pixels.
+  config.eval.update(every_epochs=4, resize=256 / 224)
   return config
 
 
@@ -95,7 +99,6 @@ def set_fujitsu(config):
   """90 epochs of 16 steps; the decay follows the rate, which is flat in the last two epochs."""
   config.epochs = 90.0
   config.target = 0.7508
-  config.augment.min_scale = 0.05
   config.optimizer.update(
     momentum=0.96,
     weight_decay=5e-5,

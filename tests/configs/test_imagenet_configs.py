@@ -318,6 +318,7 @@ OF_LARS = SHARED | {
   "target_metric": "top1",
   "model.blurpool": False,
   "model.head_init": "normal",
+  "augment.min_scale": 0.05,
   "optimizer.name": "lars",
   "optimizer.lars_clip": (),
 }
@@ -426,6 +427,9 @@ def test_lars_rises_and_falls_as_the_reference_points(batch):
   plan = make_plan(config, devices=GPUS[f"imagenet_lars:{batch}"])
   warmup = warmup_epochs * (TRAIN_IMAGES // batch)
   assert plan.total_steps == warmup + fall and plan.phases[0].batch_size == batch
+  # imagenet_preprocessing.py: area_range, _RESIZE_MIN.
+  assert (plan.phases[0].min_scale, plan.phases[0].eval_size) == (0.05, 224)
+  assert plan.phases[0].eval_resize == 256
   number = np.arange(warmup + fall)
   down = (peak - 1e-4) * (1 - (number - warmup) / fall) ** 2 + 1e-4
   expected = np.where(number <= warmup, peak * number / warmup, down)
@@ -440,6 +444,7 @@ def test_fujitsus_batch_has_the_numbers_of_its_mlperf_entry():
   config = get_config("imagenet_lars:81920")
   plan = make_plan(config, devices=2048)
   assert plan.phases[0].steps_per_epoch == 16 and plan.total_steps == 1440
+  assert plan.phases[0].eval_resize == 256
   number = np.arange(1, 1441)
   down = 13 * (0.9975 * (1 - np.minimum(number - 576, 832) / 832) ** 2.2 + 0.0025)
   expected = np.where(number <= 576, 13 * number / 576, down)
