@@ -14,8 +14,9 @@ run on a CPU, results/cifar10_airbench_94_muon.json).
   96            37              34.7            96.03 % (400)      4,910
   96_faster     45              27.3            96.00 % (200)      3,100
 
-96_faster trains a small net along, which keeps the 512 images of 1,024 with the highest loss. Its
-epochs have 48 steps, and what is left of a permutation is the beginning of the next epoch.
+96_faster trains a small net along, which keeps the 512 images of 1,024 with the highest loss; of N
+devices each keeps 512 / N of its own. Its epochs have 48 steps, and what is left of a permutation
+is the beginning of the next epoch.
 """
 
 from jaxspeed.config import fields

@@ -128,7 +128,7 @@ def base() -> ConfigDict:
         "bias_falls": False,  # its rate falls to 0 over its own epochs
       },
       "proxy": {  # a small net that trains along and leaves the easy images out (airbench)
-        "keep": 0,  # of a batch, those with the highest loss; 0: no proxy
+        "keep": 0,  # of a batch, those with the highest loss, of each device as many; 0: no proxy
         "every": 4,  # steps between two in which it learns
         "widths": (32, 64, 64),
       },
