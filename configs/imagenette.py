@@ -27,7 +27,7 @@ def get_config():
     last_batch="drop",
   )
   config.phases.update(
-    first_epoch=(0, 8, 16),
+    first_epoch=(0, 0.4, 0.8),  # shares of the run
     image_size=(128, 160, 192),
     min_scale=(0.25, 0.25, 0.35),
     eval_mode=("center", "center", "rect"),

@@ -32,5 +32,5 @@ def get_config():
   )
   config.optimizer.update(weight_decay=5e-4, rate_in_momentum=True)
   config.schedule.update(peak=0.3)
-  config.average.update(kind="ema", decay=0.99, every=5)
+  config.average.update(kind="ema", decay=0.99, reach=0.2)
   return config

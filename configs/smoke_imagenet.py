@@ -30,7 +30,7 @@ def get_config():
     last_batch="drop",
   )
   config.phases.update(
-    first_epoch=(0, 10, 18),
+    first_epoch=(0, 10 / 24, 18 / 24),  # shares of the run
     image_size=(64, 96, 128),
     min_scale=(0.35, 0.35, 0.35),
     eval_mode=("center", "center", "rect"),
@@ -39,6 +39,6 @@ def get_config():
   config.optimizer.update(nesterov=True, weight_decay=5e-4)
   config.schedule.update(peak=0.1, start=0.1, warmup=0.2, final=0.0)
   # Half of it is of the last 34 steps, a quarter of an epoch: it follows a change of image size.
-  config.average.update(kind="ema", decay=0.98)
+  config.average.update(kind="ema", decay=0.98, reach=0.2)
   config.eval.update(batch_size=64, shapes=6)
   return config

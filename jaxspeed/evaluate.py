@@ -12,6 +12,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
+from jaxspeed.config import fields
 from jaxspeed.config import flags as command_line
 
 
@@ -38,12 +39,15 @@ def main() -> None:
       config_flag.append(command_line.define_config_flag())
 
   def run(arguments: list[str]) -> None:
+    from jaxspeed.config import effects
     from jaxspeed.run import restore as restore_lib
     from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
     command_line.nothing_left(arguments)
 
     config = config_flag[0].value
+    if config is not None:
+      effects.check(config, fields.overridden(), command="evaluate")
     if workdir.value or config is None:
       folder = pathlib.Path(command_line.required("workdir", workdir.value))
       rows = evaluate(folder, step=step.value, config=config)

@@ -14,6 +14,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
+from jaxspeed.config import effects, fields
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
@@ -36,7 +37,8 @@ def describe(config: ConfigDict, plan: Plan) -> str:
       f"{phase.image_size} x {phase.image_size} pixels"
     )
   lines += [f"rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
-  lines.append(f"evaluation: {plan.eval_images} images, mode {config.eval.mode}")
+  modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
+  lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
   lines += [f"program: {name}" for name in plan.programs()]
   return "\n".join(lines)
 
@@ -107,6 +109,8 @@ def _main(arguments: list[str]) -> None:
     raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
   if _BANDWIDTH.value and not (_STEP_MS.value and _DEVICES.value > 1):
     raise UserError("--bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.")
+  for note in effects.check(config, fields.overridden()):
+    print(f"jaxspeed: {note}", file=sys.stderr)
   plan = make_plan(config, devices=_DEVICES.value)
   lines = (
     csv_lines(config, plan)

@@ -15,6 +15,7 @@ import traceback
 
 from absl import flags
 
+from jaxspeed.config import fields
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import MISTAKE, UserError
 
@@ -35,6 +36,7 @@ def main() -> None:
     from jaxspeed.cluster import processes
     from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
+    from jaxspeed.config import effects
     from jaxspeed.run.session import train
 
     command_line.nothing_left(arguments)
@@ -42,7 +44,11 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
+    notes = effects.check(config, fields.overridden(), command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
+    if peers is None or peers.process == 0:
+      for note in notes:
+        print(f"jaxspeed: {note}", file=sys.stderr)
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.ending_when_alone():

@@ -36,6 +36,9 @@ def test_train_prints_plainly_into_a_pipe(trained):
   lines = done.stdout.splitlines()
   assert lines[0].split() == ["recipe", "quickstart,", "seed", "0,", "float32"]
   assert any(re.match(r" +2 .* 100 ", line) for line in lines)
+  (weights,) = [line for line in lines if line.startswith("weights ")]
+  assert "evaluated are their average over the steps (ema of 0.99 a step, every step" in weights
+  assert any(line.endswith("evaluation: average") for line in lines)
   assert lines[-2].split()[:2] == ["top1", "top5"]
 
 
@@ -45,6 +48,12 @@ def test_evaluate_prints_what_training_printed(trained):
   assert done.returncode == 0, done.stderr
   result, row = json.loads((folder / "result.json").read_text()), json.loads(done.stdout)
   assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
+  assert row["evaluated_weights"] == result["evaluated_weights"] == "average"
+  idle = run("evaluate", f"--workdir={folder}", "--config.schedule.peak=1")
+  assert (idle.returncode, idle.stdout) == (2, "")
+  assert idle.stderr == (
+    "jaxspeed: config.schedule.peak has no effect: it is of training, and this evaluates.\n"
+  )
   named = run("evaluate", f"--workdir={folder}", "--step=30")
   assert json.loads(named.stdout) | {"seconds": row["seconds"]} == row
 

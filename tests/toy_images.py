@@ -40,6 +40,7 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   config.data.update(
     path=str(path), cache=str(cache / "data"), classes=4, train_images=40, eval_images=13
   )
+  config.data.image_size = 24
   config.phases.update(
     first_epoch=(0, 1), image_size=(16, 24), min_scale=(0.5, 0.5), eval_mode=("center", "rect")
   )

@@ -43,6 +43,7 @@ _LEAST = {
   "schedule.flat_epochs": (0, True),
   "schedule.power": (0, False),
   "average.decay": (0, True),
+  "average.reach": (0, True),
   "average.every": (1, True),
   "average.from_epoch": (0, True),
   "whitening.images": (1, True),
@@ -78,6 +79,7 @@ _MOST = {
   "optimizer.momentum": 1,
   "optimizer.muon_momentum": 1,
   "average.decay": 1,
+  "average.reach": 1,
   "seed": 2**31 - 1,
 }
 _CHOICES = {
@@ -159,6 +161,13 @@ def check(config: ConfigDict) -> None:
     raise UserError(f"config.compiler_options={wrong}: give options of XLA as 'NAME=VALUE'.")
   for name in ("schedule.pieces", "optimizer.momentum_pieces"):
     _check_pieces(name, fields[name])
+  for name in ("schedule.pieces", "optimizer.momentum_pieces"):
+    if fields[name] and fields[name][-1][1] != config.epochs:
+      raise UserError(
+        f"config.epochs={config.epochs:g}: config.{name} end with epoch {fields[name][-1][1]:g}, "
+        f"they do not scale with the run; set --config.{name} to pieces of that length, and "
+        f"--config.phases.first_epoch where the recipe has phases."
+      )
   for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):
     if fields[name] >= config.data.image_size:
       raise UserError(

@@ -15,7 +15,8 @@ after the overrides, so that `--config.epochs=10` moves the whole schedule along
 
 import os
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxspeed.errors import UserError
 
@@ -58,8 +59,8 @@ def base() -> ConfigDict:
         "on_error": "skip",  # skip: an image that cannot be read is replaced and named | raise
         "synthetic": False,  # noise in place of a stream: what the machine does without its disk
       },
-      "phases": {  # of a stream, columns with a value a phase; (): one phase of the field in []
-        "first_epoch": (),  # from 0
+      "phases": {  # of a stream, columns with a value a phase; (): the field in [] in all of them
+        "first_epoch": (),  # from 0; or shares of the run, below 1; (): there is one phase
         "image_size": (),  # [data.image_size]
         "batch_size": (),  # [batch_size]
         "min_scale": (),  # [augment.min_scale]
@@ -115,6 +116,7 @@ def base() -> ConfigDict:
       "average": {  # of parameters and running statistics over the steps
         "kind": "none",  # none | ema | lookahead: the model goes back to its average
         "decay": 0.99,  # a step; of lookahead at the end, from 0 with the cube of the progress
+        "reach": 0.0,  # of ema: most of the steps so far that it reaches back over; 0: unbounded
         "every": 1,  # steps between two updates, each with decay ** every
         "from_epoch": 0,  # lookahead begins with the first update of this epoch
       },
@@ -209,3 +211,8 @@ def choose(variant: str | None, variants: tuple[str, ...], file: str) -> str:
     f"{os.path.basename(file)} has no variant {variant!r}: write "
     f"--config={os.path.basename(file)}:NAME with NAME one of {', '.join(variants)}."
   )
+
+
+def overridden() -> tuple[str, ...]:
+  """Dotted names of the fields that the command line sets, once it is parsed."""
+  return tuple(config_flags.get_override_values(flags.FLAGS["config"]))

@@ -3,6 +3,21 @@
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
+from ml_collections import ConfigDict
+
+# Kinds of `config.average`, and which weights an evaluation is of with each.
+KINDS = {"none": "live", "ema": "average", "lookahead": "lookahead"}
+
+
+def describe(fields: ConfigDict) -> str:
+  """The weights that are evaluated with `config.average`, in words."""
+  if fields.kind == "none":
+    return "the live ones"
+  every = "every step" if fields.every == 1 else f"every {fields.every} steps"
+  if fields.kind == "lookahead":
+    return f"the live ones, which go back to their average {every} and after the last (lookahead)"
+  reach = f", of at most {fields.reach:g} of the steps so far" if fields.reach else ""
+  return f"their average over the steps (ema of {fields.decay:g} a step, {every}{reach})"
 
 
 def ema(average: PyTree, new: PyTree, keep: Float[Array, ""]) -> PyTree:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
-from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
 
 
 def make_plan(
@@ -146,11 +146,20 @@ def _phases(
 def _columns(config: ConfigDict) -> dict[str, tuple]:
   """The columns of `config.phases`, empty ones filled from the fields that hold for all phases."""
   given = {name: tuple(values) for name, values in config.phases.items()}
+  if not given["first_epoch"] and config.data.feed == "stream":
+    given = dict.fromkeys(given, ())
   starts = given["first_epoch"] or (0,)
-  if starts[0] != 0 or list(starts) != sorted(set(starts)) or starts[-1] >= config.epochs:
+  shares = any(0 < start < 1 for start in starts)
+  end = 1 if shares else config.epochs
+  if starts[0] != 0 or list(starts) != sorted(set(starts)) or starts[-1] >= end:
     raise UserError(
       f"config.phases.first_epoch={starts}: epochs count from 0, ascend, and end before "
-      f"config.epochs={config.epochs:g}."
+      f"config.epochs={config.epochs:g}; set --config.phases.first_epoch to such epochs, or to "
+      f"shares of the run, which are below 1."
+    )
+  if not shares and any(start != int(start) for start in starts):
+    raise UserError(
+      f"config.phases.first_epoch={starts}: give whole epochs, or shares of the run below 1."
     )
   rest = {
     "first_epoch": 0,
@@ -173,7 +182,8 @@ def _columns(config: ConfigDict) -> dict[str, tuple]:
     least = {"copies": 0, "min_scale": 1e-6}.get(name, 1)
     if name not in ("first_epoch", "eval_mode") and any(value < least for value in values):
       raise UserError(f"config.phases.{name}={values}: each must be at least {least}.")
-  return {name: given[name] or (rest[name],) * len(starts) for name in rest}
+  columns = {name: given[name] or (rest[name],) * len(starts) for name in rest}
+  return with_whole_epochs(columns, config.epochs) if shares else columns
 
 
 def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
@@ -232,7 +242,7 @@ def _table(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> dict[st
     )
   if average.kind == "ema":
     columns["average_keep"] = schedules.average_keep(
-      total, steps_per_epoch, decay=average.decay, every=average.every
+      total, steps_per_epoch, decay=average.decay, every=average.every, reach=average.reach
     )
   if average.kind == "lookahead":
     columns["average_keep"], columns["average_pull"] = schedules.lookahead(

@@ -121,6 +121,17 @@ class Plan:
       proxy_learns=self.proxy_every > 0 and step % self.proxy_every == 0,
     )
 
+  def evaluated_weights(self, step: int) -> str:
+    """Which weights an evaluation after `step` steps is of: "average" or "live".
+
+    A lookahead's are the live ones, which are their average in the steps that set them back to it,
+    the last one among them.
+    """
+    averaged = "average_keep" in self.table
+    if "average_pull" in self.table:
+      averaged = bool(self.table["average_pull"][step - 1])
+    return "average" if averaged else "live"
+
   def segments(self, epoch: int) -> Segments:
     """The steps of an epoch as runs of one kind, or of one cycle of a proxy."""
     first, steps, cycle = (
@@ -159,3 +170,15 @@ class Plan:
 def _mark(kind: StepKind) -> str:
   marks = {"whitening bias": kind.whiten_bias, "cutmix": kind.cutmix, "proxy": kind.proxy_learns}
   return "".join(f" with {name}" for name, marked in marks.items() if marked)
+
+
+def with_whole_epochs(columns: dict[str, tuple], epochs: float) -> dict[str, tuple]:
+  """The columns with epochs in place of shares of the run, rounded down.
+
+  Of phases that then begin with the same epoch the last one stays: a short run ends as a long one.
+  """
+  # 0.6 of 5 epochs are 3, which doubles may miss by their last digit.
+  starts = [int(share * epochs + 1e-9) for share in columns["first_epoch"]]
+  kept = [i for i in range(len(starts)) if starts[i] not in starts[i + 1 :]]
+  columns = columns | {"first_epoch": tuple(starts)}
+  return {name: tuple(values[i] for i in kept) for name, values in columns.items()}

@@ -89,15 +89,25 @@ def pieces(
   return np.where(done >= (end - first)[index] * steps, final[index], rate)
 
 
-def average_keep(total_steps: int, steps_per_epoch: int, *, decay: float, every: int) -> np.ndarray:
+def average_keep(
+  total_steps: int, steps_per_epoch: int, *, decay: float, every: int, reach: float = 0.0
+) -> Float[np.ndarray, "steps"]:
   """What an exponential moving average keeps of itself at each step: decay ** every, or 1.
 
   The average is updated every `every` steps, counted from the first step of each epoch, as in
   davidcpage/cifar10-fast (20 updates in 97 steps). Multiplying by 1 on the other steps costs a
   pass over the parameters; a conditional costs an accelerator a wait for its predicate.
+
+  With a `reach` it grows with the run: at step t, counted from 1, it weighs steps over reach * t of
+  them at most, as in power-function averages (Karras et al., arXiv 2312.02696). A step then keeps
+  1 - 1 / (reach * t) where that is less than `decay`, so that nothing is left of the weights before
+  the first step, and little of those of a short run's high rates.
   """
-  step_in_epoch = np.arange(total_steps) % steps_per_epoch
-  return np.where(step_in_epoch % every == 0, decay**every, 1.0)
+  step = np.arange(total_steps)
+  kept = np.full(total_steps, float(decay))
+  if reach:
+    kept = np.minimum(kept, np.maximum(1 - 1 / (reach * (step + 1)), 0.0))
+  return np.where(step % steps_per_epoch % every == 0, kept**every, 1.0)
 
 
 def lookahead(

@@ -83,10 +83,12 @@ class Screen:
   Args:
     console: where to; live when it is interactive.
     total_epochs: the end of the progress line; may be fractional (airbench's 9.9).
+    evaluated: which weights the rows of epochs are of, for their title.
   """
 
-  def __init__(self, console: Console, *, total_epochs: int | float) -> None:
+  def __init__(self, console: Console, *, total_epochs: int | float, evaluated: str = "") -> None:
     self.console = console
+    self._evaluated = evaluated
     self._total_epochs = total_epochs
     self._printed_titles = False
     self._progress: Progress | None = None
@@ -105,7 +107,7 @@ class Screen:
   def epoch(self, row: Mapping[str, Any]) -> None:
     """Prints the row of an epoch, and the titles before the first one."""
     if not self._printed_titles:
-      for title in epoch_titles():
+      for title in epoch_titles(self._evaluated):
         self.line(title)
       self._printed_titles = True
     self.line(format_epoch(row))
@@ -152,10 +154,11 @@ class Screen:
       self._progress = None
 
 
-def epoch_titles() -> tuple[str, str]:
-  """The two title lines over the rows of `format_epoch`."""
+def epoch_titles(evaluated: str = "") -> tuple[str, str]:
+  """The two title lines over the rows of `format_epoch`, with which weights are evaluated."""
   widths = [width for _, width, _, _ in _COLUMNS]
-  groups = "training".rjust(sum(widths[:6]) + 5) + "evaluation".rjust(sum(widths[6:9]) + 3)
+  evaluation = f"evaluation: {evaluated}" if evaluated else "evaluation"
+  groups = "training".rjust(sum(widths[:6]) + 5) + evaluation.rjust(sum(widths[6:9]) + 3)
   return groups, " ".join(title.rjust(width) for title, width, _, _ in _COLUMNS)
 
 
@@ -246,6 +249,7 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     ("process s", _format(seconds["process"], ".2f")),
     *([("cost $", _format_cost(result["cost_usd"]))] if "cost_usd" in result else []),
     ("evaluated on", f"{result['evaluated_on']} images"),
+    *([("weights", result["evaluated_weights"])] if result.get("evaluated_weights") else []),
     ("device", str(result["device"])),
   ]
   return _align_rows(list(zip(*cells, strict=True)))

@@ -44,6 +44,7 @@ def result_row(
   *,
   config: Mapping[str, Any],
   evaluated_on: str,
+  evaluated_weights: str,
   top1: float,
   top5: float | None,
   seconds: Mapping[str, Any],
@@ -54,6 +55,7 @@ def result_row(
   Args:
     config: resolved.
     evaluated_on: "test" or "validation", the images that top1 and top5 are of (`EVALUATED_ON`).
+    evaluated_weights: "average" or "live", as `Plan.evaluated_weights`.
     top1: fraction.
     top5: fraction; None for five classes or fewer.
     seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
@@ -68,6 +70,7 @@ def result_row(
   return {
     "config": config,
     "evaluated_on": evaluated_on,
+    "evaluated_weights": evaluated_weights,
     "top1": top1,
     "top5": top5,
     "seconds": seconds,

@@ -10,6 +10,7 @@ from jaxspeed.files import plain
 RESULT_KEYS = (
   "config",
   "evaluated_on",
+  "evaluated_weights",
   "top1",
   "top5",
   "seconds",

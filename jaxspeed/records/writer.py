@@ -83,6 +83,7 @@ def open_records(
   *,
   resume_step: int | None,
   total_epochs: int | float,
+  evaluated: str = "",
   console: Console | None = None,
   primary: bool = True,
 ) -> "Records":
@@ -93,6 +94,7 @@ def open_records(
     resume_step: the step of the restored checkpoint: later rows are dropped, as their steps will
       be done again. None: a new run, without any earlier row.
     total_epochs: of the whole run; may be fractional.
+    evaluated: as `Screen` takes it.
     console: instead of standard output.
     primary: False in all processes of a run but one: nothing is written or printed.
 
@@ -105,7 +107,7 @@ def open_records(
   if resume_step is not None:
     rows = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
   write_atomically(workdir / "metrics.jsonl", "".join(_json_line(row) for row in rows))
-  screen = Screen(console or make_console(), total_epochs=total_epochs)
+  screen = Screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
   return Records(workdir, rows=rows, screen=screen)
 
 

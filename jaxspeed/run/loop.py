@@ -24,6 +24,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import nothing_compiles
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
+from jaxspeed.optim import averaging
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import format_phase
 from jaxspeed.records.dawnbench import write_dawnbench
@@ -101,7 +102,8 @@ class Run:
     finished = read_result(self._folder)
     # Of a run that is just being finished, some processes might see the result and some not.
     if processes.gather(int(finished is not None))[0] and finished is not None:
-      return {key: finished[key] for key in RESULT_KEYS}
+      # Results of earlier versions do not say which weights they are of.
+      return {key: finished.get(key) for key in RESULT_KEYS}
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
@@ -110,6 +112,7 @@ class Run:
         self._folder,
         resume_step=step,
         total_epochs=self._config.epochs,
+        evaluated=averaging.KINDS[self._config.average.kind],
         primary=self._primary,
       ) as self._records,
       # Closing the records may take longer than the others' heartbeats.
@@ -287,6 +290,7 @@ class Run:
         sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), epoch))
       beat()
       row["eval_seconds"] = time.monotonic() - start
+      row["evaluated_weights"] = self._plan.evaluated_weights(step)
       row |= {f"eval_{name}": value for name, value in sums.means().items()}
     row |= peak_memory(self._job.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
@@ -382,6 +386,7 @@ class Run:
     row = result_row(
       config=stored.to_dict(config),
       evaluated_on=config.tune_on,
+      evaluated_weights=self._plan.evaluated_weights(last["step"]),
       top1=last["eval_top1"],
       top5=last["eval_top5"] if config.data.classes > 5 else None,
       seconds=self._clock.summary() | {"to_target": first["dawn_seconds"] if first else None},

@@ -49,7 +49,7 @@ def load_config(folder: pathlib.Path) -> ConfigDict:
 
 def with_last_mode(config: ConfigDict) -> ConfigDict:
   """The config with the mode of its last phase as its own, which `evaluate` takes."""
-  if config.phases.eval_mode:
+  if config.phases.first_epoch and config.phases.eval_mode:
     config = config.copy_and_resolve_references()
     config.eval.mode = config.phases.eval_mode[-1]
     config.phases.eval_mode = ()
@@ -102,9 +102,9 @@ def evaluate(
       eval.mode, or several with commas in between.
 
   Returns:
-    For each mode {"step", "mode", "evaluated_on", "images", "loss", "top1", "top5", "seconds"};
-    accuracies as fractions, evaluated_on as in `results.result_row`, seconds without those of
-    compiling and of finding the images.
+    For each mode {"step", "evaluated_weights", "mode", "evaluated_on", "images", "loss", "top1",
+    "top5", "seconds"}; accuracies as fractions, evaluated_on and evaluated_weights as in
+    `results.result_row`, seconds without those of compiling and of finding the images.
 
   Raises:
     UserError: as `open_run`, or a mode that is none.
@@ -112,7 +112,8 @@ def evaluate(
   configs = _one_a_mode(load_config(folder) if config is None else config)
   job, restored = open_run(folder, configs[0], step)
   rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
-  return [{"step": restored.step} | row for row in rows]
+  weights = job.plan.evaluated_weights(restored.step)
+  return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
 
 
 def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:

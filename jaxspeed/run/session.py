@@ -25,6 +25,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.optim import averaging
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, make_console, silent_console
@@ -221,6 +222,7 @@ def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pa
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
       f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
+      "weights": f"evaluated are {averaging.describe(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }

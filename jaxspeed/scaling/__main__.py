@@ -29,6 +29,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from jaxspeed.config import effects
+from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
@@ -125,6 +127,7 @@ def _main(arguments: list[str]) -> None:
   config = _CONFIG.value
   if config is None:
     raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
+  effects.check(config, fields_lib.overridden())
   counts, device = _device_counts(_DEVICES), DEVICES[_DEVICE.value]
   cluster = _cluster(make_plan(config, devices=counts[0]), counts[0])
   exchange = exchange_of(config)

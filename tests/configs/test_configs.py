@@ -1,14 +1,13 @@
 """Every recipe: it parses, plans, has the published numbers, and takes two steps."""
 
-import importlib.util
 import math
-import pathlib
 from fractions import Fraction
 
 import jax
 import numpy as np
 import optax
 import pytest
+from recipes import AIRBENCH, FOLDER, LADDER, RECIPES, STREAMED, get_config
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import stored
@@ -23,19 +22,6 @@ from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
-
-FOLDER = pathlib.Path(__file__).parents[2] / "configs"
-
-
-def recipe(name):
-  spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-LADDER = recipe("cifar10_resnet9")
-AIRBENCH = recipe("cifar10_airbench")
 
 # bag_of_tricks.ipynb: rung -> epochs, highest rate, square that is cut out.
 PUBLISHED = {
@@ -95,30 +81,6 @@ CHANGES = {
   },
 }
 
-RECIPES = [
-  ("cifar10", ""),
-  *(("cifar10_airbench", variant) for variant in AIRBENCH.VARIANTS),
-  ("cifar10_hlb", ""),
-  *(("cifar10_resnet9", rung) for rung in LADDER.RUNGS),
-  ("cifar100", ""),
-  ("quickstart", ""),
-]
-# Their plans are held against their sources in test_imagenet_configs.py.
-STREAMED = [
-  *(
-    (name, variant)
-    for name in ("imagenet18", "imagenet18_lambda", "imagenet_ffcv", "imagenet_lars")
-    for variant in recipe(name).VARIANTS
-  ),
-  ("imagenet_21epochs", ""),
-  ("imagenette", ""),
-  ("smoke_imagenet", ""),
-]
-
-
-def get_config(name, variant=""):
-  return recipe(name).get_config(*([variant] if variant else []))
-
 
 def test_no_recipe_is_left_out():
   assert {path.stem for path in FOLDER.glob("*.py")} == {name for name, _ in RECIPES + STREAMED}
@@ -170,6 +132,7 @@ def test_a_rung_has_the_published_epochs_and_rates(rung):
   assert ("average_keep" in plan.table) is averaged
   if averaged:
     assert set(np.unique(plan.table["average_keep"])) == {0.99**5, 1}
+    assert plan.evaluated_weights(plan.total_steps) == "average"
 
 
 def test_the_ladder_has_the_published_rungs_in_their_order():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspeed.config import fields as fields_lib
 from jaxspeed.optim import averaging
 from jaxspeed.planning import schedules
 
@@ -15,6 +16,25 @@ def tree(seed):
     "params": {"kernel": rng.standard_normal((3, 5)).astype(np.float32)},
     "batch_stats": {"mean": (100 * rng.standard_normal(7)).astype(np.float32)},
   }
+
+
+def test_the_weights_that_are_evaluated_are_described():
+  fields = fields_lib.base().average
+  said = {}
+  for kind in averaging.KINDS:
+    fields.update(kind=kind, decay=0.95, every=5)
+    said[kind] = averaging.describe(fields)
+  assert said == {
+    "none": "the live ones",
+    "ema": "their average over the steps (ema of 0.95 a step, every 5 steps)",
+    "lookahead": "the live ones, which go back to their average every 5 steps and after the last "
+    "(lookahead)",
+  }
+  fields.update(kind="ema", every=1, reach=0.2)
+  assert averaging.describe(fields) == (
+    "their average over the steps (ema of 0.95 a step, every step, of at most 0.2 of the steps so "
+    "far)"
+  )
 
 
 def test_ten_updates_are_numpys():

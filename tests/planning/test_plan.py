@@ -133,6 +133,85 @@ def test_the_table_has_a_column_for_the_average_only_where_there_is_one():
   assert keep[0] == 0.99**5
 
 
+def test_a_plan_says_which_weights_are_evaluated():
+  fields = dict(epochs=2.0, data__train_images=120, batch_size=10, average__every=5)
+  kinds = {
+    kind: [plan_with(average__kind=kind, **fields).evaluated_weights(step) for step in (5, 12, 24)]
+    for kind in ("none", "ema", "lookahead")
+  }
+  # Lookahead sets the weights back to their average after steps 5, 10, 15, 20 and 24.
+  assert kinds == {
+    "none": 3 * ["live"],
+    "ema": 3 * ["average"],
+    "lookahead": ["average", "live", "average"],
+  }
+
+
+def test_the_reach_of_an_average_is_in_the_table():
+  fields = dict(epochs=2.0, average__kind="ema", average__decay=0.99)
+  keep = plan_with(average__reach=0.2, **fields).table["average_keep"]
+  step = np.arange(1, 2 * 97 + 1)
+  np.testing.assert_allclose(keep, np.maximum(1 - 5 / step, 0), rtol=1e-14)
+  # What states an original's average keeps it.
+  np.testing.assert_array_equal(plan_with(**fields).table["average_keep"], np.full(194, 0.99))
+
+
+PHASED = dict(
+  data__feed="stream",
+  data__train_images=80,
+  batch_size=8,
+  phases__image_size=(16, 24, 32),
+  phases__eval_mode=("center", "center", "rect"),
+)
+
+
+@pytest.mark.parametrize(
+  "epochs, expected",
+  [
+    (20.0, [(0, 16), (8, 24), (16, 32)]),
+    (5.0, [(0, 16), (2, 24), (4, 32)]),
+    (3.0, [(0, 16), (1, 24), (2, 32)]),
+    (2.0, [(0, 24), (1, 32)]),
+    (1.0, [(0, 32)]),
+    (0.5, [(0, 32)]),
+  ],
+)
+def test_phases_that_are_shares_move_with_the_epochs(epochs, expected):
+  plan = plan_with(epochs=epochs, phases__first_epoch=(0, 0.4, 0.8), **PHASED)
+  assert [(phase.first_epoch, phase.image_size) for phase in plan.phases] == expected
+  assert plan.phases[-1].eval_mode == "rect" and plan.total_steps == 10 * epochs
+
+
+def test_without_first_epochs_there_is_one_phase():
+  plan = plan_with(epochs=4.0, phases__first_epoch=(), data__image_size=64, **PHASED)
+  (phase,) = plan.phases
+  assert (phase.image_size, phase.eval_mode, phase.epochs) == (64, "center", 4)
+
+
+@pytest.mark.parametrize("starts", [(0, 0.5, 1.0), (0.2, 0.5, 0.8), (0, 0.8, 0.5), (0, 0.5, 2)])
+def test_shares_that_are_none_are_refused(starts):
+  with pytest.raises(UserError, match="shares of the run, which are below 1"):
+    plan_with(epochs=9.0, phases__first_epoch=starts, **PHASED)
+
+
+def test_a_part_of_an_epoch_begins_no_phase():
+  with pytest.raises(UserError, match="give whole epochs, or shares of the run below 1"):
+    plan_with(epochs=9.0, phases__first_epoch=(0, 1.5, 3), **PHASED)
+
+
+@pytest.mark.parametrize("name", ["schedule.pieces", "optimizer.momentum_pieces"])
+def test_pieces_of_another_length_are_refused(name):
+  fields = {name.replace(".", "__"): ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))}
+  assert plan_with(epochs=5.0, **fields).epochs == 5
+  with pytest.raises(UserError) as caught:
+    plan_with(epochs=3.0, **fields)
+  assert str(caught.value) == (
+    f"config.epochs=3: config.{name} end with epoch 5, they do not scale with the run; set "
+    f"--config.{name} to pieces of that length, and --config.phases.first_epoch where the recipe "
+    f"has phases."
+  )
+
+
 def test_the_table_of_airbench_is_read_at_the_start_of_a_step():
   # get_lr of airbench94.py: 476 steps, int(0.23 * 476) = 109 of them up from 0.2, down to 0.07.
   plan = plan_with(
@@ -273,6 +352,7 @@ NOT_NEGATIVE = [
   "schedule.warmup",
   "schedule.flat_epochs",
   "average.decay",
+  "average.reach",
   "checkpoint.every_seconds",
   "cost_per_hour",
   "whitening.epsilon",
@@ -287,6 +367,7 @@ AT_MOST = {
   "optimizer.momentum": 1,
   "optimizer.muon_momentum": 1,
   "average.decay": 1,
+  "average.reach": 1,
   "seed": 2**31 - 1,
 }
 NUMBERS = "give three numbers in units of 0 ... 255, or () for the training set's own."

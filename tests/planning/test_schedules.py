@@ -141,6 +141,39 @@ def test_average_keep_updates_twenty_times_in_each_epoch_of_97_steps():
   np.testing.assert_allclose(keep[updates], 0.99**5, rtol=1e-15)
 
 
+def test_an_average_reaches_back_over_a_share_of_the_steps_so_far():
+  keep = schedules.average_keep(1000, 100, decay=0.99, every=1, reach=0.2)
+  step = np.arange(1, 1001)
+  # Up to step 5 a fifth of the steps is no more than one; from 500 on 0.99 is less than 1 - 5 / t.
+  np.testing.assert_array_equal(keep[:5], np.zeros(5))
+  np.testing.assert_allclose(keep[5:500], 1 - 5 / step[5:500], rtol=1e-14)
+  np.testing.assert_array_equal(keep[500:], np.full(500, 0.99))
+  # Its weights are as s ** 4 at step s of t: their mean age is a sixth of the run, however long.
+  for total in (45, 300):
+    left = np.append(np.cumprod(keep[:total][::-1])[::-1][1:], 1.0)
+    weight = (1 - keep[:total]) * left
+    assert weight.sum() == pytest.approx(1, abs=1e-12)
+    assert (weight * (total - step[:total])).sum() == pytest.approx((total - 5) / 6)
+
+
+def test_an_average_with_a_reach_is_updated_as_seldom_as_it_is_told():
+  keep = schedules.average_keep(30, 10, decay=0.9, every=4, reach=0.5)
+  np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), [0, 4, 8, 10, 14, 18, 20, 24, 28])
+  assert keep[10] == pytest.approx((1 - 2 / 11) ** 4, rel=1e-14)
+  assert keep[28] == pytest.approx(0.9**4, rel=1e-14)
+
+
+@pytest.mark.parametrize("total", [45, 75, 150, 300])
+def test_the_quickstarts_average_holds_nothing_of_its_beginning(total):
+  keep = schedules.average_keep(total, 15, decay=0.99, every=1, reach=0.2)
+  for epoch in range(15, total + 1, 15):
+    # Of the first weights, and of the first half of the steps so far.
+    assert np.prod(keep[:epoch]) == 0
+    assert np.prod(keep[epoch // 2 : epoch]) < 0.05
+  # Without, as it was: two thirds of the first weights after three epochs.
+  assert np.prod(schedules.average_keep(45, 15, decay=0.99, every=5)) > 0.6
+
+
 def test_average_keep_at_every_step():
   np.testing.assert_array_equal(schedules.average_keep(4, 2, decay=0.75, every=1), [0.75] * 4)
 

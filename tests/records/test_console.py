@@ -216,6 +216,17 @@ def test_result_of_one_run():
   ]
 
 
+def test_the_weights_that_are_evaluated_are_named():
+  groups, titles = epoch_titles("average")
+  assert groups == epoch_titles()[0][:39] + 4 * " " + "evaluation: average"
+  assert titles == epoch_titles()[1] and len(groups) == len(epoch_titles()[0])
+  for weights in ("live", "average"):
+    lines = format_result(RESULT | {"evaluated_weights": weights})
+    assert "weights" in lines[0].split() and weights in lines[1].split()
+  # Of a result that an earlier version wrote.
+  assert format_result(RESULT | {"evaluated_weights": None}) == format_result(RESULT)
+
+
 def test_result_on_held_out_images_says_so():
   held_out = {"evaluated_on": "validation"}
   for result in (RESULT, SEVERAL):

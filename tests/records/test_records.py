@@ -390,6 +390,7 @@ def one_result(top1, **fields):
       "phases": ({"epochs": 8, "rate": 0.5},),
     },
     "evaluated_on": "test",
+    "evaluated_weights": "average",
     "top1": top1,
     "top5": 0.75,
     "seconds": {
@@ -527,7 +528,8 @@ def test_images_of_two_kinds_have_no_common_mean(tmp_path):
   with pytest.raises(ValueError, match="test images and of validation images"):
     write_result(tmp_path, rows)
   with pytest.raises(ValueError, match="evaluated_on is 'train', not one of"):
-    result_row(config={}, evaluated_on="train", top1=0.5, top5=None, seconds={}, seed=0)
+    fields = dict(config={}, top1=0.5, top5=None, seconds={}, seed=0)
+    result_row(evaluated_on="train", evaluated_weights="live", **fields)
 
 
 def test_sets_of_few_classes_have_no_top5(tmp_path):
@@ -563,6 +565,7 @@ def test_result_row_makes_a_result(tmp_path):
   row = result_row(
     config={"seed": 3},
     evaluated_on="validation",
+    evaluated_weights="live",
     top1=0.5,
     top5=None,
     seconds=clock.summary(),
@@ -572,7 +575,7 @@ def test_result_row_makes_a_result(tmp_path):
   assert tuple(result) == RESULT_KEYS
   assert set(result["seconds"]) == {"train", "dawn", "compile", "process"}
   assert result["seconds"]["train"] == 2.5
-  assert result["evaluated_on"] == "validation"
+  assert (result["evaluated_on"], result["evaluated_weights"]) == ("validation", "live")
   assert set(result["seconds"]["compile"]) == {"cold", "cached"}
   assert set(result["versions"]) == {
     "python",

@@ -63,6 +63,7 @@ def test_the_folder_of_a_run(finished):
   config = json.loads((folder / "config.json").read_text())
   assert result["config"] == config
   assert result["evaluated_on"] == config["tune_on"] == "test"
+  assert result["evaluated_weights"] == "average"
   assert config["precision"] == "float32"  # "auto", resolved
   assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
   rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

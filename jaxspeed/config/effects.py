@@ -1,0 +1,381 @@
+"""Which fields of a config have no effect beside the others, and why: one table.
+
+Who sets a field that cannot change anything is told so: on the command line with a UserError, in a
+recipe with a line. A field that a recipe sets and the command line makes idle is left in peace: who
+gives --config.average.kind=none need not take average.decay back.
+"""
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+
+
+class Rule(NamedTuple):
+  """When some fields have an effect.
+
+  Attributes:
+    fields: names with wildcards, separated by spaces.
+    beside: the fields that decide, likewise.
+    works: whether the fields have an effect.
+    instead: what to do, as the end of a sentence.
+  """
+
+  fields: str
+  beside: str
+  works: Callable[[ConfigDict], bool]
+  instead: str
+
+
+def _streams(config: ConfigDict) -> bool:
+  return config.data.feed == "stream"
+
+
+def _column(config: ConfigDict, name: str) -> tuple:
+  """The values of a column of phases, () where each phase has those of the whole run."""
+  return tuple(config.phases[name]) if config.phases.first_epoch else ()
+
+
+def _model(config: ConfigDict) -> dict[str, Any]:
+  return config.model.to_dict() if "model" in config else {"name": ""}
+
+
+def _whitens(config: ConfigDict) -> bool:
+  model = _model(config)
+  return model["name"] == "airbench" or bool(model.get("whiten"))
+
+
+def _whitens_with_bias(config: ConfigDict) -> bool:
+  model = _model(config)
+  return model["name"] == "airbench" and model.get("whiten_bias") != "none"
+
+
+def _has_scales(config: ConfigDict) -> bool:
+  model = _model(config)
+  return model["name"] != "airbench" and model.get("train_norm_scale", True)
+
+
+def _evaluates_rectangles(config: ConfigDict) -> bool:
+  modes = _column(config, "eval_mode") or config.eval.mode.split(",")
+  return any("rect" in mode for mode in modes)
+
+
+def _has_momentum(config: ConfigDict) -> bool:
+  return bool(config.optimizer.momentum or config.optimizer.momentum_pieces)
+
+
+_NO_PIECES = "set --config.schedule.pieces='()' for a rate that rises and falls once"
+
+# Fields that depend on the machine, as allreduce.dtype on more than one device, are not idle: the
+# same command may run on another one.
+RULES = (
+  # Data.
+  Rule(
+    "data.on_error data.synthetic augment.min_scale eval.image_size eval.resize",
+    "data.feed",
+    _streams,
+    "it is of a stream",
+  ),
+  Rule(
+    "data.copies",
+    "data.feed phases.copies",
+    lambda c: _streams(c) and any(_column(c, "copies")),
+    "give the short sides of the copies as --config.phases.copies",
+  ),
+  Rule(
+    "data.path data.name data.copies data.cache data.on_error phases.copies",
+    "data.synthetic",
+    lambda c: not c.data.synthetic,
+    "noise is made and no file is read",
+  ),
+  Rule(
+    "data.cache",
+    "data.name data.feed",
+    lambda c: c.data.name != "digits" or _streams(c),
+    "digits are in a package",
+  ),
+  Rule("warmup", "data.feed", lambda c: not _streams(c) or c.warmup == "off", "a stream has none"),
+  # Phases.
+  Rule(
+    "data.image_size",
+    "phases.image_size",
+    lambda c: _column(c, "image_size")[-1:] in ((), (c.data.image_size,)),
+    "each phase has its own; for one size in all of them set --config.phases.image_size='()' too, "
+    "for one phase --config.phases.first_epoch='()'",
+  ),
+  Rule(
+    "batch_size",
+    "phases.batch_size",
+    lambda c: _column(c, "batch_size")[:1] in ((), (c.batch_size,)),
+    "each phase has its own, and the rate belongs to it; set --config.phases.batch_size",
+  ),
+  Rule(
+    "augment.min_scale",
+    "phases.min_scale",
+    lambda c: not _column(c, "min_scale"),
+    "each phase has its own; set --config.phases.min_scale, to '()' for one in all of them",
+  ),
+  Rule(
+    "eval.mode",
+    "phases.eval_mode",
+    lambda c: not _column(c, "eval_mode"),
+    "each phase has its own; set --config.phases.eval_mode, to '()' for one in all of them",
+  ),
+  Rule(
+    "phases.image_size phases.batch_size phases.min_scale phases.copies phases.eval_mode",
+    "phases.first_epoch",
+    lambda c: bool(c.phases.first_epoch),
+    "there is one phase; give the first epoch of each as --config.phases.first_epoch",
+  ),
+  Rule(
+    "phases.first_epoch",
+    "phases.image_size phases.batch_size phases.min_scale phases.copies phases.eval_mode",
+    lambda c: not c.phases.first_epoch or any(v for n, v in c.phases.items() if n != "first_epoch"),
+    "the phases are all alike; give another column of config.phases",
+  ),
+  # Model and augmentation.
+  Rule(
+    "pretrained.head",
+    "pretrained.path",
+    lambda c: bool(c.pretrained.path),
+    "name the weights with --config.pretrained.path",
+  ),
+  Rule(
+    "model.celu_alpha",
+    "model.activation",
+    lambda c: _model(c).get("activation") == "celu",
+    "it is of celu",
+  ),
+  Rule(
+    "augment.cutmix_epochs",
+    "augment.cutmix",
+    lambda c: c.augment.cutmix > 0,
+    "give the side of the square as --config.augment.cutmix",
+  ),
+  Rule(
+    "augment.cutmix",
+    "augment.cutmix_epochs",
+    lambda c: c.augment.cutmix_epochs > 0 or c.augment.cutmix == 0,
+    "say in how many epochs with --config.augment.cutmix_epochs",
+  ),
+  Rule("proxy.every proxy.widths", "proxy.keep", lambda c: c.proxy.keep > 0, "there is no proxy"),
+  # Precision.
+  Rule(
+    "loss_scale",
+    "precision",
+    lambda c: c.precision in ("auto", "float16"),
+    "only float16 has a loss scale",
+  ),
+  # Optimizer.
+  Rule(
+    "optimizer.lars_* optimizer.decay_follows_rate",
+    "optimizer.name",
+    lambda c: c.optimizer.name == "lars",
+    "it is of lars",
+  ),
+  Rule("optimizer.muon_*", "optimizer.name", lambda c: c.optimizer.name == "muon", "it is of muon"),
+  Rule(
+    "optimizer.bias_rate optimizer.head_rate optimizer.head_decay",
+    "optimizer.name",
+    lambda c: c.optimizer.name != "lars",
+    "with lars all parameters have one rate, and the last layer is a filter",
+  ),
+  Rule(
+    "optimizer.bias_decay",
+    "optimizer.name",
+    lambda c: c.optimizer.name != "lars" or c.optimizer.bias_decay == 0,
+    "with lars biases do not decay",
+  ),
+  Rule(
+    "optimizer.scale_decay",
+    "optimizer.name",
+    lambda c: (
+      c.optimizer.name == "sgd" or (c.optimizer.name, c.optimizer.scale_decay) == ("lars", 0)
+    ),
+    "it is of sgd: with lars scales do not decay, with muon they go with the biases",
+  ),
+  Rule(
+    "optimizer.scale_decay",
+    "model.name model.train_norm_scale",
+    _has_scales,
+    "the scales of this net's norms are no parameters",
+  ),
+  Rule(
+    "optimizer.bias_decay optimizer.scale_decay optimizer.head_decay whitening.bias_decay "
+    "optimizer.decay_follows_rate",
+    "optimizer.weight_decay",
+    lambda c: c.optimizer.weight_decay > 0,
+    "it is times the weight decay",
+  ),
+  Rule(
+    "optimizer.momentum",
+    "optimizer.momentum_pieces",
+    lambda c: not c.optimizer.momentum_pieces,
+    "set --config.optimizer.momentum_pieces='()' for one momentum",
+  ),
+  Rule(
+    "optimizer.nesterov",
+    "optimizer.momentum",
+    lambda c: _has_momentum(c) or c.optimizer.name == "muon" and c.optimizer.muon_momentum > 0,
+    "there is no momentum",
+  ),
+  Rule(
+    "optimizer.rate_in_momentum",
+    "optimizer.momentum",
+    _has_momentum,
+    "there is no momentum",
+  ),
+  Rule(
+    "optimizer.rate_in_momentum",
+    "optimizer.name",
+    lambda c: c.optimizer.name != "lars",
+    "with lars the rate always is in the momentum",
+  ),
+  # Schedule and average.
+  Rule(
+    "schedule.read schedule.peak schedule.start schedule.final schedule.warmup "
+    "schedule.flat_epochs schedule.power",
+    "schedule.pieces",
+    lambda c: not c.schedule.pieces,
+    _NO_PIECES,
+  ),
+  Rule(
+    "schedule.start",
+    "schedule.warmup",
+    lambda c: c.schedule.warmup > 0 or c.schedule.start == 1,
+    "without a warm-up the rate starts at its peak",
+  ),
+  Rule(
+    "average.decay average.every",
+    "average.kind",
+    lambda c: c.average.kind != "none",
+    "set --config.average.kind to ema or lookahead",
+  ),
+  Rule(
+    "average.from_epoch",
+    "average.kind",
+    lambda c: c.average.kind == "lookahead",
+    "it is of lookahead",
+  ),
+  Rule("average.reach", "average.kind", lambda c: c.average.kind == "ema", "it is of ema"),
+  # Whitening.
+  Rule(
+    "whitening.images whitening.epsilon whitening.centered",
+    "model.name model.whiten",
+    _whitens,
+    "this net does not begin with a whitening layer",
+  ),
+  Rule(
+    "whitening.bias_*",
+    "model.name model.whiten_bias",
+    _whitens_with_bias,
+    "this net has no whitening layer with a bias",
+  ),
+  Rule(
+    "whitening.bias_rate whitening.bias_decay whitening.bias_falls",
+    "whitening.bias_epochs",
+    lambda c: c.whitening.bias_epochs > 0,
+    "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
+  ),
+  # Evaluation and records.
+  Rule(
+    "eval.shapes eval.multiple",
+    "eval.mode phases.eval_mode",
+    _evaluates_rectangles,
+    "they are of rectangles, of the modes rect and rect_flip",
+  ),
+  Rule(
+    "target",
+    "target_metric data.classes",
+    lambda c: c.target_metric != "top5" or c.data.classes > 5,
+    "all classes are among the five likeliest; set --config.target_metric=top1",
+  ),
+  Rule(
+    "records.*",
+    "tune_on",
+    lambda c: c.tune_on == "test",
+    "DAWNBench's entry, for which it is, is of the test set",
+  ),
+)
+
+# Beside `RULES`, of a command: fields that its runs find out themselves.
+_COUNTED = Rule(
+  "data.train_images data.eval_images",
+  "data.synthetic",
+  lambda c: c.data.synthetic,
+  "a run counts its images; only a plan and noise take the number from the config",
+)
+# All that an evaluation reads.
+_EVALUATION = "compile_cache data.* eval.* model.* phases.* precision pretrained.* tune_on".split()
+
+
+def matches(name: str, patterns: str) -> bool:
+  """Whether a field is one of those that the patterns name."""
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+def check(config: ConfigDict, overridden: Collection[str], *, command: str = "") -> list[str]:
+  """Refuses overrides without an effect.
+
+  Args:
+    config: with the overrides.
+    overridden: names of the fields that the command line sets.
+    command: "train" or "evaluate", which leave out some fields more than others do.
+
+  Returns:
+    A sentence for each field that the recipe itself sets and that has no effect in it; none where
+    the command evaluates.
+
+  Raises:
+    UserError: a field of the command line has no effect.
+  """
+  names = {name.partition("[")[0] for name in overridden}
+  if command == "evaluate":
+    for name in sorted(names):
+      if not matches(name, " ".join(_EVALUATION)):
+        raise UserError(f"config.{name} has no effect: it is of training, and this evaluates.")
+  rules = (*RULES, _COUNTED) if command == "train" else RULES
+  for name, sentence, _ in _idle(config, names, rules):
+    raise UserError(f"config.{name}{sentence}.")
+  if command == "evaluate":
+    return []
+  shared = [dict(stored.leaves(base)) for base in (fields_lib.base(), fields_lib.imagenet())]
+  own = {
+    name
+    for name, value in stored.leaves(config)
+    if name in shared[0] and value not in [defaults[name] for defaults in shared]
+  } - names
+  return [
+    f"config.{name}{sentence} (set in the recipe)."
+    for name, sentence, beside in _idle(config, own, RULES)
+    if not any(matches(other, beside) for other in names)
+  ]
+
+
+def _idle(
+  config: ConfigDict, names: Collection[str], rules: Collection[Rule]
+) -> Iterator[tuple[str, str, str]]:
+  """Name, rest of a sentence and deciding fields of those of `names` that have no effect."""
+  fields = dict(stored.leaves(config))
+  for name in sorted(names):
+    for rule in rules:
+      if matches(name, rule.fields) and not rule.works(config):
+        beside = [n for n in fields if matches(n, rule.beside)]
+        given = " and ".join(f"config.{n}={_shown(fields[n])}" for n in beside)
+        yield (
+          name,
+          f"={_shown(fields[name])} has no effect beside {given}: {rule.instead}",
+          rule.beside,
+        )
+        break
+
+
+def _shown(value: Any) -> str:
+  """A value as it is written, of long tables the beginning."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:60]} ..."

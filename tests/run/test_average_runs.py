@@ -1,0 +1,41 @@
+"""The average that is evaluated, in runs of few epochs on real digits."""
+
+import jax
+import pytest
+from toy import load_recipe
+
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.state import Carry
+
+
+def train(config, seed):
+  """top-1 after each epoch, of the weights that are evaluated and of the live ones."""
+  data = open_data(config)
+  config, mesh = resolve(config, data), mesh_lib.make_mesh(1)
+  job = make_job(config, plan_of(config, data), mesh)
+  feed = make_feed(data, job)
+  feed.place()
+  carry = Carry(feed.init(seed), mesh_lib.replicate(Sums.zero(), mesh))
+  rows = []
+  for epoch in range(job.plan.epochs):
+    for steps in feed.train(carry, seed, epoch, 0):
+      carry = steps.carry
+    live = {"params": carry.state.params, "batch_stats": carry.state.batch_stats}
+    both = (feed.evaluate(weights, epoch) for weights in (carry.state.evaluated(), live))
+    rows.append(tuple(float(sums.means()["top1"]) for sums in both))
+  return jax.tree.map(float, rows)
+
+
+@pytest.mark.slow
+def test_a_short_run_evaluates_what_it_has_learned():
+  config = load_recipe("quickstart.py")
+  config.epochs = 3.0
+  config.batch_size = 50
+  config.model.width = 8
+  first, second, third = train(config, 1)
+  evaluated, live = third
+  assert live > 0.9 and evaluated >= live - 0.01
+  assert third[0] > second[0] > first[0]
