@@ -18,6 +18,7 @@ Ours: not yet measured.
 The batch of a phase is that of a GPU times the 8 GPUs of each machine, and the rate belongs to it.
 On other GPUs, fewer or more, the batch stays the same as long as it divides by them: where memory
 does not hold it, --config.accumulate=N computes it in N parts. Batch norm sees one part of one GPU.
+Images are resized with Pillow's bilinear filter, as in the original (data.antialias=True).
 """
 
 from jaxspeed.config import fields

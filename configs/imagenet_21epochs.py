@@ -14,7 +14,8 @@ Ours: not yet measured.
 The batch is that of a GPU times 8. On other GPUs, fewer or more, it stays the same as long as it
 divides by them: where memory does not hold it, --config.accumulate=N computes it in N parts.
 The entry leaves open, and here it is: a warm-up that is linear from 0; momentum that falls from
-0.96 to 0.90 with it and goes back while the rate falls; no label smoothing; originals, no copies.
+0.96 to 0.90 with it and goes back while the rate falls; no label smoothing; originals, no copies;
+images resized with Pillow's bilinear filter (data.antialias=True).
 """
 
 from jaxspeed.config import fields

@@ -16,8 +16,10 @@ validation. Ours: not yet measured.
 
 The batch of 4,096 is 512 on each of 8 GPUs. On other GPUs, fewer or more, it stays the same as long
 as it divides by them: where memory does not hold it, --config.accumulate=N computes it in N parts.
-Two things are not the original's: its four downsample norms decay, because their names lack "bn";
-and it trains on images cut down to 500 pixels, half of them compressed again.
+Three things are not the original's: its four downsample norms decay, because their names lack "bn";
+it trains on images cut down to 500 pixels, half of them compressed again; and it resizes with
+OpenCV's INTER_AREA, a box as wide as what is shrunk, in place of Pillow's triangle of twice the
+width (data.antialias=True).
 """
 
 import numpy as np

@@ -3,7 +3,8 @@
   python -m jaxspeed.train --config=configs/imagenette.py --config.data.path=PATH/imagenette2-320
 
 Source of the set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 192, rectangles in the
-last phase, label smoothing, SGD with one cycle. The batch is that of all GPUs together.
+last phase, label smoothing, SGD with one cycle. The batch is that of all GPUs together. Images are
+resized with Pillow's bilinear filter (data.antialias=True).
 """
 
 from jaxspeed.config import fields

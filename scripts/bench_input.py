@@ -4,18 +4,24 @@
 
 All read the same JPEG files from the page cache and make batches of random crops of `image_size`:
 
-  jaxspeed    this package's TrainStream: crops of torchvision's distribution, bilinear, uint8;
-              the GPU mirrors
-  tfdata      bare tf.data, the yardstick: sample_distorted_bounding_box, decode_and_crop_jpeg,
-              bilinear, uint8; not mirrored
-  tfboxes     the same with crops of torchvision's distribution, drawn beforehand; those of
-              TensorFlow's are 15 % smaller in the mean (66 and 78 kilopixels of 100 ImageNet
-              photographs, least area 0.08)
-  flax        as Flax's ImageNet example: tfdata, but bicubic, mirrored, normalised to float32
-  dataloader  PyTorch's DataLoader with one worker: Pillow decodes, RandomResizedCrop (bilinear
-              with antialiasing), mirrored, uint8
-  libjpeg     a plain loop: libjpeg-turbo decodes whole images, OpenCV resizes the crop, bilinear,
-              uint8
+  antialiased, as Pillow does:
+  jaxspeed          this package's TrainStream: crops of torchvision's distribution, bilinear,
+                    uint8; the GPU mirrors
+  tfdata_antialias  bare tf.data, their yardstick: sample_distorted_bounding_box,
+                    decode_and_crop_jpeg, tf.image.resize(antialias=True), uint8; not mirrored
+  dataloader        PyTorch's DataLoader with one worker: Pillow decodes, RandomResizedCrop,
+                    mirrored, uint8
+  libjpeg_area      a plain loop: libjpeg-turbo decodes whole images, OpenCV resizes the crop by
+                    INTER_AREA, a box in place of Pillow's triangle, uint8
+
+  between the nearest pixels, without antialiasing:
+  jaxspeed_nearest  TrainStream with config.data.antialias=False
+  tfdata            bare tf.data, their yardstick
+  tfboxes           the same with crops of torchvision's distribution, drawn beforehand; those of
+                    TensorFlow's are 15 % smaller in the mean (66 and 78 kilopixels of 100 ImageNet
+                    photographs, least area 0.08)
+  flax              as Flax's ImageNet example: tfdata, but bicubic, mirrored, normalised to float32
+  libjpeg           libjpeg_area, but by INTER_LINEAR
 
 A pipeline whose packages are missing is left out. Every round starts each pipeline in a process
 of its own on one core, one after the other, and times it after a few batches. CPU time decides,
@@ -25,6 +31,7 @@ because a shared machine's wall time holds its neighbours' work too.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -56,7 +63,9 @@ _ENVIRONMENT = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",  # as jaxspeed sets it
 }
-_YARDSTICK = "tfdata"
+# Those that antialias are compared with each other, the others too.
+_ANTIALIASED = ("jaxspeed", "tfdata_antialias", "dataloader", "libjpeg_area")
+_YARDSTICKS = {True: "tfdata_antialias", False: "tfdata"}
 _RATIOS = (3 / 4, 4 / 3)
 _IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], np.float32) * 255
 _IMAGENET_STD = np.array([0.229, 0.224, 0.225], np.float32) * 255
@@ -111,7 +120,7 @@ class Source:
   mean_height: float
 
 
-def open_jaxspeed(task: Task) -> Iterator[np.ndarray]:
+def open_jaxspeed(task: Task, *, antialias: bool = True) -> Iterator[np.ndarray]:
   from jaxspeed.data.disk.imageset import open_images
   from jaxspeed.data.disk.streams import TrainStream
 
@@ -125,6 +134,7 @@ def open_jaxspeed(task: Task) -> Iterator[np.ndarray]:
     min_scale=task.min_scale,
     flip="random",
     steps=[divmod(step, an_epoch) for step in range(steps)],
+    antialias=antialias,
   )
   return (batch.image for batch in stream)
 
@@ -159,12 +169,13 @@ def _tf_crop(encoded, min_scale: float):
   return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
 
-def open_tfdata(task: Task) -> Iterator[np.ndarray]:
+def open_tfdata(task: Task, *, antialias: bool = False) -> Iterator[np.ndarray]:
   import tensorflow as tf
 
   def image_of(file):
     crop = _tf_crop(tf.io.read_file(file), task.min_scale)
-    return tf.cast(tf.image.resize(crop, (task.size, task.size), "bilinear"), tf.uint8)
+    size = task.size, task.size
+    return tf.cast(tf.image.resize(crop, size, "bilinear", antialias=antialias), tf.uint8)
 
   return _tf_batches(task, task.files(), image_of)
 
@@ -274,7 +285,7 @@ def _make_decoder() -> Callable[[bytes], np.ndarray]:
   return decode
 
 
-def open_libjpeg(task: Task) -> Iterator[np.ndarray]:
+def open_libjpeg(task: Task, *, area: bool = False) -> Iterator[np.ndarray]:
   import cv2
 
   cv2.setNumThreads(1)
@@ -287,20 +298,22 @@ def open_libjpeg(task: Task) -> Iterator[np.ndarray]:
       height, width = image.shape[:2]
       x, y, w, h = random_box(rng, width, height, task.min_scale)
       part = image[y : y + h, x : x + w]
-      batch[i] = cv2.resize(part, (task.size, task.size), interpolation=cv2.INTER_LINEAR)
+      filter = cv2.INTER_AREA if area else cv2.INTER_LINEAR
+      batch[i] = cv2.resize(part, (task.size, task.size), interpolation=filter)
     yield batch
 
 
+_OURS = ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.imageset")
 # What makes a pipeline's batches, and the modules that it needs.
 PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ...]]] = {
-  "jaxspeed": (
-    open_jaxspeed,
-    ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.imageset"),
-  ),
+  "jaxspeed": (open_jaxspeed, _OURS),
+  "tfdata_antialias": (functools.partial(open_tfdata, antialias=True), ("tensorflow",)),
+  "dataloader": (open_dataloader, ("torch",)),
+  "libjpeg_area": (functools.partial(open_libjpeg, area=True), ("cv2",)),
+  "jaxspeed_nearest": (functools.partial(open_jaxspeed, antialias=False), _OURS),
   "tfdata": (open_tfdata, ("tensorflow",)),
   "tfboxes": (open_tfboxes, ("tensorflow",)),
   "flax": (open_flax, ("tensorflow",)),
-  "dataloader": (open_dataloader, ("torch",)),
   "libjpeg": (open_libjpeg, ("cv2",)),
 }
 
@@ -410,21 +423,24 @@ def _mean_and_sd(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
-  """A row for each pipeline: rates over the rounds, and ratios to the yardstick's of its round."""
+  """A row for each pipeline: rates over the rounds, and ratios to its yardstick's of the round."""
   core = {name: [t.images / t.cpu_s for t in each] for name, each in timings.items()}
   rows = []
   for name, each in timings.items():
+    antialiased = name in _ANTIALIASED
+    yardstick = _YARDSTICKS[antialiased]
     row = {
       "pipeline": name,
+      "antialiased": antialiased,
       "n": len(each),
       "images_per_core_s": _mean_and_sd(core[name]),
       "images_per_wall_s": _mean_and_sd([t.images / t.wall_s for t in each]),
       "ratio": None,
       "mean_pixel": statistics.mean(t.mean_pixel for t in each),
     }
-    if _YARDSTICK in core:
-      pairs = zip(core[name], core[_YARDSTICK], strict=True)
-      row["ratio"] = _mean_and_sd([a / b for a, b in pairs])
+    if yardstick in core:
+      pairs = zip(core[name], core[yardstick], strict=True)
+      row["ratio"] = {"to": yardstick} | _mean_and_sd([a / b for a, b in pairs])
     rows.append(row)
   return rows
 
@@ -441,10 +457,12 @@ def print_rows(console: rich.console.Console, source: Source, size: int, rows: l
     f"{source.data} -> {size}: {source.files} files of {source.mean_bytes / 1000:.0f} kB, "
     f"{source.mean_width:.0f} x {source.mean_height:.0f}; n={rows[0]['n']}"
   )
-  table = rich.table.Table("", "images/s a core", "images/s, wall", f"to {_YARDSTICK}", title=title)
+  columns = ("", "antialiased", "images/s a core", "images/s, wall", "to tf.data's")
+  table = rich.table.Table(*columns, title=title)
   for row in rows:
     rates = _show(row["images_per_core_s"], 0), _show(row["images_per_wall_s"], 0)
-    table.add_row(row["pipeline"], *rates, _show(row["ratio"], 2))
+    antialiased = "yes" if row["antialiased"] else "no"
+    table.add_row(row["pipeline"], antialiased, *rates, _show(row["ratio"], 2))
   console.print(table)
 
 

@@ -82,7 +82,7 @@ _MOST = {
   "average.reach": 1,
   "seed": 2**31 - 1,
 }
-_CHOICES = {
+_CHOICES: dict[str, tuple[str | bool, ...]] = {
   "precision": ("auto", "float32", "bfloat16", "float16"),
   "warmup": ("auto", "on", "off"),
   "tune_on": ("test", "validation"),
@@ -95,6 +95,7 @@ _CHOICES = {
   "data.feed": ("resident", "stream"),
   "pretrained.head": ("keep", "new"),
   "data.on_error": ("skip", "raise"),
+  "data.antialias": (True, False),
   "checkpoint.on_error": ("continue", "stop"),
   "allreduce.dtype": ("float32", "bfloat16", "float16"),
 }
@@ -131,7 +132,8 @@ def check(config: ConfigDict) -> None:
       raise UserError(f"config.{name}={fields[name]}: it must be at most {most}.")
   for name, choices in (_CHOICES | _OF_FEED.get(config.data.feed, {})).items():
     if fields[name] not in choices:
-      raise UserError(f"config.{name}={fields[name]!r}: choose one of {', '.join(choices)}.")
+      named = ", ".join(map(str, choices))
+      raise UserError(f"config.{name}={fields[name]!r}: choose one of {named}.")
   modes = _OF_FEED[config.data.feed]["eval.mode"]
   if unknown := [mode for mode in config.phases.eval_mode if mode not in modes]:
     raise UserError(f"config.phases.eval_mode={unknown}: choose one of {', '.join(modes)}.")

@@ -76,7 +76,7 @@ _NO_PIECES = "set --config.schedule.pieces='()' for a rate that rises and falls 
 RULES = (
   # Data.
   Rule(
-    "data.on_error data.synthetic augment.min_scale eval.image_size eval.resize",
+    "data.antialias data.on_error data.synthetic augment.min_scale eval.image_size eval.resize",
     "data.feed",
     _streams,
     "it is of a stream",

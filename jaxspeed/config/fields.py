@@ -56,6 +56,8 @@ def base() -> ConfigDict:
         "std": (62.99, 62.09, 66.70),
         "last_batch": "drop",  # what no batch of an epoch takes: drop | keep, a short batch, of
         # a stream | carry_over to the next epoch, of a set in memory
+        "antialias": True,  # of a stream, in training and evaluation: resize by Pillow's bilinear
+        # filter, as wide as what is shrunk; False: between the nearest pixels, TensorFlow's default
         "on_error": "skip",  # skip: an image that cannot be read is replaced and named | raise
         "synthetic": False,  # noise in place of a stream: what the machine does without its disk
       },

@@ -107,8 +107,9 @@ def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
   part = dict(process=jax.process_index(), processes=jax.process_count())
   if job.config.data.synthetic:
     return NoiseEvaluation(split, batches, **part)
-  on_error = job.config.data.on_error
-  return EvalStream(split, batches, resize=evaluation.resize, on_error=on_error, **part)
+  data = job.config.data
+  how = dict(on_error=data.on_error, antialias=data.antialias)
+  return EvalStream(split, batches, resize=evaluation.resize, **how, **part)
 
 
 def prepare_evaluation(

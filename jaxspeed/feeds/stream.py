@@ -203,6 +203,7 @@ class StreamFeed:
       flip=config.augment.flip,
       steps=steps,
       on_error=config.data.on_error,
+      antialias=config.data.antialias,
       **part,
     )
 

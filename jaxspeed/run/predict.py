@@ -31,10 +31,10 @@ def predict(
   job, restored = open_run(folder, config, step)
   phase = job.plan.phase_of(restored.step - 1)
   if config.data.feed == "stream":
-    size, resize = phase.eval_size, phase.eval_resize
+    size, resize, antialias = phase.eval_size, int(phase.eval_resize), config.data.antialias
   else:
-    size = resize = config.data.image_size
-  pixels = np.stack([read_image(path, size, resize) for path in images])
+    size, resize, antialias = config.data.image_size, config.data.image_size, True
+  pixels = np.stack([read_image(path, size, resize, antialias=antialias) for path in images])
   names = (folder / "classes.txt").read_text().splitlines()
 
   def probabilities(variables: Any, batch: Any) -> Any:
@@ -53,8 +53,18 @@ def predict(
   ]
 
 
-def read_image(path: str, size: int, resize: int) -> UInt8[np.ndarray, "size size 3"]:
+def read_image(
+  path: str, size: int, resize: int, *, antialias: bool = True
+) -> UInt8[np.ndarray, "size size 3"]:
   """An image file as the net sees it: RGB, short side scaled to `resize`, the middle square.
+
+  As `images.EvalStream` prepares it, to a grey level or two, by Pillow in place of TensorFlow.
+
+  Args:
+    path: of a file that Pillow reads.
+    size: both sides, in pixels; what the resized image lacks of it is black.
+    resize: the short side before the cut.
+    antialias: as in `images.TrainStream`.
 
   Raises:
     UserError: the file is missing or no image.
@@ -66,11 +76,22 @@ def read_image(path: str, size: int, resize: int) -> UInt8[np.ndarray, "size siz
     raise UserError(f"{path}: there is no such file.") from None
   except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
     raise UserError(f"{path} cannot be read as an image: {error}.") from None
-  width, height = image.size
-  scale = resize / min(width, height)
-  image = image.resize(
-    (max(resize, round(width * scale)), max(resize, round(height * scale))),
-    Image.Resampling.BILINEAR,
+  short = min(image.size)
+  width, height = (resize * side // short for side in image.size)
+  image = (_resize if antialias else _interpolate)(image, width, height)
+  left, top = (
+    round(room / 2) if room >= 0 else -(-room // 2) for room in (width - size, height - size)
   )
-  left, top = (image.width - size) // 2, (image.height - size) // 2
   return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
+  return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _interpolate(image: Image.Image, width: int, height: int) -> Image.Image:
+  """Between the nearest pixels; in float32, because Pillow would drop the fractions."""
+  how = (Image.Transform.EXTENT, (0, 0, *image.size), Image.Resampling.BILINEAR)
+  planes = [plane.convert("F").transform((width, height), *how) for plane in image.split()]
+  pixels = np.stack([np.asarray(plane) for plane in planes], -1)
+  return Image.fromarray(np.rint(pixels).astype(np.uint8))

@@ -336,6 +336,9 @@ def test_a_recipe_has_the_fields_of_its_source(named):
   fields = dict(stored.leaves(get_config(named)))
   kind = KINDS[named.split(":")[0]]
   assert {field: fields[field] for field in kind} == kind
+  # Of all sources only MLPerf's reference resizes without antialiasing.
+  points = named.startswith("imagenet_lars") and named != "imagenet_lars:81920"
+  assert fields["data.antialias"] is not points
   # Of the range.
   assert fields["data.mean"] == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)])
   assert fields["data.std"] == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)])

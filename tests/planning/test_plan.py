@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config import stored
+from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.plan import csv_lines, describe
 from jaxspeed.planning.make import make_plan
@@ -433,11 +433,21 @@ REFUSED = [
 def test_a_value_that_no_run_can_have_is_refused(field, value, reason):
   config = fields_lib.base()
   config.update_from_flattened_dict({field: value})
-  shown = dict(stored.leaves(config))[field]  # the config turns 0 into 0.0 where it must
+  shown = dict(stored_lib.leaves(config))[field]  # the config turns 0 into 0.0 where it must
   shown = repr(shown) if isinstance(shown, str) else shown
   with pytest.raises(UserError) as caught:
     make_plan(config)
   assert str(caught.value) == f"config.{field}={shown}: {reason}"
+
+
+def test_a_filter_that_is_neither_is_refused(tmp_path):
+  """A config.json that was edited: of any other a ConfigDict keeps the type."""
+  stored_lib.save(fields_lib.base(), tmp_path / "config.json")
+  stored = (tmp_path / "config.json").read_text().replace('"antialias": true', '"antialias": "no"')
+  (tmp_path / "config.json").write_text(stored)
+  with pytest.raises(UserError) as caught:
+    make_plan(stored_lib.load(tmp_path / "config.json"))
+  assert str(caught.value) == "config.data.antialias='no': choose one of True, False."
 
 
 def test_the_least_and_the_most_are_allowed():

@@ -45,7 +45,7 @@ def photographs(tmp_path):
 
 
 def test_peers_are_timed_on_the_same_files(photographs, tmp_path):
-  out, names = tmp_path / "out.json", ["dataloader", "libjpeg"]
+  out, names = tmp_path / "out.json", ["dataloader", "libjpeg", "libjpeg_area"]
   toy = ["--rounds=1", "--batch=4", "--images=10", "--warm_batches=2", "--image_size=32"]
   done = subprocess.run(
     [sys.executable, "scripts/bench_input.py", f"--data={photographs}", f"--output={out}"]
@@ -79,7 +79,7 @@ def test_peers_are_timed_on_the_same_files(photographs, tmp_path):
 @pytest.mark.slow
 def test_pipelines_of_tensorflow_make_the_same_batches(bench, photographs, tmp_path):
   pytest.importorskip("tensorflow")
-  names = ["jaxspeed", "tfdata", "tfboxes", "flax"]
+  names = ["jaxspeed", "jaxspeed_nearest", "tfdata_antialias", "tfdata", "tfboxes", "flax"]
   root = tmp_path / "links"
   bench.link_source(str(photographs), 7, root)
   shape = dict(size=32, batch=4, warm_batches=2, batches=3, min_scale=0.08, seed=0)
@@ -123,6 +123,13 @@ def test_rates_and_ratios_are_of_rounds(bench):
   assert peer["images_per_wall_s"]["mean"] == pytest.approx((300 + 150) / 2)
   # The mean of the rounds' ratios, 1/2 and 2/3, not the ratio of means, 250/450.
   assert peer["ratio"]["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+  # Each is compared with what has the same filter.
+  assert peer["ratio"]["to"] == "tfdata" and not peer["antialiased"]
+  pillow = timings | {"dataloader": timings["libjpeg"]}
+  assert bench.summarise(pillow)[2]["ratio"] is None
+  pillow["tfdata_antialias"] = timings["libjpeg"]
+  row = bench.summarise(pillow)[2]
+  assert row["antialiased"] and row["ratio"] == {"to": "tfdata_antialias", "mean": 1.0, "sd": 0.0}
   assert bench.summarise({"libjpeg": timings["libjpeg"][:1]})[0]["images_per_core_s"]["sd"] is None
 
 

@@ -67,9 +67,43 @@ def _to_uint8(tf: Any, images: Any) -> Any:
   return tf.cast(tf.round(tf.squeeze(images, 0)), tf.uint8)
 
 
-def random_crop(tf: Any, encoded: Any, box: Any, *, size: int, halve: bool, mixed: bool) -> Any:
+def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:
+  """ScaleAndTranslate by Pillow's bilinear filter: uint8 [h, w, 3] to uint8 [*shape, 3].
+
+  The operation is fast along the first axis only, where a whole row is a pixel of many channels;
+  along the second it takes three numbers at a time. So this takes the first axis twice, and turns
+  the image between: 1.24 to 1.31 instead of 1.28 to 1.58 times the CPU time of a crop without
+  antialiasing. Decoding JPEGs to half where that is still twice as large gains nothing. As in
+  Pillow, what is between the passes has 8 bits.
+  """
+
+  def along_rows(image: Any, number: int) -> Any:
+    rows, columns = tf.unstack(tf.shape(image))
+    resized = tf.raw_ops.ScaleAndTranslate(
+      images=tf.reshape(image, [1, rows, 1, columns]),
+      size=tf.stack([shape[number], 1]),
+      scale=tf.stack([scale[number], 1.0]),
+      translation=tf.stack([translation[number], 0.0]),
+      kernel_type="triangle",
+      antialias=True,
+    )
+    return tf.cast(tf.round(tf.reshape(resized, [shape[number], columns])), tf.uint8)
+
+  size = tf.shape(part)
+  tall = tf.transpose(along_rows(tf.reshape(part, [size[0], size[1] * 3]), 0))
+  flat = along_rows(tf.reshape(tall, [size[1], 3 * shape[0]]), 1)
+  turned = tf.transpose(tf.reshape(flat, [shape[1] * 3, shape[0]]))
+  return tf.reshape(turned, [shape[0], shape[1], 3])
+
+
+def random_crop(
+  tf: Any, encoded: Any, box: Any, *, size: int, halve: bool, mixed: bool, antialias: bool
+) -> Any:
   """A box of an image, resized to uint8 [size, size, 3] by bilinear interpolation."""
   whole = functools.partial(_decode, tf, encoded, box, mixed=mixed)
+  if antialias:
+    scale = float(size) / tf.cast(box[2:], tf.float32)
+    return _resize(tf, whole(), scale, (0.0, 0.0), (size, size))
   half = functools.partial(whole, ratio=2)
   part = tf.cond(tf.reduce_min(box[2:]) >= 2 * size, half, whole) if halve else whole()
   resized = tf.raw_ops.ResizeBilinear(
@@ -79,17 +113,27 @@ def random_crop(tf: Any, encoded: Any, box: Any, *, size: int, halve: bool, mixe
 
 
 def central_crop(
-  tf: Any, encoded: Any, box: Any, scale: Any, translation: Any, shape: Any, *, mixed: bool
+  tf: Any,
+  encoded: Any,
+  box: Any,
+  scale: Any,
+  translation: Any,
+  shape: Any,
+  *,
+  mixed: bool,
+  antialias: bool,
 ) -> Any:
-  """A box of an image, resized with antialiasing and cut or padded to uint8 [*shape, 3]."""
+  """A box of an image, resized and cut or padded to uint8 [*shape, 3]."""
   part = _decode(tf, encoded, box, mixed=mixed)
+  if antialias:
+    return _resize(tf, part, scale, translation, shape)
   resized = tf.raw_ops.ScaleAndTranslate(
     images=tf.expand_dims(part, 0),
     size=shape,
     scale=scale,
     translation=translation,
     kernel_type="triangle",
-    antialias=True,
+    antialias=False,
   )
   return _to_uint8(tf, resized)
 
