@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,52 @@ import numpy as np
 import pytest
 
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.errors import UserError
+
+
+@pytest.mark.parametrize(
+  "error, reason",
+  [
+    (AssertionError(), "JAX, does not have: unset it"),
+    (
+      RuntimeError("Unable to initialize backend 'x': no. (set JAX_PLATFORMS='' to choose)"),
+      r"does not have \(Unable to initialize backend 'x': no\): unset it, or set JAX_PLATFORMS=cpu",
+    ),
+  ],
+)
+def test_a_platform_without_its_device_is_a_sentence(error, reason, monkeypatch):
+  monkeypatch.setattr(mesh_lib.jax, "devices", mock.Mock(side_effect=error))
+  with pytest.raises(UserError, match=reason) as caught:
+    mesh_lib.make_mesh()
+  assert str(caught.value).startswith("JAX_PLATFORMS=cpu asks for a device")
+
+
+@pytest.mark.parametrize(
+  "environment, files, expected",
+  [
+    ({}, [], False),
+    ({}, ["nvidiactl"], False),
+    ({}, ["nvidia0"], True),
+    ({}, ["kfd"], True),
+    ({}, ["vfio/0"], True),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, ["nvidia0"], True),
+    ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], False),
+    ({"JAX_PLATFORMS": "cpu"}, ["nvidia0"], False),
+    ({"JAX_PLATFORMS": "cuda,cpu"}, [], True),
+  ],
+)
+def test_host_memory_is_kept_where_there_are_cpus_only(
+  environment, files, expected, tmp_path, monkeypatch
+):
+  for name in files:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  assert mesh_lib.may_have_accelerator(environment, tmp_path) == expected
+  libc = mock.Mock()
+  monkeypatch.setattr(mesh_lib.ctypes, "CDLL", lambda _: libc)
+  monkeypatch.setattr(mesh_lib, "may_have_accelerator", lambda: expected)
+  mesh_lib.keep_host_memory()
+  assert libc.mallopt.called == (not expected)
 
 
 @pytest.mark.parametrize("asked, expected", [(0, 8), (1, 1), (3, 3), (8, 8)])
