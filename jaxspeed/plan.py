@@ -4,8 +4,6 @@ python -m jaxspeed.plan --config=configs/cifar10_resnet9.py:ema
 python -m jaxspeed.plan --config=configs/imagenet18.py:8 --csv
 """
 
-import os
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -14,8 +12,9 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, fields
+from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.planning.make import make_plan
@@ -110,7 +109,8 @@ def _main(arguments: list[str]) -> None:
   if _BANDWIDTH.value and not (_STEP_MS.value and _DEVICES.value > 1):
     raise UserError("--bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.")
   for note in effects.check(config, fields.overridden()):
-    print(f"jaxspeed: {note}", file=sys.stderr)
+    output.say(note)
+  find_devices()  # shapes are worked out without one, but not without JAX's backend
   plan = make_plan(config, devices=_DEVICES.value)
   lines = (
     csv_lines(config, plan)
@@ -119,11 +119,7 @@ def _main(arguments: list[str]) -> None:
   )
   if _PARAMETERS.value:
     lines = [*lines, parameter_table(config)]
-  try:
-    print("\n".join(lines), flush=True)
-  except BrokenPipeError:
-    # A reader such as `head` has enough; without this the interpreter complains as it ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  print("\n".join(lines))
 
 
 if __name__ == "__main__":

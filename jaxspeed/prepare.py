@@ -7,6 +7,7 @@ python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
 
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def main() -> None:
     except KeyboardInterrupt:
       raise UserError("stopped: the same command goes on from here.") from None
 
-  command_line.run(interruptible)
+  command_line.run(interruptible, output_is_result=False)
 
 
 def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
@@ -90,12 +91,11 @@ def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
 
 
 def _to_sizes(given: Sequence[str]) -> list[int]:
-  try:
-    return [int(each) for each in given]
-  except ValueError:
+  if not all(re.fullmatch(" *[0-9]{1,9} *", each) for each in given):
     raise UserError(
       f"--sizes={','.join(given)}: name short sides in pixels, as in --sizes=160,352."
-    ) from None
+    )
+  return [int(each) for each in given]
 
 
 def _cores() -> int:

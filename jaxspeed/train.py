@@ -5,19 +5,20 @@ python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstar
 Several processes train together where srun, mpirun or a Kubernetes job starts them, or, by hand,
 with --coordinator=HOST:PORT --num_processes=N --process_id=I for each.
 
-Exit codes: 0 done, or saved after SIGTERM; 2 a mistake, told in a sentence; 75 another process was
-lost, or the run stood still; 76 a later start of the run has its folder; 85 saved after SIGUSR1;
-130 saved after Ctrl-C. After 75 and 85 the same command goes on.
+Exit codes: 0 done, or saved after SIGTERM; 1 a fault of the program, whose traceback is in a file;
+2 a mistake, told in a sentence; 75 another process was lost, or the run stood still; 76 a later
+start of the run has its folder; 85 saved after SIGUSR1; 130 saved after Ctrl-C. After 75 and 85 the
+same command goes on.
 """
 
+import pathlib
 import sys
-import traceback
 
 from absl import flags
 
-from jaxspeed.config import fields
+from jaxspeed.config import fields, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import MISTAKE, UserError
+from jaxspeed.errors import FAULT, MISTAKE, UserError
 
 
 def main() -> None:
@@ -48,26 +49,36 @@ def main() -> None:
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:
-        print(f"jaxspeed: {note}", file=sys.stderr)
+        output.say(note)
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.ending_when_alone():
         train(config, workdir, peers)
     except Stopped as stopped:
       if processes.is_primary():
-        print(f"jaxspeed: {stopped}", file=sys.stderr)
+        output.say(stopped)
       sys.exit(stopped.exit_code)
-    except Exception as error:
+    except UserError as error:
       if not processes.several():
         raise
+      output.say(f"{processes.whoami()}: {error}")
       # The orderly way out waits for the other processes, which wait for this one.
-      if not isinstance(error, UserError):
-        traceback.print_exc()
-        processes.leave(1)
-      print(f"jaxspeed: {processes.whoami()}: {error}", file=sys.stderr)
       processes.leave(MISTAKE)
+    except Exception as error:
+      _report(error, pathlib.Path(workdir), peers.process if peers else None)
+      if processes.several():
+        processes.leave(FAULT)
+      sys.exit(FAULT)
 
-  command_line.run(run)
+  command_line.run(run, output_is_result=False)
+
+
+def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:
+  """Reports a fault of the program, with its traceback in the run's folder."""
+  from jaxspeed.cluster.folder_lock import read_owner
+
+  name = "traceback.txt" if process is None else f"traceback_{process}.txt"
+  output.report(error, folder if read_owner(folder) else None, name)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ import toy_stream_config
 from local_cluster import Ended, Host, Processes, processes, two_hosts, wait_until
 from toy_images import write_folder
 
-from jaxspeed.cluster.signals import INTERRUPTED
-from jaxspeed.errors import DONE, LOST_PEER, MISTAKE, SUPERSEDED
+from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, MISTAKE, SUPERSEDED
 from jaxspeed.run.checkpoint import MANIFEST, Checkpoints
 
 WITHIN = 60  # seconds in which the others of a lost process have to end

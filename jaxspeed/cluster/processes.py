@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxspeed.cluster.peers import Peers, own_gpus, visible_gpus
+from jaxspeed.config.output import write_error
 from jaxspeed.errors import LOST_PEER, UserError
 
 # Of the exceptions that JAX, gloo and NCCL raise where another process has gone.
@@ -77,11 +78,12 @@ def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, s
     try:
       family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
       return family, str(address[0])
-    except OSError as error:
-      if time.monotonic() >= deadline:
+    except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
+      if isinstance(error, ValueError) or time.monotonic() >= deadline:
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
         raise UserError(
           f"the coordinator's host {host!r} ({peers.found_by}) is not known on this one "
-          f"({error.strerror}): give --coordinator=HOST:PORT with its address."
+          f"({reason}): give --coordinator=HOST:PORT with its address."
         ) from error
       time.sleep(0.5)
 
@@ -142,11 +144,10 @@ def lost_peer(reason: str) -> NoReturn:
 
   An orderly exit would wait for the lost process, in the barrier of jax.distributed's shutdown.
   """
-  message = (
-    f"jaxspeed: {whoami()} has lost another process of the run ({reason}): checkpoints are whole, "
-    "and the same command goes on from the newest.\n"
+  say(
+    f"{whoami()} has lost another process of the run ({reason}): checkpoints are whole, and the "
+    "same command goes on from the newest."
   )
-  os.write(2, message.encode())
   leave(LOST_PEER)
 
 
@@ -233,5 +234,6 @@ def together(what: str) -> Iterator[None]:
 
 
 def say(sentence: str) -> None:
+  """Writes a sentence to standard error, from any thread, also where nobody reads it any more."""
   # No print: the line that the screen is writing has a lock.
-  os.write(2, f"jaxspeed: {sentence}\n".encode())
+  write_error(sentence)

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.processes import say
-from jaxspeed.errors import DONE, REQUEUE
-
-INTERRUPTED = 128 + signal.SIGINT  # what shells expect after Ctrl-C
+from jaxspeed.errors import DONE, INTERRUPTED, REQUEUE
 
 
 class Wish(enum.IntEnum):

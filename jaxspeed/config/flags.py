@@ -8,7 +8,8 @@ from collections.abc import Callable
 from absl import flags
 from ml_collections import config_flags
 
-from jaxspeed.errors import UserError
+from jaxspeed.config import output
+from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
 
 
 def define_config_flag() -> flags.FlagHolder:
@@ -32,21 +33,62 @@ def nothing_left(arguments: list[str]) -> None:
 
 
 def run(
-  main: Callable[[list[str]], None], *, define: Callable[[list[str]], None] | None = None
+  main: Callable[[list[str]], None],
+  *,
+  define: Callable[[list[str]], None] | None = None,
+  output_is_result: bool = True,
 ) -> None:
-  """Parses the flags, calls `main` with what is left, and turns a UserError into exit code 2.
+  """Parses the flags, calls `main` with what is left, and ends with an exit code.
+
+  A UserError is told in its sentence and ends with MISTAKE, Ctrl-C with INTERRUPTED. Any other
+  exception is reported in a sentence too, with its traceback in a file, and ends with FAULT.
 
   Args:
     main: takes the arguments that are no flags.
     define: takes all of them before they are parsed, to define flags that depend on others.
+    output_is_result: whether the command has failed where standard output takes no more; a reader
+      that has enough, such as `head`, is none.
   """
-  try:
+  output.guard()
+  begun = False
+
+  def run_main() -> None:
+    nonlocal begun
     if define is not None:
       define(sys.argv)
-    main(_parse(sys.argv)[1:])
+    arguments = _parse(sys.argv)[1:]
+    begun = True
+    main(arguments)
+
+  code = _exit_code_of(run_main)
+  lost = output.lost()
+  if code == DONE and lost and (output_is_result or not begun):
+    output.say(f"standard output could not be written ({lost}): send it to another place.")
+    code = MISTAKE
+  elif lost and code == DONE:
+    output.say(f"standard output could not be written ({lost}); the work itself is done.")
+  if code != DONE:
+    sys.exit(code)
+
+
+def _exit_code_of(function: Callable[[], None]) -> int:
+  """Calls a function; returns the exit code, after the sentence on what ended it early."""
+  try:
+    function()
   except UserError as error:
-    print(f"jaxspeed: {error}", file=sys.stderr)
-    sys.exit(2)
+    output.say(error)
+    return MISTAKE
+  except KeyboardInterrupt:
+    output.say("stopped by Ctrl-C.")
+    return INTERRUPTED
+  except SystemExit as ended:
+    if isinstance(ended.code, str):
+      output.say(ended.code)
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+  except Exception as error:
+    output.report(error, None)
+    return FAULT
+  return DONE
 
 
 def _parse(argv: list[str]) -> list[str]:

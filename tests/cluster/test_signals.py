@@ -13,8 +13,8 @@ import pytest
 from commands import ROOT
 from toy import load_recipe
 
-from jaxspeed.cluster.signals import INTERRUPTED, Stopped, Wish, catch_signals
-from jaxspeed.errors import DONE, LOST_PEER, REQUEUE
+from jaxspeed.cluster.signals import Stopped, Wish, catch_signals
+from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.run import session
 from jaxspeed.run.checkpoint import Checkpoints

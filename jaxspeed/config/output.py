@@ -1,0 +1,191 @@
+"""Standard output and error: closed, full or of few characters, they never end a command."""
+
+import contextlib
+import errno
+import io
+import os
+import pathlib
+import select
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from jaxspeed.files import write_atomically
+
+
+class _Descriptor(io.RawIOBase):
+  """The lowest layer of a stream; it drops what can no longer be written.
+
+  Args:
+    descriptor: of the file, pipe or terminal.
+    failure: why nothing can be written from the beginning; None: it can.
+
+  Attributes:
+    failure: why writing failed first; None: everything was written.
+  """
+
+  def __init__(self, descriptor: int, failure: OSError | None = None) -> None:
+    self._descriptor = descriptor
+    self.failure = failure
+
+  def fileno(self) -> int:
+    return self._descriptor
+
+  def isatty(self) -> bool:
+    return os.isatty(self._descriptor)
+
+  def writable(self) -> bool:
+    return True
+
+  def write(self, data: Any) -> int:
+    while self.failure is None:
+      try:
+        return os.write(self._descriptor, data)
+      except BlockingIOError:  # another program has set the shared descriptor so
+        select.select([], [self._descriptor], [])
+      except OSError as error:
+        self.failure = error
+    return len(data)
+
+
+def guard() -> None:
+  """Replaces sys.stdout and sys.stderr by streams that raise nothing, and opens closed descriptors.
+
+  A descriptor 1 that is closed would become that of the next file, into which libraries then print.
+  Characters that the encoding lacks are written as escapes. Streams of others, as of a test, stay.
+  """
+  missing = [number for number in range(3) if not _is_open(number)]
+  for number in missing:
+    opened = os.open(os.devnull, os.O_RDWR)
+    if opened != number:
+      os.dup2(opened, number)
+      os.close(opened)
+  for name, number in (("stdout", 1), ("stderr", 2)):
+    stream = getattr(sys, name)
+    if stream is None or stream is getattr(sys, f"__{name}__"):
+      if number == 2:
+        number = _Own.error = os.dup(2)
+      closed = OSError(errno.EBADF, "it is closed") if stream is None else None
+      setattr(sys, name, _make_stream(stream, _Descriptor(number, closed)))
+
+
+class _Own:
+  """The descriptor to which this package writes errors: of its own, so that `held` leaves it."""
+
+  error = 2
+
+
+def write_error(sentence: str) -> None:
+  """Writes "jaxspeed: " and a sentence to standard error without any lock, from any thread."""
+  with contextlib.suppress(OSError):
+    os.write(_Own.error, f"jaxspeed: {sentence}\n".encode("utf-8", "backslashreplace"))
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+  """Drops what libraries write to descriptor 2 in the block; where it raises, they are heard.
+
+  Python's own sys.stderr is not held after `guard`. Of several threads one at a time may hold.
+  """
+  try:
+    file = tempfile.TemporaryFile()
+  except OSError:
+    yield
+    return
+  with _HOLDING, file:
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    failed = True
+    try:
+      yield
+      failed = False
+    finally:
+      os.dup2(before, 2)
+      os.close(before)
+      if failed:
+        file.seek(0)
+        with contextlib.suppress(OSError):
+          os.write(2, file.read())
+
+
+_HOLDING = threading.Lock()
+
+
+def _is_open(descriptor: int) -> bool:
+  try:
+    os.fstat(descriptor)
+  except OSError:
+    return False
+  return True
+
+
+def _make_stream(old: TextIO | None, descriptor: _Descriptor) -> io.TextIOWrapper:
+  if old is not None:
+    old.flush()
+  return io.TextIOWrapper(
+    io.BufferedWriter(descriptor),
+    encoding=old.encoding if old is not None else "utf-8",
+    errors="backslashreplace",
+    line_buffering=True,
+  )
+
+
+def lost() -> str | None:
+  """Why standard output did not take everything; None where it did, or its reader had enough."""
+  sys.stdout.flush()
+  descriptor = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+  failure = descriptor.failure if isinstance(descriptor, _Descriptor) else None
+  if failure is None or failure.errno == errno.EPIPE:
+    return None
+  return failure.strerror
+
+
+def say(sentence: object) -> None:
+  """Prints a sentence on standard error, in one line and without control characters."""
+  print(f"jaxspeed: {escape(str(sentence))}", file=sys.stderr)
+
+
+def escape(text: str) -> str:
+  """The text with every character that no screen shows as an escape, line ends included."""
+  return "".join(
+    letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode()
+    for letter in text
+  )
+
+
+def report(error: BaseException, folder: pathlib.Path | None, name: str = "traceback.txt") -> None:
+  """Puts the traceback of an exception that nobody foresaw in a file, and says so in a sentence.
+
+  Args:
+    error: the exception.
+    folder: where the file is written; None, or where that fails: the temporary folder.
+    name: of the file in `folder`.
+  """
+  text = "".join(traceback.format_exception(error))
+  first = next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".")
+  path = _keep(text, folder, name)
+  where = f"the traceback is in {path}" if path else "there is no room for the traceback"
+  reason = f" ({first})" if first else ""
+  say(f"an error that nobody foresaw ended this command, {type(error).__name__}{reason}: {where}.")
+
+
+def _keep(text: str, folder: pathlib.Path | None, name: str) -> pathlib.Path | None:
+  """Where the text was written; None: nowhere."""
+  data = text.encode("utf-8", "backslashreplace").decode()
+  if folder is not None:
+    try:
+      write_atomically(folder / name, data)
+      return folder / name
+    except OSError:
+      pass
+  try:
+    with tempfile.NamedTemporaryFile(
+      "w", encoding="utf-8", prefix="jaxspeed_", suffix=".txt", delete=False
+    ) as file:
+      file.write(data)
+    return pathlib.Path(file.name)
+  except OSError:
+    return None

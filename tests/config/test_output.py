@@ -1,0 +1,128 @@
+"""A command's output that is closed, full, cut off or of few characters, and its unforeseen end."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxspeed.config import output
+from jaxspeed.errors import FAULT, INTERRUPTED, MISTAKE, UserError
+
+# A command that prints more than a pipe or a buffer holds, and ends as its first argument says.
+COMMAND = """
+import sys
+from jaxspeed.config import flags, output
+from jaxspeed.errors import UserError
+name, needed = sys.argv.pop(1), sys.argv.pop(1) == "needed"
+def main(arguments):
+  for _ in range(30_000):
+    print("caf\\u00e9 \\udcff")
+  print("to the end", file=sys.stderr)
+  if name == "mistake": raise UserError("a mistake\\x1b[2J with\\nlines.")
+  if name == "fault": raise KeyError("unforeseen")
+  if name == "interrupt": raise KeyboardInterrupt
+flags.run(main, output_is_result=needed)
+"""
+FULL = "jaxspeed: standard output could not be written (No space left on device)"
+CLOSED = "jaxspeed: standard output could not be written (it is closed)"
+
+
+def shell(redirection, name="done", needed="needed", **environment):
+  command = f'{sys.executable} -c "$COMMAND" {name} {needed} {redirection}'
+  done = subprocess.run(
+    ["bash", "-o", "pipefail", "-c", command],
+    cwd=pathlib.Path(__file__).parents[2],
+    env=os.environ | {"COMMAND": COMMAND} | environment,
+    capture_output=True,
+    text=True,
+    errors="replace",
+  )
+  return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+  "redirection, needed, code, said",
+  [
+    ("| head -1", "needed", 0, []),
+    ("| head -1", "not", 0, []),
+    (">/dev/full", "needed", MISTAKE, [f"{FULL}: send it to another place."]),
+    (">/dev/full", "not", 0, [f"{FULL}; the work itself is done."]),
+    (">&-", "needed", MISTAKE, [f"{CLOSED}: send it to another place."]),
+    (">&-", "not", 0, [f"{CLOSED}; the work itself is done."]),
+    (">/dev/null <&-", "needed", 0, []),
+  ],
+)
+def test_a_command_goes_on_where_its_output_is_taken_no_more(redirection, needed, code, said):
+  returned, _, errors = shell(redirection, needed=needed)
+  assert (returned, errors) == (code, ["to the end", *said])
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+  "name, code", [("mistake", MISTAKE), ("fault", FAULT), ("interrupt", INTERRUPTED)]
+)
+def test_the_exit_code_is_the_same_where_nobody_reads_the_error(redirection, name, code, tmp_path):
+  assert shell(redirection, name, TMPDIR=str(tmp_path))[0] == code
+
+
+def test_characters_that_an_encoding_lacks_are_escaped():
+  code, text, errors = shell("", LC_ALL="C", PYTHONIOENCODING="ascii")
+  assert (code, text.splitlines()[0], errors) == (0, "caf\\xe9 \\udcff", ["to the end"])
+  assert shell("", PYTHONIOENCODING="utf-8")[1].startswith("café \\udcff\n")
+
+
+def test_a_mistake_is_one_line_without_control_characters():
+  code, _, errors = shell(">/dev/null", "mistake")
+  assert (code, errors[1:]) == (MISTAKE, [r"jaxspeed: a mistake\x1b[2J with\nlines."])
+
+
+def test_an_unforeseen_end_is_a_sentence_that_names_a_file(tmp_path):
+  code, _, (_, sentence) = shell(">/dev/null", "fault", TMPDIR=str(tmp_path))
+  (path,) = tmp_path.iterdir()
+  assert code == FAULT
+  assert sentence == (
+    "jaxspeed: an error that nobody foresaw ended this command, KeyError ('unforeseen'): "
+    f"the traceback is in {path}."
+  )
+  assert path.read_text().startswith("Traceback ") and "KeyError: 'unforeseen'" in path.read_text()
+
+
+def test_ctrl_c_is_a_sentence():
+  assert shell(">/dev/null", "interrupt")[2] == ["to the end", "jaxspeed: stopped by Ctrl-C."]
+
+
+def test_the_traceback_goes_to_the_folder_or_where_there_is_room(tmp_path, capsys, monkeypatch):
+  error = ValueError("first line\nsecond")
+  output.report(error, tmp_path, "traceback_3.txt")
+  said = capsys.readouterr().err
+  assert said.endswith(f"(first line): the traceback is in {tmp_path / 'traceback_3.txt'}.\n")
+  assert "ValueError: first line\nsecond" in (tmp_path / "traceback_3.txt").read_text()
+  monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path))
+  output.report(error, tmp_path / "absent")
+  assert f"the traceback is in {tmp_path}/jaxspeed_" in capsys.readouterr().err
+  monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path / "absent"))
+  output.report(error, tmp_path / "absent")
+  assert "there is no room for the traceback." in capsys.readouterr().err
+
+
+def test_what_libraries_say_is_held_and_heard_where_they_fail(capfd):
+  with output.held():
+    os.write(2, b"noise\n")
+  os.write(2, b"after\n")
+  assert capfd.readouterr().err == "after\n"
+  with pytest.raises(UserError), output.held():
+    os.write(2, b"a reason\n")
+    raise UserError("failed")
+  assert capfd.readouterr().err == "a reason\n"
+
+
+def test_our_own_sentences_are_not_held():
+  code = (
+    "import os; from jaxspeed.config import output; output.guard()\n"
+    "with output.held():\n"
+    "  os.write(2, b'noise\\n'); output.say('said'); output.write_error('written')"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+  assert done.stderr.splitlines() == ["jaxspeed: said", "jaxspeed: written"]
