@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from jaxspeed.cluster import processes
+from jaxspeed.cluster.peers import integer
 from jaxspeed.errors import SUPERSEDED, UserError
 from jaxspeed.files import write_atomically
 
@@ -60,19 +61,23 @@ class Owner:
 
 
 def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-  """The scheduler's job that this process belongs to, and how often it was started again."""
-  if "SLURM_JOB_ID" in environment:
-    restarts = environment.get("SLURM_RESTART_COUNT", "0")
-    return f"Slurm job {environment['SLURM_JOB_ID']}", int(restarts)
-  if "JOBSET_NAME" in environment:
-    restarts = environment.get("JOBSET_RESTART_ATTEMPT", "0")
-    return f"JobSet {environment['JOBSET_NAME']}", int(restarts)
+  """The scheduler's job that this process belongs to, and how often it was started again.
+
+  Raises:
+    UserError: that is no number.
+  """
+  for kind, job, restarts in (
+    ("Slurm job", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ("JobSet", "JOBSET_NAME", "JOBSET_RESTART_ATTEMPT"),
+  ):
+    if job in environment:
+      return f"{kind} {environment[job]}", integer(restarts, environment.get(restarts, "0"))
   return "", 0
 
 
 def end_superseded(message: str) -> None:
   """Ends this process at once: an orderly end would still write records."""
-  os.write(2, f"jaxspeed: {message}\n".encode())
+  processes.say(message)
   processes.leave(SUPERSEDED)
 
 

@@ -16,6 +16,8 @@ from jaxspeed.errors import UserError
 
 # Above the ports that Linux gives to clients (ip_local_port_range ends at 60999).
 _FIRST_PORT, _PORTS = 61440, 4096
+# A count that fits into JAX's 32 bits; \d and str.isdecimal take digits of all scripts.
+_NUMBER = "[0-9]{1,9}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +69,8 @@ def find_peers(
     return _checked(
       Peers(
         address,
-        _integer("JAX_NUM_PROCESSES", environment["JAX_NUM_PROCESSES"]),
-        _integer("JAX_PROCESS_ID", number),
+        integer("JAX_NUM_PROCESSES", environment["JAX_NUM_PROCESSES"]),
+        integer("JAX_PROCESS_ID", number),
         None,
         0,
         "JAX_NUM_PROCESSES",
@@ -90,11 +92,15 @@ def _missing(flag: str) -> UserError:
   )
 
 
-def _integer(name: str, value: str) -> int:
-  try:
-    return int(value)
-  except ValueError:
-    raise UserError(f"{name}={value} is no number.") from None
+def integer(name: str, value: str) -> int:
+  """The number that a variable of the environment holds.
+
+  Raises:
+    UserError: it holds anything but a few ASCII digits.
+  """
+  if not re.fullmatch(_NUMBER, value):
+    raise UserError(f"{name}={value} is no number: set it to one, or unset it.")
+  return int(value)
 
 
 def _checked(peers: Peers) -> Peers | None:
@@ -103,10 +109,16 @@ def _checked(peers: Peers) -> Peers | None:
       f"process_id is {peers.process} of num_processes {peers.processes} ({peers.found_by}): it "
       "counts from 0 and must be less."
     )
+  if peers.local is not None and peers.local_process >= peers.local:
+    raise UserError(
+      f"{peers.found_by} says that this is process {peers.local_process} of {peers.local} on this "
+      "host: it counts from 0 and must be less."
+    )
   if peers.processes == 1:
     return None
   host, colon, port = peers.coordinator.rpartition(":")
-  if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16):
+  # XLA's server ends the process where it cannot read a port.
+  if not (colon and host and re.fullmatch(_NUMBER, port) and 0 < int(port) < 2**16):
     raise UserError(
       f"the coordinator {peers.coordinator!r} ({peers.found_by}) is no HOST:PORT of process 0, as "
       "in node1:62000."
@@ -117,36 +129,44 @@ def _checked(peers: Peers) -> Peers | None:
 def _of_slurm(environment: Mapping[str, str], address: str | None) -> Peers:
   hosts = environment["SLURM_STEP_NODELIST"]
   job = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-  # "2(x3),1" is 2, 2, 2 and 1 tasks on the step's nodes, of which this is number SLURM_NODEID.
-  tasks = [
-    int(count)
-    for count, times in re.findall(
-      r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")
-    )
-    for _ in range(int(times or 1))
-  ]
-  node = int(environment.get("SLURM_NODEID", "0"))
   return Peers(
     coordinator=address or f"{first_host(hosts)}:{_port(job)}",
-    processes=_integer(
+    processes=integer(
       "SLURM_STEP_NUM_TASKS",
       environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")),
     ),
-    process=_integer("SLURM_PROCID", environment["SLURM_PROCID"]),
-    local=tasks[node] if node < len(tasks) else None,
-    local_process=int(environment.get("SLURM_LOCALID", "0")),
+    process=integer("SLURM_PROCID", environment["SLURM_PROCID"]),
+    local=_tasks_on_node(
+      environment.get("SLURM_STEP_TASKS_PER_NODE", ""),
+      integer("SLURM_NODEID", environment.get("SLURM_NODEID", "0")),
+    ),
+    local_process=integer("SLURM_LOCALID", environment.get("SLURM_LOCALID", "0")),
     found_by=f"Slurm's step {job}",
   )
 
 
+def _tasks_on_node(tasks: str, node: int) -> int | None:
+  """How many tasks Slurm has on a node: "2(x3),1" is 2, 2, 2 and 1; None where it does not say."""
+  if not tasks:
+    return None
+  for part in tasks.split(","):
+    found = re.fullmatch(rf"({_NUMBER})(?:\(x({_NUMBER})\))?", part)
+    if found is None:
+      raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks} is not as in 2(x3),1: unset it.")
+    node -= int(found.group(2) or 1)
+    if node < 0:
+      return int(found.group(1))
+  return None
+
+
 def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
-  processes = _integer("OMPI_COMM_WORLD_SIZE", environment["OMPI_COMM_WORLD_SIZE"])
-  local = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+  processes = integer("OMPI_COMM_WORLD_SIZE", environment["OMPI_COMM_WORLD_SIZE"])
+  local = integer("OMPI_COMM_WORLD_LOCAL_SIZE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
   if address is None:
     # Version 4 tells of the launcher, where the first process runs; version 5 does not.
     launcher = environment.get("OMPI_MCA_orte_hnp_uri", "")
     job, _, uri = launcher.partition(".")
-    found = re.search(r"tcp://([\d.]+)", uri)
+    found = re.search(r"tcp://([0-9.]+)", uri)
     if local == processes:
       address = f"127.0.0.1:{_port(environment.get('PMIX_NAMESPACE', job))}"
     elif found:
@@ -159,9 +179,11 @@ def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
   return Peers(
     coordinator=address,
     processes=processes,
-    process=_integer("OMPI_COMM_WORLD_RANK", environment["OMPI_COMM_WORLD_RANK"]),
+    process=integer("OMPI_COMM_WORLD_RANK", environment["OMPI_COMM_WORLD_RANK"]),
     local=local,
-    local_process=int(environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")),
+    local_process=integer(
+      "OMPI_COMM_WORLD_LOCAL_RANK", environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    ),
     found_by="mpirun",
   )
 
@@ -173,7 +195,7 @@ def _port(job: str) -> int:
 
 def first_host(hosts: str) -> str:
   """The first of Slurm's list of hosts: "n[07-09,12],m1" begins with n07."""
-  name = re.match(r"([^,\[]*)(?:\[(\d+))?", hosts)
+  name = re.match(r"([^,\[]*)(?:\[([0-9]+))?", hosts)
   assert name is not None
   return name.group(1) + (name.group(2) or "")
 
@@ -206,5 +228,5 @@ def visible_gpus() -> tuple[list[str], bool]:
   chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
   if chosen is not None:
     return [name for name in chosen.split(",") if name.strip()], True
-  found = sorted(p.name for p in pathlib.Path("/dev").glob("nvidia*") if p.name[6:].isdecimal())
+  found = sorted(p.name for p in pathlib.Path("/dev").glob("nvidia[0-9]*"))
   return found, False

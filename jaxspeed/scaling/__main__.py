@@ -23,6 +23,7 @@ against published runs.
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config import effects
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import flags as command_line
+from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
 from jaxspeed.planning.make import make_plan
@@ -88,7 +90,7 @@ def describe_published(table: Mapping[str, Any]) -> list[str]:
 
 
 def _device_counts(flag: flags.FlagHolder) -> list[int]:
-  if all(text.strip().isdecimal() and int(text) for text in flag.value) and flag.value:
+  if all(re.fullmatch(" *0*[1-9][0-9]{0,8} *", text) for text in flag.value) and flag.value:
     return [int(text) for text in flag.value]
   raise UserError(f"--devices={','.join(flag.value)}: give numbers, as in --devices=8,128,2048.")
 
@@ -128,6 +130,7 @@ def _main(arguments: list[str]) -> None:
   if config is None:
     raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
   effects.check(config, fields_lib.overridden())
+  find_devices()  # shapes are worked out without one, but not without JAX's backend
   counts, device = _device_counts(_DEVICES), DEVICES[_DEVICE.value]
   cluster = _cluster(make_plan(config, devices=counts[0]), counts[0])
   exchange = exchange_of(config)

@@ -74,7 +74,7 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
     if (folder / "dataset_info.json").is_file():
       return folder
     versions = [info.parent for info in folder.glob("*/dataset_info.json")]
-    versions = [each for each in versions if re.fullmatch(r"\d+\.\d+\.\d+", each.name)]
+    versions = [each for each in versions if re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", each.name)]
     if versions:
       return max(versions, key=lambda each: tuple(map(int, each.name.split("."))))
   return None
