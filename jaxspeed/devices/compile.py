@@ -13,7 +13,10 @@ from typing import Any
 
 import jax
 
+from jaxspeed.devices.flops import count_flops
 from jaxspeed.errors import UserError
+
+DEFAULT_CACHE = "~/.cache/jaxspeed/programs"
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FROM_CACHE = "/jax/compilation_cache/cache_retrieval_time_sec"
@@ -31,7 +34,7 @@ class Program:
     call: takes arguments of exactly the shapes and shardings it was compiled for.
     seconds: to trace, lower and compile, or to read from the cache.
     cached: whether the cache on disk had it.
-    flops: of one call as XLA counts the program before it optimises; 0 where it does not say.
+    flops: of one call (`flops.count_flops`).
   """
 
   call: jax.stages.Compiled
@@ -44,16 +47,22 @@ class Program:
     return self.call.as_text() or ""
 
 
-def use_cache(folder: str) -> pathlib.Path | None:
-  """Turns the cache of compiled programs on; '' is the user's own, ~/.cache/jaxspeed/programs.
+def use_cache(folder: str = "") -> pathlib.Path | None:
+  """Turns the cache of compiled programs on.
 
-  Returns None, after a warning, when the folder cannot be written: the run goes on without.
+  Args:
+    folder: compiled programs are code, so it comes from the command line and never from a run's
+      folder; '': the one that JAXSPEED_COMPILE_CACHE names, or ~/.cache/jaxspeed/programs.
+
+  Returns:
+    None, after a warning, when the folder cannot be written: the run goes on without.
   """
-  path = pathlib.Path(folder or "~/.cache/jaxspeed/programs").expanduser()
+  path = pathlib.Path(folder or os.environ.get("JAXSPEED_COMPILE_CACHE") or DEFAULT_CACHE)
   try:
+    path = path.expanduser()
     path.mkdir(parents=True, exist_ok=True)
     usable = os.access(path, os.W_OK)
-  except OSError:
+  except (OSError, RuntimeError, ValueError):  # a RuntimeError: no home folder
     usable = False
   if not usable:
     warnings.warn(f"no cache of compiled programs: {path} cannot be written", stacklevel=2)
@@ -104,26 +113,34 @@ def compile_program(
     UserError: XLA does not know an option or its value.
   """
   start, hits = time.perf_counter(), _counts.from_cache
-  lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
+  traced = jax.jit(function, donate_argnums=donate).trace(*arguments)
   try:
-    compiled = lowered.compile(compiler_options=options)
+    compiled = traced.lower().compile(compiler_options=options)
   except jax.errors.JaxRuntimeError as error:
     sentence = str(error).partition(": ")[2]
     if "compile option" not in sentence and "setting option" not in sentence:
       raise
     raise UserError(f"--config.compiler_options: XLA says: {sentence.rstrip('.')}.") from error
   seconds = time.perf_counter() - start
-  analysis = lowered.cost_analysis() or {}
   return Program(
     call=compiled,
     seconds=seconds,
     cached=_counts.from_cache > hits,
-    flops=float(analysis.get("flops", 0.0)),
+    flops=count_flops(traced.jaxpr),
   )
 
 
+def compiling_threads() -> int:
+  """How many programs are compiled at a time: one a core for a CPU, else one.
+
+  XLA times kernels on a GPU while it compiles: two at once would disturb, and take memory from,
+  each other. To be raised when it has been measured on one.
+  """
+  return (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+
+
 class Ahead:
-  """Programs that threads compile, side by side and in the order given, while others go on.
+  """Programs that threads compile in the order given while others go on, on a CPU side by side.
 
   Args:
     jobs: what makes each program, by any name.
@@ -131,7 +148,7 @@ class Ahead:
 
   def __init__(self, jobs: Mapping[Any, Callable[[], Program]]) -> None:
     self._pool = concurrent.futures.ThreadPoolExecutor(
-      max(1, min(len(jobs), os.cpu_count() or 1)), thread_name_prefix="compile"
+      max(1, min(len(jobs), compiling_threads())), thread_name_prefix="compile"
     )
     self._started = time.monotonic()
     self._ready_after: dict[Any, float] = {}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspeed.devices import compile as compile_lib
 from jaxspeed.devices.compile import (
   Ahead,
   CompiledInsideClock,
@@ -45,7 +46,27 @@ def test_the_second_time_comes_from_the_cache(cache):
 
 def test_flops_are_those_of_the_product():
   program = compile_program(matmul, ABSTRACT)
-  assert 2 * 8 * 16 * 4 <= program.flops <= 1.2 * 2 * 8 * 16 * 4
+  assert program.flops == 2 * 8 * 16 * 4
+
+
+@pytest.mark.parametrize("backend, threads", [("cpu", 7), ("gpu", 1), ("tpu", 1)])
+def test_an_accelerator_compiles_one_program_at_a_time(backend, threads, monkeypatch):
+  monkeypatch.setattr(compile_lib.jax, "default_backend", lambda: backend)
+  monkeypatch.setattr(compile_lib.os, "cpu_count", lambda: 7)
+  assert compile_lib.compiling_threads() == threads
+  jobs = {number: lambda: compile_program(jnp.tanh, ABSTRACT[:1]) for number in range(9)}
+  ahead = Ahead(jobs)
+  assert ahead._pool._max_workers == threads
+  ahead.wait()
+
+
+def test_the_cache_comes_from_the_command_line_or_the_environment(tmp_path, monkeypatch, cache):
+  monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "environment"))
+  assert use_cache() == use_cache("") == tmp_path / "environment"
+  assert use_cache(str(tmp_path / "flag")) == tmp_path / "flag"
+  monkeypatch.delenv("JAXSPEED_COMPILE_CACHE")
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert use_cache() == tmp_path / ".cache/jaxspeed/programs"
 
 
 def test_programs_compile_side_by_side_and_an_error_comes_out():
