@@ -1,12 +1,19 @@
 """Eight CPU devices for every test; strict dtypes; a compile inside the clock is an error."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # Collectives of several virtual devices deadlock on a pool of as many threads as a small machine
 # has cores (jax 0.10, 0.11).
 os.environ["PJRT_NPROC"] = "16"
+# For evaluations and predictions, whose runs do not say where; workers inherit it.
+if "JAXSPEED_COMPILE_CACHE" not in os.environ:
+  os.environ["JAXSPEED_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxspeed_programs_")
+  atexit.register(shutil.rmtree, os.environ["JAXSPEED_COMPILE_CACHE"], ignore_errors=True)
 
 import pathlib
 

@@ -40,7 +40,8 @@ def base() -> ConfigDict:
       "tune_on": "test",  # test | validation: a tenth of the training images, held out
       "warmup": "auto",  # a run on random labels before the clock: on | off; auto: on accelerators
       "cost_per_hour": 0.0,  # USD of all the hardware; 0: not stated
-      "compile_cache": "",  # folder of compiled programs; '': ~/.cache/jaxspeed/programs
+      "compile_cache": "",  # folder of compiled programs, not stored; '': JAXSPEED_COMPILE_CACHE or
+      # ~/.cache/jaxspeed/programs
       "data": {
         "feed": "resident",  # resident: the whole set on every device | stream: images from disk
         "name": "cifar10",  # cifar10 | cifar100 | digits; of a stream, the name of a TFDS set

@@ -24,6 +24,10 @@ PLACES = (
   "cost_per_hour",
 )
 
+# Fields that are not stored, and not believed where a config.json holds them: who gives somebody a
+# run's folder could name programs to run. They come from the command line or the environment.
+NOT_STORED = ("compile_cache",)
+
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
   """Pairs of dotted field name and value, depth first, names sorted."""
@@ -36,8 +40,8 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, tuples as lists."""
-  return json.loads(json.dumps(config.to_dict()))
+  """A config as JSON stores it: nested dicts, tuples as lists, without `NOT_STORED`."""
+  return json.loads(json.dumps(_without_paths_to_code(config).to_dict()))
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
@@ -61,7 +65,16 @@ def load(path: pathlib.Path) -> ConfigDict:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
   if not isinstance(loaded, dict):
     raise UserError(f"{path} holds no config: expected a JSON object.")
-  return ConfigDict({k: _tuples(v) for k, v in loaded.items()})
+  return _without_paths_to_code(ConfigDict({k: _tuples(v) for k, v in loaded.items()}))
+
+
+def _without_paths_to_code(config: ConfigDict) -> ConfigDict:
+  """A copy with the fields that are not stored empty."""
+  config = config.copy_and_resolve_references()
+  for name in NOT_STORED:
+    if name in config:
+      config[name] = ""
+  return config
 
 
 def _tuples(value: Any) -> Any:

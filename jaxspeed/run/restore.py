@@ -72,6 +72,7 @@ def open_run(
   Raises:
     UserError: the folder holds no whole checkpoint.
   """
+  # Empty, unless the command line of `evaluate` names a folder (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
   mesh = mesh_lib.make_mesh()
   plan = _stored_plan(config)
@@ -102,9 +103,10 @@ def evaluate(
       eval.mode, or several with commas in between.
 
   Returns:
-    For each mode {"step", "evaluated_weights", "mode", "evaluated_on", "images", "loss", "top1",
-    "top5", "seconds"}; accuracies as fractions, evaluated_on and evaluated_weights as in
-    `results.result_row`, seconds without those of compiling and of finding the images.
+    For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images", "loss",
+    "top1", "top5", "seconds"}; accuracies as fractions, data where the images come from,
+    evaluated_on and evaluated_weights as in `results.result_row`, seconds without those of
+    compiling and of finding the images.
 
   Raises:
     UserError: as `open_run`, or a mode that is none.
@@ -132,7 +134,7 @@ def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
     )
   use_cache(config.compile_cache)
   config = config.copy_and_resolve_references()
-  config.precision = precision.resolve(config.precision, jax.devices()[0])
+  config.precision = precision.resolve(config.precision, mesh_lib.find_devices()[0])
   mesh = mesh_lib.make_mesh()
 
   def variables_of(job: Job) -> Any:
@@ -182,6 +184,8 @@ def _rows(
   # A stream opens only what this phase reads.
   streams = jobs[0].plan.streams
   data = open_sets(configs[0], phases[:1]) if streams else open_data(configs[0])
+  path = configs[0].data.path
+  source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
   for config, job, phase in zip(configs, jobs, phases, strict=True):
     run = _prepare_evaluation(data, job, phase, variables)
@@ -190,6 +194,7 @@ def _rows(
     rows.append(
       {
         "mode": config.eval.mode,
+        "data": source,
         "evaluated_on": config.tune_on,
         "images": int(sums.count),
         **sums.means(),

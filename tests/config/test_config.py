@@ -1,5 +1,6 @@
 """Configs: what they hold, how they are stored and compared, and what a command line may say."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   assert isinstance(loaded.data.std, tuple) and loaded.data.std[0] == 62.99
   assert stored.differences(config, loaded) == []
   assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_folder_of_compiled_programs_is_neither_stored_nor_believed(tmp_path):
+  config = fields_lib.base()
+  config.compile_cache = "programs"
+  path = tmp_path / "config.json"
+  stored.save(config, path)
+  assert config.compile_cache == "programs"
+  assert json.loads(path.read_text())["compile_cache"] == ""
+  path.write_text(path.read_text().replace('"compile_cache": ""', '"compile_cache": "theirs"'))
+  assert stored.load(path).compile_cache == ""
 
 
 def test_a_config_that_is_not_there_is_told_as_a_wrong_workdir(tmp_path):
