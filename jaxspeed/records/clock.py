@@ -36,6 +36,9 @@ NAMES = (
 
 _PARTS_OF_START = ("connect", "load", "compile", "warmup", "others", "restore", "init")
 
+# Each epoch asks whether its programs are there, in microseconds.
+_ASKING = 0.01
+
 _IMPORTED = time.perf_counter()
 
 
@@ -67,15 +70,18 @@ class Clock:
 
   Args:
     now: seconds of a clock that never goes back.
+    later: of a run that is not the first of its process, and begins now.
   """
 
-  def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+  def __init__(self, now: Callable[[], float] = time.perf_counter, *, later: bool = False) -> None:
     self._now = now
-    self._process_start = now() - process_age()
+    self._later = later
+    self._process_start = now() - (0.0 if later else process_age())
     self._earlier_processes = 0.0
     self._earlier = dict.fromkeys(NAMES, 0.0)
     self._seconds = dict.fromkeys(NAMES, 0.0)
     self._running: str | None = None
+    self._last_interval = ("", 0.0)
     self._lock = threading.Lock()
 
   @contextlib.contextmanager
@@ -95,8 +101,21 @@ class Clock:
     try:
       yield
     finally:
-      self.add(name, self._now() - start)
+      self._last_interval = name, self._now() - start
+      self.add(*self._last_interval)
       self._running = None
+
+  def rename_last(self, name: str) -> None:
+    """Counts the interval that `measure` ended last under another name.
+
+    Raises:
+      ValueError: no such name.
+    """
+    self._check(name)
+    before, seconds = self._last_interval
+    self.add(before, -seconds)
+    self.add(name, seconds)
+    self._last_interval = name, seconds
 
   def add(self, name: str, seconds: float) -> None:
     """Adds seconds measured elsewhere.
@@ -133,12 +152,17 @@ class Clock:
     return self._earlier_processes + self._now() - self._process_start
 
   def summary(self) -> dict[str, Any]:
-    """The `seconds` of a result: train, dawn, process, and compile {cold, cached}, each None when
-    nothing was compiled, or nothing read from the cache."""
+    """The `seconds` of a result: train, dawn, process, and compile {wall, cold, cached}.
+
+    Wall is what the run waited for programs; cold and cached are sums over the threads that compile
+    side by side. Each is None where there was nothing to wait for, compile or read from the cache.
+    """
+    wall = self._seconds["compile"]
     return {
       "train": self.train_seconds,
       "dawn": self.dawn_seconds,
       "compile": {
+        "wall": wall if wall >= _ASKING else None,
         "cold": self._seconds["compile_cold"] or None,
         "cached": self._seconds["compile_cached"] or None,
       },
@@ -167,12 +191,14 @@ class Clock:
         self._earlier[name] += seconds
 
   def starting(self) -> str:
-    """How long it took from the start of this process until now, in words, and what took it."""
+    """How long it took from the start of the process, or of a later run, until now, in words."""
     parts = {name: self._seconds[name] - self._earlier[name] for name in _PARTS_OF_START}
-    age = process_age()
-    parts = {"imports and the rest": age - sum(parts.values())} | parts
+    age = self._now() - self._process_start
+    rest = "the rest" if self._later else "imports and the rest"
+    parts = {rest: age - sum(parts.values())} | parts
     told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
-    return f"{age:.1f} s after the process began: {told}"
+    begin = "this run" if self._later else "the process"
+    return f"{age:.1f} s after {begin} began" + (told and f": {told}")
 
   def _check(self, name: str) -> None:
     if name not in NAMES:

@@ -1,9 +1,11 @@
-"""What a run prints: a header, one row an epoch, a live line on a terminal, the result.
+"""What a run prints: a header, one row an epoch, its progress, the result.
 
-Into a pipe or a file go plain lines of fixed columns: no control characters, no wrapping.
+A terminal shows the progress in a live line. Into a pipe or a file go plain lines of fixed columns
+without control characters or wrapping, and a line of progress each minute.
 """
 
 import contextlib
+import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +24,19 @@ from rich.progress import (
 _SECONDS_BETWEEN_DRAWINGS = 0.25
 _SECONDS_BETWEEN_LINES = 60.0
 
-# Title, width, key of the row and format of each column; 79 characters, for terminals of 80.
+# Title, width, key of the row and format of each column; 98 characters.
 _COLUMNS = (
   ("epoch", 5, "epoch", "g"),
   ("lr", 7, "learning_rate", ".3g"),
   ("px", 4, "image_size", ".0f"),
   ("batch", 5, "batch_size", ".0f"),
-  ("loss", 6, "train_loss", ".4f"),
-  ("top1", 7, "train_top1", ".2%"),
-  ("loss", 6, "eval_loss", ".4f"),
-  ("top1", 7, "eval_top1", ".2%"),
-  ("top5", 7, "eval_top5", ".2%"),
+  ("train loss", 10, "train_loss", ".4f"),
+  ("train top1", 10, "train_top1", ".2%"),
+  ("eval loss", 9, "eval_loss", ".4f"),
+  ("eval top1", 9, "eval_top1", ".2%"),
+  ("eval top5", 9, "eval_top5", ".2%"),
   ("img/s", 7, "images_per_second", ".0f"),
-  ("train s", 8, "train_seconds", ".2f"),
+  ("total train s", 13, "train_seconds", ".2f"),
 )
 
 
@@ -93,10 +95,21 @@ class Screen:
     self._printed_titles = False
     self._progress: Progress | None = None
     self._next_drawing = 0.0
+    self._begun = (0.0, time.monotonic())
+    self._wait_for_line()
 
   def line(self, text: str) -> None:
     """Prints `text` as it is, above the live line."""
     self.console.out(text, highlight=False)
+
+  def begin(self, epochs: float) -> None:
+    """Notes that training begins now, with `epochs` done: the time left follows from its pace."""
+    self._begun = (epochs, time.monotonic())
+    self._wait_for_line()
+
+  def _wait_for_line(self) -> None:
+    if not self.console.is_interactive:
+      self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_LINES
 
   def header(self, fields: Mapping[str, str]) -> None:
     """Prints one line a field, the values aligned."""
@@ -111,15 +124,16 @@ class Screen:
         self.line(title)
       self._printed_titles = True
     self.line(format_epoch(row))
+    self._wait_for_line()
 
   def progress_due(self) -> bool:
-    """Whether a new live line would be seen: ask before fetching a loss from the device."""
-    return self.console.is_interactive and time.monotonic() >= self._next_drawing
+    """Whether new progress would be seen: ask before fetching a loss from the device."""
+    return not self.console.quiet and time.monotonic() >= self._next_drawing
 
   def progress(
     self, *, epoch: int, step: int, steps: int, loss: float, images_per_second: float
   ) -> None:
-    """Draws the live line; without a terminal, nothing.
+    """Draws the live line; without a terminal, prints a line where one is due.
 
     Args:
       epoch: the running epoch, from 1.
@@ -128,18 +142,30 @@ class Screen:
       loss: of a recent step.
       images_per_second: of recent steps.
     """
+    done = min(epoch - 1 + step / steps, self._total_epochs)
+    text = (
+      f"epoch {epoch}/{self._total_epochs:g}  step {step}/{steps}  loss {loss:.4f}  "
+      f"{images_per_second:,.0f} img/s"
+    )
     if not self.console.is_interactive:
+      if self.progress_due():
+        self.line(f"{text}  {self._time_left(done)} left")
+        self._wait_for_line()
       return
     self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
     if self._progress is None:
       self._progress = _start_progress(self.console, self._total_epochs)
     self._progress.update(
-      self._progress.task_ids[0],
-      completed=min(epoch - 1 + step / steps, self._total_epochs),
-      description=f"epoch {epoch}/{self._total_epochs:g}  step {step}/{steps}  loss {loss:.4f}  "
-      f"{images_per_second:,.0f} img/s",
-      refresh=True,
+      self._progress.task_ids[0], completed=done, description=text, refresh=True
     )
+
+  def _time_left(self, done: float) -> str:
+    """As H:MM:SS, from the pace of the epochs since `begin`; "-" before there is one."""
+    before, start = self._begun
+    if done <= before:
+      return "-"
+    seconds = (self._total_epochs - done) * (time.monotonic() - start) / (done - before)
+    return str(datetime.timedelta(seconds=round(seconds)))
 
   def result(self, result: Mapping[str, Any]) -> None:
     """Prints the result (`format_result`)."""
@@ -232,7 +258,7 @@ def _format_test(result: Mapping[str, Any]) -> list[str]:
 
 
 def _format_figures(result: Mapping[str, Any]) -> list[str]:
-  """Titles and values of one run, or of the means of several."""
+  """What compiling took; titles and values of one run, or of the means of several."""
   seconds = result["seconds"]
   cells = [("top1", _format(result["top1"], ".3%"))]
   if "n" in result:
@@ -245,14 +271,14 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     ("top5", _format(result["top5"], ".3%")),
     ("train s", _format(seconds["train"], ".2f")),
     ("dawn s", _format(seconds["dawn"], ".2f")),
-    ("compile s", _format_compile(seconds["compile"])),
+    ("compile s", _format(seconds["compile"].get("wall"), ".2f")),
     ("process s", _format(seconds["process"], ".2f")),
     *([("cost $", _format_cost(result["cost_usd"]))] if "cost_usd" in result else []),
     ("evaluated on", f"{result['evaluated_on']} images"),
     *([("weights", result["evaluated_weights"])] if result.get("evaluated_weights") else []),
     ("device", str(result["device"])),
   ]
-  return _align_rows(list(zip(*cells, strict=True)))
+  return _format_compile(seconds["compile"]) + _align_rows(list(zip(*cells, strict=True)))
 
 
 def _align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -267,9 +293,13 @@ def _format(value: Any, spec: str) -> str:
   return "-" if value is None else format(float(value), spec)
 
 
-def _format_compile(seconds: Mapping[str, float | None]) -> str:
-  parts = [f"{value:.2f} {kind}" for kind, value in seconds.items() if value is not None]
-  return " + ".join(parts) or "-"
+def _format_compile(seconds: Mapping[str, float | None]) -> list[str]:
+  """The line on the sums over threads, which may be more than the seconds that passed."""
+  names = {"cold": "cold", "cached": "from the cache"}
+  parts = [
+    f"{seconds[kind]:.2f} s {name}" for kind, name in names.items() if seconds.get(kind) is not None
+  ]
+  return [f"programs, summed over threads: {', '.join(parts)}"] if parts else []
 
 
 def _format_cost(dollars: Mapping[str, Any]) -> str:

@@ -119,6 +119,8 @@ class Run:
       processes.ending_when_alone(),
     ):
       self._records.screen.header({"starting": self._clock.starting()})
+      epoch, within = self._plan.epoch_of(step)
+      self._records.screen.begin(epoch + within / self._plan.phase_of(step).steps_per_epoch)
       if step:
         self._records.screen.line(f"goes on from the checkpoint of step {step}")
       while self._epoch_ended(step) or (
@@ -203,6 +205,7 @@ class Run:
     for line in lines:
       self._records.screen.line(line)
     before, network = self._clock.dawn_seconds, NetworkMeter()
+    self._progress_from = (step, time.monotonic())
     while within < steps:
       with self._measure("train"):
         within = self._advance(epoch, first, within, steps)
@@ -292,6 +295,9 @@ class Run:
       row["eval_seconds"] = time.monotonic() - start
       row["evaluated_weights"] = self._plan.evaluated_weights(step)
       row |= {f"eval_{name}": value for name, value in sums.means().items()}
+      if self._config.stop_at_target and self._reaches_target(row):
+        # Only now it is known to be the last.
+        self._clock.rename_last("final_validate")
     row |= peak_memory(self._job.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
       "dawn_seconds": self._clock.dawn_seconds,

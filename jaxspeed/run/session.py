@@ -42,16 +42,18 @@ def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
   return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
 
 
-def _print_compiled(screen: Screen, job: Job, feed: Feed) -> None:
+def _print_compiled(screen: Screen, job: Job, feed: Feed, clock: Clock) -> None:
   parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
-  # XLA counts the body of a loop once, so this is a step in either case.
+  # The body of a loop counts once, so this is a step in either case.
   flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
   cold = sum(not program.cached for program in feed.programs)
+  wall = clock.state()["compile"]
   seconds = sum(program.seconds for program in feed.programs)
   lines = {
-    "model": f"{job.config.model.name}, {parameters:,} parameters, "
-    f"{flops / 1e6:,.0f} MFLOP an image and step",
-    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {seconds:.1f} s",
+    "model": f"{job.config.model.name}, {parameters:,} parameters"
+    + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
+    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {wall:.1f} s "
+    f"({seconds:.1f} s summed over threads)",
   }
   if job.devices > 1:
     lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
@@ -115,6 +117,7 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
     if peers is not None:
       with clock.measure("connect"):
         processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    mesh_lib.find_devices()
     primary = processes.is_primary()
     console = make_console() if primary else silent_console()
     screen = Screen(console, total_epochs=config.epochs)
@@ -146,7 +149,7 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
       feed = make_feed(data, job)
       stack.enter_context(contextlib.closing(feed))
       lines = feed.wait_for(0)
-    _print_compiled(screen, job, feed)
+    _print_compiled(screen, job, feed, clock)
     for line in lines:
       screen.line(line)
     with clock.measure("load"):
@@ -250,8 +253,7 @@ def _run_all(
     run_folder = folder if resolved.runs == 1 else prepare_workdir(folder / run_name(index))
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.
-      clock = Clock()
-      clock.restore({"process": -clock.process_seconds})
+      clock = Clock(later=True)
     run_job = dataclasses.replace(job, config=run_config)
     run = Run(run_job, feed, run_folder, clock, class_names, watch)
     rows.append(run.to_the_end())

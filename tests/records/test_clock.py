@@ -68,13 +68,34 @@ def test_intervals_of_one_name_add_up_and_time_between_them_does_not_count(fake)
 
 
 def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake, monkeypatch):
-  monkeypatch.setattr(clock_lib, "process_age", lambda: 9.0)
+  monkeypatch.setattr(clock_lib, "process_age", lambda: 5.0)
   clock = Clock(now=fake)
   clock.restore({"load": 100.0, "init": 3.0})
   spend(clock, fake, load=1.5, others=0.5, restore=2.0, init=0.04)
   assert clock.starting() == (
     "9.0 s after the process began: imports and the rest 5.0, load 1.5, others 0.5, restore 2.0"
   )
+
+
+def test_a_later_run_of_a_process_begins_its_own_clock(fake, monkeypatch):
+  monkeypatch.setattr(clock_lib, "process_age", lambda: 90.0)
+  clock = Clock(now=fake, later=True)
+  assert clock.starting() == "0.0 s after this run began"
+  spend(clock, fake, init=0.25)
+  fake.sleep(0.5)
+  assert clock.starting() == "0.8 s after this run began: the rest 0.5, init 0.2"
+  assert clock.process_seconds == 0.75
+
+
+def test_the_last_evaluation_counts_once_it_is_known_to_be_the_last(fake):
+  clock = Clock(now=fake)
+  spend(clock, fake, train=2.0, validate=4.0)
+  spend(clock, fake, validate=8.0)
+  assert clock.train_seconds == 2.0
+  clock.rename_last("final_validate")
+  assert clock.train_seconds == 2.0 + 8.0
+  assert clock.dawn_seconds == 2.0
+  assert clock.state()["validate"] == 4.0
 
 
 def test_second_interval_while_one_runs_is_an_error_and_the_first_goes_on(fake):
@@ -112,16 +133,18 @@ def test_unknown_names_are_errors(fake):
 
 def test_summary_tells_cold_from_cached(fake):
   clock = Clock(now=fake)
-  assert clock.summary()["compile"] == {"cold": None, "cached": None}
+  assert clock.summary()["compile"] == {"wall": None, "cold": None, "cached": None}
   clock.add("compile_cold", 2.0)
   clock.add("compile_cold", 3.0)
-  assert clock.summary()["compile"] == {"cold": 2.0 + 3.0, "cached": None}
+  assert clock.summary()["compile"] == {"wall": None, "cold": 2.0 + 3.0, "cached": None}
   clock.add("compile_cached", 0.5)
+  # Two threads compiled side by side; the run waited for half of the sum.
+  spend(clock, fake, compile=2.75)
   assert clock.summary() == {
     "train": 0.0,
     "dawn": 0.0,
-    "compile": {"cold": 5.0, "cached": 0.5},
-    "process": 7.0,
+    "compile": {"wall": 2.75, "cold": 5.0, "cached": 0.5},
+    "process": 7.0 + 2.75,
   }
 
 

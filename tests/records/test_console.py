@@ -30,7 +30,7 @@ RESULT = {
   "seconds": {
     "train": 2.594,
     "dawn": 2.5,
-    "compile": {"cold": 12.1, "cached": None},
+    "compile": {"wall": 7.5, "cold": 12.1, "cached": None},
     "process": 20.0,
     "to_target": 2.25,
   },
@@ -110,7 +110,7 @@ def test_terminal_gets_a_live_line_and_the_same_rows(terminal):
     assert text.count(line) == 1
   # The cursor is shown again, and nothing is drawn after the result.
   assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-  assert text.endswith(format_result(RESULT)[1] + "\n")
+  assert text.endswith(format_result(RESULT)[-1] + "\n")
 
 
 def test_time_left_follows_the_pace(terminal, monkeypatch):
@@ -144,7 +144,7 @@ def test_last_fractional_epoch_does_not_pass_the_end(terminal):
   screen.close()
 
 
-def test_progress_is_due_now_and_then_on_a_terminal_and_never_else(terminal, pipe, monkeypatch):
+def test_progress_is_due_now_and_then_on_a_terminal(terminal, monkeypatch):
   now = [50.0]
   monkeypatch.setattr(screen_lib.time, "monotonic", lambda: now[0])
   screen = Screen(terminal, total_epochs=2)
@@ -156,23 +156,60 @@ def test_progress_is_due_now_and_then_on_a_terminal_and_never_else(terminal, pip
   now[0] += 0.1
   assert screen.progress_due()
   screen.close()
-  assert not Screen(pipe, total_epochs=2).progress_due()
+
+
+def test_a_file_gets_a_line_of_progress_a_minute_with_rate_and_time_left(pipe, monkeypatch):
+  now = [1000.0]
+  monkeypatch.setattr(screen_lib.time, "monotonic", lambda: now[0])
+  screen = Screen(pipe, total_epochs=9.9)
+  now[0] += 500.0  # compiling
+  screen.begin(2.0)  # after a resume
+  for seconds in range(0, 181, 10):
+    now[0] = 1500.0 + seconds
+    if seconds == 130:
+      screen.epoch(ROW)
+    # A step of 1 / 100 epoch in ten seconds.
+    step = 1 + seconds // 10
+    due = screen.progress_due()
+    screen.progress(epoch=3, step=step, steps=100, loss=1.25, images_per_second=61234.5)
+    assert due == (seconds in (60, 120))
+  lines = pipe.file.getvalue().splitlines()
+  # 7.83 epochs at 0.07 a minute, 7.77 at 0.13 in two.
+  assert lines == [
+    "epoch 3/9.9  step 7/100  loss 1.2500  61,234 img/s  1:51:51 left",
+    "epoch 3/9.9  step 13/100  loss 1.2500  61,234 img/s  1:59:32 left",
+    *epoch_titles(),
+    format_epoch(ROW),
+  ]
+
+
+def test_processes_that_print_nothing_look_at_no_progress(monkeypatch):
+  now = [1000.0]
+  monkeypatch.setattr(screen_lib.time, "monotonic", lambda: now[0])
+  screen = Screen(screen_lib.silent_console(), total_epochs=2)
+  now[0] += 100.0
+  assert not screen.progress_due()
 
 
 def test_columns_stand_under_their_titles():
   groups, titles = epoch_titles()
-  assert groups == 31 * " " + "training" + 13 * " " + "evaluation"
+  assert groups == 38 * " " + "training" + 20 * " " + "evaluation"
   assert titles == (
-    "epoch      lr   px batch   loss    top1   loss    top1    top5   img/s  train s"
+    "epoch      lr   px batch train loss train top1 eval loss eval top1 eval top5   img/s "
+    "total train s"
   )
   assert format_epoch(ROW) == (
-    "    2 0.00146  224 81920 1.2346  51.68%      -       -       -   61234    74.75"
+    "    2 0.00146  224 81920     1.2346     51.68%         -         -         -   61234 "
+    "        74.75"
   )
   assert format_epoch(VALIDATED) == (
-    "  9.9 0.00146  224 81920 1.2346  51.68% 0.5000  94.01% 100.00%   61234    74.75"
+    "  9.9 0.00146  224 81920     1.2346     51.68%    0.5000    94.01%   100.00%   61234 "
+    "        74.75"
   )
   assert format_epoch(VALIDATED | {"train_loss": float("nan")}).split()[4] == "nan"
-  assert len(titles) == 79
+  assert len(titles) == 98
+  # Each column has a name of its own.
+  assert len({name for name, *_ in screen_lib._COLUMNS}) == len(screen_lib._COLUMNS)
 
 
 def test_a_phase_is_one_line_with_its_pace():
@@ -199,29 +236,30 @@ def test_a_phase_is_one_line_with_its_pace():
   ],
 )
 def test_result_tells_its_cost_where_an_hours_is_stated(dawn, to_target, text):
-  titles, values = format_result(RESULT | {"cost_usd": {"dawn": dawn, "to_target": to_target}})
+  _, titles, values = format_result(RESULT | {"cost_usd": {"dawn": dawn, "to_target": to_target}})
   # Aligned to the right.
   end = titles.index("cost $") + len("cost $")
   assert values[:end].split("20.00")[1].strip() == text
   assert values[end : end + 2] == "  "
-  assert "cost" not in format_result(RESULT)[0]
+  assert "cost" not in format_result(RESULT)[1]
 
 
 def test_result_of_one_run():
   assert format_result(RESULT) == [
-    "   top1     top5  train s  dawn s   compile s  process s  evaluated on"
+    "programs, summed over threads: 12.10 s cold",
+    "   top1     top5  train s  dawn s  compile s  process s  evaluated on"
     "                     device",
-    "94.010%  99.810%     2.59    2.50  12.10 cold      20.00   test images"
+    "94.010%  99.810%     2.59    2.50       7.50      20.00   test images"
     "  1 x NVIDIA H100 80GB HBM3",
   ]
 
 
 def test_the_weights_that_are_evaluated_are_named():
   groups, titles = epoch_titles("average")
-  assert groups == epoch_titles()[0][:39] + 4 * " " + "evaluation: average"
+  assert groups == epoch_titles()[0][:46] + 11 * " " + "evaluation: average"
   assert titles == epoch_titles()[1] and len(groups) == len(epoch_titles()[0])
   for weights in ("live", "average"):
-    lines = format_result(RESULT | {"evaluated_weights": weights})
+    _, *lines = format_result(RESULT | {"evaluated_weights": weights})
     assert "weights" in lines[0].split() and weights in lines[1].split()
   # Of a result that an earlier version wrote.
   assert format_result(RESULT | {"evaluated_weights": None}) == format_result(RESULT)
@@ -236,7 +274,7 @@ def test_result_on_held_out_images_says_so():
 
 
 def test_result_of_several_runs_is_a_table_the_interval_and_the_test():
-  *table, titles, values, seconds, target, test = format_result(SEVERAL)
+  *table, programs, titles, values, seconds, target, test = format_result(SEVERAL)
   assert table == [
     "seed     top1  train s  target s",
     "   8  94.100%     2.59      2.25",
@@ -261,17 +299,17 @@ def test_a_target_that_no_run_reached_has_no_seconds():
 @pytest.mark.parametrize(
   ("cold", "cached", "text"),
   [
-    (12.1, None, "12.10 cold"),
-    (None, 0.4, "0.40 cached"),
-    (12.1, 0.4, "12.10 cold + 0.40 cached"),
-    (None, None, "-"),
+    (12.1, None, ["programs, summed over threads: 12.10 s cold"]),
+    (None, 0.4, ["programs, summed over threads: 0.40 s from the cache"]),
+    (12.1, 0.4, ["programs, summed over threads: 12.10 s cold, 0.40 s from the cache"]),
+    (None, None, []),
   ],
 )
 def test_result_tells_cold_from_cached(cold, cached, text):
-  seconds = RESULT["seconds"] | {"compile": {"cold": cold, "cached": cached}}
-  values = format_result(RESULT | {"seconds": seconds})[1]
-  assert f" {text} " in values
-  assert ("cold" in values, "cached" in values) == (cold is not None, cached is not None)
+  seconds = RESULT["seconds"] | {"compile": {"wall": None, "cold": cold, "cached": cached}}
+  *sums, _, values = format_result(RESULT | {"seconds": seconds})
+  assert sums == text
+  assert values.split()[4] == "-"  # top1, top5, train, dawn, compile
 
 
 SCRIPT = """

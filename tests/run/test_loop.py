@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.errors import UserError
@@ -148,6 +149,18 @@ def test_evaluate_prints_the_same_accuracies(finished):
     evaluate(folder, step=5)
 
 
+def test_a_runs_folder_names_no_place_for_compiled_programs(finished, tmp_path):
+  folder = shutil.copytree(finished[0], tmp_path / "theirs")
+  path = folder / "config.json"
+  config = json.loads(path.read_text())
+  assert config["compile_cache"] == ""
+  path.write_text(json.dumps(config | {"compile_cache": str(tmp_path / "programs")}))
+  assert evaluate(folder)[0]["data"].startswith("scikit-learn's digits")
+  Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+  predict(folder, [str(tmp_path / "a.png")])
+  assert not (tmp_path / "programs").exists()
+
+
 def test_a_finished_run_is_told_and_not_trained_again(finished, cache, capsys):
   folder, result = finished
   before = (folder / "result.json").stat().st_mtime_ns
@@ -195,7 +208,7 @@ def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
     f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
   ]
   lines = format_result(result)
-  assert len(lines) == 1 + 3 + 2 + 3 and printed[-len(lines) :] == lines
+  assert len(lines) == 1 + 3 + 3 + 3 and printed[-len(lines) :] == lines
   assert [line.split()[:2] for line in lines[1:4]] == [
     [str(5 + i), f"{top1[i]:.3%}"] for i in range(3)
   ]
@@ -275,6 +288,9 @@ def test_it_stops_at_the_target_and_tells_the_time(cache, tmp_path):
   rows = read_metrics(tmp_path / "stop")
   assert len(rows) < 4 and rows[-1]["eval_top1"] >= 0.05
   assert result["seconds"]["to_target"] == rows[-1]["dawn_seconds"]
+  # The evaluation that ended the run was its last, which the clock of airbench's rule contains.
+  assert result["seconds"]["train"] == rows[-1]["train_seconds"] > result["seconds"]["dawn"]
+  assert rows[0]["train_seconds"] == rows[0]["dawn_seconds"] or len(rows) == 1
   assert evaluate(tmp_path / "stop")[0]["top1"] == result["top1"]
 
 
@@ -324,7 +340,6 @@ def test_images_of_another_size_are_told(cache, tmp_path):
 
 
 def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
-  from PIL import Image
   from sklearn.datasets import load_digits
 
   folder, _ = finished
