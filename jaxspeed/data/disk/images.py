@@ -8,6 +8,7 @@ import importlib
 import os
 from typing import Any
 
+from jaxspeed.config.output import held
 from jaxspeed.errors import UserError
 
 # The first bytes of the formats that TensorFlow decodes.
@@ -17,19 +18,22 @@ SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
 def import_tensorflow() -> Any:
   """TensorFlow, quiet, and kept from the GPUs, whose memory it would take from JAX.
 
+  What it writes on machines without CUDA, before any level of its log counts, is dropped.
+
   Raises:
     UserError: it is not installed.
   """
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it logs each image that it cannot decode
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # of no use here, and it logs two lines
   try:
-    tf = importlib.import_module("tensorflow")
+    with held():
+      tf = importlib.import_module("tensorflow")
+      _hide_gpus(tf)
   except ImportError as error:
     raise UserError(
       f"reading images from disk needs TensorFlow, which cannot be imported ({error}): "
       "pip install 'jaxspeed[imagenet]'."
     ) from error
-  _hide_gpus(tf)
   return tf
 
 

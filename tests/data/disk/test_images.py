@@ -37,6 +37,14 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
+@needs_tensorflow
+def test_tensorflow_is_imported_without_a_word():
+  # Two to five lines on a machine without CUDA, which no level of its log keeps back.
+  code = "from jaxspeed.data.disk.images import import_tensorflow; import_tensorflow()"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def ramp(width=48, height=48):
   """A smooth picture, of which JPEG keeps nearly all; no two rows or columns are alike."""
   x, y = np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]
