@@ -10,10 +10,10 @@ import json
 import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 
 from jaxspeed.config import fields
 from jaxspeed.config import flags as command_line
+from jaxspeed.errors import UserError
 
 
 def main() -> None:
@@ -25,18 +25,28 @@ def main() -> None:
   export = flags.DEFINE_string(
     "export", "", "Also writes the weights to this .safetensors file, for torchvision."
   )
-  config_flag: list[flags.FlagHolder] = []
+  config_flag: list[command_line.ConfigFlag] = []
 
   def define(argv: list[str]) -> None:
     from jaxspeed.run.restore import load_config
 
     folder = command_line.value_of("workdir", argv)
-    if folder:
-      config = load_config(pathlib.Path(folder))
-      help_text = "--config.FIELD=VALUE changes a field of the run: data.path, eval.mode, ..."
-      config_flag.append(config_flags.DEFINE_config_dict("config", config, help_text))
-    else:
+    if not folder:
       config_flag.append(command_line.define_config_flag())
+      return
+    if recipe := command_line.value_of("config", argv):
+      raise UserError(
+        f"--config={recipe} names a recipe and --workdir={folder} a run, which has its own config: "
+        f"leave out one of them."
+      )
+    config = load_config(pathlib.Path(folder))
+    if changed := command_line.overridden_in(argv, "model"):
+      raise UserError(
+        f"--config.{changed[0]}: the weights in {folder} belong to the model that was trained, "
+        f"whose fields stay as they are."
+      )
+    help_text = "--config.FIELD=VALUE changes a field of the run: data.path, eval.mode, ..."
+    config_flag.append(command_line.define_config(config, argv, help_text))
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.config import effects

@@ -1,9 +1,14 @@
-"""Prints the plan of a config; no data is read and nothing is compiled for it.
+"""Prints the plan of a config; nothing is compiled for it.
 
 python -m jaxspeed.plan --config=configs/cifar10_resnet9.py:ema
 python -m jaxspeed.plan --config=configs/imagenet18.py:8 --csv
+python -m jaxspeed.plan --config=configs/imagenette.py --config.data.path=PATH
+
+Without a path it counts with data.train_images and data.eval_images, with one it counts the images
+that are there; of an image on disk it reads the header, and keeps its size for the run.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -11,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
+from rich.console import Console
 
-from jaxspeed.config import effects, fields, output
+from jaxspeed.config import checks, effects, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
@@ -58,8 +64,33 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
     yield f"{epoch},{within + 1},{phase.image_size},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
 
 
-def exchange_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
-  """What each device sends in a step, and how long that takes where the flags say over what."""
+def planned(config: ConfigDict, *, devices: int) -> tuple[Plan, str]:
+  """The plan of a config, and the data set whose images it counts; '' where no path is given.
+
+  Raises:
+    UserError: a value that no run can have, or data that cannot be read.
+  """
+  if not config.data.path or config.data.synthetic:
+    return make_plan(config, devices=devices), ""
+  from jaxspeed.run.setup import open_data, plan_of
+
+  data = open_data(config, Console(stderr=True))
+  return plan_of(config, data, devices=devices), data.source
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """What joins the devices: GB/s, microseconds from one to another, milliseconds of a step."""
+
+  bandwidth: float
+  latency: float
+  step_ms: float
+
+
+def exchange_lines(
+  config: ConfigDict, plan: Plan, *, devices: int, network: Network | None
+) -> Iterator[str]:
+  """What each device sends in a step, and how long that takes where a network is given."""
   exchange = exchange_of(config)
   groups = exchange.groups(config.allreduce.group_mb)[1:]
   how = f"{len(groups)} all-reduce{'s' if len(groups) > 1 else ''}"
@@ -67,16 +98,15 @@ def exchange_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
     f"gradients: {sum(exchange.tensors) / 1e6:.4g} MB a step in {how}, and "
     f"{exchange.rest / 1e6:.2g} MB of statistics in one"
   )
-  devices, bandwidth, step_ms = _DEVICES.value, _BANDWIDTH.value, _STEP_MS.value
-  if not bandwidth:
+  if network is None:
     return
   first = plan.phases[0]
   cluster = Cluster(
-    images_per_s=measured_rate(step_ms, first.batch_size / devices, first.image_size),
+    images_per_s=measured_rate(network.step_ms, first.batch_size / devices, first.image_size),
     per_host=1,
-    network_gb_s=bandwidth,
-    local_gb_s=bandwidth,
-    hop_s=_LATENCY.value / 1e6,
+    network_gb_s=network.bandwidth,
+    local_gb_s=network.bandwidth,
+    hop_s=network.latency / 1e6,
   )
   for phase in plan.phases:
     step = step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
@@ -101,33 +131,53 @@ def parameter_table(config: ConfigDict) -> str:
   return parameter_overview.get_parameter_overview(shapes["params"], include_stats=False)
 
 
-def _main(arguments: list[str]) -> None:
-  command_line.nothing_left(arguments)
-  config = _FLAG.value
-  if config is None:
-    raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
-  if _BANDWIDTH.value and not (_STEP_MS.value and _DEVICES.value > 1):
-    raise UserError("--bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.")
-  for note in effects.check(config, fields.overridden()):
-    output.say(note)
-  find_devices()  # shapes are worked out without one, but not without JAX's backend
-  plan = make_plan(config, devices=_DEVICES.value)
-  lines = (
-    csv_lines(config, plan)
-    if _CSV.value
-    else [describe(config, plan), *exchange_lines(config, plan)]
+def main() -> None:
+  """Reads the flags and prints."""
+  config_flag = command_line.define_config_flag()
+  csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as comma-separated values.")
+  parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
+  devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
+  bandwidth = command_line.define_number(
+    "bandwidth", 0.0, "GB/s from device to device, to time the all-reduces.", least=1e-3, most=1e6
   )
-  if _PARAMETERS.value:
-    lines = [*lines, parameter_table(config)]
-  print("\n".join(lines))
+  latency = command_line.define_number("latency", 7.0, "Microseconds from device to device.")
+  step_ms = command_line.define_number(
+    "step-ms", 0.0, "Milliseconds of the first phase's step, without all-reduces.", least=1e-3
+  )
+
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    config = config_flag.value
+    if config is None:
+      raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
+    checks.check(config)
+    if csv.value:
+      command_line.without_effect("beside --csv", bandwidth, latency, step_ms, parameters)
+    network = None
+    if bandwidth.value:
+      if not (step_ms.value and devices.value > 1):
+        raise UserError("--bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.")
+      network = Network(bandwidth.value, latency.value, step_ms.value)
+    else:
+      command_line.without_effect("without --bandwidth", latency, step_ms)
+    notes = effects.check(config, fields.overridden())
+    find_devices()  # shapes are worked out without one, but not without JAX's backend
+    plan, source = planned(config, devices=devices.value)
+    for note in notes:
+      output.say(note)
+    if csv.value:
+      print("\n".join(csv_lines(config, plan)))
+      return
+    lines = [describe(config, plan)]
+    if source:
+      lines.append(f"data: {source}, {plan.train_images} images to train on")
+    lines += exchange_lines(config, plan, devices=devices.value, network=network)
+    if parameters.value:
+      lines.append(parameter_table(config))
+    print("\n".join(lines))
+
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  _FLAG = command_line.define_config_flag()
-  _CSV = flags.DEFINE_bool("csv", False, "Prints every step of the plan as comma-separated values.")
-  _PARAMETERS = flags.DEFINE_bool("parameters", False, "Adds a table of the net's parameters.")
-  _DEVICES = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1)
-  _BANDWIDTH = flags.DEFINE_float("bandwidth", 0.0, "GB/s from device to device, to time.", 0.0)
-  _LATENCY = flags.DEFINE_float("latency", 7.0, "Microseconds from device to device.", 0.0)
-  _STEP_MS = flags.DEFINE_float("step-ms", 0.0, "Of the first phase, without the exchange.", 0.0)
-  command_line.run(_main)
+  main()

@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from jaxspeed.config import fields, output
+from jaxspeed.config import checks, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import FAULT, MISTAKE, UserError
 
@@ -33,6 +33,9 @@ def main() -> None:
   processes_flag = flags.DEFINE_integer("num_processes", None, "How many processes train together.")
   process_flag = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
 
+  def define(_: list[str]) -> None:
+    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
+
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster import processes
     from jaxspeed.cluster.peers import find_peers
@@ -45,11 +48,14 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
+    checks.check(config)
     notes = effects.check(config, fields.overridden(), command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:
         output.say(note)
+    if not (workdir_flag.value or config.name):
+      raise UserError("config.name is empty: set --config.name, after which runs/NAME is called.")
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.ending_when_alone():
@@ -70,7 +76,7 @@ def main() -> None:
         processes.leave(FAULT)
       sys.exit(FAULT)
 
-  command_line.run(run, output_is_result=False)
+  command_line.run(run, define=define, output_is_result=False)
 
 
 def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:

@@ -1,22 +1,95 @@
 """How a command line becomes a config, and a mistake an exit code."""
 
 import itertools
-import os
+import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from jaxspeed.config import output
+from jaxspeed.config import names, output
+from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
 
+_CONFIG_HELP = "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
+# --config.FIELD, -config.FIELD and --noconfig.FIELD.
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
-def define_config_flag() -> flags.FlagHolder:
+
+class ConfigFlag:
   """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
-  return config_flags.DEFINE_config_file(
-    "config", None, "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
-  )
+
+  @property
+  def value(self) -> ConfigDict | None:
+    """The recipe's config with the overrides; None where no recipe is named."""
+    value = flags.FLAGS["config"].value
+    return value if isinstance(value, ConfigDict) else None
+
+
+def define_config_flag() -> ConfigFlag:
+  """Defines --config; the recipe is run and checked as `run` begins to parse the flags."""
+  flags.DEFINE_string("config", None, _CONFIG_HELP)
+  return ConfigFlag()
+
+
+def _read_recipe(argv: Sequence[str]) -> None:
+  """Puts the recipe that --config names in the place of the flag, so that its fields are known.
+
+  Raises:
+    UserError: as `load_recipe`, or an override of a field that the config does not have.
+  """
+  if "config" not in flags.FLAGS or isinstance(flags.FLAGS["config"].value, ConfigDict):
+    return
+  given = [value for flag, value in _flags_of(argv) if flag == "config"]
+  if len(given) > 1:
+    raise UserError(f"--config={given[1]}: a recipe is given already, --config={given[0]}.")
+  if given:
+    file, colon, variant = given[0].partition(":")
+    config = load_recipe(file, variant if colon else None)
+    delattr(flags.FLAGS, "config")
+    define_config(config, argv, _CONFIG_HELP)
+  elif overridden := next(_overridden(argv), None):
+    raise UserError(f"--config.{overridden} changes a recipe: name it with --config=FILE.py.")
+
+
+def define_config(config: ConfigDict, argv: Sequence[str], help_text: str) -> ConfigFlag:
+  """Defines --config.FIELD=VALUE, which change a config that is there.
+
+  Raises:
+    UserError: an override of a field that the config does not have.
+  """
+  model = str(config.model.get("name", ""))
+  known = tuple(names.all_fields(model))
+  for name in _overridden(argv):
+    plain = name.partition("[")[0]
+    if plain != name and plain in known:
+      raise UserError(f"--config.{name}: set the whole tuple, as in --config.{plain}='(1, 2, 3)'.")
+    if any(field.startswith(f"{name}.") for field in known):
+      raise UserError(f"--config.{name} is a group of fields: set --config.{name}.FIELD=VALUE.")
+    if name not in known:
+      raise UserError(names.no_field(name, model))
+  config_flags.DEFINE_config_dict("config", config, help_text, sys_argv=_without(argv))
+  return ConfigFlag()
+
+
+def overridden_in(argv: Sequence[str], group: str) -> list[str]:
+  """Dotted names of the fields of a group that the command line sets."""
+  return [name for name in _overridden(argv) if name.partition(".")[0] == group]
+
+
+def define_number(
+  name: str, default: float, help_text: str, *, least: float = 0.0, most: float = 1e9
+) -> flags.FlagHolder:
+  """A flag of a finite number between `least` and `most`; its default may lie outside of them."""
+
+  def accepts(value: float) -> bool:
+    return value == default or (math.isfinite(value) and least <= value <= most)
+
+  holder = flags.DEFINE_float(name, default, help_text)
+  flags.register_validator(name, accepts, message=f"it must be a number from {least:g} to {most:g}")
+  return holder
 
 
 def required(flag: str, value: str | None) -> str:
@@ -30,6 +103,18 @@ def nothing_left(arguments: list[str]) -> None:
   """Refuses what stands on a command line and is no flag, as in `epochs=10` without the dashes."""
   if arguments:
     raise UserError(f"{arguments[0]!r} is no flag; see --help for the flags.")
+
+
+def without_effect(because: str, *holders: flags.FlagHolder) -> None:
+  """Refuses flags that change nothing beside the others.
+
+  Args:
+    because: the end of the sentence, after "has no effect".
+    holders: the flags.
+  """
+  for holder in holders:
+    if flags.FLAGS[holder.name].present:
+      raise UserError(f"--{holder.name}={holder.value} has no effect {because}.")
 
 
 def run(
@@ -54,9 +139,7 @@ def run(
 
   def run_main() -> None:
     nonlocal begun
-    if define is not None:
-      define(sys.argv)
-    arguments = _parse(sys.argv)[1:]
+    arguments = _parse(sys.argv, define)[1:]
     begun = True
     main(arguments)
 
@@ -91,45 +174,78 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   return DONE
 
 
-def _parse(argv: list[str]) -> list[str]:
-  if {"-h", "-help", "--help"} & set(argv[1:]):
-    print(_help())
-    sys.exit(0)
-  file = value_of("config", argv)
-  file = file and file.split(":")[0]
-  if file is not None and not os.path.isfile(file):
-    raise UserError(f"--config={file}: there is no such file.")
+def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[str]:
+  wants_help = bool({"-h", "-help", "--help"} & set(argv[1:]))
   try:
-    return flags.FLAGS(argv)
-  except UserError:
-    raise
-  except (AttributeError, KeyError) as error:  # ml_collections: a field that is not there
-    name, _, hint = str(error).strip("\"'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
-    raise UserError(f"the config has no field {name.strip(chr(39))}. {hint}".strip()) from None
-  except SyntaxError as error:
-    raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}.") from None
+    argv = argv[:1] if wants_help else flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    if define is not None:
+      define(argv)
+    if wants_help:
+      print(_help())
+      sys.exit(0)
+    _read_recipe(argv)
+    return flags.FLAGS(_without(argv))
+  except flags.IllegalFlagValueError as error:
+    raise UserError(_illegal(str(error))) from None
   except (flags.Error, TypeError, ValueError) as error:
-    if "get_config() takes 0 positional" in str(error):
-      raise UserError(f"--config={file} has no variants: leave out the colon.") from None
     raise UserError(_sentence(str(error))) from None
 
 
-def value_of(name: str, argv: list[str]) -> str | None:
-  """VALUE of --NAME=VALUE or --NAME VALUE, before the flags are parsed; None where it is not."""
+def _flags_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+  """Name and value of each --NAME=VALUE or --NAME VALUE, before the flags are parsed."""
   for argument, following in itertools.pairwise([*argv[1:], ""]):
+    if argument == "--":
+      return
     flag, equals, value = argument.partition("=")
-    if flag in (f"--{name}", f"-{name}"):
-      return value if equals else following
-  return None
+    if flag.startswith("-"):
+      yield flag.lstrip("-"), value if equals else following
+
+
+def _overridden(argv: Sequence[str]) -> Iterator[str]:
+  """FIELD of each --config.FIELD."""
+  for argument in itertools.takewhile(lambda argument: argument != "--", argv[1:]):
+    if found := _OVERRIDE.match(argument):
+      yield found[1]
+
+
+def _without(argv: Sequence[str]) -> list[str]:
+  """The command line without --config=FILE, which `_read_recipe` has read."""
+  rest, skip = [], False
+  for argument in argv:
+    if not skip and argument not in ("--config", "-config"):
+      if not argument.startswith(("--config=", "-config=")):
+        rest.append(argument)
+      continue
+    skip = not skip
+  return rest
+
+
+def value_of(name: str, argv: Sequence[str]) -> str | None:
+  """VALUE of --NAME=VALUE or --NAME VALUE, before the flags are parsed; None where it is not."""
+  return next((value for flag, value in _flags_of(argv) if flag == name), None)
 
 
 def _help() -> str:
-  """The command's own docstring and flags; absl adds --help only to what its `app.run` starts."""
+  """The command's own docstring, its flags and the fields of a config.
+
+  absl adds --help only to what its `app.run` starts.
+  """
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     if not module.startswith("absl"):
       lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
+  if "config" in flags.FLAGS:
+    lines += ["", "Fields of a config, with what most recipes keep:", ""]
+    lines += [f"  --config.{line}" for line in names.described()]
   return "\n".join(lines)
+
+
+def _illegal(message: str) -> str:
+  """A sentence on a value that a flag does not take, from absl's own."""
+  found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
+  if found and (accepted := names.accepted(found[1])):
+    return f"config.{found[1]}={found[2]!r}: it must be {accepted}."
+  return _sentence(message)
 
 
 def _sentence(message: str) -> str:

@@ -7,9 +7,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
 
+# Characters of a config.json; ours have 4,000.
+_LARGEST = 1_000_000
+# Differences of two configs that a sentence lists.
+_LISTED = 5
+# Characters of a value in such a list.
+_SHOWN = 80
 # Fields that say where a run reads and writes and how it is watched, and cannot change its result.
 PLACES = (
   "data.path",
@@ -50,22 +57,34 @@ def save(config: ConfigDict, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> ConfigDict:
-  """Reads what `save` wrote.
+  """Reads what `save` wrote, and checks it.
 
   Raises:
-    UserError: the file is missing or no JSON object.
+    UserError: the file is missing, is no JSON, or holds no config that a run can have.
   """
+  if path.exists() and not path.is_file():
+    raise UserError(
+      f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
+    )
   try:
-    loaded = json.loads(path.read_text())
+    with open(path, encoding="utf-8") as file:
+      text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+      raise ValueError(f"it is longer than {_LARGEST:,} characters")
+    loaded = json.loads(text)
   except FileNotFoundError:
     raise UserError(
       f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
     ) from None
+  except RecursionError:
+    raise UserError(f"{path} cannot be read as a config (it nests without an end).") from None
   except (OSError, ValueError) as error:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
   if not isinstance(loaded, dict):
     raise UserError(f"{path} holds no config: expected a JSON object.")
-  return _without_paths_to_code(ConfigDict({k: _tuples(v) for k, v in loaded.items()}))
+  values = {name: _tuples(value) for name, value in loaded.items()}
+  checks.check(values, source=str(path))
+  return _without_paths_to_code(ConfigDict(values))
 
 
 def _without_paths_to_code(config: ConfigDict) -> ConfigDict:
@@ -92,5 +111,17 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
       continue
     a, b = before.get(name, "absent"), after.get(name, "absent")
     if a != b:
-      rows.append(f"config.{name}: {a} -> {b}")
+      rows.append(f"config.{name}: {_short(a)} -> {_short(b)}")
   return rows
+
+
+def _short(value: Any) -> str:
+  """A value as text, of a long one its beginning."""
+  text = str(value)
+  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def listed(rows: list[str]) -> str:
+  """The first few of `differences` and the number of the rest, for a sentence."""
+  more = f"; and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+  return "; ".join(rows[:_LISTED]) + more

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.config import families, kinds
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
 from jaxspeed.models.layers.norm import Norm
@@ -101,6 +102,7 @@ class Group(nn.Module):
     return y
 
 
+@families.register("airbench")
 class Airbench(nn.Module):
   """[n, h, w, 3] to float32 logits [n, classes]; images of 9 pixels and more will do.
 
@@ -114,13 +116,13 @@ class Airbench(nn.Module):
   """
 
   classes: int = 10
-  widths: tuple[int, int, int] = (64, 256, 256)
+  widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (64, 256, 256)
   depth: Literal[2, 3] = 2
   activation: Literal["gelu", "silu"] = "gelu"
   init_method: Literal["dirac", "dirac_added"] = "dirac"
-  norm_momentum: float = 0.6
+  norm_momentum: kinds.Share = 0.6
   whiten_bias: Literal["none", "zero", "uniform"] = "zero"
-  head_scale: float = 1 / 9
+  head_scale: kinds.Number = 1 / 9
   head_unit_std: bool = False
   dtype: DTypeLike = jnp.float32
 

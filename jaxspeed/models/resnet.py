@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.config import families, kinds
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
@@ -123,6 +124,7 @@ class Stage(nn.Module):
     return x
 
 
+@families.register("resnet")
 class ResNet(nn.Module):
   """[n, h, w, 3] to float32 logits [n, classes], for images of any size from 1 pixel on.
 
@@ -138,12 +140,12 @@ class ResNet(nn.Module):
 
   depth: Literal[18, 34, 50, 101] = 50
   classes: int = 1000
-  width: int = 64
+  width: kinds.Width = 64
   zero_init: bool = False
   blurpool: bool = False
   head_init: Literal["normal", "uniform"] = "normal"
-  ghost_splits: int = 1
-  norm_momentum: float = 0.9
+  ghost_splits: kinds.Splits = 1
+  norm_momentum: kinds.Share = 0.9
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

@@ -1,14 +1,16 @@
 """ResNet-9 of myrtle.ai (cifar10-fast: dawn.py, bag_of_tricks.ipynb), for CIFAR-sized images."""
 
 import functools
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+from pydantic import Field
 
+from jaxspeed.config import families, kinds
 from jaxspeed.models.layers.activations import Activation, celu
 from jaxspeed.models.layers.conv import Conv, dense_init
 from jaxspeed.models.layers.norm import Norm
@@ -49,6 +51,7 @@ class ConvNorm(nn.Module):
     return x
 
 
+@families.register("resnet9")
 class ResNet9(nn.Module):
   """Eight convolutions and a linear layer; [n, h, w, 3] to float32 logits [n, classes].
 
@@ -61,14 +64,14 @@ class ResNet9(nn.Module):
   """
 
   classes: int = 10
-  width: int = 64
+  width: kinds.Width = 64
   pool_position: PoolPosition = "after_activation"
   activation: Literal["relu", "celu"] = "relu"
-  celu_alpha: float = 0.075
-  ghost_splits: int = 1
+  celu_alpha: Annotated[float, Field(gt=0, le=1000)] = 0.075
+  ghost_splits: kinds.Splits = 1
   train_norm_scale: bool = True
   whiten: bool = False
-  head_scale: float = 0.125
+  head_scale: kinds.Number = 0.125
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

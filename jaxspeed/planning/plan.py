@@ -1,6 +1,7 @@
 """What a run will do: phases, kinds of steps, and the table with a row a step."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -134,14 +135,15 @@ class Plan:
 
   def segments(self, epoch: int) -> Segments:
     """The steps of an epoch as runs of one kind, or of one cycle of a proxy."""
-    first, steps, cycle = (
-      self.first_step_of(epoch),
-      self.steps_in_epoch(epoch),
-      self.proxy_every or 1,
+    first, steps = self.first_step_of(epoch), self.steps_in_epoch(epoch)
+    first_cutmix = self.total_steps - self.cutmix_steps
+    return _segments(
+      steps,
+      whiten_bias=min(max(self.whiten_bias_steps - first, 0), steps),
+      cutmix_from=min(max(first_cutmix - first, 0), steps),
+      proxy_every=self.proxy_every,
+      begun=first % (self.proxy_every or 1),
     )
-    kinds = [self.kind_of(first + i) for i in range(steps)]
-    cycles = (tuple(kinds[i : i + cycle]) for i in range(0, steps, cycle))
-    return tuple((len(list(same)), kinds) for kinds, same in itertools.groupby(cycles))
 
   def programs(self) -> list[str]:
     """Names of the programs that a run compiles, each with its shape."""
@@ -165,6 +167,33 @@ class Plan:
       *names,
       f"evaluate {self.eval_images} images, {self.eval_batch_size} a device at a time",
     ]
+
+
+# An epoch in the middle of a run is like the one before it.
+@functools.lru_cache(maxsize=64)
+def _segments(
+  steps: int, *, whiten_bias: int, cutmix_from: int, proxy_every: int, begun: int
+) -> Segments:
+  """Segments of an epoch of `steps` steps.
+
+  Args:
+    steps: in the epoch.
+    whiten_bias: the first steps, which train the bias.
+    cutmix_from: the first step with cutmix, or `steps`.
+    proxy_every: as `Plan.proxy_every`.
+    begun: steps since the proxy last learned before the epoch.
+  """
+  kinds = [
+    StepKind(
+      whiten_bias=i < whiten_bias,
+      cutmix=i >= cutmix_from,
+      proxy_learns=proxy_every > 0 and (begun + i) % proxy_every == 0,
+    )
+    for i in range(steps)
+  ]
+  cycle = proxy_every or 1
+  cycles = (tuple(kinds[i : i + cycle]) for i in range(0, steps, cycle))
+  return tuple((len(list(same)), kinds) for kinds, same in itertools.groupby(cycles))
 
 
 def _mark(kind: StepKind) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.memory.arrays import Arrays
@@ -166,11 +166,12 @@ def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None)
 
 
 def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
-  """A config for each of the modes that stand in eval.mode with commas in between."""
+  """A config for each of the modes that stand in eval.mode with commas in between, checked."""
   configs = []
   for mode in config.eval.mode.split(","):
     configs.append(config.copy_and_resolve_references())
     configs[-1].eval.mode = mode
+    checks.check(configs[-1])
   return configs
 
 

@@ -17,7 +17,7 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.cluster.signals import Signals, Stopped, Wish, catch_signals
 from jaxspeed.cluster.watchdog import watchdog
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import allreduce
@@ -111,6 +111,7 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
   """
   clock = Clock()
   mesh_lib.keep_host_memory()
+  checks.check(config)
   make_plan(config)  # its mistakes, before the seconds that data and folders take
   with contextlib.ExitStack() as stack:
     signals = stack.enter_context(catch_signals())

@@ -95,7 +95,7 @@ def claim(folder: pathlib.Path, config: ConfigDict) -> None:
   rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
   if rows:
     raise UserError(
-      f"{folder} holds a run of another config ({'; '.join(rows)}): "
+      f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
       f"choose another --workdir, or take the changes back to go on with that run."
     )
 

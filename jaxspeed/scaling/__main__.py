@@ -21,18 +21,19 @@ checkpoints, compilation. So it is rather a bound from below; results/scaling.js
 against published runs.
 """
 
+import dataclasses
 import json
 import pathlib
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects
+from jaxspeed.config import checks, effects
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
@@ -89,80 +90,161 @@ def describe_published(table: Mapping[str, Any]) -> list[str]:
   return lines
 
 
-def _device_counts(flag: flags.FlagHolder) -> list[int]:
-  if all(re.fullmatch(" *0*[1-9][0-9]{0,8} *", text) for text in flag.value) and flag.value:
-    return [int(text) for text in flag.value]
-  raise UserError(f"--devices={','.join(flag.value)}: give numbers, as in --devices=8,128,2048.")
+# The most numbers that --devices lists, and the most devices.
+_NUMBERS, _MOST_DEVICES = 100, 1_000_000
 
 
-def _cluster(plan: Plan, devices: int) -> Cluster:
-  fields: dict[str, Any] = dict(
-    per_host=_PER_HOST.value,
-    in_flight=_IN_FLIGHT.value,
-    ready=READY if _DEVICE.value == "h100" else LATE,
-    cores=_CORES.value,
+def device_counts(texts: Sequence[str]) -> list[int]:
+  """The numbers of --devices.
+
+  Raises:
+    UserError: one is no number of devices, or there are too many of them.
+  """
+  digits = [text.strip() for text in texts]
+  good = all(text.isascii() and text.isdecimal() and len(text) <= 7 for text in digits)
+  if good and 0 < len(digits) <= _NUMBERS:
+    counts = [int(text) for text in digits]
+    if all(1 <= count <= _MOST_DEVICES for count in counts):
+      return counts
+  raise UserError(
+    f"--devices={shown(','.join(texts))[1:-1]}: give numbers from 1 to {_MOST_DEVICES:,}, as in "
+    f"--devices=8,128,2048."
   )
-  device = DEVICES[_DEVICE.value]
-  if _STEP_MS.value:
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+  """The command's flags; a number of 0 stands for what is usual."""
+
+  devices: flags.FlagHolder
+  device: flags.FlagHolder
+  step_ms: flags.FlagHolder
+  epochs: flags.FlagHolder
+  per_host: flags.FlagHolder
+  network: flags.FlagHolder
+  latency: flags.FlagHolder
+  in_flight: flags.FlagHolder
+  cores: flags.FlagHolder
+  price: flags.FlagHolder
+
+
+def _define_flags() -> _Flags:
+  number = command_line.define_number
+  return _Flags(
+    devices=flags.DEFINE_list("devices", ["8"], "How many devices, one number or several."),
+    device=flags.DEFINE_enum("device", "v100", list(DEVICES), "Their kind."),
+    step_ms=number(
+      "step-ms",
+      0.0,
+      "A measured step of the first phase on the first number of --devices.",
+      least=1e-3,
+    ),
+    epochs=flags.DEFINE_integer("epochs", 0, "At which the target is reached; 0: all.", 0),
+    per_host=flags.DEFINE_integer("per-host", 8, "Devices of a host.", 1, _MOST_DEVICES),
+    network=number("network", 0.0, "A host's line in Gbit/s; 0: as usual.", least=1e-3, most=1e7),
+    latency=number("latency", 0.0, "From host to host in us; 0: as usual.", least=1e-3),
+    in_flight=flags.DEFINE_integer("in-flight", 1, "All-reduces under way at a time.", 0, 1_000),
+    cores=number("cores", 0.0, "Of a host that decode; 0: enough.", least=0.01, most=1e6),
+    price=number("price", 0.0, "USD a device and hour; 0: as usual.", least=1e-6, most=1e6),
+  )
+
+
+def _cluster(given: _Flags, plan: Plan, devices: int) -> Cluster:
+  fields: dict[str, Any] = dict(
+    per_host=given.per_host.value,
+    in_flight=given.in_flight.value,
+    ready=READY if given.device.value == "h100" else LATE,
+    cores=given.cores.value,
+  )
+  device = DEVICES[given.device.value]
+  if given.step_ms.value:
     phase = plan.phases[0]
     fields["images_per_s"] = measured_rate(
-      _STEP_MS.value, phase.batch_size / devices, phase.image_size
+      given.step_ms.value, phase.batch_size / devices, phase.image_size
     )
-  if _NETWORK.value:
-    fields["network_gb_s"] = device.share * _NETWORK.value / 8
-  if _LATENCY.value:
-    fields["hop_s"] = _LATENCY.value * 1e-6
-  if _PRICE.value:
-    fields["price"] = _PRICE.value
+  if given.network.value:
+    fields["network_gb_s"] = device.share * given.network.value / 8
+  if given.latency.value:
+    fields["hop_s"] = given.latency.value * 1e-6
+  if given.price.value:
+    fields["price"] = given.price.value
   return cluster_of(device, **fields)
 
 
-def _main(arguments: list[str]) -> None:
-  command_line.nothing_left(arguments)
-  if _PUBLISHED.value:
-    table = published_table()
-    print("\n".join(describe_published(table)))
-    if _OUT.value:
-      text = json.dumps(table | {"versions": versions()}, indent=1)
-      write_atomically(pathlib.Path(_OUT.value), text + "\n")
-    return
-  config = _CONFIG.value
-  if config is None:
-    raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
-  effects.check(config, fields_lib.overridden())
-  find_devices()  # shapes are worked out without one, but not without JAX's backend
-  counts, device = _device_counts(_DEVICES), DEVICES[_DEVICE.value]
-  cluster = _cluster(make_plan(config, devices=counts[0]), counts[0])
+def _print_published(out: str) -> None:
+  """Prints the published runs, and writes them where `out` names a file."""
+  path = pathlib.Path(out).expanduser()
+  if out and (path.is_dir() or not path.parent.is_dir()):
+    reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+    raise UserError(f"--out={out}: {reason}; name a file.")
+  table = published_table()
+  print("\n".join(describe_published(table)))
+  if out:
+    text = json.dumps(table | {"versions": versions()}, indent=1)
+    try:
+      write_atomically(path, text + "\n")
+    except OSError as error:
+      raise UserError(f"--out={out} cannot be written ({error.strerror or error}).") from None
+
+
+def _predict(config: ConfigDict, given: _Flags) -> Iterator[str]:
+  """The prediction of a recipe on each number of devices, as lines of text."""
+  if config.data.path:
+    raise UserError(
+      f"config.data.path={shown(config.data.path)}: this counts no images, it takes "
+      f"config.data.train_images={config.data.train_images}: set --config.data.path= and that."
+    )
+  counts, device = device_counts(given.devices.value), DEVICES[given.device.value]
+  plans = [make_plan(config, devices=count) for count in counts]
+  if given.epochs.value > plans[0].epochs:
+    raise UserError(
+      f"--epochs={given.epochs.value}: the run has {plans[0].epochs} epochs: set no more."
+    )
+  cluster = _cluster(given, plans[0], counts[0])
   exchange = exchange_of(config)
-  print(
-    f"{config.name} on {_DEVICE.value}: {cluster.images_per_s:,.0f} images/s of 224 px a device, "
-    f"{'measured' if _STEP_MS.value else device.source}"
+  yield (
+    f"{config.name} on {given.device.value}: {cluster.images_per_s:,.0f} images/s of 224 px a "
+    f"device, {'measured' if given.step_ms.value else device.source}"
   )
   groups = exchange.groups(config.allreduce.group_mb)
-  print(
+  yield (
     f"a step sends {sum(size for _, size in groups) / 1e6:.1f} MB in {len(groups)} all-reduces; "
     f"{cluster.network_gb_s:.3g} GB/s a host, {cluster.local_gb_s:g} GB/s inside"
   )
-  for devices in counts:
-    plan = make_plan(config, devices=devices)
-    prediction = predict(config, plan, cluster, exchange, devices=devices, epochs=_EPOCHS.value)
-    print("\n".join(describe(config, plan, prediction, device)))
+  for devices, plan in zip(counts, plans, strict=True):
+    prediction = predict(
+      config, plan, cluster, exchange, devices=devices, epochs=given.epochs.value
+    )
+    yield from describe(config, plan, prediction, device)
+
+
+def main() -> None:
+  """Reads the flags and prints."""
+  config_flag = command_line.define_config_flag()
+  given = _define_flags()
+  published = flags.DEFINE_bool("published", False, "Compares with published runs.")
+  out = flags.DEFINE_string("out", "", "With --published, a JSON file for the table.")
+
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    config = config_flag.value
+    if published.value:
+      if config is not None:
+        raise UserError("--config has no effect beside --published: leave out one of them.")
+      holders = [getattr(given, field.name) for field in dataclasses.fields(given)]
+      command_line.without_effect("beside --published", *holders)
+      _print_published(out.value)
+      return
+    command_line.without_effect("without --published", out)
+    if config is None:
+      raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
+    checks.check(config)
+    effects.check(config, fields_lib.overridden())
+    find_devices()  # shapes are worked out without one, but not without JAX's backend
+    print("\n".join(_predict(config, given)))
+
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  _CONFIG = command_line.define_config_flag()
-  _DEVICES = flags.DEFINE_list("devices", ["8"], "How many devices, one number or several.")
-  _DEVICE = flags.DEFINE_enum("device", "v100", list(DEVICES), "Their kind.")
-  _STEP_MS = flags.DEFINE_float(
-    "step-ms", 0.0, "A measured step of the first phase on the first number of --devices.", 0.0
-  )
-  _EPOCHS = flags.DEFINE_integer("epochs", 0, "At which the target is reached; 0: all.", 0)
-  _PER_HOST = flags.DEFINE_integer("per-host", 8, "Devices of a host.", 1)
-  _NETWORK = flags.DEFINE_float("network", 0.0, "A host's line in Gbit/s; 0: as usual.", 0.0)
-  _LATENCY = flags.DEFINE_float("latency", 0.0, "From host to host in us; 0: as usual.", 0.0)
-  _IN_FLIGHT = flags.DEFINE_integer("in-flight", 1, "All-reduces under way at a time.", 0)
-  _CORES = flags.DEFINE_float("cores", 0.0, "Of a host that decode; 0: enough.", 0.0)
-  _PRICE = flags.DEFINE_float("price", 0.0, "USD a device and hour; 0: as usual.", 0.0)
-  _PUBLISHED = flags.DEFINE_bool("published", False, "Compares with published runs.")
-  _OUT = flags.DEFINE_string("out", "", "With --published, a JSON file for the table.")
-  command_line.run(_main)
+  main()

@@ -1,13 +1,13 @@
 """Published runs beside the prediction."""
 
 import dataclasses
-import importlib.util
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.scaling.allreduce_time import exchange_of
@@ -138,14 +138,11 @@ def published_runs() -> tuple[Published, ...]:
 
 
 def recipe(file: str, variant: str) -> ConfigDict:
-  """`get_config` of a file of this checkout's configs/."""
+  """The config of a recipe of this checkout's configs/."""
   path = pathlib.Path(__file__).parents[2] / "configs" / file
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  if not path.is_file() or spec is None or spec.loader is None:
+  if not path.is_file():
     raise UserError(f"{path} is missing: --published needs a checkout with its configs.")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module.get_config(*([variant] if variant else []))
+  return load_recipe(str(path), variant or None)
 
 
 def compare(run: Published) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""Families of models by the name in `config.model.name`, and the fields that each has.
+
+A model's fields are the attributes of its flax module, which states their types, ranges and
+defaults; nothing of them is repeated here:
+
+  @families.register("tiny")
+  class Tiny(nn.Module):
+    classes: int  # what `models.make` passes is no field: classes, dtype
+    width: Annotated[int, Field(ge=1, le=4096)] = 16
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import pydantic
+
+from jaxspeed.config.schema import Group
+
+# Attributes of a module that are no fields of a config.
+_NOT_FIELDS = ("classes", "dtype", "parent", "name")
+
+_Module = TypeVar("_Module", bound=type)
+
+
+class Family(NamedTuple):
+  """A flax module and the schema of its fields."""
+
+  module: Callable[..., Any]
+  fields: type[Group]
+
+
+# Filled as the modules of `models/` are imported.
+FAMILIES: dict[str, Family] = {}
+
+
+def register(name: str) -> Callable[[_Module], _Module]:
+  """A decorator that makes a flax module the family `name`."""
+
+  def add(module: _Module) -> _Module:
+    fields: dict[str, Any] = {"name": (str, name)}
+    for field in dataclasses.fields(module):
+      if field.name not in _NOT_FIELDS:
+        default = ... if field.default is dataclasses.MISSING else field.default
+        fields[field.name] = (field.type, default)
+    schema = pydantic.create_model(f"{module.__name__}Fields", __base__=Group, **fields)
+    FAMILIES[name] = Family(module, schema)
+    return module
+
+  return add
+
+
+def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of a model, the ones that are not set with their defaults.
+
+  So every field of the family can be set on the command line, whichever the recipe names.
+  """
+  family = FAMILIES.get(str(model.get("name")))
+  if family is None:
+    return dict(model)
+  fields = family.fields.model_fields
+  defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+  return defaults | dict(model)

@@ -1,0 +1,88 @@
+"""The kinds of values that several fields take, with their ranges.
+
+The upper bounds are no advice: beyond them memory, an int32 or a float32 would overflow.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jaxspeed.config.schema import Says, is_plain, must_be
+
+Text = Annotated[
+  str,
+  Field(max_length=4096),
+  must_be("text of one line without control characters", is_plain),
+]
+# An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
+Side = Annotated[int, Field(ge=1, le=8192)]
+Pixels = Annotated[int, Field(ge=0, le=8192)]
+# Channels of a layer.
+Width = Annotated[int, Field(ge=1, le=4096)]
+# Parts of a batch, each with its own norms.
+Splits = Annotated[int, Field(ge=1, le=65_536)]
+Batch = Annotated[int, Field(ge=1, le=2**24)]
+Images = Annotated[int, Field(ge=1, le=10**9)]
+Epochs = Annotated[float, Field(ge=0, le=100_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Number = Annotated[float, Field(ge=-1e6, le=1e6)]
+NotNegative = Annotated[float, Field(ge=0, le=1e6)]
+# A factor on a rate or a decay: its product with any rate is a float32.
+Factor = Annotated[float, Field(ge=0, le=1e9)]
+
+EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
+
+Mean = Annotated[
+  tuple[()] | tuple[Number, Number, Number],
+  Says("three numbers in units of 0 ... 255, or () for the training set's own"),
+]
+_Positive = Annotated[float, Field(gt=0, le=1e6)]
+Std = Annotated[
+  tuple[()] | tuple[_Positive, _Positive, _Positive],
+  Says("three numbers above 0 in units of 0 ... 255, or () for the training set's own"),
+]
+
+Segments = Annotated[
+  tuple[tuple[Epochs, Epochs, NotNegative, NotNegative], ...],
+  Says(
+    "pieces of four numbers of at least 0 (first epoch, end, value there, value at the end), the "
+    "first from epoch 0 on and each from the end of the one before"
+  ),
+]
+
+TrustRatios = Annotated[
+  tuple[()] | tuple[Factor, Factor], Says("the least and the most trust ratio, or ()")
+]
+Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
+XlaOption = Annotated[Text, must_be("NAME=VALUE, an option of XLA", lambda text: "=" in text)]
+
+# A watchdog of fewer seconds ends runs that only save or evaluate.
+_LEAST_WATCHDOG = 5
+WatchdogSeconds = Annotated[
+  float,
+  Field(ge=0, le=1e7),
+  must_be(
+    f"a number of seconds, 0 or at least {_LEAST_WATCHDOG}",
+    lambda seconds: seconds == 0 or seconds >= _LEAST_WATCHDOG,
+  ),
+]
+
+
+def _is_name(text: str) -> bool:
+  parts = text.split("/")
+  return not text or all(
+    part and part.isprintable() and not part.startswith(("-", ".")) and "\\" not in part
+    for part in parts
+  )
+
+
+# NAME or NAME/VARIANT: a folder of runs/ is called like it, with a dash for the slash.
+Name = Annotated[
+  str,
+  Field(max_length=100),
+  must_be(
+    "a name for a folder, NAME or NAME/VARIANT, in which no part begins with a dot or a dash",
+    _is_name,
+  ),
+]

@@ -1,0 +1,148 @@
+"""Names of fields: all that a config has, and those that a mistyped one may mean."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxspeed.config import families, fields, schema
+from jaxspeed.config.schema import Group, shown
+
+# What other projects call a field.
+COMMON = {
+  "accum": "accumulate",
+  "accum_steps": "accumulate",
+  "accumulation": "accumulate",
+  "accumulation_steps": "accumulate",
+  "amp": "precision",
+  "arch": "model.name",
+  "architecture": "model.name",
+  "base_lr": "schedule.peak",
+  "batch": "batch_size",
+  "bs": "batch_size",
+  "crop": "augment.crop_padding",
+  "data_dir": "data.path",
+  "data_path": "data.path",
+  "dataset": "data.name",
+  "dtype": "precision",
+  "early_stopping": "stop_at_target",
+  "ema": "average.kind",
+  "ema_decay": "average.decay",
+  "fp16": "precision",
+  "grad_accum": "accumulate",
+  "gradient_accumulation_steps": "accumulate",
+  "img_size": "data.image_size",
+  "learning_rate": "schedule.peak",
+  "lr": "schedule.peak",
+  "max_lr": "schedule.peak",
+  "mixed_precision": "precision",
+  "n_classes": "data.classes",
+  "n_epochs": "epochs",
+  "num_classes": "data.classes",
+  "num_epochs": "epochs",
+  "opt": "optimizer.name",
+  "optim": "optimizer.name",
+  "random_seed": "seed",
+  "resolution": "data.image_size",
+  "save_every": "checkpoint.every_seconds",
+  "smoothing": "label_smoothing",
+  "tta": "eval.mode",
+  "val_batch_size": "eval.batch_size",
+  "warmup_epochs": "schedule.warmup",
+  "wd": "optimizer.weight_decay",
+  "weights": "pretrained.path",
+}
+# How alike two names must be, of 1, and how much less alike than the nearest one.
+_ALIKE, _BEHIND = 0.7, 0.1
+_NAMED = 3
+
+
+def all_fields(model: str = "") -> Iterator[str]:
+  """Dotted names of every field, and of the fields of the family `model` where one is named."""
+  yield from _names(fields.Config, "")
+  if family := families.FAMILIES.get(model):
+    yield from _names(family.fields, "model.")
+
+
+def _names(group: type[Group], prefix: str) -> Iterator[str]:
+  for name, field in group.model_fields.items():
+    annotation: Any = field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Group):
+      yield from _names(annotation, f"{prefix}{name}.")
+    elif (prefix, name) != ("", "model"):
+      yield prefix + name
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+  """At most three fields that `name` may mean, the likeliest first.
+
+  Args:
+    name: dotted, or only the last part of one.
+    known: dotted names of all fields.
+  """
+  name = name.lower().replace("-", "_")
+  last = name.rpartition(".")[2]
+  found = [COMMON[last]] if COMMON.get(last) in known else []
+  found += [field for field in known if last in (field, field.rpartition(".")[2])]
+  scores = {
+    field: max(_likeness(name, field), _likeness(last, field.rpartition(".")[2])) for field in known
+  }
+  least = max(_ALIKE, max(scores.values(), default=0) - _BEHIND)
+  alike = [field for field in known if scores[field] >= least and not found]
+  # Among names with the same ending, the one in the group that was named comes first.
+  order = sorted([*found, *alike], key=lambda field: _likeness(name, field), reverse=True)
+  return list(dict.fromkeys([*found[:1], *order]))[:_NAMED]
+
+
+def _likeness(a: str, b: str) -> float:
+  return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def no_field(name: str, model: str = "", *, known: Sequence[str] = ()) -> str:
+  """The sentence, without its end, that a config has no field of this name.
+
+  Args:
+    name: dotted, or only the last part of one.
+    model: the config's model, whose fields may be meant too.
+    known: dotted names to choose from; (): all fields.
+  """
+  near = nearest(name, known or tuple(all_fields(model)))
+  groups = [group for group in fields.Config.model_fields if group == name]
+  meant = f": did you mean {' or '.join(near)}?" if near and not groups else "."
+  plain = shown(name)[1:-1] if shown(name)[:1] in "'\"" else shown(name)
+  return f"the config has no field {plain}{meant}"
+
+
+def field_of(name: str) -> Any:
+  """The pydantic field of a dotted name; of a model's own one, the first family's that has it."""
+  groups: list[type[Group]] = [fields.Config]
+  if name.startswith("model."):
+    name = name.removeprefix("model.")
+    groups = [family.fields for family in families.FAMILIES.values()]
+  for group in groups:
+    field: Any = None
+    for part in name.split("."):
+      field = group.model_fields.get(part)
+      group = field.annotation if field else Group
+    if field is not None:
+      return field
+  return None
+
+
+def accepted(name: str) -> str:
+  """The values that a field takes, in words; '' where there is no such field."""
+  field = field_of(name)
+  return "" if field is None else schema.accepted(field.annotation, field.metadata)
+
+
+def described() -> Iterator[str]:
+  """A line for each field: FIELD=DEFAULT (what it takes): meaning."""
+  for name in all_fields():
+    field = field_of(name)
+    meaning = " ".join((field.description or "").split())
+    yield f"{name}={field.default!r} ({accepted(name)}): {meaning}"
+  for family, (_, group) in families.FAMILIES.items():
+    for name, field in group.model_fields.items():
+      what = schema.accepted(field.annotation, field.metadata)
+      default = "" if field.is_required() else f"={field.default!r}"
+      if name != "name":
+        yield f"model.{name}{default} ({what}): a field of {family}"

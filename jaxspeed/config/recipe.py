@@ -1,0 +1,157 @@
+"""A recipe file, run and checked: whatever is wrong in it becomes a sentence with file and line."""
+
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import ml_collections
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from jaxspeed.config import checks, families, names
+from jaxspeed.config.schema import is_plain
+from jaxspeed.errors import UserError
+
+# Characters of an error of the recipe's own that a sentence repeats.
+_SHOWN = 300
+_LIBRARY = str(pathlib.Path(ml_collections.__file__).parent)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+  """Neither reads nor writes __pycache__: its entry is stale for a second after an edit."""
+
+  def path_stats(self, path: Any) -> Any:
+    raise OSError("not cached")
+
+
+def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
+  """What `get_config` of a recipe file returns, checked, with every field of its model.
+
+  Args:
+    file: a Python file.
+    variant: what stands behind the colon of --config=FILE:VARIANT; None: no colon.
+
+  Raises:
+    UserError: no such file, an exception inside of it, or no config that a run can have.
+  """
+  if not os.path.isfile(file):
+    raise UserError(f"--config={file}: there is no such file.")
+  module = _guarded(file, lambda: _import(file))
+  get_config = getattr(module, "get_config", None)
+  if not callable(get_config):
+    raise UserError(f"{file} defines no function get_config() that returns the config.")
+  arguments = _arguments(file, get_config, variant)
+  config = _guarded(file, lambda: get_config(*arguments))
+  if isinstance(config, FrozenConfigDict):
+    config = ConfigDict(config)
+  if not isinstance(config, ConfigDict):
+    raise UserError(
+      f"{file}: get_config() returned {_kind(config)}: it must return the config that base() of "
+      f"jaxspeed.config.fields makes."
+    )
+  checks.check(config, source=file)
+  config = config.copy_and_resolve_references()
+  config.model = families.with_defaults(config.model.to_dict())
+  return config.lock()
+
+
+def _import(file: str) -> types.ModuleType:
+  name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
+  loader = _Loader(name, file)
+  spec = importlib.util.spec_from_loader(name, loader)
+  assert spec is not None
+  module = importlib.util.module_from_spec(spec)
+  loader.exec_module(module)
+  return module
+
+
+def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -> list[str]:
+  """The arguments of `get_config`: its variant, where one is named.
+
+  Raises:
+    UserError: the recipe takes none, or needs one.
+  """
+  if variant == "":
+    raise UserError(f"--config={file}: names no variant behind the colon: leave the colon out.")
+  arguments = [] if variant is None else [variant]
+  try:
+    signature = inspect.signature(get_config)
+  except (TypeError, ValueError):  # a callable without one
+    return arguments
+  try:
+    signature.bind(*arguments)
+  except TypeError:
+    if variant is None:
+      raise UserError(f"--config={file} names no variant: write --config={file}:VARIANT.") from None
+    raise UserError(f"--config={file} has no variants: leave out the colon.") from None
+  return arguments
+
+
+def _guarded(file: str, run: Callable[[], Any]) -> Any:
+  """What `run` returns, which is the recipe's own code; its exceptions become UserErrors."""
+  try:
+    return run()
+  except (UserError, KeyboardInterrupt):
+    raise
+  except SyntaxError as error:
+    _refuse(error.filename or file, error.lineno, error.msg)
+  except SystemExit as error:
+    _refuse(file, _line(error, file), f"it ends the process with SystemExit({error.code!r}).")
+  except BaseException as error:
+    if isinstance(error, OSError) and not _line(error, file):
+      raise UserError(f"{file} cannot be read ({error.strerror or error}).") from None
+    _refuse(file, _line(error, file), _reason(error))
+
+
+def _refuse(file: str, line: int | None, reason: str) -> NoReturn:
+  where = f"{file}, line {line}" if line else file
+  text = " ".join(reason.split())
+  text = text if is_plain(text) else ascii(text)[1:-1]
+  text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+  raise UserError(f"{where}: {text}{'' if text.endswith(('.', '?')) else '.'}") from None
+
+
+def _line(error: BaseException, file: str) -> int | None:
+  """The last line of the recipe on the way to an exception; None where it was not in the recipe."""
+  frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+  lines = [line for frame, line in traceback.walk_tb(error.__traceback__)]
+  own = [i for i, frame in enumerate(frames) if frame.f_code.co_filename == file]
+  return lines[own[-1]] if own else None
+
+
+def _reason(error: BaseException) -> str:
+  """What an exception says; of a config's own exceptions, which field is meant."""
+  last = list(traceback.walk_tb(error.__traceback__))[-1:]
+  of_config = any(frame.f_code.co_filename.startswith(_LIBRARY) for frame, _ in last)
+  text = _text(error)
+  if of_config and isinstance(error, AttributeError | KeyError):
+    unlocked = re.match(r'Key "(.*?)" does not exist', text, re.DOTALL)
+    key = unlocked[1] if unlocked else text.splitlines()[0].strip("\"'")
+    if "unlock it before trying to delete" in text:
+      return "a field of the config cannot be deleted"
+    return names.no_field(key)
+  cast = re.search(r"field '(.+?)'.*type <class '(.+?)'>.*type <class '(.+?)'>", text, re.DOTALL)
+  if of_config and isinstance(error, TypeError) and cast:
+    return f"the field {cast[1]} holds values of type {cast[3]}, not {cast[2]}"
+  return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+  """An exception's message; ml_collections wraps a KeyError in an AttributeError."""
+  inner: Any = error
+  while inner.args and isinstance(inner.args[0], BaseException):
+    inner = inner.args[0]
+  try:
+    return str(inner.args[0]) if isinstance(inner, KeyError) and inner.args else str(inner)
+  except Exception:  # an exception whose own __str__ fails
+    return ""
+
+
+def _kind(value: Any) -> str:
+  return "nothing" if value is None else f"a value of type {type(value).__name__}"

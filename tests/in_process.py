@@ -1,0 +1,57 @@
+"""Runs a command's `main` in this process, with its flags, as often as one likes."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+from absl import flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """How a command ended."""
+
+  returncode: int
+  stdout: str
+  stderr: str
+
+
+@contextlib.contextmanager
+def fresh_flags() -> Iterator[None]:
+  """absl's flags are global: those that are defined inside are gone outside."""
+  before = set(flags.FLAGS)
+  try:
+    yield
+  finally:
+    for name in set(flags.FLAGS) - before:
+      delattr(flags.FLAGS, name)
+    flags.FLAGS.unparse_flags()
+
+
+def command(module: str, *arguments: str) -> Done:
+  """`python -m jaxspeed.MODULE ARGUMENTS`; what it raises but SystemExit is raised."""
+  name = f"jaxspeed.{module}"
+  is_folder = hasattr(importlib.import_module(name), "__path__")
+  main = importlib.import_module(f"{name}.__main__" if is_folder else name).main
+  out, err, code = io.StringIO(), io.StringIO(), 0
+  argv = [f"jaxspeed/{module}.py", *arguments]
+  streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+  with fresh_flags(), mock.patch.object(sys, "argv", argv), streams[0], streams[1]:
+    try:
+      main()
+    except SystemExit as error:
+      code = error.code if isinstance(error.code, int) else int(error.code is not None)
+  return Done(code, out.getvalue(), err.getvalue())
+
+
+def mistake(module: str, *arguments: str) -> str:
+  """The one sentence of a command that ends with exit code 2, without its "jaxspeed: "."""
+  done = command(module, *arguments)
+  assert done.returncode == 2, done
+  assert done.stdout == "", done.stdout
+  assert done.stderr.startswith("jaxspeed: ") and done.stderr.count("\n") == 1, done.stderr
+  return done.stderr.removeprefix("jaxspeed: ").rstrip("\n")
