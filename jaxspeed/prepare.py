@@ -25,6 +25,8 @@ from jaxspeed.records.console import counting, make_console
 
 # Broken images that are named on the screen; a file holds all of them.
 _NAMED = 10
+# As of `data.image_size`; rectangles of a longer side have too many shapes to try.
+_LARGEST_SIDE = 8192
 
 
 def main() -> None:
@@ -121,8 +123,8 @@ def _resize(
 
 
 def _index(console: Console, folder: str, size: int) -> None:
-  if size < 0:
-    raise UserError(f"--size={size}: name a short side in pixels.")
+  if not 0 <= size <= _LARGEST_SIDE:
+    raise UserError(f"--size={size}: name a short side in pixels, {_LARGEST_SIDE:,} at most.")
   images = _write_index(console, folder)
   _show_counts(console, folder, images)
   for title, split in (("train", images.train), ("eval", images.eval)):

@@ -24,6 +24,8 @@ _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
     "eval.mode": ("center", "flip", "five", "rect", "rect_flip"),
   },
 }
+# Images of noise: each takes 60 bytes of memory.
+_MOST_NOISE = 20_000_000
 # Missing fields that a sentence names.
 _NAMED = 3
 
@@ -141,6 +143,12 @@ def _check_together(values: Mapping[str, Any]) -> None:
       raise UserError(f"config.data.{name}=(): a stream's own is not computed, give three numbers.")
   if values["model"].get("whiten") is True and feed == "stream":
     raise UserError("config.model.whiten=True: a stream has no first images, set it to False.")
+  for name in ("train_images", "eval_images"):
+    if data["synthetic"] and data[name] > _MOST_NOISE:
+      raise UserError(
+        f"config.data.{name}={data[name]}: with config.data.synthetic=True it must be at most "
+        f"{_MOST_NOISE:,}."
+      )
   clip = values["optimizer"]["lars_clip"]
   if clip and clip[0] > clip[1]:
     raise UserError(

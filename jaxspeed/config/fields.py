@@ -290,7 +290,7 @@ class Config(Group):
   """parts of a device's batch, one after the other, each with its own norms"""
   precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
   """auto: the fastest that the device has"""
-  loss_scale: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+  loss_scale: Annotated[float, Field(ge=0, le=1e38)] = 0.0
   """factor on the loss in float16; 0: as large as it will go"""
   label_smoothing: kinds.Share = 0.0
   """share of the target that all classes have alike"""

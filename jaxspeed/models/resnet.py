@@ -140,7 +140,7 @@ class ResNet(nn.Module):
 
   depth: Literal[18, 34, 50, 101] = 50
   classes: int = 1000
-  width: kinds.Width = 64
+  width: kinds.FirstWidth = 64
   zero_init: bool = False
   blurpool: bool = False
   head_init: Literal["normal", "uniform"] = "normal"

@@ -64,7 +64,7 @@ class ResNet9(nn.Module):
   """
 
   classes: int = 10
-  width: kinds.Width = 64
+  width: kinds.FirstWidth = 64
   pool_position: PoolPosition = "after_activation"
   activation: Literal["relu", "celu"] = "relu"
   celu_alpha: Annotated[float, Field(gt=0, le=1000)] = 0.075

@@ -18,6 +18,8 @@ from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
 
 # The table has a row for each in memory; 90 epochs of ImageNet in batches of 32 are 3.6 million.
 MOST_STEPS = 10_000_000
+# Of a device's batch as uint8; its activations take a hundred times as much.
+_MOST_BYTES = 32 * 10**9
 
 
 def make_plan(
@@ -87,6 +89,12 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
     raise UserError(
       f"config.{field}={batch} does not divide over {devices} devices: "
       f"set --config.{field} to a multiple of {devices}."
+    )
+  size = batch // devices * phase.image_size**2 * 3
+  if size > _MOST_BYTES:
+    raise UserError(
+      f"config.{field}={batch} images of {phase.image_size} pixels a side are {size / 1e9:.0f} GB a "
+      f"device: set --config.{field} or the image size lower."
     )
   if batch // devices % config.accumulate:
     raise UserError(

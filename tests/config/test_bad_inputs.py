@@ -78,11 +78,11 @@ LINES = {
   "model is unknown": ("config.model.name = 'vgg'", "config.model.name='vgg': choose one of airb"),
   "model width as text": (
     "config.model = dict(name='resnet9', width='8')",
-    "config.model.width='8': it must be a whole number from 1 to 4,096.",
+    "config.model.width='8': it must be a whole number from 1 to 1,024.",
   ),
   "model width as float": (
     "config.model = dict(name='resnet9', width=8.0)",
-    "config.model.width=8.0: it must be a whole number from 1 to 4,096.",
+    "config.model.width=8.0: it must be a whole number from 1 to 1,024.",
   ),
   "model width negative": ("config.model.width = -8", "config.model.width=-8: it must be at least"),
   "model activation": ("config.model.activation = 'gelu'", "'gelu': choose one of relu, celu."),
@@ -218,6 +218,7 @@ FLAGS = {
   "--config.data.image_size=1000000000000": "it must be at most 8,192.",
   "--config.data.train_images=1000000000000": "it must be at most 1,000,000,000.",
   "--config.data.train_images=1000000000": "200,000,000 steps, and a plan has at most 10,000,000",
+  "--config.data.feed=stream": "config.data.mean=(): a stream's own is not computed",
   "--config.runs=1000000000000": "config.runs=1000000000000: it must be at most 10,000.",
   "--config.seed=2147483648": "config.seed=2147483648: it must be at most 2,147,483,647.",
   "--config.model.width=1000000000000": "config.model.width=1000000000000: it must be at most",
@@ -277,6 +278,16 @@ MORE = [
     [LARS, "--config.data.path=/nowhere"],
     "/nowhere does not exist; it names a folder with",
   ),
+  (
+    "plan",
+    [LARS, "--config.data.image_size=8192"],
+    "config.batch_size=4096 images of 8192 pixels a side are 825 GB a device",
+  ),
+  (
+    "plan",
+    [LARS, "--config.data.synthetic=True", "--config.data.train_images=1000000000"],
+    "with config.data.synthetic=True it must be at most 20,000,000.",
+  ),
   ("scaling", [], "--config=FILE.py names the recipe, or --published"),
   ("scaling", [LARS, "--devices=eight"], "--devices=eight: give numbers from 1 to 1,000,000"),
   ("scaling", [LARS, "--devices=８"], "give numbers from 1 to 1,000,000"),
@@ -309,6 +320,12 @@ MORE = [
     "; those of resnet9 are name, width, pool_position",
   ),
 ]
+
+
+@pytest.mark.parametrize("size", ["-1", "8193", "1000000000"])
+def test_an_index_of_a_huge_size_is_refused(size, tmp_path):
+  sentence = mistake("prepare", "index", str(tmp_path), f"--size={size}")
+  assert sentence == f"--size={size}: name a short side in pixels, 8,192 at most."
 
 
 @pytest.mark.parametrize("module, arguments, words", MORE)

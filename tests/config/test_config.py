@@ -203,7 +203,7 @@ def test_help_prints_the_commands_flags_and_every_field(flag):
     assert f"\n  --config.{name}={value!r} (" in done.stdout
   assert "seconds after which a run that stands still is ended; 0: never" in done.stdout
   assert (
-    "--config.model.width=64 (a whole number from 1 to 4,096): a field of resnet9" in done.stdout
+    "--config.model.width=64 (a whole number from 1 to 1,024): a field of resnet9" in done.stdout
   )
 
 
