@@ -93,8 +93,8 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
   size = batch // devices * phase.image_size**2 * 3
   if size > _MOST_BYTES:
     raise UserError(
-      f"config.{field}={batch} images of {phase.image_size} pixels a side are {size / 1e9:.0f} GB a "
-      f"device: set --config.{field} or the image size lower."
+      f"config.{field}={batch} images of {phase.image_size} pixels a side are {size / 1e9:.0f} GB "
+      f"a device: set --config.{field} or the image size lower."
     )
   if batch // devices % config.accumulate:
     raise UserError(
