@@ -8,6 +8,7 @@ import pytest
 from commands import run
 from in_process import command, mistake
 from ml_collections import ConfigDict
+from recipes import get_config
 
 import jaxspeed.models.make  # noqa: F401  the families of models
 from jaxspeed.config import checks, families, names, stored
@@ -78,7 +79,7 @@ def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
 
 
 def test_the_folder_of_compiled_programs_is_neither_stored_nor_believed(tmp_path):
-  config = fields_lib.base()
+  config = get_config("quickstart")
   config.compile_cache = "programs"
   path = tmp_path / "config.json"
   stored.save(config, path)
