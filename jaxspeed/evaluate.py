@@ -58,6 +58,10 @@ def main() -> None:
     config = config_flag[0].value
     if config is not None:
       effects.check(config, fields.overridden(), command="evaluate")
+    if export.value:
+      # Before an evaluation that may take hours.
+      trained, exported = command_line.required("workdir", workdir.value), export.value
+      restore_lib.check_export(pathlib.Path(trained), pathlib.Path(exported))
     if workdir.value or config is None:
       folder = pathlib.Path(command_line.required("workdir", workdir.value))
       rows = evaluate(folder, step=step.value, config=config)
@@ -66,8 +70,7 @@ def main() -> None:
     for row in rows:
       print(json.dumps(row))
     if export.value:
-      folder = pathlib.Path(command_line.required("workdir", workdir.value))
-      restore_lib.export(folder, pathlib.Path(export.value), step=step.value)
+      restore_lib.export(pathlib.Path(trained), pathlib.Path(exported), step=step.value)
 
   command_line.run(run, define=define)
 

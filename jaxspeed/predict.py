@@ -1,33 +1,46 @@
-"""Prints the five likeliest classes of PNG and JPEG files.
+"""Prints the five likeliest classes of image files: JPEG, PNG, GIF, BMP, WebP or TIFF.
 
 python -m jaxspeed.predict --workdir=runs/quickstart cat.jpg ship.png
+python -m jaxspeed.predict --config=configs/imagenet18.py:1 --config.pretrained.path=FILE cat.jpg
 """
 
 import pathlib
 
 from absl import flags
 
+from jaxspeed.config import fields
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 
 
 def main() -> None:
-  """Reads the flags --workdir and --step, and the names of images; prints one block an image."""
+  """Reads the flags and the names of images; prints one block an image."""
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run of jaxspeed.train.")
   step = flags.DEFINE_integer(
     "step", None, "Which checkpoint; the default is the newest whole one."
   )
+  config_flag = command_line.define_config_flag()
 
   def run(images: list[str]) -> None:
-    from jaxspeed.run.predict import predict
+    from jaxspeed.config import effects
+    from jaxspeed.run.predict import predict, predict_pretrained
+    from jaxspeed.run.restore import with_last_mode
 
-    folder = pathlib.Path(command_line.required("workdir", workdir.value))
+    config = config_flag.value
+    if workdir.value and config is not None:
+      raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if not images:
-      raise UserError("name one or more PNG or JPEG files after --workdir.")
-    for image, likeliest in zip(images, predict(folder, images, step=step.value), strict=True):
-      print(image)
+      raise UserError("name one or more image files after the flags.")
+    if config is not None:
+      effects.check(config, fields.overridden(), command="evaluate")
+      rows = predict_pretrained(with_last_mode(config), images)
+    else:
+      folder = pathlib.Path(command_line.required("workdir", workdir.value))
+      rows = predict(folder, images, step=step.value)
+    for image, likeliest in zip(images, rows, strict=True):
+      print(printable(image))
       for name, probability in likeliest:
-        print(f"  {probability:7.2%}  {name}")
+        print(f"  {probability:7.2%}  {printable(name)}")
 
   command_line.run(run)
 

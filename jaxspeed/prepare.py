@@ -20,7 +20,7 @@ from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.prepare.resize import Broken, broken_headers, resize, write_index
 from jaxspeed.data.prepare.shards import write_shards
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import counting, make_console
 
 # Broken images that are named on the screen; a file holds all of them.
@@ -165,8 +165,8 @@ def _show_work(
 
 def _show_counts(console: Console, folder: str | os.PathLike[str], images: ImageSet) -> None:
   console.out(
-    f"{folder}: {len(images.train):,} images for training, {len(images.eval):,} for evaluation, "
-    f"{len(images.class_names):,} classes",
+    f"{printable(str(folder))}: {len(images.train):,} images for training, "
+    f"{len(images.eval):,} for evaluation, {len(images.class_names):,} classes",
     highlight=False,
   )
 
@@ -183,7 +183,7 @@ def _show_extremes(console: Console, title: str, split: Split, size: int) -> Non
   ):
     number = int(sound[place])
     console.out(
-      f"{title}, {kind}: {_printable(split.name(number))}, {split.width[number]} x "
+      f"{title}, {kind}: {printable(split.name(number))}, {split.width[number]} x "
       f"{split.height[number]}",
       highlight=False,
     )
@@ -218,14 +218,9 @@ def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
     return
   console.out(f"broken: {len(broken):,} images {what}", highlight=False)
   for each in broken[:_NAMED]:
-    console.out(_printable(f"  {each.name}: {each.reason}"), highlight=False)
+    console.out(printable(f"  {each.name}: {each.reason}"), highlight=False)
   if len(broken) > _NAMED:
     console.out(f"  and {len(broken) - _NAMED:,} more", highlight=False)
-
-
-def _printable(text: str) -> str:
-  """Names of files may hold bytes that are no UTF-8, which no screen takes."""
-  return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 if __name__ == "__main__":

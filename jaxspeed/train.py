@@ -59,7 +59,7 @@ def main() -> None:
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.ending_when_alone():
-        train(config, workdir, peers)
+        train(config, workdir, peers, given=fields.overridden())
     except Stopped as stopped:
       if processes.is_primary():
         output.say(stopped)

@@ -188,7 +188,7 @@ def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
   [
     ("evaluate", [], "--workdir is missing"),
     ("evaluate", ["--workdir=nowhere"], "nowhere/config.json is missing"),
-    ("predict", ["--workdir=nowhere"], "name one or more PNG or JPEG files"),
+    ("predict", ["--workdir=nowhere"], "name one or more image files"),
     ("plan", [], "--config=FILE.py"),
   ],
 )
@@ -228,7 +228,7 @@ def test_own_arrays_train_through_the_same_field(cache, tmp_path):
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["config"]["data"]["train_images"] == 180
   assert result["top5"] is None  # of three classes
-  assert (tmp_path / "run" / "classes.txt").read_text().split() == ["cat", "dog", "bird"]
+  assert json.loads((tmp_path / "run" / "classes.json").read_text()) == ["cat", "dog", "bird"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.sizes import scan_files
 from jaxspeed.run.restore import load_config, open_run
 
 
@@ -27,6 +29,26 @@ def write_folder(
       path = root / split / f"class_{i % classes}" / f"{i:03d}.jpg"
       write_image(path, i % classes, width, height, i)
   return root
+
+
+def write_split(folder, contents):
+  """A split of one file for each of `contents`, {name: bytes}; labels are 100 + number."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, content in contents.items():
+    (folder / name).write_bytes(content)
+  width, height, orientation, length = scan_files(str(folder), list(contents)).T
+  return Split(
+    files=tuple(str(folder / name) for name in contents),
+    file=np.arange(len(contents), dtype=np.int32),
+    offset=np.zeros(len(contents), np.int64),
+    length=length,
+    label=np.arange(100, 100 + len(contents), dtype=np.int32),
+    width=width.astype(np.int32),
+    height=height.astype(np.int32),
+    orientation=orientation.astype(np.int8),
+    whole_files=True,
+    root=str(folder),
+  )
 
 
 def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:

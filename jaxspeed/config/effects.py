@@ -95,8 +95,8 @@ RULES = (
   ),
   Rule(
     "data.cache",
-    "data.name data.feed",
-    lambda c: c.data.name != "digits" or _streams(c),
+    "data.name data.path data.feed",
+    lambda c: bool(c.data.name != "digits" or c.data.path) or _streams(c),
     "digits are in a package",
   ),
   Rule("warmup", "data.feed", lambda c: not _streams(c) or c.warmup == "off", "a stream has none"),

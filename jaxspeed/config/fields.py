@@ -33,18 +33,18 @@ class Data(Group):
   feed: Literal["resident", "stream"] = "resident"
   """resident: the whole data set on every device; stream: images from disk"""
   name: kinds.Text = "cifar10"
-  """cifar10, cifar100, digits; for a stream the name of a TFDS set"""
+  """cifar10, cifar100, digits, where there is no path; for a stream the name of a TFDS set"""
   path: kinds.Text = ""
   """folder or archive: TFDS, official binary files, images.npy and labels.npy; for a stream a
-  folder of train/CLASS/*.jpg and val/CLASS/*.jpg, or TFDS"""
+  folder of train/CLASS/*.jpg and val/CLASS/*.jpg, of CLASS/*.jpg, or TFDS"""
   copies: kinds.Text = ""
   """folder of a stream's resized copies; '': the path with -sz behind it"""
   cache: kinds.Text = ""
   """folder of uint8 copies and of sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
-  """how many classes the data set has"""
+  """how many classes the data set has; counted in arrays of one's own, unless it is set"""
   image_size: kinds.Side = 32
-  """side of a training image in pixels"""
+  """side of a training image in pixels; that of arrays of one's own, unless it is set"""
   train_images: kinds.Images = 50_000
   """what a plan without the data counts with"""
   eval_images: kinds.Images = 10_000

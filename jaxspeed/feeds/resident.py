@@ -35,6 +35,11 @@ class ResidentFeed:
     return [*self._programs.train.values(), *self._programs.all()[:2], self._programs.evaluate]
 
   @property
+  def benchmark(self) -> str:
+    """DAWNBench's name of the data set; '' where it is none of its sets."""
+    return self._arrays.benchmark
+
+  @property
   def carry(self) -> Carry:
     """Shapes and shardings of what a run carries."""
     return self._programs.carry

@@ -91,6 +91,11 @@ class StreamFeed:
     """Those compiled by now, a training program first."""
     return list(self._ahead.ready().values())
 
+  @property
+  def benchmark(self) -> str:
+    """DAWNBench's name of the data set; '' where it is none of its sets."""
+    return self._sets.benchmark
+
   def new_programs(self) -> list[Program]:
     """Those that were compiled since the last time."""
     ready = self._ahead.ready()

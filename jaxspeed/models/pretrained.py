@@ -17,6 +17,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
 from jaxspeed.models.resnet import STAGES, is_bottleneck
 
 _Path = tuple[str, ...]  # of an array in the variables, from "params" or "batch_stats" on
@@ -132,6 +133,7 @@ def _open(path):
       f"{path.stem + '.safetensors'!r}) and name that file."
     )
   try:
+    open_regular(path).close()  # a pipe would be waited for
     return safetensors.safe_open(path, framework="np")
   except FileNotFoundError as error:
     raise UserError(f"{path} is not there: name a .safetensors file of weights.") from error
@@ -193,6 +195,19 @@ def _check_tensor(path, name, tensor, expected):
     )
 
 
+def check_pretrained(config: ConfigDict) -> None:
+  """Makes sure that weights can be loaded into the model of a config.
+
+  Raises:
+    UserError: the model is no ResNet.
+  """
+  if config.model.name != "resnet":
+    raise UserError(
+      f"config.pretrained.path={config.pretrained.path}: only a ResNet has weights to load, set "
+      f"config.model.name='resnet'."
+    )
+
+
 def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:
   """`variables` with the weights of `config.pretrained.path`, where it names a file.
 
@@ -201,10 +216,6 @@ def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, 
   """
   if not config.pretrained.path:
     return variables
-  if config.model.name != "resnet":
-    raise UserError(
-      f"config.pretrained.path={config.pretrained.path}: only a ResNet has weights to load, set "
-      f"config.model.name='resnet'."
-    )
+  check_pretrained(config)
   path = pathlib.Path(config.pretrained.path).expanduser()
   return load_resnet(path, jax.device_get(variables), head=config.pretrained.head)

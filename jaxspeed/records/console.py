@@ -20,6 +20,8 @@ from rich.progress import (
   TimeRemainingColumn,
 )
 
+from jaxspeed.errors import printable
+
 # Drawing the live line takes 0.6 ms: four a second cost 0.25 % of one core.
 _SECONDS_BETWEEN_DRAWINGS = 0.25
 _SECONDS_BETWEEN_LINES = 60.0
@@ -99,8 +101,8 @@ class Screen:
     self._wait_for_line()
 
   def line(self, text: str) -> None:
-    """Prints `text` as it is, above the live line."""
-    self.console.out(text, highlight=False)
+    """Prints `text` above the live line, control characters of names in it escaped."""
+    self.console.out(printable(text), highlight=False)
 
   def begin(self, epochs: float) -> None:
     """Notes that training begins now, with `epochs` done: the time left follows from its pace."""

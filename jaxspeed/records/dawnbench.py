@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jaxspeed.files import plain, write_atomically
 
@@ -16,7 +16,7 @@ from jaxspeed.files import plain, write_atomically
 def write_dawnbench(
   folder: pathlib.Path,
   *,
-  task: Literal["CIFAR10", "ImageNet"],
+  task: str,
   epochs: Sequence[Mapping[str, Any]],
   author: str,
   author_email: str,
@@ -32,7 +32,7 @@ def write_dawnbench(
 
   Args:
     folder: created where needed.
-    task: decides the columns: CIFAR-10 has no top-5.
+    task: "CIFAR10" or "ImageNet"; decides the columns: CIFAR-10 has no top-5.
     epochs: rows with epoch, dawn_seconds, eval_top1 and, for ImageNet, eval_top5 (fractions); a row
       without accuracies, of an epoch without validation, is left out.
     author: name of the author or the team.

@@ -48,6 +48,13 @@ def prepare_workdir(path: str | os.PathLike[str]) -> pathlib.Path:
     raise UserError(f"workdir {path} is no local folder: mount the bucket and name the folder")
   folder = pathlib.Path(path)
   try:
+    os.path.abspath(folder).encode()
+  except UnicodeEncodeError:
+    # Orbax refuses such names when the first checkpoint is due.
+    raise UserError(
+      f"workdir {os.path.abspath(folder)} is no name in UTF-8: choose another --workdir"
+    ) from None
+  try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
       pass

@@ -20,10 +20,10 @@ from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.cluster.signals import Signals, Stopped, Wish
 from jaxspeed.cluster.watchdog import beat, unwatched
 from jaxspeed.config import stored
+from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import nothing_compiles
 from jaxspeed.errors import UserError
-from jaxspeed.files import write_atomically
 from jaxspeed.optim import averaging
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import format_phase
@@ -95,7 +95,7 @@ class Run:
     if self._primary:
       claim(folder, job.config)
       self._checkpoints.remove_parts()
-      write_atomically(folder / "classes.txt", "".join(f"{n}\n" for n in class_names))
+      store_class_names(folder, class_names)
 
   def to_the_end(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
@@ -402,16 +402,16 @@ class Run:
       self._watch.fence.check()
     if self._primary:
       write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
-      if config.tune_on == "test":
+      if config.tune_on == "test" and self._feed.benchmark:
         self._write_dawnbench()
     return row
 
   def _write_dawnbench(self) -> None:
-    """DAWNBench's entry, which is of the test set."""
+    """DAWNBench's entry, which is of the test set of one of its two data sets."""
     config = self._config
     write_dawnbench(
       self._folder / "dawnbench",
-      task="ImageNet" if config.data.feed == "stream" else "CIFAR10",
+      task=self._feed.benchmark,
       epochs=self._records.rows,
       author=config.records.author,
       author_email=config.records.author_email,

@@ -7,35 +7,100 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from ml_collections import ConfigDict
+from PIL import Image
 
 from jaxspeed.data.augment import normalize
+from jaxspeed.data.disk.imageset import class_names_of
+from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats.class_names import stored_class_names
+from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.files import open_regular
+from jaxspeed.planning.plan import Phase
+from jaxspeed.run.restore import load_config, open_pretrained, open_run
 from jaxspeed.steps import eval_step
+from jaxspeed.steps.spec import Job
+
+Prediction = list[tuple[str, float]]
 
 
 def predict(
   folder: pathlib.Path, images: Sequence[str], *, step: int | None = None, top: int = 5
-) -> list[list[tuple[str, float]]]:
+) -> list[Prediction]:
   """The likeliest classes of image files, with their probabilities.
+
+  Args:
+    folder: of the run whose weights are used.
+    images: names of files.
+    step: of the checkpoint; None: the newest whole one.
+    top: classes of each image.
 
   Raises:
     UserError: a file that is no image, or a folder that holds no run.
   """
-  config = load_config(folder)
-  if config.data.feed == "stream":
-    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
+  config = _for_images(load_config(folder))
+  names = stored_class_names(folder, config.data.classes)
   job, restored = open_run(folder, config, step)
   phase = job.plan.phase_of(restored.step - 1)
+  return _predict(job, phase, restored.tree.state.evaluated(), images, names, top)
+
+
+def predict_pretrained(
+  config: ConfigDict, images: Sequence[str], *, top: int = 5
+) -> list[Prediction]:
+  """`predict` with the weights that `config.pretrained.path` names.
+
+  Classes have the names of the data set at `config.data.path`, or numbers where none is given.
+
+  Args:
+    config: a recipe; its last phase counts.
+    images: names of files.
+    top: classes of each image.
+
+  Raises:
+    UserError: as `predict` and `restore.open_pretrained`, or the data set has other classes.
+  """
+  config = _for_images(config)
+  names: tuple[str, ...] = ()
+  if config.data.path:
+    names = class_names_of(name=config.data.name, path=config.data.path)
+    if names and len(names) != config.data.classes:
+      raise UserError(
+        f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
+        f"is {config.data.classes}: name the data set that the weights were trained on, or none."
+      )
+  job, variables = open_pretrained(config)
+  phase = job.plan.phases[-1]
+  return _predict(
+    job, phase, variables, images, names or tuple(map(str, range(config.data.classes))), top
+  )
+
+
+def _for_images(config: ConfigDict) -> ConfigDict:
+  """The config with a mode of evaluation that takes any image alone."""
+  config = config.copy_and_resolve_references()
+  if config.data.feed == "stream":
+    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
+  return config
+
+
+def _predict(
+  job: Job,
+  phase: Phase,
+  variables: Any,
+  images: Sequence[str],
+  names: Sequence[str],
+  top: int,
+) -> list[Prediction]:
+  config = job.config
   if config.data.feed == "stream":
     size, resize, antialias = phase.eval_size, int(phase.eval_resize), config.data.antialias
   else:
     size, resize, antialias = config.data.image_size, config.data.image_size, True
-  pixels = np.stack([read_image(path, size, resize, antialias=antialias) for path in images])
-  names = (folder / "classes.txt").read_text().splitlines()
+  batch = np.stack([read_image(path, size, resize, antialias=antialias) for path in images])
 
   def probabilities(variables: Any, batch: Any) -> Any:
     normal = normalize(batch, config.data.mean, config.data.std)
@@ -44,8 +109,7 @@ def predict(
     )
     return jax.nn.softmax(logits)
 
-  variables = restored.tree.state.evaluated()
-  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(pixels, job.mesh)))
+  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, job.mesh)))
   order = np.argsort(-rows, axis=1)[:, :top]
   return [
     [(names[index], float(row[index])) for index in best]
@@ -56,7 +120,15 @@ def predict(
 def read_image(
   path: str, size: int, resize: int, *, antialias: bool = True
 ) -> UInt8[np.ndarray, "size size 3"]:
-  """An image file as the net sees it: RGB, short side scaled to `resize`, the middle square.
+  """An image file as the model sees it: RGB, short side scaled to `resize`, the middle square.
+
+  As `streams.EvalStream` prepares it, to a grey level or two, by Pillow in place of TensorFlow.
+
+  Args:
+    path: of a file in one of `pixels.FORMATS`.
+    size: both sides of the result, in pixels.
+    resize: the short side before the cut, at least `size`.
+    antialias: as in `streams.TrainStream`.
 
   As `images.EvalStream` prepares it, to a grey level or two, by Pillow in place of TensorFlow.
 
@@ -70,28 +142,34 @@ def read_image(
     UserError: the file is missing or no image.
   """
   try:
-    with Image.open(path) as file:
-      image = file.convert("RGB")
+    with pixels.without_warnings(), open_regular(path) as file:
+      image = pixels.load_upright(file)
   except FileNotFoundError:
     raise UserError(f"{path}: there is no such file.") from None
-  except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-    raise UserError(f"{path} cannot be read as an image: {error}.") from None
+  except Exception as error:  # Pillow raises almost anything
+    raise UserError(f"{path} cannot be read as an image: {reason_of(error)}.") from None
   short = min(image.size)
-  width, height = (resize * side // short for side in image.size)
-  image = (_resize if antialias else _interpolate)(image, width, height)
-  left, top = (
-    round(room / 2) if room >= 0 else -(-room // 2) for room in (width - size, height - size)
-  )
-  return np.asarray(image.crop((left, top, left + size, top + size)))
+  box: list[float] = []
+  # Only what the square needs is resized: a strip of 1 x 50,000 pixels would not fit in memory.
+  for side in image.size:
+    resized = resize * side // short
+    first = round((resized - size) / 2)
+    box += [first * side / resized, (first + size) * side / resized]
+  left, right, top, bottom = box
+  square = (_resize if antialias else _interpolate)(image, size, (left, top, right, bottom))
+  return np.asarray(square)
 
 
-def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
-  return image.resize((width, height), Image.Resampling.BILINEAR)
+_Box = tuple[float, float, float, float]
 
 
-def _interpolate(image: Image.Image, width: int, height: int) -> Image.Image:
+def _resize(image: Image.Image, size: int, box: _Box) -> Image.Image:
+  return image.resize((size, size), Image.Resampling.BILINEAR, box)
+
+
+def _interpolate(image: Image.Image, size: int, box: _Box) -> Image.Image:
   """Between the nearest pixels; in float32, because Pillow would drop the fractions."""
-  how = (Image.Transform.EXTENT, (0, 0, *image.size), Image.Resampling.BILINEAR)
-  planes = [plane.convert("F").transform((width, height), *how) for plane in image.split()]
-  pixels = np.stack([np.asarray(plane) for plane in planes], -1)
-  return Image.fromarray(np.rint(pixels).astype(np.uint8))
+  how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+  planes = [plane.convert("F").transform((size, size), *how) for plane in image.split()]
+  values = np.stack([np.asarray(plane) for plane in planes], -1)
+  return Image.fromarray(np.rint(values).astype(np.uint8))

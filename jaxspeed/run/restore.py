@@ -1,6 +1,7 @@
 """From a run's folder back to a model: evaluation and prediction."""
 
 import functools
+import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.compile import compile_program, use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.evaluation import prepare_evaluation
-from jaxspeed.models.pretrained import load_pretrained, save_resnet
+from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_resnet
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run.checkpoint import Checkpoints, Restored
@@ -127,41 +128,68 @@ def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
+  configs = _one_a_mode(config)
+  job, variables = open_pretrained(configs[0])
+  resolved = [_resolved(each) for each in configs]
+  rows = _rows(resolved, job.mesh, job.plan.total_steps, lambda _: variables)
+  return [{"weights": config.pretrained.path} | row for row in rows]
+
+
+def open_pretrained(config: ConfigDict) -> tuple[Job, dict[str, Any]]:
+  """The job of a recipe, and the weights that `config.pretrained.path` names, on every device.
+
+  Raises:
+    UserError: as `evaluate_pretrained`.
+  """
   if not config.pretrained.path or config.pretrained.head == "new":
     raise UserError(
       "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
       "own last layer: set --config.pretrained.head=keep."
     )
+  check_pretrained(config)
   use_cache(config.compile_cache)
+  config = _resolved(config)
+  mesh = mesh_lib.make_mesh()
+  job = make_job(config, _stored_plan(config), mesh)
+  size = job.plan.phases[-1].image_size
+  shapes = jax.eval_shape(
+    functools.partial(job.model.init, train=False),
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
+  )
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  return job, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+
+
+def _resolved(config: ConfigDict) -> ConfigDict:
+  """The config with the precision that this machine has."""
   config = config.copy_and_resolve_references()
   config.precision = precision.resolve(config.precision, mesh_lib.find_devices()[0])
-  mesh = mesh_lib.make_mesh()
+  return config
 
-  def variables_of(job: Job) -> Any:
-    size = job.plan.phases[-1].image_size
-    shapes = jax.eval_shape(
-      functools.partial(job.model.init, train=False),
-      jax.random.key(0),
-      jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
+
+def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
+  """Makes sure that `export` can write, before anything is evaluated.
+
+  Raises:
+    UserError: the run's model is no ResNet, or there is no folder for the file.
+  """
+  if load_config(folder).model.name != "resnet":
+    raise UserError(f"--export={path}: only a ResNet is written, and the run's is another model.")
+  if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    raise UserError(
+      f"--export={path} cannot be written: name a file in a folder that is there and yours."
     )
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    return mesh_lib.replicate(load_pretrained(config, zeros), mesh)
-
-  configs = _one_a_mode(config)
-  rows = _rows(configs, mesh, make_plan(configs[0]).total_steps, variables_of)
-  return [{"weights": config.pretrained.path} | row for row in rows]
 
 
 def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
   """Writes the weights that a run evaluates as .safetensors, under torchvision's names.
 
   Raises:
-    UserError: the net is no ResNet, the file cannot be written, or as `open_run`.
+    UserError: as `check_export` and `open_run`, or the file cannot be written.
   """
-  config = load_config(folder)
-  if config.model.name != "resnet":
-    raise UserError(f"--export={path}: only a ResNet is written, and the run's is another net.")
-  _, restored = open_run(folder, config, step)
+  check_export(folder, path)
+  _, restored = open_run(folder, load_config(folder), step)
   save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ from jaxspeed.records.results import read_result, write_result
 from jaxspeed.records.statistics import summed_up
 from jaxspeed.records.writer import prepare_workdir
 from jaxspeed.run.loop import Run, Watch
-from jaxspeed.run.setup import Feed, claim, make_feed, open_data, plan_of, resolve
+from jaxspeed.run.setup import FOLLOWING, Feed, claim, make_feed, open_data, plan_of, resolve
 from jaxspeed.steps.spec import Job, make_job
 
 
@@ -94,13 +94,16 @@ def run_name(index: int) -> str:
   return f"run_{index:03d}"
 
 
-def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[str, Any]:
+def train(
+  config: ConfigDict, workdir: str, peers: Peers | None = None, given: Collection[str] = ()
+) -> dict[str, Any]:
   """Trains what `config` says into `workdir`, or goes on with what is there.
 
   Args:
     config: not yet resolved.
     workdir: the run's folder, the same one for all processes.
     peers: the processes of the run, which call this together; None: this one alone.
+    given: names of fields that the command line sets, which one's own arrays do not overrule.
 
   Returns:
     What result.json holds.
@@ -129,7 +132,7 @@ def train(config: ConfigDict, workdir: str, peers: Peers | None = None) -> dict[
     use_cache(config.compile_cache)
     with processes.together("opening the data"), clock.measure("load"):
       _ensure_shared(folder, incarnation)
-      data = open_data(config, console)
+      data = open_data(config, console, follow=FOLLOWING - set(given))
     resolved = resolve(config, data)
     with processes.together("the config"):
       if primary:
@@ -231,7 +234,7 @@ def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pa
       "workdir": str(folder),
     }
   )
-  for note in data.notes if isinstance(data, ImageSets) else ():
+  for note in data.notes:
     screen.line(note)
 
 

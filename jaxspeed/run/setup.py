@@ -1,6 +1,8 @@
 """What a run needs before its first step: data, plan, resolved config, feed, first weights."""
 
+import dataclasses
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ from rich.console import Console
 
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.data.memory.arrays import Arrays, open_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
@@ -25,13 +27,19 @@ from jaxspeed.steps.state import TrainState
 
 Feed = ResidentFeed | StreamFeed
 
+# Fields that describe a recipe's own data set, where the command line does not set them.
+FOLLOWING = frozenset({"data.classes", "data.image_size"})
 
-def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | ImageSets:
+
+def open_data(
+  config: ConfigDict, console: Console | None = None, *, follow: Collection[str] = ()
+) -> Arrays | ImageSets:
   """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
 
   Args:
     config: of which `data` and `tune_on` count, and the phases.
     console: where the reading of a million headers is shown; None: nowhere.
+    follow: which of `FOLLOWING` one's own arrays may decide, whatever the config says (`resolve`).
 
   Raises:
     UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
@@ -41,15 +49,41 @@ def open_data(config: ConfigDict, console: Console | None = None) -> Arrays | Im
   if data.feed == "stream":
     with counting(console or silent_console(), "reading headers") as show:
       return open_sets(config, make_plan(config).phases, show)
-  arrays = open_arrays(name=data.name, path=data.path, cache=data.cache, classes=data.classes)
+  arrays = open_arrays(
+    name=data.name,
+    path=data.path,
+    cache=data.cache,
+    classes=data.classes,
+    follow="data.classes" in follow,
+    tune=config.tune_on == "validation",
+  )
   height, width = arrays.train_images.shape[1:3]
-  if (height, width) != (data.image_size, data.image_size):
-    hint = f"set --config.data.image_size={height}" if height == width else "only squares will do"
+  if height != width:
+    raise UserError(
+      f"the images of {arrays.source} have {height} x {width} pixels, and only squares will do: "
+      "cut or resize them."
+    )
+  if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
     raise UserError(
       f"the images of {arrays.source} have {height} x {width} pixels but "
-      f"config.data.image_size is {data.image_size}: {hint}."
+      f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
     )
-  return hold_out(arrays) if config.tune_on == "validation" else arrays
+  return dataclasses.replace(arrays, notes=_followed(config, arrays))
+
+
+def _facts(arrays: Arrays) -> dict[str, int]:
+  """What the fields in `FOLLOWING` are for a set."""
+  return {"image_size": arrays.train_images.shape[1], "classes": len(arrays.class_names)}
+
+
+def _followed(config: ConfigDict, arrays: Arrays) -> tuple[str, ...]:
+  """A line on fields of a recipe that do not hold for one's own arrays."""
+  rows = [
+    f"data.{name}={value} in place of the recipe's {config.data[name]}"
+    for name, value in _facts(arrays).items()
+    if value != config.data[name]
+  ]
+  return (f"the arrays decide: {', '.join(rows)}",) if rows else ()
 
 
 def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
@@ -71,7 +105,9 @@ def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
   """The config with what machine and data decide filled in, as the run's folder has it."""
   resolved = config.copy_and_resolve_references()
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  plan = plan_of(config, data)
+  if isinstance(data, Arrays):
+    resolved.data.update(_facts(data))
+  plan = plan_of(resolved, data)
   resolved.data.train_images = plan.train_images
   resolved.data.eval_images = plan.eval_images
   if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):

@@ -1,5 +1,7 @@
 """Runs on images from disk: order, resume, rectangles, phases, broken files, noise."""
 
+import dataclasses
+import json
 import os
 import re
 import shutil
@@ -9,10 +11,13 @@ import time
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from toy import load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
 from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.noise import noise_set
+from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -56,7 +61,7 @@ def test_a_run_of_two_phases(finished):
   assert result["config"]["data"]["train_images"] == 40
   # 13 images: accuracies are multiples of 1 / 13.
   assert round(result["top1"] * 13, 6) == round(result["top1"] * 13)
-  assert (folder / "classes.txt").read_text().split() == [f"class_{i}" for i in range(4)]
+  assert json.loads((folder / "classes.json").read_text()) == [f"class_{i}" for i in range(4)]
 
 
 def test_every_evaluation_image_counts_once_in_every_mode(finished):
@@ -276,7 +281,8 @@ def test_shards_train_as_their_folder_does(places, tmp_path):
   fields = {"data.path": str(tmp_path), "data.name": "toy", "phases.eval_mode": ("rect", "rect")}
   result = train(toy_stream(images, cache, **fields), str(tmp_path / "run"))
   assert result["config"]["data"]["train_images"] == 40
-  assert (tmp_path / "run" / "classes.txt").read_text().split() == [f"class_{i}" for i in range(4)]
+  names = json.loads((tmp_path / "run" / "classes.json").read_text())
+  assert names == [f"class_{i}" for i in range(4)]
   (row,) = evaluate(tmp_path / "run")
   assert row["images"] == 13
 
@@ -286,6 +292,51 @@ def test_predictions_of_a_streamed_run(finished, places):
   (row,) = predict(folder, [str(places[0] / "val" / "class_3" / "003.jpg")], top=4)
   assert {name for name, _ in row} == {f"class_{i}" for i in range(4)}
   assert sum(p for _, p in row) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
+  """Two classes that a list by lines would shift, photos that are to be turned, and WebP."""
+  images, cache = places
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  names = ("a\nb", "c\x1b[2J")
+  for i in range(40):
+    folder = tmp_path / "photos" / names[i % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.RandomState(i).randint(0, 100, (40, 60, 3)) + 150 * (i % 2)
+    kind = ("JPEG", "WEBP", "TIFF", "BMP")[i // 2 % 4]
+    picture = Image.fromarray(pixels.astype(np.uint8))
+    path = folder / f"{i}.{kind.lower()}"
+    picture.save(path, kind, **({} if kind == "BMP" else {"exif": exif}))
+  (folder / "x.heic").write_bytes(b"")
+  fields = {"data.path": str(tmp_path / "photos"), "data.classes": 2, "epochs": 6.0}
+  result = train(toy_stream(images, cache, **fields), str(tmp_path / "run"))
+  data = result["config"]["data"]
+  assert (data["train_images"], data["eval_images"]) == (36, 4)
+  printed = capsys.readouterr().out
+  assert "photos: class folders, 4 images, a tenth, held out for evaluation" in printed
+  assert "1 files in the class folders are left out" in printed and ".heic (1)" in printed
+  assert "\x1b" not in printed and "could not be read" not in printed
+  shown = [str(tmp_path / "photos" / names[i % 2] / f"{i}.jpeg") for i in (0, 1)]
+  rows = predict(tmp_path / "run", shown)
+  assert [row[0][0] for row in rows] == list(names)
+  assert not (tmp_path / "run" / "dawnbench").exists()
+
+
+def test_dawnbenchs_entries_are_of_imagenet_only(places):
+  sets = open_data(toy_stream(*places))
+  assert sets.benchmark == ""
+  original = sets.sets[0]
+  train_split, eval_split = (
+    original.train.take(np.zeros(n, np.int64)) for n in (1_281_167, 50_000)
+  )
+  names = tuple(map(str, range(1000)))
+  whole = dataclasses.replace(original, train=train_split, eval=eval_split, class_names=names)
+  assert ImageSets({0: whole}).benchmark == "ImageNet"
+  assert ImageSets({0: whole, 160: whole}).benchmark == "ImageNet"
+  assert ImageSets({0: whole, 160: original}).benchmark == ""
+  noise = noise_set(1_281_167, 50_000, 1000)
+  assert ImageSets({0: noise}).benchmark == ""
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.console import format_result
 from jaxspeed.records.meters import network_bytes
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.predict import predict
-from jaxspeed.run.restore import evaluate
+from jaxspeed.run.restore import evaluate, load_config
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import open_data
 
@@ -50,9 +51,8 @@ def test_the_folder_of_a_run(finished):
   folder, result = finished
   assert {p.name for p in folder.iterdir()} == {
     "checkpoints",
-    "classes.txt",
+    "classes.json",
     "config.json",
-    "dawnbench",
     "metrics.jsonl",
     ".owner.lock",
     "owner.json",
@@ -130,8 +130,11 @@ def test_the_clocks_of_a_run(finished):
   assert seconds["to_target"] is None
 
 
-def test_the_dawnbench_files_are_those_of_the_rows(finished):
-  folder, result = finished
+def test_the_dawnbench_files_are_those_of_the_rows(cache, tmp_path, monkeypatch):
+  # Digits are no set of DAWNBench's.
+  monkeypatch.setattr(Arrays, "benchmark", "CIFAR10")
+  folder = tmp_path / "cifar"
+  result = train(digits(cache), str(folder))
   (tsv,) = (folder / "dawnbench").glob("*.tsv")
   lines = [line.split("\t") for line in tsv.read_text().splitlines()]
   assert lines[0] == ["epoch", "hours", "top1Accuracy"]
@@ -332,6 +335,58 @@ def test_the_warm_up_changes_nothing(finished, cache, tmp_path):
   train(digits(cache, warmup="on"), str(tmp_path / "warm"))
   cold, warm = read_metrics(folder), read_metrics(tmp_path / "warm")
   assert [row["train_loss"] for row in cold] == [row["train_loss"] for row in warm]
+
+
+def write_arrays(folder, count=200, classes=3):
+  folder.mkdir()
+  labels = np.arange(count) % classes
+  noise = np.random.default_rng(0).integers(0, 60, (count, 12, 12, 3))
+  images = np.clip(80 * labels[:, None, None, None] + noise, 0, 255).astype(np.uint8)
+  np.save(folder / "images.npy", images)
+  np.save(folder / "labels.npy", labels)
+  return folder
+
+
+def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
+  """The digits' recipe, with a path alone."""
+  data = write_arrays(tmp_path / "mine")
+  (data / "classes.txt").write_text("cat\ndog\nred fox\n")
+  config = digits(cache, epochs=1.0, **{"data.path": str(data)})
+  result = train(config, str(tmp_path / "run"))
+  printed = capsys.readouterr().out
+  assert "mine: arrays, 20 images, a tenth, held out for evaluation" in printed
+  assert (
+    "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes=3" in printed
+  )
+  stored = result["config"]["data"]
+  assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 180)
+  assert train(config, str(tmp_path / "run")) == result
+  assert evaluate(tmp_path / "run")[0]["top1"] == result["top1"]
+  Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
+  (row,) = predict(tmp_path / "run", [str(tmp_path / "a.png")])
+  assert {name for name, _ in row} == {"cat", "dog", "red fox"}
+  assert not (tmp_path / "run" / "dawnbench").exists()
+  # A number that the command line gives is one that is meant.
+  for field, message in (
+    ("data.classes", "config.data.classes is 10: set --config.data.classes=3"),
+    ("data.image_size", "config.data.image_size is 8: set --config.data.image_size=12"),
+  ):
+    with pytest.raises(UserError, match=message):
+      train(config, str(tmp_path / "refused"), given=[field])
+
+
+def test_another_set_does_not_decide_them(finished, cache, tmp_path):
+  """A run's own model is evaluated on arrays of its size only."""
+  folder, _ = finished
+  config = load_config(folder)
+  config.data.path = str(write_arrays(tmp_path / "mine"))
+  with pytest.raises(UserError, match="set --config.data.image_size=12"):
+    evaluate(folder, config=config)
+
+
+def test_whole_batches_only_are_trained_on_from_memory(cache, tmp_path):
+  with pytest.raises(UserError, match="config.data.last_batch='keep': choose one of drop"):
+    train(digits(cache, **{"data.last_batch": "keep"}), str(tmp_path / "kept"))
 
 
 def test_images_of_another_size_are_told(cache, tmp_path):

@@ -1,5 +1,7 @@
 """Published weights: evaluated as a recipe evaluates, fine-tuned, and written for others."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -7,12 +9,17 @@ import sys
 import jax
 import numpy as np
 import pytest
+from absl import flags
+from toy import CONFIGS
 from toy_images import params_of, toy_stream, write_folder
 
+from jaxspeed import evaluate as evaluate_main
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import load_resnet
-from jaxspeed.run.restore import evaluate_pretrained, export
+from jaxspeed.run import restore
+from jaxspeed.run.predict import predict, predict_pretrained
+from jaxspeed.run.restore import check_export, evaluate_pretrained, export
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
@@ -92,6 +99,63 @@ def test_the_command_evaluates_weights(trained, tmp_path):
   assert json.loads(done.stdout)["top1"] == result["top1"]
 
 
+def test_predictions_with_weights_are_those_of_their_run(trained):
+  config, folder, _ = trained
+  weighed = config.copy_and_resolve_references()
+  weighed.pretrained.path = str(folder / "net.safetensors")
+  images = [str(folder / "images" / "val" / f"class_{i}" / f"00{i}.jpg") for i in range(4)]
+  expected = predict(folder / "run", images)
+  found = predict_pretrained(weighed, images)
+  for one, other in zip(found, expected, strict=True):
+    assert [name for name, _ in one] == [name for name, _ in other]
+    np.testing.assert_allclose([p for _, p in one], [p for _, p in other], rtol=1e-5)
+  # Without the data set, classes are numbers.
+  weighed.data.path = ""
+  numbered = predict_pretrained(weighed, images)
+  assert [f"class_{name}" for name, _ in numbered[0]] == [name for name, _ in expected[0]]
+  weighed.data.path = str(write_folder(folder / "three", classes=3))
+  with pytest.raises(UserError, match="has 3 classes, and config.data.classes is 4"):
+    predict_pretrained(weighed, images)
+
+
+def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path, monkeypatch):
+  _, folder, _ = trained
+  for arguments, words in (
+    ([f"--config={folder / 'none.py'}", "--export=a.safetensors"], "there is no such file"),
+    ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
+    ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
+    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "cannot be written"),
+  ):
+    code, out, err = evaluate_command(arguments, monkeypatch)
+    assert code == 2 and words in err and not out, (arguments, err)
+  config = json.loads((folder / "run" / "config.json").read_text())
+  config["model"] = {"name": "resnet9", "width": 4, "head_scale": 1.0}
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+  with pytest.raises(UserError, match="only a ResNet is written"):
+    check_export(tmp_path / "run", tmp_path / "a.safetensors")
+
+
+def evaluate_command(arguments, monkeypatch):
+  """Exit code, output and errors of the command, which must not come to evaluating."""
+
+  def evaluated(*_, **__):
+    raise AssertionError("it was evaluated before the mistake was told")
+
+  monkeypatch.setattr(restore, "evaluate", evaluated)
+  monkeypatch.setattr(restore, "evaluate_pretrained", evaluated)
+  monkeypatch.setattr(sys, "argv", ["evaluate", *arguments])
+  out, err, others = io.StringIO(), io.StringIO(), set(flags.FLAGS)
+  try:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      with pytest.raises(SystemExit) as caught:
+        evaluate_main.main()
+  finally:
+    for name in set(flags.FLAGS) - others:
+      delattr(flags.FLAGS, name)
+  return caught.value.code, out.getvalue(), err.getvalue()
+
+
 def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):
   config, folder, _ = trained
   fields = {"pretrained.path": str(folder / "net.safetensors"), "schedule.peak": 1e-12}
@@ -126,6 +190,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": "none.safetensors"}, "none.safetensors is not there"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
+    ({"model.name": "resnet9"}, "only a ResNet has weights to load"),
   ],
 )
 def test_what_no_weights_can_be_is_refused(trained, fields, words):

@@ -8,11 +8,23 @@ import importlib
 import os
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt8
+
 from jaxspeed.config.output import held
+from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
-# The first bytes of the formats that TensorFlow decodes.
-SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
+# The first bytes of the formats that are read, and their names.
+_FORMATS = {
+  b"\xff\xd8\xff": "JPEG",
+  b"\x89PNG\r\n\x1a\n": "PNG",
+  b"GIF8": "GIF",
+  b"BM": "BMP",
+  b"RIFF": "WebP",
+  b"II*\0": "TIFF",
+  b"MM\0*": "TIFF",
+}
 
 
 def import_tensorflow() -> Any:
@@ -47,7 +59,8 @@ def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> 
   """Part of an image: uint8 [h, w, 3], both sides divided by `ratio` if it is a JPEG.
 
   Only the rows and columns of the box are decoded of a JPEG. A choice between formats costs 2 to
-  4 % of an image, so there is one only in streams where it is needed (mixed).
+  4 % of an image, so there is one only in streams where it is needed (mixed). What TensorFlow
+  does not decode, or not as Pillow does, Pillow decodes.
   """
 
   def jpeg() -> Any:
@@ -59,11 +72,47 @@ def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> 
     )
 
   def other() -> Any:
+    known = [
+      tf.equal(tf.strings.substr(encoded, 0, len(signature)), signature)
+      for signature in pixels.TENSORFLOW_SIGNATURES
+    ]
+    return tf.cond(tf.reduce_any(known), by_tensorflow, by_pillow)
+
+  def by_tensorflow() -> Any:
     whole = tf.io.decode_image(encoded, channels=3, expand_animations=False)
     zero, three = tf.constant([0]), tf.constant([3])
     return tf.slice(whole, tf.concat([box[:2], zero], 0), tf.concat([box[2:], three], 0))
 
+  def by_pillow() -> Any:
+    part = tf.numpy_function(_decode_with_pillow, [encoded, box], tf.uint8, stateful=False)
+    part.set_shape((None, None, 3))
+    return part
+
   return tf.cond(tf.io.is_jpeg(encoded), jpeg, other) if mixed else jpeg()
+
+
+def _decode_with_pillow(encoded: Any, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
+  """A box of an image; `encoded` is bytes, outside of a graph an array of them.
+
+  Raises:
+    ValueError: it is no image, or a damaged one.
+  """
+  y, x, height, width = box.tolist()
+  try:
+    whole = pixels.decode(np.asarray(encoded, object).item())
+    return whole[y : y + height, x : x + width]
+  except Exception as error:  # Pillow raises almost anything
+    raise ValueError(pixels.reason_of(error)) from error
+
+
+def turn(tf: Any, image: Any, orientation: Any) -> Any:
+  """A decoded part of an image as it is shown: turned by EXIF's orientation, a number."""
+  table = tf.constant([pixels.TURNS.get(number, pixels.TURNS[1]) for number in range(9)])
+  swap, upside_down, mirror = tf.unstack(tf.gather(table, orientation))
+  image = tf.cond(swap, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+  # Reading an axis backwards where its step is -1, forwards where it is 1.
+  steps = [1 - 2 * tf.cast(each, tf.int32) for each in (upside_down, mirror)]
+  return image[:: steps[0], :: steps[1]]
 
 
 def _to_uint8(tf: Any, images: Any) -> Any:
@@ -143,13 +192,20 @@ def central_crop(
 
 
 def describe_failure(encoded: bytes) -> str:
-  """Why bytes that TensorFlow does not decode are no image."""
+  """Why bytes that are not decoded are no image."""
   if not encoded:
     return "it is empty"
-  if encoded[:4] == b"RIFF" and encoded[8:12] == b"WEBP":
-    return "it is WebP, and JPEG, PNG, GIF and BMP are read"
-  if not encoded.startswith(SIGNATURES):
-    return "it is no JPEG, PNG, GIF or BMP"
+  if not encoded.startswith(tuple(_FORMATS)):
+    *formats, last = dict.fromkeys(_FORMATS.values())
+    return f"it is no {', '.join(formats)} or {last}"
+  # Of the formats that Pillow reads there are kinds that it does not, and it says which.
+  if not encoded.startswith(pixels.TENSORFLOW_SIGNATURES):
+    try:
+      pixels.decode(encoded)
+    except ValueError as error:
+      return pixels.reason_of(error)
+    except Exception:
+      return "its data are damaged or cut off"
   return "its data are damaged or cut off"
 
 

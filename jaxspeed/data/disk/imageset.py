@@ -3,29 +3,43 @@
     images = open_images(name="imagenet2012", path="/data/imagenet", cache="")
     encoded = images.train.read(0)
 
-What lies at `path` is a folder of train/CLASS/*.jpg and val/CLASS/*.jpg, or one that TFDS prepared
-(`tfrecord.py`), whose TFRecords hold the encoded images. No image is decoded here, and TensorFlow
-is not needed, except by TFDS where it is to download a set.
+What lies at `path` is a folder of train/CLASS/*.jpg and val/CLASS/*.jpg, a folder of CLASS/*.jpg,
+a tenth of which is held out, or one that TFDS prepared (`tfrecord.py`), whose TFRecords hold the
+encoded images. No image is decoded here, and TensorFlow is not needed, except by TFDS where it is
+to download a set.
 """
 
+import collections
 import dataclasses
+import hashlib
 import importlib.util
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int8, Int32, Int64
 
 from jaxspeed.data.disk import sizes
-from jaxspeed.data.disk.sizes import SUFFIXES, Columns, Show, files_listing, shards_listing
-from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, prepare_with_tfds
-from jaxspeed.errors import UserError
+from jaxspeed.data.disk.sizes import Columns, Show, files_listing, shards_listing
+from jaxspeed.data.formats.class_names import read_class_names
+from jaxspeed.data.formats.folders import (
+  EVAL_FOLDERS,
+  has_splits,
+  left_out,
+  list_classes,
+  list_folder,
+  list_folders,
+)
+from jaxspeed.data.formats.pixels import FORMATS
+from jaxspeed.data.formats.tfds_download import prepare_with_tfds
+from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds
+from jaxspeed.errors import UserError, printable
 
-_EVAL_FOLDERS = ("val", "validation", "test")
 _ACCEPTED = (
-  "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), or a "
-  "folder that TFDS prepared (dataset_info.json)"
+  "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
+  "with CLASS/*.jpg, of which a tenth is held out, or a folder that TFDS prepared "
+  "(dataset_info.json)"
 )
 
 
@@ -39,9 +53,9 @@ class Split:
     offset: of the encoded image's first byte in it.
     length: the encoded image's bytes.
     label: from 0.
-    width: in pixels, from its header, as stored: a rotation by EXIF is not applied, as TensorFlow
-      and torchvision's ImageFolder do not either; 0 where the header cannot be read.
+    width: in pixels, from its header, as the image is shown; 0 where that cannot be read.
     height: as `width`.
+    orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
     whole_files: every image is a file of its own, and offset is 0.
     root: what names in messages are relative to.
   """
@@ -53,6 +67,7 @@ class Split:
   label: Int32[np.ndarray, "n"]
   width: Int32[np.ndarray, "n"]
   height: Int32[np.ndarray, "n"]
+  orientation: Int8[np.ndarray, "n"]
   whole_files: bool
   root: str
 
@@ -61,12 +76,16 @@ class Split:
 
   def take(self, index: Int64[np.ndarray, "m"]) -> "Split":
     """The split of these images alone, in their order."""
-    columns = ("file", "offset", "length", "label", "width", "height")
+    columns = ("file", "offset", "length", "label", "width", "height", "orientation")
     return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in columns})
+
+  def path(self, index: int) -> str:
+    """The file that holds an image, below `root`."""
+    return os.path.relpath(self.files[self.file[index]], self.root)
 
   def name(self, index: int) -> str:
     """What to call an image in a message."""
-    name = os.path.relpath(self.files[self.file[index]], self.root)
+    name = printable(self.path(index))
     return name if self.whole_files else f"{name}, byte {self.offset[index]}"
 
   def read(self, index: int) -> bytes:
@@ -84,15 +103,29 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-  """A set of two splits, and what it is and whence; labels index `class_names`."""
+  """A set of two splits, and what it is and whence; labels index `class_names`.
+
+  Attributes:
+    notes: lines on what was left out.
+    whole: all images, where both splits were made of them; None where they came apart.
+  """
 
   train: Split
   eval: Split
   class_names: tuple[str, ...]
   source: str
+  notes: tuple[str, ...] = ()
+  whole: Split | None = None
+
+  @property
+  def is_noise(self) -> bool:
+    """Whether there are no files (`noise.noise_set`)."""
+    return not self.train.files
 
 
-def open_images(*, name: str, path: str, cache: str, show: Show | None = None) -> ImageSet:
+def open_images(
+  *, name: str, path: str, cache: str, show: Show | None = None, tune: bool = False
+) -> ImageSet:
   """Opens the set that a config names.
 
   The first time, the header of each image is read (`sizes.py`).
@@ -102,30 +135,60 @@ def open_images(*, name: str, path: str, cache: str, show: Show | None = None) -
     path: a folder; '' lets TFDS download and prepare `name`.
     cache: folder of the index; '' means ~/.cache/jaxspeed/data.
     show: called with the numbers of headers that are read and that are to be read.
+    tune: a tenth of the training images takes the place of the evaluation images, which are not
+      looked at and need not be there.
 
   Raises:
     UserError: nothing readable is at `path`, or it is damaged or not complete.
   """
+  images = _open(name=name, path=path, cache=cache, show=show, tune=tune)
+  return hold_out(images, "training images held out for tuning") if tune else images
+
+
+def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) -> ImageSet:
   cache_folder = pathlib.Path(cache or "~/.cache/jaxspeed/data").expanduser()
   try:
     if not path:
-      return _open_tfds(_prepare(name), cache_folder, show)
+      return _open_tfds(_prepare(name), cache_folder, show, tune)
     root = pathlib.Path(path).expanduser().absolute()
     if not root.is_dir():
       state = "is a file" if root.exists() else "does not exist"
       raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
-    if any((root / each).is_dir() for each in ("train", *_EVAL_FOLDERS)):
-      return _open_folders(root, cache_folder, show)
+    if any((folder / "images.npy").exists() for folder in (root, root / "train")):
+      raise UserError(
+        f"config.data.path: {root} holds arrays, and this recipe reads encoded images from the "
+        "disk: choose one that trains from memory, such as --config=configs/quickstart.py."
+      )
+    if has_splits(root):
+      return _open_folders(root, cache_folder, show, tune)
     if version := find_tfds(root, name):
-      return _open_tfds(version, cache_folder, show)
+      return _open_tfds(version, cache_folder, show, tune)
+    return _open_flat_folder(root, cache_folder, show)
   except OSError as error:
     raise UserError(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-  raise UserError(
-    f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
-  )
+
+
+def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
+  """The names of the classes of the set at `path`, of which no image is opened; () if it has none.
+
+  Raises:
+    UserError: as `open_images`.
+  """
+  root = pathlib.Path(path).expanduser().absolute()
+  try:
+    if names := read_class_names(root / "classes.txt"):
+      return names
+    if has_splits(root):
+      split = next(each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
+      return tuple(list_folder(root / split).folders)
+    if version := find_tfds(root, name):
+      return open_tfds(version, tune=True).class_names
+    return tuple(list_folder(root).folders)
+  except OSError as error:
+    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
 
 
 def write_indices(images: ImageSet) -> None:
@@ -134,8 +197,14 @@ def write_indices(images: ImageSet) -> None:
   Raises:
     UserError: the folder cannot be written.
   """
-  for split_name, split in (("train", images.train), ("val", images.eval)):
-    columns = {"width": split.width, "height": split.height, "length": split.length}
+  splits = {"train": images.whole} if images.whole else {"train": images.train, "val": images.eval}
+  for split_name, split in splits.items():
+    columns = {
+      "width": split.width,
+      "height": split.height,
+      "orientation": split.orientation,
+      "length": split.length,
+    }
     if split.whole_files:
       source = sizes.files_source(["/".join(file.split(os.sep)[-2:]) for file in split.files])
     else:
@@ -156,33 +225,56 @@ def _prepare(name: str) -> pathlib.Path:
 # Folders
 
 
-def list_folders(root: pathlib.Path) -> dict[str, dict[str, list[str]]]:
-  """Names of the images of a folder, by split ('train', then the other) and class, all sorted.
-
-  Raises:
-    UserError: a split is missing, has no class or one without an image, or train/ lacks a class.
-    OSError: a folder cannot be read.
-  """
-  eval_name = next((each for each in _EVAL_FOLDERS if (root / each).is_dir()), None)
-  if eval_name is None:
-    raise UserError(f"{root} has train/ but none of val/, validation/ and test/ to evaluate on.")
-  if not (root / "train").is_dir():
-    raise UserError(f"{root} has {eval_name}/ but no train/ to train on.")
-  files = {split: _list_classes(root / split) for split in ("train", eval_name)}
-  if unknown := [name for name in files[eval_name] if name not in files["train"]]:
-    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-    raise UserError(
-      f"{root / eval_name} has classes that train/ lacks ({', '.join(unknown[:3])}{more}): both "
-      "name their classes alike."
-    )
-  return files
-
-
-def _open_folders(root: pathlib.Path, cache: pathlib.Path, show: Show | None) -> ImageSet:
-  listed = list_folders(root)
-  _, eval_name = listed
-  folders = {"train": root / "train", "val": root / eval_name}
+def _open_folders(
+  root: pathlib.Path, cache: pathlib.Path, show: Show | None, tune: bool
+) -> ImageSet:
+  others: collections.Counter[str] = collections.Counter()
+  listed = list_folders(root, others, tune=tune)
+  # The index is called val whatever the folder is.
+  folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
+  splits = _read_splits(root, folders, files, cache, show)
+  source = f"{printable(root.name)}: folders {' and '.join(listed)}"
+  images = ImageSet(
+    train=splits["train"],
+    eval=splits["train" if tune else "val"],
+    class_names=tuple(files["train"]),
+    source=source,
+    notes=left_out(others),
+  )
+  return _with_images(images)
+
+
+def _open_flat_folder(root: pathlib.Path, cache: pathlib.Path, show: Show | None) -> ImageSet:
+  """A folder of CLASS/*.jpg, of which a tenth is held out for evaluation."""
+  others: collections.Counter[str] = collections.Counter()
+  if not list_folder(root).folders:
+    raise UserError(
+      f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
+    )
+  files = {"train": list_classes(root, others)}
+  whole = _read_splits(root, {"train": root}, files, cache, show)["train"]
+  source = f"{printable(root.name)}: class folders"
+  images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
+  return hold_out(_with_images(images), "images, a tenth, held out for evaluation")
+
+
+def _read_splits(
+  root: pathlib.Path,
+  folders: Mapping[str, pathlib.Path],
+  files: Mapping[str, Mapping[str, Sequence[str]]],
+  cache: pathlib.Path,
+  show: Show | None,
+) -> dict[str, Split]:
+  """The splits of a folder, their headers read.
+
+  Args:
+    root: of the set.
+    folders: by the name of the split.
+    files: names of each split's images, by class.
+    cache: folder of the index.
+    show: as `open_images` takes it.
+  """
   class_names = tuple(files["train"])
   names = {
     split: [f"{name}/{file}" for name, found in classes.items() for file in found]
@@ -204,76 +296,73 @@ def _open_folders(root: pathlib.Path, cache: pathlib.Path, show: Show | None) ->
       root=str(root),
       **columns[split],
     )
-  source = f"{root.name}: folders train and {eval_name}"
-  return _with_images(ImageSet(splits["train"], splits["val"], class_names, source))
+  return splits
 
 
-def _list_classes(folder: pathlib.Path) -> dict[str, list[str]]:
-  """The names of the images of each class, both in the order of plain strings.
+def hold_out(images: ImageSet, purpose: str) -> ImageSet:
+  """The set with a tenth of its training images in the place of its evaluation images.
+
+  The tenth is that of the smallest BLAKE2b digests of the names, so that the copies of an image go
+  where the image goes.
+
+  Args:
+    images: whose evaluation images are dropped.
+    purpose: what the images are held out for, as the source then says.
 
   Raises:
-    UserError: there is no class, or one without an image.
-    OSError: a folder cannot be read.
+    UserError: there are fewer than two training images.
   """
-  folders, files = _list_folder(folder)
-  if not folders:
-    loose = "images but no class folders" if files else "no class folders"
-    raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")
-  classes = {}
-  for name in folders:
-    inner, classes[name] = _list_folder(folder / name)
-    if not classes[name]:
-      held = (
-        f"only sub-folders ({inner[0]}, ...), which are not searched: move its images up"
-        if inner
-        else f"no image ({', '.join(SUFFIXES)}): remove it, or complete the set"
-      )
-      raise UserError(f"the class folder {folder / name} holds {held}.")
-  return classes
+  train = images.train
+  if len(train) < 2:
+    raise UserError(f"{images.source} has {len(train)} image, of which none can be held out.")
+  names = (pathlib.PurePath(_member(train, i)).parts[-2:] for i in range(len(train)))
+  digests = (hashlib.blake2b(os.fsencode("/".join(name)), digest_size=8) for name in names)
+  order = np.argsort(
+    np.frombuffer(b"".join(each.digest() for each in digests), "<u8"), kind="stable"
+  )
+  held_out = len(train) // 10 or 1
+  return dataclasses.replace(
+    images,
+    train=train.take(np.sort(order[held_out:])),
+    eval=train.take(np.sort(order[:held_out])),
+    source=f"{images.source}, {held_out:,} {purpose}",
+  )
 
 
-def _list_folder(folder: pathlib.Path) -> tuple[list[str], list[str]]:
-  """Names of sub-folders and of images, sorted; hidden ones and other files are left out.
-
-  A link to a file that is missing is an image, to be found out when it is opened.
-  """
-  folders, images = [], []
-  with os.scandir(folder) as entries:
-    for entry in entries:
-      if entry.name.startswith("."):
-        continue
-      if entry.is_dir():
-        folders.append(entry.name)
-      elif entry.name.lower().endswith(SUFFIXES):
-        images.append(entry.name)
-  return sorted(folders), sorted(images)
+def _member(split: Split, index: int) -> str:
+  """A name that an image has on every machine."""
+  path = split.path(index)
+  return path if split.whole_files else f"{path}, byte {split.offset[index]}"
 
 
 # TFDS
 
 
-def _open_tfds(folder: pathlib.Path, cache: pathlib.Path, show: Show | None) -> ImageSet:
-  info = open_tfds(folder)
-  shards = {"train": info.train, "val": info.eval}
+def _open_tfds(
+  folder: pathlib.Path, cache: pathlib.Path, show: Show | None, tune: bool
+) -> ImageSet:
+  info = open_tfds(folder, tune=tune)
+  shards = {"train": info.train} if tune else {"train": info.train, "val": info.eval}
   listings = {
     split: shards_listing(each, info.image_key, info.label_key) for split, each in shards.items()
   }
   columns = sizes.indices(folder, listings, cache, show)
-  train, held_out = (
-    Split(
-      files=tuple(str(shard.path.absolute()) for shard in shards[split]),
+  splits = {
+    split: Split(
+      files=tuple(str(shard.path.absolute()) for shard in each),
       whole_files=False,
       root=str(folder.absolute()),
       **columns[split],
     )
-    for split in ("train", "val")
-  )
+    for split, each in shards.items()
+  }
+  named = "split train" if tune else f"splits train and {info.eval_split}"
   return _with_images(
     ImageSet(
-      train=train,
-      eval=held_out,
+      train=splits["train"],
+      eval=splits["train" if tune else "val"],
       class_names=_class_names(info, columns),
-      source=f"TFDS {info.name} {folder.name}, splits train and {info.eval_split}",
+      source=printable(f"TFDS {info.name} {folder.name}, {named}"),
     )
   )
 
@@ -307,6 +396,6 @@ def _with_images(images: ImageSet) -> ImageSet:
     if not split.width.any():
       raise UserError(
         f"of none of the {len(split)} images of {images.source} can the header be read (the first "
-        f"is {split.name(0)}): they are {', '.join(sizes.FORMATS)} files, and these may be damaged."
+        f"is {split.name(0)}): they are {', '.join(FORMATS)} files, and these may be damaged."
       )
   return images

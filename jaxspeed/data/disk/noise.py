@@ -29,6 +29,7 @@ def noise_set(train_images: int, eval_images: int, classes: int) -> ImageSet:
       label=rng.randint(classes, size=n).astype(np.int32),
       width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
       height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
+      orientation=np.ones(n, np.int8),
       whole_files=True,
       root="",
     )

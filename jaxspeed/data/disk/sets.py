@@ -1,7 +1,6 @@
 """The sets that a streamed run reads: originals, resized copies, held-out images, noise."""
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Sequence
 
@@ -38,6 +37,13 @@ class ImageSets:
     return {side: len(each.train) for side, each in self.sets.items()}
 
   @property
+  def benchmark(self) -> str:
+    """DAWNBench's name of the data sets, where they are ImageNet, whole; else ''."""
+    counts = {(len(s.class_names), len(s.train), len(s.eval)) for s in self.sets.values()}
+    whole = counts == {(1000, 1_281_167, 50_000)}
+    return "ImageNet" if whole and not any(s.is_noise for s in self.sets.values()) else ""
+
+  @property
   def eval_images(self) -> int:
     return max(len(each.eval) for each in self.sets.values())
 
@@ -72,8 +78,9 @@ def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = N
       )
       path = data.path
     if path not in opened:
-      images = open_images(name=data.name, path=path, cache=data.cache, show=show)
-      opened[path] = hold_out(images) if config.tune_on == "validation" else images
+      tune = config.tune_on == "validation"
+      opened[path] = open_images(name=data.name, path=path, cache=data.cache, show=show, tune=tune)
+      notes += opened[path].notes
     sets[side] = opened[path]
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:
@@ -109,22 +116,3 @@ def _small_images(split: Split, size: int) -> list[str]:
 def copies_of(config: ConfigDict, side: int) -> str:
   """The folder of the resized copies with this short side."""
   return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))
-
-
-def hold_out(images: ImageSet) -> ImageSet:
-  """The set with a tenth of its training images in the place of its evaluation images.
-
-  The tenth is that of the smallest BLAKE2b digests of the names, so that the copies of an image go
-  where the image goes.
-  """
-  train = images.train
-  names = (pathlib.PurePath(train.name(i)).parts[-2:] for i in range(len(train)))
-  digests = [hashlib.blake2b("/".join(name).encode(), digest_size=8).digest() for name in names]
-  order = np.argsort(np.frombuffer(b"".join(digests), "<u8"), kind="stable")
-  held_out = len(train) // 10 or 1
-  return dataclasses.replace(
-    images,
-    train=train.take(np.sort(order[held_out:])),
-    eval=train.take(np.sort(order[:held_out])),
-    source=f"{images.source}, {held_out:,} training images held out for tuning",
-  )

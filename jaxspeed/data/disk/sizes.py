@@ -22,25 +22,21 @@ import queue
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int64
-from PIL import Image
 
-from jaxspeed.data.formats import array_cache
+from jaxspeed.data.formats import array_cache, pixels
 from jaxspeed.data.formats.tfrecord import Shard, find_records, parse_example
 from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
 
 _log = logging.getLogger("jaxspeed")
 
-# What TensorFlow decodes as well as Pillow.
-FORMATS = ("JPEG", "PNG", "BMP", "GIF")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-
+_NO_HEADER = pixels.Header(0, 0, 1)
 # The header of 98 in 100 JPEGs of ImageNet ends before it; the rest carry previews and profiles.
 _HEADER_BYTES = 1 << 14
 _NAMES_A_JOB = 500
@@ -48,6 +44,13 @@ _NAMES_A_JOB = 500
 _IMAGES_FOR_PROCESSES = 10_000
 
 Columns = dict[str, np.ndarray]
+# What the header of an image says, and its bytes.
+_HEADER_COLUMNS: dict[str, type[np.signedinteger]] = {
+  "width": np.int32,
+  "height": np.int32,
+  "orientation": np.int8,
+  "length": np.int64,
+}
 # The name of a function in _SCANS and its arguments, of types that JSON has.
 Job = tuple[Any, ...]
 Show = Callable[[int, int], None]
@@ -74,7 +77,7 @@ def files_listing(folder: pathlib.Path, names: Sequence[str]) -> Listing:
   return Listing(
     jobs=[("files", str(folder), list(chunk)) for chunk in chunks],
     images=len(names),
-    columns={"width": np.int32, "height": np.int32, "length": np.int64},
+    columns=dict(_HEADER_COLUMNS),
     source=files_source(names),
   )
 
@@ -84,14 +87,7 @@ def shards_listing(shards: Sequence[Shard], image_key: str, label_key: str) -> L
   return Listing(
     jobs=[("shard", str(each.path), image_key, label_key, each.records) for each in shards],
     images=sum(each.records for each in shards),
-    columns={
-      "width": np.int32,
-      "height": np.int32,
-      "length": np.int64,
-      "offset": np.int64,
-      "label": np.int32,
-      "file": np.int32,
-    },
+    columns=_HEADER_COLUMNS | {"offset": np.int64, "label": np.int32, "file": np.int32},
     source=shards_source([each.path for each in shards]),
   )
 
@@ -185,10 +181,7 @@ def _find_index(
   if own.is_dir():
     try:
       columns, _ = array_cache.read(own, listing.source)
-      shapes = {name: (column.dtype, column.shape) for name, column in columns.items()}
-      if shapes != {
-        n: (np.dtype(dtype), (listing.images,)) for n, dtype in listing.columns.items()
-      }:
+      if not _fits(columns, listing):
         raise ValueError("its columns are others than this version reads")
       return columns
     except ValueError as error:
@@ -199,7 +192,15 @@ def _find_index(
         error,
       )
   stored = array_cache.load(_cached_index(root, split_name, cache), listing.source)
-  return stored[0] if stored else None
+  return stored[0] if stored and _fits(stored[0], listing) else None
+
+
+def _fits(columns: Columns, listing: Listing) -> bool:
+  """Whether an index has the columns, dtypes and rows that this version reads."""
+  found = {name: (column.dtype, column.shape) for name, column in columns.items()}
+  return found == {
+    name: (np.dtype(dtype), (listing.images,)) for name, dtype in listing.columns.items()
+  }
 
 
 def _to_columns(listing: Listing, rows: Sequence[Int64[np.ndarray, "n columns"]]) -> Columns:
@@ -215,25 +216,25 @@ def _to_columns(listing: Listing, rows: Sequence[Int64[np.ndarray, "n columns"]]
   return columns
 
 
-def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 3"]:
-  """Width, height and bytes of each file; width and height are 0 where there is no header.
+def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
+  """Width, height, orientation and bytes of each file; a size of 0 where there is no header.
 
   Raises:
-    UserError: a file cannot be opened or read.
+    UserError: a file cannot be opened or read, or is no regular one.
   """
   rows = []
   for name in names:
     path = os.path.join(folder, name)
     try:
-      with open(path, "rb") as file:
-        rows.append((*_size(file), os.fstat(file.fileno()).st_size))
+      with open_regular(path) as file:
+        rows.append((*_header(file), os.fstat(file.fileno()).st_size))
     except OSError as error:
       raise _unreadable(path, error) from error
   return np.array(rows, np.int64)
 
 
-def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64[np.ndarray, "n 5"]:
-  """Width, height, bytes, offset in the file and label of each image of a shard.
+def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64[np.ndarray, "n 6"]:
+  """Width, height, orientation, bytes, offset in the file and label of each image of a shard.
 
   The shard is mapped, so that no record is copied: 7,500 records/s a core, of which the headers
   take half. The kernel's read-ahead is left on although it reads the whole shard: from a cold disk
@@ -245,7 +246,7 @@ def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
   """
   try:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
       return _scan_open_shard(file, pathlib.Path(path), image_key, label_key, records)
   except OSError as error:
     raise _unreadable(path, error) from error
@@ -253,7 +254,7 @@ def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64
 
 def _scan_open_shard(
   file: BinaryIO, path: pathlib.Path, image_key: str, label_key: str, records: int
-) -> Int64[np.ndarray, "n 5"]:
+) -> Int64[np.ndarray, "n 6"]:
   content = np.empty(0, np.uint8)
   if os.fstat(file.fileno()).st_size:
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -272,38 +273,38 @@ def _scan_open_shard(
     except (ValueError, IndexError) as error:
       raise UserError(f"{path}: record {number} is no image with a label: {error}") from error
     offset = start + _address(np.asarray(image)) - _address(record)
-    rows.append((*_size_within(file, offset, len(image)), len(image), offset, label))
-  return np.array(rows, np.int64).reshape(-1, 5)
+    rows.append((*_header_within(file, offset, len(image)), len(image), offset, label))
+  return np.array(rows, np.int64).reshape(-1, 6)
 
 
 def _address(array: np.ndarray) -> int:
   return array.__array_interface__["data"][0]
 
 
-def _size_within(file: BinaryIO, offset: int, length: int) -> tuple[int, int]:
-  """The size of the image at `offset` of a file, most often without reading all of it."""
-  size = (0, 0)
+def _header_within(file: BinaryIO, offset: int, length: int) -> pixels.Header:
+  """The header of the image at `offset` of a file, most often without reading all of it."""
+  header = _NO_HEADER
   for part in (_HEADER_BYTES, length):
-    size = _size(io.BytesIO(os.pread(file.fileno(), min(part, length), offset)))
-    if size != (0, 0) or part >= length:
+    header = _header(io.BytesIO(os.pread(file.fileno(), min(part, length), offset)))
+    if header.width or part >= length:
       break
-  return size
+  return header
 
 
-def _size(file: BinaryIO) -> tuple[int, int]:
-  """(width, height) of an image by its header; (0, 0) where Pillow finds none.
+def _header(file: BinaryIO) -> pixels.Header:
+  """Size and orientation of an image; a size of 0 where Pillow finds no header.
 
   Raises:
     OSError: with a number, from the file system.
   """
   try:
-    with Image.open(file, formats=FORMATS) as image:
-      return image.size
+    with pixels.open_image(file) as image:
+      return pixels.header_of(image)
   # Parsers of damaged headers raise whatever they stumble over; a decompression bomb is one, too.
   except Exception as error:
     if isinstance(error, OSError) and error.errno is not None:
       raise
-    return 0, 0
+    return _NO_HEADER
 
 
 def _unreadable(path: str, error: OSError) -> UserError:
@@ -332,8 +333,7 @@ def _scan(
 
 
 def _scan_here(job: Job) -> Int64[np.ndarray, "n columns"]:
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Pillow's, of large images and odd headers
+  with pixels.without_warnings():
     return _SCANS[job[0]](*job[1:])
 
 

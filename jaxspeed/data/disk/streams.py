@@ -16,6 +16,7 @@ import abc
 import collections
 import dataclasses
 import functools
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,17 +33,20 @@ from jaxspeed.data.disk.crops import (
   epoch_mirror,
   epoch_order,
   random_stream,
+  stored_boxes,
+  stored_windows,
 )
 from jaxspeed.data.disk.images import (
-  SIGNATURES,
   central_crop,
   describe_failure,
   describe_unreadable,
   import_tensorflow,
   random_crop,
+  turn,
 )
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
 _PREFETCHED = 2
@@ -109,10 +113,12 @@ class _Stream(abc.ABC):
     self.split = split
     self.broken: dict[int, str] = {}
     self._tf = import_tensorflow()
+    pixels.drop_warnings()
     self._steps, self._batch, self._on_error = steps, batch, on_error
     self._antialias = antialias
     self._delivered = 0
     self._doubtful = split.width == 0
+    self._turned = bool((split.orientation > 1).any())
     self._reasons: dict[int, str] = {}
     self._failure: Exception | None = None
     self._restarted_at = -1
@@ -326,10 +332,11 @@ class _Stream(abc.ABC):
     self._check_length(number, len(encoded))
     try:
       self._finish(self._tf.constant(encoded), *map(self._tf.constant, windows), mixed=True)
-    except self._tf.errors.OpError:
+    # Outside of a graph, what Pillow decodes raises what `numpy_function` called.
+    except (self._tf.errors.OpError, ValueError):
       self._check_size(number, encoded)
       return describe_failure(encoded)
-    self._mixed |= not encoded.startswith(SIGNATURES[0])
+    self._mixed |= not encoded.startswith(pixels.JPEG_SIGNATURE)
     return ""
 
   def _reason(self, number: int) -> str:
@@ -351,17 +358,16 @@ class _Stream(abc.ABC):
       self._changed(number, f"{self.split.length[number]:,} bytes then, {length:,} now")
 
   def _check_size(self, number: int, encoded: bytes) -> None:
-    tf = self._tf
     try:
-      if encoded.startswith(SIGNATURES[0]):
-        height, width = tf.io.extract_jpeg_shape(encoded).numpy()[:2]
-      else:
-        height, width = tf.io.decode_image(encoded, expand_animations=False).shape[:2]
-    except tf.errors.OpError:
+      with pixels.open_image(io.BytesIO(encoded)) as image:
+        found = pixels.header_of(image)
+    except Exception:  # no header, which is damage and no change
       return
-    indexed = (self.split.width[number], self.split.height[number])
-    if (width, height) != indexed:
-      self._changed(number, f"{indexed[0]} x {indexed[1]} pixels then, {width} x {height} now")
+    split = self.split
+    indexed = (split.width[number], split.height[number], split.orientation[number])
+    if found != indexed:
+      then, now = (f"{width} x {height}" for width, height, _ in (indexed, found))
+      self._changed(number, f"{then} pixels then, {now} now")
 
   def _changed(self, number: int, how: str) -> None:
     raise UserError(
@@ -380,7 +386,7 @@ class TrainStream(_Stream):
   halved).
   """
 
-  _window_types = ((np.int32, (4,)),)
+  _window_types = ((np.int32, (4,)), (np.int32, ()))
 
   def __init__(
     self,
@@ -447,11 +453,15 @@ class TrainStream(_Stream):
     random = random_stream(self._seed, epoch, within, AUGMENT)
     uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows][rows]
     size = self.split.width[used], self.split.height[used]
-    return (crop_boxes(uniform, *size, min_scale=self._min_scale),)
+    box = crop_boxes(uniform, *size, min_scale=self._min_scale)
+    orientation = self.split.orientation[used].astype(np.int32)
+    return stored_boxes(box, *size, orientation), orientation
 
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
+    *part, orientation = windows
     how = dict(halve=self._halve, mixed=mixed, antialias=self._antialias)
-    return random_crop(self._tf, encoded, *windows, size=self._size, **how)
+    image = random_crop(self._tf, encoded, *part, size=self._size, **how)
+    return turn(self._tf, image, orientation) if self._turned else image
 
 
 class EvalStream(_Stream):
@@ -460,7 +470,13 @@ class EvalStream(_Stream):
   A broken image does not count: its mask is false.
   """
 
-  _window_types = ((np.int32, (4,)), (np.float32, (2,)), (np.float32, (2,)), (np.int32, (2,)))
+  _window_types = (
+    (np.int32, (4,)),
+    (np.float32, (2,)),
+    (np.float32, (2,)),
+    (np.int32, (2,)),
+    (np.int32, ()),
+  )
 
   def __init__(
     self,
@@ -500,10 +516,14 @@ class EvalStream(_Stream):
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
     batch = self._batches_asked[step]
     size = self.split.width[used], self.split.height[used]
-    box, scale, translation = central_windows(*size, shape=batch.shape, resize=self._resize)
+    windows = central_windows(*size, shape=batch.shape, resize=self._resize)
+    orientation = self.split.orientation[used].astype(np.int32)
+    box, *rest = stored_windows(*windows, *size, orientation, shape=batch.shape)
     # A pixel is enough of an image that only fills the batch.
     box[~batch.mask[self._rows][rows]] = (0, 0, 1, 1)
-    return box, scale, translation, np.tile(np.array(batch.shape, np.int32), (len(used), 1))
+    return box, *rest, orientation
 
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
-    return central_crop(self._tf, encoded, *windows, mixed=mixed, antialias=self._antialias)
+    *part, orientation = windows
+    image = central_crop(self._tf, encoded, *part, mixed=mixed, antialias=self._antialias)
+    return turn(self._tf, image, orientation) if self._turned else image

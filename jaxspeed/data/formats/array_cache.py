@@ -37,7 +37,7 @@ def fingerprint(path: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[str, 
 
 def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
   """The folder of the entry that belongs to the source at `path`."""
-  return cache / f"{name}-{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+  return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
 
 
 def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:

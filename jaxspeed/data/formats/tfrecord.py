@@ -10,10 +10,8 @@ of TFDS 4.9's core/splits.py and core/naming.py (names of shards).
 
 import dataclasses
 import functools
-import importlib
 import io
 import json
-import logging
 import pathlib
 import re
 import struct
@@ -25,8 +23,6 @@ from jaxtyping import Int32, UInt8, UInt32
 from PIL import Image
 
 from jaxspeed.errors import UserError
-
-_log = logging.getLogger("jaxspeed")
 
 # Castagnoli's polynomial, its bits reversed.
 _POLYNOMIAL = np.uint32(0x82F63B78)
@@ -80,29 +76,12 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
   return None
 
 
-def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
-  """Lets TFDS download and prepare `name`, unless it has; the folder of the version.
-
-  Raises:
-    UserError: TFDS could not; `accepted` says what config.data.path may name in its place.
-  """
-  _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
-  try:
-    tfds = importlib.import_module("tensorflow_datasets")
-    builder = tfds.builder(name, file_format="tfrecord")
-    builder.download_and_prepare()
-    return pathlib.Path(builder.data_dir)
-  # Builders raise whatever their network, file system and TensorFlow raise.
-  except Exception as error:
-    reason = next(iter(str(error).splitlines()), "")
-    raise UserError(
-      f"config.data.path is not set, and TFDS could not prepare {name} "
-      f"({type(error).__name__}: {reason}): name {accepted}."
-    ) from error
-
-
-def open_tfds(folder: pathlib.Path) -> TfdsInfo:
+def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
   """Reads dataset_info.json of one version's folder.
+
+  Args:
+    folder: of the version.
+    tune: the split to evaluate on need not be there.
 
   Raises:
     UserError: the JSON is damaged, the records are no TFRecords, or a split is missing.
@@ -129,7 +108,7 @@ def open_tfds(folder: pathlib.Path) -> TfdsInfo:
       ".download_and_prepare()."
     )
   eval_split = next((split for split in _EVAL_SPLITS if split in shards), "")
-  if not (shards.get("train") and shards.get(eval_split)):
+  if not (shards.get("train") and (tune or shards.get(eval_split))):
     raise UserError(
       f"{path} names the splits {sorted(shards)}, but training needs 'train' and one of "
       f"{list(_EVAL_SPLITS)}."
@@ -138,7 +117,7 @@ def open_tfds(folder: pathlib.Path) -> TfdsInfo:
     name=name,
     folder=folder,
     train=shards["train"],
-    eval=shards[eval_split],
+    eval=shards.get(eval_split, ()),
     eval_split=eval_split,
     image_key=image_key,
     label_key=label_key,

@@ -2,13 +2,13 @@
 
     arrays = open_arrays(name="cifar10", path="cifar-10-binary.tar.gz", cache="", classes=10)
 
-What lies at `path` decides the format: the official binary version (`cifar.py`), a folder that TFDS
-prepared (`tfrecord.py`), or .npy files. The first two are read once and then from a cache
-(`array_cache.py`). TensorFlow is not needed, except by TFDS where it is to download a set.
+What lies at `path` decides the set and its format: the official binary version (`cifar.py`), a
+folder that TFDS prepared (`tfrecord.py`), or .npy files. The first two are read once and then from
+a cache (`array_cache.py`). `name` counts where there is no path. TensorFlow is not needed, except
+by TFDS where it is to download a set.
 """
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.util
 import logging
@@ -20,11 +20,13 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from jaxspeed.data.formats import array_cache
+from jaxspeed.data.formats.class_names import distinct
+from jaxspeed.data.formats.folders import has_splits, list_folder
+from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import (
   TfdsInfo,
   find_tfds,
   open_tfds,
-  prepare_with_tfds,
   read_shards,
 )
 from jaxspeed.data.memory.cifar import (
@@ -36,7 +38,8 @@ from jaxspeed.data.memory.cifar import (
   read_cifar_folder,
   refuse_pickled,
 )
-from jaxspeed.errors import UserError
+from jaxspeed.data.memory.own import check_sizes, read_own, tenth_of
+from jaxspeed.errors import UserError, printable
 
 _log = logging.getLogger("jaxspeed")
 
@@ -52,7 +55,12 @@ _ACCEPTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-  """A whole set: images for training and evaluation, labels from 0, and what it is and whence."""
+  """A whole set: images for training and evaluation, labels from 0, and what it is and whence.
+
+  Attributes:
+    name: what the set was found to be: cifar10, cifar100, digits, a name of TFDS; "" one's own.
+    notes: lines on what of it decides over the config.
+  """
 
   train_images: UInt8[np.ndarray, "n h w 3"]
   train_labels: Int32[np.ndarray, "n"]
@@ -60,36 +68,62 @@ class Arrays:
   eval_labels: Int32[np.ndarray, "m"]
   class_names: tuple[str, ...]
   source: str
+  name: str = ""
+  notes: tuple[str, ...] = ()
+
+  @property
+  def is_own(self) -> bool:
+    """Whether it is one's own: arrays that are no known set."""
+    return not self.name
+
+  @property
+  def benchmark(self) -> str:
+    """DAWNBench's name of the set, where it is one of its sets, whole; else ''."""
+    counts = (len(self.train_labels), len(self.eval_labels))
+    return "CIFAR10" if (self.name, *counts) == ("cifar10", 50_000, 10_000) else ""
 
 
-def open_arrays(*, name: str, path: str, cache: str, classes: int) -> Arrays:
+def open_arrays(
+  *,
+  name: str,
+  path: str,
+  cache: str,
+  classes: int,
+  follow: bool = False,
+  tune: bool = False,
+) -> Arrays:
   """Opens the set that a config names.
 
   Args:
-    name: 'cifar10', 'cifar100' or 'digits' (scikit-learn's, in no need of a path).
+    name: where there is no path: 'cifar10', 'cifar100' or 'digits' (scikit-learn's).
     path: a folder or archive; '' takes `name` from the cache or lets TFDS download it.
     cache: folder of the copies as plain arrays; '' means ~/.cache/jaxspeed/data.
     classes: how many classes the config expects.
+    follow: of one's own arrays, whether they may have another number of classes.
+    tune: as `hold_out` takes the place of the evaluation images, these need not be there.
 
   Raises:
     UserError: nothing readable is at `path`, it is damaged, or has another number of classes.
   """
-  if name not in NAMES:
-    raise UserError(f"config.data.name is {name!r}: it is one of {', '.join(NAMES)}.")
   cache_folder = pathlib.Path(cache or "~/.cache/jaxspeed/data").expanduser()
   try:
-    if name == "digits":
-      arrays = _read_digits(path)
-    elif path:
-      arrays = _read_path(pathlib.Path(path).expanduser(), name, cache_folder)
+    if path:
+      arrays = _read_path(pathlib.Path(path).expanduser(), name, cache_folder, tune)
+    elif name not in NAMES:
+      raise UserError(
+        f"config.data.name is {name!r}: without config.data.path it is one of {', '.join(NAMES)}."
+      )
+    elif name == "digits":
+      arrays = _read_digits()
     else:
-      arrays = _read_without_path(name, cache_folder)
+      arrays = _read_without_path(name, cache_folder, tune)
   except OSError as error:
     raise UserError(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-  return _with_classes(arrays, classes, path or name)
+  arrays = _with_classes(arrays, classes, path or name, follow and arrays.is_own)
+  return hold_out(arrays) if tune else arrays
 
 
 def hold_out(arrays: Arrays) -> Arrays:
@@ -112,21 +146,18 @@ def hold_out(arrays: Arrays) -> Arrays:
       f"{arrays.source} has {len(labels)} image for training, of which config.tune_on=validation "
       "can hold none out: set --config.tune_on=test."
     )
-  digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
-  order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
-  held_out = len(labels) // 10 or 1
-  out, kept = np.sort(order[:held_out]), np.sort(order[held_out:])
+  kept, out = tenth_of(images)
   return dataclasses.replace(
     arrays,
     train_images=images[kept],
     train_labels=labels[kept],
     eval_images=images[out],
     eval_labels=labels[out],
-    source=f"{arrays.source}, {held_out:,} training images held out for tuning",
+    source=f"{arrays.source}, {len(out):,} training images held out for tuning",
   )
 
 
-def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path) -> Arrays:
+def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   """Finds out what `path` is, and reads it."""
   if not path.exists():
     raise UserError(f"config.data.path: {path} does not exist; it names {_ACCEPTED}.")
@@ -144,17 +175,28 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path) -> Arrays:
       read=lambda: _from_cifar(read_cifar_folder(layout, folder), folder),
     )
   if version := find_tfds(path, name):
-    return _read_tfds(version, name, cache)
-  if (path / "train" / "images.npy").is_file() or (path / "images.npy").is_file():
-    return _read_npy(path)
+    return _read_tfds(version, name, cache, tune)
+  if any((folder / "images.npy").exists() for folder in (path, path / "train")):
+    return Arrays(**read_own(path, tune=tune))
   if pickled := find_pickled(path):
     raise refuse_pickled(pickled)
+  if not path.is_dir():
+    raise UserError(f"config.data.path: {path} is no regular file; it names {_ACCEPTED}.")
+  if has_splits(path) or any(list_folder(path / each).images for each in _first_folder(path)):
+    raise UserError(
+      f"config.data.path: {path} has folders of images, and this recipe trains from memory: choose "
+      "one that reads them from the disk, such as --config=configs/imagenette.py."
+    )
   content = "is empty" if next(path.iterdir(), None) is None else "holds no data set read here"
   raise UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
 
 
-def _read_without_path(name: str, cache: pathlib.Path) -> Arrays:
-  """Set `name` from the cache, or as TFDS downloads it."""
+def _first_folder(path: pathlib.Path) -> list[str]:
+  return list_folder(path).folders[:1]
+
+
+def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
+  """The set `name` from the cache, or as TFDS downloads it."""
   for entry in array_cache.entries(cache, name):
     stored = array_cache.load(entry, None)
     if stored and stored[1]["name"] == name:
@@ -164,7 +206,7 @@ def _read_without_path(name: str, cache: pathlib.Path) -> Arrays:
       f"config.data.path is not set, and no {name} is in the cache {cache}: name {_ACCEPTED}; or "
       "install TFDS, which downloads it (pip install 'jaxspeed[imagenet]')."
     )
-  return _read_tfds(prepare_with_tfds(name, _ACCEPTED), name, cache)
+  return _read_tfds(prepare_with_tfds(name, _ACCEPTED), name, cache, tune)
 
 
 def _through_cache(
@@ -192,11 +234,12 @@ def _through_cache(
   return arrays
 
 
-def _from_stored(content: dict[str, np.ndarray], about: dict[str, Any]) -> Arrays:
+def _from_stored(content: dict[str, Any], about: dict[str, Any]) -> Arrays:
   return Arrays(
     **content,
     class_names=tuple(about["class_names"]),
     source=f"{about['source']}, from the cache",
+    name=about["name"],
   )
 
 
@@ -207,102 +250,34 @@ def _from_cifar(cifar: Cifar, path: pathlib.Path) -> tuple[str, Arrays]:
     eval_images=cifar.test_images,
     eval_labels=cifar.test_labels,
     class_names=cifar.class_names,
-    source=f"{cifar.layout.title}, binary version in {path.name}",
+    source=f"{cifar.layout.title}, binary version in {printable(path.name)}",
+    name=cifar.layout.name,
   )
 
 
-def _read_tfds(folder: pathlib.Path, name: str, cache: pathlib.Path) -> Arrays:
-  info = open_tfds(folder)
+def _read_tfds(folder: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
+  info = open_tfds(folder, tune=tune)
+  own_name = info.name or "tfds"
   return _through_cache(
-    folder, name, cache, files=info.files, read=lambda: (info.name, _from_tfds(info))
+    folder, name, cache, files=info.files, read=lambda: (own_name, _from_tfds(info, own_name))
   )
 
 
-def _from_tfds(info: TfdsInfo) -> Arrays:
+def _from_tfds(info: TfdsInfo, name: str) -> Arrays:
   train_images, train_labels = read_shards(info, info.train)
-  eval_images, eval_labels = read_shards(info, info.eval)
-  _check_sizes(train_images, eval_images, info.folder)
+  # Of a set without a split to evaluate on only a hold-out is asked for.
+  eval_images, eval_labels = (
+    read_shards(info, info.eval) if info.eval else (train_images, train_labels)
+  )
+  check_sizes(train_images, eval_images, info.folder)
   return Arrays(
     train_images=train_images,
     train_labels=train_labels,
     eval_images=eval_images,
     eval_labels=eval_labels,
     class_names=info.class_names,
-    source=f"TFDS {info.name} {info.folder.name}, splits train and {info.eval_split}",
-  )
-
-
-def _read_npy(path: pathlib.Path) -> Arrays:
-  """A folder of one's own .npy files, in two splits or in one, of which a tenth is held out."""
-  if (path / "train").is_dir():
-    split = next((each for each in ("val", "test") if (path / each).is_dir()), None)
-    if split is None:
-      raise UserError(f"{path} has train/ but neither val/ nor test/ to evaluate on.")
-    train_images, train_labels = _read_pair(path / "train")
-    eval_images, eval_labels = _read_pair(path / split)
-    source = f"{path.name}: train and {split}"
-  else:
-    images, labels = _read_pair(path)
-    train_images, train_labels, eval_images, eval_labels = _split(
-      images, labels, len(images) // 10 or 1
-    )
-    source = f"{path.name}: a random tenth ({len(eval_labels):,} images) held out for evaluation"
-  _check_sizes(train_images, eval_images, path)
-  names = path / "classes.txt"
-  lines = names.read_text(encoding="utf-8").splitlines() if names.is_file() else []
-  return Arrays(
-    train_images=train_images,
-    train_labels=train_labels,
-    eval_images=eval_images,
-    eval_labels=eval_labels,
-    class_names=tuple(line.strip() for line in lines if line.strip()),
-    source=source,
-  )
-
-
-def _read_pair(
-  folder: pathlib.Path,
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """images.npy and labels.npy of one folder; grey images are repeated to three channels."""
-  images = _load_npy(folder / "images.npy")
-  if (
-    images.dtype != np.uint8
-    or images.ndim not in (3, 4)
-    or images.shape[3:] not in ((), (1,), (3,))
-  ):
-    raise UserError(
-      f"{folder / 'images.npy'} is {images.dtype} of shape {images.shape}: images are uint8, "
-      "[n, height, width, 3] or grey [n, height, width]."
-    )
-  labels = _load_npy(folder / "labels.npy")
-  if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not labels.size:
-    raise UserError(
-      f"{folder / 'labels.npy'} is {labels.dtype} of shape {labels.shape}: labels are integers, "
-      f"one for each of the {len(images)} images, and at least one."
-    )
-  if images.ndim == 3:
-    images = images[..., None]
-  if images.shape[-1] == 1:
-    images = np.repeat(images, 3, axis=-1)
-  # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
-  int32 = np.iinfo(np.int32)
-  return np.array(images, order="C"), np.clip(labels, int32.min, int32.max).astype(np.int32)
-
-
-def _load_npy(path: pathlib.Path) -> np.ndarray:
-  """Maps one .npy file; its pages are read when they are copied."""
-  try:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if isinstance(array, np.ndarray):
-      return array
-    reason = "it is an .npz archive"
-  except FileNotFoundError as error:
-    raise UserError(f"{path} is missing: images.npy and labels.npy lie side by side.") from error
-  except (OSError, ValueError, EOFError) as error:
-    reason = str(error)
-  raise UserError(
-    f"{path} is no .npy file of numbers ({reason}); pickled objects are refused, because loading "
-    "them runs the code in them: write it with np.save(..., allow_pickle=False)."
+    source=printable(f"TFDS {info.name} {info.folder.name}, splits train and {info.eval_split}"),
+    name=name,
   )
 
 
@@ -313,18 +288,11 @@ def _split(
   # RandomState's streams are frozen (NEP 19); a newer generator's may change with NumPy's version.
   order = np.random.RandomState(0).permutation(len(labels))
   kept, out = order[held_out:], order[:held_out]
-  if not len(kept):
-    raise UserError(f"{len(labels)} images are too few to hold some out for evaluation.")
   return images[kept], labels[kept], images[out], labels[out]
 
 
-def _read_digits(path: str) -> Arrays:
+def _read_digits() -> Arrays:
   """scikit-learn's 1,797 digits of 8 x 8 pixels (UCI's optdigits, its test part)."""
-  if path:
-    raise UserError(
-      f"config.data.path is {path!r}, but the digits are part of scikit-learn: leave it empty, or "
-      "choose a config for your own data."
-    )
   datasets = importlib.import_module("sklearn.datasets")
   digits = datasets.load_digits()
   grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # from 0 ... 16
@@ -339,22 +307,20 @@ def _read_digits(path: str) -> Arrays:
     eval_labels=eval_labels,
     class_names=tuple(map(str, range(10))),
     source=f"scikit-learn's digits, {len(eval_labels)} of {len(labels):,} held out for evaluation",
+    name="digits",
   )
 
 
-def _check_sizes(
-  train: UInt8[np.ndarray, "n h w 3"], held_out: UInt8[np.ndarray, "m i j 3"], where: pathlib.Path
-) -> None:
-  if train.shape[1:] != held_out.shape[1:]:
-    (h, w), (i, j) = train.shape[1:3], held_out.shape[1:3]
-    raise UserError(
-      f"{where}: images for training have {h} x {w} pixels and those for evaluation {i} x {j}; "
-      "resize them to one size."
-    )
+def _with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arrays:
+  """Checks the labels against the class names and the config; numbers become the missing names.
 
-
-def _with_classes(arrays: Arrays, classes: int, where: str) -> Arrays:
-  """Checks the labels against the class names and the config; numbers become the missing names."""
+  Args:
+    arrays: with class names, or none.
+    classes: what the config says.
+    where: the set is.
+    follow: the set may have another number of classes than the config says. Labels without names
+      must then use every number, so that no mistake among them becomes a thousand classes.
+  """
   labels = np.concatenate([arrays.train_labels, arrays.eval_labels])
   smallest, largest, named = int(labels.min()), int(labels.max()), len(arrays.class_names)
   if smallest < 0:
@@ -365,6 +331,17 @@ def _with_classes(arrays: Arrays, classes: int, where: str) -> Arrays:
       "labels or its list of class names."
     )
   found = named or largest + 1
+  distinct(arrays.class_names, where)
+  if follow and found != classes:
+    used = len(np.unique(labels))
+    if not named and used != found:
+      raise UserError(
+        f"labels of {where} go up to {largest}, but only {used} numbers are used: count classes "
+        f"from 0 without gaps, name all in classes.txt, or set --config.data.classes={found}."
+      )
+    if found < 2:
+      raise UserError(f"labels of {where} are all 0: at least two classes are needed.")
+    classes = found
   if found > classes or (named and named != classes):
     raise UserError(
       f"labels of {where} name {found} classes (largest label {largest}) but config.data.classes "

@@ -18,14 +18,15 @@ import pathlib
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from jaxspeed.data.disk.imageset import ImageSet, list_folders, open_images, write_indices
-from jaxspeed.data.disk.sizes import FORMATS
+from jaxspeed.data.disk.imageset import ImageSet, open_images, write_indices
+from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats.folders import list_folders
+from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.data.prepare.writing import (
   finished_files,
   holding,
@@ -34,7 +35,8 @@ from jaxspeed.data.prepare.writing import (
   write_whole,
   writing,
 )
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import open_regular
 
 # libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
 # where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
@@ -72,36 +74,29 @@ def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[i
   """The encoded copy of an image for each of `sizes`: a JPEG, grey or RGB, without metadata.
 
   An image that is as small as a size, or smaller, is its own copy, byte for byte. The image is
-  decoded once, at the largest of JPEG's scales that has twice the width of the largest copy. What
-  its EXIF says of rotation is not applied, and transparency is dropped, as PyTorch's ImageFolder
-  and TensorFlow do.
+  decoded once, at the largest of JPEG's scales that has twice the width of the largest copy. A
+  rotation in its EXIF header is applied, and transparency is dropped.
 
   Raises:
     Exception: of whatever type Pillow raises; it is no image, or a damaged one.
   """
-  with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-    width, height = image.size
+  with pixels.open_image(io.BytesIO(encoded)) as image:
+    width, height, orientation = pixels.header_of(image)
     smaller = [size for size in sizes if size < min(width, height)]
+    # The copies' shapes as the image is stored, from which they are turned.
+    stored = (height, width) if pixels.TURNS[orientation][0] else (width, height)
+    shapes = {size: copy_shape(*stored, size) for size in smaller}
     box = None
     if smaller:
-      decoded = (_DECODED * side for side in copy_shape(width, height, max(smaller)))
+      decoded = (_DECODED * each for each in shapes[max(smaller)])
       drafted = image.draft(None, tuple(decoded))  # type: ignore[arg-type]
       box = drafted[1] if drafted else None
-    image.load()
-    pixels = _eight_bit(image) if smaller else image
+    loaded = pixels.load(image)
   copies = dict.fromkeys(sizes, encoded)
-  for size in smaller:
-    shape = copy_shape(width, height, size)
-    copies[size] = _encode(pixels.resize(shape, Image.Resampling.BILINEAR, box), quality)
+  for size, shape in shapes.items():
+    resized = loaded.resize(shape, Image.Resampling.BILINEAR, box)
+    copies[size] = _encode(pixels.upright(resized, orientation), quality)
   return copies
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-  """The image in 8 bits a channel: mode L where it is grey, else RGB."""
-  if image.mode.startswith("I"):  # 16 bits, which Pillow's own conversion would clip at 255
-    return Image.fromarray((np.clip(np.asarray(image), 0, 65_535) >> 8).astype(np.uint8))
-  mode = "L" if image.mode in ("1", "L", "LA", "La", "F") else "RGB"
-  return image if image.mode == mode else image.convert(mode)
 
 
 def _encode(image: Image.Image, quality: int) -> bytes:
@@ -262,8 +257,8 @@ def _resize_chunk(chunk: _Chunk) -> tuple[int, list[Broken]]:
   for name, missing in chunk.names:
     try:
       # Large images and strange metadata are no news to the user of a million images.
-      with warnings.catch_warnings(action="ignore"):
-        with open(os.path.join(chunk.source, name), "rb") as file:
+      with pixels.without_warnings():
+        with open_regular(os.path.join(chunk.source, name)) as file:
           copies = make_copies(file.read(), chunk.sizes, quality=chunk.quality)
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
@@ -281,20 +276,11 @@ def _resize_chunk(chunk: _Chunk) -> tuple[int, list[Broken]]:
   return len(chunk.names), broken
 
 
-def reason_of(error: Exception) -> str:
-  """Why an image cannot be read, in a few words that are the same in every run."""
-  if isinstance(error, UnidentifiedImageError):
-    return "it is no image of a known format"  # Pillow's words hold an address
-  if isinstance(error, OSError) and error.strerror:
-    return error.strerror
-  first_line = next(iter(str(error).splitlines()), "")
-  return first_line or type(error).__name__
-
-
 def _list_broken(path: pathlib.Path, broken: Sequence[Broken]) -> None:
   """Writes a line for each broken image, or no file where there is none."""
   if broken:
-    write_whole(path, [os.fsencode(f"{each.name}\t{each.reason}\n") for each in broken])
+    lines = (f"{printable(each.name)}\t{each.reason}\n" for each in broken)
+    write_whole(path, [line.encode() for line in lines])
   else:
     path.unlink(missing_ok=True)
 

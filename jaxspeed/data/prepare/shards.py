@@ -7,12 +7,14 @@ from network drives, and copied, many times as fast as a million small ones.
 
 The formats are those of TensorFlow's tsl/lib/io/record_writer.h and
 tensorflow/core/example/{example,feature}.proto and of TFDS 4.9 (core/dataset_info.py,
-core/features). The bytes of an image are those of its file.
+core/features). The bytes of an image are those of its file, but WebP and TIFF, which TFDS does not
+decode, become PNG.
 """
 
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -26,6 +28,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from jaxspeed.data.disk.imageset import ImageSet, Split
+from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import crc32c
 from jaxspeed.data.prepare.resize import Broken, broken_headers
 from jaxspeed.data.prepare.writing import (
@@ -37,6 +40,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
 
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
@@ -47,6 +51,8 @@ _BLOCK = 1 << 12
 _MASK_DELTA = np.uint32(0xA282EAD8)
 _SETTINGS = "shards.json"
 _IMAGE = "image"
+# The first bytes of WebP and of TIFF's two orders.
+_NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
 _LABEL = "label"
 
 
@@ -161,7 +167,7 @@ def _keep_settings(
   digest = hashlib.sha256()
   for split, each in parts.items():
     for part in each:
-      digest.update("\0".join(splits[split].name(int(i)) for i in part).encode(errors="replace"))
+      digest.update(os.fsencode("\0".join(splits[split].path(int(i)) for i in part)))
   path = folder / ".jaxspeed" / _SETTINGS
   finished_files(path.parent)
   settings = {
@@ -197,7 +203,7 @@ def _task(path: pathlib.Path, split: Split, numbers: np.ndarray) -> _Task:
   return _Task(
     path=str(path),
     files=tuple(split.files[split.file[i]] for i in numbers),
-    names=tuple(split.name(int(i)).partition("/")[2] for i in numbers),
+    names=tuple("/".join(pathlib.PurePath(split.path(int(i))).parts[-2:]) for i in numbers),
     labels=tuple(split.label[numbers].tolist()),
   )
 
@@ -213,10 +219,11 @@ def _content(task: _Task) -> Iterator[bytes]:
   group: list[bytes] = []
   for file, name, label in zip(task.files, task.names, task.labels, strict=True):
     try:
-      encoded = pathlib.Path(file).read_bytes()
-    except OSError as error:
+      with open_regular(file) as opened:
+        encoded = _for_tensorflow(opened.read())
+    except Exception as error:  # Pillow raises almost anything
       raise UserError(
-        f"{file} cannot be read ({error.strerror or error}): mend or remove it and run the same "
+        f"{file} cannot be read ({pixels.reason_of(error)}): mend or remove it and run the same "
         "command again."
       ) from error
     group.append(make_example(encoded, label, os.fsencode(name)))
@@ -224,6 +231,15 @@ def _content(task: _Task) -> Iterator[bytes]:
       yield make_frames(group)
       group = []
   yield make_frames(group)
+
+
+def _for_tensorflow(encoded: bytes) -> bytes:
+  """An image as it is, or, of a format that TFDS does not decode, as a PNG of the same pixels."""
+  if not encoded.startswith(_NOT_IN_TENSORFLOW):
+    return encoded
+  buffer = io.BytesIO()
+  pixels.load_upright(io.BytesIO(encoded)).save(buffer, "PNG")
+  return buffer.getvalue()
 
 
 def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:

@@ -13,8 +13,9 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy.stats import ks_2samp
+from toy_images import write_split
 
 from jaxspeed.data import batch as batch_lib
 from jaxspeed.data.disk import streams
@@ -27,7 +28,6 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
-from jaxspeed.data.disk.sizes import scan_files
 from jaxspeed.data.disk.streams import EvalStream, HostBatch, TrainStream
 from jaxspeed.errors import UserError
 from jaxspeed.run.predict import read_image
@@ -56,25 +56,6 @@ def encode(picture, kind="JPEG", mode="RGB", **options):
   image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
   image.convert(mode).save(buffer, kind, **options)
   return buffer.getvalue()
-
-
-def write_split(folder, contents):
-  """A split of one file for each of `contents`, {name: bytes}; labels are 100 + number."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, content in contents.items():
-    (folder / name).write_bytes(content)
-  width, height, length = scan_files(str(folder), list(contents)).T
-  return Split(
-    files=tuple(str(folder / name) for name in contents),
-    file=np.arange(len(contents), dtype=np.int32),
-    offset=np.zeros(len(contents), np.int64),
-    length=length,
-    label=np.arange(100, 100 + len(contents), dtype=np.int32),
-    width=width.astype(np.int32),
-    height=height.astype(np.int32),
-    whole_files=True,
-    root=str(folder),
-  )
 
 
 def in_shards(split, folder, shards=2):
@@ -495,6 +476,51 @@ def test_processes_share_the_shapes_of_evaluation(noise):
   assert [batch.image.shape for batch in parts[1]] == [(4, 16, 24, 3), (4, 24, 16, 3)]
 
 
+# Orientation
+
+
+def oriented(picture, orientation):
+  """EXIF's number, and the stored picture that it leads to the given one."""
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  # What undoes each turn, in the numbers of Image.Transpose.
+  back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+  image = Image.fromarray(picture)
+  return (image.transpose(back[orientation]) if orientation > 1 else image), exif
+
+
+@needs_tensorflow
+def test_images_are_turned_as_their_exif_asks(tmp_path):
+  """PNGs and JPEGs of all orientations, in training and in shapes of evaluation."""
+  picture, turned, plain = ramp(64, 40), {}, {}
+  for orientation in range(1, 9):
+    stored, exif = oriented(picture, orientation)
+    for kind in ("PNG", "JPEG"):
+      options = {} if kind == "PNG" else {"quality": 100, "subsampling": 0}
+      turned[f"{orientation}.{kind}"] = encode(stored, kind, exif=exif, **options)
+      plain[f"{orientation}.{kind}"] = encode(picture, kind, **options)
+  split, upright = write_split(tmp_path / "turned", turned), write_split(tmp_path / "plain", plain)
+  assert set(split.width) == {64} and set(split.height) == {40}
+  assert split.orientation.tolist() == [number for number in range(1, 9) for _ in range(2)]
+
+  def assert_alike(found, expected):
+    np.testing.assert_array_equal(found.index, expected.index)
+    difference = np.abs(found.image.astype(int) - expected.image)
+    is_png = found.index % 2 == 0
+    assert difference[is_png].max() <= 1  # a half that is rounded the other way
+    assert difference[~is_png].mean() < 2  # of a crop that is halved, whole blocks are left out
+
+  options = {"batch_size": 16, "min_scale": 0.2, "flip": "none", "seed": 3}
+  (batch,), stream = train(split, **options)
+  assert not stream.broken
+  assert_alike(batch, train(upright, **options)[0][0])
+  for shape in ((24, 24), (24, 40), (36, 30), (50, 80)):
+    asked = [EvalBatch(shape, np.arange(16), np.ones(16, bool))]
+    found, expected = (list(EvalStream(each, asked, resize=36))[0] for each in (split, upright))
+    assert found.image.shape == (16, *shape, 3)
+    assert_alike(found, expected)
+
+
 # Odd files
 
 
@@ -511,14 +537,17 @@ def odd_files():
     "png": encode(picture, "PNG"),
     "gif": encode(picture, "GIF"),
     "bmp": encode(picture, "BMP"),
+    "webp": encode(picture, "WEBP", lossless=True),
+    "tiff": encode(picture, "TIFF"),
   }
   damaged = "its data are damaged or cut off"
-  unknown = "it is no JPEG, PNG, GIF or BMP"
+  unknown = "it is no JPEG, PNG, GIF, BMP, WebP or TIFF"
   files = {
     f"{name} cut at {percent} %": (content[: len(content) * percent // 100], damaged)
     for name, content in formats.items()
     for percent in (8, 25, 50, 75, 90)
   }
+  few = ", and 8 or 16 are read"
   middle = len(formats["jpeg"]) // 2
   files |= {f"{name} whole": (content, None) for name, content in formats.items()}
   files |= {
@@ -529,12 +558,17 @@ def odd_files():
     "jpeg zeros from the middle on": (formats["jpeg"][:middle] + bytes(middle), damaged),
     "jpeg without its last byte": (formats["jpeg"][:-1], damaged),
     "jpeg behind a newline": (b"\n" + formats["jpeg"], unknown),
-    "bmp and more": (formats["bmp"] + b"more", damaged),
+    "bmp and more": (formats["bmp"] + b"more", None),
     "empty": (b"", "it is empty"),
     "zeros": (bytes(5000), unknown),
     "html": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", unknown),
-    "webp": (encode(picture, "WEBP"), "it is WebP, and JPEG, PNG, GIF and BMP are read"),
-    "tiff": (encode(picture, "TIFF"), unknown),
+    "webp of quality 90": (encode(picture, "WEBP", quality=90), None),
+    "webp alpha": (encode(picture, "WEBP", "RGBA", lossless=True), None),
+    "tiff deflated": (encode(picture, "TIFF", compression="tiff_adobe_deflate"), None),
+    "tiff to be rotated": (encode(picture, "TIFF", exif=rotated), None),
+    "tiff 16 bits": (encode(np.asarray(grey).astype(np.uint16) * 257, "TIFF", "I;16"), None),
+    "tiff floats": (encode(grey, "TIFF", "F"), f"its pixels have 32 bits (mode F){few}"),
+    "tiff integers": (encode(grey, "TIFF", "I"), f"its pixels have 32 bits (mode I){few}"),
     "jpeg start only": (b"\xff\xd8\xff\xe0", damaged),
     "jpeg cmyk": (encode(picture, mode="CMYK"), None),
     "jpeg grey": (encode(grey, mode="L"), None),
@@ -543,6 +577,9 @@ def odd_files():
     "jpeg restarts": (encode(picture, restart_marker_blocks=1), None),
     "jpeg optimised": (encode(picture, optimize=True), None),
     "jpeg to be rotated": (encode(picture, exif=rotated), None),
+    "png to be rotated": (encode(picture, "PNG", exif=rotated), None),
+    "webp to be rotated": (encode(picture, "WEBP", lossless=True, exif=rotated), None),
+    "jpeg with damaged exif": (encode(picture, exif=b"Exif\0\0MM\0*\0\0\0\x08\xff"), None),
     "jpeg of quality 5": (encode(picture, quality=5), None),
     "jpeg with a comment": (encode(picture, comment=b"c" * 60_000), None),
     "jpeg 1 x 1": (encode(picture[:1, :1]), None),
@@ -556,6 +593,10 @@ def odd_files():
     "png 16 bits": (encode(np.asarray(grey).astype(np.uint16) * 257, "PNG", "I;16"), None),
     "gif animated": (encode(picture, "GIF", save_all=True, append_images=frames), None),
     "bmp grey": (encode(grey, "BMP", "L"), None),
+    "bmp palette": (encode(picture, "BMP", "P"), None),
+    "bmp 1 bit": (encode(picture, "BMP", "1"), None),
+    "gif transparent": (encode(picture, "GIF", "P", transparency=3), None),
+    "png palette transparent": (encode(picture, "PNG", "P", transparency=3), None),
   }
   return files
 
@@ -609,10 +650,10 @@ def survived(tmp_path_factory):
 
 
 def picture_of(name, content):
-  if name == "png 16 bits":
+  if "16 bits" in name:
     return np.asarray(Image.fromarray(ramp()).convert("L").convert("RGB"))
   with Image.open(io.BytesIO(content)) as image:
-    return np.asarray(image.convert("RGB"))
+    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
 def test_there_are_enough_odd_files():
@@ -656,7 +697,9 @@ def test_nothing_else_is_replaced(survived):
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("name", ["jpeg cut at 90 %", "html", "empty", "webp", "png cut at 50 %"])
+@pytest.mark.parametrize(
+  "name", ["jpeg cut at 90 %", "html", "empty", "tiff floats", "png cut at 50 %"]
+)
 @pytest.mark.parametrize("evaluate", [False, True])
 def test_a_broken_image_is_refused_by_name(tmp_path, name, evaluate):
   split = write_split(

@@ -3,6 +3,8 @@
 import io
 import logging
 import os
+import re
+import socket
 import struct
 import subprocess
 import sys
@@ -249,7 +251,7 @@ def test_images_without_a_header_have_no_size(tmp_path, opened, recwarn):
     "empty": b"",
     "html": b"<!DOCTYPE html><html><body>404</body></html>",
     "large": png_header(10_000, 10_000),  # Pillow warns of it
-    "other": encoded(4, 4, "TIFF"),
+    "other": encoded(4, 4, "ICO"),
     "whole": whole,
     "without data": png_header(30, 20),
   }
@@ -264,12 +266,132 @@ def test_images_without_a_header_have_no_size(tmp_path, opened, recwarn):
   assert not recwarn.list
 
 
-def test_sizes_are_those_that_are_stored_not_those_that_are_shown(tmp_path, opened):
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_sizes_are_those_that_are_shown_not_those_that_are_stored(tmp_path, opened, kind):
   exif = Image.Exif()
   exif[0x0112] = 6  # orientation: to be turned by 90 degrees
-  content = encoded(40, 50, exif=exif)
+  content = encoded(40, 50, kind, exif=exif)
   images = opened(write(tmp_path / "set", {"train/ant/1.jpg": content, "val/ant/1.jpg": content}))
-  assert (images.train.width.tolist(), images.train.height.tolist()) == ([40], [50])
+  assert (images.train.width.tolist(), images.train.height.tolist()) == ([50], [40])
+  # Of TIFF, Pillow turns the pixels itself.
+  assert images.train.orientation.tolist() == [1 if kind == "TIFF" else 6]
+
+
+def test_the_formats_of_a_folder(tmp_path, opened):
+  kinds = {
+    "a.webp": "WEBP",
+    "b.tif": "TIFF",
+    "c.TIFF": "TIFF",
+    "d.bmp": "BMP",
+    "e.gif": "GIF",
+    "f.png": "PNG",
+  }
+  files = {f"train/ant/{name}": encoded(20, 30, kind) for name, kind in kinds.items()}
+  files["val/ant/g.JPG"] = encoded(20, 30)
+  images = opened(write(tmp_path / "set", files))
+  assert set(images.train.width) == {20} and len(images.train) == 6 and not images.notes
+
+
+def test_what_is_left_out_is_counted(tmp_path, opened):
+  files = small_files()
+  others = [f"train/ant/{i}.heic" for i in range(3)] + ["val/bee/notes", "train/bee/a.\x1b[2Jtxt"]
+  others += [f"train/cat/1.{name}" for name in "uvwx"] + ["train/ant/.hidden.heic"]
+  images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
+  (note,) = images.notes
+  assert note == (
+    "9 files in the class folders are left out, as their names do not end in .jpg, .jpeg, .png, "
+    ".bmp, .gif, .webp, .tif, .tiff: .heic (3), .\\x1b[2jtxt (1), .u (1), .v (1), .w (1) and 2 "
+    "other endings"
+  )
+
+
+@pytest.mark.parametrize("where", ["train/ant/x.jpg", "val/bee/x.png"])
+@pytest.mark.parametrize("link", [False, True])
+def test_pipes_are_refused_and_not_waited_for(tmp_path, opened, where, link):
+  root = write(tmp_path / "set", small_files())
+  os.mkfifo(tmp_path / "pipe" if link else root / where)
+  if link:
+    (root / where).symlink_to(tmp_path / "pipe")
+  with pytest.raises(UserError, match=f"{where} is no regular file"):
+    opened(root)
+  with pytest.raises(UserError, match=f"{where} cannot be read .it is no regular file"):
+    sizes.scan_files(str((root / where).parent), [os.path.basename(where)])
+
+
+# A tenth that is held out
+
+
+def many_files(count=40, prefix=""):
+  return {f"{prefix}{CLASSES[i % 3]}/{i}.jpg": encoded(8 + i, 9) for i in range(count)}
+
+
+def names_of(split):
+  return {split.path(i) for i in range(len(split))}
+
+
+def test_of_a_folder_without_splits_a_tenth_is_held_out(tmp_path, opened, scans):
+  files = many_files()
+  images = opened(write(tmp_path / "set", files))
+  assert (len(images.train), len(images.eval)) == (36, 4)
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert images.source == "set: class folders, 4 images, a tenth, held out for evaluation"
+  assert images.class_names == CLASSES
+  for split in (images.train, images.eval):
+    for i in range(len(split)):
+      assert images.class_names[split.label[i]] == split.path(i).split("/")[0]
+      assert split.read(i) == files[split.path(i)]
+  # By the names: another folder and another file more change nothing for the others.
+  write(tmp_path / "other", files | {"ant/more.jpg": encoded(5, 5)})
+  assert names_of(opened(tmp_path / "other").eval) <= names_of(images.eval) | {"ant/more.jpg"}
+  # And the index beside the images holds all of them.
+  write_indices(images)
+  scans.clear()
+  again = opened(tmp_path / "set")
+  assert not scans and names_of(again.eval) == names_of(images.eval)
+
+
+@pytest.mark.parametrize("held_out", [None, "val"])
+def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened, held_out):
+  files = many_files(prefix="train/")
+  root = write(tmp_path / "set", files)
+  if held_out:
+    (root / held_out / "unknown").mkdir(parents=True)
+  images = opened(root, tune=True)
+  assert (len(images.train), len(images.eval)) == (36, 4)
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert images.source == "set: folders train, 4 training images held out for tuning"
+  with pytest.raises(UserError):
+    opened(root)
+
+
+def test_to_tune_on_a_folder_without_splits_leaves_its_tenth_alone(tmp_path, opened):
+  root = write(tmp_path / "set", many_files(60))
+  test, tuned = opened(root), opened(root, tune=True)
+  assert (len(tuned.train), len(tuned.eval)) == (49, 5)
+  assert not names_of(test.eval) & (names_of(tuned.train) | names_of(tuned.eval))
+
+
+def test_to_tune_shards_need_no_other_split(tmp_path, opened):
+  files = small_files()
+  folder = as_shards(tmp_path / "1.0.0", files, "val")
+  info = folder / "dataset_info.json"
+  info.write_text(info.read_text().replace('"name": "val"', '"name": "extra"'))
+  with pytest.raises(UserError, match="training needs 'train' and one of"):
+    opened(folder)
+  images = opened(folder, tune=True)
+  assert (len(images.train), len(images.eval)) == (6, 1)
+  assert images.source == "TFDS insects 1.0.0, split train, 1 training images held out for tuning"
+
+
+def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
+  names = [os.fsdecode(b"\xff%d" % i) for i in range(20)]
+  files = {f"{name}/{name}\n.jpg": encoded(4, 5) for name in names}
+  images = opened(write(tmp_path / os.fsdecode(b"\xffset"), files))
+  assert (len(images.train), len(images.eval)) == (18, 2)
+  assert images.class_names == tuple(sorted(names))
+  for text in (images.source, *(images.train.name(i) for i in range(18))):
+    assert text.isprintable()
+  assert re.fullmatch(r"\\xff\d+/\\xff\d+\\n.jpg", images.train.name(0))
 
 
 def test_a_set_of_broken_images_only_is_refused(tmp_path, opened):
@@ -298,7 +420,7 @@ def test_a_disk_that_fails_is_no_broken_image():
       raise OSError(5, "Input/output error")
 
   with pytest.raises(OSError, match="Input/output error"):
-    sizes._size(Failing(encoded(4, 4)))
+    sizes._header(Failing(encoded(4, 4)))
 
 
 def test_real_images(tmp_path, opened, shared_data):
@@ -453,11 +575,11 @@ def test_an_index_with_other_columns_is_passed_over(tmp_path, opened, caplog):
   root = write(tmp_path / "set", files)
   width = np.ones(3, np.int32)
   source = sizes.files_source(["ant/9.jpg", "bee/9.jpg", "cat/9.jpg"])
-  sizes.write_index(root, "val", {"width": width, "height": width, "length": width}, source)
+  columns = {"width": width, "height": width, "orientation": width.astype(np.int8)}
+  sizes.write_index(root, "val", columns | {"length": width}, source)
   assert_holds(opened(root), files)  # the length is int64
   assert "its columns are others" in caplog.text
-  columns = {"width": width, "height": width, "length": width.astype(np.int64)}
-  sizes.write_index(root, "val", columns, source)
+  sizes.write_index(root, "val", columns | {"length": width.astype(np.int64)}, source)
   assert opened(root).eval.width.tolist() == [1, 1, 1]
 
 
@@ -582,6 +704,35 @@ def test_without_a_path_tfds_prepares_the_set(tmp_path, opened, monkeypatch):
   )
   monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
   assert_holds(opened(""), files)
+
+
+def test_without_a_network_tfds_is_not_asked_for_minutes(tmp_path, opened, monkeypatch):
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]  # where nobody listens any more
+  asked = []
+  builder = types.SimpleNamespace(
+    data_dir=str(tmp_path / "tfds" / "insects" / "1.0.0"),
+    url_infos={f"http://127.0.0.1:{port}/insects.zip": None},
+    download_and_prepare=lambda: asked.append(1),
+  )
+  module = types.ModuleType("tensorflow_datasets")
+  module.__spec__ = types.SimpleNamespace(name="tensorflow_datasets")
+  module.builder = lambda name, file_format: builder
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+  for name in ("http_proxy", "https_proxy", "all_proxy"):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(name.upper(), raising=False)
+  left = tmp_path / "tfds" / "downloads" / "insects" / "a.zip.tmp.1" / "a.zip"
+  left.parent.mkdir(parents=True)
+  left.write_text("half")
+  with pytest.raises(UserError, match=r"127.0.0.1 cannot be reached, Connection refused\): name a"):
+    opened("")
+  assert not asked
+  # What was downloaded needs no network.
+  (left.parents[1] / "a.zip").write_text("whole")
+  with pytest.raises(UserError):  # nothing is prepared here
+    opened("")
+  assert asked
 
 
 def test_without_a_path_and_without_tfds(opened, monkeypatch):

@@ -1,5 +1,6 @@
 """open_arrays: which format a path is, classes, splits, the cache behind it, and each bad input."""
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -26,8 +27,8 @@ CIFAR_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck
 def opened(tmp_path):
   """open_arrays with a cache in the test's own folder."""
 
-  def call(path, *, name="cifar10", classes=10, cache=tmp_path / "cache"):
-    return open_arrays(name=name, path=str(path), cache=str(cache), classes=classes)
+  def call(path, *, name="cifar10", classes=10, cache=tmp_path / "cache", **options):
+    return open_arrays(name=name, path=str(path), cache=str(cache), classes=classes, **options)
 
   return call
 
@@ -275,9 +276,11 @@ def test_of_flat_arrays_the_same_tenth_is_held_out(tmp_path, opened):
   np.testing.assert_array_equal(found.train_images[:, 0, 0, 0], found.train_labels)
   np.testing.assert_array_equal(found.eval_images[:, 3, 3, 2], found.eval_labels)
   np.testing.assert_array_equal(found.eval_labels, again.eval_labels)
-  # The first of numpy.random.RandomState(0).permutation(43), which NumPy promises to keep.
-  assert found.eval_labels.tolist() == np.random.RandomState(0).permutation(43)[:4].tolist()
-  assert found.source == f"{tmp_path.name}: a random tenth (4 images) held out for evaluation"
+  # By the pixels, whatever the order: a picture that is there twice is on one side only.
+  order = np.random.default_rng(1).permutation(43)
+  write_npy(tmp_path / "other", images[order], labels[order])
+  assert set(opened(tmp_path / "other", classes=43).eval_labels) == set(found.eval_labels)
+  assert found.source == f"{tmp_path.name}: arrays, 4 images, a tenth, held out for evaluation"
 
 
 @pytest.mark.parametrize("shape", [(20, 4, 5), (20, 4, 5, 1)])
@@ -296,6 +299,8 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
   assert opened(tmp_path, classes=3).class_names == ("cat", "dog", "red fox")
   with pytest.raises(UserError, match="name 3 classes .* is 10: set --config.data.classes=3"):
     opened(tmp_path, classes=10)
+  (tmp_path / "classes.txt").write_bytes("\ufeffcat\r\ndog\r\nred fox".encode())  # of Windows
+  assert opened(tmp_path, classes=3).class_names == ("cat", "dog", "red fox")
   (tmp_path / "classes.txt").write_text("cat\ndog\n")
   with pytest.raises(UserError, match="go up to 2, but it has names for only 2 classes"):
     opened(tmp_path, classes=2)
@@ -319,7 +324,8 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
       r"labels.npy is int64 of shape \(4, 1",
     ),
     (np.zeros((0, 3, 3, 3), np.uint8), np.zeros(0, int), "labels.npy .* at least one"),
-    (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "too few to hold some out"),
+    (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, of which none can"),
+    (np.zeros((4, 0, 3, 3), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 0"),
     (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, -1, 2]), "a label of .* is -1"),
     (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, 2, 2**40 + 1]), "name 2147483648 classes"),
   ],
@@ -328,6 +334,53 @@ def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels
   write_npy(tmp_path, images, labels)
   with pytest.raises(UserError, match=message):
     opened(tmp_path)
+
+
+BAD_NAMES = {
+  b"cat\n\ndog": "classes.txt, line 2, is empty",
+  b"cat\ndog\ncat\n": "names the classes 0 and 2 both 'cat'",
+  b"cat\nd\xffg\n": "classes.txt, line 2, is no UTF-8",
+  b"cat\nd\x1b[2Jg\n": "classes.txt, line 2, .* holds a control character",
+  "cat\nd\u2028g\n".encode(): "classes.txt, line 2, .* holds a control character",
+  "cat\nd\u0085g\n".encode(): "classes.txt, line 2, .* holds a control character",
+}
+
+
+@pytest.mark.parametrize("content", BAD_NAMES)
+def test_names_that_would_shift_others_are_refused(tmp_path, opened, content):
+  write_npy(tmp_path, tiny_sets.random_images(0, 10, 4, 4), np.arange(10) % 2)
+  (tmp_path / "classes.txt").write_bytes(content)
+  with pytest.raises(UserError, match=BAD_NAMES[content]) as error:
+    opened(tmp_path, classes=2)
+  assert str(error.value).isprintable()
+
+
+def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
+  write_npy(tmp_path, tiny_sets.random_images(0, 12, 4, 4), np.arange(12) % 4)
+  found = opened(tmp_path, name="digits", follow=True)
+  assert found.is_own and found.class_names == tuple("0123") and found.benchmark == ""
+  (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
+  assert opened(tmp_path, follow=True).class_names == tuple("abcde")
+  (tmp_path / "classes.txt").unlink()
+  np.save(tmp_path / "labels.npy", np.arange(12) % 4 * 85)
+  with pytest.raises(UserError, match="go up to 255, but only 4 numbers are used: .*classes=256"):
+    opened(tmp_path, follow=True)
+  assert len(opened(tmp_path, classes=256, follow=True).class_names) == 256
+  np.save(tmp_path / "labels.npy", np.zeros(12, int))
+  with pytest.raises(UserError, match="are all 0: at least two classes"):
+    opened(tmp_path, follow=True)
+
+
+def test_known_sets_do_not_decide_it(cifar10, opened):
+  found = opened(cifar10[0], follow=True)
+  assert (found.name, found.is_own) == ("cifar10", False)
+  assert found.benchmark == ""  # of 15 images and 3
+  whole = dataclasses.replace(
+    found, train_labels=np.zeros(50_000, np.int32), eval_labels=np.zeros(10_000, np.int32)
+  )
+  assert whole.benchmark == "CIFAR10"
+  with pytest.raises(UserError, match="set --config.data.classes=10"):
+    opened(cifar10[0], follow=True, classes=100)
 
 
 def test_pickled_objects_are_never_loaded(tmp_path, opened):
@@ -362,8 +415,10 @@ def test_files_that_are_no_npy_are_named(tmp_path, opened):
 
 def test_own_arrays_need_one_size_and_two_splits(tmp_path, opened):
   write_npy(tmp_path / "train", tiny_sets.random_images(0, 4, 4, 5), np.zeros(4, int))
-  with pytest.raises(UserError, match="has train/ but neither val/ nor test/"):
+  with pytest.raises(UserError, match="has train/ but none of val/.*tune_on=validation"):
     opened(tmp_path)
+  tuned = opened(tmp_path, tune=True)
+  assert (len(tuned.train_labels), len(tuned.eval_labels)) == (3, 1)
   write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, 6), np.zeros(4, int))
   with pytest.raises(UserError, match="have 4 x 5 pixels and those for evaluation 4 x 6"):
     opened(tmp_path)
@@ -497,9 +552,7 @@ def test_digits_held_out_are_training_digits():
   ) == rows(digits.train_images, digits.train_labels)
 
 
-def test_digits_have_no_path_and_ten_classes():
-  with pytest.raises(UserError, match="config.data.path is 'somewhere', but the digits"):
-    open_arrays(name="digits", path="somewhere", cache="", classes=10)
+def test_digits_have_ten_classes():
   with pytest.raises(UserError, match="name 10 classes .* is 12: set --config.data.classes=10"):
     open_arrays(name="digits", path="", cache="", classes=12)
 
@@ -543,7 +596,7 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
   for path, message in {
     "nowhere": "nowhere does not exist; it names a folder or .tar.gz archive of CIFAR's binary",
     "empty": "empty is empty; it names .*dataset_info.json.*train/images.npy",
-    "photos": "photos holds no data set read here; it names",
+    "photos": "photos has folders of images, and this recipe trains from memory: choose",
     "notes.txt": "notes.txt cannot be read as an archive",
     "cifar-10-batches-py": "cifar-10-batches-py is the pickled Python version",
   }.items():
@@ -552,7 +605,9 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
 
 
 def test_an_unknown_name_lists_the_known_ones(opened):
-  with pytest.raises(UserError, match="'cifar11': it is one of cifar10, cifar100, digits"):
+  with pytest.raises(
+    UserError, match="'cifar11': without config.data.path it is one of cifar10, cifar100, digits"
+  ):
     opened("", name="cifar11")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny_sets
 from absl import flags
-from PIL import Image
+from PIL import Image, ImageOps
 
 from jaxspeed import prepare as prepare_lib
 from jaxspeed.data.disk.imageset import open_images
@@ -173,13 +173,20 @@ def test_other_contents_become_jpegs(kind):
   assert np.abs(pixels.reshape(20, 30, -1) - means).mean() < tolerance
 
 
-def test_metadata_and_rotation_stay_behind():
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_rotation_is_applied_and_metadata_stay_behind(kind, orientation):
   exif = Image.Exif()
-  exif[0x0112] = 6  # orientation: to be turned by 90 degrees
-  original = encoded(smooth(60, 40), exif=exif, comment=b"shot by an unknown", dpi=(300, 300))
-  copy = make_copies(original, (20,), quality=75)[20]
+  exif[0x0112] = orientation
+  original = encoded(smooth(600, 400), kind, exif=exif, comment=b"by an unknown", dpi=(300, 300))
+  copy = make_copies(original, (20,), quality=95)[20]
+  with Image.open(io.BytesIO(original)) as image:
+    shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
   with Image.open(io.BytesIO(copy)) as image:
-    assert image.size == (30, 20) and not image.getexif() and "comment" not in image.info
+    assert not image.getexif() and "comment" not in image.info
+    assert image.size == ((30, 20) if orientation < 5 else (20, 30))
+    means = shown.reshape(image.height, 20, image.width, 20, 3).mean((1, 3))
+    assert np.abs(np.asarray(image) - means).mean() < 4
 
 
 # A folder

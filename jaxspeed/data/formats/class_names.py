@@ -1,0 +1,114 @@
+"""Names of classes: in a user's text file, in a run's folder, and the rule that all lists keep."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular, write_atomically
+
+# In a run's folder: a list in JSON, in which a name may hold any character.
+STORED = "classes.json"
+
+# 100,000 classes of 100 bytes.
+_MOST_BYTES = 10_000_000
+
+
+def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
+  """The names in a text file, one a line; () where there is no such file.
+
+  Lines end with a line feed, or with a carriage return and a line feed, and with nothing else that
+  Unicode counts as an end: a name that held one would give all names after it to other classes.
+
+  Raises:
+    UserError: the file cannot be read or is no UTF-8; a line is empty, holds a control character,
+      or stands there twice.
+  """
+  try:
+    with open_regular(path) as file:
+      content = file.read(_MOST_BYTES + 1)
+  except FileNotFoundError:
+    return ()
+  except OSError as error:
+    raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
+  if len(content) > _MOST_BYTES:
+    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: it holds a name a line.")
+  try:
+    text = content.decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    wrong = content[: error.start].count(b"\n") + 1
+    raise UserError(
+      f"{path}, line {wrong}, is no UTF-8: store the file in that encoding."
+    ) from None
+  lines = [line.removesuffix("\r").strip(" ") for line in text.rstrip("\r\n ").split("\n")]
+  if lines == [""]:
+    return ()
+  for number, line in enumerate(lines, start=1):
+    if not line:
+      raise UserError(
+        f"{path}, line {number}, is empty: it holds the name of a class in each line."
+      )
+    if any(character < " " or 0x7F <= ord(character) < 0xA0 for character in line) or (
+      len(line.splitlines()) > 1
+    ):
+      raise UserError(
+        f"{path}, line {number}, {line!r:.100}, holds a control character: remove it."
+      )
+  return distinct(lines, str(path))
+
+
+def store_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
+  """Writes the names of a run's classes into its folder.
+
+  Raises:
+    OSError: they cannot be written.
+  """
+  write_atomically(folder / STORED, json.dumps(list(names), indent=2) + "\n")
+
+
+def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
+  """The names of a run's classes.
+
+  Args:
+    folder: of the run.
+    classes: as many as its model tells apart.
+
+  Raises:
+    UserError: the file is missing, damaged, or names another number of classes.
+  """
+  path = folder / STORED
+  try:
+    with open_regular(path) as file:
+      names = json.loads(file.read(_MOST_BYTES))
+  except FileNotFoundError:
+    raise UserError(
+      f"{path} is missing: it holds the names of the run's {classes} classes as a list in JSON; "
+      "put it back, or write it."
+    ) from None
+  except (OSError, ValueError, RecursionError) as error:
+    reason = getattr(error, "strerror", None) or error
+    raise UserError(f"{path} cannot be read as a list in JSON ({reason}).") from None
+  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    raise UserError(f"{path} holds no list of names in JSON.")
+  if len(names) != classes:
+    raise UserError(
+      f"{path} names {len(names)} classes, and the run's model tells {classes} apart: put the "
+      "run's own file back."
+    )
+  return tuple(names)
+
+
+def distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
+  """The names, none of which stands there twice.
+
+  Raises:
+    UserError: two classes have one name.
+  """
+  first: dict[str, int] = {}
+  for number, name in enumerate(names):
+    if first.setdefault(name, number) != number:
+      raise UserError(
+        f"{where} names the classes {first[name]} and {number} both {name!r}: give each a name of "
+        "its own."
+      )
+  return tuple(names)

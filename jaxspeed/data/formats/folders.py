@@ -1,0 +1,132 @@
+"""Folders of images by class: which files are there, of which class, and what is left out."""
+
+import collections
+import dataclasses
+import os
+import pathlib
+
+from jaxspeed.data.formats.pixels import SUFFIXES
+from jaxspeed.errors import UserError, printable
+
+EVAL_FOLDERS = ("val", "validation", "test")
+# Endings of names that a line on files left out holds.
+_ENDINGS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+  """What a folder holds: names of sub-folders and of images, sorted, and endings of other files."""
+
+  folders: list[str]
+  images: list[str]
+  others: collections.Counter[str]
+
+
+def has_splits(root: pathlib.Path) -> bool:
+  return any((root / each).is_dir() for each in ("train", *EVAL_FOLDERS))
+
+
+def list_folders(
+  root: pathlib.Path, others: collections.Counter[str] | None = None, *, tune: bool = False
+) -> dict[str, dict[str, list[str]]]:
+  """Names of the images of a folder, by split ('train', then the other) and class, all sorted.
+
+  Args:
+    root: of train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
+    others: takes the number of files that are no images, by the ending of their names.
+    tune: 'train' alone is looked at.
+
+  Raises:
+    UserError: a split is missing, has no class or one without an image, or train/ lacks a class.
+    OSError: a folder cannot be read.
+  """
+  others = collections.Counter() if others is None else others
+  eval_name = next((each for each in EVAL_FOLDERS if (root / each).is_dir()), None)
+  if not (root / "train").is_dir():
+    raise UserError(f"{root} has {eval_name}/ but no train/ to train on.")
+  if tune:
+    return {"train": list_classes(root / "train", others)}
+  if eval_name is None:
+    raise UserError(
+      f"{root} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, or "
+      "set --config.tune_on=validation, which holds a tenth of train/ out."
+    )
+  files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
+  if unknown := [name for name in files[eval_name] if name not in files["train"]]:
+    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    raise UserError(
+      f"{root / eval_name} has classes that train/ lacks ({', '.join(unknown[:3])}{more}): both "
+      "name their classes alike."
+    )
+  return files
+
+
+def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
+  """The names of the images of each class, both in the order of plain strings.
+
+  Args:
+    folder: of class folders.
+    others: as `list_folders` takes them.
+
+  Raises:
+    UserError: there is no class, or one without an image.
+    OSError: a folder cannot be read.
+  """
+  outer = list_folder(folder)
+  if not outer.folders:
+    loose = "images but no class folders" if outer.images else "no class folders"
+    raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")
+  classes = {}
+  for name in outer.folders:
+    inner = list_folder(folder / name)
+    if not inner.images:
+      held = (
+        f"only sub-folders ({inner.folders[0]}, ...), which are not searched: move its images up"
+        if inner.folders
+        else f"no image ({', '.join(SUFFIXES)}): remove it, or complete the set"
+      )
+      raise UserError(f"the class folder {folder / name} holds {held}.")
+    classes[name] = inner.images
+    others.update(inner.others)
+  return classes
+
+
+def list_folder(folder: pathlib.Path) -> Folder:
+  """Sub-folders and images; hidden ones are left out.
+
+  A link to a file that is missing is an image, to be found out when it is opened.
+
+  Raises:
+    UserError: what is called an image is a pipe, a socket or a device.
+    OSError: the folder cannot be read.
+  """
+  found = Folder([], [], collections.Counter())
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.name.startswith("."):
+        continue
+      if entry.is_dir():
+        found.folders.append(entry.name)
+      elif not entry.name.lower().endswith(SUFFIXES):
+        found.others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
+      # The type comes with the name: only of links, and of what is refused, a stat is taken.
+      elif not entry.is_file() and os.path.exists(entry.path):
+        raise UserError(f"{entry.path} is no regular file, and would be waited for: remove it.")
+      else:
+        found.images.append(entry.name)
+  found.folders.sort()
+  found.images.sort()
+  return found
+
+
+def left_out(others: collections.Counter[str]) -> tuple[str, ...]:
+  """A line on files that are not read, by the endings of their names; none where there are none."""
+  if not others:
+    return ()
+  common = sorted(others.items(), key=lambda each: (-each[1], each[0]))
+  named = [f"{printable(ending)} ({count:,})" for ending, count in common[:_ENDINGS]]
+  more = f" and {len(others) - _ENDINGS:,} other endings" if len(others) > _ENDINGS else ""
+  return (
+    f"{others.total():,} files in the class folders are left out, as their names do not end in "
+    f"{', '.join(SUFFIXES)}: {', '.join(named)}{more}",
+  )

@@ -1,0 +1,111 @@
+"""One's own arrays: images.npy and labels.npy, in two folders or in one."""
+
+import hashlib
+import pathlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, Int64, UInt8
+
+from jaxspeed.data.formats.class_names import read_class_names
+from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.data.formats.npy import read_npy
+from jaxspeed.errors import UserError, printable
+
+
+def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
+  """A folder of one's own .npy files, in two splits or in one, of which a tenth is held out.
+
+  Args:
+    path: of the folder.
+    tune: of train/ alone, which is then what is evaluated, too.
+
+  Returns:
+    Fields of `arrays.Arrays`; class_names is () where there is no classes.txt.
+
+  Raises:
+    UserError: a file is missing or damaged, or its content is none of a data set.
+  """
+  name = printable(path.name)
+  if (path / "train").is_dir():
+    train_images, train_labels = _read_pair(path / "train")
+    split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
+    if tune:
+      eval_images, eval_labels = train_images, train_labels
+      source = f"{name}: train"
+    elif split is None:
+      raise UserError(
+        f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
+        "or set --config.tune_on=validation, which holds a tenth of train/ out."
+      )
+    else:
+      eval_images, eval_labels = _read_pair(path / split)
+      source = f"{name}: train and {split}"
+  else:
+    images, labels = _read_pair(path)
+    if len(images) < 2:
+      raise UserError(f"{path} has {len(images)} image, of which none can be held out.")
+    kept, out = tenth_of(images)
+    train_images, train_labels = images[kept], labels[kept]
+    eval_images, eval_labels = images[out], labels[out]
+    source = f"{name}: arrays, {len(out):,} images, a tenth, held out for evaluation"
+  check_sizes(train_images, eval_images, path)
+  return {
+    "train_images": train_images,
+    "train_labels": train_labels,
+    "eval_images": eval_images,
+    "eval_labels": eval_labels,
+    "class_names": read_class_names(path / "classes.txt"),
+    "source": source,
+  }
+
+
+def _read_pair(
+  folder: pathlib.Path,
+) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
+  """images.npy and labels.npy of one folder; grey images are repeated to three channels."""
+  images = read_npy(folder / "images.npy")
+  if (
+    images.dtype != np.uint8
+    or images.ndim not in (3, 4)
+    or images.shape[3:] not in ((), (1,), (3,))
+    or 0 in images.shape[1:]
+  ):
+    raise UserError(
+      f"{folder / 'images.npy'} is {images.dtype} of shape {images.shape}: images are uint8, "
+      "[n, height, width, 3] or grey [n, height, width]."
+    )
+  labels = read_npy(folder / "labels.npy")
+  if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not labels.size:
+    raise UserError(
+      f"{folder / 'labels.npy'} is {labels.dtype} of shape {labels.shape}: labels are integers, "
+      f"one for each of the {len(images)} images, and at least one."
+    )
+  if images.ndim == 3:
+    images = images[..., None]
+  if images.shape[-1] == 1:
+    images = np.repeat(images, 3, axis=-1)
+  # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
+  int32 = np.iinfo(np.int32)
+  return np.array(images, order="C"), np.clip(labels, int32.min, int32.max).astype(np.int32)
+
+
+def tenth_of(
+  images: UInt8[np.ndarray, "n h w 3"],
+) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
+  """Numbers of nine tenths of the images, and of the tenth with the smallest digests."""
+  digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
+  order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
+  held_out = len(images) // 10 or 1
+  return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def check_sizes(
+  train: UInt8[np.ndarray, "n h w 3"], held_out: UInt8[np.ndarray, "m i j 3"], where: pathlib.Path
+) -> None:
+  if train.shape[1:] != held_out.shape[1:]:
+    (h, w), (i, j) = train.shape[1:3], held_out.shape[1:3]
+    raise UserError(
+      f"{where}: images for training have {h} x {w} pixels and those for evaluation {i} x {j}; "
+      "resize them to one size."
+    )

@@ -1,0 +1,186 @@
+"""Images as predict prepares them, names of classes, and every file that is none of these."""
+
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_images import write_split
+
+from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.formats import class_names
+from jaxspeed.errors import UserError, printable
+from jaxspeed.run.predict import read_image
+
+
+def picture(width=60, height=40):
+  """Smooth, with no two rows or columns alike."""
+  x, y = np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]
+  return Image.fromarray(np.stack(np.broadcast_arrays(x, y, (x + y) / 2), -1).astype(np.uint8))
+
+
+def rotated(orientation):
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  return exif
+
+
+GREY16 = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
+# Kind, mode and options of each file; all show the same picture, in grey or in colours.
+FILES = {
+  "grey of 16 bits.png": ("PNG", None, {}),
+  "grey of 16 bits.tif": ("TIFF", None, {}),
+  "colours.png": ("PNG", "RGB", {}),
+  "grey.png": ("PNG", "L", {}),
+  "palette.png": ("PNG", "P", {"transparency": 3}),
+  "alpha.png": ("PNG", "RGBA", {}),
+  "grey alpha.png": ("PNG", "LA", {}),
+  "1 bit.png": ("PNG", "1", {}),
+  "palette.bmp": ("BMP", "P", {}),
+  "palette.gif": ("GIF", "P", {}),
+  "colours.webp": ("WEBP", "RGB", {"lossless": True}),
+  "colours.jpg": ("JPEG", "RGB", {"quality": 95}),
+  "ink.jpg": ("JPEG", "CMYK", {"quality": 95}),
+  "grey.jpg": ("JPEG", "L", {}),
+  **{f"turned {n}.jpg": ("JPEG", "RGB", {"exif": rotated(n)}) for n in range(2, 9)},
+  **{f"turned {n}.png": ("PNG", "RGB", {"exif": rotated(n)}) for n in (3, 6)},
+  **{f"turned {n}.tif": ("TIFF", "RGB", {"exif": rotated(n)}) for n in (3, 6)},
+  **{f"turned {n}.webp": ("WEBP", "RGB", {"exif": rotated(n), "lossless": True}) for n in (3, 6)},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("files")
+  for name, (kind, mode, options) in FILES.items():
+    image = GREY16 if mode is None else picture().convert(mode)
+    image.save(folder / name, kind, **options)
+  return folder
+
+
+@pytest.mark.parametrize("name", ["grey of 16 bits.png", "grey of 16 bits.tif"])
+def test_sixteen_bits_are_scaled_and_not_clipped(files, name):
+  expected = np.asarray(picture().convert("L").convert("RGB"))[:, 10:50]
+  np.testing.assert_array_equal(read_image(str(files / name), 40, 40), expected)
+
+
+def test_predict_prepares_images_as_evaluation_does(files):
+  """Every kind, at sizes that cut, shrink and enlarge: within two grey levels of TensorFlow's."""
+  pytest.importorskip("tensorflow")
+  from jaxspeed.data.disk.streams import EvalStream
+
+  split = write_split(files, {name: (files / name).read_bytes() for name in FILES})
+  everything = np.arange(len(split))
+  for size, resize in ((16, 20), (32, 36), (40, 40), (64, 72)):
+    asked = [EvalBatch((size, size), everything, np.ones(len(split), bool))]
+    (batch,) = EvalStream(split, asked, resize=resize)
+    for number, name in enumerate(FILES):
+      assert batch.mask[number], name
+      found = read_image(str(files / name), size, resize)
+      difference = np.abs(found.astype(int) - batch.image[number])
+      assert difference.max() <= 2, (name, size, difference.max())
+
+
+def test_an_image_that_is_a_line_needs_no_memory(tmp_path):
+  Image.new("RGB", (60_000, 1), (10, 20, 30)).save(tmp_path / "line.png")
+  found = read_image(str(tmp_path / "line.png"), 224, 256)  # 11 GB, if it were resized whole
+  assert found.shape == (224, 224, 3) and (found == (10, 20, 30)).all()
+
+
+def content_of(image, kind):
+  buffer = io.BytesIO()
+  image.save(buffer, kind)
+  return buffer.getvalue()
+
+
+BAD = {
+  "floats.tif": (content_of(picture().convert("F"), "TIFF"), "its pixels have 32 bits (mode F)"),
+  "integers.tif": (content_of(picture().convert("I"), "TIFF"), "its pixels have 32 bits (mode I)"),
+  "icon.png": (content_of(picture(), "ICO"), "it is no image of a known format"),
+  "text.jpg": (b"no image", "it is no image of a known format"),
+  "empty.jpg": (b"", "it is no image of a known format"),
+  "cut.png": (content_of(picture(), "PNG")[:200], ""),
+  "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image of a known"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_image_is_a_sentence(tmp_path, name):
+  content, words = BAD[name]
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(UserError, match=f"{name} cannot be read as an image: ") as error:
+    read_image(str(tmp_path / name), 8, 8)
+  assert words in str(error.value) and str(error.value).isprintable()
+
+
+def test_pipes_devices_and_folders_are_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / "pipe.png")
+  before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+  signal.alarm(30)
+  try:
+    for path in (tmp_path / "pipe.png", "/dev/zero", tmp_path):
+      with pytest.raises(UserError, match="it is no regular file"):
+        read_image(str(path), 8, 8)
+    with pytest.raises(UserError, match=r"gone\\x1b\[2J.png: there is no such file"):
+      read_image(str(tmp_path / "gone\x1b[2J.png"), 8, 8)
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# Names
+
+
+HARD_NAMES = ("a\nb", "c\u2028d", "\x1b[2J", "\udcff", "", " e ", "\\n", "f")
+
+
+def test_any_name_comes_back_in_its_place(tmp_path):
+  class_names.store_class_names(tmp_path, HARD_NAMES)
+  assert class_names.stored_class_names(tmp_path, len(HARD_NAMES)) == HARD_NAMES
+  assert all(printable(name).isprintable() for name in HARD_NAMES)
+  shown = [printable(name) for name in HARD_NAMES]
+  assert shown[:4] == ["a\\nb", "c\\u2028d", "\\x1b[2J", "\\xff"]
+
+
+def test_printable_keeps_letters_of_all_scripts():
+  for name in (
+    "Größe",
+    "猫 犬",
+    "خروس\u200cها",
+    "\U0001f469\u200d\U0001f680",
+    "a\u3000b",
+    "caf\u00e9",
+  ):
+    assert printable(name) == name
+  # What turns the direction of the line, or marks the end of one, is no letter.
+  for name in ("a\u202eb", "\x85", "\x7f", "\u2066", "\ufeff", "\r"):
+    assert printable(name) != name and printable(name).isascii()
+
+
+@pytest.mark.parametrize(
+  ("content", "words"),
+  [
+    (None, "classes.json is missing"),
+    (b"", "cannot be read as a list in JSON"),
+    (b'["a", "b"', "cannot be read as a list in JSON"),
+    (b'["\xff", "b"]', "cannot be read as a list in JSON"),
+    (b"[" * 100_000, "cannot be read as a list in JSON"),
+    (b'{"a": 1}', "holds no list of names"),
+    (b'["a", 1]', "holds no list of names"),
+    (b'["a"]', "names 1 classes, and the run's model tells 2 apart"),
+    (b'["a", "b", "c"]', "names 3 classes, and the run's model tells 2 apart"),
+  ],
+)
+def test_damaged_names_are_a_sentence(tmp_path, content, words):
+  if content is not None:
+    (tmp_path / "classes.json").write_bytes(content)
+  with pytest.raises(UserError, match=words):
+    class_names.stored_class_names(tmp_path, 2)
+
+
+def test_names_are_strict_json(tmp_path):
+  class_names.store_class_names(tmp_path, ["a", "b"])
+  assert json.loads((tmp_path / "classes.json").read_text()) == ["a", "b"]
