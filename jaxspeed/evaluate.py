@@ -6,7 +6,6 @@ python -m jaxspeed.evaluate --workdir=runs/imagenette --export=resnet18.safetens
 python -m jaxspeed.evaluate --config=configs/imagenet18.py:1 --config.pretrained.path=FILE
 """
 
-import json
 import pathlib
 
 from absl import flags
@@ -14,6 +13,7 @@ from absl import flags
 from jaxspeed.config import fields
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     else:
       rows = evaluate_pretrained(with_last_mode(config))
     for row in rows:
-      print(json.dumps(row))
+      print(dump_json(row))
     if export.value:
       restore_lib.export(pathlib.Path(trained), pathlib.Path(exported), step=step.value)
 

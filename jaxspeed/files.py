@@ -1,28 +1,135 @@
-"""Files that are written whole or not at all, and values as JSON holds them."""
+"""Files: written whole or not at all, locked, and JSON that is checked where it is read."""
 
+import contextlib
 import errno
+import functools
+import json
 import math
 import os
 import pathlib
+import secrets
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import pydantic
+
+from jaxspeed.errors import UserError
+
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None  # type: ignore[assignment]
+
+# What a file or folder is called until it is whole. Short, for names that are as long as names can
+# be, and with 64 random bits, so that nobody can have put a link there.
+TEMPORARY = ".jaxspeed-"
+# metrics.jsonl of 100,000 epochs has 60 MB; the nesting of a config is 3.
+_MOST_BYTES = 1 << 28
+_MOST_DEPTH = 64
+_MOST_WHOLE = 2**63
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 NOT_REGULAR = "it is no regular file"
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-  """Writes a file so that a reader, or a run after a kill, finds the old text or the new one."""
-  # The process's number, for several processes that share a folder.
-  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_atomically(
+  path: str | os.PathLike[str], content: str | bytes | Iterable[bytes], *, sync: bool = True
+) -> None:
+  """Writes a file so that a reader, or a run after a kill, finds the old content or the new one.
+
+  Args:
+    path: of the file; its permissions are those of any new file (the process's umask).
+    content: text is written as UTF-8.
+    sync: waits until the content is on the disk; False, where a power failure may lose it.
+
+  Raises:
+    OSError: it cannot be written, and `path` holds what it held; its filename is `path`.
+  """
+  if isinstance(content, str):
+    content = content.encode()
+  temporary = _beside(path)
   try:
-    with open(temporary, "w", encoding="utf-8") as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
+    with open(temporary, "wb", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+      file.writelines([content] if isinstance(content, bytes) else content)
+      if sync:
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
+  except OSError as error:
+    if error.filename not in (None, str(temporary)):
+      raise  # of what `content` reads
+    # The temporary name says nothing to anybody.
+    raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
   finally:
-    temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      os.unlink(temporary)
+
+
+def sync(path: pathlib.Path) -> None:
+  """Waits until a file is on the disk.
+
+  Raises:
+    OSError: it did not get there: a file system may find out late that there is no room.
+  """
+  with open_regular(path) as file:
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A folder to fill, which becomes `path` when the block ends well and vanishes when it does not.
+
+  Raises:
+    OSError: it cannot be made, or `path` is there already.
+  """
+  partial = _beside(path)
+  try:
+    partial.mkdir(parents=True)
+    yield partial
+    os.replace(partial, path)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
+  """A new temporary name in the folder of `path`."""
+  return pathlib.Path(os.path.dirname(path), f"{TEMPORARY}{secrets.token_hex(8)}")
+
+
+def try_lock(descriptor: int) -> bool:
+  """Takes the lock of an open file until it is closed; False where another process has it.
+
+  A file system without locks always gives it.
+  """
+  if fcntl is None:
+    return True
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  except OSError:
+    pass
+  return True
+
+
+def open_locked(path: pathlib.Path) -> int | None:
+  """Opens a file, made where needed, with its lock; None where another process has that.
+
+  Raises:
+    OSError: it cannot be opened.
+  """
+  while True:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
+    if not try_lock(descriptor):
+      os.close(descriptor)
+      return None
+    # Another process may have removed the file, or put a new one there, since it was opened.
+    with contextlib.suppress(FileNotFoundError):
+      if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        return descriptor
+    os.close(descriptor)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -53,3 +160,136 @@ def plain(value: Any) -> Any:
   if isinstance(value, float) and not math.isfinite(value):
     return None
   return value
+
+
+def dump_json(value: Any, indent: int | None = None, *, sort_keys: bool = False) -> str:
+  """Strict JSON, which has no NaN and no infinities.
+
+  Raises:
+    ValueError: `value` holds such a number.
+  """
+  return json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False)
+
+
+def parse_json(text: str | bytes, kind: Any = Any) -> Any:
+  """The value of a text in strict JSON.
+
+  Args:
+    text: UTF-8.
+    kind: a type that the value must have, as pydantic reads types, in its strict mode.
+
+  Raises:
+    ValueError: it is no such text; the message says why in a few words.
+  """
+  try:
+    string = text if isinstance(text, str) else text.decode()
+    value = json.loads(string, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+    deep = _deep(value)
+  except json.JSONDecodeError as error:
+    raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
+  except UnicodeDecodeError:
+    raise ValueError("it is no text in UTF-8") from None
+  except RecursionError:
+    deep = True
+  if deep:
+    raise ValueError("it is nested too deeply")
+  if kind is not Any and (reason := _misfit(string, kind)):
+    raise ValueError(reason)
+  return value
+
+
+def load_json(path: pathlib.Path, kind: Any = Any) -> Any:
+  """`parse_json` of a file.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it cannot be read, or holds something else; the message says why in a few words.
+  """
+  return parse_json(read_bytes(path), kind)
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """The content of a regular file.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it cannot be read, or is too large to be one of ours.
+  """
+  try:
+    with open_regular(path) as file:
+      size = os.fstat(file.fileno()).st_size
+      content = file.read() if size <= _MOST_BYTES else b""
+  except FileNotFoundError:
+    raise
+  except OSError as error:
+    raise ValueError(error.strerror or str(error)) from None
+  if size > _MOST_BYTES:
+    raise ValueError(f"it has {size:,} bytes")
+  return content
+
+
+def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:
+  """`parse_json` of a file; None where there is no such file.
+
+  Args:
+    path: of the file.
+    kind: as `parse_json`.
+    advice: how the sentence ends that says what is wrong with the file.
+
+  Raises:
+    UserError: it holds something else.
+  """
+  try:
+    return load_json(path, kind)
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise UserError(f"{path} cannot be used ({error}): {advice}.") from None
+
+
+@functools.cache
+def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
+  return pydantic.TypeAdapter(kind)
+
+
+def _misfit(text: str, kind: Any) -> str:
+  """Why a text in JSON is not of a type, in a few words; '' where it is."""
+  try:
+    # `True` is no number and 3.0 no whole number; a list is a tuple all the same.
+    _checker(kind).validate_json(text, strict=True)
+  except pydantic.ValidationError as error:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+  return ""
+
+
+def _deep(value: Any) -> bool:
+  """Whether lists and objects are nested more than `_MOST_DEPTH` times."""
+  level = [value]
+  for _ in range(_MOST_DEPTH):
+    level = [
+      item
+      for each in level
+      if isinstance(each, dict | list)
+      for item in (each.values() if isinstance(each, dict) else each)
+    ]
+  return any(isinstance(each, dict | list) for each in level)
+
+
+def _refuse(name: str) -> Any:
+  raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+  number = float(text)
+  if not math.isfinite(number):
+    raise ValueError(f"{text[:20]} is too large a number")
+  return number
+
+
+def _whole(text: str) -> int:
+  # Python itself refuses thousands of digits in other words.
+  if len(text) > 20 or abs(int(text)) > _MOST_WHOLE:
+    raise ValueError(f"{text[:20]} is too large a number")
+  return int(text)

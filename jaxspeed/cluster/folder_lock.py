@@ -8,7 +8,6 @@ once: a process that was stopped, or cut off from the disk, while its job was st
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import socket
@@ -16,21 +15,26 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.peers import integer
 from jaxspeed.errors import SUPERSEDED, UserError
-from jaxspeed.files import write_atomically
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
+from jaxspeed.files import (
+  TEMPORARY,
+  dump_json,
+  load_json,
+  open_locked,
+  read_json,
+  try_lock,
+  write_atomically,
+)
 
 OWNER, OWNER_LOCK, LOCK = "owner.json", ".owner.lock", "run.lock"
 RENEWED_EVERY = 5.0  # seconds
 # A holder of the short lock renames and removes a folder; one that takes longer was stopped.
 _SHORT = 30.0
+_MOST_STARTS = 2**30  # processes tell each other in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Fence:
     try:
       self._owner = self._take()
     except OSError as error:
+      self._erase_locks()
       self._unlock()
       raise UserError(
         f"{folder} cannot be taken for this run ({error.strerror}): make room or choose another "
@@ -141,25 +146,33 @@ class Fence:
       self.check()
       yield
 
-  def close(self) -> None:
-    """Gives the folder back."""
+  def close(self, *, erase: bool = False) -> None:
+    """Gives the folder back.
+
+    Args:
+      erase: also removes the files that say whose it is, of a run that has not begun.
+    """
     self._closed.set()
     self._renewer.join()
     # Nothing depends on it but the patience of a next start on another host.
-    with contextlib.suppress(OSError), self._short_lock():
+    with contextlib.suppress(OSError, UserError), self._short_lock():
       if read_owner(self._folder) == self._owner:
-        self._write(dataclasses.replace(self._owner, released=True))
+        if erase:
+          (self._folder / OWNER).unlink()
+          self._erase_locks()
+        else:
+          self._write(dataclasses.replace(self._owner, released=True))
     self._unlock()
 
   def _take(self) -> Owner:
-    before = read_owner(self._folder)
+    before = self._read()
     job, restart = job_of()
     # The same job, started again: what is left of its last start must not write any more.
     succeeds = before is not None and job and before.job == job and before.restart < restart
     if before is not None and not (before.released or succeeds) and self._is_alive(before):
       raise self._refusal(before)
     with self._short_lock():
-      before = read_owner(self._folder)
+      before = self._read()
       if not self._lock():
         if not succeeds:
           raise self._refusal(before)
@@ -178,40 +191,40 @@ class Fence:
   @contextlib.contextmanager
   def _short_lock(self) -> Iterator[None]:
     """Held for moments only: between a look at owner.json and what follows from it."""
-    descriptor = os.open(self._folder / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline = time.monotonic() + _SHORT
+    while (descriptor := open_locked(self._folder / OWNER_LOCK)) is None:
+      if time.monotonic() > deadline:
+        # Of a start that was stopped in these moments; it sees the new owner when it goes on.
+        raise UserError(
+          f"{self._folder / OWNER_LOCK} is locked by a process that stands still: end that one, "
+          "or choose another --workdir."
+        )
+      time.sleep(0.02)
     try:
-      deadline = time.monotonic() + _SHORT
-      while not _try_lock(descriptor):
-        if time.monotonic() > deadline:
-          # Of a start that was stopped in these moments; it sees the new owner when it goes on.
-          raise UserError(
-            f"{self._folder / OWNER_LOCK} is locked by a process that stands still: end that one, "
-            "or choose another --workdir."
-          )
-        time.sleep(0.02)
       yield
     finally:
       os.close(descriptor)
 
   def _lock(self) -> bool:
     """Whether the lock was to be had; also where there are none."""
-    while True:
-      self._unlock()
-      self._descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-      if not _try_lock(self._descriptor):
-        return False
-      # Another start may have put a new file there since.
-      with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(self._descriptor), os.stat(self._folder / LOCK)):
-          return True
+    self._unlock()
+    self._descriptor = open_locked(self._folder / LOCK)
+    return self._descriptor is not None
 
   def _replace_lock(self) -> None:
     """Takes a lock of a new file in place of the one that an older start of the job holds."""
     self._unlock()
-    new = self._folder / f".{LOCK}.{uuid.uuid4().hex}"
+    new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
     self._descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    _try_lock(self._descriptor)
+    try_lock(self._descriptor)
     new.rename(self._folder / LOCK)
+
+  def _erase_locks(self) -> None:
+    """Removes the files of the locks, where this start has them and the folder has no owner."""
+    if self._descriptor is not None and not (self._folder / OWNER).exists():
+      for name in (LOCK, OWNER_LOCK):
+        with contextlib.suppress(OSError):
+          (self._folder / name).unlink()
 
   def _unlock(self) -> None:
     if self._descriptor is not None:
@@ -237,8 +250,24 @@ class Fence:
       with contextlib.suppress(OSError):
         os.utime(self._folder / LOCK)
 
+  def _read(self) -> Owner | None:
+    """As `read_owner`, before this start is one itself.
+
+    Raises:
+      UserError: the file is damaged: it may hide the name of a job that is alive.
+    """
+    path = self._folder / OWNER
+    advice = f"remove {path.name} if no other job writes there, or choose another --workdir"
+    found = read_json(path, Owner, advice)
+    if found is None:
+      return None
+    owner = _owner_of(found)
+    if owner is None:
+      raise UserError(f"{path} cannot be used (incarnation {found['incarnation']}): {advice}.")
+    return owner
+
   def _write(self, owner: Owner) -> None:
-    write_atomically(self._folder / OWNER, json.dumps(dataclasses.asdict(owner), indent=1) + "\n")
+    write_atomically(self._folder / OWNER, dump_json(dataclasses.asdict(owner), indent=1) + "\n")
 
   def _refusal(self, owner: Owner | None) -> UserError:
     by = f" by {owner}" if owner else ""
@@ -248,25 +277,19 @@ class Fence:
     )
 
 
-def _try_lock(descriptor: int) -> bool:
-  """Whether a file's lock was to be had; on a file system without locks always."""
-  if fcntl is None:
-    return True
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
-  except OSError:
-    pass  # signs of life decide
-  return True
-
-
 def read_owner(folder: pathlib.Path) -> Owner | None:
   """Who last took a run's folder; None where nobody has, or the file is damaged."""
   try:
-    return Owner(**json.loads((folder / OWNER).read_text()))
-  except (OSError, ValueError, TypeError):
+    return _owner_of(load_json(folder / OWNER, Owner))
+  except (OSError, ValueError):
     return None
+
+
+def _owner_of(found: Mapping[str, Any]) -> Owner | None:
+  """The owner that an object names; None where it counts what cannot be counted on."""
+  names = {field.name for field in dataclasses.fields(Owner)}
+  owner = Owner(**{name: value for name, value in found.items() if name in names})
+  return owner if 0 < owner.incarnation < _MOST_STARTS else None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """A config as a run's folder stores it: JSON, its leaves, and the differences of two."""
 
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import checks
 from jaxspeed.errors import UserError
-from jaxspeed.files import write_atomically
+from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
 # Characters of a config.json; ours have 4,000.
 _LARGEST = 1_000_000
@@ -48,12 +47,12 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
   """A config as JSON stores it: nested dicts, tuples as lists, without `NOT_STORED`."""
-  return json.loads(json.dumps(_without_paths_to_code(config).to_dict()))
+  return parse_json(dump_json(_without_paths_to_code(config).to_dict()))
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
   """Writes a config as JSON, whole or not at all."""
-  write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
+  write_atomically(path, dump_json(to_dict(config), indent=2) + "\n")
 
 
 def load(path: pathlib.Path) -> ConfigDict:
@@ -67,11 +66,7 @@ def load(path: pathlib.Path) -> ConfigDict:
       f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
     )
   try:
-    with open(path, encoding="utf-8") as file:
-      text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-      raise ValueError(f"it is longer than {_LARGEST:,} characters")
-    loaded = json.loads(text)
+    loaded = load_json(path)
   except FileNotFoundError:
     raise UserError(
       f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."

@@ -40,6 +40,11 @@ def resolve(name: str, device: jax.Device) -> str:
 # flax.training.dynamic_scale and of NVIDIA's apex.
 GROWTH_STEPS = 2000
 FIRST_SCALE = 2.0**16
+# Steps in a row without finite gradients, after which a run is stopped. The first scale has 16
+# halvings down to 1, from which it does not fall: what overflows then is not the scale's fault.
+MOST_SKIPPED = 24
+# The loss of a step that is one too many; a cross entropy is never below 0.
+TOO_MANY_SKIPPED = float("-inf")
 
 
 class LossScale(flax.struct.PyTreeNode):
@@ -52,12 +57,14 @@ class LossScale(flax.struct.PyTreeNode):
     scale: the factor.
     good_steps: without an overflow since the scale last changed.
     skipped: steps whose gradients were not finite.
+    in_row: such steps since the last one with finite gradients.
     dynamic: whether the scale changes.
   """
 
   scale: Float[Array, ""]
   good_steps: Int[Array, ""]
   skipped: Int[Array, ""]
+  in_row: Int[Array, ""]
   dynamic: bool = flax.struct.field(pytree_node=False, default=True)
 
   @classmethod
@@ -67,21 +74,28 @@ class LossScale(flax.struct.PyTreeNode):
       scale=jnp.float32(scale or FIRST_SCALE),
       good_steps=jnp.int32(0),
       skipped=jnp.int32(0),
+      in_row=jnp.int32(0),
       dynamic=not scale,
     )
 
   def update(self, finite: Bool[Array, ""]) -> "LossScale":
     """The next scale, given whether this step's gradients were finite."""
     skipped = self.skipped + (~finite).astype(jnp.int32)
+    in_row = jnp.where(finite, 0, self.in_row + 1)
     if not self.dynamic:
-      return self.replace(skipped=skipped)
+      return self.replace(skipped=skipped, in_row=in_row)
     grow = finite & (self.good_steps + 1 >= GROWTH_STEPS)
     scale = jnp.where(grow, self.scale * 2, jnp.where(finite, self.scale, self.scale / 2))
     return self.replace(
       scale=jnp.maximum(scale, 1.0),
       good_steps=jnp.where(finite & ~grow, self.good_steps + 1, 0),
       skipped=skipped,
+      in_row=in_row,
     )
+
+  def told(self, loss: Float[Array, ""]) -> Float[Array, ""]:
+    """The loss of a step, or `TOO_MANY_SKIPPED`: the host sees no more of a step than its loss."""
+    return jnp.where(self.in_row >= MOST_SKIPPED, TOO_MANY_SKIPPED, loss)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

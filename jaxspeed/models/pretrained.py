@@ -17,7 +17,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
+from jaxspeed.files import open_regular, write_atomically
 from jaxspeed.models.resnet import STAGES, is_bottleneck
 
 _Path = tuple[str, ...]  # of an array in the variables, from "params" or "batch_stats" on
@@ -84,15 +84,14 @@ def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
     {"params": variables["params"], "batch_stats": variables["batch_stats"]}
   )
   tensors = {_torch_name(place): _to_torch(np.asarray(x)) for place, x in places.items()}
-  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  # Torch's own mark, which other readers ask for.
+  content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
   try:
-    # Torch's own mark, which other readers ask for.
-    temporary.write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    os.replace(temporary, path)
+    write_atomically(path, content, sync=False)
   except OSError as error:
-    raise UserError(f"{path} cannot be written ({error}): choose another place.") from error
-  finally:
-    temporary.unlink(missing_ok=True)
+    raise UserError(
+      f"{path} cannot be written ({error.strerror}): choose another place."
+    ) from error
 
 
 def _torch_name(place: _Path) -> str:

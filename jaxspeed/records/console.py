@@ -271,6 +271,7 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     ]
   cells += [
     ("top5", _format(result["top5"], ".3%")),
+    *([("skipped", _format_skipped(result["skipped_steps"]))] if "skipped_steps" in result else []),
     ("train s", _format(seconds["train"], ".2f")),
     ("dawn s", _format(seconds["dawn"], ".2f")),
     ("compile s", _format(seconds["compile"].get("wall"), ".2f")),
@@ -302,6 +303,11 @@ def _format_compile(seconds: Mapping[str, float | None]) -> list[str]:
     f"{seconds[kind]:.2f} s {name}" for kind, name in names.items() if seconds.get(kind) is not None
   ]
   return [f"programs, summed over threads: {', '.join(parts)}"] if parts else []
+
+
+def _format_skipped(steps: Mapping[str, float]) -> str:
+  """Steps without an update for want of finite gradients, as a number and a share of all."""
+  return f"{steps['number']:g} steps, {steps['share']:.2%}"
 
 
 def _format_cost(dollars: Mapping[str, Any]) -> str:

@@ -4,13 +4,12 @@ The benchmark took its last entries in 2020; its format is still what published 
 """
 
 import datetime
-import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspeed.files import plain, write_atomically
+from jaxspeed.files import dump_json, plain, write_atomically
 
 
 def write_dawnbench(
@@ -70,7 +69,7 @@ def write_dawnbench(
   folder.mkdir(parents=True, exist_ok=True)
   name = "_".join(_file_name_part(part) for part in (author, model, hardware, framework))
   json_path, tsv_path = folder / f"{name}.json", folder / f"{name}.tsv"
-  write_atomically(json_path, json.dumps(entry, indent=2) + "\n")
+  write_atomically(json_path, dump_json(entry, indent=2) + "\n")
   write_atomically(tsv_path, _table(task, rows))
   return json_path, tsv_path
 

@@ -1,13 +1,13 @@
 """The result of a run: its row, result.json, and the pace of its epochs."""
 
-import json
+import dataclasses
 import pathlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from jaxspeed.files import write_atomically
+from jaxspeed.files import dump_json, read_json, write_atomically
 from jaxspeed.records.provenance import commit, describe_device, versions
 from jaxspeed.records.statistics import summed_up
 
@@ -96,11 +96,74 @@ def write_result(
     ValueError: as `summed_up`.
   """
   result = summed_up(rows, cost_per_hour=cost_per_hour)
-  write_atomically(workdir / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+  write_atomically(workdir / "result.json", dump_json(result, indent=2) + "\n")
   return result
 
 
-def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
-  """What result.json of a finished run holds; None for one that is not finished."""
-  path = folder / "result.json"
-  return json.loads(path.read_text()) if path.exists() else None
+@dataclasses.dataclass
+class _Seconds:
+  train: float
+  dawn: float
+  process: float
+  compile: dict[str, float | None]
+  to_target: float | None
+
+
+@dataclasses.dataclass
+class _Skipped:
+  number: float
+  share: float
+
+
+@dataclasses.dataclass
+class _Result:
+  config: dict[str, Any]
+  evaluated_on: Literal["test", "validation"]
+  top1: float
+  top5: float | None
+  seconds: _Seconds
+  device: str
+  versions: dict[str, str | None]
+  seed: int
+  commit: str | None
+  command: str
+  evaluated_weights: str | None = None
+  skipped_steps: _Skipped | None = None
+  cost_usd: dict[str, float | None] | None = None
+
+
+@dataclasses.dataclass
+class _RunOfSeveral:
+  seed: int
+  top1: float
+  top5: float | None
+  seconds: _Seconds
+
+
+@dataclasses.dataclass
+class _Several(_Result):
+  """Of several runs; its fields have no defaults, as all of them are printed."""
+
+  n: int = dataclasses.field(kw_only=True)
+  mean: float = dataclasses.field(kw_only=True)
+  sd: float = dataclasses.field(kw_only=True)
+  ci95: float = dataclasses.field(kw_only=True)
+  target: float = dataclasses.field(kw_only=True)
+  p_value: float = dataclasses.field(kw_only=True)
+  reached: int = dataclasses.field(kw_only=True)
+  seconds_min: _Seconds = dataclasses.field(kw_only=True)
+  runs: list[_RunOfSeveral] = dataclasses.field(kw_only=True)
+
+
+def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any] | None:
+  """What result.json of a finished run holds; None for one that is not finished.
+
+  Args:
+    folder: of the run.
+    several: whether it is one of several runs.
+
+  Raises:
+    UserError: it holds something else.
+  """
+  advice = "move it away, and the same command writes it anew from the newest checkpoint"
+  return read_json(folder / "result.json", _Several if several else _Result, advice)

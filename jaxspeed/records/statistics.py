@@ -20,8 +20,10 @@ RESULT_KEYS = (
   "commit",
   "command",
 )
+# A row of a float16 run holds this as well: {"number", "share"} of the steps that were not taken.
+SKIPPED = "skipped_steps"
 # Of several runs, what each one's row holds; the rest only where it is not the same in all of them.
-_OWN_KEYS = ("seed", "top1", "top5", "seconds")
+_OWN_KEYS = ("seed", "top1", "top5", "seconds", SKIPPED)
 
 
 def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) 
       images.
   """
   for row in rows:
-    if set(row) != set(RESULT_KEYS):
+    if set(row) - {SKIPPED} != set(RESULT_KEYS):
       raise ValueError(f"a result row has {sorted(row)}, not {sorted(RESULT_KEYS)}")
   if len({row["evaluated_on"] for row in rows}) > 1:
     raise ValueError("rows of test images and of validation images have no common mean")
@@ -78,6 +80,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   # Configs differ in the seed alone, which stands beside them.
   kept = {*_OWN_KEYS, *differing} - {"config"}
   seconds = [row["seconds"] for row in rows]
+  skipped = [row[SKIPPED] for row in rows if SKIPPED in row]
   return rows[0] | {
     "config": rows[0]["config"] | {"runs": len(rows)},
     "top1": statistics.fmean(row["top1"] for row in rows),
@@ -91,7 +94,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "p_value": p_value_of_at_most(accuracies, target),
     "reached": sum(one["to_target"] is not None for one in seconds),
     "seconds_min": _over_runs(min, seconds),
-    "runs": [{key: row[key] for key in RESULT_KEYS if key in kept} for row in rows],
+    "runs": [
+      {key: row[key] for key in (*RESULT_KEYS, SKIPPED) if key in kept & row.keys()} for row in rows
+    ],
+    **({SKIPPED: _over_runs(statistics.fmean, skipped)} if skipped else {}),
   }
 
 

@@ -1,6 +1,5 @@
 """The records of a run: metrics.jsonl, TensorBoard's event files, and the run's screen.
 
-prepare_workdir(workdir)
 with open_records(workdir, resume_step=None, total_epochs=18) as records:
   records.screen.header({"device": describe_device(), ...})
   for ...:
@@ -9,21 +8,19 @@ with open_records(workdir, resume_step=None, total_epochs=18) as records:
 """
 
 import contextlib
-import json
-import logging
-import os
+import dataclasses
 import pathlib
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from rich.console import Console
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import plain, write_atomically
+from jaxspeed.files import dump_json, parse_json, plain, read_bytes, write_atomically
 from jaxspeed.records.console import Screen, make_console, silent_console
 from jaxspeed.records.tensorboard import (
   FIRST_TAG,
@@ -35,54 +32,60 @@ from jaxspeed.records.tensorboard import (
 # tensorboardX imports torch where there is one: 1.1 s against 0.03 s without. A run that is over by
 # then pays at its end, a longer one after its first epoch.
 _SECONDS_BEFORE_TENSORBOARD = 10.0
-_log = logging.getLogger("jaxspeed")
 
 
-def prepare_workdir(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Creates a run's folder with its parents and makes sure that it can be written.
+@dataclasses.dataclass
+class _Row:
+  """What the rest of a run, and its result, take from a row of metrics.jsonl."""
 
-  Raises:
-    UserError: the folder cannot be created or written.
-  """
-  if "://" in str(path):
-    raise UserError(f"workdir {path} is no local folder: mount the bucket and name the folder")
-  folder = pathlib.Path(path)
-  try:
-    os.path.abspath(folder).encode()
-  except UnicodeEncodeError:
-    # Orbax refuses such names when the first checkpoint is due.
-    raise UserError(
-      f"workdir {os.path.abspath(folder)} is no name in UTF-8: choose another --workdir"
-    ) from None
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-      pass
-  except OSError as error:
-    raise UserError(
-      f"workdir {path} cannot be created or written ({error.strerror}): choose another --workdir"
-    ) from error
-  return folder
+  epoch: float
+  step: Annotated[int, Field(ge=1)]
+  examples: Annotated[int, Field(ge=1)]
+  world: Annotated[int, Field(ge=1)]
+  images_per_second: Annotated[float, Field(gt=0)]
+  dawn_seconds: Annotated[float, Field(ge=0)]
+  data_wait: float = 0.0
+  eval_loss: float | None = None
+  eval_top1: float | None = None
+  eval_top5: float | None = None
+  skipped_steps: int = 0
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """The rows of metrics.jsonl, without a last line that a kill cut off; none without the file.
 
   Raises:
-    UserError: another line is no JSON.
+    UserError: another line is no JSON, or no row of a run.
   """
   path = workdir / "metrics.jsonl"
-  if not path.exists():
+  try:
+    lines = read_bytes(path).split(b"\n")
+  except FileNotFoundError:
     return []
-  lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-  rows = []
+  except ValueError as error:
+    raise UserError(f"{path} cannot be read ({error}): move it away.") from None
+  if not lines[-1] or _is_cut_off(lines[-1]):
+    lines.pop()
+  rows: list[dict[str, Any]] = []
   for number, line in enumerate(lines, start=1):
     try:
-      rows.append(json.loads(line))
-    except json.JSONDecodeError:
-      if number < len(lines):
-        raise UserError(f"{path}, line {number}, is no JSON: mend or delete the line") from None
+      row = parse_json(line, _Row)
+      if rows and row["step"] <= rows[-1]["step"]:
+        raise ValueError(f"step {row['step']} comes after step {rows[-1]['step']}")
+    except ValueError as error:
+      raise UserError(
+        f"{path}, line {number}, is no row of a run ({error}): mend or delete the line."
+      ) from None
+    rows.append(row)
   return rows
+
+
+def _is_cut_off(line: bytes) -> bool:
+  try:
+    parse_json(line)
+  except ValueError:
+    return True
+  return False
 
 
 def open_records(
@@ -103,16 +106,17 @@ def open_records(
     total_epochs: of the whole run; may be fractional.
     evaluated: as `Screen` takes it.
     console: instead of standard output.
-    primary: False in all processes of a run but one: nothing is written or printed.
+    primary: False in all processes of a run but one: nothing is written or printed. They read what
+      there is, as all have to see alike whether the target was reached.
 
   Raises:
     UserError: metrics.jsonl of the run to resume is damaged.
   """
-  if not primary:
-    return Records(None, rows=[], screen=Screen(silent_console(), total_epochs=total_epochs))
   rows = []
   if resume_step is not None:
     rows = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
+  if not primary:
+    return Records(None, rows=rows, screen=Screen(silent_console(), total_epochs=total_epochs))
   write_atomically(workdir / "metrics.jsonl", "".join(_json_line(row) for row in rows))
   screen = Screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
   return Records(workdir, rows=rows, screen=screen)
@@ -192,18 +196,21 @@ class Records:
   ) -> None:
     self.close()
 
-  def _write_metrics(self, line: bytes = b"") -> None:
-    """A line behind what a full disk has left unwritten; the run goes on without."""
-    assert self._metrics is not None
-    self._unwritten += line
+  def write_waiting(self) -> str:
+    """Writes what a full disk has left unwritten of metrics.jsonl; why it cannot, or ''."""
     try:
-      while self._unwritten:
+      while self._unwritten and self._metrics is not None:
         self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
     except OSError as error:
-      self.screen.line(
-        f"{self._metrics.name} could not be written ({error.strerror}): it is tried again after "
-        "the next epoch"
-      )
+      assert self._metrics is not None
+      return f"{self._metrics.name} could not be written ({error.strerror})"
+    return ""
+
+  def _write_metrics(self, line: bytes = b"") -> None:
+    """A line behind what a full disk has left unwritten; the run goes on without."""
+    self._unwritten += line
+    if reason := self.write_waiting():
+      self.screen.line(f"{reason}: it is tried again after the next epoch")
 
   def _write_tensorboard(self) -> None:
     if not self._waiting_for_tensorboard or self._workdir is None:
@@ -222,4 +229,4 @@ class Records:
 
 
 def _json_line(row: Mapping[str, Any]) -> str:
-  return json.dumps(row, allow_nan=False) + "\n"
+  return dump_json(row) + "\n"

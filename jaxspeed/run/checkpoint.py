@@ -1,10 +1,10 @@
 """Checkpoints: Orbax writes and reads them, a manifest says which of them are whole.
 
 checkpoints/STEP/ is Orbax's folder of the carry (nested dicts of arrays, as
-flax.serialization.to_state_dict names them); its `manifest.json`, written last, holds every file's
-size and CRC-32, the run's clock, and which of its starts wrote it. What is being written or removed
-has a name of that start, so that a rename decides. A folder without a fitting manifest is no
-checkpoint.
+flax.serialization.to_state_dict names them); its `manifest.json`, written last, holds the step,
+every file's size and CRC-32, the run's clock, and which of its starts wrote it. What is being
+written or removed has a name of that start, so that a rename decides. A folder without a fitting
+manifest is no checkpoint, and one that was renamed or copied is of the step in its manifest.
 
 Every process has the whole carry, so process 0 writes it alone: Orbax's own way, a part from each,
 has barriers in which all wait ten minutes for one whose disk is full.
@@ -12,22 +12,23 @@ has barriers in which all wait ten minutes for one whose disk is full.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import pathlib
 import shutil
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import flax.serialization
 import jax
 import numpy as np
+from pydantic import Field
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.errors import UserError
-from jaxspeed.files import write_atomically
+from jaxspeed.files import dump_json, load_json, sync, write_atomically
+from jaxspeed.records.clock import NAMES
 
 MANIFEST = "manifest.json"
 _PART = ".part-"  # and incarnation and step
@@ -45,6 +46,18 @@ class Restored:
   step: int
   tree: Any
   clock: dict[str, float]
+
+  def check_state(self) -> None:
+    """Makes sure that the state counts as many steps as the manifest.
+
+    Raises:
+      UserError: it does not: the manifest was written by hand, or belongs to another checkpoint.
+    """
+    if (counted := int(self.tree.state.step)) != self.step:
+      raise UserError(
+        f"the checkpoint of step {self.step} holds a state of step {counted}: its {MANIFEST} is "
+        "another one's; move that checkpoint away."
+      )
 
 
 class Checkpoints:
@@ -113,14 +126,15 @@ class Checkpoints:
       "clock": clock,
       "files": _fingerprints(part),
     }
-    write_atomically(part / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_atomically(part / MANIFEST, dump_json(manifest, indent=1) + "\n")
     with self._fence.writing() if self._fence else contextlib.nullcontext():
       # What is there was found broken by this start, or it would have been restored.
       self._remove(step)
       part.rename(self._folder / str(step))
-    # Only what is a checkpoint counts as one, or folders of other makings would push it out.
-    whole = [s for s in self._steps() if s <= step and (self._folder / str(s) / MANIFEST).exists()]
-    for old in whole[: -self._keep]:
+    # Only what is a checkpoint counts as one, or folders of other makings, and copies that somebody
+    # has named, would push it out.
+    own = [step for step, path in self._found() if path.name == str(step)]
+    for old in [each for each in own if each <= step][: -self._keep]:
       self._remove(old)
 
   def _remove(self, step: int) -> None:
@@ -137,11 +151,13 @@ class Checkpoints:
 
   def newest(self) -> int | None:
     """Step of the newest whole checkpoint; a sentence is logged for each that is passed over."""
-    for step in reversed(self._steps()):
-      fault = self._fault(step)
+    for step, path in reversed(self._found(warn=True)):
+      fault = _content_fault(path)
       if fault is None:
+        if path.name != str(step):
+          _log.warning("checkpoint %s is of step %d, as its %s says", path, step, MANIFEST)
         return step
-      _log.warning("checkpoint %s is passed over: %s", self._folder / str(step), fault)
+      _log.warning("checkpoint %s is passed over: %s", path, fault)
     return None
 
   def restore(self, target: Any, *, step: int | None = None) -> Restored | None:
@@ -158,47 +174,125 @@ class Checkpoints:
       step = self.newest()
       if step is None:
         return None
-    else:
-      fault = self._fault(step)
-      if fault is not None:
-        have = ", ".join(map(str, self._steps())) or "none"
-        raise UserError(f"{self._folder / str(step)}: {fault}; steps there: {have}.")
-    path = self._folder / str(step)
+    path = self._path_of(step)
     wanted = flax.serialization.to_state_dict(target)
     try:
       with _checkpointer() as checkpointer:
         state_dict = checkpointer.restore(path, wanted)
     except (ValueError, KeyError, TypeError) as error:
-      reason = str(error).strip().splitlines()[0]
-      raise UserError(f"{path} does not fit the run's model: {reason}") from error
-    manifest = json.loads((path / MANIFEST).read_text())
+      raise UserError(f"{path} does not fit the run's model: {_reason(error)}") from error
+    except Exception as error:  # of what Orbax does not expect in its files
+      raise UserError(
+        f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): move it away, and the "
+        "checkpoint before it is the newest."
+      ) from error
+    clock = load_json(path / MANIFEST, _Manifest)["clock"]
     tree = flax.serialization.from_state_dict(target, state_dict)
-    return Restored(step=step, tree=tree, clock=manifest["clock"])
+    return Restored(step=step, tree=tree, clock=clock)
 
-  def _steps(self) -> list[int]:
+  def _path_of(self, step: int) -> pathlib.Path:
+    """The folder of a step's whole checkpoint.
+
+    Raises:
+      UserError: there is none.
+    """
+    found = self._found()
+    paths = [path for each, path in found if each == step]
+    faults = {path: _content_fault(path) for path in paths}
+    for path in reversed(paths):
+      if faults[path] is None:
+        return path
+    have = ", ".join(str(each) for each in dict.fromkeys(each for each, _ in found)) or "none"
+    path = self._folder / str(step)
+    fault = next(iter(faults.values()), None) or _manifest_fault(path)
+    raise UserError(f"{path}: {fault}; steps there: {have}.")
+
+  def _found(self, *, warn: bool = False) -> list[tuple[int, pathlib.Path]]:
+    """Step and folder of each sound manifest, the newest last; of copies, the original last.
+
+    Args:
+      warn: logs a sentence for each folder with a step's name that has none.
+    """
     if not self._folder.is_dir():
       return []
-    return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal() and p.is_dir())
+    found = []
+    # ASCII: what Python itself writes.
+    paths = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdecimal()]
+    for path in sorted(filter(pathlib.Path.is_dir, paths), key=_by_number, reverse=True):
+      try:
+        found.append((load_manifest(path)["step"], path))
+      except ValueError as error:
+        if warn:
+          _log.warning("checkpoint %s is passed over: %s", path, error)
+    return sorted(found, key=lambda each: (each[0], each[1].name == str(each[0]), each[1].name))
 
-  def _fault(self, step: int) -> str | None:
-    """Why the folder of this step is no whole checkpoint; None when it is one."""
-    path = self._folder / str(step)
+
+@dataclasses.dataclass
+class _Manifest:
+  """What a manifest.json has to hold; of a clock, these seconds and perhaps more."""
+
+  step: Annotated[int, Field(ge=1, lt=2**31)]
+  incarnation: Annotated[int, Field(ge=0)]
+  clock: dict[str, Annotated[float, Field(ge=0, lt=1e11)]]
+  files: Annotated[
+    dict[str, tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, lt=2**32)]]],
+    Field(min_length=1),
+  ]
+
+
+def load_manifest(path: pathlib.Path) -> dict[str, Any]:
+  """The manifest of a checkpoint's folder.
+
+  Raises:
+    ValueError: it is not there, or damaged; the message says what is wrong with the checkpoint.
+  """
+  try:
+    manifest = load_json(path / MANIFEST, _Manifest)
+    names = {*NAMES, "process"}
+    if unknown := sorted(manifest["clock"].keys() - names):
+      raise ValueError(f"clock: {ascii(unknown[0])[:60]} is no time of a run")
+    if missing := sorted({"init", "train", "process"} - manifest["clock"].keys()):
+      raise ValueError(f"clock: {missing[0]} is missing")
+    for name in manifest["files"]:
+      if not name or pathlib.PurePath(name).is_absolute() or ".." in pathlib.PurePath(name).parts:
+        raise ValueError(f"files: {ascii(name)[:60]} lies outside")
+  except FileNotFoundError:
+    raise ValueError("there is no finished checkpoint") from None
+  except ValueError as error:
+    raise ValueError(f"its {MANIFEST} cannot be used ({error})") from None
+  return manifest
+
+
+def _manifest_fault(path: pathlib.Path) -> str:
+  try:
+    other = load_manifest(path)["step"]
+  except ValueError as error:
+    return str(error)
+  return f"its {MANIFEST} is of step {other}"
+
+
+def _content_fault(path: pathlib.Path) -> str | None:
+  """What has happened to a checkpoint's files since its manifest was written; None: nothing."""
+  for name, (size, checksum) in load_manifest(path)["files"].items():
+    file = path / name
+    if not file.is_file():
+      return f"its file {name} is missing"
+    if file.stat().st_size != size:
+      return f"its file {name} has {file.stat().st_size} bytes, not {size}"
     try:
-      manifest = json.loads((path / MANIFEST).read_text())
-      files = manifest["files"]
-    except FileNotFoundError:
-      return "there is no finished checkpoint"
-    except (OSError, ValueError, KeyError, TypeError):
-      return f"its {MANIFEST} cannot be read"
-    for name, (size, checksum) in files.items():
-      file = path / name
-      if not file.is_file():
-        return f"its file {name} is missing"
-      if file.stat().st_size != size:
-        return f"its file {name} has {file.stat().st_size} bytes, not {size}"
       if _crc(file) != checksum:
         return f"the content of its file {name} has changed"
-    return None
+    except OSError as error:
+      return f"its file {name} cannot be read ({error.strerror})"
+  return None
+
+
+def _by_number(path: pathlib.Path) -> tuple[int, str]:
+  return len(path.name), path.name
+
+
+def _reason(error: Exception) -> str:
+  return next(iter(str(error).strip().splitlines()), "")[:300]
 
 
 def _checkpointer() -> Any:
@@ -239,4 +333,6 @@ def _crc(file: pathlib.Path) -> int:
 
 def _fingerprints(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   files = sorted(p for p in folder.rglob("*") if p.is_file() and MANIFEST not in p.name)
+  for file in files:
+    sync(file)
   return {str(p.relative_to(folder)): (p.stat().st_size, _crc(p)) for p in files}

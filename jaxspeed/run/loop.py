@@ -3,12 +3,11 @@
 import collections
 import contextlib
 import dataclasses
-import datetime
 import logging
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.cluster.signals import Signals, Stopped, Wish
 from jaxspeed.cluster.watchdog import beat, unwatched
-from jaxspeed.config import stored
 from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import nothing_compiles
@@ -27,13 +25,13 @@ from jaxspeed.errors import UserError
 from jaxspeed.optim import averaging
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import format_phase
-from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.provenance import describe_device, versions
-from jaxspeed.records.results import mean_pace, read_result, result_row, write_result
-from jaxspeed.records.statistics import RESULT_KEYS
+from jaxspeed.records.results import mean_pace
+from jaxspeed.records.statistics import RESULT_KEYS, SKIPPED
 from jaxspeed.records.writer import open_records
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
+from jaxspeed.run.divergence import check_evaluation, check_loss
+from jaxspeed.run.finish import finish, finished_result, reaches_target
 from jaxspeed.run.setup import Feed, claim, with_pretrained
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
@@ -54,12 +52,14 @@ class Watch:
   Attributes:
     fence: of the run's folder, in process 0.
     incarnation: which start of the run this is, the same in all processes.
+    begun: called when a step was taken.
   """
 
   signals: Signals
   agreement: Agreement
   fence: Fence | None
   incarnation: int
+  begun: Callable[[], None]
 
 
 class Run:
@@ -99,11 +99,11 @@ class Run:
 
   def to_the_end(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    finished = read_result(self._folder)
-    # Of a run that is just being finished, some processes might see the result and some not.
-    if processes.gather(int(finished is not None))[0] and finished is not None:
+    finished = finished_result(self._folder, self._config)
+    if finished is not None:
       # Results of earlier versions do not say which weights they are of.
-      return {key: finished.get(key) for key in RESULT_KEYS}
+      row = {key: finished.get(key) for key in RESULT_KEYS}
+      return row | ({SKIPPED: finished[SKIPPED]} if SKIPPED in finished else {})
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
@@ -134,8 +134,17 @@ class Run:
           self._save(step)
         self._stop_if_decided(step)
       if step != self._saved:
-        self._save(step)
-    return self._finish()
+        self._save(step, last=True)
+    if self._watch.fence is not None:
+      self._watch.fence.check()
+    return finish(
+      self._folder,
+      self._job,
+      self._records.rows,
+      self._carry.state,
+      self._clock,
+      benchmark=self._feed.benchmark,
+    )
 
   def _epoch_ended(self, step: int) -> bool:
     """Whether an epoch ended with `step` that was not evaluated yet, also in an earlier process."""
@@ -185,6 +194,7 @@ class Run:
       with self._clock.measure("restore"):
         restored = self._checkpoints.restore(self._feed.carry, step=chosen)
       assert restored is not None
+      restored.check_state()
       self._clock.restore(restored.clock)
       self._carry = restored.tree
       return restored.step
@@ -252,18 +262,16 @@ class Run:
     values = np.atleast_1d(np.asarray(losses))
     self._decided = max(self._decided, Agreement.read(answer))
     beat()
+    self._watch.begun()
     for number, loss in enumerate(values, start=first + within - len(values)):
-      self._check_loss(number, float(loss))
-    self._show_progress(epoch, within, steps, float(values[-1]))
-
-  def _check_loss(self, step: int, loss: float) -> None:
-    if not math.isfinite(loss):
-      newest = self._checkpoints.newest()
-      kept = "there is no checkpoint yet" if newest is None else f"the checkpoint of {newest} stays"
-      raise UserError(
-        f"the training loss is {loss} at step {step + 1} of {self._plan.total_steps}: "
-        f"the run stops, {kept}; lower --config.schedule.peak."
+      check_loss(
+        float(loss),
+        number,
+        total_steps=self._plan.total_steps,
+        config=self._config,
+        newest=self._checkpoints.newest,
       )
+    self._show_progress(epoch, within, steps, float(values[-1]))
 
   def _show_progress(self, epoch: int, step: int, steps: int, loss: float) -> None:
     if self._records.screen.progress_due():
@@ -282,7 +290,7 @@ class Run:
   def _validate_and_record(self, step: int) -> None:
     """The row of the epoch that ended with `step`; afterwards the carry's sums are zero."""
     epoch, _ = self._plan.epoch_of(step - 1)
-    last = step == self._plan.total_steps
+    last, lines = step == self._plan.total_steps, list[str]()
     row = self._planned(step) | self._pace
     row |= {f"train_{name}": value for name, value in self._carry.sums.means().items()}
     if (loss_scale := self._carry.state.loss_scale) is not None:
@@ -294,8 +302,9 @@ class Run:
       beat()
       row["eval_seconds"] = time.monotonic() - start
       row["evaluated_weights"] = self._plan.evaluated_weights(step)
-      row |= {f"eval_{name}": value for name, value in sums.means().items()}
-      if self._config.stop_at_target and self._reaches_target(row):
+      means, lines = check_evaluation(sums, step, last=last)
+      row |= {f"eval_{name}": value for name, value in means.items()}
+      if self._config.stop_at_target and reaches_target(row, self._config):
         # Only now it is known to be the last.
         self._clock.rename_last("final_validate")
     row |= peak_memory(self._job.mesh.local_devices) | {
@@ -306,7 +315,7 @@ class Run:
       self._watch.fence.check()
     self._records.epoch(row)
     self._count_programs()
-    for line in (*self._feed.report(), *self._report_pace(step)):
+    for line in (*lines, *self._feed.report(), *self._report_pace(step)):
       self._records.screen.line(line)
     self._carry = self._carry.replace(sums=mesh_lib.replicate(Sums.zero(), self._job.mesh))
 
@@ -352,18 +361,27 @@ class Run:
 
   def _stopped_at_target(self) -> bool:
     rows = self._records.rows
-    return bool(self._config.stop_at_target and rows and self._reaches_target(rows[-1]))
+    return bool(self._config.stop_at_target and rows and reaches_target(rows[-1], self._config))
 
-  def _reaches_target(self, row: Mapping[str, Any]) -> bool:
-    reached = row.get(f"eval_{self._config.target_metric}")
-    return reached is not None and reached >= self._config.target
+  def _save(self, step: int, *, last: bool = False) -> None:
+    """Saves a checkpoint; what a failure does, the config says, but at the end of the run.
 
-  def _save(self, step: int) -> None:
+    Raises:
+      UserError: it could not be saved, and the run may not go on without.
+    """
     try:
       with self._clock.measure("checkpoint"):
+        # A run that goes on from here would miss the rows that a full disk has kept waiting.
+        if any(processes.gather(int(bool(reason := self._records.write_waiting())))):
+          raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
         self._checkpoints.save(step, self._carry, self._clock.state())
       self._saved = step
     except CheckpointError as error:
+      if last:
+        raise UserError(
+          f"{error}: all steps are done, but without its weights the run is not finished; make "
+          f"room and run the same command again, which resumes from step {self._saved}."
+        ) from error
       if self._config.checkpoint.on_error == "stop":
         raise UserError(
           f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
@@ -384,42 +402,3 @@ class Run:
     """Measures a part that may not compile anything."""
     with self._clock.measure(name), nothing_compiles(name):
       yield
-
-  def _finish(self) -> dict[str, Any]:
-    config, rows = self._config, self._records.rows
-    last = rows[-1]
-    first = next(filter(self._reaches_target, rows), None)
-    row = result_row(
-      config=stored.to_dict(config),
-      evaluated_on=config.tune_on,
-      evaluated_weights=self._plan.evaluated_weights(last["step"]),
-      top1=last["eval_top1"],
-      top5=last["eval_top5"] if config.data.classes > 5 else None,
-      seconds=self._clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
-      seed=config.seed,
-    )
-    if self._watch.fence is not None:
-      self._watch.fence.check()
-    if self._primary:
-      write_result(self._folder, [row], cost_per_hour=config.cost_per_hour)
-      if config.tune_on == "test" and self._feed.benchmark:
-        self._write_dawnbench()
-    return row
-
-  def _write_dawnbench(self) -> None:
-    """DAWNBench's entry, which is of the test set of one of its two data sets."""
-    config = self._config
-    write_dawnbench(
-      self._folder / "dawnbench",
-      task=self._feed.benchmark,
-      epochs=self._records.rows,
-      author=config.records.author,
-      author_email=config.records.author_email,
-      model=f"ResNet-{config.model.depth}" if config.model.name == "resnet" else config.model.name,
-      hardware=describe_device(),
-      framework=f"JAX {jax.__version__}",
-      cost_per_hour=config.cost_per_hour,
-      code_url=config.records.code_url,
-      misc={"config": stored.to_dict(config), "versions": versions()},
-      timestamp=datetime.date.today(),
-    )

@@ -39,7 +39,7 @@ def predict(
     top: classes of each image.
 
   Raises:
-    UserError: a file that is no image, or a folder that holds no run.
+    UserError: a file that is no image, a folder that holds no run, or logits that are not finite.
   """
   config = _for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
@@ -110,6 +110,10 @@ def _predict(
     return jax.nn.softmax(logits)
 
   rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, job.mesh)))
+  if not np.isfinite(rows).all():
+    raise UserError(
+      "the weights give logits that are not finite: choose another --step, or other weights."
+    )
   order = np.argsort(-rows, axis=1)[:, :top]
   return [
     [(names[index], float(row[index])) for index in best]

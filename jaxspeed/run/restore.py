@@ -1,6 +1,7 @@
 """From a run's folder back to a model: evaluation and prediction."""
 
 import functools
+import math
 import os
 import pathlib
 import time
@@ -37,10 +38,14 @@ from jaxspeed.steps.state import Carry
 def load_config(folder: pathlib.Path) -> ConfigDict:
   """The config of the run in `folder`, with the mode in which it was evaluated last as its own.
 
+  Its `compile_cache` is left out: compiled programs are code, which may not come from where a
+  downloaded run says.
+
   Raises:
     UserError: the folder holds no run, or several.
   """
   config = stored.load(folder / "config.json")
+  config.compile_cache = ""
   if config.runs > 1:
     raise UserError(
       f"{folder} holds {config.runs} runs: name one of them, as in --workdir={folder / 'run_000'}."
@@ -88,7 +93,10 @@ def open_run(
   target = mesh_lib.abstract(Carry(state, jax.eval_shape(Sums.zero)), everywhere)
   restored = Checkpoints(folder / "checkpoints").restore(target, step=checkpoint_step)
   if restored is None:
-    raise UserError(f"{folder} holds no whole checkpoint: train it first.")
+    result = folder / "result.json"
+    advice = f"remove {result} and train it again" if result.exists() else "train it first"
+    raise UserError(f"{folder} holds no whole checkpoint: {advice}.")
+  restored.check_state()
   return job, restored
 
 
@@ -110,7 +118,7 @@ def evaluate(
     compiling and of finding the images.
 
   Raises:
-    UserError: as `open_run`, or a mode that is none.
+    UserError: as `open_run`, a mode that is none, or logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
   job, restored = open_run(folder, configs[0], step)
@@ -220,13 +228,19 @@ def _rows(
     run = _prepare_evaluation(data, job, phase, variables)
     start = time.perf_counter()
     sums = jax.block_until_ready(run())
+    means = sums.means()
+    if not math.isfinite(means["loss"]):
+      raise UserError(
+        f"the mean loss of {int(sums.count)} images is {means['loss']}: the weights give logits "
+        "that are not finite, and accuracies would mean nothing; choose another --step."
+      )
     rows.append(
       {
         "mode": config.eval.mode,
         "data": source,
         "evaluated_on": config.tune_on,
         "images": int(sums.count),
-        **sums.means(),
+        **means,
         "seconds": round(time.perf_counter() - start, 3),
       }
     )

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxspeed.cluster import folder_lock as fence_lib
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
+from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.cluster.signals import Signals, Stopped, Wish, catch_signals
 from jaxspeed.cluster.watchdog import watchdog
@@ -30,9 +30,12 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, make_console, silent_console
 from jaxspeed.records.provenance import describe_device
-from jaxspeed.records.results import read_result, write_result
+from jaxspeed.records.results import write_result
 from jaxspeed.records.statistics import summed_up
-from jaxspeed.records.writer import prepare_workdir
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run import folder as folder_lib
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.finish import finished_result
 from jaxspeed.run.loop import Run, Watch
 from jaxspeed.run.setup import FOLLOWING, Feed, claim, make_feed, open_data, plan_of, resolve
 from jaxspeed.steps.spec import Job, make_job
@@ -81,11 +84,14 @@ def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
+    if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
       raise
+    advice = "make room" if full else "mend that"
     raise UserError(
-      f"{error.filename or folder} could not be written ({error.strerror}): make room; the same "
-      "command goes on from the newest checkpoint."
+      f"{path} could not be written ({error.strerror}): {advice}; the same command goes on from "
+      "the newest checkpoint."
     ) from error
 
 
@@ -125,9 +131,12 @@ def train(
     primary = processes.is_primary()
     console = make_console() if primary else silent_console()
     screen = Screen(console, total_epochs=config.epochs)
+    folder, fence, begun = pathlib.Path(workdir), None, _nothing
     with processes.together("taking the run's folder"):
-      folder = prepare_workdir(workdir)
-      fence = stack.enter_context(fence_lib.holding(folder)) if primary else None
+      if primary:
+        own = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
+        fence, begun = own.fence, own.begun
+        stack.enter_context(_disk_errors_told(folder))
     incarnation = processes.gather(fence.incarnation if fence else 0)[0]
     use_cache(config.compile_cache)
     with processes.together("opening the data"), clock.measure("load"):
@@ -137,13 +146,17 @@ def train(
     with processes.together("the config"):
       if primary:
         claim(folder, resolved)
+        read_metrics(folder)  # its damages, before the seconds that programs take
       _ensure_same(resolved)
-    finished = read_result(folder) if primary else None
-    if processes.gather(int(finished is not None))[0]:
-      finished = finished or read_result(folder)
-      assert finished is not None
+    finished = finished_result(folder, resolved)
+    if finished is not None:
       screen.line(f"{folder} holds this run, finished:")
       screen.result(finished)
+      if resolved.runs == 1 and primary and Checkpoints(folder / "checkpoints").newest() is None:
+        screen.line(
+          f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
+          "it again"
+        )
       return finished
     _stop_before_steps(signals)
     mesh = mesh_lib.make_mesh()
@@ -168,15 +181,18 @@ def train(
       _stop_before_steps(signals)
     signals.begun = True
     stack.enter_context(watchdog(config.watchdog_seconds))
-    with _memory_errors_told(resolved), _disk_errors_told(folder):
-      watch = Watch(signals, agreement, fence, incarnation)
+    with _memory_errors_told(resolved):
+      watch = Watch(signals, agreement, fence, incarnation, begun)
       rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
     if not primary:
       return summed_up(rows, cost_per_hour=resolved.cost_per_hour)
-    with _disk_errors_told(folder):
-      result = write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
+    result = write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
     screen.result(result)
     return result
+
+
+def _nothing() -> None:
+  """What other processes than the first do when a step was taken."""
 
 
 def _stop_before_steps(signals: Signals) -> None:
@@ -193,7 +209,7 @@ def _stop_before_steps(signals: Signals) -> None:
 
 def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
   """Makes sure that this process sees the folder that process 0 has taken."""
-  owner = fence_lib.read_owner(folder)
+  owner = read_owner(folder)
   if owner is None or owner.incarnation != incarnation:
     raise UserError(
       f"{folder.absolute()} of {processes.whoami()} is not the folder of process 0: the "
@@ -254,7 +270,9 @@ def _run_all(
     run_config.update(seed=resolved.seed + index, runs=1)
     if resolved.runs > 1:
       screen.line(f"run {index + 1} of {resolved.runs}, seed {run_config.seed}")
-    run_folder = folder if resolved.runs == 1 else prepare_workdir(folder / run_name(index))
+    run_folder = folder if resolved.runs == 1 else folder / run_name(index)
+    if processes.is_primary():
+      folder_lib.make(run_folder)
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.
       clock = Clock(later=True)

@@ -22,7 +22,6 @@ against published runs.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
-from jaxspeed.files import write_atomically
+from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.provenance import versions
@@ -180,7 +179,7 @@ def _print_published(out: str) -> None:
   table = published_table()
   print("\n".join(describe_published(table)))
   if out:
-    text = json.dumps(table | {"versions": versions()}, indent=1)
+    text = dump_json(table | {"versions": versions()}, indent=1)
     try:
       write_atomically(path, text + "\n")
     except OSError as error:

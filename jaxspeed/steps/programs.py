@@ -37,10 +37,12 @@ def tabled_step(
   job: Job,
   kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
-  """`train_step` with its row of the table; also returns the step's mean loss."""
+  """`train_step` with its row of the table; also returns its mean loss (`LossScale.told`)."""
   hyper = {name: column[carry.state.step] for name, column in table.items()}
   state, sums = train_step(carry.state, batch, mirror, hyper, job=job, kind=kind)
   loss = sums.loss / jnp.maximum(sums.count, 1).astype(jnp.float32)
+  if state.loss_scale is not None:
+    loss = state.loss_scale.told(loss)
   return Carry(state, carry.sums + sums), loss
 
 

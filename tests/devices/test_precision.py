@@ -101,11 +101,32 @@ def test_skipped_steps_are_counted_in_one_program(given):
   assert update._cache_size() == 1
 
 
+def test_the_loss_tells_when_too_many_steps_in_a_row_were_skipped():
+  told, scale = [], LossScale.create(1e9)
+  for _ in range(precision.MOST_SKIPPED):
+    told.append(float(scale.told(jnp.float32(2.5))))
+    scale = scale.update(jnp.bool_(False))
+  assert told == [2.5] * precision.MOST_SKIPPED
+  assert float(scale.told(jnp.float32(2.5))) == precision.TOO_MANY_SKIPPED
+  scale = scale.update(jnp.bool_(True))
+  assert (int(scale.in_row), skipped(scale)) == (0, precision.MOST_SKIPPED)
+  assert float(scale.told(jnp.float32(2.5))) == 2.5
+
+
+def test_the_halvings_of_a_first_scale_are_not_too_many():
+  scale, halvings = LossScale.create(), 0
+  while float(scale.scale) > 1:
+    scale, halvings = scale.update(jnp.bool_(False)), halvings + 1
+    assert np.isfinite(scale.told(jnp.float32(0)))
+  assert halvings == 16 and int(scale.in_row) < precision.MOST_SKIPPED
+
+
 @pytest.mark.parametrize("given", [0.0, 1024.0])
 @pytest.mark.parametrize("finite", [True, False])
 def test_loss_scale_keeps_its_types(finite, given):
   for scale in (LossScale.create(given), LossScale.create(given).update(jnp.bool_(finite))):
-    assert scale.skipped.dtype == jnp.int32 and not scale.skipped.weak_type
+    for count in (scale.skipped, scale.in_row):
+      assert count.dtype == jnp.int32 and not count.weak_type
     assert isinstance(scale.scale, jax.Array) and isinstance(scale.good_steps, jax.Array)
     assert (scale.scale.dtype, scale.good_steps.dtype) == (jnp.float32, jnp.int32)
     assert not scale.scale.weak_type and not scale.good_steps.weak_type

@@ -18,10 +18,11 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
 from jaxspeed.records import writer
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.results import mean_pace, result_row, write_result
+from jaxspeed.records.console import format_result
+from jaxspeed.records.results import mean_pace, read_result, result_row, write_result
 from jaxspeed.records.statistics import RESULT_KEYS, p_value_of_at_most
 from jaxspeed.records.tensorboard import TENSORBOARD_TAGS
-from jaxspeed.records.writer import open_records, prepare_workdir, read_metrics
+from jaxspeed.records.writer import open_records, read_metrics
 
 
 def epoch_row(epoch, **fields):
@@ -80,42 +81,7 @@ def scalars(workdir):
   return shown
 
 
-# Folders
-
-
-def test_workdir_is_created_with_its_parents_and_may_exist(tmp_path):
-  assert prepare_workdir(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-  assert prepare_workdir(str(tmp_path / "a" / "b")).is_dir()
-  assert list((tmp_path / "a" / "b").iterdir()) == []
-
-
-def test_workdir_that_is_a_file_or_under_one_is_a_users_error(tmp_path):
-  (tmp_path / "file").write_text("precious")
-  for path in (tmp_path / "file", tmp_path / "file" / "run"):
-    with pytest.raises(UserError, match=f"workdir {path} cannot be created or written"):
-      prepare_workdir(path)
-  assert (tmp_path / "file").read_text() == "precious"
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, which nobody can write")
-@pytest.mark.parametrize("path", ["/proc", "/proc/run"])
-def test_unwritable_workdir_is_a_users_error(path):
-  with pytest.raises(UserError, match=f"workdir {path} cannot be created or written"):
-    prepare_workdir(path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_workdir_is_a_users_error(tmp_path):
-  tmp_path.chmod(0o500)
-  with pytest.raises(UserError, match="Permission denied"):
-    prepare_workdir(tmp_path)
-
-
-def test_bucket_is_no_workdir(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match="gs://bucket/run is no local folder"):
-    prepare_workdir("gs://bucket/run")
-  assert list(tmp_path.iterdir()) == []
+# Files
 
 
 def test_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
@@ -208,7 +174,7 @@ def test_damage_elsewhere_is_a_users_error_that_names_the_line(tmp_path):
   write_epochs(tmp_path, [epoch_row(1), epoch_row(2)])
   text = (tmp_path / "metrics.jsonl").read_text()
   (tmp_path / "metrics.jsonl").write_text("{half\n" + text)
-  with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is no JSON"):
+  with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is no row of a run .it is no JSON"):
     open_records(tmp_path, resume_step=20, total_epochs=4)
   assert (tmp_path / "metrics.jsonl").read_text() == "{half\n" + text
 
@@ -513,7 +479,8 @@ def test_one_run_has_neither_interval_nor_p(tmp_path):
 def test_one_run_does_not_pay_for_scipy(tmp_path):
   code = (
     "import pathlib, sys\n"
-    "from jaxspeed.records.results import RESULT_KEYS, write_result\n"
+    "from jaxspeed.records.results import write_result\n"
+    "from jaxspeed.records.statistics import RESULT_KEYS\n"
     "row = dict.fromkeys(RESULT_KEYS, 0.5)\n"
     "write_result(pathlib.Path(sys.argv[1]), [row])\n"
     "print([name for name in sys.modules if name.startswith('scipy')])"
@@ -551,6 +518,23 @@ def test_cost_is_that_of_dawnbenchs_seconds(tmp_path):
   several = write_result(tmp_path, [one_result(0.94, seconds=seconds), missed], cost_per_hour=2.0)
   assert several["cost_usd"] == {"dawn": (1.0 + 3.0) / 2, "to_target": 0.5}
   assert "cost_usd" not in write_result(tmp_path, [missed])
+
+
+def test_skipped_steps_stand_in_the_result_and_on_the_screen(tmp_path):
+  rows = [
+    one_result(0.9, seed=seed, skipped_steps={"number": number, "share": number / 40})
+    for seed, number in ((1, 2), (2, 4))
+  ]
+  one = write_result(tmp_path, rows[:1])
+  assert one["skipped_steps"] == {"number": 2, "share": 0.05}
+  assert read_result(tmp_path) == one
+  assert "2 steps, 5.00%" in "\n".join(format_result(one))
+  both = write_result(tmp_path, rows)
+  assert both["skipped_steps"] == pytest.approx({"number": 3, "share": 0.075})
+  assert [run["skipped_steps"]["number"] for run in both["runs"]] == [2, 4]
+  assert read_result(tmp_path, several=True) == both
+  assert "3 steps, 7.50%" in "\n".join(format_result(both))
+  assert "skipped" not in "\n".join(format_result(write_result(tmp_path, [one_result(0.9)])))
 
 
 def test_result_with_other_keys_is_refused(tmp_path):

@@ -1,10 +1,13 @@
 """Real saves and restores, and every way in which a checkpoint is not whole."""
 
+import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import shutil
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from jaxspeed.run.checkpoint import MANIFEST, CheckpointError, Checkpoints
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.state import Carry, TrainState
 
-CLOCK = {"train": 1.5}
+CLOCK = {"init": 0.5, "train": 1.5, "process": 9.0}
 
 
 def make_carry(value: float, average=True) -> Carry:
@@ -117,7 +120,7 @@ def broken_manifest(folder):
     (flip_a_bit, "has changed"),
     (remove_a_file, "_METADATA is missing"),
     (no_manifest, "no finished checkpoint"),
-    (broken_manifest, "cannot be read"),
+    (broken_manifest, "its manifest.json cannot be used (it is no JSON"),
   ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tmp_path, caplog, damage, words):
@@ -135,6 +138,144 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tmp_path, caplog, d
   assert len(messages) == 2
   assert str(tmp_path / "11") in messages[0] and "no finished checkpoint" in messages[0]
   assert str(tmp_path / "2") in messages[1] and words in messages[1]
+
+
+def edit(folder, **fields):
+  """Changes fields of a manifest; a field of None is taken out."""
+  manifest = json.loads((folder / MANIFEST).read_text()) | fields
+  manifest = {name: value for name, value in manifest.items() if value is not None}
+  (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+NONSENSE: list[tuple[object, str]] = [
+  ({"files": None}, "files: Field required"),
+  ({"files": {}}, "files: Dictionary should have at least 1 item"),
+  ({"files": []}, "files: Input should be an object"),
+  ({"files": 3}, "files: Input should be an object"),
+  ({"files": {"_METADATA": 3}}, "files._METADATA: Input should be a valid array"),
+  ({"files": {"_METADATA": [1, 2, 3]}}, "files._METADATA: "),
+  ({"files": {"_METADATA": ["1", 2]}}, "files._METADATA.0: Input should be a valid integer"),
+  ({"files": {"/etc/hostname": [1, 2]}}, "files: '/etc/hostname' lies outside"),
+  ({"files": {"../1/_METADATA": [1, 2]}}, "files: '../1/_METADATA' lies outside"),
+  ({"step": None}, "step: Field required"),
+  ({"step": "2"}, "step: Input should be a valid integer"),
+  ({"step": 2.0}, "step: Input should be a valid integer"),
+  ({"step": 0}, "step: Input should be greater than"),
+  ({"step": 2**31}, "step: Input should be less than"),
+  ({"clock": None}, "clock: Field required"),
+  ({"clock": {}}, "clock: init is missing"),
+  ({"clock": "late"}, "clock: Input should be an object"),
+  ({"clock": CLOCK | {"train": "1"}}, "clock.train: Input should be a valid number"),
+  ({"clock": CLOCK | {"train": -1}}, "clock.train: Input should be greater than"),
+  ({"clock": CLOCK | {"train": 1e300}}, "clock.train: Input should be less than"),
+  ({"clock": CLOCK | {"train": math.nan}}, "NaN is no number of JSON"),
+  ({"clock": CLOCK | {"lunch": 1.0}}, "clock: 'lunch' is no time of a run"),
+  ("[]", "Input should be an object"),
+  ("null", "Input should be an object"),
+  ("", "it is no JSON"),
+  ("[" * 100_000, "it is nested too deeply"),
+]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+  """The folder of two checkpoints."""
+  folder = tmp_path_factory.mktemp("two")
+  store = Checkpoints(folder)
+  store.save(1, make_carry(1.0), CLOCK)
+  store.save(2, make_carry(2.0), CLOCK)
+  return folder
+
+
+@pytest.mark.parametrize("content, words", NONSENSE)
+def test_a_manifest_with_nonsense_is_passed_over(two, tmp_path, caplog, content, words):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  if isinstance(content, dict):
+    edit(folder / "2", **content)
+  else:
+    (folder / "2" / MANIFEST).write_text(str(content))
+  store = Checkpoints(folder)
+  with caplog.at_level(logging.WARNING, logger="jaxspeed"):
+    assert store.newest() == 1
+  (message,) = [record.getMessage() for record in caplog.records]
+  assert message.startswith(
+    f"checkpoint {folder / '2'} is passed over: its manifest.json cannot be used ({words}"
+  )
+  with pytest.raises(UserError, match=r"manifest.json cannot be used .*; steps there: 1\."):
+    store.restore(target(make_carry(0.0)), step=2)
+  assert (folder / "2" / MANIFEST).exists()
+
+
+def test_a_manifest_that_is_a_folder_or_a_pipe(two, tmp_path):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  (folder / "2" / MANIFEST).unlink()
+  (folder / "2" / MANIFEST).mkdir()
+  assert Checkpoints(folder).newest() == 1
+  (folder / "1" / MANIFEST).unlink()
+  os.mkfifo(folder / "1" / MANIFEST)
+  assert Checkpoints(folder).newest() is None
+
+
+def test_a_renamed_checkpoint_is_of_the_step_in_its_manifest(two, tmp_path, caplog):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  (folder / "2").rename(folder / "999")
+  shutil.copytree(folder / "1", folder / "7")
+  store = Checkpoints(folder)
+  with caplog.at_level(logging.WARNING, logger="jaxspeed"):
+    restored = store.restore(target(make_carry(0.0)))
+  assert restored is not None and restored.step == 2
+  assert_same(restored.tree, make_carry(2.0))
+  assert [record.getMessage() for record in caplog.records] == [
+    f"checkpoint {folder / '999'} is of step 2, as its manifest.json says"
+  ]
+  for step in (7, 999):
+    words = f"its manifest.json is of step {1 if step == 7 else 2}; steps there: 1, 2"
+    with pytest.raises(UserError, match=words):
+      store.restore(target(make_carry(0.0)), step=step)
+  # Of copies the original; names that are no numbers of ours are no steps.
+  (folder / "\u0663").mkdir()
+  (folder / ("9" * 5000)[:200]).mkdir()
+  one = store.restore(target(make_carry(0.0)), step=1)
+  assert one is not None
+  assert_same(one.tree, make_carry(1.0))
+  # What somebody has named is nobody's to remove, and does not push out what is ours.
+  for step in (3, 8, 9):
+    store.save(step, make_carry(float(step)), CLOCK)
+  names = {p.name for p in folder.iterdir() if (p / MANIFEST).exists()}
+  assert names == {"7", "8", "9", "999"}
+
+
+def test_a_state_of_another_step_than_its_manifest(two, tmp_path):
+  store = Checkpoints(two)
+  restored = store.restore(target(make_carry(0.0)))
+  assert restored is not None
+  with pytest.raises(UserError, match="of step 2 holds a state of step 7: its manifest.json is an"):
+    restored.check_state()
+  dataclasses.replace(restored, step=7).check_state()
+
+
+def test_what_orbax_does_not_expect_in_its_files_is_told(two, tmp_path):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  metadata = folder / "2" / "_METADATA"
+  metadata.write_text("3")
+  files = json.loads((folder / "2" / MANIFEST).read_text())["files"]
+  edit(folder / "2", files=files | {"_METADATA": [1, zlib.crc32(b"3")]})
+  with pytest.raises(UserError, match="/2 (cannot be read|does not fit)"):
+    Checkpoints(folder).restore(target(make_carry(0.0)))
+
+
+def test_what_is_saved_is_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypatch):
+  synced = []
+
+  def fail(path):
+    synced.append(path.name)
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  store = Checkpoints(tmp_path)
+  monkeypatch.setattr(checkpoint, "sync", fail)
+  with pytest.raises(CheckpointError, match="of step 2 could not .* .No space left on device.$"):
+    store.save(2, make_carry(2.0), CLOCK)
+  assert len(synced) == 1 and store.newest() is None and list(tmp_path.iterdir()) == []
 
 
 def test_saving_over_a_broken_checkpoint(tmp_path):

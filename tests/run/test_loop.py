@@ -12,6 +12,7 @@ from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.console import format_result
@@ -106,17 +107,33 @@ def test_the_row_of_an_epoch(finished, cache):
   assert "cost_usd" not in result
 
 
-def test_what_the_rows_of_some_runs_have(cache, tmp_path):
-  # No gradient times 10^38 is finite in float16: not one step is taken. A second costs a dollar.
-  config = digits(cache, **{"precision": "float16", "loss_scale": 1e38, "cost_per_hour": 3600.0})
+def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
+  # A scale that is halved some times before the first step is taken. A second costs a dollar.
+  monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**26)
+  config = digits(cache, **{"precision": "float16", "cost_per_hour": 3600.0})
   config.optimizer.momentum_pieces = ((0, 1, 0.5, 0.75), (1, 2, 0.75, 0.25))
   result = train(config, str(tmp_path / "some"))
   rows = read_metrics(tmp_path / "some")
   # Over the run, not over the epoch.
-  assert [row["skipped_steps"] for row in rows] == [9, 18]
+  first, skipped = (row["skipped_steps"] for row in rows)
+  assert 0 < first <= skipped < 18
+  assert result["skipped_steps"] == {"number": skipped, "share": skipped / 18}
+  assert f"{skipped} steps, {skipped / 18:.2%}" in capsys.readouterr().out
   # Of the epoch's last step.
   assert [row["momentum"] for row in rows] == pytest.approx([0.75, 0.25])
   assert result["cost_usd"] == {"dawn": pytest.approx(result["seconds"]["dawn"]), "to_target": None}
+
+
+def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
+  # No gradient times 10^38 is finite in float16.
+  config = digits(cache, precision="float16", loss_scale=1e38, epochs=3.0)
+  words = (
+    "24 steps in a row were skipped, as their float16 gradients were not finite, at step 24 of 27: "
+    r"the run stops, there is no checkpoint yet; --config.loss_scale=1e\+38 is too large, 0 finds"
+  )
+  with pytest.raises(UserError, match=words):
+    train(config, str(tmp_path / "none"))
+  assert not (tmp_path / "none" / "result.json").exists()
 
 
 def test_the_clocks_of_a_run(finished):

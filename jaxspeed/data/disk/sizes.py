@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import io
 import itertools
-import json
 import logging
 import mmap
 import os
@@ -32,7 +31,7 @@ from jaxtyping import Int64
 from jaxspeed.data.formats import array_cache, pixels
 from jaxspeed.data.formats.tfrecord import Shard, find_records, parse_example
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
+from jaxspeed.files import dump_json, open_regular, parse_json
 
 _log = logging.getLogger("jaxspeed")
 
@@ -377,9 +376,9 @@ def _ask(process: "subprocess.Popen[str]", job: Job) -> Int64[np.ndarray, "n col
   """Has the process do a job; where it has died (for want of memory, say), this one does it."""
   assert process.stdin and process.stdout
   try:
-    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.write(dump_json(job) + "\n")
     process.stdin.flush()
-    answer = json.loads(process.stdout.readline())
+    answer = parse_json(process.stdout.readline())
   except (OSError, ValueError):
     return _scan_here(job)
   if "error" in answer:
@@ -401,10 +400,10 @@ def _serve() -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that asks
   for line in sys.stdin:
     try:
-      answer: dict[str, Any] = {"rows": _scan_here(json.loads(line)).tolist()}
+      answer: dict[str, Any] = {"rows": _scan_here(parse_json(line)).tolist()}
     except UserError as error:
       answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
+    print(dump_json(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ the arrays are, and a fingerprint of the files that they were made from. It appe
 all (a rename of a finished folder), and is never changed afterwards.
 """
 
-import json
 import logging
 import math
 import os
@@ -18,6 +17,8 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+
+from jaxspeed.files import dump_json, new_folder, parse_json
 
 _log = logging.getLogger("jaxspeed")
 
@@ -121,7 +122,6 @@ def write(
   Raises:
     OSError: it cannot be written, or an entry is there already.
   """
-  partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
   manifest: dict[str, Any] = {
     "format": _FORMAT,
     "about": dict(about),
@@ -132,24 +132,19 @@ def write(
     },
   }
   manifest["crc32"] = _crc32_of(manifest)
-  try:
-    partial.mkdir(parents=True)
+  with new_folder(folder) as partial:
     for name, array in arrays.items():
       np.save(partial / f"{name}.npy", array, allow_pickle=False)
-    (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    os.replace(partial, folder)
-  except OSError:
-    shutil.rmtree(partial, ignore_errors=True)
-    raise
+    (partial / _MANIFEST).write_text(dump_json(manifest, indent=2), encoding="utf-8")
 
 
 def _crc32_of(manifest: Mapping[str, Any]) -> int:
   content = {key: value for key, value in manifest.items() if key != "crc32"}
-  return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+  return zlib.crc32(dump_json(content, sort_keys=True).encode())
 
 
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
-  manifest = json.loads(path.read_text(encoding="utf-8"))
+  manifest = parse_json(path.read_bytes(), dict[str, Any])
   if manifest["crc32"] != _crc32_of(manifest):
     raise ValueError(f"{path.name} does not fit its checksum")
   if manifest["format"] != _FORMAT:

@@ -11,7 +11,6 @@ of TFDS 4.9's core/splits.py and core/naming.py (names of shards).
 import dataclasses
 import functools
 import io
-import json
 import pathlib
 import re
 import struct
@@ -23,6 +22,7 @@ from jaxtyping import Int32, UInt8, UInt32
 from PIL import Image
 
 from jaxspeed.errors import UserError
+from jaxspeed.files import load_json
 
 # Castagnoli's polynomial, its bits reversed.
 _POLYNOMIAL = np.uint32(0x82F63B78)
@@ -88,7 +88,7 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
   """
   path = folder / "dataset_info.json"
   try:
-    info = json.loads(path.read_text(encoding="utf-8"))
+    info = load_json(path)
     name, file_format = info["name"], info.get("fileFormat", "tfrecord")
     shards = {split["name"]: _shards(folder, name, split) for split in info.get("splits", ())}
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())

@@ -11,7 +11,6 @@ and the quality alone: a run that was killed is started again and ends in the sa
 
 import dataclasses
 import io
-import json
 import math
 import os
 import pathlib
@@ -36,7 +35,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import open_regular
+from jaxspeed.files import dump_json, load_json, open_regular
 
 # libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
 # where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
@@ -198,10 +197,10 @@ def _keep_settings(folder: pathlib.Path, quality: int) -> None:
   for each in (folder, path.parent):
     finished_files(each)
   try:
-    stored = json.loads(path.read_text(encoding="utf-8"))["quality"]
+    stored = load_json(path)["quality"]
   except FileNotFoundError:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [json.dumps({"quality": quality}).encode()])
+    write_whole(path, [dump_json({"quality": quality}).encode()])
   except (ValueError, KeyError, TypeError) as error:
     raise UserError(f"{path} is damaged ({error}): remove it and run again.") from error
   else:

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import os
 import pathlib
 import re
@@ -40,7 +39,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
+from jaxspeed.files import dump_json, open_regular
 
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
@@ -176,8 +175,8 @@ def _keep_settings(
   }
   if not path.exists():
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [json.dumps(settings).encode()])
-  elif path.read_text(encoding="utf-8") != json.dumps(settings):
+    write_whole(path, [dump_json(settings).encode()])
+  elif path.read_text(encoding="utf-8") != dump_json(settings):
     raise UserError(
       f"{folder} holds shards of other images or of another number: remove it, or name another "
       "--name."
@@ -355,7 +354,7 @@ def _write_info(
     ("features.json", _features(len(class_names))),
     ("dataset_info.json", info),
   ):
-    write_whole(folder / file, [json.dumps(content, indent=2).encode()])
+    write_whole(folder / file, [dump_json(content, indent=2).encode()])
 
 
 def _features(classes: int) -> dict[str, Any]:

@@ -13,16 +13,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from jaxspeed.errors import UserError
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
+from jaxspeed.files import TEMPORARY, try_lock, write_atomically
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-
-_TEMPORARY = ".jaxspeed-"
 
 
 def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
@@ -56,19 +50,10 @@ def holding(folder: pathlib.Path) -> Iterator[None]:
   """
   with writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  if fcntl is None:
-    yield
-    return
   descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
+  if not try_lock(descriptor):
     os.close(descriptor)
-    raise UserError(
-      f"{folder} is being written by another jaxspeed.prepare: wait for it."
-    ) from None
-  except OSError:
-    pass  # a file system without locks
+    raise UserError(f"{folder} is being written by another jaxspeed.prepare: wait for it.")
   try:
     yield
   finally:
@@ -77,16 +62,8 @@ def holding(folder: pathlib.Path) -> Iterator[None]:
 
 def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
   """Writes a file under a temporary name in its folder and renames it."""
-  # Short, for originals whose names are as long as names can be; and one a process.
-  temporary = os.path.join(os.path.dirname(path), f"{_TEMPORARY}{os.getpid()}")
-  try:
-    with open(temporary, "wb") as file:
-      file.writelines(content)
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      os.unlink(temporary)
-    raise
+  # A million files: what a power failure loses is made again.
+  write_atomically(path, content, sync=False)
 
 
 def finished_files(folder: str | os.PathLike[str]) -> set[str]:
@@ -96,7 +73,7 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
   except FileNotFoundError:
     return set()
   for name in names:
-    if name.startswith(_TEMPORARY):
+    if name.startswith(TEMPORARY):
       os.unlink(os.path.join(folder, name))
   return set(names)
 

@@ -18,10 +18,10 @@ import tiny_sets
 from absl import flags
 from PIL import Image, ImageOps
 
+from jaxspeed import files
 from jaxspeed import prepare as prepare_lib
 from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
-from jaxspeed.data.prepare import writing
 from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize, write_index
 from jaxspeed.data.prepare.shards import checksums, write_shards
 from jaxspeed.data.prepare.writing import holding, in_processes
@@ -434,9 +434,9 @@ def full_after(monkeypatch, writes):
   real = open
 
   def fake(path, mode="r", **options):
-    return File(path, mode) if mode == "wb" else real(path, mode, **options)
+    return File(path, mode, **options) if mode == "wb" else real(path, mode, **options)
 
-  monkeypatch.setattr(writing, "open", fake, raising=False)
+  monkeypatch.setattr(files, "open", fake, raising=False)
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch):

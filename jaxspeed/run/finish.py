@@ -1,0 +1,144 @@
+"""The end of a run: its result, DAWNBench's entry, and what makes neither of them."""
+
+import datetime
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxspeed.cluster import processes
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.dawnbench import write_dawnbench
+from jaxspeed.records.provenance import describe_device, versions
+from jaxspeed.records.results import read_result, result_row, write_result
+from jaxspeed.records.statistics import SKIPPED
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import TrainState
+
+Row = Mapping[str, Any]
+
+
+def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+  """What result.json of a run holds, where process 0 finds the run finished. All must call it.
+
+  Args:
+    folder: of the run.
+    config: resolved.
+
+  Raises:
+    UserError: it is damaged, or the result of another config.
+  """
+  found = None
+  with processes.together("reading the result"):
+    if processes.is_primary():
+      found = _result_of(folder, config)
+  # Of a run that is just being finished, some processes might see the result and some not.
+  if not processes.gather(int(found is not None))[0]:
+    return None
+  with processes.together("reading the result"):
+    found = found or _result_of(folder, config)
+    if found is None:
+      raise UserError(f"{folder / 'result.json'} is not seen by {processes.whoami()}: start again.")
+  return found
+
+
+def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+  result = read_result(folder, several=config.runs > 1)
+  if result is None:
+    return None
+  try:
+    rows = stored.differences(ConfigDict(result["config"]), ConfigDict(stored.to_dict(config)))
+  except (TypeError, ValueError):  # names of fields that no config can have
+    rows = ["config"]
+  if rows:
+    raise UserError(
+      f"{folder / 'result.json'} is the result of another config ({rows[0].strip()}"
+      f"{', ...' if len(rows) > 1 else ''}): move it away, and the same command writes it anew "
+      "from the newest checkpoint."
+    )
+  return result
+
+
+def reaches_target(row: Row, config: ConfigDict) -> bool:
+  """Whether the evaluation of an epoch, where there was one, reached the target."""
+  reached = row.get(f"eval_{config.target_metric}")
+  return reached is not None and reached >= config.target
+
+
+def finish(
+  folder: pathlib.Path,
+  job: Job,
+  rows: list[dict[str, Any]],
+  state: TrainState,
+  clock: Clock,
+  *,
+  benchmark: str,
+) -> dict[str, Any]:
+  """The result row of a run that has come to its end; process 0 writes it to result.json.
+
+  Args:
+    folder: of the run.
+    job: of the run.
+    rows: of its epochs.
+    state: after the last step, saved.
+    clock: of the run.
+    benchmark: DAWNBench's name of the data set; '' where it has none.
+
+  Raises:
+    UserError: the epochs' last row is missing, or float16 has let no step be taken.
+  """
+  config, step = job.config, int(state.step)
+  if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
+    raise UserError(
+      f"{folder / 'metrics.jsonl'} has no row of the last step, {step}: put the file back, or "
+      f"remove {folder / 'checkpoints' / str(step)}, and the same command trains again from the "
+      "checkpoint before it."
+    )
+  last = rows[-1]
+  first = next((row for row in rows if reaches_target(row, config)), None)
+  row = result_row(
+    config=stored.to_dict(config),
+    evaluated_on=config.tune_on,
+    evaluated_weights=job.plan.evaluated_weights(step),
+    top1=last["eval_top1"],
+    top5=last["eval_top5"] if config.data.classes > 5 else None,
+    seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
+    seed=config.seed,
+  )
+  if state.loss_scale is not None:
+    skipped = int(state.loss_scale.skipped)
+    if skipped >= step:
+      raise UserError(
+        f"all {step} steps of the run were skipped, as their float16 gradients overflowed: there "
+        "is no result; set --config.loss_scale=0, which finds the scale by itself."
+      )
+    row[SKIPPED] = {"number": skipped, "share": skipped / step}
+  if processes.is_primary():
+    write_result(folder, [row], cost_per_hour=config.cost_per_hour)
+    if config.tune_on == "test" and benchmark:
+      _write_dawnbench(folder, config, rows, benchmark)
+  return row
+
+
+def _write_dawnbench(
+  folder: pathlib.Path, config: ConfigDict, rows: list[dict[str, Any]], benchmark: str
+) -> None:
+  """DAWNBench's entry, which is of the test set of one of its two data sets."""
+  write_dawnbench(
+    folder / "dawnbench",
+    task=benchmark,
+    epochs=rows,
+    author=config.records.author,
+    author_email=config.records.author_email,
+    model=f"ResNet-{config.model.depth}" if config.model.name == "resnet" else config.model.name,
+    hardware=describe_device(),
+    framework=f"JAX {jax.__version__}",
+    cost_per_hour=config.cost_per_hour,
+    code_url=config.records.code_url,
+    misc={"config": stored.to_dict(config), "versions": versions()},
+    timestamp=datetime.date.today(),
+  )

@@ -1,0 +1,221 @@
+"""A run's folder: whose it is, what lies in it, and what is left of a start that was refused."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from jaxspeed.cluster.folder_lock import LOCK, OWNER, OWNER_LOCK, Fence
+from jaxspeed.cluster.signals import Stopped
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+from jaxspeed.files import TEMPORARY
+
+CONFIG = "config.json"
+_FILES = (CONFIG, "metrics.jsonl", "classes.json", "result.json", OWNER, OWNER_LOCK, LOCK)
+_FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
+# What a start leaves that was killed before it wrote its config, and a new disk is born with.
+_TRACES = (OWNER, OWNER_LOCK, LOCK, "lost+found")
+# What the config of a run has, whatever the version.
+_GROUPS = ("checkpoint", "data", "model", "optimizer", "schedule")
+# Folders whose own folders are classes of images.
+_SPLITS = ("train", "val", "validation", "test")
+_SHOWN = 3  # names of foreign files
+
+
+class RunFolder:
+  """The folder of a run, taken for this start; `taken` makes it.
+
+  Attributes:
+    path: of the folder.
+    fence: around it.
+  """
+
+  def __init__(self, path: pathlib.Path, fence: Fence, *, is_new: bool) -> None:
+    self.path = path
+    self.fence = fence
+    self._is_new = is_new
+
+  def begun(self) -> None:
+    """Says that a step was taken: from now on the folder stays, whatever happens."""
+    self._is_new = False
+
+  def close(self, *, refused: bool) -> None:
+    """Gives the folder back.
+
+    Args:
+      refused: removes what this start wrote to a folder in which no step was taken.
+    """
+    if refused and self._is_new:
+      for folder in (*_subfolders(self.path), self.path):
+        # What a start writes before its first step is done.
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        for name in (CONFIG, "classes.json", "metrics.jsonl"):
+          with contextlib.suppress(OSError):
+            (folder / name).unlink()
+        if folder != self.path:
+          _remove_empty([folder])
+      self.fence.close(erase=True)
+    else:
+      self.fence.close()
+
+
+@contextlib.contextmanager
+def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[RunFolder]:
+  """Makes a run's folder where it is missing, and takes it for this start.
+
+  Where the block fails before the first step of a new run, what was made is removed.
+
+  Args:
+    workdir: the folder.
+    data_path: `config.data.path`.
+
+  Raises:
+    UserError: the folder holds something else, another job has it, or it cannot be written.
+  """
+  path = _local(workdir)
+  _refuse_among_data(path, data_path)
+  is_new = look(path)
+  made = make(path)
+  try:
+    folder = RunFolder(path, Fence(path), is_new=is_new)
+  except BaseException:
+    _remove_empty(made)
+    raise
+  try:
+    yield folder
+  except BaseException as error:
+    folder.close(refused=not isinstance(error, Stopped))
+    _remove_empty(made)
+    raise
+  folder.close(refused=False)
+
+
+def look(path: pathlib.Path) -> bool:
+  """Whether a folder holds no run yet, and nothing else either; it need not be there.
+
+  Raises:
+    UserError: it holds files that are no run's, or what a run writes has another kind.
+  """
+  try:
+    names = sorted(os.listdir(path))
+  except FileNotFoundError:
+    return True
+  except (OSError, ValueError) as error:
+    raise _unusable(path, error) from error
+  if CONFIG not in names:
+    foreign = [name for name in names if not _is_trace(path / name)]
+    if foreign:
+      shown = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
+      raise UserError(
+        f"{path} is not empty and holds no run, which has a {CONFIG} ({shown}): choose another "
+        "--workdir; nothing was written."
+      )
+  for name in names:
+    if (name in _FILES and not (path / name).is_file()) or (
+      name in _FOLDERS and not (path / name).is_dir()
+    ):
+      kind = "file" if name in _FILES else "folder"
+      raise UserError(
+        f"{path / name} is no {kind}, as which a run writes it: move it away, or choose another "
+        "--workdir."
+      )
+  if CONFIG not in names:
+    return True
+  config = stored.load(path / CONFIG)
+  if missing := [name for name in _GROUPS if name not in config]:
+    raise UserError(
+      f"{path / CONFIG} is not the config of a run of jaxspeed.train (it has no {missing[0]}): "
+      "choose another --workdir; nothing was written."
+    )
+  for folder in _subfolders(path):
+    look(folder)
+  return False
+
+
+def make(path: pathlib.Path) -> list[pathlib.Path]:
+  """Makes a folder with its parents, and makes sure that it can be written.
+
+  Returns:
+    What was made, the outermost first.
+
+  Raises:
+    UserError: it cannot be made or written; nothing is left of it.
+  """
+  missing: list[pathlib.Path] = []
+  for each in (path, *path.parents):
+    if os.path.lexists(each):
+      break
+    missing.insert(0, each)
+  made = []
+  try:
+    for each in missing:
+      # Another start may have been faster.
+      with contextlib.suppress(FileExistsError):
+        each.mkdir()
+        made.append(each)
+    with tempfile.TemporaryFile(dir=path):
+      pass
+  except (OSError, ValueError) as error:
+    _remove_empty(made)
+    raise _unusable(path, error) from error
+  return made
+
+
+def _unusable(path: pathlib.Path, error: Exception) -> UserError:
+  reason = error.strerror if isinstance(error, OSError) else error
+  return UserError(
+    f"workdir {path} cannot be created or written ({reason}): choose another --workdir"
+  )
+
+
+def _local(workdir: str | os.PathLike[str]) -> pathlib.Path:
+  if "://" in str(workdir):
+    raise UserError(f"workdir {workdir} is no local folder: mount the bucket and name the folder")
+  path = pathlib.Path(workdir)
+  try:
+    os.fspath(path.absolute()).encode()
+  except UnicodeEncodeError:
+    # Orbax and TensorBoard take no other names.
+    raise UserError(
+      f"workdir {ascii(os.fspath(path))} has a name that is not UTF-8: choose another --workdir"
+    ) from None
+  return path
+
+
+def _refuse_among_data(path: pathlib.Path, data_path: str) -> None:
+  """Refuses a folder whose files would lie among the data, or be taken for a class of images."""
+  if not data_path:
+    return
+  try:
+    folder, data = path.resolve(), pathlib.Path(data_path).resolve()
+  except (OSError, RuntimeError, ValueError):  # a circle of links
+    return
+  if folder == data or any(folder.is_relative_to(data / split) for split in _SPLITS):
+    raise UserError(
+      f"workdir {path} lies where the data is (config.data.path={data_path}): choose another "
+      "--workdir."
+    )
+
+
+def _is_trace(path: pathlib.Path) -> bool:
+  """Whether a file says nothing of whose a folder is: it can be written over, or holds nothing."""
+  name = path.name
+  if name in _FOLDERS:  # a disk of its own perhaps
+    with contextlib.suppress(OSError):
+      return not os.listdir(path)
+  return name in _TRACES or name.startswith(TEMPORARY)
+
+
+def _subfolders(path: pathlib.Path) -> list[pathlib.Path]:
+  """The folders of the runs that a config with several has."""
+  found = (each for each in path.glob("run_*") if each.name[4:].isdecimal())
+  return sorted(each for each in found if each.is_dir())
+
+
+def _remove_empty(made: list[pathlib.Path]) -> None:
+  for each in reversed(made):
+    with contextlib.suppress(OSError):
+      each.rmdir()

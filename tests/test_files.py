@@ -1,0 +1,286 @@
+"""Files that are whole or not there, under names that nobody can guess; JSON that is checked."""
+
+import ast
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from jaxspeed import files
+from jaxspeed.errors import UserError
+from jaxspeed.files import (
+  TEMPORARY,
+  dump_json,
+  load_json,
+  new_folder,
+  open_locked,
+  parse_json,
+  read_json,
+  try_lock,
+  write_atomically,
+)
+
+PACKAGE = pathlib.Path(files.__file__).parent
+
+
+# Written whole
+
+
+@pytest.mark.parametrize("content", ["héllo\n", b"h\xc3\xa9llo\n", [b"h\xc3\xa9", b"llo\n"]])
+@pytest.mark.parametrize("sync", [True, False])
+def test_text_bytes_and_parts(tmp_path, content, sync):
+  write_atomically(tmp_path / "a.txt", "old")
+  write_atomically(tmp_path / "a.txt", content, sync=sync)
+  assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "héllo\n"
+  assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_only_what_is_to_last_waits_for_the_disk(tmp_path, monkeypatch):
+  synced = []
+  monkeypatch.setattr(os, "fsync", synced.append)
+  write_atomically(tmp_path / "a", "a", sync=False)
+  assert synced == []
+  write_atomically(tmp_path / "a", "a")
+  assert len(synced) == 1
+
+
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_permissions_are_those_of_any_new_file(tmp_path, mask, mode):
+  before = os.umask(mask)
+  try:
+    write_atomically(tmp_path / "a", "a")
+  finally:
+    os.umask(before)
+  assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
+  (tmp_path / "victim").write_text("precious")
+  monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+  (tmp_path / f"{TEMPORARY}guessed").symlink_to("victim")
+  with pytest.raises(FileExistsError):
+    write_atomically(tmp_path / "a", "a")
+  assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "a").exists()
+
+
+def test_names_are_not_to_be_guessed(tmp_path):
+  seen = set()
+  for _ in range(3):
+    with new_folder(tmp_path / "a") as partial:
+      seen.add(partial.name)
+      assert partial.parent == tmp_path and str(os.getpid()) != partial.name[len(TEMPORARY) :]
+    (tmp_path / "a").rmdir()
+  assert len(seen) == 3 and all(len(name) == len(TEMPORARY) + 16 for name in seen)
+
+
+def test_a_failure_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "folder" / "kept").touch()
+  with pytest.raises(IsADirectoryError) as error:
+    write_atomically(tmp_path / "folder", "a")
+  assert error.value.filename == str(tmp_path / "folder")
+  with pytest.raises(FileNotFoundError) as error:
+    write_atomically(tmp_path / "none" / "a", "a")
+  assert error.value.filename == str(tmp_path / "none" / "a")
+
+  def broken():
+    yield b"half"
+    raise OSError(5, "Input/output error", "the source")
+
+  with pytest.raises(OSError) as error:
+    write_atomically(tmp_path / "b", broken())
+  assert error.value.filename == "the source"
+  assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+  with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "deep" / "a") as partial:
+    (partial / "b").write_text("half")
+    raise ZeroDivisionError
+  assert list((tmp_path / "deep").iterdir()) == []
+  with new_folder(tmp_path / "deep" / "a") as partial:
+    (partial / "b").write_text("whole")
+    assert not (tmp_path / "deep" / "a").exists()
+  with pytest.raises(OSError), new_folder(tmp_path / "deep" / "a") as partial:
+    (partial / "b").write_text("a second one")
+  assert (tmp_path / "deep" / "a" / "b").read_text() == "whole"
+  assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a"]
+
+
+# Locks
+
+
+def test_a_lock_has_one_holder(tmp_path):
+  first = open_locked(tmp_path / "lock")
+  assert first is not None and open_locked(tmp_path / "lock") is None
+  with open(tmp_path / "lock") as other:
+    assert not try_lock(other.fileno())
+  os.close(first)
+  second = open_locked(tmp_path / "lock")
+  assert second is not None
+  os.close(second)
+
+
+def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+  path, tries = tmp_path / "lock", []
+
+  def removed_before(descriptor):
+    tries.append(descriptor)
+    if len(tries) == 1:
+      path.unlink()
+    return True
+
+  monkeypatch.setattr(files, "try_lock", removed_before)
+  descriptor = open_locked(path)
+  assert descriptor is not None and len(tries) == 2
+  assert os.path.samestat(os.fstat(descriptor), path.stat())
+  os.close(descriptor)
+
+
+# JSON
+
+
+@dataclasses.dataclass
+class Row:
+  step: Annotated[int, Field(ge=1)]
+  loss: float | None
+
+
+@dataclasses.dataclass
+class Entry:
+  name: str
+  sizes: dict[str, tuple[int, int]]
+  rows: list[Row]
+  done: bool = False
+
+
+GOOD = {"name": "a", "sizes": {"b": [1, 2]}, "rows": [{"step": 1, "loss": 2}], "more": 1}
+
+
+@pytest.mark.parametrize(
+  "value, words",
+  [
+    ([], "Input should be an object"),
+    (None, "Input should be an object"),
+    ({}, "name: Field required"),
+    (GOOD | {"done": 1}, "done: Input should be a valid boolean"),
+    (GOOD | {"name": None}, "name: Input should be a valid string"),
+    (GOOD | {"sizes": []}, "sizes: Input should be an object"),
+    (GOOD | {"sizes": {"b": [1]}}, "sizes.b.1: Field required"),
+    (GOOD | {"sizes": {"b": [1, "2"]}}, "sizes.b.1: Input should be a valid integer"),
+    (GOOD | {"sizes": {"b": 3}}, "sizes.b: Input should be a valid array"),
+    (GOOD | {"sizes": {"\n\u2028": 3}}, "sizes.\\n\\u2028: Input should be"),
+    (GOOD | {"rows": {}}, "rows: Input should be a valid array"),
+    (GOOD | {"rows": [{"step": True, "loss": None}]}, "rows.0.step: Input should be a valid int"),
+    (GOOD | {"rows": [{"step": 1.0, "loss": None}]}, "rows.0.step: Input should be a valid int"),
+    (GOOD | {"rows": [{"step": 0, "loss": None}]}, "rows.0.step: Input should be greater than"),
+    (GOOD | {"rows": [{"step": 1}]}, "rows.0.loss: Field required"),
+    (GOOD | {"rows": [{"step": 1, "loss": "x"}]}, "rows.0.loss: Input should be a valid number"),
+  ],
+)
+def test_a_value_of_another_type_is_named(value, words):
+  with pytest.raises(ValueError) as error:
+    parse_json(json.dumps(value), Entry)
+  assert str(error.value).startswith(words)
+
+
+def test_a_value_of_the_type_comes_as_it_is_written():
+  for value in (GOOD, GOOD | {"done": True}):
+    found = parse_json(json.dumps(value), Entry)
+    assert found == value and repr(found["rows"][0]["loss"]) == "2"
+
+
+@pytest.mark.parametrize(
+  "text, reason",
+  [
+    ("", "it is no JSON: Expecting value in line 1"),
+    ('{"a": 1,\n "b"', "it is no JSON: Expecting ':' delimiter in line 2"),
+    ("{} {}", "it is no JSON: Extra data in line 1"),
+    ("[NaN]", "NaN is no number of JSON"),
+    ('{"a": -Infinity}', "-Infinity is no number of JSON"),
+    ("[1e999]", "1e999 is too large a number"),
+    ("[" + "9" * 5000 + "]", "9" * 20 + " is too large a number"),
+    ("[9223372036854775809]", "9223372036854775809 is too large a number"),
+    ("[" * 100_000, "it is nested too deeply"),
+    ("[" * 65 + "]" * 65, "it is nested too deeply"),
+    (b'"\xff"', "it is no text in UTF-8"),
+    (b'"\x00"', "it is no JSON: Invalid control character at in line 1"),
+  ],
+)
+def test_what_is_no_strict_json(text, reason):
+  with pytest.raises(ValueError) as error:
+    parse_json(text)
+  assert str(error.value) == reason
+
+
+def test_what_json_may_hold():
+  assert parse_json("[" * 64 + "]" * 64) is not None
+  assert parse_json('{"a": [1, -2.5e-3, null, true, "\\u2028"]}') == {
+    "a": [1, -2.5e-3, None, True, "\u2028"]
+  }
+  for value in (float("nan"), [float("inf")], {"a": -float("inf")}):
+    with pytest.raises(ValueError):
+      dump_json(value)
+
+
+def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path):
+  path = tmp_path / "a.json"
+  assert read_json(path, Entry, "delete it") is None
+  with pytest.raises(FileNotFoundError):
+    load_json(path)
+  for content, reason in ((b"{}", "name: Field required"), (b"\xff\xfe", "it is no text in UTF-8")):
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+      read_json(path, Entry, "delete it")
+    assert str(error.value) == f"{path} cannot be used ({reason}): delete it."
+
+
+def test_only_regular_files_are_read(tmp_path, monkeypatch):
+  (tmp_path / "folder").mkdir()
+  os.mkfifo(tmp_path / "pipe")
+  (tmp_path / "loop").symlink_to("loop")
+  (tmp_path / "large").write_bytes(b"[" + b" " * 100 + b"]")
+  monkeypatch.setattr(files, "_MOST_BYTES", 101)
+  words = {
+    "folder": "it is no regular file",
+    "pipe": "it is no regular file",
+    "loop": "Too many levels of symbolic links",
+    "large": "it has 102 bytes",
+  }
+  # A reader that waits for a pipe's writer must not take the whole suite with it.
+  found: dict[str, str] = {}
+
+  def read_all():
+    for name in words:
+      try:
+        found[name] = load_json(tmp_path / name, Any)
+      except ValueError as error:
+        found[name] = str(error)
+
+  thread = threading.Thread(target=read_all, daemon=True)
+  thread.start()
+  thread.join(20)
+  assert found == words
+
+
+# One place
+
+
+def calls(name):
+  """Where the package calls a function of such a dotted name."""
+  for path in sorted(PACKAGE.rglob("*.py")):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+        yield f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+  "name", ["json.dumps", "json.dump", "json.loads", "json.load", "fcntl.flock", "os.fsync"]
+)
+def test_it_is_done_in_one_place(name):
+  assert [place for place in calls(name) if not place.startswith("files.py:")] == []
