@@ -1,11 +1,10 @@
 """Names of classes: in a user's text file, in a run's folder, and the rule that all lists keep."""
 
-import json
 import pathlib
 from collections.abc import Sequence
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular, write_atomically
+from jaxspeed.files import dump_json, load_json, open_regular, write_atomically
 
 # In a run's folder: a list in JSON, in which a name may hold any character.
 STORED = "classes.json"
@@ -63,7 +62,7 @@ def store_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
   Raises:
     OSError: they cannot be written.
   """
-  write_atomically(folder / STORED, json.dumps(list(names), indent=2) + "\n")
+  write_atomically(folder / STORED, dump_json(list(names), indent=2) + "\n")
 
 
 def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
@@ -78,18 +77,15 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   """
   path = folder / STORED
   try:
-    with open_regular(path) as file:
-      names = json.loads(file.read(_MOST_BYTES))
+    names = load_json(path, list[str])
   except FileNotFoundError:
     raise UserError(
       f"{path} is missing: it holds the names of the run's {classes} classes as a list in JSON; "
       "put it back, or write it."
     ) from None
-  except (OSError, ValueError, RecursionError) as error:
+  except (OSError, ValueError) as error:
     reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{path} cannot be read as a list in JSON ({reason}).") from None
-  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-    raise UserError(f"{path} holds no list of names in JSON.")
+    raise UserError(f"{path} holds no list of names in JSON ({reason}).") from None
   if len(names) != classes:
     raise UserError(
       f"{path} names {len(names)} classes, and the run's model tells {classes} apart: put the "
