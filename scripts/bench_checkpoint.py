@@ -63,7 +63,7 @@ def main() -> None:
     mask=np.ones(n, bool),
   )
   batch, mirror = mesh_lib.split((batch, np.zeros(n, bool)), mesh)
-  table = mesh_lib.replicate(plan.table32(), mesh)
+  table = mesh_lib.replicate(plan.table_in(np.float32), mesh)
   state = jax.jit(on_mesh(init_state, job))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
   carry = mesh_lib.replicate(Carry(state, Sums.zero()), mesh)
   program = compile_program(

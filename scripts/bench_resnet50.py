@@ -161,7 +161,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
     mask=jnp.ones((shape.batch,), bool),
   )
   batch = jax.device_put(batch, mesh_lib.sharded(mesh))
-  table = mesh_lib.replicate(job.plan.table32(), mesh)
+  table = mesh_lib.replicate(job.plan.table_in(jnp.float32), mesh)
   arguments = (batch, batch.mask, table)
   function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
   program = compile_program(

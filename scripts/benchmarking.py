@@ -72,13 +72,18 @@ def matrix_product_tflops(
   import jax
   import jax.numpy as jnp
 
-  from jaxspeed.devices.precision import DTYPES
+  from jaxspeed.devices import precision as formats
 
   size = size or (512 if jax.default_backend() == "cpu" else 8192)
   keys = jax.random.split(jax.random.key(0))
   a, b = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
-  a, b = a.astype(DTYPES[precision]), b.astype(DTYPES[precision])
-  multiply = jax.jit(jnp.matmul)
+  a, b = (x.astype(formats.DTYPES[precision]) for x in (a, b))
+
+  @jax.jit
+  def multiply(a, b):
+    with formats.products(precision):
+      return jnp.matmul(a, b)
+
   seconds = []
   for _ in range(repeats + 1):
     start = time.perf_counter()

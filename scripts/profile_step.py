@@ -235,7 +235,7 @@ def noise(program: StepProgram, job: Job) -> tuple[Any, ...]:
   else:
     order = fill(order, 2)
   carry = Carry(state, mesh_lib.replicate(Sums.zero(), job.mesh))
-  return carry, batch, order, mesh_lib.replicate(job.plan.table32(), job.mesh)
+  return carry, batch, order, mesh_lib.replicate(job.plan.table_in(np.float32), job.mesh)
 
 
 def record(program: StepProgram, arguments: tuple[Any, ...], folder: str, *, calls: int) -> float:

@@ -16,6 +16,7 @@ if "JAXSPEED_COMPILE_CACHE" not in os.environ:
   atexit.register(shutil.rmtree, os.environ["JAXSPEED_COMPILE_CACHE"], ignore_errors=True)
 
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -34,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   long = {item.path for item in items if item.get_closest_marker("slow")}
   long |= {item.path for item in items if item.path.stem.removeprefix("test_") in LONG}
   items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+  """JAX with its 64-bit types, as a run of precision float64 has them."""
+  from jaxspeed.devices import precision
+
+  with precision.wide_enough("float64"):
+    yield
 
 
 @pytest.fixture

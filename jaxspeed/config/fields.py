@@ -288,8 +288,9 @@ class Config(Group):
   """images of a batch on all devices together"""
   accumulate: Annotated[int, Field(ge=1, le=65_536)] = 1
   """parts of a device's batch, one after the other, each with its own norms"""
-  precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-  """auto: the fastest that the device has"""
+  precision: Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"] = "auto"
+  """auto: the fastest that the device has; tf32: float32 whose products GPUs round to TF32;
+  float64: on CPUs, to compare programs"""
   loss_scale: Annotated[float, Field(ge=0, le=1e38)] = 0.0
   """factor on the loss in float16; 0: as large as it will go"""
   label_smoothing: kinds.Share = 0.0

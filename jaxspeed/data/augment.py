@@ -5,8 +5,11 @@ same crop, jitter, cutout and cutmix on one device as on eight. Whether it is mi
 the batch (`feed`): that may depend on the epoch and on the image's place in the set.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
 
 
@@ -28,11 +31,12 @@ def crop_and_flip(
   Equal to reflect-pad by p, crop at (p + offset_y, p + offset_x), mirror left to right.
   """
   n, h, w, _ = images.shape
-  rows = reflect_index(jnp.arange(h) + offset_y[:, None], h)
-  columns = jnp.where(flip[:, None], jnp.arange(w)[::-1], jnp.arange(w))
+  places = functools.partial(jnp.arange, dtype=jnp.int32)
+  rows = reflect_index(places(h) + offset_y[:, None], h)
+  columns = jnp.where(flip[:, None], places(w)[::-1], places(w))
   columns = reflect_index(columns + offset_x[:, None], w)
   # mode: every index is in bounds, and XLA need not check.
-  return images.at[jnp.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]].get(
+  return images.at[places(n)[:, None, None], rows[:, :, None], columns[:, None, :]].get(
     mode="promise_in_bounds"
   )
 
@@ -41,18 +45,21 @@ def square_mask(
   top: Int[Array, "n"], left: Int[Array, "n"], size: int, height: int, width: int
 ) -> Bool[Array, "n h w 1"]:
   """True in each image's square of `size` pixels with its corner at (top, left)."""
-  y, x = jnp.arange(height), jnp.arange(width)
+  y, x = jnp.arange(height, dtype=jnp.int32), jnp.arange(width, dtype=jnp.int32)
   in_rows = (y >= top[:, None]) & (y < top[:, None] + size)
   in_columns = (x >= left[:, None]) & (x < left[:, None] + size)
   return (in_rows[:, :, None] & in_columns[:, None, :])[..., None]
 
 
 def normalize(
-  images: UInt8[Array, "n h w c"], mean: tuple[float, ...], std: tuple[float, ...]
+  images: UInt8[Array, "n h w c"],
+  mean: tuple[float, ...],
+  std: tuple[float, ...],
+  dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "n h w c"]:
-  """(pixel - mean) / std in float32; mean and std in units of 0 ... 255."""
-  scale = 1.0 / jnp.asarray(std, jnp.float32)
-  return images.astype(jnp.float32) * scale - jnp.asarray(mean, jnp.float32) * scale
+  """(pixel - mean) / std in `dtype`; mean and std in units of 0 ... 255."""
+  scale = 1.0 / jnp.asarray(std, dtype)
+  return images.astype(dtype) * scale - jnp.asarray(mean, dtype) * scale
 
 
 def draw_uniform(
@@ -62,7 +69,7 @@ def draw_uniform(
 
   One draw for everything: five would be most of what the step takes to compile.
   """
-  whole = jax.random.uniform(key, (rows, global_batch))
+  whole = jax.random.uniform(key, (rows, global_batch), jnp.float32)
   return jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
 
 
@@ -100,8 +107,9 @@ def augment(
   contrast: float,
   mean: tuple[float, ...],
   std: tuple[float, ...],
+  dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "n h w c"]:
-  """Random crop and mirror image, normalisation, colour jitter and cutout, in float32.
+  """Random crop and mirror image, normalisation, colour jitter and cutout, in `dtype`.
 
   Crops come from a border of `crop_padding` reflected pixels, all offsets alike; the square of
   `cutout` pixels lies wholly inside and is set to the mean (davidcpage/cifar10-fast). It comes
@@ -119,6 +127,7 @@ def augment(
     brightness: the most that is added, in standard deviations; see `jitter`.
     contrast: the most by which the factor differs from 1.
     mean, std: of `normalize`.
+    dtype: of the result; random numbers are float32, and so the same in each.
   """
   n, h, w, _ = images.shape
   uniform = draw_uniform(jax.random.wrap_key_data(key), 6, first, n, global_batch)
@@ -132,9 +141,9 @@ def augment(
   elif mirror is not None:
     # Large images, which a gather would take row by row: read twice, in one pass.
     images = jnp.where(mirror[:, None, None, None], images[:, :, ::-1], images)
-  result = normalize(images, mean, std)
+  result = normalize(images, mean, std, dtype)
   if brightness or contrast:
-    result = jitter(result, uniform[4:6], brightness=brightness, contrast=contrast)
+    result = jitter(result, uniform[4:6].astype(dtype), brightness=brightness, contrast=contrast)
   if cutout:
     top, left = to_integers(uniform[2], 0, h - cutout), to_integers(uniform[3], 0, w - cutout)
     result = jnp.where(square_mask(top, left, cutout, h, w), 0.0, result)

@@ -57,12 +57,15 @@ def epoch_order(
       probability 1/2 in the first epoch and then in every other epoch, so that two epochs in a
       row see both of its sides (KellerJordan/cifar10-airbench).
   """
-  index = jax.random.permutation(jax.random.wrap_key_data(purpose_key(key, ORDER, epoch)), images)
+  # Types are named: with JAX's 64-bit ones on, the numbers drawn would be others.
+  index = jax.random.permutation(
+    jax.random.wrap_key_data(purpose_key(key, ORDER, epoch)), jnp.arange(images, dtype=jnp.int32)
+  )
   if flip == "none":
     return Order(index, jnp.zeros((images,), bool))
   drawn_in = epoch if flip == "random" else 0
   bits = jax.random.bernoulli(
-    jax.random.wrap_key_data(purpose_key(key, FLIP, drawn_in)), shape=(images,)
+    jax.random.wrap_key_data(purpose_key(key, FLIP, drawn_in)), jnp.float32(0.5), (images,)
   )
   if flip == "alternating":
     bits = bits ^ (epoch % 2 == 1)

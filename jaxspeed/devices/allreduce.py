@@ -77,11 +77,13 @@ def sum_over_devices(
   """Sums of the devices' gradients and of some small numbers beside them.
 
   Args:
-    gradient: float32 leaves.
-    rest: scalars and statistics, float32 or integers below 2 ** 24 in sum: one more all-reduce.
+    gradient: leaves of one format.
+    rest: scalars and statistics of that format, or integers below 2 ** 24 in sum: one more
+      all-reduce.
     order: positions of the gradient's leaves, first layers first (`layer_order`).
     group_mb: megabytes (1e6 bytes) at which a group is closed; 0: one group.
-    dtype: float32 | bfloat16 | float16, in which gradients travel and are summed.
+    dtype: float32 | bfloat16 | float16, in which gradients travel and are summed; in float32 they
+      do so in their own format.
 
   Returns:
     Both, the same on all devices.
@@ -89,7 +91,8 @@ def sum_over_devices(
   leaves, structure = jax.tree.flatten(gradient)
   # The backward pass has the last layers' gradients first.
   ready = list(reversed(order))
-  wire = precision.DTYPES[dtype]
+  own = leaves[0].dtype
+  wire = own if dtype == "float32" else precision.DTYPES[dtype]
   bytes_of = [leaves[i].size * jnp.dtype(wire).itemsize for i in ready]
   for group in make_groups(bytes_of, group_mb * _MEGABYTE):
     positions = [ready[i] for i in group]
@@ -97,7 +100,7 @@ def sum_over_devices(
     for i, leaf in zip(positions, summed, strict=True):
       leaves[i] = leaf
   small, small_structure = jax.tree.flatten(rest)
-  summed = _sum_flat(small, jnp.float32)
+  summed = _sum_flat(small, own)
   return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(small_structure, summed)
 
 

@@ -1,19 +1,62 @@
 """Which number format the net computes in, and loss scaling where the format needs it.
 
-Parameters, statistics and the loss are float32 everywhere; only activations and the weights that
-convolutions read are cast.
+Parameters, statistics and the loss are in the format of sums (`accumulation`): float32, also beside
+half precision, where only activations and the weights that convolutions read are cast. In float64,
+on CPUs, nothing is smaller: two programs that should agree then do so to 1e-12, whatever code XLA
+writes for the processor.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxspeed.errors import UserError
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+DTYPES: dict[str, Any] = {
+  "float32": jnp.float32,
+  "tf32": jnp.float32,
+  "bfloat16": jnp.bfloat16,
+  "float16": jnp.float16,
+  "float64": jnp.float64,
+}
+
+
+def accumulation(dtype: DTypeLike) -> np.dtype:
+  """The format of parameters, statistics and sums of a net that computes in `dtype`."""
+  return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
+
+
+def products(name: str) -> contextlib.AbstractContextManager[Any]:
+  """A block in which products and convolutions are traced in a precision, backward passes too.
+
+  GPUs from Ampere on multiply float32 numbers of 8 bits less, TF32, unless each product asks for
+  more: in "float32" each does that names no precision of its own; "tf32" takes what the GPU does.
+  """
+  if name == "float32":
+    return jax.default_matmul_precision("highest")
+  return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def wide_enough(name: str) -> Iterator[None]:
+  """A block in which JAX has a precision's types: for "float64" its 64-bit ones, else no change.
+
+  In all threads, as programs are compiled in several; `jax.enable_x64` is of this one only.
+  """
+  before = jax.config.read("jax_enable_x64")
+  jax.config.update("jax_enable_x64", before or name == "float64")
+  try:
+    yield
+  finally:
+    jax.config.update("jax_enable_x64", before)
 
 
 def resolve(name: str, device: jax.Device) -> str:
@@ -23,7 +66,7 @@ def resolve(name: str, device: jax.Device) -> str:
   know no bfloat16; bfloat16 elsewhere.
 
   Raises:
-    UserError: an unknown name.
+    UserError: an unknown name, or float64 anywhere but on a CPU in a `wide_enough` block.
   """
   if name == "auto":
     if device.platform == "cpu":
@@ -33,6 +76,16 @@ def resolve(name: str, device: jax.Device) -> str:
     return "float16" if capability and int(capability[1]) < 8 else "bfloat16"
   if name not in DTYPES:
     raise UserError(f"config.precision={name!r}: choose one of auto, {', '.join(DTYPES)}.")
+  if name == "float64" and device.platform != "cpu":
+    raise UserError(
+      f"config.precision={name!r}: it is for CPUs, and this is a {device.platform.upper()}: choose "
+      "another one, or set JAX_PLATFORMS=cpu in the environment."
+    )
+  if name == "float64" and not jax.config.read("jax_enable_x64"):
+    raise UserError(
+      f"config.precision={name!r}: JAX's 64-bit types are off: set JAX_ENABLE_X64=1 in the "
+      "environment."
+    )
   return name
 
 

@@ -87,7 +87,7 @@ def run_evaluation(
 ) -> tuple[Sums, dict[str, str]]:
   """Sums over the images of an evaluation, and those that could not be read, with the reasons."""
   split = evaluation.split
-  sums = mesh_lib.replicate(Sums.zero(), job.mesh)
+  sums = mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh)
   under_way: collections.deque[Sums] = collections.deque()
   stream = _eval_stream(job, evaluation)
   for host in stream:
@@ -155,7 +155,7 @@ def compile_evaluation(
     size=evaluation.size,
     split=(False, True, False),
   )
-  sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), mesh_lib.replicated(job.mesh))
+  sums = mesh_lib.abstract(Sums.zero(job.accumulation), mesh_lib.replicated(job.mesh))
   batch = abstract_batch(job, batch_size * job.devices, shape)
   return compile_program(function, (variables, batch, sums))
 

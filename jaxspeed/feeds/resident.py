@@ -72,7 +72,7 @@ class ResidentFeed:
     labels = np.random.default_rng(0).integers(job.config.data.classes, size=job.plan.train_images)
     train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), job.mesh))
     state = programs.init.call(key, train.image)
-    carry = Carry(state, mesh_lib.replicate(Sums.zero(), job.mesh))
+    carry = Carry(state, mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh))
     order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
     for program in programs.train.values():
       carry, _ = program.call(carry, train, order, resident.table)

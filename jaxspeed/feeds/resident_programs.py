@@ -80,12 +80,12 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   train_set = batch(plan.train_images)
   group = plan.eval_batch_size * job.devices
   eval_set = batch(math.ceil(plan.eval_images / group) * group)
-  table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
+  table = {name: array(column.shape, job.accumulation) for name, column in plan.table.items()}
   order = Order(array((plan.train_images,), jnp.int32), array((plan.train_images,), jnp.bool_))
 
   init = on_mesh(init_state, job)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
-  carry = Carry(state, mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere))
+  carry = Carry(state, mesh_lib.abstract(Sums.zero(job.accumulation), everywhere))
   arguments = (carry, train_set, order, table)
   options = job.compiler_options(jax.default_backend())
 
@@ -139,5 +139,5 @@ def place(arrays: Arrays, job: Job) -> Resident:
   return Resident(
     train=mesh_lib.replicate(train, job.mesh),
     eval=mesh_lib.replicate(evaluated, job.mesh),
-    table=mesh_lib.replicate(job.plan.table32(), job.mesh),
+    table=mesh_lib.replicate(job.plan.table_in(job.accumulation), job.mesh),
   )

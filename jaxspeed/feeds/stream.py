@@ -47,7 +47,7 @@ class StreamFeed:
     self._sets, self._job = sets, job
     config, plan = job.config, job.plan
     everywhere = mesh_lib.replicated(job.mesh)
-    self._table = mesh_lib.replicate(plan.table32(), job.mesh)
+    self._table = mesh_lib.replicate(plan.table_in(job.accumulation), job.mesh)
     self._evaluations = {
       phase: make_evaluation(
         sets.sets[phase.copies].eval, config, phase, plan.eval_batch_size * job.devices
@@ -61,7 +61,7 @@ class StreamFeed:
       jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8, sharding=everywhere),
     )
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
-    sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere)
+    sums = mesh_lib.abstract(Sums.zero(job.accumulation), everywhere)
     self.carry = Carry(state, sums)
     jobs: dict[Any, Callable[[], Program]] = {}
     for phase in plan.phases:

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.config import families, kinds
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
 from jaxspeed.models.layers.norm import Norm
@@ -104,7 +105,9 @@ class Group(nn.Module):
 
 @families.register("airbench")
 class Airbench(nn.Module):
-  """[n, h, w, 3] to float32 logits [n, classes]; images of 9 pixels and more will do.
+  """[n, h, w, 3] to logits [n, classes] in the `accumulation` format of `dtype`.
+
+  Images of 9 pixels and more will do.
 
   Seven convolutions (ten with `depth` 3): 2x2 whitening filters and their negatives, frozen, with
   a bias; three `Group`s of `widths`; the maximum over what is left of the map, 3x3 of
@@ -148,10 +151,12 @@ class Airbench(nn.Module):
         dtype=self.dtype,
         name=f"group{number}",
       )(x)
-    x = global_max_pool(x).astype(jnp.float32)
+    masters = accumulation(self.dtype)
+    x = global_max_pool(x).astype(masters)
     head = nn.Dense(
       self.classes,
       use_bias=False,
+      param_dtype=masters,
       kernel_init=unit_std_init if self.head_unit_std else dense_init,
       name="head",
     )

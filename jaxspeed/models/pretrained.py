@@ -39,7 +39,7 @@ def load_resnet(
   *,
   head: Literal["keep", "new"] = "keep",
 ) -> dict[str, Any]:
-  """The weights and running statistics of a file, in float32 NumPy arrays.
+  """The weights and running statistics of a file, as NumPy arrays of the dtypes of `variables`.
 
   Args:
     path: a .safetensors file of torchvision's or timm's ResNet, float16 and bfloat16 included.
@@ -66,7 +66,7 @@ def load_resnet(
     for name in sorted(wanted):
       tensor, place = file.get_slice(name), places[name]
       _check_tensor(path, name, tensor, _torch_shape(ours[place].shape))
-      loaded[place] = _from_torch(file.get_tensor(name))
+      loaded[place] = _from_torch(file.get_tensor(name), ours[place].dtype)
   return traverse_util.unflatten_dict(loaded)
 
 
@@ -115,8 +115,8 @@ def _torch_shape(shape):
   return list(shape[::-1])
 
 
-def _from_torch(x):
-  x = x.astype(np.float32)
+def _from_torch(x, dtype):
+  x = x.astype(dtype)
   return np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if x.ndim == 4 else np.ascontiguousarray(x.T)
 
 

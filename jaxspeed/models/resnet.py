@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.config import families, kinds
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
@@ -73,7 +74,7 @@ class Block(nn.Module):
       x = (
         blur_pool(x, strides) if self.blurpool and x.shape[-1] >= 16 else x[:, ::strides, ::strides]
       )
-    kernel = PointwiseKernel(features, self.conv.keywords["kernel_init"], name=conv)(x.shape[-1])
+    kernel = PointwiseKernel(features, name=conv, **self.conv.keywords)(x.shape[-1])
     return PointwiseNorm(name=norm, **fields, **shared)(x, kernel, shortcut)
 
   @nn.compact
@@ -126,7 +127,9 @@ class Stage(nn.Module):
 
 @families.register("resnet")
 class ResNet(nn.Module):
-  """[n, h, w, 3] to float32 logits [n, classes], for images of any size from 1 pixel on.
+  """[n, h, w, 3] to logits [n, classes] in the `accumulation` format of `dtype`.
+
+  Images may have any size from 1 pixel on.
 
   Parameters are stem, stage1 ... stage4 with block1 ..., and head, which the mean over the last
   map feeds. `width` is the number of channels after the stem; a small net is depth 18, width 16.
@@ -169,10 +172,12 @@ class ResNet(nn.Module):
         norm=norm,
       )
       x = Stage(blocks, 1 if number == 1 else 2, block, name=f"stage{number}")(x)
-    x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+    masters = accumulation(self.dtype)
+    x = jnp.mean(x, axis=(1, 2), dtype=masters)
     uniform = _uniform_init(x.shape[-1])
     head = nn.Dense(
       self.classes,
+      param_dtype=masters,
       kernel_init=uniform if self.head_init == "uniform" else nn.initializers.normal(0.01),
       bias_init=uniform,
       name="head",

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 from jaxspeed.config import families, kinds
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
 from jaxspeed.models.layers.conv import Conv, dense_init
 from jaxspeed.models.layers.norm import Norm
@@ -53,8 +54,9 @@ class ConvNorm(nn.Module):
 
 @families.register("resnet9")
 class ResNet9(nn.Module):
-  """Eight convolutions and a linear layer; [n, h, w, 3] to float32 logits [n, classes].
+  """Eight convolutions and a linear layer; [n, h, w, 3] to logits [n, classes].
 
+  Logits are in the `accumulation` format of `dtype`.
   Images of 8 pixels and more will do: three 2x2 pools, then the maximum over what is left,
   which for 32 pixels is the original's 4x4 pool. Batch norm is that of one device.
 
@@ -99,6 +101,9 @@ class ResNet9(nn.Module):
     y = block(8 * self.width, name="layer3_residual1")(x)
     x = x + block(8 * self.width, name="layer3_residual2")(y)
 
-    x = global_max_pool(x).astype(jnp.float32)
-    head = nn.Dense(self.classes, use_bias=False, kernel_init=dense_init, name="head")
+    masters = accumulation(self.dtype)
+    x = global_max_pool(x).astype(masters)
+    head = nn.Dense(
+      self.classes, use_bias=False, param_dtype=masters, kernel_init=dense_init, name="head"
+    )
     return head(x) * self.head_scale

@@ -21,7 +21,7 @@ def norms_together(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leave
   rows = [jnp.pad(x.reshape(-1), (0, -x.size % _ROW)).reshape(-1, _ROW) for x in leaves]
   parts = [jnp.concatenate(rows[i : i + _ARRAYS]) for i in range(0, len(rows), _ARRAYS)]
   sums = jnp.concatenate([jnp.sum(jnp.square(part), axis=1) for part in parts])
-  own = jnp.arange(len(leaves))[:, None] == jnp.asarray(owners)
+  own = jnp.arange(len(leaves), dtype=jnp.int32)[:, None] == jnp.asarray(owners, jnp.int32)
   return jnp.sqrt(jnp.sum(jnp.where(own, sums, 0), axis=1))
 
 

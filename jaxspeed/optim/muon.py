@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.optim.sgd import trace
 
 # As both published recipes: what counts is how fast small singular values grow, not the limit.
@@ -66,12 +67,13 @@ def newton_schulz(
     coefficients: a, b, c.
   """
   a, b, c = coefficients
-  identity = jnp.eye(x.shape[1], dtype=jnp.float32)
+  sums = accumulation(x.dtype)
+  identity = jnp.eye(x.shape[1], dtype=sums)
   for _ in range(NEWTON_SCHULZ_STEPS):
     gram = jnp.matmul(x, x.mT)
-    square = jnp.matmul(gram, gram, preferred_element_type=jnp.float32)
+    square = jnp.matmul(gram, gram, preferred_element_type=sums)
     # a X is in the factor as a I, which saves a pass over the stack.
-    factor = a * identity + b * gram.astype(jnp.float32) + c * square
+    factor = a * identity + b * gram.astype(sums) + c * square
     x = jnp.matmul(factor.astype(x.dtype), x)
   return x
 
@@ -90,7 +92,7 @@ def muon(
   u is the gradient after (Nesterov) momentum, NS is `newton_schulz` in `dtype`; s = sqrt(o) / ||w||
   where the extra argument `renormalize` is 1, else 1. KellerJordan/cifar10-airbench,
   airbench94_muon.py; the decay is hiverge/cifar10-speedrun's. Nothing in it sees the order of a
-  kernel's axes after the first. The momentum is one float32 stack.
+  kernel's axes after the first. The momentum is one stack.
   """
   velocity = trace(momentum, nesterov)
 
@@ -101,7 +103,7 @@ def muon(
     del extra
     weights, structure = jax.tree.flatten(params)
     direction, state = velocity.update(stack_matrices(jax.tree.leaves(updates)), state)
-    # In float32, as squares of small gradients vanish in float16.
+    # Not in `dtype`: squares of small gradients vanish in float16.
     norms, weight_norms = frobenius_norms(direction, stack_matrices(weights))
     unit = (direction / (norms[:, None, None] + epsilon)).astype(dtype)
     directions = unstack_matrices(newton_schulz(unit, coefficients=coefficients), weights)
@@ -109,8 +111,9 @@ def muon(
     kept = 1.0 - learning_rate * decay
     new = []
     for weight, norm, u in zip(weights, weight_norms, directions, strict=True):
-      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + epsilon), 1.0)
-      new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(jnp.float32))
+      # An original adds 1e-7 to this norm, which its float16 rounds away: 1e-30 lets zeros stay.
+      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + 1e-30), 1.0)
+      new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(weight.dtype))
     return jax.tree.unflatten(structure, new), state
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import DTypeLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Plan:
 
   `table` holds columns with one value a step: `learning_rate`, and, where the recipe has them,
   `average_keep` and `average_pull` (`optim.averaging`), `momentum`, `whiten_bias_rate` and
-  `renormalize` (`optim`). The programs take them as float32.
+  `renormalize` (`optim`). The programs take them in the format of sums.
   """
 
   phases: tuple[Phase, ...]
@@ -110,9 +111,9 @@ class Plan:
       seen += epochs * phase.images + within * phase.batch_size
     return seen
 
-  def table32(self) -> dict[str, Float[np.ndarray, "steps"]]:
-    """The table as the programs take it."""
-    return {name: column.astype(np.float32) for name, column in self.table.items()}
+  def table_in(self, dtype: DTypeLike) -> dict[str, Float[np.ndarray, "steps"]]:
+    """The table as programs with sums in `dtype` take it."""
+    return {name: column.astype(dtype) for name, column in self.table.items()}
 
   def kind_of(self, step: int) -> StepKind:
     """The kind of the step with this number, counted from 0."""

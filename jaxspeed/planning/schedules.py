@@ -1,6 +1,6 @@
 """Functions of the step, or of anything that grows: schedules as NumPy computes them once, ahead.
 
-The plan evaluates them on the host in float64 and hands the program a table of float32 values, so
+The plan evaluates them on the host in float64 and hands the program a table of the values, so
 that a change of rate compiles nothing and what the plan prints is what the step uses.
 """
 

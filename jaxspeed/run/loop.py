@@ -201,7 +201,7 @@ class Run:
     with self._measure("init"):
       state = with_pretrained(self._feed.init(self._config.seed), self._job)
       self._carry = jax.block_until_ready(
-        Carry(state, mesh_lib.replicate(Sums.zero(), self._job.mesh))
+        Carry(state, mesh_lib.replicate(Sums.zero(self._job.accumulation), self._job.mesh))
       )
     return 0
 
@@ -317,7 +317,9 @@ class Run:
     self._count_programs()
     for line in (*lines, *self._feed.report(), *self._report_pace(step)):
       self._records.screen.line(line)
-    self._carry = self._carry.replace(sums=mesh_lib.replicate(Sums.zero(), self._job.mesh))
+    self._carry = self._carry.replace(
+      sums=mesh_lib.replicate(Sums.zero(self._job.accumulation), self._job.mesh)
+    )
 
   def _planned(self, step: int) -> dict[str, Any]:
     """What the plan says of the epoch that ends with `step`, and of its last step."""

@@ -43,6 +43,18 @@ def predict(
   """
   config = _for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
+  with precision.wide_enough(config.precision):
+    return _predict_run(folder, config, images, names, step, top)
+
+
+def _predict_run(
+  folder: pathlib.Path,
+  config: ConfigDict,
+  images: Sequence[str],
+  names: Sequence[str],
+  step: int | None,
+  top: int,
+) -> list[Prediction]:
   job, restored = open_run(folder, config, step)
   phase = job.plan.phase_of(restored.step - 1)
   return _predict(job, phase, restored.tree.state.evaluated(), images, names, top)
@@ -72,11 +84,10 @@ def predict_pretrained(
         f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
         f"is {config.data.classes}: name the data set that the weights were trained on, or none."
       )
-  job, variables = open_pretrained(config)
-  phase = job.plan.phases[-1]
-  return _predict(
-    job, phase, variables, images, names or tuple(map(str, range(config.data.classes))), top
-  )
+  names = names or tuple(map(str, range(config.data.classes)))
+  with precision.wide_enough(config.precision):
+    job, variables = open_pretrained(config)
+    return _predict(job, job.plan.phases[-1], variables, images, names, top)
 
 
 def _for_images(config: ConfigDict) -> ConfigDict:
@@ -103,10 +114,10 @@ def _predict(
   batch = np.stack([read_image(path, size, resize, antialias=antialias) for path in images])
 
   def probabilities(variables: Any, batch: Any) -> Any:
-    normal = normalize(batch, config.data.mean, config.data.std)
-    logits = eval_step.predict_logits(
-      variables, normal.astype(precision.DTYPES[config.precision]), job=job
-    )
+    normal = normalize(batch, config.data.mean, config.data.std, job.accumulation)
+    normal = normal.astype(precision.DTYPES[config.precision])
+    with precision.products(config.precision):
+      logits = eval_step.predict_logits(variables, normal, job=job)
     return jax.nn.softmax(logits)
 
   rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, job.mesh)))

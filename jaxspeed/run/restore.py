@@ -90,7 +90,7 @@ def open_run(
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
   )
-  target = mesh_lib.abstract(Carry(state, jax.eval_shape(Sums.zero)), everywhere)
+  target = mesh_lib.abstract(Carry(state, Sums.zero(job.accumulation)), everywhere)
   restored = Checkpoints(folder / "checkpoints").restore(target, step=checkpoint_step)
   if restored is None:
     result = folder / "result.json"
@@ -121,8 +121,9 @@ def evaluate(
     UserError: as `open_run`, a mode that is none, or logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
-  job, restored = open_run(folder, configs[0], step)
-  rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
+  with precision.wide_enough(configs[0].precision):
+    job, restored = open_run(folder, configs[0], step)
+    rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
   weights = job.plan.evaluated_weights(restored.step)
   return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
 
@@ -137,9 +138,10 @@ def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
   configs = _one_a_mode(config)
-  job, variables = open_pretrained(configs[0])
-  resolved = [_resolved(each) for each in configs]
-  rows = _rows(resolved, job.mesh, job.plan.total_steps, lambda _: variables)
+  with precision.wide_enough(config.precision):
+    job, variables = open_pretrained(configs[0])
+    resolved = [_resolved(each) for each in configs]
+    rows = _rows(resolved, job.mesh, job.plan.total_steps, lambda _: variables)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 
@@ -197,8 +199,10 @@ def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None)
     UserError: as `check_export` and `open_run`, or the file cannot be written.
   """
   check_export(folder, path)
-  _, restored = open_run(folder, load_config(folder), step)
-  save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
+  config = load_config(folder)
+  with precision.wide_enough(config.precision):
+    _, restored = open_run(folder, config, step)
+    save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
 
 
 def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:

@@ -20,7 +20,7 @@ from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks, stored
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.memory.arrays import Arrays
-from jaxspeed.devices import allreduce
+from jaxspeed.devices import allreduce, precision
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
@@ -124,6 +124,7 @@ def train(
   make_plan(config)  # its mistakes, before the seconds that data and folders take
   with contextlib.ExitStack() as stack:
     signals = stack.enter_context(catch_signals())
+    stack.enter_context(precision.wide_enough(config.precision))
     if peers is not None:
       with clock.measure("connect"):
         processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)

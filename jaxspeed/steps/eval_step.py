@@ -96,7 +96,7 @@ def logits_in_batches(
   batches = -(-len(images) // job.plan.eval_batch_size)
 
   def one(batch: UInt8[Array, "n h w 3"]) -> Float[Array, "n classes"]:
-    normal = normalize(batch, config.data.mean, config.data.std)
+    normal = normalize(batch, config.data.mean, config.data.std, job.accumulation)
     return logits_of(variables, normal.astype(precision.DTYPES[config.precision]), views, job=job)
 
   # A loop and not one large batch: activations of 1,000 images at a time fill memory enough.
@@ -123,7 +123,7 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, job: Job)
   first = lax.axis_index(AXIS) * share
   index = lax.dynamic_slice_in_dim(order, first, share)
   taken = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
-  return taken.replace(mask=taken.mask & (first + jnp.arange(share) < count))
+  return taken.replace(mask=taken.mask & (first + jnp.arange(share, dtype=jnp.int32) < count))
 
 
 def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> Sums:
@@ -176,7 +176,7 @@ def evaluate_batch(
     size: side of the squares that "five" cuts out.
   """
   config = job.config
-  normal = normalize(batch.image, config.data.mean, config.data.std)
+  normal = normalize(batch.image, config.data.mean, config.data.std, job.accumulation)
   images = normal.astype(precision.DTYPES[config.precision])
   logits = logits_of(variables, images, mode, job=job, size=size)
   return sums + lax.psum(sums_of(logits, batch), AXIS)

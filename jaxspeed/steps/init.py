@@ -21,16 +21,21 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
       the first `config.whitening.images` of them.
   """
   config = job.config
-  variables = job.model.init(
+  # float64's own random numbers are others: so its first weights are those of float32, but for
+  # whitening filters, whose signs are free.
+  model = job.model if job.accumulation == jnp.float32 else job.model.clone(dtype=jnp.float32)
+  variables = model.init(
     # Threefry would take 8 s to compile on a CPU where this takes 1 s; the numbers are a
     # function of the seed and the kind of device.
     jax.random.wrap_key_data(jnp.tile(purpose_key(key, INIT, 0), 2), impl="rbg"),
     jnp.zeros((1, *images.shape[1:]), jnp.float32),
     train=False,
   )
+  variables = jax.tree.map(lambda x: x.astype(job.accumulation), variables)
   params = variables["params"]
   if "whiten" in params:
-    first = normalize(images[: config.whitening.images], config.data.mean, config.data.std)
+    first = images[: config.whitening.images]
+    first = normalize(first, config.data.mean, config.data.std, job.accumulation)
     filters, patch, _, _ = params["whiten"]["kernel"].shape
     params["whiten"]["kernel"] = whitening_kernel(
       first,

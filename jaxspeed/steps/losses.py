@@ -6,7 +6,10 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from jaxspeed.devices.precision import accumulation
 
 
 def smoothed_cross_entropy(
@@ -16,7 +19,7 @@ def smoothed_cross_entropy(
 
   The definition of torch.nn.CrossEntropyLoss(label_smoothing=s) and of davidcpage/cifar10-fast.
   """
-  log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+  log_p = jax.nn.log_softmax(logits.astype(accumulation(logits.dtype)))
   # A one-hot product and no gather: the gradient of a gather is a scatter.
   target = jax.nn.one_hot(labels, logits.shape[-1], dtype=log_p.dtype)
   target = target * (1.0 - smoothing) + smoothing / logits.shape[-1]
@@ -32,9 +35,10 @@ class Sums(flax.struct.PyTreeNode):
   count: Int[Any, ""]
 
   @classmethod
-  def zero(cls) -> "Sums":
+  def zero(cls, dtype: DTypeLike = np.float32) -> "Sums":
+    """Sums over nothing; the loss is in `dtype`."""
     # NumPy: an array of JAX's made here would compile a program, perhaps inside the clock.
-    return cls(np.zeros((), np.float32), *(np.zeros((), np.int32) for _ in range(3)))
+    return cls(np.zeros((), dtype), *(np.zeros((), np.int32) for _ in range(3)))
 
   def __add__(self, other: "Sums") -> "Sums":
     return jax.tree.map(jnp.add, self, other)
@@ -58,7 +62,7 @@ def masked_sums(
   The rank of the label is the number of classes that score higher, or as high and come before it:
   the order of a stable sort, so that a net that answers a constant is not right by ties.
   """
-  classes = jnp.arange(logits.shape[-1])
+  classes = jnp.arange(logits.shape[-1], dtype=jnp.int32)
   is_label = classes[None, :] == labels[:, None]
   own = jnp.sum(jnp.where(is_label, logits, 0), axis=-1, keepdims=True)
   ahead = (logits > own) | ((logits == own) & (classes[None, :] < labels[:, None]))

@@ -3,7 +3,6 @@
 The functions below see one device's part of a batch. `on_mesh` puts them on the devices.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxspeed.data.batch import Batch, Order, carried_order, epoch_order, take_batch
+from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import Phase, Segments, StepKind
 from jaxspeed.steps.spec import Job
@@ -40,7 +40,7 @@ def tabled_step(
   """`train_step` with its row of the table; also returns its mean loss (`LossScale.told`)."""
   hyper = {name: column[carry.state.step] for name, column in table.items()}
   state, sums = train_step(carry.state, batch, mirror, hyper, job=job, kind=kind)
-  loss = sums.loss / jnp.maximum(sums.count, 1).astype(jnp.float32)
+  loss = sums.loss / jnp.maximum(sums.count, 1).astype(sums.loss.dtype)
   if state.loss_scale is not None:
     loss = state.loss_scale.told(loss)
   return Carry(state, carry.sums + sums), loss
@@ -104,8 +104,13 @@ def on_mesh(
   check_vma=False: with the check on, the gradient of a replicated parameter is already summed
   over the devices, and the sum in `train_step` would count each device's part N times.
   """
+
+  def in_precision(*arguments: Any) -> Any:
+    with precision.products(job.config.precision):
+      return function(*arguments, job=job, **static)
+
   return jax.shard_map(
-    functools.partial(function, job=job, **static),
+    in_precision,
     mesh=job.mesh,
     in_specs=P() if split is None else tuple(P(AXIS) if each else P() for each in split),
     out_specs=P(),

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed.devices import allreduce
+from jaxspeed.devices import allreduce, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.optim.make import make_optimizer
@@ -33,6 +34,11 @@ class Job:
   def devices(self) -> int:
     return self.mesh.size
 
+  @property
+  def accumulation(self) -> np.dtype:
+    """The number format of parameters, statistics and sums."""
+    return precision.accumulation(precision.DTYPES[self.config.precision])
+
   def compiler_options(self, platform: str) -> dict[str, Any]:
     """Options of XLA for a training program on "cpu" or "gpu": the exchange's and the config's.
 
@@ -54,7 +60,12 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
 
 
 def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
-  """A job of a resolved config, with another one inside for its proxy."""
+  """A job of a resolved config, with another one inside for its proxy.
+
+  Raises:
+    UserError: the mesh's devices do not compute in the config's precision, or as `make_model`.
+  """
+  precision.resolve(config.precision, mesh.devices.flat[0])
   proxy = _job_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None
   return dataclasses.replace(_job_of(config, plan, mesh), proxy=proxy)
 

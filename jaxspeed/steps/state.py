@@ -16,7 +16,7 @@ class TrainState(flax.struct.PyTreeNode):
   Attributes:
     step: steps done; the number of the next one, counted from 0.
     key: of the run; every other random number is a function of it and of a step or an epoch.
-    params: float32 masters.
+    params: masters, in the format of sums (`precision.accumulation`).
     batch_stats: running statistics of the norms, averaged over the devices.
     opt_state: of the optimizer.
     average: {"params", "batch_stats"} averaged over the steps; None when the recipe has none.

@@ -57,6 +57,7 @@ def train_step(
       contrast=config.augment.contrast,
       mean=config.data.mean,
       std=config.data.std,
+      dtype=job.accumulation,
       **part,
     ).astype(dtype)
     partner, share = batch.label, 0.0

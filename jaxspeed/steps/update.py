@@ -45,7 +45,7 @@ def update(
   """
   config = job.config
   size = batch.image.shape[0]
-  scale = state.loss_scale.scale if state.loss_scale else jnp.float32(1)
+  scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), job.accumulation)
 
   def loss_sum(params, part, partner):
     # A proxy has no epochs for its bias.
@@ -72,7 +72,7 @@ def update(
     job=job,
   )
   with jax.named_scope("optimizer"):
-    counted = jnp.maximum(sums.count, 1).astype(jnp.float32)
+    counted = jnp.maximum(sums.count, 1).astype(job.accumulation)
     full = size * job.devices / (scale * counted)
     gradient = jax.tree.map(lambda g: g * full, gradient)
 

@@ -11,6 +11,7 @@ import jax
 import local_cluster
 import numpy as np
 import pytest
+from tolerances import EQUAL, assert_equal
 from toy_images import params_of, write_folder
 
 from jaxspeed.cluster import processes as processes_lib
@@ -189,8 +190,7 @@ def few_steps(caches, tmp, feed, processes):
     "--config.batch_size=32",
     "--config.model.width=4",
     f"--config.accumulate={4 // processes}",
-    # A pool or a ReLU that a rounding error turns over moves parameters by a step's length.
-    "--config.schedule.peak=5e-5",
+    "--config.precision=float64",
     "--config.average.kind=none",
   ]
   if feed == "stream":
@@ -216,6 +216,7 @@ def few_steps(caches, tmp, feed, processes):
 
 @pytest.mark.slow
 @pytest.mark.campaign
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_factory):
   if feed == "stream":
@@ -234,10 +235,9 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
     (rows[count],) = [read_metrics(folder)[-1]]
     starts[count] = ended
   for count in (2, 4):
-    difference = np.linalg.norm(params[count] - params[1])
-    assert difference <= 1e-5 * np.linalg.norm(params[1])
+    assert_equal(params[count], params[1])
     for name in ("train_loss", "eval_loss"):
-      assert rows[count][name] == pytest.approx(rows[1][name], rel=1e-5)
+      assert rows[count][name] == pytest.approx(rows[1][name], rel=EQUAL)
     assert rows[count]["eval_top1"] == rows[1]["eval_top1"]
     assert rows[count]["world"] == count
   # One process prints and writes, the others nothing.

@@ -553,7 +553,7 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
   }
   states, losses = [state], []
   for kind in kinds:
-    carry, loss = train[kind](carry, data, order, plan.table32())
+    carry, loss = train[kind](carry, data, order, plan.table_in(np.float32))
     states.append(carry.state)
     losses.append(float(loss))
 

@@ -1,11 +1,13 @@
-"""Number formats and loss scaling."""
+"""Number formats, the precision of products, and loss scaling."""
 
+import concurrent.futures
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toy import toy_config, toy_job
 
 from jaxspeed.devices import precision
 from jaxspeed.devices.precision import LossScale
@@ -33,10 +35,48 @@ def test_auto_is_what_the_device_is_fast_in(kind, expected):
   assert precision.resolve("auto", kind) == expected
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["float32", "tf32", "bfloat16", "float16"])
 def test_a_name_is_taken_as_it_is(name):
-  assert precision.resolve(name, device("cpu")) == name
-  assert precision.DTYPES[name] == jnp.dtype(name)
+  for kind in (device("cpu"), device("gpu", compute_capability="8.0")):
+    assert precision.resolve(name, kind) == name
+  assert precision.DTYPES[name] == jnp.dtype({"tf32": "float32"}.get(name, name))
+  assert precision.accumulation(precision.DTYPES[name]) == np.float32
+
+
+def test_float64_is_for_cpus_with_jaxs_64_bit_types(float64):
+  assert precision.resolve("float64", device("cpu")) == "float64"
+  assert precision.accumulation(precision.DTYPES["float64"]) == np.float64
+  with pytest.raises(UserError) as caught:
+    precision.resolve("float64", device("gpu", compute_capability="9.0"))
+  assert str(caught.value) == (
+    "config.precision='float64': it is for CPUs, and this is a GPU: choose another one, or set "
+    "JAX_PLATFORMS=cpu in the environment."
+  )
+
+
+def test_float64_without_jaxs_64_bit_types_is_told():
+  with pytest.raises(UserError) as caught:
+    toy_job(toy_config(precision="float64"))
+  assert str(caught.value) == (
+    "config.precision='float64': JAX's 64-bit types are off: set JAX_ENABLE_X64=1 in the "
+    "environment."
+  )
+
+
+@pytest.mark.parametrize("name", [name for name in precision.DTYPES])
+def test_the_types_are_there_in_every_thread_of_a_block_and_as_before_behind_it(name):
+  def width():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      return pool.submit(lambda: jnp.zeros(1, float).dtype.itemsize).result()
+
+  with precision.wide_enough(name):
+    assert width() == (8 if name == "float64" else 4)
+    with precision.wide_enough("float32"):
+      assert width() == (8 if name == "float64" else 4)
+  assert width() == 4
+  with pytest.raises(ZeroDivisionError), precision.wide_enough(name):
+    raise ZeroDivisionError
+  assert width() == 4
 
 
 @pytest.mark.parametrize("name", ["fp16", "", "Float32"])
@@ -44,7 +84,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(name):
   with pytest.raises(UserError) as caught:
     precision.resolve(name, device("cpu"))
   assert str(caught.value) == (
-    f"config.precision={name!r}: choose one of auto, float32, bfloat16, float16."
+    f"config.precision={name!r}: choose one of auto, float32, tf32, bfloat16, float16, float64."
   )
 
 

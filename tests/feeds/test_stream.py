@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from tolerances import EQUAL
 from toy import load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
@@ -78,21 +79,27 @@ def test_every_evaluation_image_counts_once_in_every_mode(finished):
   assert len({row["loss"] for row in rows}) == 5, rows
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 def test_one_device_counts_as_eight(finished, places):
   folder, _ = finished
   config = load_config(folder)
   _, restored = open_run(folder, config, None)
   sets = open_data(config)
+  config.precision = "float64"
+  trained = jax.tree.map(
+    lambda x: np.asarray(x, np.float64), jax.device_get(restored.tree.state.evaluated())
+  )
   losses = []
   for devices in (1, 8):
     mesh = mesh_lib.make_mesh(devices)
     plan = plan_of(config, sets, devices=devices)
     job = make_job(config, plan, mesh)
-    variables = mesh_lib.replicate(jax.device_get(restored.tree.state.evaluated()), mesh)
+    variables = mesh_lib.replicate(trained, mesh)
     sums = prepare_evaluation(sets, job, plan.phases[-1], variables)()
     assert int(sums.count) == 13
     losses.append(sums.means()["loss"])
-  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+  assert losses[0] == pytest.approx(losses[1], rel=EQUAL)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])

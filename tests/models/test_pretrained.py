@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tolerances import assert_equal as assert_close
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import load_resnet, save_resnet
@@ -48,6 +49,8 @@ def assert_equal(actual, expected):
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
   "depth, width",
   [(18, 16), pytest.param(50, 64, marks=pytest.mark.slow)],
@@ -57,21 +60,20 @@ def test_a_file_of_torch_gives_torchs_logits_and_ours_goes_back(depth, width, tm
   import safetensors.torch
   from torch_resnet import TorchResNet, random_resnet
 
-  theirs = random_resnet(depth, width=width).eval()
+  theirs = random_resnet(depth, width=width).double().eval()
   safetensors.torch.save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
-  model = ResNet(depth, width=width)
+  model = ResNet(depth, width=width, dtype=jnp.float64)
   variables = load_resnet(tmp_path / "theirs.safetensors", shapes_of(model))
   assert jax.tree.structure(variables) == jax.tree.structure(shapes_of(model))
-  assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {np.dtype(np.float32)}
-  images = np.random.default_rng(0).standard_normal((2, 64, 64, 3)).astype(np.float32)
+  images = np.random.default_rng(0).standard_normal((2, 64, 64, 3))
   with torch.no_grad():
     expected = theirs(torch.tensor(images.transpose(0, 3, 1, 2).copy()))
   logits = jax.jit(functools.partial(model.apply, train=False))(variables, images)
   assert 0.1 < expected.abs().max()
-  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+  assert_close(logits, expected.numpy())
 
   save_resnet(tmp_path / "ours.safetensors", variables)
-  back = TorchResNet(depth, width=width)
+  back = TorchResNet(depth, width=width).double()
   back.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"))
   for name, value in theirs.state_dict().items():
     if not name.endswith("num_batches_tracked"):
@@ -88,7 +90,7 @@ def test_what_is_saved_is_loaded(depth, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_floats_become_float32(dtype, saved):
+def test_other_floats_become_those_of_the_net(dtype, saved):
   expected = random_variables(SMALL)
 
   def cast(tensors):

@@ -1,20 +1,23 @@
-"""The moving average against NumPy, lookahead against PyTorch."""
+"""The moving average against NumPy, lookahead against PyTorch, in float64."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tolerances import assert_equal
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.optim import averaging
 from jaxspeed.planning import schedules
 
+pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+
 
 def tree(seed):
   rng = np.random.default_rng(seed)
   return {
-    "params": {"kernel": rng.standard_normal((3, 5)).astype(np.float32)},
-    "batch_stats": {"mean": (100 * rng.standard_normal(7)).astype(np.float32)},
+    "params": {"kernel": rng.standard_normal((3, 5))},
+    "batch_stats": {"mean": 100 * rng.standard_normal(7)},
   }
 
 
@@ -41,32 +44,24 @@ def test_ten_updates_are_numpys():
   keeps = [0.951, 1.0, 0.5, 0.0, 0.99, 0.951, 1.0, 0.9, 0.3, 0.7]
   average = expected = tree(0)
   for seed, keep in enumerate(keeps, start=1):
-    average = averaging.ema(average, tree(seed), jnp.float32(keep))
-    expected = jax.tree.map(
-      lambda a, b, keep=keep: keep * a.astype(np.float64) + (1 - keep) * b, expected, tree(seed)
-    )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), average, expected
-  )
+    average = averaging.ema(average, tree(seed), jnp.float64(keep))
+    expected = jax.tree.map(lambda a, b, keep=keep: keep * a + (1 - keep) * b, expected, tree(seed))
+  assert_equal(average, expected)
 
 
 def test_keeping_all_is_exactly_the_identity():
   old, new = tree(0), tree(1)
-  average = jax.jit(averaging.ema)(old, new, jnp.float32(1.0))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_array_equal(np.asarray(a).view(np.uint32), b.view(np.uint32)),
-    average,
-    old,
-  )
+  average = jax.jit(averaging.ema)(old, new, jnp.float64(1.0))
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), average, old)
 
 
 def test_keeping_nothing_is_exactly_the_new_values():
-  average = jax.jit(averaging.ema)(tree(0), tree(1), jnp.float32(0.0))
+  average = jax.jit(averaging.ema)(tree(0), tree(1), jnp.float64(0.0))
   jax.tree.map(np.testing.assert_array_equal, average, tree(1))
 
 
 def bits(array):
-  return np.asarray(array).view(np.uint32)
+  return np.asarray(array).view(np.uint64)
 
 
 def leaves_as_torch(torch, model):
@@ -89,7 +84,7 @@ def test_lookahead_over_a_run_is_torchs(from_epoch):
   slow = [x.clone() for x in net] if from_epoch == 0 else None
   for number in range(total):
     average, model = step(
-      average, model, tree(number + 1), jnp.float32(keep[number]), jnp.float32(pull[number])
+      average, model, tree(number + 1), jnp.float64(keep[number]), jnp.float64(pull[number])
     )
     for x, move in zip(net, leaves_as_torch(torch, tree(number + 1)), strict=True):
       x += move
@@ -104,9 +99,9 @@ def test_lookahead_over_a_run_is_torchs(from_epoch):
           x.copy_(a)
     for ours, theirs in zip(jax.tree.leaves(model), net, strict=True):
       if done < total:
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+        assert_equal(ours, theirs)
   for ours, end, theirs in zip(*map(jax.tree.leaves, (average, model)), slow, strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+    assert_equal(ours, theirs)
     np.testing.assert_array_equal(ours, end)
 
 
@@ -115,9 +110,9 @@ def test_lookahead_over_a_run_is_torchs(from_epoch):
 def test_lookahead_is_exact_where_nothing_moves(keep, pull):
   old, new = tree(0), tree(1)
   # Weights that are frozen, as the whitening filters: at 1e-4 a fifth of k w + (1 - k) w is not w.
-  old["frozen"] = new["frozen"] = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
+  old["frozen"] = new["frozen"] = np.random.default_rng(2).standard_normal(1000)
   look = jax.jit(averaging.lookahead)
-  average, model = look(old, new, jnp.float32(keep), jnp.float32(pull))
+  average, model = look(old, new, jnp.float64(keep), jnp.float64(pull))
   np.testing.assert_array_equal(bits(average["frozen"]), bits(old["frozen"]))
   if keep in (0.0, 1.0):
     end = old if keep else new
@@ -127,10 +122,5 @@ def test_lookahead_is_exact_where_nothing_moves(keep, pull):
 
 
 def test_lookahead_keeps_its_share():
-  average, _ = averaging.lookahead(tree(0), tree(1), jnp.float32(0.3), jnp.float32(0))
-  jax.tree.map(
-    lambda a, old, new: np.testing.assert_allclose(a, 0.3 * old + 0.7 * new, rtol=1e-5, atol=1e-5),
-    average,
-    tree(0),
-    tree(1),
-  )
+  average, _ = averaging.lookahead(tree(0), tree(1), jnp.float64(0.3), jnp.float64(0))
+  assert_equal(average, jax.tree.map(lambda old, new: 0.3 * old + 0.7 * new, tree(0), tree(1)))

@@ -1,4 +1,4 @@
-"""SGD, LARS and Muon against PyTorch and against the formulas written out in NumPy."""
+"""SGD, LARS and Muon against PyTorch and the formulas written out in NumPy, in float64."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from tolerances import EQUAL, assert_equal
 from toy import load_recipe
 
 from jaxspeed.config import fields as fields_lib
@@ -19,6 +20,8 @@ from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.muon import frobenius_norms, newton_schulz, stack_matrices, unstack_matrices
 from jaxspeed.planning.make import make_plan
 
+pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+
 STEPS = 10
 CONSTANT = [0.02] * STEPS
 CHANGING = list(np.interp(np.arange(STEPS), [0, 4, 9], [0.002, 0.03, 0.004]))
@@ -28,7 +31,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def random(shape, seed):
-  return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+  return np.random.default_rng(seed).standard_normal(shape)
 
 
 def small_net():
@@ -49,7 +52,7 @@ def gradients_of_step(step):
   return jax.tree.unflatten(structure, noise)
 
 
-def make_config(whitening_bias_decay=1.0, precision="float32", **changes):
+def make_config(whitening_bias_decay=1.0, precision="float64", **changes):
   config = fields_lib.base()
   config.precision = precision
   config.optimizer.update(changes)
@@ -64,7 +67,7 @@ def extra_arguments(rates, renormalize=None, momenta=None):
   if momenta is not None:
     columns["momentum"] = momenta
   rows = zip(*columns.values(), strict=False)
-  return [dict(zip(columns, map(jnp.float32, row), strict=True)) for row in rows]
+  return [dict(zip(columns, map(jnp.float64, row), strict=True)) for row in rows]
 
 
 def first_update(config, params, gradients, **extra):
@@ -75,7 +78,7 @@ def first_update(config, params, gradients, **extra):
   def update(gradients, params, extra):
     return optimizer.update(gradients, optimizer.init(params), params, **extra)[0]
 
-  return update(gradients, params, jax.tree.map(jnp.float32, extra))
+  return update(gradients, params, jax.tree.map(jnp.float64, extra))
 
 
 def trained(config, rates, renormalize=None, momenta=None):
@@ -117,7 +120,7 @@ def trained_names():
 def numpy_trained(config, rates):
   """In float64, from the formulas of PyTorch's SGD and of davidcpage/cifar10-fast."""
   fields = config.optimizer
-  weights = {n: leaf.astype(np.float64) for n, leaf in named_leaves(small_net()).items()}
+  weights = named_leaves(small_net())
   velocity = {name: np.zeros_like(leaf) for name, leaf in weights.items()}
   m = fields.momentum
   for number, main_rate in enumerate(rates):
@@ -178,17 +181,17 @@ def torch_trained(config, rates, renormalize=None, momenta=None):
       if renormalize is None or renormalize[number]:
         w *= w.shape[0] ** 0.5 / torch.linalg.norm(w)
       matrix = u.reshape(u.shape[0], -1)
-      w -= main_rate * torch_orthogonal(torch, matrix, fields.muon_coefficients).reshape(w.shape)
+      iteration = (fields.muon_coefficients, fields.muon_epsilon)
+      w -= main_rate * torch_orthogonal(torch, matrix, *iteration).reshape(w.shape)
       w *= 1 - main_rate * fields.muon_decay
   result = {name: weight.detach().numpy() for name, weight in weights.items()}
   return result | {name: w.permute(0, 2, 3, 1).numpy() for name, w in oihw.items()}
 
 
-def assert_same(params, expected, tolerance=1e-6):
-  for name in trained_names():
-    np.testing.assert_allclose(
-      named_leaves(params)[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name
-    )
+def assert_same(params, expected):
+  actual = named_leaves(params)
+  names = trained_names()
+  assert_equal([actual[name] for name in names], [expected[name] for name in names])
 
 
 VARIANTS = [
@@ -225,7 +228,7 @@ def test_both_orders_of_rate_and_momentum_are_the_formulas(changes, rate_in_mome
 
 
 @pytest.mark.parametrize(
-  "rates, least, most", [(CONSTANT, 0, 1e-6), (CHANGING, 1e-2, 1)], ids=["constant", "changing"]
+  "rates, least, most", [(CONSTANT, 0, EQUAL), (CHANGING, 1e-2, 1)], ids=["constant", "changing"]
 )
 def test_the_two_orders_differ_only_when_the_rate_changes(rates, least, most):
   outside, inside = (
@@ -272,10 +275,10 @@ def test_an_optimizer_takes_what_the_plan_has_for_it(name):
   config = make_config(name=name, momentum_pieces=((0, 1, 0.8, 0.9), (1, 2, 0.9, 0.6)))
   config.update(epochs=2.0, batch_size=2)
   config.data.update(train_images=10)
-  table = make_plan(config).table32()
+  table = make_plan(config).table_in(np.float64)
   # Five steps an epoch; the last of a piece has its end.
   expected = [0.82, 0.84, 0.86, 0.88, 0.9, 0.84, 0.78, 0.72, 0.66, 0.6]
-  np.testing.assert_allclose(table["momentum"], expected, rtol=1e-6)
+  np.testing.assert_allclose(table["momentum"], expected, rtol=EQUAL)
   row = {column: values[3] for column, values in table.items()}
   first_update(config, small_net(), gradients_of_step(0), **row)
   with pytest.raises(TypeError, match="momentum"):
@@ -299,7 +302,7 @@ def test_the_first_step_of_each_kind_is_its_factor_times_a_weights():
   }
   for name, rate in factors.items():
     expected = old[name] - rate * 1.9 * gradient[name]
-    np.testing.assert_allclose(named_leaves(params)[name], expected, rtol=1e-5, atol=1e-6)
+    assert_equal(named_leaves(params)[name], expected)
 
 
 def test_the_kinds_of_parameters():
@@ -313,7 +316,8 @@ def test_the_kinds_of_parameters():
 
 
 def bits(array):
-  return np.asarray(array).view(np.uint32)
+  array = np.asarray(array)
+  return array.view(f"u{array.itemsize}")
 
 
 @pytest.mark.parametrize("name, rate_in_momentum", [("sgd", True), ("muon", False)])
@@ -332,25 +336,25 @@ def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
     momentum=0.9, weight_decay=0.5, bias_decay=3.0, rate_in_momentum=rate_in_momentum
   )
   optimizer = make_optimizer(config)
-  bias = jnp.array([0.0, -0.0, 1.0, -1e-30, 3e-45, 2.5])
+  bias = jnp.array([0.0, -0.0, 1.0, -1e-30, 5e-324, 2.5])
   params = {"whiten": {"bias": bias}, "head": {"kernel": jnp.ones((2, 3))}}
   gradients = jax.tree.map(jnp.ones_like, params)
 
   @jax.jit
   def step(params, state, gradients, rate):
     updates, state = optimizer.update(
-      gradients, state, params, learning_rate=jnp.float32(0.1), whiten_bias_rate=rate
+      gradients, state, params, learning_rate=jnp.float64(0.1), whiten_bias_rate=rate
     )
     return optax.apply_updates(params, updates), state
 
   # A step that fills the momentum, then zeros: the bias rests, also while its gradient is infinite.
-  moved, state = step(params, optimizer.init(params), gradients, jnp.float32(0.5))
+  moved, state = step(params, optimizer.init(params), gradients, jnp.float64(0.5))
   assert not np.any(np.asarray(moved["whiten"]["bias"]) == np.asarray(bias))
   params = moved | {"whiten": {"bias": bias}}
   gradients["whiten"]["bias"] = jnp.array([1.0, -1.0, 0.0, jnp.inf, jnp.nan, -0.0])
   for _ in range(3):
-    params, state = step(params, state, gradients, jnp.float32(0.0))
-    # XLA on a CPU takes numbers below 1e-38 for 0, in any sum.
+    params, state = step(params, state, gradients, jnp.float64(0.0))
+    # XLA on a CPU takes numbers below 1e-308 for 0, in any sum.
     kept = np.array([0, 1, 2, 3, 5])
     np.testing.assert_array_equal(bits(params["whiten"]["bias"])[kept], bits(bias)[kept])
 
@@ -373,7 +377,7 @@ def test_the_state_is_the_momentum_of_what_is_trained():
   _, state = trained(make_config(), CONSTANT)
   expected = [named_leaves(small_net())[name].shape for name in trained_names()]
   assert sorted(leaf.shape for leaf in jax.tree.leaves(state)) == sorted(expected)
-  assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+  assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float64")}
 
 
 def test_without_momentum_there_is_no_state():
@@ -436,9 +440,9 @@ def lars_trained(optimizer, momenta=None):
     return optax.apply_updates(params, updates), state
 
   for number, rate in enumerate(LARS_RATES):
-    extra = {"learning_rate": jnp.float32(rate)}
+    extra = {"learning_rate": jnp.float64(rate)}
     if momenta is not None:
-      extra["momentum"] = jnp.float32(momenta[number])
+      extra["momentum"] = jnp.float64(momenta[number])
     params, state = step(params, state, lars_gradients(number), extra)
   return named_leaves(params)
 
@@ -449,12 +453,12 @@ def numpy_lars(config, momenta=None, ratio_decay=None):
   decay = fields.weight_decay
   ratio_decay = decay if ratio_decay is None else ratio_decay
   low, high = fields.lars_clip or (-np.inf, np.inf)
-  weights = {n: leaf.astype(np.float64) for n, leaf in named_leaves(lars_net()).items()}
+  weights = named_leaves(lars_net())
   momentum = {name: np.zeros_like(leaf) for name, leaf in weights.items()}
   for number, rate in enumerate(LARS_RATES):
     m = fields.momentum if momenta is None else momenta[number]
     for name, g in named_leaves(lars_gradients(number)).items():
-      w, ratio, g = weights[name], 1.0, g.astype(np.float64)
+      w, ratio = weights[name], 1.0
       if name.endswith("['kernel']"):
         w_norm, g_norm = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
         if w_norm > 0 and g_norm > 0:
@@ -480,10 +484,7 @@ LARS_VARIANTS = [
 
 def assert_lars(params, expected):
   assert params.keys() == expected.keys()
-  for name, weight in expected.items():
-    # To 1e-6 of the largest weight: they grow to hundreds where nothing holds them.
-    error = np.abs(params[name] - weight).max()
-    assert error <= 1e-6 * max(1.0, np.abs(weight).max()), (name, error)
+  assert_equal(params, expected)
 
 
 @pytest.mark.parametrize("changes", LARS_VARIANTS)
@@ -532,17 +533,17 @@ def test_a_step_of_lars_by_hand():
   # |w| = 5, |g| = 1, ratio 0.01 * 5 / (1 + 0.1 * 5) = 1 / 30, g + 0.1 w = (0.9, 1.2).
   config = lars_config(weight_decay=0.1)
   step = lars_step(config, [3.0, 4.0], [0.6, 0.8], rate=2.0)
-  np.testing.assert_allclose(step, [-2 / 30 * 0.9, -2 / 30 * 1.2], rtol=1e-6)
+  np.testing.assert_allclose(step, [-2 / 30 * 0.9, -2 / 30 * 1.2], rtol=EQUAL)
   # Where a norm is 0 the ratio is 1.
-  np.testing.assert_allclose(lars_step(config, [0.0, 0.0], [0.6, 0.8]), [-0.6, -0.8], rtol=1e-6)
-  np.testing.assert_allclose(lars_step(config, [3.0, 4.0], [0.0, 0.0]), [-0.3, -0.4], rtol=1e-6)
+  np.testing.assert_allclose(lars_step(config, [0.0, 0.0], [0.6, 0.8]), [-0.6, -0.8], rtol=EQUAL)
+  np.testing.assert_allclose(lars_step(config, [3.0, 4.0], [0.0, 0.0]), [-0.3, -0.4], rtol=EQUAL)
   config.optimizer.lars_clip = (0.05, 1.0)
   step = lars_step(config, [3.0, 4.0], [0.6, 0.8], rate=2.0)
-  np.testing.assert_allclose(step, [-2 * 0.05 * 0.9, -2 * 0.05 * 1.2], rtol=1e-6)
+  np.testing.assert_allclose(step, [-2 * 0.05 * 0.9, -2 * 0.05 * 1.2], rtol=EQUAL)
 
 
 def test_lars_leaves_biases_and_scales_to_momentum():
-  # Twenty steps of it, without decay and ratio, to float32's rounding.
+  # Twenty steps of it, without decay and ratio.
   params = lars_trained(make_optimizer(lars_config(weight_decay=0.5)))
   excluded = {name for name in params if not name.endswith("['kernel']")}
   assert excluded == {
@@ -551,11 +552,11 @@ def test_lars_leaves_biases_and_scales_to_momentum():
     "['head']['bias']",
   }
   for name in excluded:
-    weight, velocity = named_leaves(lars_net())[name].astype(np.float64), 0.0
+    weight, velocity = named_leaves(lars_net())[name], 0.0
     for number, rate in enumerate(LARS_RATES):
       velocity = 0.9 * velocity - rate * named_leaves(lars_gradients(number))[name]
       weight = weight + velocity
-    np.testing.assert_allclose(params[name], weight, rtol=1e-6, atol=1e-4, err_msg=name)
+    assert_equal(params[name], weight)
 
 
 def optax_lars(config):
@@ -598,17 +599,17 @@ def test_with_decay_optax_divides_by_the_norm_of_the_sum():
   lars = optax.lars(1.0, 0.1, trust_coefficient=0.01, momentum=0.9)
   theirs, _ = lars.update(gradient, lars.init(weight), weight)
   ours = lars_step(config, weight, gradient)
-  np.testing.assert_allclose(theirs / ours, 1.5 / 1.25**0.5, rtol=1e-6)
+  np.testing.assert_allclose(theirs / ours, 1.5 / 1.25**0.5, rtol=EQUAL)
 
 
 def test_norms_of_any_sizes_in_one_pass():
   # Around whole rows of 4,096 numbers, more arrays than one kernel takes, and zeros.
   sizes = [1, 4095, 4096, 4097, 7 * 7 * 3 * 64, *[5] * 75]
   leaves = [random((size,), seed) for seed, size in enumerate(sizes)]
-  leaves.append(np.zeros((2, 3), np.float32))
-  expected = [np.sqrt((leaf.astype(np.float64) ** 2).sum()) for leaf in leaves]
+  leaves.append(np.zeros((2, 3)))
+  expected = [np.sqrt((leaf**2).sum()) for leaf in leaves]
   for norms in (lars_lib.norms, norms_together, norms_one_by_one):
-    np.testing.assert_allclose(norms(leaves), expected, rtol=1e-6)
+    np.testing.assert_allclose(norms(leaves), expected, rtol=EQUAL)
 
 
 MUONS = [
@@ -627,7 +628,7 @@ def test_muon_is_torchs_on_oihw_filters_and_sgd_the_rest(changes):
   config.optimizer.bias_rate = 0.2
   renormalize = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
   params, _ = trained(config, rates, renormalize)
-  assert_same(params, torch_trained(config, rates, renormalize), 1e-5)
+  assert_same(params, torch_trained(config, rates, renormalize))
 
 
 @pytest.mark.parametrize("precision, tolerance", [("bfloat16", 0.06), ("float16", 0.008)])
@@ -651,7 +652,7 @@ def test_the_first_step_of_muon_is_orthogonal_and_the_weight_has_its_norm():
   params, gradients = {"kernel": random((8, 3, 3, 4), 0)}, {"kernel": random((8, 3, 3, 4), 1)}
   updates = first_update(config, params, gradients, learning_rate=0, renormalize=1)
   np.testing.assert_allclose(
-    np.linalg.norm(params["kernel"] + updates["kernel"]), 8**0.5, rtol=1e-6
+    np.linalg.norm(params["kernel"] + updates["kernel"]), 8**0.5, rtol=EQUAL
   )
   updates = first_update(config, params, gradients, learning_rate=1, renormalize=0)
   left, values, right = np.linalg.svd(gradients["kernel"].reshape(8, 36), full_matrices=False)
@@ -660,7 +661,7 @@ def test_the_first_step_of_muon_is_orthogonal_and_the_weight_has_its_norm():
   expected = values / np.linalg.norm(values)
   for _ in range(3):
     expected = 3.4445 * expected - 4.775 * expected**3 + 2.0315 * expected**5
-  np.testing.assert_allclose(rotated, np.diag(expected), atol=2e-5)
+  np.testing.assert_allclose(rotated, np.diag(expected), rtol=0, atol=EQUAL)
   assert 0.6 < expected.min() and expected.max() < 1.3
 
 
@@ -672,11 +673,11 @@ def test_muons_epsilon_is_as_large_beside_a_summed_gradient_as_in_the_original(
 ):
   torch = pytest.importorskip("torch")
   config = load_recipe(file, variant)
-  config.precision = "float32"
+  config.precision = "float64"
   summed = torch.tensor(random((24, 18), 0)).double()
   # As long as the epsilon once Nesterov's momentum has been added: the update is halved at first.
   summed *= epsilon / torch.linalg.norm(summed) / (1 + config.optimizer.muon_momentum)
-  mean = (summed / config.batch_size).numpy().reshape(24, 3, 3, 2).astype(np.float32)
+  mean = (summed / config.batch_size).numpy().reshape(24, 3, 3, 2)
   zeros = {"kernel": np.zeros_like(mean)}
   updates = first_update(config, zeros, {"kernel": mean}, learning_rate=1, renormalize=0)
   expected = torch_orthogonal(
@@ -686,14 +687,11 @@ def test_muons_epsilon_is_as_large_beside_a_summed_gradient_as_in_the_original(
     epsilon,
   )
   expected = expected.numpy() * (1 - config.optimizer.muon_decay)
-  largest = np.abs(expected).max()
-  np.testing.assert_allclose(
-    updates["kernel"].reshape(24, 18), -expected, rtol=0, atol=1e-4 * largest
-  )
+  assert_equal(updates["kernel"].reshape(24, 18), -expected)
 
 
 def test_a_gradient_of_zeros_moves_nothing():
-  params, zeros = {"kernel": random((4, 3, 3, 2), 0)}, {"kernel": np.zeros((4, 3, 3, 2), "f4")}
+  params, zeros = {"kernel": random((4, 3, 3, 2), 0)}, {"kernel": np.zeros((4, 3, 3, 2))}
   updates = first_update(make_config(name="muon"), params, zeros, learning_rate=1, renormalize=0)
   np.testing.assert_array_equal(updates["kernel"], zeros["kernel"])
 
@@ -711,7 +709,7 @@ def test_a_stack_gives_back_what_it_holds_and_the_rest_is_zero():
     np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_padding_changes_nothing_and_stays_zero(dtype):
   leaves = [random(shape, i) for i, shape in enumerate(SHAPES)]
   leaves = [leaf / np.linalg.norm(leaf) for leaf in leaves]
@@ -739,7 +737,7 @@ def test_norms_are_those_of_each_matrix():
   x, y = random((3, 4, 5), 0), random((3, 4, 5), 1)
   norms = frobenius_norms(jnp.asarray(x), jnp.asarray(y))
   for norm, stack in zip(norms, (x, y), strict=True):
-    np.testing.assert_allclose(norm, np.sqrt((stack**2).sum((1, 2))), rtol=1e-6)
+    np.testing.assert_allclose(norm, np.sqrt((stack**2).sum((1, 2))), rtol=EQUAL)
 
 
 @pytest.mark.parametrize("name", ["sgd", "muon", "lars"])
@@ -763,6 +761,4 @@ def test_ten_steps_in_one_donated_program_are_ten_programs(name):
   table = jax.tree.map(lambda *x: jnp.stack(x), *extra_arguments(rates))
   after, state = run((params, optimizer.init(params)), gradients, table)
   expected, expected_state = trained(config, rates)
-  for new, old in ((after, expected), (state, expected_state)):
-    assert jax.tree.structure(new) == jax.tree.structure(old)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), new, old)
+  assert_equal((after, state), (expected, expected_state))

@@ -115,7 +115,7 @@ def test_the_table_holds_rates_read_one_step_in():
   plan = plan_with(epochs=10.0, schedule__peak=1.0, schedule__final=0.1, schedule__flat_epochs=2.0)
   rates = plan.table["learning_rate"]
   assert rates.dtype == np.float64 and rates.shape == (970,)
-  assert plan.table32()["learning_rate"].dtype == np.float32
+  assert plan.table_in(np.float32)["learning_rate"].dtype == np.float32
   epochs = np.arange(1, 971) / 97
   np.testing.assert_allclose(rates, np.interp(epochs, [0, 2, 8], [0, 1, 0.1]), rtol=1e-6)
   assert (rates[0], rates[193], rates[-1]) == (1 / 194, 1.0, 0.1)
@@ -393,7 +393,7 @@ REFUSED = [
     for name in ("epochs", "schedule.peak", "optimizer.muon_epsilon")
     for value in (float("nan"), float("inf"))
   ),
-  ("precision", "fp16", "choose one of auto, float32, bfloat16, float16."),
+  ("precision", "fp16", "choose one of auto, float32, tf32, bfloat16, float16, float64."),
   ("warmup", "yes", "choose one of auto, on, off."),
   ("eval.mode", "mirror", "choose one of center, flip, six, selective."),
   ("tune_on", "train", "choose one of test, validation."),

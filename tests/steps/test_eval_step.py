@@ -1,4 +1,7 @@
-"""Exact counts on any number of devices, and the views of test-time augmentation."""
+"""Exact counts on any number of devices, and the views of test-time augmentation.
+
+In float64, where no rounding decides which of two classes or images comes first.
+"""
 
 import dataclasses
 import itertools
@@ -8,14 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tolerances import EQUAL
+from tolerances import assert_equal as assert_same
 from toy import toy_arrays, toy_config, toy_job
 
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import pad_batches, seed_key
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
 VIEWS = ("center", "flip", "six", "selective")
 SEEN = []
@@ -28,18 +36,24 @@ class SmallNet(nn.Module):
   def __call__(self, x, *, train):
     assert not train
     SEEN.append((len(x), x.dtype))
-    x = nn.relu(nn.Conv(4, (3, 3), dtype=x.dtype, name="conv")(x)).astype(jnp.float32)
-    return nn.Dense(10, name="head")(x.reshape(len(x), -1))
+    masters = accumulation(x.dtype)
+    conv = nn.Conv(4, (3, 3), dtype=x.dtype, param_dtype=masters, name="conv")
+    x = nn.relu(conv(x)).astype(masters)
+    return nn.Dense(10, param_dtype=masters, name="head")(x.reshape(len(x), -1))
 
 
 def small_job(views, devices=1, **fields):
-  job = toy_job(toy_config(**{"eval.mode": views, **fields}), devices=devices)
+  job = toy_job(
+    toy_config(**{"precision": "float64", "eval.mode": views, **fields}), devices=devices
+  )
   return dataclasses.replace(job, model=SmallNet())
 
 
 def small_variables(job, seed=0):
   size = job.config.data.image_size
-  return job.model.init(jax.random.key(seed), jnp.zeros((1, size, size, 3)), train=False)
+  return job.model.init(
+    jax.random.key(seed), jnp.zeros((1, size, size, 3), job.accumulation), train=False
+  )
 
 
 def evaluate(job, variables, arrays=None):
@@ -54,7 +68,7 @@ def evaluate(job, variables, arrays=None):
 def view_logits(job, variables, images):
   """Logits of the six views of all images at once, [6, n, classes]; moved by NumPy."""
   config = job.config
-  images = np.asarray(normalize(images, config.data.mean, config.data.std))
+  images = np.asarray(normalize(images, config.data.mean, config.data.std, job.accumulation))
   h, w = images.shape[1:3]
   padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
   apply = jax.jit(lambda x: job.model.apply(variables, x, train=False))
@@ -96,7 +110,7 @@ def by_hand(job, variables, arrays=None):
 def assert_equal(sums, expected, count):
   assert int(sums.count) == count
   for name, value in sums.means().items():
-    np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(value, expected[name], rtol=EQUAL, err_msg=name)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -118,7 +132,7 @@ def test_the_least_confident_quarter_in_several_batches(devices):
 
 
 def test_the_net_of_the_recipe_with_its_running_statistics():
-  job = toy_job(toy_config(**{"eval.mode": "flip"}), devices=8)
+  job = toy_job(toy_config(**{"precision": "float64", "eval.mode": "flip"}), devices=8)
   init = jax.jit(on_mesh(init_state, job))
   state = jax.device_get(init(seed_key(0), toy_arrays(job.config).train_images))
   assert_equal(evaluate(job, state.evaluated()), by_hand(job, state.evaluated()), 21)
@@ -134,21 +148,24 @@ class Bright(nn.Module):
 
 def bright_job(devices, **fields):
   plain = {"data.mean": (0.0,) * 3, "data.std": (1.0,) * 3}
-  job = toy_job(toy_config(**{"eval.mode": "selective"} | plain | fields), devices=devices)
+  job = toy_job(
+    toy_config(**{"precision": "float64", "eval.mode": "selective"} | plain | fields),
+    devices=devices,
+  )
   return dataclasses.replace(job, model=Bright())
 
 
 def bright_variables(job):
   # Sums of integers times 2^-16 are exact, in any order.
   weights = np.random.default_rng(0).integers(-99, 99, size=(3 * 8 * 8, 10)) / 2**16
-  return {"params": {"head": {"kernel": weights.astype(np.float32)}}}
+  return {"params": {"head": {"kernel": weights}}}
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_padding_is_never_among_the_least_confident(devices):
   job = bright_job(devices)
   variables = bright_variables(job)
-  black = job.model.apply(variables, np.zeros((1, 8, 8, 3), np.float32), train=False)
+  black = job.model.apply(variables, np.zeros((1, 8, 8, 3)), train=False)
   np.testing.assert_array_equal(black, np.zeros((1, 10)))
   assert_equal(evaluate(job, variables), by_hand(job, variables), 21)
 
@@ -203,11 +220,11 @@ def test_logits_are_weighted_means_over_the_views():
   jobs = [small_job(views) for views in VIEWS]
   variables, data = small_variables(jobs[0]), jobs[0].config.data
   images = toy_arrays(jobs[0].config).eval_images
-  normal = normalize(images, data.mean, data.std)
+  normal = normalize(images, data.mean, data.std, np.float64)
   rows = [np.asarray(eval_step.predict_logits(variables, normal, job=job)) for job in jobs]
   a, b, c, d, e, f = view_logits(jobs[0], variables, images)
   expected = [a, (a + b) / 2, (a + b) / 4 + (c + d + e + f) / 8, (a + b + c + d + e + f) / 6]
-  np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+  assert_same(rows, expected)
   # No two kinds agree, so the tests above can tell them apart.
   for first, second in itertools.combinations(rows, 2):
     assert np.abs(first - second).max() > 0.01
@@ -233,8 +250,8 @@ class TestAgainstTorch:
     import torch
 
     arrays, data = toy_arrays(job.config), job.config.data
-    pixels = torch.from_numpy(arrays.eval_images).permute(0, 3, 1, 2).float()
-    mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
+    pixels = torch.from_numpy(arrays.eval_images).permute(0, 3, 1, 2).double()
+    mean, std = (torch.tensor(v).double()[:, None, None] for v in (data.mean, data.std))
     return (pixels - mean) / std, torch.from_numpy(arrays.eval_labels).long()
 
   def corners(self, x):
@@ -270,7 +287,7 @@ class TestAgainstTorch:
     net = self.torch_net(variables)
     x, _ = self.images_of(job)
     logits = eval_step.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), job=job)
-    np.testing.assert_allclose(logits, getattr(self, of_a_batch)(net, x), rtol=1e-4, atol=1e-5)
+    assert_same(logits, getattr(self, of_a_batch)(net, x).numpy())
 
   @pytest.mark.parametrize("devices", [1, 8])
   @pytest.mark.parametrize("views", ["six", "selective"])

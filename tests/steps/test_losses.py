@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tolerances import assert_close, assert_equal
 
 from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
 
@@ -12,12 +13,12 @@ NAN, INF = np.nan, np.inf
 
 def some_logits(n=16, classes=10, seed=0):
   rng = np.random.default_rng(seed)
-  logits = (3 * rng.standard_normal((n, classes))).astype(np.float32)
+  logits = 3 * rng.standard_normal((n, classes))
   return logits, rng.integers(classes, size=n).astype(np.int32)
 
 
 def numpy_cross_entropy(logits, labels, smoothing):
-  logits = logits.astype(np.float64)
+  logits = np.asarray(logits, np.float64)
   log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
   own = log_p[np.arange(len(labels)), labels]
   return -(1 - smoothing) * own - smoothing * log_p.mean(axis=1)
@@ -37,14 +38,18 @@ def ranks(logits, labels):
   return rows
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 def test_cross_entropy_is_numpys(smoothing):
   logits, labels = some_logits()
   losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
   assert losses.shape == (16,)
-  np.testing.assert_allclose(losses, numpy_cross_entropy(logits, labels, smoothing), rtol=1e-5)
+  assert_equal(losses, numpy_cross_entropy(logits, labels, smoothing))
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_cross_entropy_and_its_gradient_are_torchs(smoothing):
   torch = pytest.importorskip("torch")
@@ -59,13 +64,13 @@ def test_cross_entropy_and_its_gradient_are_torchs(smoothing):
     return smoothed_cross_entropy(x, jnp.asarray(labels), smoothing).sum()
 
   losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
-  np.testing.assert_allclose(losses, expected.detach().numpy(), rtol=1e-5)
-  np.testing.assert_allclose(jax.grad(total)(jnp.asarray(logits)), x.grad.numpy(), atol=1e-6)
+  assert_equal(losses, expected.detach().numpy())
+  assert_equal(jax.grad(total)(jnp.asarray(logits)), x.grad.numpy())
 
 
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes():
   losses = smoothed_cross_entropy(jnp.full((2, 10), 7.0), jnp.array([0, 9]), 0.2)
-  np.testing.assert_allclose(losses, np.log(10), rtol=1e-6)
+  assert_close(losses, np.full(2, np.log(10)), terms=2 * 10)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -75,7 +80,7 @@ def test_cross_entropy_is_computed_in_float32(dtype):
   losses = smoothed_cross_entropy(half, jnp.asarray(labels))
   assert losses.dtype == jnp.float32
   rounded = np.asarray(half, np.float32)
-  np.testing.assert_allclose(losses, numpy_cross_entropy(rounded, labels, 0), rtol=1e-5)
+  assert_close(losses, numpy_cross_entropy(rounded, labels, 0), terms=2 * 10)
 
 
 def test_cross_entropy_of_large_logits_is_finite():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tolerances import assert_equal, rounding
 from toy import load_recipe, toy_arrays, toy_config, toy_job
 
 from jaxspeed.config import fields as fields_lib
@@ -28,7 +29,7 @@ PLAIN = StepKind()
 def start(job, programs, resident):
   key = mesh_lib.replicate(seed_key(job.config.seed), job.mesh)
   state = programs.init.call(key, resident.train.image)
-  return key, Carry(state, mesh_lib.replicate(Sums.zero(), job.mesh))
+  return key, Carry(state, mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh))
 
 
 def run_steps(job, number, order_of_epoch=None):
@@ -53,47 +54,51 @@ def regroup(order):
   return order.reshape(4, 8, 8).transpose(0, 2, 1).reshape(-1)
 
 
+def assert_same_run(first, second, *parts):
+  """Carries and losses of two programs are equal, or these parts of the states are."""
+  (carry, losses), (other, other_losses) = first, second
+  assert_equal(np.array(losses), np.array(other_losses))
+  for name in parts:
+    assert_equal(getattr(carry.state, name), getattr(other.state, name))
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("parts, devices", [(8, 1), (2, 4)])
 def test_accumulated_parts_are_ghost_batches(parts, devices):
   plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
+  plain["precision"] = "float64"
   ghosts = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain))
   parted = toy_job(toy_config(accumulate=parts, **plain), devices=devices)
-  carry_1, losses_1 = run_steps(ghosts, 4)
-  carry_2, losses_2 = run_steps(parted, 4, regroup)
-  np.testing.assert_allclose(losses_1, losses_2, rtol=1e-5)
-  for name in ("params", "batch_stats", "opt_state"):
-    jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-      getattr(carry_1.state, name),
-      getattr(carry_2.state, name),
-    )
-  assert carry_2.sums.count == 256
+  whole, accumulated = run_steps(ghosts, 4), run_steps(parted, 4, regroup)
+  assert_same_run(whole, accumulated, "params", "batch_stats", "opt_state")
+  assert accumulated[0].sums.count == 256
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 def test_one_device_equals_eight():
   # Ghost batches make the norms see the same: sample i of one device's batch is in ghost batch
   # i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
-  # Eight samples a norm: with two, whose variance may vanish, rounding would decide.
   plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
+  plain["precision"] = "float64"
   one = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain), devices=1)
   eight = toy_job(toy_config(**plain), devices=8)
 
   carry_1, losses_1 = run_steps(one, 4)
   carry_8, losses_8 = run_steps(eight, 4, regroup)
-  np.testing.assert_allclose(losses_1, losses_8, rtol=1e-5)
+  parts = ("params", "batch_stats", "average", "opt_state")
+  assert_same_run((carry_1, losses_1), (carry_8, losses_8), *parts)
   assert losses_1[0] != losses_1[-1]
-  for name in ("params", "batch_stats", "average", "opt_state"):
-    jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-      getattr(carry_1.state, name),
-      getattr(carry_8.state, name),
-    )
   assert carry_1.sums.count == carry_8.sums.count == 256
   assert carry_1.sums.top5 == carry_8.sums.top5
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 def test_a_scanned_epoch_equals_a_loop_of_steps():
-  job = toy_job(toy_config(**{"augment.flip": "random", "augment.cutout": 3}))
+  fields = {"augment.flip": "random", "augment.cutout": 3, "precision": "float64"}
+  job = toy_job(toy_config(**fields))
   by_step, losses = run_steps(job, 4)
   programs = compile_programs(job, whole_epochs=True)
   resident = place(toy_arrays(job.config), job)
@@ -102,12 +107,8 @@ def test_a_scanned_epoch_equals_a_loop_of_steps():
   carry, epoch_losses = programs.train[job.plan.segments(0)].call(
     carry, resident.train, order, resident.table
   )
-  np.testing.assert_allclose(epoch_losses, losses, rtol=1e-5)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-    jax.device_get(carry.state),
-    by_step.state,
-  )
+  assert_equal(np.asarray(epoch_losses), np.array(losses))
+  assert_equal(jax.device_get(carry.state), by_step.state)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -179,7 +180,7 @@ def test_half_precision_is_near_float32(precision):
   job16 = toy_job(toy_config(precision=precision))
   carry32, losses32 = run_steps(job32, 3)
   carry16, losses16 = run_steps(job16, 3)
-  np.testing.assert_allclose(losses16, losses32, rtol=0.02)
+  np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, precision))
   assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
   assert (carry16.state.loss_scale is not None) == (precision == "float16")
   assert carry32.state.loss_scale is None
@@ -222,13 +223,16 @@ def airbench_job(variant, devices=1, **fields):
   return toy_job(config, devices)
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
-  job = airbench_job("96_faster", **{"proxy.keep": 6, "model.depth": 2})
+  fields = {"proxy.keep": 6, "model.depth": 2, "precision": "float64"}
+  job = airbench_job("96_faster", **fields)
   arrays = toy_arrays(job.config)
   key = mesh_lib.replicate(seed_key(0), job.mesh)
   proxy = jax.jit(on_mesh(init_state, job))(key, arrays.train_images).proxy
   assert proxy.params["group1"]["conv1"]["kernel"].shape[0] == 2 and proxy.slow is None
-  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
+  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3))
   mask = np.arange(16) != 3
   batch = Batch(images, arrays.train_labels[:16], mask)
   logits, _ = job.proxy.model.apply(
@@ -241,7 +245,7 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
   losses = -0.8 * log_p[np.arange(16), batch.label] - 0.2 * log_p.mean(axis=1)
   expected = [i for i in np.argsort(-losses) if mask[i]][:6]
 
-  hyper = {name: column[0] for name, column in job.plan.table32().items()}
+  hyper = {name: column[0] for name, column in job.plan.table_in(np.float64).items()}
   for learns in (True, False):
     kind = StepKind(whiten_bias=True, proxy_learns=learns)
     call = jax.jit(on_mesh(choose, job.proxy, kind=kind))
@@ -258,9 +262,7 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
       chosen = batch.replace(mask=np.isin(np.arange(16), kept))
       same, sums = update(proxy, chosen, batch.label, hyper)
       assert int(sums.count) == 6
-      np.testing.assert_allclose(
-        same.params["head"]["kernel"], new.params["head"]["kernel"], rtol=1e-5, atol=1e-6
-      )
+      assert_equal(same.params, new.params)
 
 
 def test_a_proxys_whitening_bias_stays_where_the_nets_moves():

@@ -13,6 +13,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
+
 # PyTorch's default for convolutions, U(+-1/sqrt(fan_in)): `kaiming_uniform_` with a = sqrt(5).
 conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=0)
 dense_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -111,8 +113,9 @@ convolve_on_cpu.defvjp(_convolve_on_cpu_forward, _convolve_on_cpu_backward)
 class Conv(nn.Module):
   """2-D convolution, [n, h, w, i] to [n, h', w', features], computed in `dtype`.
 
-  The parameter `kernel` is float32 [features, kernel_size, kernel_size, i]. `padding` is a number
-  of pixels on each side; None means kernel_size // 2, PyTorch's "same" for odd kernels.
+  The parameter `kernel` is [features, kernel_size, kernel_size, i] in the `accumulation` format.
+  `padding` is a number of pixels on each side; None means kernel_size // 2, PyTorch's "same" for
+  odd kernels.
   """
 
   features: int
@@ -126,10 +129,11 @@ class Conv(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
     shape = (self.features, self.kernel_size, self.kernel_size, x.shape[-1])
-    kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+    masters = accumulation(self.dtype)
+    kernel = self.param("kernel", self.kernel_init, shape, masters)
     padding = self.kernel_size // 2 if self.padding is None else self.padding
     y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), self.strides, padding)
     if self.use_bias:
-      bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
+      bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), masters)
       y = y + bias.astype(self.dtype)
     return y

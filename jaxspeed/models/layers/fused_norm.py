@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import recompute, relu
 from jaxspeed.models.layers.conv import conv_init, convolve
 from jaxspeed.models.layers.norm import BatchNorm, ghosts, normalize_forward, two_sums
@@ -15,16 +17,16 @@ from jaxspeed.models.layers.pool import NOWHERE, first_maxima, max_pool_3x3, to_
 
 
 def _product(a, b):
-  """The sum over all pixels of a[p, i] b[p, j], in float32."""
+  """The sum over all pixels of a[p, i] b[p, j], in the format of sums."""
   a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
   # Of half precision the products are exact; of float32 a GPU would take TF32 by itself.
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   over_pixels = (((0,), (0,)), ((), ()))
-  return lax.dot_general(a, b, over_pixels, precision, jnp.float32)
+  return lax.dot_general(a, b, over_pixels, precision, accumulation(a.dtype))
 
 
 def _matmul(a, b):
-  """A float32 product of small matrices."""
+  """A product of small matrices, in full precision."""
   return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
@@ -50,15 +52,15 @@ def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
 
 
 def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
-  weight, count = kernel[:, 0, 0], x.size // x.shape[-1]
-  mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=jnp.float32) / count
+  weight, count, dtype = kernel[:, 0, 0], x.size // x.shape[-1], accumulation(x.dtype)
+  mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=dtype) / count
   spread = _matmul(weight, _product(x, x) / count - mean_x[:, None] * mean_x)
   mean = _matmul(weight, mean_x)
   var = jnp.maximum(jnp.sum(spread * weight, axis=1), 0)
   inverse = lax.rsqrt(var + epsilon)
   folded = ((scale * inverse)[:, None] * weight).astype(x.dtype)
   # What rounding the weights does to the mean is taken back.
-  y = _pointwise(x, folded, bias - _matmul(folded.astype(jnp.float32), mean_x))
+  y = _pointwise(x, folded, bias - _matmul(folded.astype(dtype), mean_x))
   if shortcut is not None:
     y = jnp.maximum(y + shortcut, 0)
   kept = (x, None if shortcut is None else y, weight, spread, mean_x, inverse, scale, folded)
@@ -67,11 +69,11 @@ def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
 
 def _normalize_pointwise_backward(epsilon, residuals, cotangents):
   x, y, weight, spread, mean_x, inverse, scale, folded = residuals
-  count, grad = x.size // x.shape[-1], cotangents[0]
+  count, grad, dtype = x.size // x.shape[-1], cotangents[0], accumulation(x.dtype)
   if y is not None:
     (y,) = recompute(y)
     grad = jnp.where(y > 0, grad, 0)
-  grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=jnp.float32)
+  grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=dtype)
   with jax.named_scope("weight_gradient"):
     product = _product(grad, x)
   product = product - grad_bias[:, None] * mean_x
@@ -80,8 +82,8 @@ def _normalize_pointwise_backward(epsilon, residuals, cotangents):
   grad_weight = (scale * inverse)[:, None] * (product - share * spread)
   mixed = _matmul(((scale * inverse / count)[:, None] * weight).T, -share * weight)
   mixed = mixed.astype(x.dtype)
-  offset = -_matmul(mixed.astype(jnp.float32), mean_x)
-  offset = offset - _matmul(grad_bias / count, folded.astype(jnp.float32))
+  offset = -_matmul(mixed.astype(dtype), mean_x)
+  offset = offset - _matmul(grad_bias / count, folded.astype(dtype))
   grad_x = convolve(grad, folded.T[:, None, None], 1, 0) + _pointwise(x, mixed, offset)
   grad_kernel = grad_weight[:, None, None]
   return grad_x, grad_kernel, grad_scale, grad_bias, None if y is None else grad
@@ -95,10 +97,12 @@ class PointwiseKernel(nn.Module):
 
   features: int
   kernel_init: nn.initializers.Initializer = conv_init
+  dtype: DTypeLike = jnp.float32  # of the net
 
   @nn.compact
   def __call__(self, inputs: int) -> Float[Array, "o 1 1 i"]:
-    return self.param("kernel", self.kernel_init, (self.features, 1, 1, inputs), jnp.float32)
+    shape = (self.features, 1, 1, inputs)
+    return self.param("kernel", self.kernel_init, shape, accumulation(self.dtype))
 
 
 class PointwiseNorm(BatchNorm):
@@ -116,7 +120,7 @@ class PointwiseNorm(BatchNorm):
     kernel: Float[Array, "o 1 1 i"],
     shortcut: Float[Array, "n h w o"] | None = None,
   ) -> Float[Array, "n h w o"]:
-    scale, bias, running_mean, running_var = self._variables(kernel.shape[0])
+    scale, bias, running_mean, running_var = self._variables(kernel.shape[0], x.dtype)
     if self.use_running_average:
       factor, offset = self._affine(scale, bias, running_mean, running_var)
       y = _pointwise(x, factor[:, None] * kernel[:, 0, 0], offset)
@@ -148,12 +152,12 @@ def _normalize_pool_forward(x, scale, bias, splits, epsilon):
 
 def _normalize_pool_backward(splits, epsilon, residuals, cotangents):
   x, x_best, place, mean, inverse, scale = residuals
-  grad, count = cotangents[0], x.size // mean.size
+  grad, count, dtype = cotangents[0], x.size // mean.size, accumulation(x.dtype)
 
   def normed(x):
-    return (ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
+    return (ghosts(x, splits).astype(dtype) - mean[:, None]) * inverse[:, None]
 
-  kept = ghosts(jnp.where(place == NOWHERE, 0, grad), splits).astype(jnp.float32)
+  kept = ghosts(jnp.where(place == NOWHERE, 0, grad), splits).astype(dtype)
   grad_bias, grad_scale = two_sums(kept, kept * normed(x_best))
   spread = ghosts(to_first_maxima(place, x.shape[1:3], grad), splits)
   grad_x = (scale * inverse)[:, None] * (
@@ -170,10 +174,11 @@ class PooledNorm(BatchNorm):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    scale, bias, running_mean, running_var = self._variables(x.shape[-1])
+    scale, bias, running_mean, running_var = self._variables(x.shape[-1], x.dtype)
     if self.use_running_average:
       factor, offset = self._affine(scale, bias, running_mean, running_var)
-      return max_pool_3x3(relu(x.astype(jnp.float32) * factor + offset).astype(x.dtype))
+      y = relu(x.astype(accumulation(x.dtype)) * factor + offset)
+      return max_pool_3x3(y.astype(x.dtype))
     self._check(x.shape[0])
     y, mean, var = _normalize_pool(x, scale, bias, self.splits, self.epsilon)
     self._update(running_mean, running_var, mean, var, x.size // mean.size)

@@ -8,6 +8,7 @@ from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers.activations import Activation, recompute
 
@@ -44,7 +45,7 @@ def _sum_of_pairs(a, b):
 
 
 def normalize_forward(x, scale, bias, splits, epsilon, activation):
-  values = ghosts(x, splits).astype(jnp.float32)
+  values = ghosts(x, splits).astype(accumulation(x.dtype))
   total, squares = two_sums(values, values * values)
   count = x.size // total.size
   mean = total / count
@@ -59,10 +60,11 @@ def normalize_forward(x, scale, bias, splits, epsilon, activation):
 
 def _normalize_backward(splits, epsilon, activation, residuals, cotangents):
   x, mean, inverse, scale, bias = residuals
+  dtype = accumulation(x.dtype)
 
   def of_normed(x, grad):
-    normed = (ghosts(x, splits).astype(jnp.float32) - mean[:, None]) * inverse[:, None]
-    grad = ghosts(grad, splits).astype(jnp.float32)
+    normed = (ghosts(x, splits).astype(dtype) - mean[:, None]) * inverse[:, None]
+    grad = ghosts(grad, splits).astype(dtype)
     if activation is not None:
       grad = jax.vjp(activation, normed * scale + bias)[1](grad)[0]
     return normed, grad
@@ -97,14 +99,16 @@ class BatchNorm(nn.Module):
         f"{self.splits} ghost batches; choose a multiple of {self.splits}"
       )
 
-  def _variables(self, channels):
-    running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), jnp.float32)
-    running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), jnp.float32)
-    bias = self.param("bias", nn.initializers.zeros_init(), (channels,), jnp.float32)
+  def _variables(self, channels, dtype):
+    """Of a number of channels, for maps in `dtype`."""
+    masters = accumulation(dtype)
+    running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), masters)
+    running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), masters)
+    bias = self.param("bias", nn.initializers.zeros_init(), (channels,), masters)
     if self.train_scale:
-      scale = self.param("scale", self.scale_init, (channels,), jnp.float32)
+      scale = self.param("scale", self.scale_init, (channels,), masters)
     else:
-      scale = jnp.ones(channels, jnp.float32)
+      scale = jnp.ones(channels, masters)
     return scale, bias, running_mean, running_var
 
   def _affine(self, scale, bias, running_mean, running_var):
@@ -123,7 +127,8 @@ class BatchNorm(nn.Module):
 class Norm(BatchNorm):
   """Batch norm over what one device sees, in `splits` ghost batches, then `activation`.
 
-  Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are float32.
+  Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are in that
+  of its sums (`accumulation`).
   Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast, which keeps running
   statistics for each ghost batch and averages them to evaluate; the average is kept here, and
   since the update is linear the two agree. They do not for its moving average of the model, which
@@ -143,10 +148,11 @@ class Norm(BatchNorm):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h w c"]:
-    variables = self._variables(x.shape[-1])
+    variables = self._variables(x.shape[-1], x.dtype)
     if self.use_running_average:
       factor, offset = self._affine(*variables)
-      return _activate(x.astype(jnp.float32) * factor + offset, self.activation).astype(x.dtype)
+      y = x.astype(accumulation(x.dtype)) * factor + offset
+      return _activate(y, self.activation).astype(x.dtype)
 
     self._check(x.shape[0])
     scale, bias, running_mean, running_var = variables

@@ -8,6 +8,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
+
 
 def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
   """Non-overlapping max pool; rows and columns beyond a multiple of `window` are left out.
@@ -127,7 +129,7 @@ NOWHERE = 9
 
 
 def to_first_maxima(place, shape, grad):
-  """The gradients of 3x3 windows at their places, summed in float32 on a map of a shape."""
+  """The gradients of 3x3 windows at their places, summed (`accumulation`) on a map of a shape."""
   # A pixel lies in up to four windows: (i, j) of four by (p, q) pixels is place (1 + p, 1 + q) of
   # window (i, j), two less in the next. Odd pixels alone are in two windows.
   terms = []
@@ -136,7 +138,7 @@ def to_first_maxima(place, shape, grad):
     for p, q in ((p, q) for p in range(down, 2) for q in range(right, 2)):
       places[p, 0, q, 0] = 3 * (1 + p - 2 * down) + 1 + q - 2 * right
     here = _shifted(place, down, right)[:, :, None, :, None] == places
-    value = _shifted(grad, down, right)[:, :, None, :, None].astype(jnp.float32)
+    value = _shifted(grad, down, right)[:, :, None, :, None].astype(accumulation(grad.dtype))
     terms.append(jnp.where(here, value, 0))
   return _interleaved(terms, shape)
 
@@ -147,8 +149,8 @@ _max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
 def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
   """[1 2 1] x [1 2 1] / 16 over each channel with a border of zeros; a stride of 1 or 2.
 
-  Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As sums in
-  float32, one kernel: convolutions of single channels are slow on GPUs.
+  Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As sums, one
+  kernel: convolutions of single channels are slow on GPUs.
   """
   with jax.named_scope("pool"):
     return _blur_pool(x, strides)
@@ -157,7 +159,7 @@ def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _blur_pool(x, strides):
   _, h, w, _ = x.shape
-  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))).astype(jnp.float32)
+  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))).astype(accumulation(x.dtype))
   taps = [
     padded[:, i : i + h : strides, j : j + w : strides] * ((2 - abs(i - 1)) * (2 - abs(j - 1)) / 16)
     for i in range(3)
@@ -173,11 +175,11 @@ def _blur_pool_forward(x, strides):
 def _blur_pool_backward(strides, shape, grad):
   if strides == 1:
     return (_blur_pool(grad, 1),)  # its own transpose
-  terms = []
+  terms, dtype = [], accumulation(grad.dtype)
   for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
-    row, column = (np.array([0, 1] if shift else [2, 1], np.float32) for shift in (down, right))
+    row, column = (np.array([0, 1] if shift else [2, 1], dtype) for shift in (down, right))
     weights = np.outer(row, column).reshape(2, 1, 2, 1) / 16
-    terms.append(_shifted(grad, down, right)[:, :, None, :, None].astype(jnp.float32) * weights)
+    terms.append(_shifted(grad, down, right)[:, :, None, :, None].astype(dtype) * weights)
   return (_interleaved(terms, shape).astype(grad.dtype),)
 
 

@@ -8,6 +8,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.conv import conv_init, convolve_on_cpu
 
 
@@ -16,14 +17,16 @@ def _whiten_on_cpu(x, kernel, padding):
 
 
 def _sum_of_products(x, kernel, padding):
-  """A convolution as elementwise products, for few taps of few channels, in float32.
+  """A convolution as elementwise products, for few taps of few channels, in the format of sums.
 
   A GPU does it, what follows and the cast in one kernel that reads the images once; cuDNN's is
   slow at 3 channels and leaves bias and activation a pass of their own: 141 MB a step of airbench.
   """
   # Behind the barrier: XLA could augment the images anew for every product.
   dtype, x = x.dtype, lax.optimization_barrier(x)
-  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(jnp.float32)
+  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(
+    accumulation(dtype)
+  )
   _, high, wide, channels = kernel.shape
   rows, columns = x.shape[1] - high + 1, x.shape[2] - wide + 1
   y = sum(
@@ -52,7 +55,8 @@ class Whiten(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 o"]:
     shape = (self.features, self.patch, self.patch, x.shape[-1])
-    kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, jnp.float32))
+    masters = accumulation(self.dtype)
+    kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, masters))
     x = lax.stop_gradient(x)
     y = lax.platform_dependent(
       x.astype(self.dtype),
@@ -61,7 +65,7 @@ class Whiten(nn.Module):
       default=functools.partial(_sum_of_products, padding=self.padding),
     )
     if self.bias_init is not None:
-      bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+      bias = self.param("bias", self.bias_init, (self.features,), masters)
       y = y + bias.astype(self.dtype)
     return y
 
@@ -74,7 +78,7 @@ def whitening_kernel(
   epsilon: float = 1e-2,
   centered: bool = False,
 ) -> Float[Array, "filters p p c"]:
-  """Filters that decorrelate the patches of normalised float32 images.
+  """Filters that decorrelate the patches of normalised images, in their dtype.
 
   Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
   patches over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance is
@@ -98,7 +102,7 @@ def whitening_kernel(
     product = jnp.matmul(patches.T, patches, precision=lax.Precision.HIGHEST)
     return (products + product, sums + patches.sum(axis=0)), None
 
-  zero = jnp.zeros((size, size), jnp.float32), jnp.zeros((size,), jnp.float32)
+  zero = jnp.zeros((size, size), images.dtype), jnp.zeros((size,), images.dtype)
   (products, sums), _ = lax.scan(add_chunk, zero, chunks)
   count = n * rows * columns
   if centered:

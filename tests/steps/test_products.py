@@ -1,0 +1,116 @@
+"""In which precision each product and convolution of the programs is asked for."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+from toy import load_recipe, toy_config, toy_job
+
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.steps import eval_step
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.train_step import train_step
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+HIGHEST = (lax.Precision.HIGHEST,) * 2
+
+
+def equations(jaxpr):
+  """Those of a program and of all programs in it, branches for other platforms too."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr),
+    ):
+      if isinstance(value, core.ClosedJaxpr):
+        yield from equations(value.jaxpr)
+      elif isinstance(value, core.Jaxpr):
+        yield from equations(value)
+
+
+def precisions(function, *arguments):
+  """How many products and convolutions ask for which precision."""
+  found = equations(jax.make_jaxpr(function)(*arguments).jaxpr)
+  return collections.Counter(e.params["precision"] for e in found if e.primitive.name in PRODUCTS)
+
+
+def resnet(depth):
+  config = toy_config(**{"augment.crop_padding": 0, "data.image_size": 32})
+  config.model = dict(
+    name="resnet",
+    depth=depth,
+    width=4,
+    zero_init=True,
+    blurpool=True,
+    ghost_splits=1,
+    norm_momentum=0.9,
+  )
+  return config
+
+
+def airbench(variant):
+  config = load_recipe("cifar10_airbench.py", variant)
+  config.batch_size = 16
+  config.epochs = 2.0
+  config.model.widths = (4, 6, 6)
+  config.proxy.update(keep=config.proxy.keep and 8, widths=(2, 4, 4))
+  config.augment.cutout = 0
+  config.data.update(image_size=12, train_images=64, eval_images=16)
+  return config
+
+
+# Convolutions and products of a step that are not of the net's own precision: the norms of
+# bottlenecks computed from their inputs' covariances, in full precision in any format.
+NETS = {
+  "resnet9": toy_config,
+  "airbench": lambda: airbench("94"),
+  "airbench with Muon": lambda: airbench("94_muon"),
+  "airbench with a proxy": lambda: airbench("96_faster"),
+  "resnet18": lambda: resnet(18),
+  "resnet50": lambda: resnet(50),
+}
+
+
+def programs(config):
+  """Of a config: the training step's, the evaluation's and the first state's precisions."""
+  job = toy_job(config)
+  size, n = config.data.image_size, config.batch_size
+  images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8)
+  state = jax.eval_shape(on_mesh(init_state, job), seed_key(0), images)
+  batch = Batch(images, *(jax.ShapeDtypeStruct((n,), t) for t in (jnp.int32, jnp.bool_)))
+  hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
+  step = on_mesh(train_step, job, kind=job.plan.kind_of(0))
+  return (
+    precisions(step, state, batch, batch.mask, hyper),
+    precisions(eval_step.evaluate_on_mesh(job), state.evaluated(), batch),
+    precisions(on_mesh(init_state, job), seed_key(0), images),
+  )
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_float32_is_float32_in_every_product_and_tf32_where_a_gpu_makes_it_that(name):
+  config = NETS[name]()
+  config.precision = "float32"
+  full = programs(config)
+  config.precision = "tf32"
+  fast = programs(config)
+  for program, same in zip(full, fast, strict=True):
+    assert set(program) == {HIGHEST}
+    assert sum(program.values()) == sum(same.values())
+  # What asks for more by itself: the covariances of whitening and of bottlenecks' norms.
+  step, evaluation, init = fast
+  assert set(evaluation) == {None} and set(step) <= {None, HIGHEST}
+  assert (step[HIGHEST] > 0) == (name == "resnet50") and step[None] > step[HIGHEST] / 2
+  assert (init[HIGHEST] > 0) == ("resnet1" not in name and "resnet5" not in name)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_asks_for_nothing(precision):
+  step, evaluation, _ = programs(toy_config(precision=precision))
+  assert set(step) == set(evaluation) == {None}
