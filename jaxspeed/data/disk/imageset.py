@@ -35,6 +35,7 @@ from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
+from jaxspeed.files import open_regular
 
 _ACCEPTED = (
   "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
@@ -94,7 +95,7 @@ class Split:
     Raises:
       OSError: its file cannot be read.
     """
-    with open(self.files[self.file[index]], "rb") as file:
+    with open_regular(self.files[self.file[index]]) as file:
       if self.whole_files:
         return file.read()
       file.seek(self.offset[index])
@@ -107,7 +108,7 @@ class ImageSet:
 
   Attributes:
     notes: lines on what was left out.
-    whole: all images, where both splits were made of them; None where they came apart.
+    whole: all images, where the splits were made of them.
   """
 
   train: Split
@@ -135,8 +136,7 @@ def open_images(
     path: a folder; '' lets TFDS download and prepare `name`.
     cache: folder of the index; '' means ~/.cache/jaxspeed/data.
     show: called with the numbers of headers that are read and that are to be read.
-    tune: a tenth of the training images takes the place of the evaluation images, which are not
-      looked at and need not be there.
+    tune: a tenth of the training images takes the place of the others, which need not be there.
 
   Raises:
     UserError: nothing readable is at `path`, or it is damaged or not complete.
