@@ -184,11 +184,19 @@ def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[
       print(_help())
       sys.exit(0)
     _read_recipe(argv)
-    return flags.FLAGS(_without(argv))
+    return _parse_values(_without(argv))
   except flags.IllegalFlagValueError as error:
     raise UserError(_illegal(str(error))) from None
-  except (flags.Error, TypeError, ValueError) as error:
+  except flags.Error as error:
     raise UserError(_sentence(str(error))) from None
+
+
+def _parse_values(argv: list[str]) -> list[str]:
+  """What absl leaves of a command line; what its parsers raise is a mistake in a value."""
+  try:
+    return flags.FLAGS(argv)
+  except (TypeError, ValueError) as error:
+    raise flags.Error(str(error)) from None
 
 
 def _flags_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -239,7 +239,7 @@ FLAGS = {
   "--config.eval.resize=1e30": "config.eval.resize=1e+30: it must be at most 10.",
   "--config.watchdog_seconds=0.001": "=0.001: it must be a number of seconds, 0 or at least 5.",
   "--config.compiler_options=('x',)": "it must be a tuple, each NAME=VALUE, an option of XLA.",
-  "--config.data.path=/nowhere": "config.data.path is '/nowhere', but the digits are part",
+  "--config.data.path=/nowhere": "config.data.path: /nowhere does not exist; it names a folder",
   "--bandwidth=nan": "flag --bandwidth=nan: it must be a number from 0.001 to 1e+06; see --help",
   "--bandwidth=inf": "flag --bandwidth=inf: it must be a number from 0.001 to 1e+06; see --help",
   "--latency=nan": "flag --latency=nan: it must be a number from 0 to 1e+09",
@@ -313,7 +313,12 @@ MORE = [
     "--out=/nope/x.json: there is no folder /nope",
   ),
   ("scaling", ["--published", "--out=/"], "--out=/: it is a folder; name a file."),
-  ("evaluate", [LARS, "--config.eval.mode=center,mirror"], "weights come from --config.pretrained"),
+  ("evaluate", [LARS, "--config.eval.mode=center,flip"], "weights come from --config.pretrained"),
+  (
+    "evaluate",
+    [LARS, "--config.eval.mode=center,mirror"],
+    "config.eval.mode='mirror': choose one of",
+  ),
   (
     "evaluate",
     [LARS, "--config.pretrained.path=x.safetensors", "--config.model.name=resnet9"],
