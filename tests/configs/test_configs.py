@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from recipes import AIRBENCH, FOLDER, LADDER, RECIPES, STREAMED, get_config
+from tolerances import EQUAL
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import stored
@@ -414,22 +415,24 @@ def pytorch_sgd(start, gradients, rates, *, momentum, weight_decay):
   return weight
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("named", PYTORCH)
 def test_three_steps_of_an_airbench_recipe_are_those_of_pytorch(named):
   groups, summed, _ = PYTORCH[named]
   config = get_named(named)
-  config.precision = "float32"
+  config.precision = "float64"
   table = make_plan(config).table
   params = {
-    "whiten": {"kernel": np.full((2, 1, 1, 2), 0.7, np.float32)},
+    "whiten": {"kernel": np.full((2, 1, 1, 2), 0.7)},
     "group1": {
-      "conv1": {"kernel": np.full((2, 1, 1, 2), 0.7, np.float32)},
-      "norm1": {"bias": np.full(2, 0.7, np.float32)},
+      "conv1": {"kernel": np.full((2, 1, 1, 2), 0.7)},
+      "norm1": {"bias": np.full(2, 0.7)},
     },
-    "head": {"kernel": np.full((2, 2), 0.7, np.float32)},
+    "head": {"kernel": np.full((2, 2), 0.7)},
   }
   if "whiten" in groups:
-    params["whiten"]["bias"] = np.full(2, 0.7, np.float32)
+    params["whiten"]["bias"] = np.full(2, 0.7)
   gradients = (0.3, -0.2, 0.5)  # of the mean loss
   optimizer = make_optimizer(config)
   state, now = optimizer.init(params), params
@@ -454,7 +457,7 @@ def test_three_steps_of_an_airbench_recipe_are_those_of_pytorch(named):
       weight_decay=weight_decay,
     )
     assert abs(expected - 0.7) > 0.01
-    np.testing.assert_allclose(ours[kind], expected, rtol=1e-5, err_msg=kind)
+    np.testing.assert_allclose(ours[kind], expected, rtol=EQUAL, err_msg=kind)
   np.testing.assert_array_equal(now["whiten"]["kernel"], params["whiten"]["kernel"])
 
 
