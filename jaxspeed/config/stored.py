@@ -10,8 +10,6 @@ from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
-# Characters of a config.json; ours have 4,000.
-_LARGEST = 1_000_000
 # Differences of two configs that a sentence lists.
 _LISTED = 5
 # Characters of a value in such a list.
@@ -71,8 +69,6 @@ def load(path: pathlib.Path) -> ConfigDict:
     raise UserError(
       f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
     ) from None
-  except RecursionError:
-    raise UserError(f"{path} cannot be read as a config (it nests without an end).") from None
   except (OSError, ValueError) as error:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
   if not isinstance(loaded, dict):
