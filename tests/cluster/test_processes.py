@@ -56,7 +56,7 @@ def test_a_step_of_slurm():
   assert find_peers(environment=SLURM | {"SLURM_PROCID": "0"}).coordinator == peers.coordinator
   other = find_peers(environment=SLURM | {"SLURM_JOB_ID": "4712"}).coordinator
   assert other.partition(":")[2] != port
-  assert find_peers(environment=SLURM | {"SLURM_NODEID": "2"}).local == 1
+  assert find_peers(environment=SLURM | {"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}).local == 1
   # An address that is given counts also here.
   given = find_peers(environment=SLURM | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"})
   assert given.coordinator == "127.0.0.1:9" and given.process == 3
