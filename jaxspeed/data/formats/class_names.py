@@ -77,7 +77,8 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   """
   path = folder / STORED
   try:
-    names = load_json(path, list[str])
+    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    names = load_json(path)
   except FileNotFoundError:
     raise UserError(
       f"{path} is missing: it holds the names of the run's {classes} classes as a list in JSON; "
@@ -86,6 +87,8 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   except (OSError, ValueError) as error:
     reason = getattr(error, "strerror", None) or error
     raise UserError(f"{path} holds no list of names in JSON ({reason}).") from None
+  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    raise UserError(f"{path} holds no list of names in JSON.")
   if len(names) != classes:
     raise UserError(
       f"{path} names {len(names)} classes, and the run's model tells {classes} apart: put the "
