@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from jaxspeed.errors import printable
 from jaxspeed.files import write_atomically
 
 
@@ -145,15 +146,7 @@ def lost() -> str | None:
 
 def say(sentence: object) -> None:
   """Prints a sentence on standard error, in one line and without control characters."""
-  print(f"jaxspeed: {escape(str(sentence))}", file=sys.stderr)
-
-
-def escape(text: str) -> str:
-  """The text with every character that no screen shows as an escape, line ends included."""
-  return "".join(
-    letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode()
-    for letter in text
-  )
+  print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
 
 
 def report(error: BaseException, folder: pathlib.Path | None, name: str = "traceback.txt") -> None:
