@@ -45,6 +45,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
+from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 from jaxspeed.records.statistics import p_value_of_at_most
 from jaxspeed.records.writer import read_metrics
 
