@@ -22,13 +22,19 @@ class Done:
 
 @contextlib.contextmanager
 def fresh_flags() -> Iterator[None]:
-  """absl's flags are global: those that are defined inside are gone outside."""
-  before = set(flags.FLAGS)
+  """absl's flags are global: only its own are there inside, and those from before come back."""
+  module_of = flags.FLAGS.find_module_defining_flag
+  own = {name for name in flags.FLAGS if str(module_of(name)).startswith("absl")}
+  before = {name: flags.FLAGS[name] for name in set(flags.FLAGS) - own}
+  for name in before:
+    delattr(flags.FLAGS, name)
   try:
     yield
   finally:
-    for name in set(flags.FLAGS) - before:
+    for name in set(flags.FLAGS) - own:
       delattr(flags.FLAGS, name)
+    for name, flag in before.items():
+      flags.FLAGS[name] = flag
     flags.FLAGS.unparse_flags()
 
 
