@@ -122,7 +122,10 @@ def mistakes(tmp: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       [CIFAR, f"--config.data.path={write_binary_cifar(tmp / 'cut')}"],
       "data_batch_",
     ),
-    "wrong number of classes": ([CIFAR, f"--config.data.path={arrays}"], "classes"),
+    "wrong number of classes": (
+      [CIFAR, f"--config.data.path={arrays}", "--config.data.classes=2"],
+      "classes",
+    ),
     "unwritable workdir": ([QUICKSTART, f"--workdir={tmp / 'file'}"], "cannot be created"),
   }
 
