@@ -26,8 +26,9 @@ functional = torch.nn.functional
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
-# Rounding grows with the steps, through norms of a few images and the maxima of pools.
-TOLERANCE = 1e-10
+# Rounding grows with the steps, through norms of a few images and the maxima of pools: up to 49
+# steps here. Another formula is 1e-3 away after the first.
+TOLERANCE = 1e-8
 
 
 def load(file, variant=None, *, batch, **fields):

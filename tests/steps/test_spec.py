@@ -70,5 +70,5 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
   }
   with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
     compile_programs(job)
-  with pytest.raises(UserError, match=r"compiler_options=\['xla_gpu_x'\]: .*NAME=VALUE"):
+  with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):
     toy_job(toy_config(compiler_options=("xla_gpu_x",)))
