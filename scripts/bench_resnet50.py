@@ -69,7 +69,7 @@ class Contestant:
 
 @dataclasses.dataclass
 class Timing:
-  """Of a contestant at a shape: what it cost to prepare, and seconds a step of each turn."""
+  """A contestant at a shape: what it cost to prepare, and seconds a step of each turn."""
 
   prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
   step_s: list[float] = dataclasses.field(default_factory=list)

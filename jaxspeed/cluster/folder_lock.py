@@ -1,4 +1,4 @@
-"""Whose a run's folder is: one job at a time writes to it, and an older one never again.
+"""Ownership of a run's folder: one job at a time writes to it, and an older one never again.
 
 `owner.json` names the incarnation of the run that may write: a number that every start raises. The
 holder keeps a lock on `run.lock` as long as it lives, and renews that file's time, for file
@@ -126,7 +126,7 @@ class Fence:
 
   @property
   def incarnation(self) -> int:
-    """Of this start."""
+    """The number of this start of the run, from 1."""
     return self._owner.incarnation
 
   def check(self) -> None:

@@ -75,7 +75,7 @@ def use_cache(folder: str = "") -> pathlib.Path | None:
 
 
 class _Counts(threading.local):
-  """Of each thread: others compile ahead while a clock runs."""
+  """Programs that this thread compiled or read; others compile ahead while a clock runs."""
 
   from_cache = 0
   compiled = 0

@@ -236,7 +236,7 @@ def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarr
 def _positions(
   phases: tuple[Phase, ...], total: int
 ) -> tuple[Int[np.ndarray, "steps"], Int[np.ndarray, "steps"], Int[np.ndarray, "steps"]]:
-  """Of each step its epoch, its number in it, both from 0, and how many a whole one has."""
+  """Epoch of each step, its number in it, both from 0, and the steps of a whole epoch."""
   step = np.arange(total)
   index = np.searchsorted([phase.first_step for phase in phases], step, side="right") - 1
   first_step, first_epoch, steps = (

@@ -142,7 +142,7 @@ class _RunOfSeveral:
 
 @dataclasses.dataclass
 class _Several(_Result):
-  """Of several runs; its fields have no defaults, as all of them are printed."""
+  """The result of several runs; its fields have no defaults, as all of them are printed."""
 
   n: int = dataclasses.field(kw_only=True)
   mean: float = dataclasses.field(kw_only=True)

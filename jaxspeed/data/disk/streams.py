@@ -134,7 +134,7 @@ class _Stream(abc.ABC):
 
   @abc.abstractmethod
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of images `used` in rows `rows` of the batch, what is decoded and how it is resized."""
+    """What is decoded of the images `used`, in rows `rows` of the batch, and its new size."""
 
   @abc.abstractmethod
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:

@@ -100,7 +100,7 @@ class BatchNorm(nn.Module):
       )
 
   def _variables(self, channels, dtype):
-    """Of a number of channels, for maps in `dtype`."""
+    """Scale, bias, running mean and running variance of `channels`, for maps in `dtype`."""
     masters = accumulation(dtype)
     running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), masters)
     running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), masters)
