@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import logging
 import math
 import pathlib
 import time
@@ -24,22 +23,18 @@ from jaxspeed.devices.compile import nothing_compiles
 from jaxspeed.errors import UserError
 from jaxspeed.optim import averaging
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import format_phase
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.results import mean_pace
 from jaxspeed.records.statistics import RESULT_KEYS, SKIPPED
 from jaxspeed.records.writer import open_records
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
 from jaxspeed.run.divergence import check_evaluation, check_loss
+from jaxspeed.run.epoch_report import pace_lines, planned_row
 from jaxspeed.run.finish import finish, finished_result, reaches_target
 from jaxspeed.run.setup import Feed, claim, with_pretrained
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry
 
-_log = logging.getLogger("jaxspeed")
-# Of the seconds of training: devices that wait more for input are told of.
-_MUCH_WAITING = 0.1
 # A step's loss and wishes are looked at when so many later ones are on their way: the devices have
 # work while the host waits for a number.
 _STEPS_AHEAD = 2
@@ -291,7 +286,7 @@ class Run:
     """The row of the epoch that ended with `step`; afterwards the carry's sums are zero."""
     epoch, _ = self._plan.epoch_of(step - 1)
     last, lines = step == self._plan.total_steps, list[str]()
-    row = self._planned(step) | self._pace
+    row = planned_row(self._job, step) | self._pace
     row |= {f"train_{name}": value for name, value in self._carry.sums.means().items()}
     if (loss_scale := self._carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
@@ -315,51 +310,15 @@ class Run:
       self._watch.fence.check()
     self._records.epoch(row)
     self._count_programs()
-    for line in (*lines, *self._feed.report(), *self._report_pace(step)):
+    for line in (*lines, *self._feed.report(), *self._pace_lines(step)):
       self._records.screen.line(line)
     self._carry = self._carry.replace(
       sums=mesh_lib.replicate(Sums.zero(self._job.accumulation), self._job.mesh)
     )
 
-  def _planned(self, step: int) -> dict[str, Any]:
-    """What the plan says of the epoch that ends with `step`, and of its last step."""
-    plan = self._plan
-    epoch, _ = plan.epoch_of(step - 1)
-    phase = plan.phase_of(step - 1)
-    done = epoch + plan.steps_in_epoch(epoch) / phase.steps_per_epoch
-    momentum = plan.table.get("momentum")
-    return {
-      "epoch": int(done) if done == int(done) else done,
-      "step": step,
-      "examples": plan.examples(step),
-      "learning_rate": float(plan.table["learning_rate"][step - 1]),
-      "momentum": float(
-        self._config.optimizer.momentum if momentum is None else momentum[step - 1]
-      ),
-      "image_size": phase.image_size,
-      "batch_size": phase.batch_size,
-      "world": self._job.devices,
-    }
-
-  def _report_pace(self, step: int) -> list[str]:
-    """Lines on a stream after `step`: that it is too slow, once a phase, and a phase's pace."""
-    plan = self._plan
-    phase = plan.phase_of(step - 1)
-    rows = [row for row in self._records.rows if row["step"] > phase.first_step]
-    lines = []
-    slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
-    if slow[-1] and not any(slow[:-1]):
-      lines.append(
-        f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: make "
-        f"resized copies (python -m jaxspeed.prepare resize) or use more cores; "
-        f"--config.data.synthetic=True shows the machine without its disk"
-      )
-    end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
-    if plan.streams and (step == end or self._stopped_at_target()):
-      pace = mean_pace(rows, examples=plan.examples(phase.first_step))
-      epochs = rows[-1]["epoch"] - phase.first_epoch
-      lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
-    return lines
+  def _pace_lines(self, step: int) -> list[str]:
+    stopped = self._stopped_at_target()
+    return pace_lines(self._plan, self._records.rows, step, stopped=stopped)
 
   def _stopped_at_target(self) -> bool:
     rows = self._records.rows

@@ -151,31 +151,13 @@ def train(
       _ensure_same(resolved)
     finished = finished_result(folder, resolved)
     if finished is not None:
-      screen.line(f"{folder} holds this run, finished:")
-      screen.result(finished)
-      if resolved.runs == 1 and primary and Checkpoints(folder / "checkpoints").newest() is None:
-        screen.line(
-          f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
-          "it again"
-        )
+      _print_finished(screen, resolved, folder, finished)
       return finished
     _stop_before_steps(signals)
     mesh = mesh_lib.make_mesh()
     job = make_job(resolved, plan_of(resolved, data, devices=mesh.size), mesh)
     _print_header(screen, job, data, folder)
-    with _memory_errors_told(resolved), clock.measure("compile"):
-      feed = make_feed(data, job)
-      stack.enter_context(contextlib.closing(feed))
-      lines = feed.wait_for(0)
-    _print_compiled(screen, job, feed, clock)
-    for line in lines:
-      screen.line(line)
-    with clock.measure("load"):
-      feed.place()
-    # The first steps of a stream's long run need none.
-    if isinstance(feed, ResidentFeed) and _wants_warm_up(resolved, feed):
-      with clock.measure("warmup"):
-        feed.warm_up()
+    feed = stack.enter_context(_ready_feed(job, data, screen, clock))
     agreement = Agreement(mesh)
     # All have their programs then: from here on none waits long for another.
     with clock.measure("others"):
@@ -190,6 +172,40 @@ def train(
     result = write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
     screen.result(result)
     return result
+
+
+@contextlib.contextmanager
+def _ready_feed(job: Job, data: Arrays | ImageSets, screen: Screen, clock: Clock) -> Iterator[Feed]:
+  """The feed of a job, its programs compiled and its images in place."""
+  with _memory_errors_told(job.config), clock.measure("compile"):
+    feed = make_feed(data, job)
+  with contextlib.closing(feed):
+    with _memory_errors_told(job.config), clock.measure("compile"):
+      lines = feed.wait_for(0)
+    _print_compiled(screen, job, feed, clock)
+    for line in lines:
+      screen.line(line)
+    with clock.measure("load"):
+      feed.place()
+    # The first steps of a stream's long run need none.
+    if isinstance(feed, ResidentFeed) and _wants_warm_up(job.config, feed):
+      with clock.measure("warmup"):
+        feed.warm_up()
+    yield feed
+
+
+def _print_finished(
+  screen: Screen, config: ConfigDict, folder: pathlib.Path, result: dict[str, Any]
+) -> None:
+  """Prints the result of a run that needs no more steps."""
+  screen.line(f"{folder} holds this run, finished:")
+  screen.result(result)
+  alone = config.runs == 1 and processes.is_primary()
+  if alone and Checkpoints(folder / "checkpoints").newest() is None:
+    screen.line(
+      f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
+      "it again"
+    )
 
 
 def _nothing() -> None:
