@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -35,6 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   long = {item.path for item in items if item.get_closest_marker("slow")}
   long |= {item.path for item in items if item.path.stem.removeprefix("test_") in LONG}
   items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file() -> Iterator[None]:
+  """What runs of one file compiled is not found by those of the next in the same process."""
+  before = jax.config.jax_compilation_cache_dir
+  yield
+  jax.config.update("jax_compilation_cache_dir", before)
+  compilation_cache.reset_cache()
 
 
 @pytest.fixture

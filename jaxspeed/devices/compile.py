@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxspeed.devices.flops import count_flops
 from jaxspeed.errors import UserError
@@ -67,7 +68,9 @@ def use_cache(folder: str = "") -> pathlib.Path | None:
   if not usable:
     warnings.warn(f"no cache of compiled programs: {path} cannot be written", stacklevel=2)
     return None
-  jax.config.update("jax_compilation_cache_dir", str(path))
+  if jax.config.values["jax_compilation_cache_dir"] != str(path):
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    compilation_cache.reset_cache()  # JAX keeps the folder of its first program otherwise
   # Also the small programs: each one that is missing is compiled again at the next start.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 
-import jax
 import pytest
 from commands import ROOT
 from toy import load_recipe
@@ -24,9 +23,7 @@ STEPS = 18
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-  before = jax.config.jax_compilation_cache_dir
-  yield str(tmp_path_factory.mktemp("programs"))
-  jax.config.update("jax_compilation_cache_dir", before)
+  return str(tmp_path_factory.mktemp("programs"))
 
 
 def digits(cache):

@@ -21,10 +21,7 @@ from jaxspeed.errors import UserError
 
 @pytest.fixture
 def cache(tmp_path):
-  before = jax.config.jax_compilation_cache_dir
-  yield use_cache(str(tmp_path / "programs"))
-  jax.config.update("jax_compilation_cache_dir", before)
-  jax.experimental.compilation_cache.compilation_cache.reset_cache()
+  return use_cache(str(tmp_path / "programs"))
 
 
 def matmul(x, y):
@@ -35,7 +32,6 @@ ABSTRACT = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16
 
 
 def test_the_second_time_comes_from_the_cache(cache):
-  jax.experimental.compilation_cache.compilation_cache.reset_cache()
   first = compile_program(matmul, ABSTRACT)
   assert not first.cached and any(cache.iterdir())
   jax.clear_caches()
@@ -43,6 +39,14 @@ def test_the_second_time_comes_from_the_cache(cache):
   assert second.cached
   x, y = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
   np.testing.assert_allclose(second.call(x, y), 32 * np.sin(16.0), rtol=rounding(32))
+
+
+def test_another_folder_is_used_from_the_next_program_on(cache, tmp_path):
+  compile_program(jnp.sinh, ABSTRACT[:1])
+  before = set(cache.iterdir())
+  other = use_cache(str(tmp_path / "other"))
+  assert not compile_program(jnp.arctan, ABSTRACT[:1]).cached
+  assert set(cache.iterdir()) == before and any(other.iterdir())
 
 
 def test_flops_are_those_of_the_product():

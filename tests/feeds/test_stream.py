@@ -41,9 +41,7 @@ pytest.importorskip("tensorflow")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
   """A folder of images and one for caches."""
-  before = jax.config.jax_compilation_cache_dir
-  yield write_folder(tmp_path_factory.mktemp("images")), tmp_path_factory.mktemp("cache")
-  jax.config.update("jax_compilation_cache_dir", before)
+  return write_folder(tmp_path_factory.mktemp("images")), tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")

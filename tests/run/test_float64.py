@@ -17,14 +17,12 @@ from jaxspeed.run.session import train
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   """A finished run's folder and what `train` returned."""
-  before = jax.config.jax_compilation_cache_dir
   tmp = tmp_path_factory.mktemp("float64")
   config = load_recipe("quickstart.py")
   config.update(precision="float64", epochs=1.0, batch_size=160)
   config.compile_cache = str(tmp / "programs")
   config.model.width = 4
-  yield tmp / "run", train(config, str(tmp / "run"))
-  jax.config.update("jax_compilation_cache_dir", before)
+  return tmp / "run", train(config, str(tmp / "run"))
 
 
 def test_everything_a_run_keeps_is_float64_and_the_process_is_as_before(finished):

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 import types
 
 import jax
@@ -28,16 +27,7 @@ from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
 
-PROGRAMS = tempfile.mkdtemp(prefix="jaxspeed-programs-")  # of this module's runs
 LOCKS = {".owner.lock", "owner.json", "run.lock"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs():
-  before = jax.config.jax_compilation_cache_dir
-  yield
-  jax.config.update("jax_compilation_cache_dir", before)
-  shutil.rmtree(PROGRAMS)
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
@@ -103,7 +93,6 @@ def digits(**fields) -> ConfigDict:
   config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
   config.model.width = 4
   config.checkpoint.every_seconds = 0.0
-  config.compile_cache = PROGRAMS
   config.update_from_flattened_dict(fields)
   return config
 

@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-  before = jax.config.jax_compilation_cache_dir
-  yield str(tmp_path_factory.mktemp("programs"))
-  jax.config.update("jax_compilation_cache_dir", before)
+  return str(tmp_path_factory.mktemp("programs"))
 
 
 def toy_imagenet18(cache):

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -26,9 +25,7 @@ from jaxspeed.run.setup import open_data
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-  before = jax.config.jax_compilation_cache_dir
-  yield str(tmp_path_factory.mktemp("programs"))
-  jax.config.update("jax_compilation_cache_dir", before)
+  return str(tmp_path_factory.mktemp("programs"))
 
 
 def digits(cache: str, **fields) -> ConfigDict:

@@ -28,13 +28,11 @@ pytest.importorskip("tensorflow")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   """A run of a small ResNet: its config, folder, result, and exported weights."""
-  before = jax.config.jax_compilation_cache_dir
   folder = tmp_path_factory.mktemp("weights")
   config = small_resnet(write_folder(folder / "images"), folder / "cache")
   result = train(config, str(folder / "run"))
   export(folder / "run", folder / "net.safetensors")
-  yield config, folder, result
-  jax.config.update("jax_compilation_cache_dir", before)
+  return config, folder, result
 
 
 def small_resnet(images, cache, **fields):
