@@ -50,8 +50,7 @@ def write_atomically(
     content = content.encode()
   temporary = _beside(path)
   try:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
-    with open(temporary, "wb", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+    with open(temporary, "wb", opener=lambda name, _: create(name)) as file:
       file.writelines([content] if isinstance(content, bytes) else content)
       if sync:
         file.flush()
@@ -65,6 +64,15 @@ def write_atomically(
   finally:
     with contextlib.suppress(OSError):
       os.unlink(temporary)
+
+
+def create(path: str | os.PathLike[str]) -> int:
+  """Opens a new file to read and write it; never one that is there, nor what a link there names.
+
+  Raises:
+    OSError: it cannot be made.
+  """
+  return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666)
 
 
 def sync(path: pathlib.Path) -> None:

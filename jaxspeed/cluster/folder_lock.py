@@ -22,6 +22,7 @@ from jaxspeed.cluster.peers import integer
 from jaxspeed.errors import SUPERSEDED, UserError
 from jaxspeed.files import (
   TEMPORARY,
+  create,
   dump_json,
   load_json,
   open_locked,
@@ -215,7 +216,7 @@ class Fence:
     """Takes a lock of a new file in place of the one that an older start of the job holds."""
     self._unlock()
     new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
-    self._descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    self._descriptor = create(new)
     try_lock(self._descriptor)
     new.rename(self._folder / LOCK)
 

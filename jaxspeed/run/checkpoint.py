@@ -27,7 +27,7 @@ from pydantic import Field
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, sync, write_atomically
+from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
 from jaxspeed.records.clock import NAMES
 
 MANIFEST = "manifest.json"
@@ -315,11 +315,12 @@ def _ensure_room(path: pathlib.Path, size: int) -> None:
   Raises:
     OSError: there is no room, or the folder cannot be written.
   """
+  descriptor = create(path)
   try:
-    with path.open("wb") as file:
-      if hasattr(os, "posix_fallocate"):  # not on macOS
-        os.posix_fallocate(file.fileno(), 0, size + 2**20)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+      os.posix_fallocate(descriptor, 0, size + 2**20)
   finally:
+    os.close(descriptor)
     path.unlink(missing_ok=True)
 
 

@@ -29,16 +29,17 @@ class RunFolder:
   Attributes:
     path: of the folder.
     fence: around it.
+    is_new: whether no step of the run was taken yet, in this start or an earlier one.
   """
 
-  def __init__(self, path: pathlib.Path, fence: Fence, *, is_new: bool) -> None:
+  def __init__(self, path: pathlib.Path) -> None:
     self.path = path
-    self.fence = fence
-    self._is_new = is_new
+    self.fence = Fence(path)
+    self.is_new = False
 
   def begun(self) -> None:
     """Says that a step was taken: from now on the folder stays, whatever happens."""
-    self._is_new = False
+    self.is_new = False
 
   def close(self, *, refused: bool) -> None:
     """Gives the folder back.
@@ -46,7 +47,7 @@ class RunFolder:
     Args:
       refused: removes what this start wrote to a folder in which no step was taken.
     """
-    if refused and self._is_new:
+    if refused and self.is_new:
       for folder in (*_subfolders(self.path), self.path):
         # What a start writes before its first step is done.
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
@@ -75,14 +76,16 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
   """
   path = _local(workdir)
   _refuse_among_data(path, data_path)
-  is_new = look(path)
+  look(path)
   made = make(path)
   try:
-    folder = RunFolder(path, Fence(path), is_new=is_new)
+    folder = RunFolder(path)
   except BaseException:
     _remove_empty(made)
     raise
   try:
+    # Again, within the fence: another start may have been at work since.
+    folder.is_new = look(path)
     yield folder
   except BaseException as error:
     folder.close(refused=not isinstance(error, Stopped))
