@@ -110,7 +110,10 @@ class Checkpoints:
   def remove_parts(self) -> None:
     """Removes what earlier starts of the run left half-written or half-removed."""
     for path in self._folder.glob(f"{_PART}*"):
-      shutil.rmtree(path, ignore_errors=True)
+      if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+      else:
+        shutil.rmtree(path, ignore_errors=True)
 
   def _write(self, step: int, tree: Any, clock: dict[str, float]) -> None:
     part = self._part(step)

@@ -278,6 +278,19 @@ def test_what_is_saved_is_on_the_disk_before_the_manifest_says_so(tmp_path, monk
   assert len(synced) == 1 and store.newest() is None and list(tmp_path.iterdir()) == []
 
 
+def test_a_link_in_the_way_of_a_save_is_not_followed(tmp_path):
+  (tmp_path / "victim").write_text("precious")
+  (tmp_path / "checkpoints").mkdir()
+  (tmp_path / "checkpoints" / ".part-3-2").symlink_to("../victim")
+  store = Checkpoints(tmp_path / "checkpoints", incarnation=3)
+  with pytest.raises(CheckpointError, match=r"\(File exists\)$"):
+    store.save(2, make_carry(2.0), CLOCK)
+  assert (tmp_path / "victim").read_text() == "precious"
+  # It is gone for the next one.
+  store.save(2, make_carry(2.0), CLOCK)
+  assert store.newest() == 2 and (tmp_path / "victim").read_text() == "precious"
+
+
 def test_saving_over_a_broken_checkpoint(tmp_path):
   store = Checkpoints(tmp_path)
   store.save(2, make_carry(2.0), CLOCK)

@@ -15,12 +15,15 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe, toy_config, toy_job
 
+from jaxspeed.cluster.folder_lock import Fence
 from jaxspeed.cluster.signals import Stopped
+from jaxspeed.config import stored
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.writer import Records
 from jaxspeed.run import checkpoint, session
+from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.finish import finish
 from jaxspeed.run.folder import look, make, taken
 from jaxspeed.run.predict import predict
@@ -183,6 +186,19 @@ def test_what_was_there_before_a_refused_start_stays(tmp_path):
     (folder.path / "by someone else").write_text("precious")
     raise UserError("no")
   assert contents(tmp_path) == {"a": None, "a/by someone else": b"precious"}
+
+
+def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
+  def faster(path):
+    (path / "config.json").write_text((run / "config.json").read_text())
+    return Fence(path)
+
+  with taken(run := tmp_path / "run"):
+    stored.save(digits(), run / "config.json")
+  monkeypatch.setattr(folder_lib, "Fence", faster)
+  with pytest.raises(UserError, match="no"), taken(tmp_path / "a"):
+    raise UserError("no")
+  assert (tmp_path / "a" / "config.json").exists()
 
 
 def test_a_run_that_has_begun_or_was_stopped_stays(tmp_path):
