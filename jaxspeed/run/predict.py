@@ -141,17 +141,9 @@ def read_image(
 
   Args:
     path: of a file in one of `pixels.FORMATS`.
-    size: both sides of the result, in pixels.
-    resize: the short side before the cut, at least `size`.
+    size: both sides of the result, in pixels; what the resized image lacks of it is black.
+    resize: the short side before the cut, in pixels.
     antialias: as in `streams.TrainStream`.
-
-  As `images.EvalStream` prepares it, to a grey level or two, by Pillow in place of TensorFlow.
-
-  Args:
-    path: of a file that Pillow reads.
-    size: both sides, in pixels; what the resized image lacks of it is black.
-    resize: the short side before the cut.
-    antialias: as in `images.TrainStream`.
 
   Raises:
     UserError: the file is missing or no image.
@@ -164,27 +156,38 @@ def read_image(
   except Exception as error:  # Pillow raises almost anything
     raise UserError(f"{path} cannot be read as an image: {reason_of(error)}.") from None
   short = min(image.size)
-  box: list[float] = []
-  # Only what the square needs is resized: a strip of 1 x 50,000 pixels would not fit in memory.
-  for side in image.size:
-    resized = resize * side // short
-    first = round((resized - size) / 2)
-    box += [first * side / resized, (first + size) * side / resized]
-  left, right, top, bottom = box
-  square = (_resize if antialias else _interpolate)(image, size, (left, top, right, bottom))
+  # Only what the square shows is resized: a strip of 1 x 50,000 pixels would not fit in memory.
+  (left, right, x, width), (top, bottom, y, height) = (
+    _shown(side, resize * side // short, size) for side in image.size
+  )
+  how = _resize if antialias else _interpolate
+  square = Image.new("RGB", (size, size))
+  square.paste(how(image, (width, height), (left, top, right, bottom)), (x, y))
   return np.asarray(square)
+
+
+def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
+  """What the middle `size` pixels show of a side, rounded as `crops.central_windows` does.
+
+  Returns:
+    First and last place in the image, first pixel of the result and number of its pixels.
+  """
+  room = resized - size
+  first = round(room / 2) if room >= 0 else -(-room // 2)
+  begin, end = max(first, 0), min(first + size, resized)
+  return begin * side / resized, end * side / resized, begin - first, end - begin
 
 
 _Box = tuple[float, float, float, float]
 
 
-def _resize(image: Image.Image, size: int, box: _Box) -> Image.Image:
-  return image.resize((size, size), Image.Resampling.BILINEAR, box)
+def _resize(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
+  return image.resize(size, Image.Resampling.BILINEAR, box)
 
 
-def _interpolate(image: Image.Image, size: int, box: _Box) -> Image.Image:
+def _interpolate(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
   """Between the nearest pixels; in float32, because Pillow would drop the fractions."""
   how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-  planes = [plane.convert("F").transform((size, size), *how) for plane in image.split()]
+  planes = [plane.convert("F").transform(size, *how) for plane in image.split()]
   values = np.stack([np.asarray(plane) for plane in planes], -1)
   return Image.fromarray(np.rint(values).astype(np.uint8))

@@ -1,7 +1,5 @@
 """Published weights: evaluated as a recipe evaluates, fine-tuned, and written for others."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
@@ -9,11 +7,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from absl import flags
+from in_process import mistake
 from toy import CONFIGS
 from toy_images import params_of, toy_stream, write_folder
 
-from jaxspeed import evaluate as evaluate_main
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import load_resnet
@@ -118,40 +115,25 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
 
 def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path, monkeypatch):
   _, folder, _ = trained
-  for arguments, words in (
-    ([f"--config={folder / 'none.py'}", "--export=a.safetensors"], "there is no such file"),
-    ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
-    ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
-    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "cannot be written"),
-  ):
-    code, out, err = evaluate_command(arguments, monkeypatch)
-    assert code == 2 and words in err and not out, (arguments, err)
-  config = json.loads((folder / "run" / "config.json").read_text())
-  config["model"] = {"name": "resnet9", "width": 4, "head_scale": 1.0}
-  (tmp_path / "run").mkdir()
-  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-  with pytest.raises(UserError, match="only a ResNet is written"):
-    check_export(tmp_path / "run", tmp_path / "a.safetensors")
-
-
-def evaluate_command(arguments, monkeypatch):
-  """Exit code, output and errors of the command, which must not come to evaluating."""
 
   def evaluated(*_, **__):
     raise AssertionError("it was evaluated before the mistake was told")
 
   monkeypatch.setattr(restore, "evaluate", evaluated)
   monkeypatch.setattr(restore, "evaluate_pretrained", evaluated)
-  monkeypatch.setattr(sys, "argv", ["evaluate", *arguments])
-  out, err, others = io.StringIO(), io.StringIO(), set(flags.FLAGS)
-  try:
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      with pytest.raises(SystemExit) as caught:
-        evaluate_main.main()
-  finally:
-    for name in set(flags.FLAGS) - others:
-      delattr(flags.FLAGS, name)
-  return caught.value.code, out.getvalue(), err.getvalue()
+  for arguments, words in (
+    ([f"--config={folder / 'none.py'}", "--export=a.safetensors"], "there is no such file"),
+    ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
+    ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
+    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "cannot be written"),
+  ):
+    assert words in mistake("evaluate", *arguments)
+  config = json.loads((folder / "run" / "config.json").read_text())
+  config["model"] = {"name": "resnet9", "width": 4, "head_scale": 1.0}
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+  with pytest.raises(UserError, match="only a ResNet is written"):
+    check_export(tmp_path / "run", tmp_path / "a.safetensors")
 
 
 def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):

@@ -395,7 +395,7 @@ def test_hlb_with_its_average():
 
   The rate has its knots where the recipe's header says.
   """
-  batch, steps = 16, 16
+  batch, steps = 32, 16
   config = load("cifar10_hlb.py", batch=batch)
   config.model.widths = (8, 32, 64)
   config.optimizer.weight_decay *= batch / 1024
