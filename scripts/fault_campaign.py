@@ -315,8 +315,9 @@ def main() -> None:
     date = datetime.date.today().isoformat()
     with lock:
       found[part] = {"made": f"{date}, seed {arguments.seed}; {machine}; {used}.", "rows": rows}
-      store.write_text(json.dumps(found, indent=1) + "\n")
-      arguments.out.write_text(table(found))
+      text = json.dumps(found, indent=1).replace(str(folder), "RUNS")
+      store.write_text(text + "\n")
+      arguments.out.write_text(table(json.loads(text)))
 
   with tempfile.TemporaryDirectory(prefix="jaxspeed-faults-") as temporary:
     folder = pathlib.Path(temporary)

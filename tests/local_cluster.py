@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  """Of a process with some CPU devices; collectives of several need threads for each."""
+  """The environment of a process with some CPU devices, each of which needs threads of its own."""
   # Not those of a scheduler or of another test: who takes part is said by the flags.
   kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "JAX_"))}
   return kept | {
@@ -279,7 +279,7 @@ class SlurmJob:
   log: pathlib.Path
 
   def field(self, name: str) -> str:
-    """Of `scontrol show job`, as JobState, Restarts, ExitCode."""
+    """A value of `scontrol show job`: JobState, Restarts, ExitCode."""
     shown = self.slurm.run("scontrol", "show", "job", self.number)
     found = re.search(rf"\b{name}=(\S+)", shown)
     assert found is not None, shown

@@ -231,7 +231,7 @@ def test_waiting_counts_only_while_the_devices_have_nothing_to_do(monkeypatch):
   monkeypatch.setattr(stream.time, "monotonic", lambda: now[0])
 
   class Loss:
-    """Of a step that ends at a second."""
+    """The loss of a step that ends at a second."""
 
     def __init__(self, end):
       self.is_ready = lambda: now[0] >= end

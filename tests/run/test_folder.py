@@ -1,4 +1,4 @@
-"""Whose a run's folder is, what is refused before anything is written, and what is left of it."""
+"""Who owns a run's folder, what is refused before anything is written, and what is left behind."""
 
 import errno
 import json

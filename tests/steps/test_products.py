@@ -78,7 +78,7 @@ NETS = {
 
 
 def programs(config):
-  """Of a config: the training step's, the evaluation's and the first state's precisions."""
+  """The precisions of the training step, the evaluation and the first state of a config."""
   job = toy_job(config)
   size, n = config.data.image_size, config.batch_size
   images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8)
