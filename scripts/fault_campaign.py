@@ -287,9 +287,9 @@ def table(found: Found) -> str:
 
 
 def cell(text: str) -> str:
-  """Without what breaks a table; folders of the campaign as FOLDER."""
+  """Without what breaks a table."""
   short = " ".join(text.replace("|", "/").split())
-  return short.replace(tempfile.gettempdir(), "FOLDER")[:500]
+  return short[:500]
 
 
 def main() -> None:
@@ -315,7 +315,7 @@ def main() -> None:
     date = datetime.date.today().isoformat()
     with lock:
       found[part] = {"made": f"{date}, seed {arguments.seed}; {machine}; {used}.", "rows": rows}
-      text = json.dumps(found, indent=1).replace(str(folder), "RUNS")
+      text = json.dumps(found, indent=1).replace(str(folder), "FOLDER")
       store.write_text(text + "\n")
       arguments.out.write_text(table(json.loads(text)))
 
