@@ -13,6 +13,7 @@ from rich.console import Console
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.memory.arrays import Arrays, open_arrays
+from jaxspeed.data.memory.statistics import channel_statistics
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
@@ -111,9 +112,7 @@ def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
   resolved.data.train_images = plan.train_images
   resolved.data.eval_images = plan.eval_images
   if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
-    pixels = data.train_images.reshape(-1, 3)
-    resolved.data.mean = tuple(float(x) for x in pixels.mean(axis=0))
-    resolved.data.std = tuple(float(x) for x in np.maximum(pixels.std(axis=0), 1.0))
+    resolved.data.mean, resolved.data.std = channel_statistics(data.train_images)
   return resolved
 
 

@@ -28,7 +28,7 @@ class _Damaged(Exception):
 
 
 def read_npy(path: pathlib.Path) -> np.ndarray:
-  """Maps a .npy file; its pages are read when they are copied.
+  """Reads a .npy file, in rows of C's order.
 
   Raises:
     UserError: it is missing, cannot be read, is damaged, or does not hold numbers.
@@ -37,12 +37,12 @@ def read_npy(path: pathlib.Path) -> np.ndarray:
     with open_regular(path) as file:
       dtype, shape, fortran_order = _read_header(file)
       start, found = file.tell(), os.fstat(file.fileno()).st_size
-      promised = math.prod(shape) * dtype.itemsize
-      if found - start != promised:
+      count = math.prod(shape)
+      if found - start != count * dtype.itemsize:
         raise _Damaged(f"its header says {dtype} of shape {shape}, and it is of another length")
-      if not promised:  # nothing can be mapped
-        return np.zeros(shape, dtype)
-      return np.memmap(file, dtype, "r", start, shape, "F" if fortran_order else "C")
+      # Not mapped: who copies a mapped file has it in memory twice.
+      data = np.fromfile(file, dtype, count).reshape(shape, order="F" if fortran_order else "C")
+      return np.asarray(data, order="C")
   except FileNotFoundError as error:
     raise UserError(f"{path} is missing: images.npy and labels.npy lie side by side.") from error
   # ValueError and OverflowError: of axes that NumPy does not count, beside one of length 0.

@@ -46,8 +46,8 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
     if len(images) < 2:
       raise UserError(f"{path} has {len(images)} image, of which none can be held out.")
     kept, out = tenth_of(images)
-    train_images, train_labels = images[kept], labels[kept]
     eval_images, eval_labels = images[out], labels[out]
+    train_images, train_labels = gathered(images, kept), labels[kept]
     source = f"{name}: arrays, {len(out):,} images, a tenth, held out for evaluation"
   check_sizes(train_images, eval_images, path)
   return {
@@ -87,7 +87,7 @@ def _read_pair(
     images = np.repeat(images, 3, axis=-1)
   # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
   int32 = np.iinfo(np.int32)
-  return np.array(images, order="C"), np.clip(labels, int32.min, int32.max).astype(np.int32)
+  return images, np.clip(labels, int32.min, int32.max).astype(np.int32)
 
 
 def tenth_of(
@@ -98,6 +98,17 @@ def tenth_of(
   order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
   held_out = len(images) // 10 or 1
   return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def gathered(
+  images: UInt8[np.ndarray, "n h w 3"], kept: Int64[np.ndarray, "m"]
+) -> UInt8[np.ndarray, "m h w 3"]:
+  """`images[kept]` of ascending numbers, in the memory of `images`, which are lost."""
+  rows = 1_024
+  for begin in range(0, len(kept), rows):
+    part = kept[begin : begin + rows]
+    images[begin : begin + len(part)] = images[part]
+  return images[: len(kept)]
 
 
 def check_sizes(

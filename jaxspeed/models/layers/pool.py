@@ -10,6 +10,9 @@ from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
 
+# Places that a byte tells apart.
+_BYTE = 256
+
 
 def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
   """Non-overlapping max pool; rows and columns beyond a multiple of `window` are left out.
@@ -22,9 +25,14 @@ def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c
 
 
 def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
-  """Maximum over each map, with the gradient of `max_pool`; 255 pixels at most."""
+  """Maximum over each map, with the gradient of `max_pool`."""
+  n, h, w, c = x.shape
   with jax.named_scope("pool"):
-    return _max_pool(x, x.shape[1:3])[:, 0, 0]
+    if h * w <= _BYTE:
+      return _max_pool(x, (h, w))[:, 0, 0]
+    # One scatter of n c numbers; above, each pixel is an operation of its own.
+    flat = x.reshape(n, h * w, c)
+    return jnp.take_along_axis(flat, flat.argmax(axis=1, keepdims=True), axis=1)[:, 0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

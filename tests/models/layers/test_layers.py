@@ -220,8 +220,9 @@ def test_max_pool_passes_nans_on():
     assert np.isnan(max_pool(x, 2))
 
 
-def test_global_max_pool_is_the_maximum_of_each_map():
-  x = random(2, 3, 5, 4)
+@pytest.mark.parametrize("size", [(3, 5), (16, 16), (17, 17)])
+def test_global_max_pool_is_the_maximum_of_each_map(size):
+  x = random(2, *size, 4)
   np.testing.assert_array_equal(global_max_pool(x), x.max(axis=(1, 2)))
   grad = jax.grad(lambda x: global_max_pool(x).sum())(x)
   np.testing.assert_array_equal(grad, x == x.max(axis=(1, 2), keepdims=True))
