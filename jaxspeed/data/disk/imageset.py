@@ -15,7 +15,7 @@ import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
@@ -59,6 +59,8 @@ class Split:
     orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
     whole_files: every image is a file of its own, and offset is 0.
     root: what names in messages are relative to.
+    digest: `sizes.name_digest` of the files that the images of shards were, 0 where the shards hold
+      no name; None where every image is a file of its own.
   """
 
   files: tuple[str, ...]
@@ -71,13 +73,15 @@ class Split:
   orientation: Int8[np.ndarray, "n"]
   whole_files: bool
   root: str
+  digest: Int64[np.ndarray, "n"] | None = None
 
   def __len__(self) -> int:
     return len(self.label)
 
   def take(self, index: Int64[np.ndarray, "m"]) -> "Split":
     """The split of these images alone, in their order."""
-    columns = ("file", "offset", "length", "label", "width", "height", "orientation")
+    columns = ["file", "offset", "length", "label", "width", "height", "orientation"]
+    columns += [] if self.digest is None else ["digest"]
     return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in columns})
 
   def path(self, index: int) -> str:
@@ -208,7 +212,9 @@ def write_indices(images: ImageSet) -> None:
     if split.whole_files:
       source = sizes.files_source(["/".join(file.split(os.sep)[-2:]) for file in split.files])
     else:
-      columns |= {"offset": split.offset, "label": split.label, "file": split.file}
+      assert split.digest is not None
+      columns |= {"offset": split.offset, "label": split.label, "digest": split.digest}
+      columns["file"] = split.file
       source = sizes.shards_source([pathlib.Path(file) for file in split.files])
     sizes.write_index(pathlib.Path(split.root), split_name, columns, source)
 
@@ -302,24 +308,21 @@ def _read_splits(
 def hold_out(images: ImageSet, purpose: str) -> ImageSet:
   """The set with a tenth of its training images in the place of its evaluation images.
 
-  The tenth is that of the smallest BLAKE2b digests of the names, so that the copies of an image go
-  where the image goes.
+  The tenth is that of the smallest BLAKE2b digests of class and file name, so that a resized copy
+  goes where its original goes, as a file or in a shard.
 
   Args:
     images: whose evaluation images are dropped.
     purpose: what the images are held out for, as the source then says.
 
   Raises:
-    UserError: there are fewer than two training images.
+    UserError: there are fewer than two training images, or shards do not name them.
   """
   train = images.train
   if len(train) < 2:
     raise UserError(f"{images.source} has {len(train)} image, of which none can be held out.")
-  names = (pathlib.PurePath(_member(train, i)).parts[-2:] for i in range(len(train)))
-  digests = (hashlib.blake2b(os.fsencode("/".join(name)), digest_size=8) for name in names)
-  order = np.argsort(
-    np.frombuffer(b"".join(each.digest() for each in digests), "<u8"), kind="stable"
-  )
+  digests = b"".join(_member_digests(train, images.class_names))
+  order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
   held_out = len(train) // 10 or 1
   return dataclasses.replace(
     images,
@@ -329,10 +332,24 @@ def hold_out(images: ImageSet, purpose: str) -> ImageSet:
   )
 
 
-def _member(split: Split, index: int) -> str:
-  """A name that an image has on every machine."""
-  path = split.path(index)
-  return path if split.whole_files else f"{path}, byte {split.offset[index]}"
+def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]:
+  """Eight bytes for each image that its copies share, in every folder and every shard."""
+  names = split.digest
+  if names is None:
+    names = np.array(
+      [sizes.name_digest(os.fsencode(os.path.basename(split.files[file]))) for file in split.file]
+    )
+  elif nameless := int((names == 0).sum()):
+    raise UserError(
+      f"{nameless:,} of {len(names):,} images in the shards of {split.root} have no file_name, by "
+      "which images are held out: evaluate on the set's own split (--config.tune_on=test), or make "
+      "shards that have it (python -m jaxspeed.prepare shards)."
+    )
+  prefixes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in class_names]
+  for label, name in zip(split.label.tolist(), names.astype("<i8"), strict=True):
+    digest = prefixes[label].copy()
+    digest.update(name.tobytes())
+    yield digest.digest()
 
 
 # TFDS

@@ -15,7 +15,7 @@ import pathlib
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8, UInt32
@@ -31,6 +31,8 @@ _TO_ALL_ONES = np.frombuffer(bytes.fromhex("54641f64"), np.uint8)
 _MASK_DELTA = np.uint32(0xA282EAD8)
 # Records whose checksums are computed side by side; 64 MiB stay in reach of a laptop's memory.
 _CHECKSUM_BYTES = 1 << 26
+# TFDS's name of the feature, in imagenet2012, its subsets and what `prepare shards` writes.
+FILE_NAME = "file_name"
 _EVAL_SPLITS = ("validation", "val", "test")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
@@ -169,7 +171,7 @@ def read_shards(
       )
     for number, record in enumerate(records):
       try:
-        encoded, label = parse_example(record, info.image_key, info.label_key)
+        encoded, label, _ = parse_example(record, info.image_key, info.label_key)
         image = _decode(encoded)
       except (ValueError, IndexError, OSError, Image.DecompressionBombError) as error:
         raise UserError(
@@ -282,27 +284,39 @@ def crc32c(parts: Sequence[memoryview | bytes]) -> UInt32[np.ndarray, "n"]:
   return ~register
 
 
-def parse_example(record: memoryview, image_key: str, label_key: str) -> tuple[memoryview, int]:
-  """The encoded image, a part of `record`, and the label of a serialized tf.train.Example.
+class Example(NamedTuple):
+  """An image of a set: encoded, its label, and the name of the file that it was; b"" if unknown."""
+
+  image: memoryview
+  label: int
+  name: bytes
+
+
+def parse_example(record: memoryview, image_key: str, label_key: str) -> Example:
+  """What a serialized tf.train.Example holds; the image is a part of `record`.
 
   Raises:
-    ValueError, IndexError: it is no Example, or lacks one of the two features.
+    ValueError, IndexError: it is no Example, or lacks the image or the label.
   """
-  image, label = None, None
+  image, label, name = None, None, b""
   for features in _submessages(record, 1):
     for entry in _submessages(features, 1):
       key = b"".join(_submessages(entry, 1)).decode("utf-8")
       for feature in _submessages(entry, 2):
-        if key == image_key:
-          image = next(
+        if key in (image_key, FILE_NAME):
+          value = next(
             (v for list_ in _submessages(feature, 1) for v in _submessages(list_, 1)), None
           )
+          if key == image_key:
+            image = value
+          else:
+            name = bytes(value or b"")
         elif key == label_key:
           label = next((v for list_ in _submessages(feature, 3) for v in _integers(list_)), None)
   if image is None or label is None:
     missing = image_key if image is None else label_key
     raise ValueError(f"it has no feature {missing!r} of the right type")
-  return image, label
+  return Example(image, label, name)
 
 
 def _submessages(message: memoryview, number: int) -> Iterator[memoryview]:

@@ -28,7 +28,7 @@ from jaxtyping import UInt32
 
 from jaxspeed.data.disk.imageset import ImageSet, Split
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.tfrecord import crc32c
+from jaxspeed.data.formats.tfrecord import FILE_NAME, crc32c
 from jaxspeed.data.prepare.resize import Broken, broken_headers
 from jaxspeed.data.prepare.writing import (
   finished_files,
@@ -244,7 +244,7 @@ def _for_tensorflow(encoded: bytes) -> bytes:
 def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:
   """A serialized tf.train.Example of the features file_name, image and label (not negative)."""
   values = {
-    "file_name": _field(1, _field(1, file_name)),
+    FILE_NAME: _field(1, _field(1, file_name)),
     _IMAGE: _field(1, _field(1, encoded)),
     _LABEL: _field(3, _field(1, _varint(label))),
   }
@@ -365,7 +365,7 @@ def _features(classes: int) -> dict[str, Any]:
     "encodingFormat": "jpeg",
   }
   features = {
-    "file_name": _feature("text_feature.Text", text={}),
+    FILE_NAME: _feature("text_feature.Text", text={}),
     _IMAGE: _feature("image_feature.Image", image=image),
     _LABEL: _feature("class_label_feature.ClassLabel", classLabel={"numClasses": str(classes)}),
   }

@@ -53,7 +53,7 @@ def small_files(held_out="val"):
   return {name: encoded(8 + i, 30 - i) for i, name in enumerate(names)}
 
 
-def as_shards(folder, files, split, **options):
+def as_shards(folder, files, split, *, named=True, **options):
   """The files of a folder as a set of TFDS: two shards for training, one for evaluation."""
 
   def record(name, content):
@@ -64,6 +64,8 @@ def as_shards(folder, files, split, **options):
         3, tiny_sets.field(1, tiny_sets.varint(CLASSES.index(name.split("/")[1])))
       ),
     }
+    if not named:
+      del features[b"file_name"]
     # Protocol buffers do not promise an order of a map.
     keys = sorted(features, reverse=len(content) % 2 == 0)
     entries = [tiny_sets.field(1, key) + tiny_sets.field(2, features[key]) for key in keys]
@@ -381,6 +383,25 @@ def test_to_tune_shards_need_no_other_split(tmp_path, opened):
   images = opened(folder, tune=True)
   assert (len(images.train), len(images.eval)) == (6, 1)
   assert images.source == "TFDS insects 1.0.0, split train, 1 training images held out for tuning"
+
+
+def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
+  files = many_files(200, prefix="train/") | {"val/ant/9.jpg": encoded(5, 5)}
+  folder = opened(write(tmp_path / "set", files), tune=True)
+  expected = {name.removeprefix("train/") for name in names_of(folder.eval)}
+  assert len(expected) == 20
+  for number, names in enumerate((sorted(files), sorted(files, reverse=True))):
+    shards = as_shards(tmp_path / f"{number}.0.0", {name: files[name] for name in names}, "val")
+    held_out = opened(shards, tune=True).eval
+    # No image is as wide as another.
+    assert set(held_out.width) == {8 + int(re.findall(r"\d+", name)[0]) for name in expected}
+
+
+def test_images_without_names_are_not_held_out(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "val", named=False)
+  assert len(opened(folder).train) == 7
+  with pytest.raises(UserError, match="7 of 7 images in the shards of .* have no file_name"):
+    opened(folder, tune=True)
 
 
 def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):

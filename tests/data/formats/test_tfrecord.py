@@ -74,8 +74,8 @@ def test_a_shard_cut_off_anywhere_is_named(tmp_path):
 def test_examples_hold_labels_of_any_size(label, packed):
   image = tiny_sets.random_images(0, 1, height=2, width=2)[0]
   record = memoryview(tiny_sets.example(image, label, packed=packed))
-  encoded, found = parse_example(record, "image", "label")
-  assert (encoded[:4], found) == (b"\x89PNG", label)
+  encoded, found, name = parse_example(record, "image", "label")
+  assert (encoded[:4], found, name) == (b"\x89PNG", label, b"")
 
 
 def test_bytes_that_are_no_example_are_an_error_never_a_hang():

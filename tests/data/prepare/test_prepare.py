@@ -527,8 +527,7 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
     found = {}
     for shard in shards:
       for record in records_of(shard):
-        encoded_image, label = parse_example(record, "image", "label")
-        name = parse_example(record, "file_name", "label")[0]
+        encoded_image, label, name = parse_example(record, "image", "label")
         found[os.fsdecode(bytes(name))] = (bytes(encoded_image), label)
     root = tmp_path / "source" / split
     expected = {
