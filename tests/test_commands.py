@@ -16,8 +16,8 @@ QUICKSTART = "--config=configs/quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-  return f"--config.compile_cache={tmp_path_factory.mktemp('programs')}"
+def cache():
+  return f"--config.compile_cache={os.environ['JAXSPEED_COMPILE_CACHE']}"
 
 
 @pytest.fixture(scope="module")

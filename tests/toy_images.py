@@ -58,7 +58,6 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   config.epochs = 2.0
   config.batch_size = 16
   config.model = dict(name="resnet9", width=4, head_scale=1.0)
-  config.compile_cache = str(cache / "programs")
   config.data.update(
     path=str(path), cache=str(cache / "data"), classes=4, train_images=40, eval_images=13
   )

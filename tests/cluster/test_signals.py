@@ -21,14 +21,9 @@ from jaxspeed.run.checkpoint import Checkpoints
 STEPS = 18
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-  return str(tmp_path_factory.mktemp("programs"))
-
-
-def digits(cache):
+def digits():
   config = load_recipe("quickstart.py")
-  config.update(batch_size=160, epochs=2.0, compile_cache=cache)  # 9 steps an epoch
+  config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
   config.model.width = 4
   return config
 
@@ -39,9 +34,9 @@ def rows_of(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache, tmp_path_factory):
+def undisturbed(tmp_path_factory):
   folder = tmp_path_factory.mktemp("undisturbed")
-  session.train(digits(cache), str(folder))
+  session.train(digits(), str(folder))
   return rows_of(folder)
 
 
@@ -102,23 +97,23 @@ def during_a_save(monkeypatch, send):
   ],
 )
 def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
-  cache, undisturbed, tmp_path, monkeypatch, number, code, moment, saved
+  undisturbed, tmp_path, monkeypatch, number, code, moment, saved
 ):
   before = signal.getsignal(number)
   with monkeypatch.context() as patched:
     moment(patched, once(number))
     with pytest.raises(Stopped, match=rf"saved step {saved} of 18 in .* goes on") as stopped:
-      session.train(digits(cache), str(tmp_path))
+      session.train(digits(), str(tmp_path))
   assert stopped.value.exit_code == code
   assert signal.getsignal(number) is before
   assert Checkpoints(tmp_path / "checkpoints").newest() == saved
-  session.train(digits(cache), str(tmp_path))
+  session.train(digits(), str(tmp_path))
   assert rows_of(tmp_path) == undisturbed
 
 
-def test_a_signal_during_the_last_save_changes_nothing(cache, undisturbed, tmp_path, monkeypatch):
+def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, monkeypatch):
   during_a_save(monkeypatch, once(signal.SIGTERM))
-  session.train(digits(cache), str(tmp_path))
+  session.train(digits(), str(tmp_path))
   assert rows_of(tmp_path) == undisturbed
 
 

@@ -37,5 +37,7 @@ def test_a_short_run_evaluates_what_it_has_learned():
   config.model.width = 8
   first, second, third = train(config, 1)
   evaluated, live = third
-  assert live > 0.9 and evaluated >= live - 0.01
+  # The two differ by chance by some of 297 images: 4 times sqrt(2 * 0.95 * 0.05 / 297). Over seeds
+  # it is 0.3 points (results/average.json); an average that began too early was at 9 %.
+  assert live > 0.9 and evaluated >= live - 0.07
   assert third[0] > second[0] > first[0]

@@ -20,7 +20,6 @@ def finished(tmp_path_factory):
   tmp = tmp_path_factory.mktemp("float64")
   config = load_recipe("quickstart.py")
   config.update(precision="float64", epochs=1.0, batch_size=160)
-  config.compile_cache = str(tmp / "programs")
   config.model.width = 4
   return tmp / "run", train(config, str(tmp / "run"))
 
