@@ -12,7 +12,7 @@ venv=${VENV:-.venv-test}
 # files with the fewest tests, which take longest, would come last.
 workers=(-n auto --dist loadfile --no-loadscope-reorder)
 selection=("${workers[@]}" -m "not campaign")
-[ "${1:-}" = "--quick" ] && selection=("${workers[@]}" -m "not slow")
+[ "${1:-}" = "--quick" ] && selection=("${workers[@]}" -m "not slow and not campaign")
 # One after the other: each of these tests has several processes of its own.
 [ "${1:-}" = "--campaign" ] && selection=(-m campaign)
 
