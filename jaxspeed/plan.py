@@ -9,7 +9,7 @@ that are there; of an image on disk it reads the header, and keeps its size for 
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -64,18 +64,60 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
     yield f"{epoch},{within + 1},{phase.image_size},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
 
 
-def planned(config: ConfigDict, *, devices: int) -> tuple[Plan, str]:
-  """The plan of a config, and the data set whose images it counts; '' where no path is given.
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """A plan, the config with what its data decide, and lines on the images that it counts."""
+
+  config: ConfigDict
+  plan: Plan
+  lines: tuple[str, ...]
+
+
+def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) -> Planned:
+  """The plan of a config, whose images are counted where a path is given.
+
+  Args:
+    config: of a run.
+    devices: of the run.
+    given: names of the fields that the command line sets.
 
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
   """
   if not config.data.path or config.data.synthetic:
-    return make_plan(config, devices=devices), ""
-  from jaxspeed.run.setup import open_data, plan_of
+    config = _as_known(config, given)
+    return Planned(config, make_plan(config, devices=devices), ())
+  from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
 
-  data = open_data(config, Console(stderr=True))
-  return plan_of(config, data, devices=devices), data.source
+  data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
+  config = as_data_decide(config, data)
+  plan = plan_of(config, data, devices=devices)
+  counted = f"data: {data.source}, {plan.train_images} images to train on"
+  return Planned(config, plan, (counted, *data.notes))
+
+
+def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+  """The config with the number of images of a set that is known without a path.
+
+  Raises:
+    UserError: the config says another size of the set's images, or another number of classes.
+  """
+  from jaxspeed.data.memory.arrays import KNOWN
+
+  known = KNOWN.get(config.data.name)
+  if known is None or config.data.feed != "resident" or config.data.synthetic:
+    return config
+  for field, value in (("image_size", known.image_size), ("classes", known.classes)):
+    if config.data[field] != value:
+      raise UserError(
+        f"config.data.{field}={config.data[field]}, but {config.data.name} has {value}: set "
+        f"--config.data.{field}={value}, or the path of a set of your own."
+      )
+  config = config.copy_and_resolve_references()
+  for field in {"train_images", "eval_images"}:
+    if f"data.{field}" not in given:
+      config.data[field] = getattr(known, field)
+  return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,15 +204,14 @@ def main() -> None:
       command_line.without_effect("without --bandwidth", latency, step_ms)
     notes = effects.check(config, fields.overridden())
     find_devices()  # shapes are worked out without one, but not without JAX's backend
-    plan, source = planned(config, devices=devices.value)
+    found = planned(config, devices=devices.value, given=fields.overridden())
+    config, plan = found.config, found.plan
     for note in notes:
-      output.say(note)
+      output.say(f"note: {note}")
     if csv.value:
       print("\n".join(csv_lines(config, plan)))
       return
-    lines = [describe(config, plan)]
-    if source:
-      lines.append(f"data: {source}, {plan.train_images} images to train on")
+    lines = [describe(config, plan), *found.lines]
     lines += exchange_lines(config, plan, devices=devices.value, network=network)
     if parameters.value:
       lines.append(parameter_table(config))

@@ -53,7 +53,7 @@ def main() -> None:
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:
-        output.say(note)
+        output.say(f"note: {note}")
     if not (workdir_flag.value or config.name):
       raise UserError("config.name is empty: set --config.name, after which runs/NAME is called.")
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"

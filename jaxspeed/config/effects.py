@@ -365,7 +365,7 @@ def _idle(
   for name in sorted(names):
     for rule in rules:
       if matches(name, rule.fields) and not rule.works(config):
-        beside = [n for n in fields if matches(n, rule.beside)]
+        beside = [n for n in fields if matches(n, rule.beside) and _counts(config, n)]
         given = " and ".join(f"config.{n}={_shown(fields[n])}" for n in beside)
         yield (
           name,
@@ -373,6 +373,12 @@ def _idle(
           rule.beside,
         )
         break
+
+
+def _counts(config: ConfigDict, name: str) -> bool:
+  """Whether a field counts: columns of phases do where there are phases."""
+  is_column = name.startswith("phases.") and name != "phases.first_epoch"
+  return bool(config.phases.first_epoch) or not is_column
 
 
 def _shown(value: Any) -> str:

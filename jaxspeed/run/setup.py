@@ -77,6 +77,14 @@ def _facts(arrays: Arrays) -> dict[str, int]:
   return {"image_size": arrays.train_images.shape[1], "classes": len(arrays.class_names)}
 
 
+def as_data_decide(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
+  """A copy of a config with the fields that images in memory decide (`FOLLOWING`)."""
+  decided = config.copy_and_resolve_references()
+  if isinstance(data, Arrays):
+    decided.data.update(_facts(data))
+  return decided
+
+
 def _followed(config: ConfigDict, arrays: Arrays) -> tuple[str, ...]:
   """A line on fields of a recipe that do not hold for one's own arrays."""
   rows = [
@@ -104,10 +112,8 @@ def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
 
 def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
   """The config with what machine and data decide filled in, as the run's folder has it."""
-  resolved = config.copy_and_resolve_references()
+  resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  if isinstance(data, Arrays):
-    resolved.data.update(_facts(data))
   plan = plan_of(resolved, data)
   resolved.data.train_images = plan.train_images
   resolved.data.eval_images = plan.eval_images

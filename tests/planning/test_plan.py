@@ -629,14 +629,17 @@ def write_arrays(folder: pathlib.Path, images: int, side: int) -> pathlib.Path:
 
 
 def test_a_plan_counts_the_arrays_at_its_path(tmp_path):
-  data = write_arrays(tmp_path / "mine", images=700, side=32)
+  data = write_arrays(tmp_path / "mine", images=700, side=24)
   flags = ["--config=configs/cifar10.py", f"--config.data.path={data}", "--config.batch_size=100"]
-  done = plan_command(*flags, "--config.data.classes=3")
+  done = plan_command(*flags)
   assert done.returncode == 0, done.stderr
   # A tenth is held out: 630 images, six batches of 100 an epoch; 7.65 epochs are 46 steps.
   assert done.stdout.startswith("cifar10: 46 steps, 4600 images\n")
   assert "\nevaluation: 70 images" in done.stdout
   assert re.search(r"\ndata: mine.*, 630 images to train on\n", done.stdout)
+  # As in a training, what the command line does not say is the arrays' to decide.
+  assert "6 steps an epoch, batch 100, 24 x 24 pixels" in done.stdout
+  assert "\nthe arrays decide: data.image_size=24 in place of the recipe's 32, " in done.stdout
   lines = plan_command(*flags, "--config.data.classes=3", "--csv").stdout.splitlines()
   assert len(lines) == 1 + 46
   tuned = plan_command(*flags, "--config.data.classes=3", "--config.tune_on=validation")
@@ -647,8 +650,8 @@ def test_a_plan_refuses_what_a_training_on_its_path_would(tmp_path):
   data = write_arrays(tmp_path / "mine", images=700, side=24)
   flags = ["--config=configs/cifar10.py", f"--config.data.path={data}"]
   with contextlib.chdir(ROOT):
-    assert "set --config.data.image_size=24" in mistake("plan", *flags)
-    flags.append("--config.data.image_size=24")
+    given = mistake("plan", *flags, "--config.data.image_size=32")
+    assert "set --config.data.image_size=24" in given
     assert "larger than the training set of 630 images" in mistake("plan", *flags)
     assert "nowhere does not exist" in mistake("plan", *flags[:1], "--config.data.path=nowhere")
 
@@ -667,6 +670,21 @@ def test_without_a_path_a_plan_opens_nothing(monkeypatch):
   monkeypatch.setattr("jaxspeed.run.setup.open_data", None)
   done = plan_command("--config=configs/imagenette.py", "--config.data.synthetic=True")
   assert done.returncode == 0 and "data:" not in done.stdout
+
+
+def test_a_plan_knows_the_sets_that_need_no_path():
+  flags = ["--config=configs/quickstart.py", "--config.data.name=cifar100"]
+  with contextlib.chdir(ROOT):
+    told = mistake("plan", *flags)
+    assert told == (
+      "config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path "
+      "of a set of your own."
+    )
+    flags.append("--config.data.image_size=32")
+    assert "set --config.data.classes=100" in mistake("plan", *flags)
+    done = command("plan", *flags, "--config.data.classes=100")
+  assert "500 steps an epoch, batch 100" in done.stdout
+  assert "\nevaluation: 10000 images" in done.stdout
 
 
 def test_a_plan_of_too_many_steps_is_refused():

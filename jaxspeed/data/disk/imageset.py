@@ -33,7 +33,7 @@ from jaxspeed.data.formats.folders import (
 )
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds
+from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
 
@@ -165,7 +165,7 @@ def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) ->
       )
     if has_splits(root):
       return _open_folders(root, cache_folder, show, tune)
-    if version := find_tfds(root, name):
+    if version := find_tfds(root, name) or only_tfds(root):
       return _open_tfds(version, cache_folder, show, tune)
     return _open_flat_folder(root, cache_folder, show)
   except OSError as error:
@@ -188,7 +188,7 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
     if has_splits(root):
       split = next(each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
       return tuple(list_folder(root / split).folders)
-    if version := find_tfds(root, name):
+    if version := find_tfds(root, name) or only_tfds(root):
       return open_tfds(version, tune=True).class_names
     return tuple(list_folder(root).folders)
   except OSError as error:

@@ -78,6 +78,21 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
   return None
 
 
+def only_tfds(path: pathlib.Path) -> pathlib.Path | None:
+  """The newest version of the only set of a data_dir; None where there is no set.
+
+  Raises:
+    UserError: there are several sets.
+  """
+  sets = sorted({info.parent.parent for info in path.glob("*/*/dataset_info.json")})
+  if len(sets) > 1:
+    raise UserError(
+      f"{path} holds {len(sets)} data sets ({', '.join(each.name for each in sets[:5])}): name the "
+      "folder of one of them."
+    )
+  return find_tfds(sets[0], "") if sets else None
+
+
 def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
   """Reads dataset_info.json of one version's folder.
 

@@ -14,7 +14,7 @@ import importlib.util
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -43,9 +43,22 @@ from jaxspeed.errors import UserError, printable
 
 _log = logging.getLogger("jaxspeed")
 
-NAMES = ("cifar10", "cifar100", "digits")
+
+class Known(NamedTuple):
+  """What is known of a set before it is read."""
+
+  train_images: int
+  eval_images: int
+  image_size: int
+  classes: int
+
+
+KNOWN = {
+  "cifar10": Known(50_000, 10_000, 32, 10),
+  "cifar100": Known(50_000, 10_000, 32, 100),
+  "digits": Known(1_500, 297, 8, 10),
+}
 _FIELDS = ("train_images", "train_labels", "eval_images", "eval_labels")
-_DIGITS_TRAIN = 1_500
 _ACCEPTED = (
   "a folder or .tar.gz archive of CIFAR's binary version (data_batch_1.bin ... or train.bin), a "
   "folder that TFDS prepared (dataset_info.json), or a folder with train/images.npy, "
@@ -109,9 +122,9 @@ def open_arrays(
   try:
     if path:
       arrays = _read_path(pathlib.Path(path).expanduser(), name, cache_folder, tune)
-    elif name not in NAMES:
+    elif name not in KNOWN:
       raise UserError(
-        f"config.data.name is {name!r}: without config.data.path it is one of {', '.join(NAMES)}."
+        f"config.data.name is {name!r}: without config.data.path it is one of {', '.join(KNOWN)}."
       )
     elif name == "digits":
       arrays = _read_digits()
@@ -298,7 +311,7 @@ def _read_digits() -> Arrays:
   grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # from 0 ... 16
   images, labels = np.repeat(grey[..., None], 3, axis=-1), digits.target.astype(np.int32)
   train_images, train_labels, eval_images, eval_labels = _split(
-    images, labels, len(labels) - _DIGITS_TRAIN
+    images, labels, KNOWN["digits"].eval_images
   )
   return Arrays(
     train_images=train_images,

@@ -12,6 +12,7 @@ import tiny_sets
 from jaxspeed.data.formats.tfrecord import (
   crc32c,
   find_tfds,
+  only_tfds,
   open_tfds,
   parse_example,
   read_records,
@@ -120,6 +121,11 @@ def test_the_newest_version_is_found_from_every_folder(tmp_path):
   assert find_tfds(tmp_path / "cifar10", "cifar10") == newest
   assert find_tfds(folder, "cifar10") == folder
   assert find_tfds(tmp_path, "cifar100") is None
+  assert only_tfds(tmp_path) == newest
+  assert only_tfds(tmp_path / "cifar10") is None
+  tiny_sets.write_tfds(tmp_path / "more" / "1.0.0", {})
+  with pytest.raises(UserError, match=r"holds 2 data sets \(cifar10, more\): name the folder"):
+    only_tfds(tmp_path)
 
 
 def test_an_info_of_old_times_has_default_names(tmp_path):
