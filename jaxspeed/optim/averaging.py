@@ -16,8 +16,8 @@ def describe(fields: ConfigDict) -> str:
   every = "every step" if fields.every == 1 else f"every {fields.every} steps"
   if fields.kind == "lookahead":
     return f"the live ones, which go back to their average {every} and after the last (lookahead)"
-  reach = f", of at most {fields.reach:g} of the steps so far" if fields.reach else ""
-  return f"their average over the steps (ema of {fields.decay:g} a step, {every}{reach})"
+  reach = f", over at most {fields.reach:.0%} of the steps so far" if fields.reach else ""
+  return f"their exponential moving average (decay {fields.decay:g} a step, {every}{reach})"
 
 
 def ema(average: PyTree, new: PyTree, keep: Float[Array, ""]) -> PyTree:

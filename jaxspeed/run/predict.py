@@ -1,5 +1,6 @@
 """The likeliest classes of image files."""
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -154,6 +155,8 @@ def read_image(
   except FileNotFoundError:
     raise UserError(f"{path}: there is no such file.") from None
   except Exception as error:  # Pillow raises almost anything
+    if os.path.isdir(path):
+      raise UserError(f"{path} is a folder: name its files, as in {path.rstrip('/')}/*.") from None
     raise UserError(f"{path} cannot be read as an image: {reason_of(error)}.") from None
   short = min(image.size)
   # Only what the square shows is resized: a strip of 1 x 50,000 pixels would not fit in memory.

@@ -55,8 +55,8 @@ def _print_compiled(screen: Screen, job: Job, feed: Feed, clock: Clock) -> None:
   lines = {
     "model": f"{job.config.model.name}, {parameters:,} parameters"
     + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
-    "compiled": f"{len(feed.programs)} programs, {cold} of them anew, in {wall:.1f} s "
-    f"({seconds:.1f} s summed over threads)",
+    "compiled": f"{len(feed.programs)} programs in {wall:.1f} s: {cold} compiled, "
+    f"{len(feed.programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
   }
   if job.devices > 1:
     lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"

@@ -137,7 +137,7 @@ def claim(folder: pathlib.Path, config: ConfigDict) -> None:
   if rows:
     raise UserError(
       f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
-      f"choose another --workdir, or take the changes back to go on with that run."
+      f"choose another --workdir, or undo the changes to go on with that run."
     )
 
 

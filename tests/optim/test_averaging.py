@@ -29,14 +29,14 @@ def test_the_weights_that_are_evaluated_are_described():
     said[kind] = averaging.describe(fields)
   assert said == {
     "none": "the live ones",
-    "ema": "their average over the steps (ema of 0.95 a step, every 5 steps)",
+    "ema": "their exponential moving average (decay 0.95 a step, every 5 steps)",
     "lookahead": "the live ones, which go back to their average every 5 steps and after the last "
     "(lookahead)",
   }
   fields.update(kind="ema", every=1, reach=0.2)
   assert averaging.describe(fields) == (
-    "their average over the steps (ema of 0.95 a step, every step, of at most 0.2 of the steps so "
-    "far)"
+    "their exponential moving average (decay 0.95 a step, every step, over at most 20% of the "
+    "steps so far)"
   )
 
 

@@ -121,9 +121,11 @@ def test_pipes_devices_and_folders_are_not_waited_for(tmp_path):
   before = signal.signal(signal.SIGALRM, signal.default_int_handler)
   signal.alarm(30)
   try:
-    for path in (tmp_path / "pipe.png", "/dev/zero", tmp_path):
+    for path in (tmp_path / "pipe.png", "/dev/zero"):
       with pytest.raises(UserError, match="it is no regular file"):
         read_image(str(path), 8, 8)
+    with pytest.raises(UserError, match=r"is a folder: name its files, as in .*/\*\.$"):
+      read_image(str(tmp_path), 8, 8)
     with pytest.raises(UserError, match=r"gone\\x1b\[2J.png: there is no such file"):
       read_image(str(tmp_path / "gone\x1b[2J.png"), 8, 8)
   finally:
