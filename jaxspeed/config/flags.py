@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,13 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxspeed.config import names, output
 from jaxspeed.config.recipe import load_recipe
+from jaxspeed.config.schema import shown
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
+from jaxspeed.files import read_bytes
 
 _CONFIG_HELP = "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
+# Characters of a value that a sentence shows.
+_SHOWN = 80
 # --config.FIELD, -config.FIELD and --noconfig.FIELD.
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
@@ -176,6 +181,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
 
 def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[str]:
   wants_help = bool({"-h", "-help", "--help"} & set(argv[1:]))
+  _check_flag_files(argv)
   try:
     argv = argv[:1] if wants_help else flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
     if define is not None:
@@ -191,12 +197,31 @@ def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[
     raise UserError(_sentence(str(error))) from None
 
 
+def _check_flag_files(argv: Sequence[str]) -> None:
+  """Refuses a --flagfile that absl would wait for, or would end with a traceback at."""
+  for flag, value in _flags_of(argv):
+    if flag == "flagfile":
+      try:
+        read_bytes(pathlib.Path(value)).decode()
+      except (OSError, ValueError) as error:
+        # A UnicodeDecodeError's own words are of bytes and positions.
+        reason = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise UserError(
+          f"--flagfile={value} cannot be read ({getattr(error, 'strerror', None) or reason}): name "
+          "a file of flags, one a line."
+        ) from None
+
+
 def _parse_values(argv: list[str]) -> list[str]:
   """What absl leaves of a command line; what its parsers raise is a mistake in a value."""
   try:
     return flags.FLAGS(argv)
   except (TypeError, ValueError) as error:
     raise flags.Error(str(error)) from None
+  except (MemoryError, RecursionError):
+    # Of Python's parser, which does not say at which of them; only a long one is nested so deeply.
+    longest = max(argv[1:], key=len, default="")
+    raise flags.Error(f"{longest[:_SHOWN]}... is nested too deeply") from None
 
 
 def _flags_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -252,7 +277,7 @@ def _illegal(message: str) -> str:
   """A sentence on a value that a flag does not take, from absl's own."""
   found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
   if found and (accepted := names.accepted(found[1])):
-    return f"config.{found[1]}={found[2]!r}: it must be {accepted}."
+    return f"config.{found[1]}={shown(found[2])}: it must be {accepted}."
   return _sentence(message)
 
 
