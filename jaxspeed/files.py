@@ -106,6 +106,24 @@ def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
   return pathlib.Path(os.path.dirname(path), f"{TEMPORARY}{secrets.token_hex(8)}")
 
 
+def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
+  """A path with the home folder in the place of its ~.
+
+  Args:
+    path: as a user gave it.
+    what: names it in a sentence, `config.data.path` for one.
+
+  Raises:
+    UserError: nobody has such a home, as in ~nobody/x, or where a container's user has no name.
+  """
+  try:
+    return pathlib.Path(path).expanduser()
+  except RuntimeError:
+    raise UserError(
+      f"{what}: {os.fspath(path)} begins with a home folder that nobody has: write the whole path."
+    ) from None
+
+
 def try_lock(descriptor: int) -> bool:
   """Takes the lock of an open file until it is closed; False where another process has it.
 

@@ -1,5 +1,6 @@
 """A config as a run's folder stores it: JSON, its leaves, and the differences of two."""
 
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -59,7 +60,7 @@ def load(path: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the file is missing, is no JSON, or holds no config that a run can have.
   """
-  if path.exists() and not path.is_file():
+  if os.path.exists(path) and not os.path.isfile(path):
     raise UserError(
       f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
     )

@@ -17,7 +17,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular, write_atomically
+from jaxspeed.files import expanded, open_regular, write_atomically
 from jaxspeed.models.resnet import STAGES, is_bottleneck
 
 _Path = tuple[str, ...]  # of an array in the variables, from "params" or "batch_stats" on
@@ -216,5 +216,5 @@ def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, 
   if not config.pretrained.path:
     return variables
   check_pretrained(config)
-  path = pathlib.Path(config.pretrained.path).expanduser()
+  path = expanded(config.pretrained.path, "config.pretrained.path")
   return load_resnet(path, jax.device_get(variables), head=config.pretrained.head)

@@ -278,7 +278,7 @@ def _content_fault(path: pathlib.Path) -> str | None:
   """What has happened to a checkpoint's files since its manifest was written; None: nothing."""
   for name, (size, checksum) in load_manifest(path)["files"].items():
     file = path / name
-    if not file.is_file():
+    if not os.path.isfile(file):  # also where no file can have such a name
       return f"its file {name} is missing"
     if file.stat().st_size != size:
       return f"its file {name} has {file.stat().st_size} bytes, not {size}"

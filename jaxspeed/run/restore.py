@@ -186,7 +186,7 @@ def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
   """
   if load_config(folder).model.name != "resnet":
     raise UserError(f"--export={path}: only a ResNet is written, and the run's is another model.")
-  if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+  if os.path.isdir(path) or not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
     raise UserError(
       f"--export={path} cannot be written: name a file in a folder that is there and yours."
     )

@@ -22,7 +22,7 @@ against published runs.
 """
 
 import dataclasses
-import pathlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +35,7 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, write_atomically
+from jaxspeed.files import dump_json, expanded, write_atomically
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.provenance import versions
@@ -172,9 +172,9 @@ def _cluster(given: _Flags, plan: Plan, devices: int) -> Cluster:
 
 def _print_published(out: str) -> None:
   """Prints the published runs, and writes them where `out` names a file."""
-  path = pathlib.Path(out).expanduser()
-  if out and (path.is_dir() or not path.parent.is_dir()):
-    reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+  path = expanded(out, "--out")
+  if out and (os.path.isdir(path) or not os.path.isdir(path.parent)):
+    reason = "it is a folder" if os.path.isdir(path) else f"there is no folder {path.parent}"
     raise UserError(f"--out={out}: {reason}; name a file.")
   table = published_table()
   print("\n".join(describe_published(table)))

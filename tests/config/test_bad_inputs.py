@@ -1,6 +1,7 @@
 """Nonsense in recipes, flags and config.json: one sentence and exit code 2, and nothing is left."""
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -248,6 +249,9 @@ FLAGS = {
   "--latency=3": "--latency=3.0 has no effect without --bandwidth.",
   "--devices=0": "--devices",
   "--devices=3": "does not divide over 3 devices",
+  "--config.data.path=~nobody-here/x": "config.data.path: ~nobody-here/x begins with a home",
+  "--config.data.mean=" + 60_000 * "-" + "1": "--... is nested too deeply; see --help for the",
+  "--config.seed=" + 6000 * "9": f"config.seed='{79 * '9'}...: it must be a whole number from 0 to",
   "--out=x.json": "Unknown command line flag 'out'",
   "epochs=3": "'epochs=3' is no flag; see --help for the flags.",
   "--flagfile=/nowhere": "/nowhere",
@@ -325,6 +329,27 @@ MORE = [
     "; those of resnet9 are name, width, pool_position",
   ),
 ]
+
+
+def test_a_file_of_flags_that_cannot_be_read(tmp_path):
+  (tmp_path / "latin1").write_bytes(b"--config=\xe9.py\n")
+  os.mkfifo(tmp_path / "pipe")
+  for name, reason in (
+    ("latin1", "it is no text in UTF-8"),
+    ("pipe", "it is no regular file"),
+    ("gone", "No such file or directory"),
+  ):
+    sentence = mistake("plan", f"--flagfile={tmp_path / name}")
+    assert sentence == (
+      f"--flagfile={tmp_path / name} cannot be read ({reason}): name a file of flags, one a line."
+    )
+
+
+@pytest.mark.parametrize("module", ["evaluate", "predict"])
+def test_a_workdir_with_a_name_that_is_too_long(module, tmp_path):
+  folder = tmp_path / (300 * "a")
+  sentence = mistake(module, f"--workdir={folder}", *(["a.png"] if module == "predict" else []))
+  assert sentence == f"{folder}/config.json cannot be read as a config (File name too long)."
 
 
 @pytest.mark.parametrize("size", ["-1", "8193", "1000000000"])

@@ -206,6 +206,12 @@ def test_a_manifest_with_nonsense_is_passed_over(two, tmp_path, caplog, content,
   assert (folder / "2" / MANIFEST).exists()
 
 
+def test_a_manifest_that_names_a_file_that_no_folder_can_hold(two, tmp_path):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  edit(folder / "2", files={300 * "a": [1, 2]})
+  assert Checkpoints(folder).newest() == 1
+
+
 def test_a_manifest_that_is_a_folder_or_a_pipe(two, tmp_path):
   folder = shutil.copytree(two, tmp_path / "checkpoints")
   (folder / "2" / MANIFEST).unlink()

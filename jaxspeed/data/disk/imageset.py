@@ -35,7 +35,7 @@ from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import open_regular
+from jaxspeed.files import expanded, open_regular
 
 _ACCEPTED = (
   "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
@@ -150,11 +150,11 @@ def open_images(
 
 
 def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) -> ImageSet:
-  cache_folder = pathlib.Path(cache or "~/.cache/jaxspeed/data").expanduser()
+  cache_folder = expanded(cache or "~/.cache/jaxspeed/data", "config.data.cache")
   try:
     if not path:
       return _open_tfds(_prepare(name), cache_folder, show, tune)
-    root = pathlib.Path(path).expanduser().absolute()
+    root = expanded(path, "config.data.path").absolute()
     if not root.is_dir():
       state = "is a file" if root.exists() else "does not exist"
       raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
@@ -181,7 +181,7 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
   Raises:
     UserError: as `open_images`.
   """
-  root = pathlib.Path(path).expanduser().absolute()
+  root = expanded(path, "config.data.path").absolute()
   try:
     if names := read_class_names(root / "classes.txt"):
       return names

@@ -1,6 +1,7 @@
 """The sets that a streamed run reads: originals, resized copies, held-out images, noise."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
 from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
 
 # Names of images that a line of a report holds.
@@ -71,7 +73,7 @@ def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = N
   notes: list[str] = []
   for side in dict.fromkeys(phase.copies for phase in phases):
     path = copies_of(config, side) if side else data.path
-    if side and not pathlib.Path(path).expanduser().is_dir():
+    if side and not os.path.isdir(expanded(path, "config.data.copies")):
       notes.append(
         f"no copies of {side} px at {path}: the originals are read, which takes 1.5 to 4 times the "
         f"time on the CPU; python -m jaxspeed.prepare resize makes copies"

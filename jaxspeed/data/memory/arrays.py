@@ -40,6 +40,7 @@ from jaxspeed.data.memory.cifar import (
 )
 from jaxspeed.data.memory.own import check_sizes, read_own, tenth_of
 from jaxspeed.errors import UserError, printable
+from jaxspeed.files import expanded
 
 _log = logging.getLogger("jaxspeed")
 
@@ -118,10 +119,10 @@ def open_arrays(
   Raises:
     UserError: nothing readable is at `path`, it is damaged, or has another number of classes.
   """
-  cache_folder = pathlib.Path(cache or "~/.cache/jaxspeed/data").expanduser()
+  cache_folder = expanded(cache or "~/.cache/jaxspeed/data", "config.data.cache")
   try:
     if path:
-      arrays = _read_path(pathlib.Path(path).expanduser(), name, cache_folder, tune)
+      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
     elif name not in KNOWN:
       raise UserError(
         f"config.data.name is {name!r}: without config.data.path it is one of {', '.join(KNOWN)}."

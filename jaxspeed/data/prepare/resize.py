@@ -35,7 +35,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, load_json, open_regular
+from jaxspeed.files import dump_json, expanded, load_json, open_regular
 
 # libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
 # where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
@@ -135,7 +135,7 @@ def resize(
   """
   _check(sizes, quality, workers)
   began = time.perf_counter()
-  source, destination = (pathlib.Path(each).expanduser() for each in (source, destination))
+  source, destination = expanded(source, "SRC"), expanded(destination, "DST")
   refuse_inside(destination, source)
   for size in sizes:
     if source.resolve().is_relative_to((destination / str(size)).resolve()):
@@ -300,7 +300,7 @@ def write_index(
   """
   with writing(folder), tempfile.TemporaryDirectory() as cache:
     for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
-      for each in (pathlib.Path(folder).expanduser() / ".jaxspeed").glob(stale):
+      for each in (expanded(folder, "FOLDER") / ".jaxspeed").glob(stale):
         shutil.rmtree(each)
     images = open_images(name="", path=str(folder), cache=cache, show=show)
     write_indices(images)

@@ -39,7 +39,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, open_regular
+from jaxspeed.files import dump_json, expanded, open_regular
 
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
@@ -95,7 +95,7 @@ def write_shards(
   """
   began = time.perf_counter()
   _check(images, name, shards, workers)
-  folder = pathlib.Path(destination).expanduser() / name / VERSION
+  folder = expanded(destination, "DST") / name / VERSION
   refuse_inside(folder, pathlib.Path(images.train.root))
   splits = {"train": images.train, "validation": images.eval}
   orders = {split: _order(each) for split, each in splits.items()}
