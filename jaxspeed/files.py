@@ -48,6 +48,7 @@ def write_atomically(
   """
   if isinstance(content, str):
     content = content.encode()
+  _refuse_device(path)
   temporary = _beside(path)
   try:
     with open(temporary, "wb", opener=lambda name, _: create(name)) as file:
@@ -64,6 +65,19 @@ def write_atomically(
   finally:
     with contextlib.suppress(OSError):
       os.unlink(temporary)
+
+
+def _refuse_device(path: str | os.PathLike[str]) -> None:
+  """Raises an OSError where a file would take the place of a device, a pipe or a socket.
+
+  Root may do that to /dev/null, or to /dev/stdout, a link.
+  """
+  try:
+    mode = os.stat(path).st_mode
+  except OSError:
+    return
+  if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
 
 
 def create(path: str | os.PathLike[str]) -> int:

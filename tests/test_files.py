@@ -40,6 +40,16 @@ def test_text_bytes_and_parts(tmp_path, content, sync):
   assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_a_file_does_not_take_the_place_of_a_pipe_or_of_a_link_to_one(tmp_path):
+  os.mkfifo(tmp_path / "pipe")
+  (tmp_path / "link").symlink_to("pipe")
+  for name in ("pipe", "link"):
+    with pytest.raises(OSError, match="it is no regular file"):
+      write_atomically(tmp_path / name, "a")
+  assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+  assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_only_what_is_to_last_waits_for_the_disk(tmp_path, monkeypatch):
   synced = []
   monkeypatch.setattr(os, "fsync", synced.append)
