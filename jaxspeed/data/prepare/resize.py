@@ -301,10 +301,18 @@ def write_index(
   with writing(folder), tempfile.TemporaryDirectory() as cache:
     for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
       for each in (expanded(folder, "FOLDER") / ".jaxspeed").glob(stale):
+        _refuse_strangers(each)
         shutil.rmtree(each)
     images = open_images(name="", path=str(folder), cache=cache, show=show)
     write_indices(images)
   return images
+
+
+def _refuse_strangers(index: pathlib.Path) -> None:
+  """Raises a UserError where a folder that is to be removed holds more than an index has."""
+  for path in index.iterdir():
+    if path.suffix not in (".npy", ".json") or path.is_dir():
+      raise UserError(f"{path} is no part of an index: move {index} away and run again.")
 
 
 def broken_headers(images: ImageSet) -> tuple[Broken, ...]:

@@ -39,7 +39,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, expanded, open_regular
+from jaxspeed.files import dump_json, expanded, open_regular, read_bytes
 
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
@@ -131,10 +131,10 @@ def write_shards(
 
 
 def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
-  if not re.fullmatch("[a-z][a-z0-9_]*", name):
+  if not re.fullmatch("[a-z][a-z0-9_]{,99}", name):
     raise UserError(
-      f"--name={name}: TFDS's names are lower-case letters, digits and underscores, as in "
-      "--name=my_images."
+      f"--name={name}: TFDS's names are lower-case letters, digits and underscores, 100 at most, "
+      "as in --name=my_images."
     )
   if shards < 0:
     raise UserError(f"--shards={shards}: name the number of files for each split.")
@@ -173,10 +173,16 @@ def _keep_settings(
     "shards": {split: len(each) for split, each in parts.items()},
     "images": digest.hexdigest(),
   }
-  if not path.exists():
+  content = dump_json(settings).encode()
+  try:
+    stored = read_bytes(path)
+  except FileNotFoundError:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [dump_json(settings).encode()])
-  elif path.read_text(encoding="utf-8") != dump_json(settings):
+    write_whole(path, [content])
+    return
+  except ValueError as error:
+    raise UserError(f"{path} is damaged ({error}): remove {folder} and run again.") from error
+  if stored != content:
     raise UserError(
       f"{folder} holds shards of other images or of another number: remove it, or name another "
       "--name."

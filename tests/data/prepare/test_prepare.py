@@ -311,6 +311,15 @@ def test_workers_import_neither_jax_nor_tensorflow():
   assert done.stdout.strip() == ""
 
 
+def test_an_index_takes_no_place_of_other_files(tmp_path):
+  source = small_set(tmp_path / "source")
+  write(tmp_path / "mine", {"train/notes.txt": b"mine"})
+  (source / ".jaxspeed").symlink_to(tmp_path / "mine")
+  with pytest.raises(UserError, match=r"notes.txt is no part of an index: move .*train away"):
+    write_index(source)
+  assert (tmp_path / "mine" / "train" / "notes.txt").read_bytes() == b"mine"
+
+
 def test_the_index_lies_beside_the_copies(tmp_path):
   source = small_set(tmp_path / "source")
   resize(source, tmp_path / "out", sizes=(16,))
@@ -572,10 +581,21 @@ def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
   assert len(open_tfds(many.folder).eval) == 6
 
 
-@pytest.mark.parametrize("name", ["my-set", "Set", "1", "", "a/b"])
+@pytest.mark.parametrize("name", ["my-set", "Set", "1", "", "a/b", 101 * "a"])
 def test_names_that_tfds_does_not_take(tmp_path, images, name):
   with pytest.raises(UserError, match=f"--name={name}: TFDS's names are lower-case"):
     write_shards(images, tmp_path, name=name)
+
+
+def test_settings_of_shards_that_are_damaged(tmp_path, images):
+  path = write_shards(images, tmp_path, name="one").folder / ".jaxspeed" / "shards.json"
+  path.write_bytes(b"\xff")
+  with pytest.raises(UserError, match="holds shards of other images"):
+    write_shards(images, tmp_path, name="one")
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(UserError, match=r"shards.json is damaged \(it is no regular file\): remove"):
+    write_shards(images, tmp_path, name="one")
 
 
 @pytest.mark.parametrize("name", ["b ", "b\n", "b\udcff"])
