@@ -22,7 +22,7 @@ from jaxtyping import Int32, UInt8, UInt32
 from PIL import Image
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import load_json
+from jaxspeed.files import load_json, open_regular
 
 # Castagnoli's polynomial, its bits reversed.
 _POLYNOMIAL = np.uint32(0x82F63B78)
@@ -178,7 +178,8 @@ def read_shards(
   images: list[UInt8[np.ndarray, "h w 3"]] = []
   labels: list[int] = []
   for shard in shards:
-    records = read_records(np.fromfile(shard.path, np.uint8), shard.path)
+    with open_regular(shard.path) as file:
+      records = read_records(np.fromfile(file, np.uint8), shard.path)
     if len(records) != shard.records:
       raise UserError(
         f"{shard.path} holds {len(records)} records and dataset_info.json promises "
