@@ -10,13 +10,16 @@ Every process has the whole carry, so process 0 writes it alone: Orbax's own way
 has barriers in which all wait ten minutes for one whose disk is full.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import logging
 import os
 import pathlib
 import shutil
+import sys
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import flax.serialization
@@ -154,14 +157,21 @@ class Checkpoints:
 
   def newest(self) -> int | None:
     """Step of the newest whole checkpoint; a sentence is logged for each that is passed over."""
-    for step, path in reversed(self._found(warn=True)):
+    step, notes = self.find_newest()
+    log(notes)
+    return step
+
+  def find_newest(self) -> tuple[int | None, list[str]]:
+    """Step of the newest whole checkpoint, or None, and a sentence for each that is passed over."""
+    notes: list[str] = []
+    for step, path in reversed(self._found(notes)):
       fault = _content_fault(path)
       if fault is None:
         if path.name != str(step):
-          _log.warning("checkpoint %s is of step %d, as its %s says", path, step, MANIFEST)
-        return step
-      _log.warning("checkpoint %s is passed over: %s", path, fault)
-    return None
+          notes.append(f"checkpoint {path} is of step {step}, as its {MANIFEST} says")
+        return step, notes
+      notes.append(f"checkpoint {path} is passed over: {fault}")
+    return None, notes
 
   def restore(self, target: Any, *, step: int | None = None) -> Restored | None:
     """Reads the checkpoint of `step`, or the newest whole one; None when there is none.
@@ -180,7 +190,7 @@ class Checkpoints:
     path = self._path_of(step)
     wanted = flax.serialization.to_state_dict(target)
     try:
-      with _checkpointer() as checkpointer:
+      with _late_readers_unheard(), _checkpointer() as checkpointer:
         state_dict = checkpointer.restore(path, wanted)
     except (ValueError, KeyError, TypeError) as error:
       raise UserError(f"{path} does not fit the run's model: {_reason(error)}") from error
@@ -210,11 +220,11 @@ class Checkpoints:
     fault = next(iter(faults.values()), None) or _manifest_fault(path)
     raise UserError(f"{path}: {fault}; steps there: {have}.")
 
-  def _found(self, *, warn: bool = False) -> list[tuple[int, pathlib.Path]]:
+  def _found(self, notes: list[str] | None = None) -> list[tuple[int, pathlib.Path]]:
     """Step and folder of each sound manifest, the newest last; of copies, the original last.
 
     Args:
-      warn: logs a sentence for each folder with a step's name that has none.
+      notes: takes a sentence for each folder with a step's name that has none.
     """
     if not self._folder.is_dir():
       return []
@@ -225,9 +235,15 @@ class Checkpoints:
       try:
         found.append((load_manifest(path)["step"], path))
       except ValueError as error:
-        if warn:
-          _log.warning("checkpoint %s is passed over: %s", path, error)
+        if notes is not None:
+          notes.append(f"checkpoint {path} is passed over: {error}")
     return sorted(found, key=lambda each: (each[0], each[1].name == str(each[0]), each[1].name))
+
+
+def log(notes: Iterable[str]) -> None:
+  """Logs what `Checkpoints.find_newest` found."""
+  for note in notes:
+    _log.warning("%s", note)
 
 
 @dataclasses.dataclass
@@ -308,6 +324,35 @@ def _checkpointer() -> Any:
   # Where a folder made beside the writing cannot be made, the writers wait for it ten minutes.
   beside = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
+
+
+@contextlib.contextmanager
+def _late_readers_unheard() -> Iterator[None]:
+  """Where the block raises, drops what TensorStore's other readers say of it from then on.
+
+  Their threads end after Orbax has closed the loop that waits for them, and each of them, dozens,
+  would print a traceback.
+  """
+  before = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and "Event loop is closed" in str(error)):
+      before(unraisable)
+
+  sys.unraisablehook = hook
+  try:
+    yield
+  except BaseException:
+    # As Python ends it takes the hook away, and prints to descriptor 2 again.
+    atexit.register(_mute_descriptor_2)
+    raise
+  sys.unraisablehook = before
+
+
+def _mute_descriptor_2() -> None:
+  with open(os.devnull, "wb") as nothing:
+    os.dup2(nothing.fileno(), 2)
 
 
 def _ensure_room(path: pathlib.Path, size: int) -> None:

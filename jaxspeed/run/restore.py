@@ -25,6 +25,7 @@ from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_resnet
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import Checkpoints, Restored
 from jaxspeed.run.setup import open_data
 from jaxspeed.steps import eval_step
@@ -91,11 +92,17 @@ def open_run(
     jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
   )
   target = mesh_lib.abstract(Carry(state, Sums.zero(job.accumulation)), everywhere)
-  restored = Checkpoints(folder / "checkpoints").restore(target, step=checkpoint_step)
-  if restored is None:
-    result = folder / "result.json"
-    advice = f"remove {result} and train it again" if result.exists() else "train it first"
-    raise UserError(f"{folder} holds no whole checkpoint: {advice}.")
+  checkpoints = Checkpoints(folder / "checkpoints")
+  if checkpoint_step is None:
+    checkpoint_step, notes = checkpoints.find_newest()
+    if checkpoint_step is None:
+      result = folder / "result.json"
+      advice = f"remove {result} and train it again" if result.exists() else "train it first"
+      reason = f" ({notes[0]})" if notes else ""
+      raise UserError(f"{folder} holds no whole checkpoint{reason}: {advice}.")
+    checkpoint.log(notes)
+  restored = checkpoints.restore(target, step=checkpoint_step)
+  assert restored is not None
   restored.check_state()
   return job, restored
 

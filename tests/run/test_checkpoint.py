@@ -1,5 +1,6 @@
 """Real saves and restores, and every way in which a checkpoint is not whole."""
 
+import atexit
 import dataclasses
 import errno
 import json
@@ -7,6 +8,8 @@ import logging
 import math
 import os
 import shutil
+import sys
+import types
 import zlib
 
 import jax
@@ -212,6 +215,16 @@ def test_a_manifest_that_names_a_file_that_no_folder_can_hold(two, tmp_path):
   assert Checkpoints(folder).newest() == 1
 
 
+def test_what_is_passed_over_comes_with_its_reason(two, tmp_path):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  assert Checkpoints(folder).find_newest() == (2, [])
+  for step in ("1", "2"):
+    (folder / step / MANIFEST).write_text("")
+  found, notes = Checkpoints(folder).find_newest()
+  assert found is None and len(notes) == 2
+  assert notes[0].startswith(f"checkpoint {folder / '2'} is passed over: its {MANIFEST} cannot be")
+
+
 def test_a_manifest_that_is_a_folder_or_a_pipe(two, tmp_path):
   folder = shutil.copytree(two, tmp_path / "checkpoints")
   (folder / "2" / MANIFEST).unlink()
@@ -268,6 +281,27 @@ def test_what_orbax_does_not_expect_in_its_files_is_told(two, tmp_path):
   edit(folder / "2", files=files | {"_METADATA": [1, zlib.crc32(b"3")]})
   with pytest.raises(UserError, match="/2 (cannot be read|does not fit)"):
     Checkpoints(folder).restore(target(make_carry(0.0)))
+
+
+def test_readers_that_end_after_a_restore_that_failed_are_not_heard(two, monkeypatch):
+  heard, registered = [], []
+  monkeypatch.setattr(sys, "unraisablehook", lambda each: heard.append(each.exc_value))
+  monkeypatch.setattr(atexit, "register", registered.append)
+  store = Checkpoints(two)
+  ours = sys.unraisablehook
+  store.restore(target(make_carry(0.0)), step=1)
+  assert sys.unraisablehook is ours and not registered
+  wider = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((*x.shape, 2), x.dtype, sharding=x.sharding),
+    target(make_carry(0.0)),
+  )
+  with pytest.raises(UserError, match="does not fit the run's model"):
+    store.restore(wider, step=1)
+  other = ValueError("another")
+  for error in (RuntimeError("Event loop is closed"), other):
+    sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+  assert heard[-1] is other and not any("loop is closed" in str(each) for each in heard)
+  assert len(registered) == 1
 
 
 def test_what_is_saved_is_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypatch):
