@@ -174,6 +174,9 @@ def _exit_code_of(function: Callable[[], None]) -> int:
       output.say(ended.code)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
   except Exception as error:
+    if mistake := output.environment_mistake(error):
+      output.say(mistake)
+      return MISTAKE
     output.report(error, None)
     return FAULT
   return DONE

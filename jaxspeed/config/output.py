@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import pathlib
+import re
 import select
 import sys
 import tempfile
@@ -147,6 +148,15 @@ def lost() -> str | None:
 def say(sentence: object) -> None:
   """Prints a sentence on standard error, in one line and without control characters."""
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
+
+
+def environment_mistake(error: BaseException) -> str:
+  """What to say of a variable of the environment that JAX refuses while it is imported; or ''."""
+  found = re.search(r"(?:environment '(JAX_\w+)'|JAX flag (jax_\w+))", str(error))
+  name = (found[1] or found[2]).upper() if found and isinstance(error, ValueError) else ""
+  if name not in os.environ:
+    return ""
+  return f"{name}={os.environ[name]} is no value that JAX takes: set it to another, or unset it."
 
 
 def report(error: BaseException, folder: pathlib.Path | None, name: str = "traceback.txt") -> None:

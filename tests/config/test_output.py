@@ -126,3 +126,26 @@ def test_our_own_sentences_are_not_held():
   )
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
   assert done.stderr.splitlines() == ["jaxspeed: said", "jaxspeed: written"]
+
+
+def test_a_variable_of_the_environment_that_jax_refuses():
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxspeed.train", "--config=x.py"],
+    env=os.environ | {"JAX_ENABLE_X64": "maybe"},
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stdout) == (MISTAKE, "")
+  assert done.stderr == (
+    "jaxspeed: JAX_ENABLE_X64=maybe is no value that JAX takes: set it to another, or unset it.\n"
+  )
+
+
+def test_only_what_jax_says_of_the_environment_is_a_mistake_in_it(monkeypatch):
+  monkeypatch.setenv("JAX_LOGGING_LEVEL", "loud")
+  words = 'Invalid value "loud" for JAX flag jax_logging_level'
+  assert output.environment_mistake(ValueError(words)).startswith("JAX_LOGGING_LEVEL=loud is no")
+  assert output.environment_mistake(KeyError(words)) == ""
+  assert output.environment_mistake(ValueError("another")) == ""
+  monkeypatch.delenv("JAX_LOGGING_LEVEL")
+  assert output.environment_mistake(ValueError(words)) == ""
