@@ -24,18 +24,24 @@ _Module = TypeVar("_Module", bound=type)
 
 
 class Family(NamedTuple):
-  """A flax module and the schema of its fields."""
+  """A flax module, the schema of its fields, and the least and most side of its images."""
 
   module: Callable[..., Any]
   fields: type[Group]
+  sides: tuple[int, int]
 
 
 # Filled as the modules of `models/` are imported.
 FAMILIES: dict[str, Family] = {}
 
 
-def register(name: str) -> Callable[[_Module], _Module]:
-  """A decorator that makes a flax module the family `name`."""
+def register(name: str, *, sides: tuple[int, int] = (1, 8192)) -> Callable[[_Module], _Module]:
+  """A decorator that makes a flax module the family `name`.
+
+  Args:
+    name: in `config.model.name`.
+    sides: the least and the most pixels that a side of its images may have.
+  """
 
   def add(module: _Module) -> _Module:
     fields: dict[str, Any] = {"name": (str, name)}
@@ -44,7 +50,7 @@ def register(name: str) -> Callable[[_Module], _Module]:
         default = ... if field.default is dataclasses.MISSING else field.default
         fields[field.name] = (field.type, default)
     schema = pydantic.create_model(f"{module.__name__}Fields", __base__=Group, **fields)
-    FAMILIES[name] = Family(module, schema)
+    FAMILIES[name] = Family(module, schema, sides)
     return module
 
   return add

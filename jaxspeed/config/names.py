@@ -140,7 +140,7 @@ def described() -> Iterator[str]:
     field = field_of(name)
     meaning = " ".join((field.description or "").split())
     yield f"{name}={field.default!r} ({accepted(name)}): {meaning}"
-  for family, (_, group) in families.FAMILIES.items():
+  for family, (_, group, _) in families.FAMILIES.items():
     for name, field in group.model_fields.items():
       what = schema.accepted(field.annotation, field.metadata)
       default = "" if field.is_required() else f"={field.default!r}"

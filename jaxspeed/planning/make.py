@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks
+from jaxspeed.config import checks, families
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
 from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
@@ -59,6 +59,7 @@ def make_plan(
       f"--config.batch_size higher."
     )
   for phase, count in zip(phases, counts, strict=True):
+    _check_sides(config, phase)
     _check_batch(config, phase, devices=devices, train_images=count)
   first, last = phases[0], phases[-1]
   return Plan(
@@ -75,6 +76,20 @@ def make_plan(
     proxy_every=config.proxy.every if config.proxy.keep else 0,
     streams=config.data.feed == "stream",
   )
+
+
+def _check_sides(config: ConfigDict, phase: Phase) -> None:
+  """Makes sure that the model takes images of a phase's sizes."""
+  name = config.model.get("name", "")
+  least, most = families.FAMILIES[name].sides if name in families.FAMILIES else (1, 8192)
+  trained = "phases.image_size" if config.phases.image_size else "data.image_size"
+  evaluated = "eval.image_size" if config.eval.image_size else trained
+  for field, side in ((trained, phase.image_size), (evaluated, phase.eval_size)):
+    if not least <= side <= most:
+      raise UserError(
+        f"config.{field}={side}: {name} takes images of {least} to {most:,} pixels a side: resize "
+        "them, or set config.model to another."
+      )
 
 
 def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images: int) -> None:

@@ -239,7 +239,7 @@ def test_every_field_has_a_meaning_and_its_default_fits():
 
 def test_the_families_are_those_of_the_recipes():
   assert set(families.FAMILIES) == {"airbench", "resnet", "resnet9"}
-  for name, (module, group) in families.FAMILIES.items():
+  for name, (module, group, _) in families.FAMILIES.items():
     model = families.with_defaults({"name": name})
     checks.check_model(model)
     assert {*model} == {*group.model_fields}
