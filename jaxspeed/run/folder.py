@@ -173,6 +173,8 @@ def _local(workdir: str | os.PathLike[str]) -> pathlib.Path:
   path = pathlib.Path(workdir)
   try:
     os.fspath(path.absolute()).encode()
+  except OSError as error:  # the folder in which the command runs was removed
+    raise _unusable(path, error) from error
   except UnicodeEncodeError:
     # Orbax and TensorBoard take no other names.
     raise UserError(

@@ -91,6 +91,15 @@ def test_names_that_no_folder_can_have(tmp_path, monkeypatch, workdir, words):
 # Not ours
 
 
+def test_a_workdir_below_a_folder_that_was_removed(tmp_path, monkeypatch):
+  (tmp_path / "here").mkdir()
+  monkeypatch.chdir(tmp_path / "here")
+  (tmp_path / "here").rmdir()
+  with pytest.raises(UserError, match=r"runs/a cannot be created or written \(No such file"):
+    with taken("runs/a"):
+      pass
+
+
 def digits(**fields) -> ConfigDict:
   config = load_recipe("quickstart.py")
   config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
