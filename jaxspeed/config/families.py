@@ -24,23 +24,23 @@ _Module = TypeVar("_Module", bound=type)
 
 
 class Family(NamedTuple):
-  """A flax module, the schema of its fields, and the least and most side of its images."""
+  """A flax module, the schema of its fields, and the least side of its images, in pixels."""
 
   module: Callable[..., Any]
   fields: type[Group]
-  sides: tuple[int, int]
+  least_side: int
 
 
 # Filled as the modules of `models/` are imported.
 FAMILIES: dict[str, Family] = {}
 
 
-def register(name: str, *, sides: tuple[int, int] = (1, 8192)) -> Callable[[_Module], _Module]:
+def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
   """A decorator that makes a flax module the family `name`.
 
   Args:
     name: in `config.model.name`.
-    sides: the least and the most pixels that a side of its images may have.
+    least_side: the fewest pixels that a side of its images may have.
   """
 
   def add(module: _Module) -> _Module:
@@ -50,7 +50,7 @@ def register(name: str, *, sides: tuple[int, int] = (1, 8192)) -> Callable[[_Mod
         default = ... if field.default is dataclasses.MISSING else field.default
         fields[field.name] = (field.type, default)
     schema = pydantic.create_model(f"{module.__name__}Fields", __base__=Group, **fields)
-    FAMILIES[name] = Family(module, schema, sides)
+    FAMILIES[name] = Family(module, schema, least_side)
     return module
 
   return add

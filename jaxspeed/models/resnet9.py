@@ -52,12 +52,12 @@ class ConvNorm(nn.Module):
     return x
 
 
-@families.register("resnet9", sides=(8, 135))  # 16 x 16 pixels for the last pool
+@families.register("resnet9", least_side=8)
 class ResNet9(nn.Module):
   """Eight convolutions and a linear layer; [n, h, w, 3] to logits [n, classes].
 
   Logits are in the `accumulation` format of `dtype`.
-  Images of 8 to 135 pixels will do: three 2x2 pools, then the maximum over what is left,
+  Images of 8 pixels and more will do: three 2x2 pools, then the maximum over what is left,
   which for 32 pixels is the original's 4x4 pool. Batch norm is that of one device.
 
   The defaults are the ladder's first rung. `whiten` puts a frozen 3x3 whitening convolution and

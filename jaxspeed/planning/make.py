@@ -81,13 +81,13 @@ def make_plan(
 def _check_sides(config: ConfigDict, phase: Phase) -> None:
   """Makes sure that the model takes images of a phase's sizes."""
   name = config.model.get("name", "")
-  least, most = families.FAMILIES[name].sides if name in families.FAMILIES else (1, 8192)
+  least = families.FAMILIES[name].least_side if name in families.FAMILIES else 1
   trained = "phases.image_size" if config.phases.image_size else "data.image_size"
   evaluated = "eval.image_size" if config.eval.image_size else trained
   for field, side in ((trained, phase.image_size), (evaluated, phase.eval_size)):
-    if not least <= side <= most:
+    if side < least:
       raise UserError(
-        f"config.{field}={side}: {name} takes images of {least} to {most:,} pixels a side: resize "
+        f"config.{field}={side}: {name} takes images of {least} pixels a side and more: enlarge "
         "them, or set config.model to another."
       )
 

@@ -220,8 +220,6 @@ FLAGS = {
   "--config.data.train_images=1000000000000": "it must be at most 1,000,000,000.",
   "--config.data.train_images=1000000000": "200,000,000 steps, and a plan has at most 10,000,000",
   "--config.data.feed=stream": "config.data.mean=(): a stream's own is not computed",
-  "--config.data.image_size=7": "config.data.image_size=7: resnet9 takes images of 8 to 135 pixels",
-  "--config.data.image_size=136": "config.data.image_size=136: resnet9 takes images of 8 to 135",
   "--config.runs=1000000000000": "config.runs=1000000000000: it must be at most 10,000.",
   "--config.seed=2147483648": "config.seed=2147483648: it must be at most 2,147,483,647.",
   "--config.model.width=1000000000000": "config.model.width=1000000000000: it must be at most",

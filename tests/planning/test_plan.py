@@ -687,6 +687,14 @@ def test_a_plan_knows_the_sets_that_need_no_path():
   assert "\nevaluation: 10000 images" in done.stdout
 
 
+def test_a_model_says_how_small_its_images_may_be():
+  config = config_with()
+  config.model = {"name": "resnet9"}
+  config.data.image_size = 7
+  with pytest.raises(UserError, match="config.data.image_size=7: resnet9 takes images of 8 pixels"):
+    make_plan(config)
+
+
 def test_a_plan_of_too_many_steps_is_refused():
   with pytest.raises(UserError, match="are 50,000,000 steps, and a plan has at most 10,000,000"):
     plan_with(batch_size=1, epochs=1000.0)
