@@ -257,8 +257,11 @@ def _without(argv: Sequence[str]) -> list[str]:
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:
-  """VALUE of --NAME=VALUE or --NAME VALUE, before the flags are parsed; None where it is not."""
-  return next((value for flag, value in _flags_of(argv) if flag == name), None)
+  """VALUE of the last --NAME=VALUE or --NAME VALUE, as absl takes it, before the flags are parsed.
+
+  None where there is none.
+  """
+  return next((value for flag, value in reversed([*_flags_of(argv)]) if flag == name), None)
 
 
 def _help() -> str:

@@ -267,3 +267,9 @@ def test_nearest_names(name, meant):
 def test_every_common_name_means_a_field_that_exists():
   known = {*names.all_fields(), "model.name"}
   assert set(names.COMMON.values()) <= known
+
+
+def test_of_a_flag_that_is_given_twice_the_last_counts():
+  argv = ["evaluate", "--workdir=a", "--step=3", "--workdir", "b"]
+  assert command_line.value_of("workdir", argv) == "b"
+  assert command_line.value_of("config", argv) is None
