@@ -114,7 +114,7 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
         f"--config.data.{field}={value}, or the path of a set of your own."
       )
   config = config.copy_and_resolve_references()
-  for field in {"train_images", "eval_images"}:
+  for field in ("train_images", "eval_images"):
     if f"data.{field}" not in given:
       config.data[field] = getattr(known, field)
   return config

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs jaxspeed with its test tools into a virtual environment and runs every check.
 #   bash scripts/test.sh                 # all but the campaign
-#   bash scripts/test.sh --campaign      # an hour: several processes, faults; Slurm, as root
+#   bash scripts/test.sh --campaign      # an hour: processes, faults, large nets; Slurm, as root
 #   bash scripts/test.sh --quick         # without the tests that take more than ten seconds each
 #   PYTHON=python3.12 VENV=DIR EXTRAS=test,imagenet PACKAGES=torch bash scripts/test.sh
-# EXTRAS and PACKAGES bring what some tests compare with; they skip what is not there.
+# EXTRAS and PACKAGES bring what some tests compare with; they skip what is not there. Tests compile
+# without LLVM's optimisation (tests/conftest.py), with it where XLA_FLAGS is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv-test}
