@@ -45,9 +45,20 @@ def main() -> None:
   )
   workers = flags.DEFINE_integer("workers", None, "Processes; the default is one for each core.")
 
+  flags_of = {
+    "resize": (sizes, quality, on_error, workers),
+    "index": (size,),
+    "shards": (name, shards, workers),
+  }
+
   def run(arguments: list[str]) -> None:
     console = make_console()
     command, *folders = arguments or [""]
+    if command in flags_of:
+      own = {flag.name for flag in flags_of[command]}
+      others = {flag.name: flag for each in flags_of.values() for flag in each}
+      unused = [flag for name, flag in others.items() if name not in own]
+      command_line.without_effect(f"with {command}", *unused)
     processes = _cores() if workers.value is None else workers.value
     if command == "resize":
       source, destination = _folders(command, folders, "SRC", "DST")

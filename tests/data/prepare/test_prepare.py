@@ -713,6 +713,7 @@ def mistakes(tmp):
     "workers": (["resize", source, out, pixels, "--workers=many"], "workers"),
     "blocked": (["resize", source, tmp / "file", pixels], "file cannot be written (File exists)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
+    "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
     "stranger": (["shards", tmp / "stranger", out], "has classes that train/ lacks (c)"),
     "hollow": (["shards", tmp / "hollow", out], "val/b holds no image"),
     "shards inside": (["shards", source, source / "sets"], "lies inside"),
