@@ -42,7 +42,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     "PYTHONUNBUFFERED": "1",
     # On CPUs all processes but the first compile anew at each start: their keys of the cache of
     # programs differ, and only the first one writes.
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "XLA_FLAGS": os.environ.get("XLA_FLAGS", "--xla_backend_optimization_level=0"),
   }
 
 

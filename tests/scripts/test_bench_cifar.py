@@ -25,8 +25,6 @@ MISSING = (
   "torchvision",
 )
 
-QUICK_COMPILATION = "--xla_backend_optimization_level=0"
-
 # Prints what airbench's scripts print, with the run number in the first row of a run only.
 PEER = """
 import sys, time
@@ -93,7 +91,7 @@ def test_a_toy_is_timed_beside_a_peer_with_little_installed(tmp_path):
   done = subprocess.run(
     [*command, "--runs=2", "--cold_starts=1", f"--peer={peer}", f"--out={out}"],
     cwd=ROOT,
-    env=environment() | {"PYTHONPATH": str(blocked.parent), "XLA_FLAGS": QUICK_COMPILATION},
+    env=environment() | {"PYTHONPATH": str(blocked.parent)},
     capture_output=True,
     text=True,
     timeout=900,

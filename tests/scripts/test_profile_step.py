@@ -160,7 +160,7 @@ def test_a_toy_step_is_profiled_on_the_cpu(tmp_path):
   done = subprocess.run(
     [sys.executable, "scripts/profile_step.py", *toy, "--top=3", f"--out={out}"],
     cwd=ROOT,
-    env=environment() | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    env=environment(),
     capture_output=True,
     text=True,
     timeout=300,
