@@ -1,8 +1,10 @@
 """Configs: what they hold, how they are stored and compared, and what a command line may say."""
 
 import dataclasses
+import functools
 import json
 import pathlib
+import re
 
 import pytest
 from commands import run
@@ -235,6 +237,25 @@ def test_every_field_has_a_meaning_and_its_default_fits():
     assert field is not None and field.description, name
     words = field.description.split()
     assert words[0] not in ("of", "whose"), name
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_number_of_a_config_is_nan_or_infinite(value):
+  recipes = [("quickstart", ""), ("imagenet18", "1"), ("cifar10_airbench", "96_faster")]
+  asked = 0
+  for config in (get_config(*recipe) for recipe in recipes):
+    for name, held in list(stored.leaves(config)):
+      if isinstance(held, bool | str):
+        continue
+      wrong = config.copy_and_resolve_references()
+      *groups, last = name.split(".")
+      group = functools.reduce(getattr, groups, wrong)
+      with wrong.ignore_type():
+        group[last] = (value,) if isinstance(held, tuple) else value
+      with pytest.raises(UserError, match=f"config.{re.escape(name)}"):
+        checks.check(wrong)
+      asked += 1
+  assert asked > 200
 
 
 def test_the_families_are_those_of_the_recipes():
