@@ -10,16 +10,14 @@ Every process has the whole carry, so process 0 writes it alone: Orbax's own way
 has barriers in which all wait ten minutes for one whose disk is full.
 """
 
-import atexit
 import contextlib
 import dataclasses
 import logging
 import os
 import pathlib
 import shutil
-import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import flax.serialization
@@ -190,7 +188,8 @@ class Checkpoints:
     path = self._path_of(step)
     wanted = flax.serialization.to_state_dict(target)
     try:
-      with _late_readers_unheard(), _checkpointer() as checkpointer:
+      with _checkpointer() as checkpointer:
+        _check_fit(checkpointer.metadata(path).item_metadata.tree, wanted)
         state_dict = checkpointer.restore(path, wanted)
     except (ValueError, KeyError, TypeError) as error:
       raise UserError(f"{path} does not fit the run's model: {_reason(error)}") from error
@@ -326,33 +325,34 @@ def _checkpointer() -> Any:
   return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
 
 
-@contextlib.contextmanager
-def _late_readers_unheard() -> Iterator[None]:
-  """Where the block raises, drops what TensorStore's other readers say of it from then on.
+def _check_fit(stored: Any, wanted: Any) -> None:
+  """Compares names and shapes of two trees of arrays, before any array is read.
 
-  Their threads end after Orbax has closed the loop that waits for them, and each of them, dozens,
-  would print a traceback.
+  Where Orbax itself finds that one does not fit, each of its other readers, dozens, prints a
+  traceback when it ends.
+
+  Raises:
+    ValueError: the first arrays in which they differ.
   """
-  before = sys.unraisablehook
-
-  def hook(unraisable: Any) -> None:
-    error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and "Event loop is closed" in str(error)):
-      before(unraisable)
-
-  sys.unraisablehook = hook
-  try:
-    yield
-  except BaseException:
-    # As Python ends it takes the hook away, and prints to descriptor 2 again.
-    atexit.register(_mute_descriptor_2)
-    raise
-  sys.unraisablehook = before
+  have, want = _shapes(stored), _shapes(wanted)
+  for names, phrase in (
+    (want.keys() - have.keys(), "the model has {} and the checkpoint has not"),
+    (have.keys() - want.keys(), "the checkpoint has {} and the model has not"),
+  ):
+    if names:
+      more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+      raise ValueError(phrase.format(f"{min(names)}{more}"))
+  for name in sorted(have):
+    if have[name] != want[name]:
+      raise ValueError(f"{name} has the shape {have[name]} there and {want[name]} in the model")
 
 
-def _mute_descriptor_2() -> None:
-  with open(os.devnull, "wb") as nothing:
-    os.dup2(nothing.fileno(), 2)
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {
+    ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): tuple(leaf.shape)
+    for path, leaf in leaves
+  }
 
 
 def _ensure_room(path: pathlib.Path, size: int) -> None:
