@@ -472,7 +472,7 @@ def start_a_second_job(run: FaultyRun, count: int = 1) -> Row:
       (refused,) = second.wait(START)
       seconds = time.monotonic() - begun
     assert refused.code == MISTAKE
-    printed = sentence(refused.err, "is being written by incarnation")
+    printed = sentence(refused.err, "is in use by start")
     assert all(p.running() for p in group) or run.is_done()
     group[0].signal(signal.SIGTERM)
     group.wait(WITHIN)
@@ -498,7 +498,7 @@ def wake_an_older_start(lab: Lab) -> list[Row]:
     rows = [
       Row(
         "another job, while a restarted one has the folder",
-        sentence(refused.err, "is being written by incarnation 2"),
+        sentence(refused.err, "is in use by start 2"),
         (refused.code,),
         time.monotonic() - begun,
         "the restarted job is not disturbed",
@@ -513,8 +513,8 @@ def wake_an_older_start(lab: Lab) -> list[Row]:
     (woken,) = older.wait(WITHIN)
     seconds = time.monotonic() - begun
     assert woken.code == SUPERSEDED
-    printed = sentence(woken.err, "was taken over by incarnation 2")
-    assert "incarnation 1, ends at once and writes nothing more there" in printed
+    printed = sentence(woken.err, "was taken over by start 2")
+    assert "start 1, ends at once and writes nothing more there" in printed
     assert _contents(run.workdir) == before
   run.assert_as_undisturbed(1)
   fault = "SIGSTOP to a job, the job is started again and finishes, SIGCONT to the older start"

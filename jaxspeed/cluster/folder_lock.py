@@ -62,7 +62,7 @@ class Owner:
 
   def __str__(self) -> str:
     job = f", {self.job}" if self.job else ""
-    return f"incarnation {self.incarnation} (process {self.pid} on {self.host}{job})"
+    return f"start {self.incarnation} of its run (process {self.pid} on {self.host}{job})"
 
 
 def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
@@ -136,8 +136,8 @@ class Fence:
     # A file that is gone or cannot be read just now names nobody else.
     if found is not None and found.token != self._owner.token:
       self._superseded(
-        f"{self._folder} was taken over by {found}: this older start of the run, incarnation "
-        f"{self.incarnation}, ends at once and writes nothing more there."
+        f"{self._folder} was taken over by {found}: this older one, start {self.incarnation}, "
+        f"ends at once and writes nothing more there."
       )
 
   @contextlib.contextmanager
@@ -271,10 +271,10 @@ class Fence:
     write_atomically(self._folder / OWNER, dump_json(dataclasses.asdict(owner), indent=1) + "\n")
 
   def _refusal(self, owner: Owner | None) -> UserError:
-    by = f" by {owner}" if owner else ""
+    by = owner or "another start of its run"
     return UserError(
-      f"{self._folder} is being written{by}: wait for that run, end it, or choose another "
-      "--workdir."
+      f"{self._folder} is in use by {by}, which has not ended: wait for it, end it, or choose "
+      "another --workdir."
     )
 
 

@@ -47,7 +47,7 @@ def test_incarnations_count_up(tmp_path):
 
 def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
   with holding(tmp_path):
-    with pytest.raises(UserError, match=r"is being written by incarnation 1 \(process \d+ on "):
+    with pytest.raises(UserError, match=r"is in use by start 1 of its run \(process \d+ on "):
       Fence(tmp_path)
     before = read_owner(tmp_path)
   assert before is not None and before.incarnation == 1
@@ -63,7 +63,7 @@ def test_who_was_killed_holds_nothing(tmp_path):
     [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
   ) as process:
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
-    with pytest.raises(UserError, match="is being written"):
+    with pytest.raises(UserError, match="is in use by start 1"):
       Fence(tmp_path)
     process.kill()
   with holding(tmp_path) as fence:
@@ -75,12 +75,12 @@ def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeyp
   older = Fence(tmp_path, superseded=lose, renewed_every=60)
   older.check()
   as_job(monkeypatch, "8", 1)
-  with pytest.raises(UserError, match="is being written by incarnation 1 .*Slurm job 7"):
+  with pytest.raises(UserError, match="is in use by start 1 .*Slurm job 7"):
     Fence(tmp_path)
   as_job(monkeypatch, "7", 1)
   newer = Fence(tmp_path, superseded=lose)
   assert newer.incarnation == 2
-  with pytest.raises(Lost, match="taken over by incarnation 2 .* incarnation 1, ends at once"):
+  with pytest.raises(Lost, match="taken over by start 2 .* start 1, ends at once"):
     older.check()
   with pytest.raises(Lost), older.writing():
     pytest.fail("an older start was let in")
@@ -88,11 +88,11 @@ def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeyp
     pass
   # The older start, late: it may not take the folder back, and its end gives nothing free.
   as_job(monkeypatch, "7", 0)
-  with pytest.raises(UserError, match="is being written by incarnation 2"):
+  with pytest.raises(UserError, match="is in use by start 2"):
     Fence(tmp_path)
   older.close()
   monkeypatch.delenv("SLURM_JOB_ID")
-  with pytest.raises(UserError, match="is being written by incarnation 2"):
+  with pytest.raises(UserError, match="is in use by start 2"):
     Fence(tmp_path)
   newer.close()
   with holding(tmp_path) as fence:
@@ -120,7 +120,7 @@ def test_the_process_ends_at_once_with_its_own_code(tmp_path):
     [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
   )
   assert done.returncode == SUPERSEDED and done.stdout == ""
-  assert done.stderr.startswith("jaxspeed: ") and "taken over by incarnation 5" in done.stderr
+  assert done.stderr.startswith("jaxspeed: ") and "taken over by start 5" in done.stderr
 
 
 def test_an_owner_on_another_host_counts_as_long_as_it_gives_signs_of_life(tmp_path):
@@ -136,7 +136,7 @@ def test_an_owner_on_another_host_counts_as_long_as_it_gives_signs_of_life(tmp_p
   thread = threading.Thread(target=renew)
   thread.start()
   try:
-    with pytest.raises(UserError, match="is being written by incarnation 4"):
+    with pytest.raises(UserError, match="is in use by start 4"):
       Fence(tmp_path, renewed_every=0.2)
   finally:
     done.set()

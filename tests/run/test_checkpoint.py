@@ -393,7 +393,7 @@ def test_a_checkpoint_carries_its_start_and_an_older_one_writes_none(tmp_path, m
   monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
   with holding(tmp_path) as newer:
     Checkpoints(folder, incarnation=newer.incarnation, fence=newer).save(2, make_carry(2.0), CLOCK)
-    with pytest.raises(Lost, match="taken over by incarnation 2"):
+    with pytest.raises(Lost, match="taken over by start 2"):
       Checkpoints(folder, incarnation=older.incarnation, fence=older).save(
         3, make_carry(3.0), CLOCK
       )

@@ -222,7 +222,7 @@ def test_a_run_that_has_begun_or_was_stopped_stays(tmp_path):
 def test_a_start_that_is_refused_for_another_one_leaves_that_alone(tmp_path):
   with taken(tmp_path / "a"):
     before = contents(tmp_path)
-    with pytest.raises(UserError, match="is being written by incarnation 1"), taken(tmp_path / "a"):
+    with pytest.raises(UserError, match="is in use by start 1"), taken(tmp_path / "a"):
       pass
     assert contents(tmp_path) == before
 
