@@ -48,6 +48,9 @@ def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
     raise UserError(f"{file} defines no function get_config() that returns the config.")
   arguments = _arguments(file, get_config, variant)
   config = _guarded(file, lambda: get_config(*arguments))
+  if inspect.iscoroutine(config):
+    config.close()  # or Python would print that it was never awaited
+    raise UserError(f"{file}: get_config() is an async function: write def in place of async def.")
   if isinstance(config, FrozenConfigDict):
     config = ConfigDict(config)
   if not isinstance(config, ConfigDict):

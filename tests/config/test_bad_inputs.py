@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import warnings
 
 import pytest
 from in_process import command, mistake
@@ -160,6 +161,7 @@ FILES = {
   "null bytes": (b"x = '\0'\n", "c.py"),
   "empty": (b"", "c.py defines no function get_config() that returns the config."),
   "no function": (b"get_config = 3\n", "c.py defines no function get_config()"),
+  "async": (b"async def get_config():\n  return 1\n", "c.py: get_config() is an async function:"),
   "raises at once": (b"raise ValueError('v')\n", "c.py, line 1: ValueError: v."),
   "exits at once": (b"import sys\nsys.exit(0)\n", "c.py, line 2: it ends the process with"),
   "an exception without text": (
@@ -179,7 +181,10 @@ def test_a_file_that_is_no_recipe(name, tmp_path, monkeypatch):
   content, words = FILES[name]
   (tmp_path / "c.py").write_bytes(content)
   monkeypatch.chdir(tmp_path)
-  assert words in mistake("plan", "--config=c.py")
+  with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    assert words in mistake("plan", "--config=c.py")
+  assert not [each for each in warned if "never awaited" in str(each.message)]
   assert [path.name for path in tmp_path.iterdir()] == ["c.py"]
 
 
