@@ -10,7 +10,7 @@ import pathlib
 
 from absl import flags
 
-from jaxspeed.config import fields
+from jaxspeed.config import effects, fields
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
@@ -49,7 +49,6 @@ def main() -> None:
     config_flag.append(command_line.define_config(config, argv, help_text))
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.config import effects
     from jaxspeed.run import restore as restore_lib
     from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
@@ -72,7 +71,7 @@ def main() -> None:
     if export.value:
       restore_lib.export(pathlib.Path(trained), pathlib.Path(exported), step=step.value)
 
-  command_line.run(run, define=define)
+  command_line.run(run, define=define, fields=effects.USED["evaluate"][0])
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 python -m jaxspeed.predict --workdir=runs/quickstart cat.jpg ship.png
 python -m jaxspeed.predict --config=configs/imagenet18.py:1 --config.pretrained.path=FILE cat.jpg
+
+Of a file that is no image a sentence says why, on standard error; the others are predicted, and the
+exit code is 2.
 """
 
 import pathlib
+import sys
 
 from absl import flags
 
-from jaxspeed.config import fields
+from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import MISTAKE, UserError, printable
 
 
 def main() -> None:
@@ -21,8 +25,10 @@ def main() -> None:
   )
   config_flag = command_line.define_config_flag()
 
+  def define(_: list[str]) -> None:
+    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
+
   def run(images: list[str]) -> None:
-    from jaxspeed.config import effects
     from jaxspeed.run.predict import predict, predict_pretrained
     from jaxspeed.run.restore import with_last_mode
 
@@ -32,17 +38,21 @@ def main() -> None:
     if not images:
       raise UserError("name one or more image files after the flags.")
     if config is not None:
-      effects.check(config, fields.overridden(), command="evaluate")
-      rows = predict_pretrained(with_last_mode(config), images)
+      given = fields.overridden()
+      effects.check(config, given, command="predict")
+      rows = predict_pretrained(with_last_mode(config), images, given=given, on_error=output.say)
     else:
       folder = pathlib.Path(command_line.required("workdir", workdir.value))
-      rows = predict(folder, images, step=step.value)
+      rows = predict(folder, images, step=step.value, on_error=output.say)
     for image, likeliest in zip(images, rows, strict=True):
-      print(printable(image))
-      for name, probability in likeliest:
-        print(f"  {probability:7.2%}  {printable(name)}")
+      if likeliest is not None:
+        print(printable(image))
+        for name, probability in likeliest:
+          print(f"  {probability:7.2%}  {printable(name)}")
+    if None in rows:
+      sys.exit(MISTAKE)
 
-  command_line.run(run)
+  command_line.run(run, define=define, fields=effects.USED["predict"][0])
 
 
 if __name__ == "__main__":

@@ -76,6 +76,20 @@ def test_predict_prints_five_classes(trained, tmp_path):
   assert len(lines) == 6 and all(re.fullmatch(r" +\d+\.\d\d%  \d", line) for line in lines[1:])
 
 
+def test_predict_goes_on_past_a_file_that_is_no_image(trained, tmp_path):
+  folder, _, _ = trained
+  good, bad, missing = tmp_path / "good.png", tmp_path / "bad.png", tmp_path / "missing.png"
+  Image.fromarray(np.full((8, 8), 100, np.uint8)).save(good)
+  bad.write_text("no image")
+  done = run("predict", f"--workdir={folder}", str(bad), str(good), str(missing), str(good))
+  assert done.returncode == 2
+  lines = done.stdout.splitlines()
+  assert len(lines) == 12 and lines[0] == lines[6] == str(good) and lines[1:6] == lines[7:]
+  told = done.stderr.splitlines()
+  assert [line.split(" ")[1] for line in told] == [str(bad), f"{missing}:"]
+  assert all(line.startswith("jaxspeed: ") for line in told)
+
+
 def test_plan_needs_no_data():
   done = run("plan", "--config=configs/cifar10_resnet9.py:ema")
   assert done.returncode == 0, done.stderr

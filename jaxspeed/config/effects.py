@@ -5,13 +5,13 @@ recipe with a line. A field that a recipe sets and the command line makes idle i
 gives --config.average.kind=none need not take average.decay back.
 """
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import names as names_lib
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 
@@ -310,13 +310,19 @@ _COUNTED = Rule(
   lambda c: c.data.synthetic,
   "a run counts its images; only a plan and noise take the number from the config",
 )
-# All that an evaluation reads.
-_EVALUATION = "compile_cache data.* eval.* model.* phases.* precision pretrained.* tune_on".split()
-
-
-def matches(name: str, patterns: str) -> bool:
-  """Whether a field is one of those that the patterns name."""
-  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
+# Of commands that do not train: the fields that they use, and why they take no others.
+USED = {
+  "evaluate": (
+    "compile_cache data.* eval.* model.* phases.* precision pretrained.* tune_on",
+    "it is of training, and this evaluates",
+  ),
+  "predict": (
+    "compile_cache data.antialias data.classes data.feed data.image_size data.mean data.name "
+    "data.path data.std eval.image_size eval.mode eval.resize model.* phases.eval_mode "
+    "phases.first_epoch phases.image_size precision pretrained.*",
+    "predict does not use it; --help lists the fields that it uses",
+  ),
+}
 
 
 def check(config: ConfigDict, overridden: Collection[str], *, command: str = "") -> list[str]:
@@ -325,24 +331,24 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   Args:
     config: with the overrides.
     overridden: names of the fields that the command line sets.
-    command: "train" or "evaluate", which leave out some fields more than others do.
+    command: "train", "evaluate" or "predict", which leave out some fields more than others do.
 
   Returns:
     A sentence for each field that the recipe itself sets and that has no effect in it; none where
-    the command evaluates.
+    the command does not train.
 
   Raises:
     UserError: a field of the command line has no effect.
   """
   names = {name.partition("[")[0] for name in overridden}
-  if command == "evaluate":
-    for name in sorted(names):
-      if not matches(name, " ".join(_EVALUATION)):
-        raise UserError(f"config.{name} has no effect: it is of training, and this evaluates.")
+  used, why = USED.get(command, ("*", ""))
+  for name in sorted(names):
+    if not names_lib.matches(name, used):
+      raise UserError(f"config.{name} has no effect: {why}.")
   rules = (*RULES, _COUNTED) if command == "train" else RULES
   for name, sentence, _ in _idle(config, names, rules):
     raise UserError(f"config.{name}{sentence}.")
-  if command == "evaluate":
+  if command in USED:
     return []
   shared = [dict(stored.leaves(base)) for base in (fields_lib.base(), fields_lib.imagenet())]
   own = {
@@ -353,7 +359,7 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   return [
     f"config.{name}{sentence} (set in the recipe)."
     for name, sentence, beside in _idle(config, own, RULES)
-    if not any(matches(other, beside) for other in names)
+    if not any(names_lib.matches(other, beside) for other in names)
   ]
 
 
@@ -364,8 +370,8 @@ def _idle(
   fields = dict(stored.leaves(config))
   for name in sorted(names):
     for rule in rules:
-      if matches(name, rule.fields) and not rule.works(config):
-        beside = [n for n in fields if matches(n, rule.beside) and _counts(config, n)]
+      if names_lib.matches(name, rule.fields) and not rule.works(config):
+        beside = [n for n in fields if names_lib.matches(n, rule.beside) and _counts(config, n)]
         given = " and ".join(f"config.{n}={_shown(fields[n])}" for n in beside)
         yield (
           name,

@@ -1,15 +1,20 @@
 """Families of models by the name in `config.model.name`, and the fields that each has.
 
-A model's fields are the attributes of its flax module, which states their types, ranges and
-defaults; nothing of them is repeated here:
+A model's fields are the attributes of its flax module, which states their types, ranges, defaults
+and, in the string below each, its meaning; nothing of them is repeated here:
 
   @families.register("tiny")
   class Tiny(nn.Module):
     classes: int  # what `models.make` passes is no field: classes, dtype
     width: Annotated[int, Field(ge=1, le=4096)] = 16
+    "channels of each layer"
 """
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,15 +50,35 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
 
   def add(module: _Module) -> _Module:
     fields: dict[str, Any] = {"name": (str, name)}
+    meanings = _meanings(module)
     for field in dataclasses.fields(module):
       if field.name not in _NOT_FIELDS:
         default = ... if field.default is dataclasses.MISSING else field.default
-        fields[field.name] = (field.type, default)
+        described = pydantic.Field(default, description=meanings.get(field.name))
+        fields[field.name] = (field.type, described)
     schema = pydantic.create_model(f"{module.__name__}Fields", __base__=Group, **fields)
     FAMILIES[name] = Family(module, schema, least_side)
     return module
 
   return add
+
+
+def _meanings(module: type) -> dict[str, str]:
+  """The strings below a class's attributes; none of a class without a source file."""
+  try:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(module))).body
+  except (OSError, TypeError, SyntaxError, ValueError):
+    return {}
+  assert isinstance(definition, ast.ClassDef)
+  return {
+    attribute.target.id: below.value.value
+    for attribute, below in itertools.pairwise(definition.body)
+    if isinstance(attribute, ast.AnnAssign)
+    and isinstance(attribute.target, ast.Name)
+    and isinstance(below, ast.Expr)
+    and isinstance(below.value, ast.Constant)
+    and isinstance(below.value.value, str)
+  }
 
 
 def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,7 @@ def run(
   *,
   define: Callable[[list[str]], None] | None = None,
   output_is_result: bool = True,
+  fields: str = "*",
 ) -> None:
   """Parses the flags, calls `main` with what is left, and ends with an exit code.
 
@@ -138,13 +139,14 @@ def run(
     define: takes all of them before they are parsed, to define flags that depend on others.
     output_is_result: whether the command has failed where standard output takes no more; a reader
       that has enough, such as `head`, is none.
+    fields: which of a config's --help lists, as names with wildcards.
   """
   output.guard()
   begun = False
 
   def run_main() -> None:
     nonlocal begun
-    arguments = _parse(sys.argv, define)[1:]
+    arguments = _parse(sys.argv, define, fields)[1:]
     begun = True
     main(arguments)
 
@@ -182,7 +184,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   return DONE
 
 
-def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[str]:
+def _parse(argv: list[str], define: Callable[[list[str]], None] | None, fields: str) -> list[str]:
   wants_help = bool({"-h", "-help", "--help"} & set(argv[1:]))
   _check_flag_files(argv)
   try:
@@ -190,7 +192,7 @@ def _parse(argv: list[str], define: Callable[[list[str]], None] | None) -> list[
     if define is not None:
       define(argv)
     if wants_help:
-      print(_help())
+      print(_help(fields))
       sys.exit(0)
     _read_recipe(argv)
     return _parse_values(_without(argv))
@@ -264,7 +266,7 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
   return next((value for flag, value in reversed([*_flags_of(argv)]) if flag == name), None)
 
 
-def _help() -> str:
+def _help(fields: str) -> str:
   """The command's own docstring, its flags and the fields of a config.
 
   absl adds --help only to what its `app.run` starts.
@@ -274,8 +276,9 @@ def _help() -> str:
     if not module.startswith("absl"):
       lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
   if "config" in flags.FLAGS:
-    lines += ["", "Fields of a config, with what most recipes keep:", ""]
-    lines += [f"  --config.{line}" for line in names.described()]
+    which = "Fields of a config" if fields == "*" else "Fields of a config that this command uses"
+    lines += ["", f"{which}, with what most recipes keep:", ""]
+    lines += [f"  --config.{line}" for line in names.described(fields)]
   return "\n".join(lines)
 
 

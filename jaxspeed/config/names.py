@@ -1,6 +1,7 @@
 """Names of fields: all that a config has, and those that a mistyped one may mean."""
 
 import difflib
+import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -134,15 +135,31 @@ def accepted(name: str) -> str:
   return "" if field is None else schema.accepted(field.annotation, field.metadata)
 
 
-def described() -> Iterator[str]:
-  """A line for each field: FIELD=DEFAULT (what it takes): meaning."""
+def matches(name: str, patterns: str) -> bool:
+  """Whether a field is one of those that the patterns name."""
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+def described(patterns: str = "*") -> Iterator[str]:
+  """A line for each field: FIELD=DEFAULT (what it takes): meaning.
+
+  Args:
+    patterns: of the fields that are wanted.
+  """
   for name in all_fields():
     field = field_of(name)
-    meaning = " ".join((field.description or "").split())
-    yield f"{name}={field.default!r} ({accepted(name)}): {meaning}"
+    if matches(name, patterns):
+      yield f"{name}={field.default!r} ({accepted(name)}): {_meaning(field)}"
+  if not matches("model.name", patterns):
+    return
+  yield f"model.name (one of {', '.join(families.FAMILIES)}): the model, which has these fields:"
   for family, (_, group, _) in families.FAMILIES.items():
     for name, field in group.model_fields.items():
       what = schema.accepted(field.annotation, field.metadata)
       default = "" if field.is_required() else f"={field.default!r}"
       if name != "name":
-        yield f"model.{name}{default} ({what}): a field of {family}"
+        yield f"model.{name}{default} ({what}): of {family}: {_meaning(field)}"
+
+
+def _meaning(field: Any) -> str:
+  return " ".join((field.description or "").split())

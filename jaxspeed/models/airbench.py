@@ -111,22 +111,27 @@ class Airbench(nn.Module):
 
   Seven convolutions (ten with `depth` 3): 2x2 whitening filters and their negatives, frozen, with
   a bias; three `Group`s of `widths`; the maximum over what is left of the map, 3x3 of
-  32 pixels; a linear layer without bias, times `head_scale`. Norms have no scale.
-
-  `whiten_bias` starts at zero (airbench94), uniform as PyTorch's (Muon, hiverge), or is not there
-  (hlb). `init_method` is that of a group's first convolution: "dirac" or "dirac_added" (hlb).
-  `head_unit_std` scales the linear layer's first weights to a standard deviation of 1.
+  32 pixels; a linear layer without bias. Norms have no scale.
   """
 
   classes: int = 10
   widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (64, 256, 256)
+  """channels of the three groups"""
   depth: Literal[2, 3] = 2
+  """convolutions of a group"""
   activation: Literal["gelu", "silu"] = "gelu"
+  """what follows each norm"""
   init_method: Literal["dirac", "dirac_added"] = "dirac"
+  """first weights of a group's first convolution; dirac_added: hlb's"""
   norm_momentum: kinds.Share = 0.6
+  """share of the old running statistics of batch norm: 1 - PyTorch's"""
   whiten_bias: Literal["none", "zero", "uniform"] = "zero"
+  """bias of the whitening filters: none (hlb), zero at first (airbench94), or uniform as PyTorch's
+  (Muon, hiverge)"""
   head_scale: kinds.Number = 1 / 9
+  """factor on the logits"""
   head_unit_std: bool = False
+  """scales the last layer's first weights to a standard deviation of 1"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

@@ -132,23 +132,25 @@ class ResNet(nn.Module):
   Images may have any size from 1 pixel on.
 
   Parameters are stem, stage1 ... stage4 with block1 ..., and head, which the mean over the last
-  map feeds. `width` is the number of channels after the stem; a small net is depth 18, width 16.
-
-  With `zero_init` the last norm of a block starts at scale 0, and so every block as its shortcut.
-  `blurpool` blurs the input of each convolution that has a stride and 16 channels or more.
-  The head's weights start normal with a spread of 0.01, or uniform within 1 / sqrt(inputs).
-  Batch norm is that of one device, in `ghost_splits` parts; `norm_momentum` is the share of the
-  old running statistics: 1 - PyTorch's.
+  map feeds. Batch norm is that of one device.
   """
 
   depth: Literal[18, 34, 50, 101] = 50
+  """layers with weights"""
   classes: int = 1000
   width: kinds.FirstWidth = 64
+  """channels after the stem; a small model is depth 18, width 16"""
   zero_init: bool = False
+  """the last norm of a block starts at scale 0, and so every block as its shortcut"""
   blurpool: bool = False
+  """blurs the input of each convolution that has a stride and 16 channels or more"""
   head_init: Literal["normal", "uniform"] = "normal"
+  """first weights of the last layer: normal with a spread of 0.01, or uniform within
+  1 / sqrt(inputs)"""
   ghost_splits: kinds.Splits = 1
+  """parts of a device's batch, each with the statistics of its own in batch norm"""
   norm_momentum: kinds.Share = 0.9
+  """share of the old running statistics of batch norm: 1 - PyTorch's"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

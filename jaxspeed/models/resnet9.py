@@ -60,20 +60,27 @@ class ResNet9(nn.Module):
   Images of 8 pixels and more will do: three 2x2 pools, then the maximum over what is left,
   which for 32 pixels is the original's 4x4 pool. Batch norm is that of one device.
 
-  The defaults are the ladder's first rung. `whiten` puts a frozen 3x3 whitening convolution and
-  a 1x1 convolution in the place of the first 3x3 one. Without `train_norm_scale` the original
-  takes a `celu_alpha` of 0.3 for 0.075 and a `head_scale` of 1/16 for 1/8.
+  The defaults are the ladder's first rung. Without `train_norm_scale` the original takes a
+  `celu_alpha` of 0.3 for 0.075 and a `head_scale` of 1/16 for 1/8.
   """
 
   classes: int = 10
   width: kinds.FirstWidth = 64
+  """channels of the first layer; the last has 8 times as many"""
   pool_position: PoolPosition = "after_activation"
+  """where a pool stands behind a convolution"""
   activation: Literal["relu", "celu"] = "relu"
+  """what follows each norm"""
   celu_alpha: Annotated[float, Field(gt=0, le=1000)] = 0.075
+  """of celu: minus the value that it falls to"""
   ghost_splits: kinds.Splits = 1
+  """parts of a device's batch, each with the statistics of its own in batch norm"""
   train_norm_scale: bool = True
+  """whether the scales of batch norm are trained, or stay what they begin with"""
   whiten: bool = False
+  """puts a frozen 3x3 whitening convolution and a 1x1 convolution in the place of the first one"""
   head_scale: kinds.Number = 0.125
+  """factor on the logits"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

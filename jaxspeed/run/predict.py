@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
+from jaxspeed.config import output
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.disk.imageset import class_names_of
 from jaxspeed.data.formats import pixels
@@ -26,11 +27,18 @@ from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import Job
 
 Prediction = list[tuple[str, float]]
+# Takes the sentence on an image that cannot be read.
+OnError = Callable[[UserError], None]
 
 
 def predict(
-  folder: pathlib.Path, images: Sequence[str], *, step: int | None = None, top: int = 5
-) -> list[Prediction]:
+  folder: pathlib.Path,
+  images: Sequence[str],
+  *,
+  step: int | None = None,
+  top: int = 5,
+  on_error: OnError | None = None,
+) -> list[Prediction | None]:
   """The likeliest classes of image files, with their probabilities.
 
   Args:
@@ -38,6 +46,7 @@ def predict(
     images: names of files.
     step: of the checkpoint; None: the newest whole one.
     top: classes of each image.
+    on_error: called for each file that is no image, which then has None; None: it is raised.
 
   Raises:
     UserError: a file that is no image, a folder that holds no run, or logits that are not finite.
@@ -45,7 +54,7 @@ def predict(
   config = _for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
   with precision.wide_enough(config.precision):
-    return _predict_run(folder, config, images, names, step, top)
+    return _predict_run(folder, config, images, names, step, top, on_error)
 
 
 def _predict_run(
@@ -55,23 +64,32 @@ def _predict_run(
   names: Sequence[str],
   step: int | None,
   top: int,
-) -> list[Prediction]:
+  on_error: OnError | None,
+) -> list[Prediction | None]:
   job, restored = open_run(folder, config, step)
   phase = job.plan.phase_of(restored.step - 1)
-  return _predict(job, phase, restored.tree.state.evaluated(), images, names, top)
+  return _predict(job, phase, restored.tree.state.evaluated(), images, names, top, on_error)
 
 
 def predict_pretrained(
-  config: ConfigDict, images: Sequence[str], *, top: int = 5
-) -> list[Prediction]:
+  config: ConfigDict,
+  images: Sequence[str],
+  *,
+  top: int = 5,
+  given: Collection[str] = (),
+  on_error: OnError | None = None,
+) -> list[Prediction | None]:
   """`predict` with the weights that `config.pretrained.path` names.
 
-  Classes have the names of the data set at `config.data.path`, or numbers where none is given.
+  Classes have the names of the data set at `config.data.path`, or numbers where none is given; its
+  names also say how many there are.
 
   Args:
     config: a recipe; its last phase counts.
     images: names of files.
     top: classes of each image.
+    given: names of fields that the command line sets, which the data set does not overrule.
+    on_error: as in `predict`.
 
   Raises:
     UserError: as `predict` and `restore.open_pretrained`, or the data set has other classes.
@@ -80,6 +98,12 @@ def predict_pretrained(
   names: tuple[str, ...] = ()
   if config.data.path:
     names = class_names_of(name=config.data.name, path=config.data.path)
+    if names and "data.classes" not in given and len(names) != config.data.classes:
+      output.say(
+        f"note: the data set decides: data.classes={len(names)} in place of the recipe's "
+        f"{config.data.classes}"
+      )
+      config.data.classes = len(names)
     if names and len(names) != config.data.classes:
       raise UserError(
         f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
@@ -88,7 +112,7 @@ def predict_pretrained(
   names = names or tuple(map(str, range(config.data.classes)))
   with precision.wide_enough(config.precision):
     job, variables = open_pretrained(config)
-    return _predict(job, job.plan.phases[-1], variables, images, names, top)
+    return _predict(job, job.plan.phases[-1], variables, images, names, top, on_error)
 
 
 def _for_images(config: ConfigDict) -> ConfigDict:
@@ -106,13 +130,24 @@ def _predict(
   images: Sequence[str],
   names: Sequence[str],
   top: int,
-) -> list[Prediction]:
+  on_error: OnError | None,
+) -> list[Prediction | None]:
   config = job.config
   if config.data.feed == "stream":
     size, resize, antialias = phase.eval_size, int(phase.eval_resize), config.data.antialias
   else:
     size, resize, antialias = config.data.image_size, config.data.image_size, True
-  batch = np.stack([read_image(path, size, resize, antialias=antialias) for path in images])
+  found: dict[int, UInt8[np.ndarray, "size size 3"]] = {}
+  for number, path in enumerate(images):
+    try:
+      found[number] = read_image(path, size, resize, antialias=antialias)
+    except UserError as error:
+      if on_error is None:
+        raise
+      on_error(error)
+  if not found:
+    return [None] * len(images)
+  batch = np.stack(list(found.values()))
 
   def probabilities(variables: Any, batch: Any) -> Any:
     normal = normalize(batch, config.data.mean, config.data.std, job.accumulation)
@@ -127,10 +162,11 @@ def _predict(
       "the weights give logits that are not finite: choose another --step, or other weights."
     )
   order = np.argsort(-rows, axis=1)[:, :top]
-  return [
-    [(names[index], float(row[index])) for index in best]
-    for row, best in zip(rows, order, strict=True)
-  ]
+  likeliest = {
+    number: [(names[index], float(row[index])) for index in best]
+    for number, row, best in zip(found, rows, order, strict=True)
+  }
+  return [likeliest.get(number) for number in range(len(images))]
 
 
 def read_image(

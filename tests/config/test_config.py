@@ -206,8 +206,21 @@ def test_help_prints_the_commands_flags_and_every_field(flag):
     assert f"\n  --config.{name}={value!r} (" in done.stdout
   assert "seconds after which a run that stands still is ended; 0: never" in done.stdout
   assert (
-    "--config.model.width=64 (a whole number from 1 to 1,024): a field of resnet9" in done.stdout
+    "--config.model.width=64 (a whole number from 1 to 1,024): of resnet9: channels of the first"
+    in done.stdout
   )
+
+
+def test_help_of_predict_lists_what_it_uses():
+  listed = set(re.findall(r"\n  --config\.([\w.]+)", command("predict", "--help").stdout))
+  assert {"data.path", "pretrained.path", "model.width", "eval.resize", "precision"} <= listed
+  assert not {"epochs", "seed", "data.cache", "eval.batch_size", "schedule.peak"} & listed
+
+
+def test_every_field_of_a_model_has_a_meaning():
+  for family in families.FAMILIES.values():
+    for name, field in family.fields.model_fields.items():
+      assert name == "name" or field.description, name
 
 
 def test_help_begins_with_the_commands_docstring():

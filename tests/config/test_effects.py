@@ -175,6 +175,13 @@ def test_an_evaluation_does_not_take_fields_of_training():
   )
 
 
+def test_a_prediction_takes_what_it_uses():
+  config, names = overridden("imagenette", pretrained__path="a.safetensors", data__cache="b")
+  assert effects.check(config, ["pretrained.path"], command="predict") == []
+  with pytest.raises(UserError, match="^config.data.cache has no effect: predict does not use it"):
+    effects.check(config, names, command="predict")
+
+
 def test_an_element_of_a_tuple_is_its_field():
   config = get_config("imagenet_lars", "8192")
   with pytest.raises(UserError, match="^config.optimizer.muon_coefficients="):
