@@ -23,7 +23,7 @@ def find_devices() -> list[jax.Device]:
   """The devices of all processes of the run.
 
   Raises:
-    UserError: JAX finds none of the kind that JAX_PLATFORMS asks for.
+    UserError: JAX finds none, or none of the kind that JAX_PLATFORMS asks for.
   """
   try:
     return jax.devices()
@@ -31,6 +31,11 @@ def find_devices() -> list[jax.Device]:
   except (RuntimeError, AssertionError) as error:
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     reason = str(error).partition(" (set JAX")[0].rstrip(".")
+    count = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
+    if "'cpu'" in reason and not (count.isdecimal() and int(count)):
+      raise UserError(
+        f"JAX_NUM_CPU_DEVICES={count} is no number of devices: set it to 1 or more, or unset it."
+      ) from error
     if not platforms:
       raise UserError(f"JAX finds no device: {reason}") from error
     raise UserError(

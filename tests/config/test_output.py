@@ -128,9 +128,10 @@ def test_our_own_sentences_are_not_held():
   assert done.stderr.splitlines() == ["jaxspeed: said", "jaxspeed: written"]
 
 
-def test_a_variable_of_the_environment_that_jax_refuses():
+@pytest.mark.parametrize("module", ["train", "plan", "scaling"])
+def test_a_variable_of_the_environment_that_jax_refuses(module):
   done = subprocess.run(
-    [sys.executable, "-m", "jaxspeed.train", "--config=x.py"],
+    [sys.executable, "-m", f"jaxspeed.{module}", "--config=x.py"],
     env=os.environ | {"JAX_ENABLE_X64": "maybe"},
     capture_output=True,
     text=True,

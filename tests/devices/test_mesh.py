@@ -31,6 +31,20 @@ def test_a_platform_without_its_device_is_a_sentence(error, reason, monkeypatch)
   assert str(caught.value).startswith("JAX_PLATFORMS=cpu asks for a device")
 
 
+@pytest.mark.parametrize("platforms", ["", "cpu"])
+def test_no_cpu_device_is_told_of_its_variable(platforms, monkeypatch):
+  error = RuntimeError(
+    "Unable to initialize backend 'cpu': INVALID_ARGUMENT: no (set JAX_PLATFORMS"
+  )
+  monkeypatch.setattr(mesh_lib.jax, "devices", mock.Mock(side_effect=error))
+  monkeypatch.setenv("JAX_PLATFORMS", platforms)
+  monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "0")
+  with pytest.raises(
+    UserError, match="^JAX_NUM_CPU_DEVICES=0 is no number of devices: set it to 1"
+  ):
+    mesh_lib.find_devices()
+
+
 @pytest.mark.parametrize(
   "environment, files, expected",
   [

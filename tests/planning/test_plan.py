@@ -15,9 +15,9 @@ from jaxspeed.config import checks
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
-from jaxspeed.plan import csv_lines, describe
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind
+from jaxspeed.run.planned import csv_lines, describe
 
 ROOT = pathlib.Path(__file__).parents[2]
 

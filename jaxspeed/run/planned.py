@@ -1,0 +1,160 @@
+"""What `jaxspeed.plan` prints: a plan as text or as a table, and the images that it counts."""
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from jaxspeed.data.memory.arrays import KNOWN
+from jaxspeed.errors import UserError
+from jaxspeed.models.make import make_model
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
+from jaxspeed.scaling.allreduce_time import exchange_of
+from jaxspeed.scaling.hardware import Cluster
+from jaxspeed.scaling.predict import measured_rate, step_of
+
+
+def describe(config: ConfigDict, plan: Plan) -> str:
+  """The plan as lines of text: phases, rates at their turning points, shapes, programs."""
+  rate = plan.table["learning_rate"]
+  turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
+  lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
+  for phase in plan.phases:
+    lines.append(
+      f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}: "
+      f"{phase.steps_per_epoch} steps an epoch, batch {phase.batch_size}, "
+      f"{phase.image_size} x {phase.image_size} pixels"
+    )
+  lines += [f"rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
+  modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
+  lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
+  lines += [f"program: {name}" for name in plan.programs()]
+  return "\n".join(lines)
+
+
+def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
+  """A header and a line for every step: epochs from 0, steps in them from 1.
+
+  The batch counts images that the step learns from, so that it is smaller in the short last step of
+  an epoch. Numbers have all the digits that tell them from their neighbours.
+  """
+  yield "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale"
+  rate = plan.table["learning_rate"].tolist()
+  momentum = plan.table.get("momentum", np.full(plan.total_steps, config.optimizer.momentum))
+  seen = 0
+  for step, (r, m) in enumerate(zip(rate, momentum.tolist(), strict=True)):
+    phase, (epoch, within) = plan.phase_of(step), plan.epoch_of(step)
+    before, seen = seen, plan.examples(step + 1)
+    yield f"{epoch},{within + 1},{phase.image_size},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """A plan, the config with what its data decide, and lines on the images that it counts."""
+
+  config: ConfigDict
+  plan: Plan
+  lines: tuple[str, ...]
+
+
+def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) -> Planned:
+  """The plan of a config, whose images are counted where a path is given.
+
+  Args:
+    config: of a run.
+    devices: of the run.
+    given: names of the fields that the command line sets.
+
+  Raises:
+    UserError: a value that no run can have, or data that cannot be read.
+  """
+  if not config.data.path or config.data.synthetic:
+    config = _as_known(config, given)
+    plan = make_plan(config, devices=devices)
+    return Planned(config, plan, ())
+  data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
+  config = as_data_decide(config, data)
+  plan = plan_of(config, data, devices=devices)
+  counted = f"data: {data.source}, {plan.train_images} images to train on"
+  return Planned(config, plan, (counted, *data.notes))
+
+
+def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+  """The config with the number of images of a set that is known without a path.
+
+  Raises:
+    UserError: the config says another size of the set's images, or another number of classes.
+  """
+  known = KNOWN.get(config.data.name)
+  if known is None or config.data.feed != "resident" or config.data.synthetic:
+    return config
+  for field, value in (("image_size", known.image_size), ("classes", known.classes)):
+    if config.data[field] != value:
+      raise UserError(
+        f"config.data.{field}={config.data[field]}, but {config.data.name} has {value}: set "
+        f"--config.data.{field}={value}, or the path of a set of your own."
+      )
+  config = config.copy_and_resolve_references()
+  for field in ("train_images", "eval_images"):
+    if f"data.{field}" not in given:
+      config.data[field] = getattr(known, field)
+  return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """What joins the devices: GB/s, microseconds from one to another, milliseconds of a step."""
+
+  bandwidth: float
+  latency: float
+  step_ms: float
+
+
+def exchange_lines(
+  config: ConfigDict, plan: Plan, *, devices: int, network: Network | None
+) -> Iterator[str]:
+  """What each device sends in a step, and how long that takes where a network is given."""
+  exchange = exchange_of(config)
+  groups = exchange.groups(config.allreduce.group_mb)[1:]
+  how = f"{len(groups)} all-reduce{'s' if len(groups) > 1 else ''}"
+  yield (
+    f"gradients: {sum(exchange.tensors) / 1e6:.4g} MB a step in {how}, and "
+    f"{exchange.rest / 1e6:.2g} MB of statistics in one"
+  )
+  if network is None:
+    return
+  first = plan.phases[0]
+  cluster = Cluster(
+    images_per_s=measured_rate(network.step_ms, first.batch_size / devices, first.image_size),
+    per_host=1,
+    network_gb_s=network.bandwidth,
+    local_gb_s=network.bandwidth,
+    hop_s=network.latency / 1e6,
+  )
+  for phase in plan.phases:
+    step = step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
+    epochs = f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}"
+    yield (
+      f"{epochs} on {devices} devices: the "
+      f"all-reduces take {1e3 * step.exchange:.3g} ms beside {1e3 * step.compute:.3g} ms of "
+      f"compute, {step.exposed / step.seconds:.1%} of the step is spent waiting for them"
+    )
+
+
+def parameter_table(config: ConfigDict) -> str:
+  """Name, shape and size of each parameter, as text."""
+  from clu import parameter_overview
+
+  config = config.copy_and_resolve_references()
+  config.precision = "float32"
+  model, side = make_model(config), config.data.image_size
+  shapes = jax.eval_shape(
+    lambda: model.init(jax.random.key(0), jnp.zeros((1, side, side, 3)), train=False)
+  )
+  return parameter_overview.get_parameter_overview(shapes["params"], include_stats=False)
