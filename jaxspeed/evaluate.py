@@ -65,7 +65,7 @@ def main() -> None:
       folder = pathlib.Path(command_line.required("workdir", workdir.value))
       rows = evaluate(folder, step=step.value, config=config)
     else:
-      rows = evaluate_pretrained(with_last_mode(config))
+      rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
     for row in rows:
       print(dump_json(row))
     if export.value:

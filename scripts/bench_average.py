@@ -78,7 +78,7 @@ def accuracies(feed: Feed, plan: Plan, seed: int) -> dict[str, list[float]]:
         averages[name] = mixed(averages[name], live, np.float32(keep[number]))
     for name, weights in (averages | {"live": live}).items():
       placed = mesh_lib.replicate(weights, mesh_lib.make_mesh(1))
-      rows[name].append(round(float(feed.evaluate(placed, epoch).means()["top1"]), 4))
+      rows[name].append(round(float(feed.evaluate(placed, epoch).means(10)["top1"]), 4))
   return rows
 
 

@@ -42,7 +42,8 @@ class Data(Group):
   cache: kinds.Text = ""
   """folder of uint8 copies and of sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
-  """how many classes the data set has; counted in arrays of one's own, unless it is set"""
+  """how many classes the data set has; images on disk and arrays of one's own decide it, unless it
+  is set"""
   image_size: kinds.Side = 32
   """side of a training image in pixels; that of arrays of one's own, unless it is set"""
   train_images: kinds.Images = 50_000

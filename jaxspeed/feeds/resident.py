@@ -40,6 +40,11 @@ class ResidentFeed:
     return self._arrays.benchmark
 
   @property
+  def evaluated_on(self) -> str:
+    """Which images are evaluated, as in `results.result_row`."""
+    return self._arrays.evaluated_on
+
+  @property
   def carry(self) -> Carry:
     """Shapes and shardings of what a run carries."""
     return self._programs.carry

@@ -96,6 +96,11 @@ class StreamFeed:
     """DAWNBench's name of the data set; '' where it is none of its sets."""
     return self._sets.benchmark
 
+  @property
+  def evaluated_on(self) -> str:
+    """Which images are evaluated, as in `results.result_row`."""
+    return self._sets.evaluated_on
+
   def new_programs(self) -> list[Program]:
     """Those that were compiled since the last time."""
     ready = self._ahead.ready()

@@ -179,8 +179,8 @@ def _check_tensor(path, name, tensor, expected):
   shape = list(tensor.get_shape())
   if name.startswith("fc.") and len(shape) == len(expected) and shape[0] != expected[0]:
     raise UserError(
-      f"{path} tells {shape[0]} classes apart and the net {expected[0]}: set "
-      "config.pretrained.head='new' to begin with a new last layer."
+      f"{path} tells {shape[0]} classes apart and the net {expected[0]}: name their data "
+      "set; or, to train a new last layer, set config.pretrained.head='new'."
     )
   if shape != expected:
     raise UserError(

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 from jaxtyping import Float
+from ml_collections import ConfigDict
 from numpy.typing import DTypeLike
 
 
@@ -51,6 +52,9 @@ class StepKind:
   cutmix: bool = False
   proxy_learns: bool = False
 
+
+# Share of the training images: an epoch that leaves out more is reported.
+_MUCH_LEFT_OUT = 0.01
 
 # Steps in a row, as a number and the kinds that are repeated so often. What an epoch consists of
 # names its program.
@@ -200,6 +204,27 @@ def _segments(
 def _mark(kind: StepKind) -> str:
   marks = {"whitening bias": kind.whiten_bias, "cutmix": kind.cutmix, "proxy": kind.proxy_learns}
   return "".join(f" with {name}" for name, marked in marks.items() if marked)
+
+
+def left_out(config: ConfigDict, plan: Plan) -> list[str]:
+  """A line on the images that an epoch leaves out, where these are many of the set.
+
+  Args:
+    config: of the plan.
+    plan: with the number of images that there are.
+  """
+  most = max(plan.phases, key=lambda phase: plan.train_images - phase.images)
+  number = plan.train_images - most.images
+  if config.data.last_batch != "drop" or number <= _MUCH_LEFT_OUT * plan.train_images:
+    return []
+  field = "phases.batch_size" if config.phases.batch_size else "batch_size"
+  keep = ", or --config.data.last_batch=keep leaves none" if plan.streams else ""
+  return [
+    f"an epoch leaves out {number:,} of {plan.train_images:,} training images "
+    f"({number / plan.train_images:.0%}), other ones each time: they fill no batch of "
+    f"{most.batch_size} (config.data.last_batch=drop); a smaller --config.{field} leaves out "
+    f"fewer{keep}"
+  ]
 
 
 def with_whole_epochs(columns: dict[str, tuple], epochs: float) -> dict[str, tuple]:

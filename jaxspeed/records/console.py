@@ -277,11 +277,16 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     ("compile s", _format(seconds["compile"].get("wall"), ".2f")),
     ("process s", _format(seconds["process"], ".2f")),
     *([("cost $", _format_cost(result["cost_usd"]))] if "cost_usd" in result else []),
-    ("evaluated on", f"{result['evaluated_on']} images"),
+    ("evaluated on", images_of(result["evaluated_on"])),
     *([("weights", result["evaluated_weights"])] if result.get("evaluated_weights") else []),
     ("device", str(result["device"])),
   ]
   return _format_compile(seconds["compile"]) + _align_rows(list(zip(*cells, strict=True)))
+
+
+def images_of(evaluated_on: str) -> str:
+  """What to call the images that are evaluated, one of `results.EVALUATED_ON`."""
+  return "test images" if evaluated_on == "test" else "held-out images"
 
 
 def _align_rows(rows: Sequence[Sequence[str]]) -> list[str]:

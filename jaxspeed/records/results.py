@@ -11,9 +11,9 @@ from jaxspeed.files import dump_json, read_json, write_atomically
 from jaxspeed.records.provenance import commit, describe_device, versions
 from jaxspeed.records.statistics import summed_up
 
-# Where the accuracies come from, by the config's `tune_on`: the set's own evaluation images, or
-# training images that were held out.
-EVALUATED_ON = ("test", "validation")
+# Where the accuracies come from: the set's own evaluation images; a part that was held out of a set
+# without such images; or, by the config's `tune_on`, training images that were held out.
+EVALUATED_ON = ("test", "held-out", "validation")
 
 
 def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
@@ -54,7 +54,7 @@ def result_row(
 
   Args:
     config: resolved.
-    evaluated_on: "test" or "validation", the images that top1 and top5 are of (`EVALUATED_ON`).
+    evaluated_on: the images that top1 and top5 are of, one of `EVALUATED_ON`.
     evaluated_weights: "average" or "live", as `Plan.evaluated_weights`.
     top1: fraction.
     top5: fraction; None for five classes or fewer.
@@ -63,7 +63,7 @@ def result_row(
     seed: of the run.
 
   Raises:
-    ValueError: `evaluated_on` is neither.
+    ValueError: `evaluated_on` is none of them.
   """
   if evaluated_on not in EVALUATED_ON:
     raise ValueError(f"evaluated_on is {evaluated_on!r}, not one of {EVALUATED_ON}")
@@ -118,7 +118,7 @@ class _Skipped:
 @dataclasses.dataclass
 class _Result:
   config: dict[str, Any]
-  evaluated_on: Literal["test", "validation"]
+  evaluated_on: Literal["test", "held-out", "validation"]
   top1: float
   top5: float | None
   seconds: _Seconds

@@ -42,18 +42,21 @@ def check_loss(
   raise UserError(f"{what} at step {step + 1} of {total_steps}: the run stops, {stays}; {advice}.")
 
 
-def check_evaluation(sums: Sums, step: int, *, last: bool) -> tuple[dict[str, float], list[str]]:
+def check_evaluation(
+  sums: Sums, step: int, *, classes: int, last: bool
+) -> tuple[dict[str, float], list[str]]:
   """The means of an evaluation, without accuracies where the loss is not finite, and what to say.
 
   Args:
     sums: over the evaluation's images.
     step: after which it was made.
+    classes: that are told apart.
     last: whether it is that of the run's end.
 
   Raises:
     UserError: the last one has a loss that is not finite, from which there is no result.
   """
-  means = sums.means()
+  means = sums.means(classes)
   if math.isfinite(means["loss"]):
     return means, []
   said = f"the loss of the evaluation after step {step} is {means['loss']}"

@@ -16,6 +16,7 @@ from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
 from jaxspeed.records.statistics import SKIPPED
+from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
 
@@ -77,6 +78,7 @@ def finish(
   clock: Clock,
   *,
   benchmark: str,
+  evaluated_on: str,
 ) -> dict[str, Any]:
   """The result row of a run that has come to its end; process 0 writes it to result.json.
 
@@ -87,6 +89,7 @@ def finish(
     state: after the last step, saved.
     clock: of the run.
     benchmark: DAWNBench's name of the data set; '' where it has none.
+    evaluated_on: as in `results.result_row`.
 
   Raises:
     UserError: the epochs' last row is missing, or float16 has let no step be taken.
@@ -102,10 +105,10 @@ def finish(
   first = next((row for row in rows if reaches_target(row, config)), None)
   row = result_row(
     config=stored.to_dict(config),
-    evaluated_on=config.tune_on,
+    evaluated_on=evaluated_on,
     evaluated_weights=job.plan.evaluated_weights(step),
     top1=last["eval_top1"],
-    top5=last["eval_top5"] if config.data.classes > 5 else None,
+    top5=last.get("eval_top5") if has_top5(config.data.classes) else None,
     seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
     seed=config.seed,
   )
@@ -119,7 +122,7 @@ def finish(
     row[SKIPPED] = {"number": skipped, "share": skipped / step}
   if processes.is_primary():
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
-    if config.tune_on == "test" and benchmark:
+    if evaluated_on == "test" and benchmark:
       _write_dawnbench(folder, config, rows, benchmark)
   return row
 

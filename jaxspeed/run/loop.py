@@ -139,6 +139,7 @@ class Run:
       self._carry.state,
       self._clock,
       benchmark=self._feed.benchmark,
+      evaluated_on=self._feed.evaluated_on,
     )
 
   def _epoch_ended(self, step: int) -> bool:
@@ -287,7 +288,8 @@ class Run:
     epoch, _ = self._plan.epoch_of(step - 1)
     last, lines = step == self._plan.total_steps, list[str]()
     row = planned_row(self._job, step) | self._pace
-    row |= {f"train_{name}": value for name, value in self._carry.sums.means().items()}
+    classes = self._config.data.classes
+    row |= {f"train_{name}": value for name, value in self._carry.sums.means(classes).items()}
     if (loss_scale := self._carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
     if last or (epoch + 1) % self._config.eval.every_epochs == 0:
@@ -297,7 +299,7 @@ class Run:
       beat()
       row["eval_seconds"] = time.monotonic() - start
       row["evaluated_weights"] = self._plan.evaluated_weights(step)
-      means, lines = check_evaluation(sums, step, last=last)
+      means, lines = check_evaluation(sums, step, classes=classes, last=last)
       row |= {f"eval_{name}": value for name, value in means.items()}
       if self._config.stop_at_target and reaches_target(row, self._config):
         # Only now it is known to be the last.

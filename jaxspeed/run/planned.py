@@ -13,7 +13,7 @@ from jaxspeed.data.memory.arrays import KNOWN
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
+from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import Cluster
@@ -77,12 +77,12 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   if not config.data.path or config.data.synthetic:
     config = _as_known(config, given)
     plan = make_plan(config, devices=devices)
-    return Planned(config, plan, ())
+    return Planned(config, plan, tuple(left_out(config, plan)))
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
   plan = plan_of(config, data, devices=devices)
   counted = f"data: {data.source}, {plan.train_images} images to train on"
-  return Planned(config, plan, (counted, *data.notes))
+  return Planned(config, plan, (counted, *data.notes, *left_out(config, plan)))
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:

@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, stored
+from jaxspeed.config import checks, output, stored
 from jaxspeed.data.batch import pad_batches
-from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -27,7 +27,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import Checkpoints, Restored
-from jaxspeed.run.setup import open_data
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, open_data
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
@@ -130,25 +130,32 @@ def evaluate(
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
     job, restored = open_run(folder, configs[0], step)
-    rows = _rows(configs, job.mesh, restored.step, lambda _: restored.tree.state.evaluated())
+    rows = _rows(configs, job.mesh, restored.step, restored.tree.state.evaluated())
   weights = job.plan.evaluated_weights(restored.step)
   return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
 
 
-def evaluate_pretrained(config: ConfigDict) -> list[dict[str, Any]]:
+def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
   """Accuracies of the weights that `config.pretrained.path` names, as `evaluate` gives them.
 
   Args:
     config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase counts.
+    given: names of fields that the command line sets, which the data do not overrule.
 
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
   configs = _one_a_mode(config)
   with precision.wide_enough(config.precision):
+    check_named(config)
+    last = _stored_plan(configs[0]).phases[-1]
+    data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
+    for line in decided(config, data):
+      output.say(f"note: {line}")
+    configs = [as_data_decide(each, data) for each in configs]
     job, variables = open_pretrained(configs[0])
     resolved = [_resolved(each) for each in configs]
-    rows = _rows(resolved, job.mesh, job.plan.total_steps, lambda _: variables)
+    rows = _rows(resolved, job.mesh, job.plan.total_steps, variables, data)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 
@@ -158,12 +165,7 @@ def open_pretrained(config: ConfigDict) -> tuple[Job, dict[str, Any]]:
   Raises:
     UserError: as `evaluate_pretrained`.
   """
-  if not config.pretrained.path or config.pretrained.head == "new":
-    raise UserError(
-      "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
-      "own last layer: set --config.pretrained.head=keep."
-    )
-  check_pretrained(config)
+  check_named(config)
   use_cache(config.compile_cache)
   config = _resolved(config)
   mesh = mesh_lib.make_mesh()
@@ -176,6 +178,20 @@ def open_pretrained(config: ConfigDict) -> tuple[Job, dict[str, Any]]:
   )
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
   return job, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+
+
+def check_named(config: ConfigDict) -> None:
+  """Makes sure that a config names weights with a last layer, and a model that takes them.
+
+  Raises:
+    UserError: as `evaluate_pretrained`.
+  """
+  if not config.pretrained.path or config.pretrained.head == "new":
+    raise UserError(
+      "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
+      "own last layer: set --config.pretrained.head=keep."
+    )
+  check_pretrained(config)
 
 
 def _resolved(config: ConfigDict) -> ConfigDict:
@@ -223,15 +239,17 @@ def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
 
 
 def _rows(
-  configs: Sequence[ConfigDict], mesh: Mesh, step: int, variables_of: Callable[[Job], Any]
+  configs: Sequence[ConfigDict],
+  mesh: Mesh,
+  step: int,
+  variables: Any,
+  data: Arrays | ImageSets | None = None,
 ) -> list[dict[str, Any]]:
   """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
   jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
-  variables = variables_of(jobs[0])
   phases = [job.plan.phase_of(step - 1) for job in jobs]
   # A stream opens only what this phase reads.
-  streams = jobs[0].plan.streams
-  data = open_sets(configs[0], phases[:1]) if streams else open_data(configs[0])
+  data = open_data(configs[0], phases=phases[:1]) if data is None else data
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
@@ -239,7 +257,7 @@ def _rows(
     run = _prepare_evaluation(data, job, phase, variables)
     start = time.perf_counter()
     sums = jax.block_until_ready(run())
-    means = sums.means()
+    means = sums.means(config.data.classes)
     if not math.isfinite(means["loss"]):
       raise UserError(
         f"the mean loss of {int(sums.count)} images is {means['loss']}: the weights give logits "
@@ -249,9 +267,10 @@ def _rows(
       {
         "mode": config.eval.mode,
         "data": source,
-        "evaluated_on": config.tune_on,
+        "evaluated_on": data.evaluated_on,
         "images": int(sums.count),
         **means,
+        "top5": means.get("top5"),
         "seconds": round(time.perf_counter() - start, 3),
       }
     )

@@ -27,8 +27,9 @@ from jaxspeed.errors import UserError
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import left_out
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import Screen, make_console, silent_console
+from jaxspeed.records.console import Screen, images_of, make_console, silent_console
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.results import write_result
 from jaxspeed.records.statistics import summed_up
@@ -261,13 +262,13 @@ def _print_header(screen: Screen, job: Job, data: Arrays | ImageSets, folder: pa
       "device": device,
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
-      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {config.tune_on} images",
+      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
       "weights": f"evaluated are {averaging.describe(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }
   )
-  for note in data.notes:
+  for note in (*data.notes, *left_out(config, plan)):
     screen.line(note)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -21,26 +21,33 @@ from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.models.pretrained import load_pretrained
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
+from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.console import counting, silent_console
+from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
 
 Feed = ResidentFeed | StreamFeed
 
-# Fields that describe a recipe's own data set, where the command line does not set them.
+# Fields that describe a recipe's own data set, where the command line does not set them: own
+# arrays decide both, images on disk their classes.
 FOLLOWING = frozenset({"data.classes", "data.image_size"})
 
 
 def open_data(
-  config: ConfigDict, console: Console | None = None, *, follow: Collection[str] = ()
+  config: ConfigDict,
+  console: Console | None = None,
+  *,
+  follow: Collection[str] = (),
+  phases: Sequence[Phase] | None = None,
 ) -> Arrays | ImageSets:
   """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
 
   Args:
     config: of which `data` and `tune_on` count, and the phases.
     console: where the reading of a million headers is shown; None: nowhere.
-    follow: which of `FOLLOWING` one's own arrays may decide, whatever the config says (`resolve`).
+    follow: which of `FOLLOWING` the data may decide, whatever the config says (`resolve`).
+    phases: of a stream, those whose images are wanted; None: all of the plan.
 
   Raises:
     UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
@@ -49,7 +56,9 @@ def open_data(
   data = config.data
   if data.feed == "stream":
     with counting(console or silent_console(), "reading headers") as show:
-      return open_sets(config, make_plan(config).phases, show)
+      phases = make_plan(config).phases if phases is None else phases
+      sets = open_sets(config, phases, show, follow="data.classes" in follow)
+    return dataclasses.replace(sets, notes=(*_followed(config, sets), *sets.notes))
   arrays = open_arrays(
     name=data.name,
     path=data.path,
@@ -61,38 +70,50 @@ def open_data(
   height, width = arrays.train_images.shape[1:3]
   if height != width:
     raise UserError(
-      f"the images of {arrays.source} have {height} x {width} pixels, and only squares will do: "
-      "cut or resize them."
+      f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
+      "trains from memory takes squares only: cut or resize them."
     )
   if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
     raise UserError(
-      f"the images of {arrays.source} have {height} x {width} pixels but "
+      f"the images of {data.path or data.name} have {height} x {width} pixels but "
       f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
     )
   return dataclasses.replace(arrays, notes=_followed(config, arrays))
 
 
-def _facts(arrays: Arrays) -> dict[str, int]:
-  """What the fields in `FOLLOWING` are for a set."""
-  return {"image_size": arrays.train_images.shape[1], "classes": len(arrays.class_names)}
+def _facts(data: Arrays | ImageSets) -> dict[str, int]:
+  """What the fields in `FOLLOWING` are for a set; images on disk have any size."""
+  size = {"image_size": data.train_images.shape[1]} if isinstance(data, Arrays) else {}
+  return size | {"classes": len(data.class_names)}
 
 
 def as_data_decide(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
-  """A copy of a config with the fields that images in memory decide (`FOLLOWING`)."""
-  decided = config.copy_and_resolve_references()
-  if isinstance(data, Arrays):
-    decided.data.update(_facts(data))
-  return decided
+  """A copy of a config with the fields that the data decide (`FOLLOWING`)."""
+  config = config.copy_and_resolve_references()
+  config.data.update(_facts(data))
+  return config
 
 
-def _followed(config: ConfigDict, arrays: Arrays) -> tuple[str, ...]:
-  """A line on fields of a recipe that do not hold for one's own arrays."""
+def decided(config: ConfigDict, data: Arrays | ImageSets) -> list[str]:
+  """A line on the fields of a recipe that do not hold for the data."""
   rows = [
     f"data.{name}={value} in place of the recipe's {config.data[name]}"
-    for name, value in _facts(arrays).items()
+    for name, value in _facts(data).items()
     if value != config.data[name]
   ]
-  return (f"the arrays decide: {', '.join(rows)}",) if rows else ()
+  decider = "the arrays decide" if isinstance(data, Arrays) else "the data set decides"
+  return [f"{decider}: {', '.join(rows)}"] if rows else []
+
+
+def _followed(config: ConfigDict, data: Arrays | ImageSets) -> tuple[str, ...]:
+  """Lines on what the data decide, and on what follows for the target."""
+  lines, classes = decided(config, data), len(data.class_names)
+  if config.target_metric == "top5" and not has_top5(classes):
+    lines.append(
+      f"there is no top-5 of {classes} classes, and no target is reached: "
+      "--config.target_metric=top1 sets one of top-1"
+    )
+  return tuple(lines)
 
 
 def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:

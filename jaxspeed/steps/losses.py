@@ -1,5 +1,6 @@
 """Cross entropy with label smoothing, and the masked sums that accuracies are made of."""
 
+import math
 from typing import Any
 
 import flax
@@ -43,12 +44,21 @@ class Sums(flax.struct.PyTreeNode):
   def __add__(self, other: "Sums") -> "Sums":
     return jax.tree.map(jnp.add, self, other)
 
-  def means(self) -> dict[str, float]:
-    """Mean loss and accuracies as fractions; of no examples, NaN."""
-    loss, top1, top5, count = (float(x) for x in (self.loss, self.top1, self.top5, self.count))
-    if count == 0:
-      return {name: float("nan") for name in ("loss", "top1", "top5")}
-    return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
+  def means(self, classes: int) -> dict[str, float]:
+    """Mean loss and accuracies as fractions; of no examples, NaN.
+
+    Args:
+      classes: that are told apart; without top5 where there is none (`has_top5`).
+    """
+    count = float(self.count)
+    sums = {"loss": self.loss, "top1": self.top1}
+    sums |= {"top5": self.top5} if has_top5(classes) else {}
+    return {name: float(x) / count if count else math.nan for name, x in sums.items()}
+
+
+def has_top5(classes: int) -> bool:
+  """Whether top-5 means anything: of five classes or fewer, all are among the five likeliest."""
+  return classes > 5
 
 
 def masked_sums(

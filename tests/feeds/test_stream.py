@@ -32,7 +32,7 @@ from jaxspeed.run.loop import Run
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
-from jaxspeed.run.setup import open_data, plan_of
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
 from jaxspeed.steps.spec import make_job
 
 pytest.importorskip("tensorflow")
@@ -57,6 +57,10 @@ def test_a_run_of_two_phases(finished):
   # 40 images are two batches of 16, and 8 are dropped.
   assert [(r["epoch"], r["step"], r["examples"]) for r in rows] == [(1, 2, 32), (2, 4, 64)]
   assert [r["image_size"] for r in rows] == [16, 24]
+  # Of four classes there is no top-5.
+  assert result["top5"] is None
+  assert all("train_top1" in r and "eval_top1" in r for r in rows)
+  assert not any(name.endswith("top5") for r in rows for name in r)
   assert result["config"]["data"]["train_images"] == 40
   # 13 images: accuracies are multiples of 1 / 13.
   assert round(result["top1"] * 13, 6) == round(result["top1"] * 13)
@@ -71,7 +75,7 @@ def test_every_evaluation_image_counts_once_in_every_mode(finished):
   rows = evaluate(folder, config=config)
   assert [row["mode"] for row in rows] == config.eval.mode.split(",")
   assert {row["images"] for row in rows} == {13}
-  assert (rows[0]["top1"], rows[0]["top5"]) == (result["top1"], 1.0)
+  assert (rows[0]["top1"], rows[0]["top5"]) == (result["top1"], None)
   assert rows[0]["loss"] == pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5)
   # Each looks at other pixels.
   assert len({row["loss"] for row in rows}) == 5, rows
@@ -96,7 +100,7 @@ def test_one_device_counts_as_eight(finished, places):
     variables = mesh_lib.replicate(trained, mesh)
     sums = prepare_evaluation(sets, job, plan.phases[-1], variables)()
     assert int(sums.count) == 13
-    losses.append(sums.means()["loss"])
+    losses.append(sums.means(4)["loss"])
   assert losses[0] == pytest.approx(losses[1], rel=EQUAL)
 
 
@@ -280,6 +284,35 @@ def test_images_smaller_than_the_crop_are_named(places):
   assert "000.jpg (80 x 40)" in note and note.endswith("and 11 more")
 
 
+def test_most_images_smaller_than_every_crop_have_a_size_of_their_own(places):
+  sizes = {"phases.image_size": (64, 96), "data.image_size": 96}
+  *_, advice = open_data(toy_stream(*places, **sizes)).notes
+  # Short sides are 40 to 44 pixels.
+  assert advice.startswith(
+    "most training images are smaller than every crop: '--config.phases.first_epoch=()' "
+    "--config.data.image_size=42 trains at one size"
+  )
+  one = {"phases.first_epoch": (), "phases.image_size": (), "phases.min_scale": ()}
+  one |= {"phases.eval_mode": (), "data.image_size": 96}
+  *_, advice = open_data(toy_stream(*places, **one)).notes
+  assert "every crop: --config.data.image_size=42 trains" in advice
+  assert open_data(toy_stream(*places, **one | {"data.image_size": 40})).notes == ()
+
+
+def test_the_classes_on_the_disk_decide(places, tmp_path):
+  config = toy_stream(*places, **{"data.classes": 1000, "target_metric": "top5"})
+  data = open_data(config, follow=FOLLOWING)
+  decided, top5 = data.notes
+  assert decided == "the data set decides: data.classes=4 in place of the recipe's 1000"
+  assert top5.startswith("there is no top-5 of 4 classes, and no target is reached")
+  assert as_data_decide(config, data).data.classes == 4
+  with pytest.raises(UserError, match="has 4 classes, but config.data.classes is 1000: set"):
+    open_data(config)
+  config.data.path = str(write_folder(tmp_path / "one", train=4, held_out=1, classes=1))
+  with pytest.raises(UserError, match="one has one class, class_0: at least two are needed"):
+    open_data(config, follow=FOLLOWING)
+
+
 def test_shards_train_as_their_folder_does(places, tmp_path):
   images, cache = places
   write_shards(open_images(name="", path=str(images), cache=str(cache)), tmp_path, name="toy")
@@ -314,12 +347,16 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
     path = folder / f"{i}.{kind.lower()}"
     picture.save(path, kind, **({} if kind == "BMP" else {"exif": exif}))
   (folder / "x.heic").write_bytes(b"")
-  fields = {"data.path": str(tmp_path / "photos"), "data.classes": 2}
+  fields = {"data.path": str(tmp_path / "photos")}
   result = train(toy_stream(images, cache, **fields), str(tmp_path / "run"))
   data = result["config"]["data"]
-  assert (data["train_images"], data["eval_images"]) == (36, 4)
+  assert (data["train_images"], data["eval_images"], data["classes"]) == (36, 4, 2)
+  assert result["evaluated_on"] == "held-out"
   printed = capsys.readouterr().out
-  assert "photos: class folders, 4 images, a tenth, held out for evaluation" in printed
+  assert "photos: class folders; 4 images, a tenth, are held out for evaluation" in printed
+  assert "the data set decides: data.classes=2 in place of the recipe's 4\n" in printed
+  assert "evaluation of 4 held-out images" in printed
+  assert "an epoch leaves out 4 of 36 training images (11%), other ones each time" in printed
   assert "1 files in the class folders are left out" in printed and ".heic (1)" in printed
   assert "\x1b" not in printed and "could not be read" not in printed
   shown = [str(tmp_path / "photos" / names[i % 2] / f"{i}.jpeg") for i in (0, 1)]
@@ -371,7 +408,7 @@ def test_what_no_stream_can_be_is_refused(places, tmp_path, fields, words):
   config.model.whiten = False
   config.update_from_flattened_dict(fields)
   with pytest.raises(UserError, match=words):
-    train(config, str(tmp_path / "refused"))
+    train(config, str(tmp_path / "refused"), given=tuple(fields))
 
 
 def test_only_a_stream_has_phases(places, tmp_path):

@@ -659,11 +659,22 @@ def test_a_plan_refuses_what_a_training_on_its_path_would(tmp_path):
 def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   data = write_folder(tmp_path / "images", train=40, held_out=13, classes=4)
   flags = ["--config=configs/imagenette.py", f"--config.data.path={data}"]
-  flags += [f"--config.data.cache={tmp_path / 'cache'}", "--config.data.classes=4"]
+  flags += [f"--config.data.cache={tmp_path / 'cache'}"]
   done = plan_command(*flags, "--config.batch_size=8")
   assert done.returncode == 0, done.stderr
   assert "5 steps an epoch, batch 8" in done.stdout and "evaluation: 13 images" in done.stdout
   assert "folders train and val, 40 images to train on" in done.stdout
+  assert "\nthe data set decides: data.classes=4 in place of the recipe's 10\n" in done.stdout
+  assert "leaves out" not in done.stdout
+  done = plan_command(*flags, "--config.batch_size=32")
+  assert (
+    "\nan epoch leaves out 8 of 40 training images (20%), other ones each time: they fill no batch "
+    "of 32 (config.data.last_batch=drop); a smaller --config.batch_size leaves out fewer, or "
+    "--config.data.last_batch=keep leaves none\n"
+  ) in done.stdout
+  with contextlib.chdir(ROOT):
+    given = mistake("plan", *flags, "--config.data.classes=5")
+  assert "has 4 classes, but config.data.classes is 5" in given
 
 
 def test_without_a_path_a_plan_opens_nothing(monkeypatch):

@@ -266,11 +266,11 @@ def test_the_weights_that_are_evaluated_are_named():
 
 
 def test_result_on_held_out_images_says_so():
-  held_out = {"evaluated_on": "validation"}
   for result in (RESULT, SEVERAL):
-    assert "validation images" in " ".join(format_result(result | held_out))
-    assert "validation" not in " ".join(format_result(result))
-    assert "test images" not in " ".join(format_result(result | held_out))
+    assert "test images" in " ".join(format_result(result))
+    for evaluated_on in ("validation", "held-out"):
+      printed = " ".join(format_result(result | {"evaluated_on": evaluated_on}))
+      assert "held-out images" in printed and "test images" not in printed
 
 
 def test_result_of_several_runs_is_a_table_the_interval_and_the_test():

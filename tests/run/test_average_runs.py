@@ -25,7 +25,7 @@ def train(config, seed):
       carry = steps.carry
     live = {"params": carry.state.params, "batch_stats": carry.state.batch_stats}
     both = (feed.evaluate(weights, epoch) for weights in (carry.state.evaluated(), live))
-    rows.append(tuple(float(sums.means()["top1"]) for sums in both))
+    rows.append(tuple(float(sums.means(10)["top1"]) for sums in both))
   return jax.tree.map(float, rows)
 
 

@@ -61,7 +61,7 @@ def test_the_folder_of_a_run(finished):
   assert json.loads((folder / "result.json").read_text()) == result
   config = json.loads((folder / "config.json").read_text())
   assert result["config"] == config
-  assert result["evaluated_on"] == config["tune_on"] == "test"
+  assert (result["evaluated_on"], config["tune_on"]) == ("held-out", "test")
   assert result["evaluated_weights"] == "average"
   assert config["precision"] == "float32"  # "auto", resolved
   assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
@@ -260,9 +260,9 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   # A tenth of the 1,500 training digits.
   data = json.loads((folder / "config.json").read_text())["data"]
   assert (data["train_images"], data["eval_images"]) == (1350, 150)
-  assert "150 training images held out for tuning" in printed
-  assert "evaluation of 150 validation images" in printed
-  assert "validation images" in printed.splitlines()[-1] and "test images" not in printed
+  assert "150 training images are held out for tuning" in printed
+  assert "evaluation of 150 held-out images" in printed
+  assert "held-out images" in printed.splitlines()[-1] and "test images" not in printed
   assert result["evaluated_on"] == "validation"
   # 150 images: the accuracy is a multiple of 1 / 150.
   assert math.isclose(result["top1"] * 150, round(result["top1"] * 150), abs_tol=1e-6)
@@ -368,7 +368,7 @@ def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
   config = digits(cache, epochs=1.0, **{"data.path": str(data)})
   result = train(config, str(tmp_path / "run"))
   printed = capsys.readouterr().out
-  assert "mine: arrays, 20 images, a tenth, held out for evaluation" in printed
+  assert "mine: arrays; 20 images, a tenth, are held out for evaluation" in printed
   assert (
     "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes=3" in printed
   )

@@ -65,6 +65,7 @@ def test_weights_are_evaluated_without_a_run(trained):
   weighed = config.copy_and_resolve_references()
   weighed.pretrained.path = str(folder / "net.safetensors")
   weighed.eval.mode = "center,flip"
+  weighed.data.classes = 1000  # the recipe's, which the folder overrules
   rows = evaluate_pretrained(weighed)
   assert [row["mode"] for row in rows] == ["center", "flip"]
   assert rows[0]["top1"] == result["top1"] and rows[0]["images"] == 13
@@ -110,6 +111,8 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
   assert [f"class_{name}" for name, _ in numbered[0]] == [name for name, _ in expected[0]]
   weighed.data.path = str(write_folder(folder / "three", classes=3))
   with pytest.raises(UserError, match="has 3 classes, and config.data.classes is 4"):
+    predict_pretrained(weighed, images, given=["data.classes"])
+  with pytest.raises(UserError, match="tells 4 classes apart and the net 3: name their data set"):
     predict_pretrained(weighed, images)
 
 

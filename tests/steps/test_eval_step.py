@@ -109,7 +109,7 @@ def by_hand(job, variables, arrays=None):
 
 def assert_equal(sums, expected, count):
   assert int(sums.count) == count
-  for name, value in sums.means().items():
+  for name, value in sums.means(10).items():
     np.testing.assert_allclose(value, expected[name], rtol=EQUAL, err_msg=name)
 
 

@@ -42,6 +42,10 @@ _ACCEPTED = (
   "with CLASS/*.jpg, of which a tenth is held out, or a folder that TFDS prepared "
   "(dataset_info.json)"
 )
+_HELD_OUT = {
+  "held-out": "images, a tenth, are held out for evaluation",
+  "validation": "training images are held out for tuning",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,6 +117,7 @@ class ImageSet:
   Attributes:
     notes: lines on what was left out.
     whole: all images, where the splits were made of them.
+    evaluated_on: which images `eval` holds, as in `data.memory.arrays.Arrays`.
   """
 
   train: Split
@@ -121,6 +126,7 @@ class ImageSet:
   source: str
   notes: tuple[str, ...] = ()
   whole: Split | None = None
+  evaluated_on: str = "test"
 
   @property
   def is_noise(self) -> bool:
@@ -146,7 +152,7 @@ def open_images(
     UserError: nothing readable is at `path`, or it is damaged or not complete.
   """
   images = _open(name=name, path=path, cache=cache, show=show, tune=tune)
-  return hold_out(images, "training images held out for tuning") if tune else images
+  return hold_out(images, "validation") if tune else images
 
 
 def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) -> ImageSet:
@@ -262,7 +268,7 @@ def _open_flat_folder(root: pathlib.Path, cache: pathlib.Path, show: Show | None
   whole = _read_splits(root, {"train": root}, files, cache, show)["train"]
   source = f"{printable(root.name)}: class folders"
   images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
-  return hold_out(_with_images(images), "images, a tenth, held out for evaluation")
+  return hold_out(_with_images(images), "held-out")
 
 
 def _read_splits(
@@ -305,7 +311,7 @@ def _read_splits(
   return splits
 
 
-def hold_out(images: ImageSet, purpose: str) -> ImageSet:
+def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
   """The set with a tenth of its training images in the place of its evaluation images.
 
   The tenth is that of the smallest BLAKE2b digests of class and file name, so that a resized copy
@@ -313,14 +319,14 @@ def hold_out(images: ImageSet, purpose: str) -> ImageSet:
 
   Args:
     images: whose evaluation images are dropped.
-    purpose: what the images are held out for, as the source then says.
+    evaluated_on: what for, one of `_HELD_OUT`.
 
   Raises:
     UserError: there are fewer than two training images, or shards do not name them.
   """
   train = images.train
   if len(train) < 2:
-    raise UserError(f"{images.source} has {len(train)} image, of which none can be held out.")
+    raise UserError(f"{train.root} has {len(train)} image, of which none can be held out.")
   digests = b"".join(_member_digests(train, images.class_names))
   order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
   held_out = len(train) // 10 or 1
@@ -328,7 +334,8 @@ def hold_out(images: ImageSet, purpose: str) -> ImageSet:
     images,
     train=train.take(np.sort(order[held_out:])),
     eval=train.take(np.sort(order[:held_out])),
-    source=f"{images.source}, {held_out:,} {purpose}",
+    source=f"{images.source}; {held_out:,} {_HELD_OUT[evaluated_on]}",
+    evaluated_on=evaluated_on,
   )
 
 
@@ -412,7 +419,7 @@ def _with_images(images: ImageSet) -> ImageSet:
   for split in (images.train, images.eval):
     if not split.width.any():
       raise UserError(
-        f"of none of the {len(split)} images of {images.source} can the header be read (the first "
-        f"is {split.name(0)}): they are {', '.join(FORMATS)} files, and these may be damaged."
+        f"none of the {len(split)} images of {split.root} has a header that can be read (the first "
+        f"is {split.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
       )
   return images

@@ -3,15 +3,16 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed.config import families
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
 
@@ -29,6 +30,10 @@ class ImageSets:
   @property
   def class_names(self) -> tuple[str, ...]:
     return next(iter(self.sets.values())).class_names
+
+  @property
+  def evaluated_on(self) -> str:
+    return next(iter(self.sets.values())).evaluated_on
 
   @property
   def source(self) -> str:
@@ -50,7 +55,9 @@ class ImageSets:
     return max(len(each.eval) for each in self.sets.values())
 
 
-def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = None) -> ImageSets:
+def open_sets(
+  config: ConfigDict, phases: Sequence[Phase], show: Show | None = None, *, follow: bool = False
+) -> ImageSets:
   """Opens every set that phases read.
 
   Resized copies that are not there are replaced by the originals, with a note: they cost time and
@@ -60,13 +67,15 @@ def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = N
     config: its `data` and `tune_on` count.
     phases: of its plan.
     show: as `open_images` takes it.
+    follow: whether the sets may have another number of classes than the config says.
 
   Raises:
-    UserError: as `open_images`; or sets of different classes, or of another number of them.
+    UserError: as `open_images`; or sets of different classes, of another number of them, or of one.
   """
   data = config.data
   if data.synthetic:
     noise = noise_set(data.train_images, data.eval_images, data.classes)
+    noise = dataclasses.replace(noise, evaluated_on=config.tune_on)
     return ImageSets({phase.copies: noise for phase in phases})
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
@@ -92,11 +101,15 @@ def open_sets(config: ConfigDict, phases: Sequence[Phase], show: Show | None = N
     )
   for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
     notes += _small_images(sets[side].train, size)
+  notes += _one_size(config, sets, phases)
   (classes,) = names
-  if len(classes) != data.classes:
+  where = data.path or data.name
+  if len(classes) < 2:
+    raise UserError(f"{where} has one class, {printable(classes[0])}: at least two are needed.")
+  if len(classes) != data.classes and not follow:
     raise UserError(
-      f"{data.path} has {len(classes)} classes, but config.data.classes is {data.classes}: "
-      f"set --config.data.classes={len(classes)}."
+      f"{where} has {len(classes)} classes, but config.data.classes is {data.classes}: "
+      f"set --config.data.classes={len(classes)}, or leave that field out."
     )
   return ImageSets(sets, tuple(notes))
 
@@ -112,6 +125,28 @@ def _small_images(split: Split, size: int) -> list[str]:
   return [
     f"{len(small):,} training images are smaller than {size} px and are enlarged: "
     f"{', '.join(named)}{more}"
+  ]
+
+
+def _one_size(
+  config: ConfigDict, sets: Mapping[int, ImageSet], phases: Sequence[Phase]
+) -> list[str]:
+  """How to train at the images' own size, where most of them are smaller than every crop."""
+  short = np.concatenate(
+    [
+      np.minimum(sets[phase.copies].train.width, sets[phase.copies].train.height)
+      for phase in phases
+    ]
+  )
+  median = int(np.median(short[short > 0]))
+  if median >= min(phase.image_size for phase in phases):
+    return []
+  family = families.FAMILIES.get(config.model.get("name", ""))
+  side = max(median, family.least_side if family else 1)
+  one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
+  return [
+    f"most training images are smaller than every crop: {one_phase}--config.data.image_size={side} "
+    "trains at one size, about their own, and is faster"
   ]
 
 

@@ -74,6 +74,8 @@ class Arrays:
   Attributes:
     name: what the set was found to be: cifar10, cifar100, digits, a name of TFDS; "" one's own.
     notes: lines on what of it decides over the config.
+    evaluated_on: its own images for evaluation (test), a tenth of a set without them (held-out), or
+      training images (validation).
   """
 
   train_images: UInt8[np.ndarray, "n h w 3"]
@@ -84,6 +86,7 @@ class Arrays:
   source: str
   name: str = ""
   notes: tuple[str, ...] = ()
+  evaluated_on: str = "test"
 
   @property
   def is_own(self) -> bool:
@@ -167,7 +170,8 @@ def hold_out(arrays: Arrays) -> Arrays:
     train_labels=labels[kept],
     eval_images=images[out],
     eval_labels=labels[out],
-    source=f"{arrays.source}, {len(out):,} training images held out for tuning",
+    source=f"{arrays.source}; {len(out):,} training images are held out for tuning",
+    evaluated_on="validation",
   )
 
 
@@ -320,8 +324,9 @@ def _read_digits() -> Arrays:
     eval_images=eval_images,
     eval_labels=eval_labels,
     class_names=tuple(map(str, range(10))),
-    source=f"scikit-learn's digits, {len(eval_labels)} of {len(labels):,} held out for evaluation",
+    source=f"scikit-learn's digits; {len(eval_labels)} of {len(labels):,} held out for evaluation",
     name="digits",
+    evaluated_on="held-out",
   )
 
 

@@ -12,6 +12,9 @@ from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.npy import read_npy
 from jaxspeed.errors import UserError, printable
 
+# As `config.data.classes` has it.
+_MOST_CLASSES = 1_000_000
+
 
 def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
   """A folder of one's own .npy files, in two splits or in one, of which a tenth is held out.
@@ -26,7 +29,7 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
   Raises:
     UserError: a file is missing or damaged, or its content is none of a data set.
   """
-  name = printable(path.name)
+  name, evaluated_on = printable(path.name), "test"
   if (path / "train").is_dir():
     train_images, train_labels = _read_pair(path / "train")
     split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
@@ -48,7 +51,8 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
     kept, out = tenth_of(images)
     eval_images, eval_labels = images[out], labels[out]
     train_images, train_labels = gathered(images, kept), labels[kept]
-    source = f"{name}: arrays, {len(out):,} images, a tenth, held out for evaluation"
+    evaluated_on = "held-out"
+    source = f"{name}: arrays; {len(out):,} images, a tenth, are held out for evaluation"
   check_sizes(train_images, eval_images, path)
   return {
     "train_images": train_images,
@@ -57,6 +61,7 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
     "eval_labels": eval_labels,
     "class_names": read_class_names(path / "classes.txt"),
     "source": source,
+    "evaluated_on": evaluated_on,
   }
 
 
@@ -85,7 +90,12 @@ def _read_pair(
     images = images[..., None]
   if images.shape[-1] == 1:
     images = np.repeat(images, 3, axis=-1)
-  # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
+  if (largest := int(labels.max())) >= _MOST_CLASSES:
+    raise UserError(
+      f"{folder / 'labels.npy'} holds the label {largest}: labels count classes from 0, and there "
+      f"are at most {_MOST_CLASSES:,}."
+    )
+  # Clipped, not wrapped: a negative label that no int32 holds must stay negative.
   int32 = np.iinfo(np.int32)
   return images, np.clip(labels, int32.min, int32.max).astype(np.int32)
 

@@ -336,7 +336,7 @@ def test_of_a_folder_without_splits_a_tenth_is_held_out(tmp_path, opened, scans)
   images = opened(write(tmp_path / "set", files))
   assert (len(images.train), len(images.eval)) == (36, 4)
   assert names_of(images.train) | names_of(images.eval) == set(files)
-  assert images.source == "set: class folders, 4 images, a tenth, held out for evaluation"
+  assert images.source == "set: class folders; 4 images, a tenth, are held out for evaluation"
   assert images.class_names == CLASSES
   for split in (images.train, images.eval):
     for i in range(len(split)):
@@ -361,7 +361,7 @@ def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened, held_o
   images = opened(root, tune=True)
   assert (len(images.train), len(images.eval)) == (36, 4)
   assert names_of(images.train) | names_of(images.eval) == set(files)
-  assert images.source == "set: folders train, 4 training images held out for tuning"
+  assert images.source == "set: folders train; 4 training images are held out for tuning"
   with pytest.raises(UserError):
     opened(root)
 
@@ -382,7 +382,9 @@ def test_to_tune_shards_need_no_other_split(tmp_path, opened):
     opened(folder)
   images = opened(folder, tune=True)
   assert (len(images.train), len(images.eval)) == (6, 1)
-  assert images.source == "TFDS insects 1.0.0, split train, 1 training images held out for tuning"
+  assert (
+    images.source == "TFDS insects 1.0.0, split train; 1 training images are held out for tuning"
+  )
 
 
 def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
@@ -417,7 +419,7 @@ def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
 
 def test_a_set_of_broken_images_only_is_refused(tmp_path, opened):
   write(tmp_path / "set", {"train/ant/1.jpg": encoded(4, 4), "val/ant/1.jpg": b""})
-  message = r"none of the 1 images of set: folders train and val .* \(the first is val/ant/1.jpg\)"
+  message = r"none of the 1 images of .*/set has a header that .* \(the first is val/ant/1.jpg\)"
   with pytest.raises(UserError, match=message):
     opened(tmp_path / "set")
 

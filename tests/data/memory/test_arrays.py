@@ -280,7 +280,7 @@ def test_of_flat_arrays_the_same_tenth_is_held_out(tmp_path, opened):
   order = np.random.default_rng(1).permutation(43)
   write_npy(tmp_path / "other", images[order], labels[order])
   assert set(opened(tmp_path / "other", classes=43).eval_labels) == set(found.eval_labels)
-  assert found.source == f"{tmp_path.name}: arrays, 4 images, a tenth, held out for evaluation"
+  assert found.source == f"{tmp_path.name}: arrays; 4 images, a tenth, are held out for evaluation"
 
 
 @pytest.mark.parametrize("shape", [(20, 4, 5), (20, 4, 5, 1)])
@@ -327,7 +327,16 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
     (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, of which none can"),
     (np.zeros((4, 0, 3, 3), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 0"),
     (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, -1, 2]), "a label of .* is -1"),
-    (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, 2, 2**40 + 1]), "name 2147483648 classes"),
+    (
+      np.zeros((4, 3, 3, 3), np.uint8),
+      np.array([0, 1, 2, 2**40]),
+      "label 1099511627776: labels count",
+    ),
+    (
+      np.zeros((4, 3, 3, 3), np.uint8),
+      np.array([0, 1, -(2**40), 2]),
+      "a label of .* is -2147483648",
+    ),
   ],
 )
 def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels, message):
@@ -449,7 +458,7 @@ def test_a_tenth_of_the_training_images_takes_the_place_of_the_test_set():
   arrays = numbered(labels)
   found = hold_out(arrays)
   assert (len(found.train_labels), len(found.eval_labels)) == (905, 100)  # 1,005 // 10 = 100
-  assert found.source == "a set, 100 training images held out for tuning"
+  assert found.source == "a set; 100 training images are held out for tuning"
   assert found.class_names == CIFAR_NAMES
   held, kept = (
     rows(found.eval_images, found.eval_labels),
@@ -511,7 +520,7 @@ def test_formats_of_a_set_have_the_same_hold_out(cifar10, tmp_path, opened):
   # From the cache, whose arrays are mapped and not read.
   again = hold_out(opened(folder))
   np.testing.assert_array_equal(again.eval_images, found[0].eval_images)
-  assert again.source.endswith("from the cache, 1 training images held out for tuning")
+  assert again.source.endswith("from the cache; 1 training images are held out for tuning")
 
 
 def test_one_image_cannot_be_held_out_and_trained_on():
