@@ -9,6 +9,7 @@ from recipes import RECIPES, STREAMED, get_config
 
 from jaxspeed.config import effects, stored
 from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import names as names_lib
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 
@@ -30,7 +31,9 @@ ALWAYS = """
 
 def test_every_field_is_decided_on():
   fields = {name for name, _ in stored.leaves(fields_lib.base())}
-  ruled = {name for name in fields for rule in effects.RULES if effects.matches(name, rule.fields)}
+  ruled = {
+    name for name in fields for rule in effects.RULES if names_lib.matches(name, rule.fields)
+  }
   # A bias is trained in so many epochs where there is one.
   assert ruled & set(ALWAYS) == {"whitening.bias_epochs"}
   assert fields == ruled | set(ALWAYS)
@@ -41,7 +44,7 @@ def test_every_rule_is_of_fields_that_there_are():
   fields += ["model.name", "model.activation", "model.celu_alpha", "model.whiten"]
   for rule in effects.RULES:
     for pattern in (*rule.fields.split(), rule.beside.split()[0]):
-      assert any(effects.matches(name, pattern) for name in fields), pattern
+      assert any(names_lib.matches(name, pattern) for name in fields), pattern
 
 
 @pytest.mark.parametrize("name, variant", RECIPES + STREAMED)
