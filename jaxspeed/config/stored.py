@@ -11,6 +11,9 @@ from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
+# Of a run's folder: config.json and the manifests of its checkpoints say it. It rises when a version
+# can no longer use what an earlier one wrote.
+FORMAT = 1
 # Differences of two configs that a sentence lists.
 _LISTED = 5
 # Characters of a value in such a list.
@@ -50,15 +53,16 @@ def to_dict(config: ConfigDict) -> dict[str, Any]:
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
-  """Writes a config as JSON, whole or not at all."""
-  write_atomically(path, dump_json(to_dict(config), indent=2) + "\n")
+  """Writes a config and `FORMAT` as JSON, whole or not at all."""
+  write_atomically(path, dump_json({"format": FORMAT} | to_dict(config), indent=2) + "\n")
 
 
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads what `save` wrote, and checks it.
 
   Raises:
-    UserError: the file is missing, is no JSON, or holds no config that a run can have.
+    UserError: the file is missing, is no JSON, is of another format, or holds no config that a run
+      can have.
   """
   if os.path.exists(path) and not os.path.isfile(path):
     raise UserError(
@@ -74,8 +78,17 @@ def load(path: pathlib.Path) -> ConfigDict:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
   if not isinstance(loaded, dict):
     raise UserError(f"{path} holds no config: expected a JSON object.")
+  known = "format" in loaded
+  if known and (loaded["format"] != FORMAT or isinstance(loaded["format"], bool)):
+    raise UserError(
+      f"{path} is of format {ascii(loaded['format'])[:_SHOWN]}, and this version of jaxspeed reads "
+      f"{FORMAT}: use the version that trained the run, or train again in another --workdir."
+    )
+  loaded.pop("format", None)
   values = {name: _tuples(value) for name, value in loaded.items()}
   checks.check(values, source=str(path))
+  if not known:
+    raise UserError(f"{path} has no format, which jaxspeed.train writes: it may have been edited.")
   return _without_paths_to_code(ConfigDict(values))
 
 

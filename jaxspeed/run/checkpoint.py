@@ -27,6 +27,7 @@ from pydantic import Field
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.config.stored import FORMAT
 from jaxspeed.errors import UserError
 from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
 from jaxspeed.records.clock import NAMES
@@ -125,6 +126,7 @@ class Checkpoints:
     with _checkpointer() as checkpointer:
       checkpointer.save(part, arrays, force=True)
     manifest = {
+      "format": FORMAT,
       "step": step,
       "incarnation": self._incarnation,
       "clock": clock,
@@ -249,6 +251,7 @@ def log(notes: Iterable[str]) -> None:
 class _Manifest:
   """What a manifest.json has to hold; of a clock, these seconds and perhaps more."""
 
+  format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
   step: Annotated[int, Field(ge=1, lt=2**31)]
   incarnation: Annotated[int, Field(ge=0)]
   clock: dict[str, Annotated[float, Field(ge=0, lt=1e11)]]

@@ -91,6 +91,20 @@ def test_the_folder_of_compiled_programs_is_neither_stored_nor_believed(tmp_path
   assert stored.load(path).compile_cache == ""
 
 
+@pytest.mark.parametrize("found", [0, 2, 1.5, "1", True, None, [1]])
+def test_a_config_of_another_format_is_refused(tmp_path, found):
+  path = tmp_path / "config.json"
+  stored.save(get_config("quickstart"), path)
+  content = json.loads(path.read_text())
+  assert content.pop("format") == stored.FORMAT
+  path.write_text(json.dumps({"format": found, "new_field": 1}))
+  with pytest.raises(UserError, match=f"is of format .*reads {stored.FORMAT}: use the version that"):
+    stored.load(path)
+  path.write_text(json.dumps(content))
+  with pytest.raises(UserError, match="has no format, which jaxspeed.train writes"):
+    stored.load(path)
+
+
 def test_a_config_that_is_not_there_is_told_as_a_wrong_workdir(tmp_path):
   path = tmp_path / "config.json"
   with pytest.raises(UserError) as caught:

@@ -158,6 +158,8 @@ NONSENSE: list[tuple[object, str]] = [
   ({"files": {"_METADATA": ["1", 2]}}, "files._METADATA.0: Input should be a valid integer"),
   ({"files": {"/etc/hostname": [1, 2]}}, "files: '/etc/hostname' lies outside"),
   ({"files": {"../1/_METADATA": [1, 2]}}, "files: '../1/_METADATA' lies outside"),
+  ({"format": None}, "format: Field required"),
+  ({"format": 2}, "format: Input should be less than or equal to 1"),
   ({"step": None}, "step: Field required"),
   ({"step": "2"}, "step: Input should be a valid integer"),
   ({"step": 2.0}, "step: Input should be a valid integer"),

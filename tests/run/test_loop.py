@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed.config import stored
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
@@ -60,7 +61,7 @@ def test_the_folder_of_a_run(finished):
   }
   assert json.loads((folder / "result.json").read_text()) == result
   config = json.loads((folder / "config.json").read_text())
-  assert result["config"] == config
+  assert {"format": stored.FORMAT} | result["config"] == config
   assert (result["evaluated_on"], config["tune_on"]) == ("held-out", "test")
   assert result["evaluated_weights"] == "average"
   assert config["precision"] == "float32"  # "auto", resolved
@@ -219,7 +220,8 @@ def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
   assert result["reached"] == 3 - to_target.count(None)
   assert result["seconds_min"]["train"] == min(row["seconds"]["train"] for row in rows)
   assert [row["seconds"] for row in result["runs"]] == [row["seconds"] for row in rows]
-  assert result["config"] == json.loads((tmp_path / "many/config.json").read_text())
+  config = json.loads((tmp_path / "many/config.json").read_text())
+  assert {"format": stored.FORMAT} | result["config"] == config
   printed = capsys.readouterr().out.splitlines()
   assert [line for line in printed if line.startswith("run ")] == [
     f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
