@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   # XLA turns float16 into float32 with instructions that came after SSE (F16C), or not at all.
   if "xla_cpu_max_isa=SSE4_2" in os.environ["XLA_FLAGS"]:
     for item in items:
-      if re.search("(?<!b)float16", item.nodeid):
+      if item.get_closest_marker("float16") or re.search("(?<!b)float16", item.nodeid):
         item.add_marker(pytest.mark.skip("XLA has no float16 for processors without F16C"))
 
 

@@ -172,6 +172,7 @@ def test_loss_scale_keeps_its_types(finite, given):
     assert not scale.scale.weak_type and not scale.good_steps.weak_type
 
 
+@pytest.mark.float16
 @pytest.mark.parametrize(
   "values, expected",
   [

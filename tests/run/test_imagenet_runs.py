@@ -11,7 +11,7 @@ from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.float16]
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,7 @@ def test_the_row_of_an_epoch(finished, cache):
   assert "cost_usd" not in result
 
 
+@pytest.mark.float16
 def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
   # A scale that is halved some times before the first step is taken. A second costs a dollar.
   monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**26)
@@ -122,6 +123,7 @@ def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
   assert result["cost_usd"] == {"dawn": pytest.approx(result["seconds"]["dawn"]), "to_target": None}
 
 
+@pytest.mark.float16
 def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
   # No gradient times 10^38 is finite in float16.
   config = digits(cache, precision="float16", loss_scale=1e38, epochs=3.0)

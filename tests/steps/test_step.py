@@ -186,6 +186,7 @@ def test_half_precision_is_near_float32(precision):
   assert carry32.state.loss_scale is None
 
 
+@pytest.mark.float16
 def test_an_overflow_skips_the_step_and_halves_the_scale():
   job = toy_job(toy_config(precision="float16", **{"augment.crop_padding": 0}))
   arrays = toy_arrays(job.config)
