@@ -98,7 +98,9 @@ def test_a_config_of_another_format_is_refused(tmp_path, found):
   content = json.loads(path.read_text())
   assert content.pop("format") == stored.FORMAT
   path.write_text(json.dumps({"format": found, "new_field": 1}))
-  with pytest.raises(UserError, match=f"is of format .*reads {stored.FORMAT}: use the version that"):
+  with pytest.raises(
+    UserError, match=f"is of format .*reads {stored.FORMAT}: use the version that"
+  ):
     stored.load(path)
   path.write_text(json.dumps(content))
   with pytest.raises(UserError, match="has no format, which jaxspeed.train writes"):
