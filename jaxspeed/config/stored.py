@@ -11,8 +11,8 @@ from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
-# Of a run's folder: config.json and the manifests of its checkpoints say it. It rises when a version
-# can no longer use what an earlier one wrote.
+# config.json and the manifests of checkpoints hold it. It rises when a version can no longer use
+# what an earlier one wrote.
 FORMAT = 1
 # Differences of two configs that a sentence lists.
 _LISTED = 5
