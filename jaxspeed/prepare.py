@@ -18,7 +18,8 @@ from rich.console import Console
 from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
-from jaxspeed.data.prepare.resize import Broken, broken_headers, resize, write_index
+from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
+from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import counting, make_console

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
 
-from jaxspeed.data.disk import sizes
+from jaxspeed.data.disk import headers, sizes
 from jaxspeed.data.disk.sizes import Columns, Show, files_listing, shards_listing
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import (
@@ -63,8 +63,8 @@ class Split:
     orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
     whole_files: every image is a file of its own, and offset is 0.
     root: what names in messages are relative to.
-    digest: `sizes.name_digest` of the files that the images of shards were, 0 where the shards hold
-      no name; None where every image is a file of its own.
+    digest: `headers.name_digest` of the files that the images of shards were, 0 where the shards
+      hold no name; None where every image is a file of its own.
   """
 
   files: tuple[str, ...]
@@ -201,30 +201,6 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
     raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
 
 
-def write_indices(images: ImageSet) -> None:
-  """Stores the sizes of all images in the set's own folder, where every machine finds them.
-
-  Raises:
-    UserError: the folder cannot be written.
-  """
-  splits = {"train": images.whole} if images.whole else {"train": images.train, "val": images.eval}
-  for split_name, split in splits.items():
-    columns = {
-      "width": split.width,
-      "height": split.height,
-      "orientation": split.orientation,
-      "length": split.length,
-    }
-    if split.whole_files:
-      source = sizes.files_source(["/".join(file.split(os.sep)[-2:]) for file in split.files])
-    else:
-      assert split.digest is not None
-      columns |= {"offset": split.offset, "label": split.label, "digest": split.digest}
-      columns["file"] = split.file
-      source = sizes.shards_source([pathlib.Path(file) for file in split.files])
-    sizes.write_index(pathlib.Path(split.root), split_name, columns, source)
-
-
 def _prepare(name: str) -> pathlib.Path:
   if importlib.util.find_spec("tensorflow_datasets") is None:
     raise UserError(
@@ -344,7 +320,7 @@ def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]
   names = split.digest
   if names is None:
     names = np.array(
-      [sizes.name_digest(os.fsencode(os.path.basename(split.files[file]))) for file in split.file]
+      [headers.name_digest(os.fsencode(os.path.basename(split.files[file]))) for file in split.file]
     )
   elif nameless := int((names == 0).sum()):
     raise UserError(

@@ -14,18 +14,15 @@ import io
 import math
 import os
 import pathlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 from PIL import Image
 
-from jaxspeed.data.disk.imageset import ImageSet, open_images, write_indices
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import list_folders
 from jaxspeed.data.formats.pixels import reason_of
+from jaxspeed.data.prepare.index import Broken
 from jaxspeed.data.prepare.writing import (
   finished_files,
   holding,
@@ -43,14 +40,6 @@ _DECODED = 2
 # Images that a worker takes at a time: 0.1 s of work.
 _CHUNK = 32
 _SETTINGS = "resize.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Broken:
-  """An image that cannot be read: its name below the source's folder, and why."""
-
-  name: str
-  reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,43 +271,3 @@ def _list_broken(path: pathlib.Path, broken: Sequence[Broken]) -> None:
     write_whole(path, [line.encode() for line in lines])
   else:
     path.unlink(missing_ok=True)
-
-
-def write_index(
-  folder: str | os.PathLike[str], *, show: Callable[[int, int], None] | None = None
-) -> ImageSet:
-  """Reads the headers of a set's images and stores their sizes beside them, in FOLDER/.jaxspeed.
-
-  What an index of before says is not believed: files may have changed under their names.
-
-  Args:
-    folder: of train/CLASS/NAME and val/CLASS/NAME, or of shards.
-    show: called with the numbers of headers that are read and that are to be read.
-
-  Raises:
-    UserError: there is no complete set of images, or the folder cannot be written.
-  """
-  with writing(folder), tempfile.TemporaryDirectory() as cache:
-    for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
-      for each in (expanded(folder, "FOLDER") / ".jaxspeed").glob(stale):
-        _refuse_strangers(each)
-        shutil.rmtree(each)
-    images = open_images(name="", path=str(folder), cache=cache, show=show)
-    write_indices(images)
-  return images
-
-
-def _refuse_strangers(index: pathlib.Path) -> None:
-  """Raises a UserError where a folder that is to be removed holds more than an index has."""
-  for path in index.iterdir():
-    if path.suffix not in (".npy", ".json") or path.is_dir():
-      raise UserError(f"{path} is no part of an index: move {index} away and run again.")
-
-
-def broken_headers(images: ImageSet) -> tuple[Broken, ...]:
-  """The images whose sizes are not known."""
-  return tuple(
-    Broken(split.name(int(number)), "it has no header of an image")
-    for split in (images.train, images.eval)
-    for number in np.flatnonzero(split.width == 0)
-  )

@@ -29,7 +29,7 @@ from jaxtyping import UInt32
 from jaxspeed.data.disk.imageset import ImageSet, Split
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, crc32c
-from jaxspeed.data.prepare.resize import Broken, broken_headers
+from jaxspeed.data.prepare.index import Broken, broken_headers
 from jaxspeed.data.prepare.writing import (
   finished_files,
   holding,

@@ -16,8 +16,9 @@ import pytest
 import tiny_sets
 from PIL import Image
 
-from jaxspeed.data.disk import imageset, sizes
-from jaxspeed.data.disk.imageset import open_images, write_indices
+from jaxspeed.data.disk import headers, imageset, sizes
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.prepare.index import write_indices
 from jaxspeed.errors import UserError
 
 CLASSES = ("ant", "bee", "cat")
@@ -99,8 +100,8 @@ def scans(monkeypatch):
 
     return call
 
-  for kind, scan in list(sizes._SCANS.items()):
-    monkeypatch.setitem(sizes._SCANS, kind, counting(scan))
+  for kind, scan in list(headers._SCANS.items()):
+    monkeypatch.setitem(headers._SCANS, kind, counting(scan))
   return done
 
 
@@ -171,7 +172,7 @@ def test_names_that_are_no_text_are_names(tmp_path, opened, monkeypatch):
   name = os.fsdecode(b"\xff.jpg")
   files = {"train/ant/" + name: encoded(4, 5), "val/ant/" + name: encoded(6, 7)}
   write(tmp_path / "set", files)
-  monkeypatch.setattr(sizes, "_IMAGES_FOR_PROCESSES", 0)
+  monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", 0)
   assert_holds(opened(tmp_path / "set"), files)
 
 
@@ -317,7 +318,7 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path, opened, where, link):
   with pytest.raises(UserError, match=f"{where} is no regular file"):
     opened(root)
   with pytest.raises(UserError, match=f"{where} cannot be read .it is no regular file"):
-    sizes.scan_files(str((root / where).parent), [os.path.basename(where)])
+    headers.scan_files(str((root / where).parent), [os.path.basename(where)])
 
 
 # A tenth that is held out
@@ -429,7 +430,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_and_not_stored(
   tmp_path, opened, monkeypatch, threshold
 ):
   """What is broken stays broken in the index; a disk that is away comes back."""
-  monkeypatch.setattr(sizes, "_IMAGES_FOR_PROCESSES", threshold)
+  monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
   write(tmp_path / "set", small_files())
   (tmp_path / "set" / "train" / "bee" / "1.jpg").symlink_to(tmp_path / "away.jpg")
   with pytest.raises(UserError, match=r"train/bee/1.jpg cannot be read \(No such file or dir"):
@@ -443,7 +444,7 @@ def test_a_disk_that_fails_is_no_broken_image():
       raise OSError(5, "Input/output error")
 
   with pytest.raises(OSError, match="Input/output error"):
-    sizes._header(Failing(encoded(4, 4)))
+    headers._header(Failing(encoded(4, 4)))
 
 
 def test_real_images(tmp_path, opened, shared_data):
@@ -474,9 +475,9 @@ def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
   as_shards(tmp_path / "1.0.0", files, "validation")
   found = {}
   for threshold in (10**9, 0):
-    monkeypatch.setattr(sizes, "_IMAGES_FOR_PROCESSES", threshold)
+    monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
     if not threshold:
-      monkeypatch.delattr(sizes, "_scan_here")  # which this process is then not to call
+      monkeypatch.delattr(headers, "_scan_here")  # which this process is then not to call
     for name in ("large", "1.0.0"):
       found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}")
   assert_holds(found["1.0.0", 0], files)
@@ -487,8 +488,8 @@ def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
 
 def test_where_a_process_dies_the_work_is_done_here(tmp_path, opened, monkeypatch):
   files = small_files()
-  monkeypatch.setattr(sizes, "_IMAGES_FOR_PROCESSES", 0)
-  monkeypatch.setattr(sizes.sys, "executable", "false")
+  monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", 0)
+  monkeypatch.setattr(headers.sys, "executable", "false")
   assert_holds(opened(write(tmp_path / "set", files)), files)
 
 
@@ -497,8 +498,8 @@ def test_a_script_of_its_own_may_open_a_set(tmp_path):
   write(tmp_path / "set", small_files())
   code = (
     "import sys\n"
-    "from jaxspeed.data.disk import imageset, sizes\n"
-    "sizes._IMAGES_FOR_PROCESSES = 0\n"
+    "from jaxspeed.data.disk import headers, imageset\n"
+    "headers._IMAGES_FOR_PROCESSES = 0\n"
     "images = imageset.open_images(name='', path=sys.argv[1], cache=sys.argv[2])\n"
     "print(images.train.width.tolist())\n"
     "heavy = {'tensorflow', 'tensorflow_datasets', 'torch', 'jax', 'sklearn'}\n"

@@ -22,7 +22,8 @@ from jaxspeed import files
 from jaxspeed import prepare as prepare_lib
 from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
-from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize, write_index
+from jaxspeed.data.prepare.index import write_index
+from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize
 from jaxspeed.data.prepare.shards import checksums, write_shards
 from jaxspeed.data.prepare.writing import holding, in_processes
 from jaxspeed.errors import UserError
