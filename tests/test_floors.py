@@ -183,3 +183,11 @@ def test_nothing_is_evaluated_and_nothing_unpickled(path):
       assert node.func.id not in FORBIDDEN_CALLS, where
     if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
       assert isinstance(node.value, ast.Constant) and node.value.value is False, where
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_errors_without_a_number_are_not_told_as_none(path):
+  """OSError("words") has no strerror: it is never formatted without another choice."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Attribute):
+      assert node.value.attr != "strerror", f"line {node.lineno}"

@@ -115,8 +115,8 @@ class Fence:
       self._erase_locks()
       self._unlock()
       raise UserError(
-        f"{folder} cannot be taken for this run ({error.strerror}): make room or choose another "
-        "--workdir."
+        f"{folder} cannot be taken for this run ({error.strerror or error}): make room or choose "
+        "another --workdir."
       ) from error
     except BaseException:
       self._unlock()

@@ -96,7 +96,7 @@ def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
       probe.bind((address, port))
   except OSError as error:
     raise UserError(
-      f"process 0 cannot listen at {peers.coordinator} ({error.strerror}): give "
+      f"process 0 cannot listen at {peers.coordinator} ({error.strerror or error}): give "
       "--coordinator=HOST:PORT with an address of its own host and a free port."
     ) from error
 

@@ -142,7 +142,7 @@ def lost() -> str | None:
   failure = descriptor.failure if isinstance(descriptor, _Descriptor) else None
   if failure is None or failure.errno == errno.EPIPE:
     return None
-  return failure.strerror
+  return failure.strerror or str(failure)
 
 
 def say(sentence: object) -> None:

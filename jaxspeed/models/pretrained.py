@@ -90,7 +90,7 @@ def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
     write_atomically(path, content, sync=False)
   except OSError as error:
     raise UserError(
-      f"{path} cannot be written ({error.strerror}): choose another place."
+      f"{path} cannot be written ({error.strerror or error}): choose another place."
     ) from error
 
 

@@ -203,7 +203,7 @@ class Records:
         self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
     except OSError as error:
       assert self._metrics is not None
-      return f"{self._metrics.name} could not be written ({error.strerror})"
+      return f"{self._metrics.name} could not be written ({error.strerror or error})"
     return ""
 
   def _write_metrics(self, line: bytes = b"") -> None:

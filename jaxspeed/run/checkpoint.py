@@ -304,7 +304,7 @@ def _content_fault(path: pathlib.Path) -> str | None:
       if _crc(file) != checksum:
         return f"the content of its file {name} has changed"
     except OSError as error:
-      return f"its file {name} cannot be read ({error.strerror})"
+      return f"its file {name} cannot be read ({error.strerror or error})"
   return None
 
 

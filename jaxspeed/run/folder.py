@@ -161,7 +161,7 @@ def make(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _unusable(path: pathlib.Path, error: Exception) -> UserError:
-  reason = error.strerror if isinstance(error, OSError) else error
+  reason = getattr(error, "strerror", None) or error
   return UserError(
     f"workdir {path} cannot be created or written ({reason}): choose another --workdir"
   )

@@ -91,8 +91,8 @@ def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
       raise
     advice = "make room" if full else "mend that"
     raise UserError(
-      f"{path} could not be written ({error.strerror}): {advice}; the same command goes on from "
-      "the newest checkpoint."
+      f"{path} could not be written ({error.strerror or error}): {advice}; the same command "
+      "goes on from the newest checkpoint."
     ) from error
 
 

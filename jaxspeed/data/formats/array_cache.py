@@ -107,7 +107,7 @@ def store(
         "%s cannot be written (%s), so that every run reads the data anew: "
         "set --config.data.cache to a folder that can.",
         folder,
-        error.strerror,
+        error.strerror or error,
       )
 
 

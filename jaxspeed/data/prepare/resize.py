@@ -174,7 +174,9 @@ def _list_source(source: pathlib.Path) -> dict[str, list[str]]:
   try:
     listed = list_folders(source)
   except OSError as error:
-    raise UserError(f"{error.filename or source} cannot be read ({error.strerror}).") from error
+    raise UserError(
+      f"{error.filename or source} cannot be read ({error.strerror or error})."
+    ) from error
   return {
     f"{split}/{name}": files for split, classes in listed.items() for name, files in classes.items()
   }

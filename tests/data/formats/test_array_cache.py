@@ -115,6 +115,15 @@ def test_a_folder_that_cannot_be_written_is_told_once(tmp_path, caplog):
   assert "cannot be written" in caplog.text and "--config.data.cache" in caplog.text
 
 
+def test_a_failure_without_a_number_is_told_in_its_own_words(tmp_path, monkeypatch, caplog):
+  def full_disk(*args, **kwargs):
+    raise OSError("1000 requested and 5 written")  # NumPy's, which has no strerror
+
+  monkeypatch.setattr(np, "save", full_disk)
+  array_cache.store(tmp_path / "cifar10-1", arrays(), ABOUT, SOURCE)
+  assert "cannot be written (1000 requested and 5 written)" in caplog.text
+
+
 def test_a_write_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, caplog):
   def full_disk(*args, **kwargs):
     raise OSError(28, "No space left on device")
