@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed.data.disk.headers import scan_files
 from jaxspeed.data.disk.imageset import Split
-from jaxspeed.data.disk.sizes import scan_files
 from jaxspeed.run.restore import load_config, open_run
 
 

@@ -39,6 +39,8 @@ Job = tuple[Any, ...]
 def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
   """Width, height, orientation and bytes of each file; a size of 0 where there is no header.
 
+  A link to a file that is missing is a broken image, of no byte.
+
   Raises:
     UserError: a file cannot be opened or read, or is no regular one.
   """
@@ -49,7 +51,9 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
       with open_regular(path) as file:
         rows.append((*_header(file), os.fstat(file.fileno()).st_size))
     except OSError as error:
-      raise _unreadable(path, error) from error
+      if not (isinstance(error, FileNotFoundError) and os.path.islink(path)):
+        raise _unreadable(path, error) from error
+      rows.append((*_NO_HEADER, 0))
   return np.array(rows, np.int64)
 
 

@@ -20,8 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
 
-from jaxspeed.data.disk import headers, sizes
-from jaxspeed.data.disk.sizes import Columns, Show, files_listing, shards_listing
+from jaxspeed.data.disk import copies, headers, sizes
+from jaxspeed.data.disk.labels import label_names
+from jaxspeed.data.disk.sizes import IndexOptions, Show, files_listing, shards_listing
+from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import (
   EVAL_FOLDERS,
@@ -33,7 +35,7 @@ from jaxspeed.data.formats.folders import (
 )
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
+from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
@@ -65,6 +67,7 @@ class Split:
     root: what names in messages are relative to.
     digest: `headers.name_digest` of the files that the images of shards were, 0 where the shards
       hold no name; None where every image is a file of its own.
+    index_folder: that `width` and the like are stored in; '' where they are not.
   """
 
   files: tuple[str, ...]
@@ -78,6 +81,7 @@ class Split:
   whole_files: bool
   root: str
   digest: Int64[np.ndarray, "n"] | None = None
+  index_folder: str = ""
 
   def __len__(self) -> int:
     return len(self.label)
@@ -135,7 +139,13 @@ class ImageSet:
 
 
 def open_images(
-  *, name: str, path: str, cache: str, show: Show | None = None, tune: bool = False
+  *,
+  name: str,
+  path: str,
+  cache: str,
+  show: Show | None = None,
+  tune: bool = False,
+  anew: bool = False,
 ) -> ImageSet:
   """Opens the set that a config names.
 
@@ -147,19 +157,20 @@ def open_images(
     cache: folder of the index; '' means ~/.cache/jaxspeed/data.
     show: called with the numbers of headers that are read and that are to be read.
     tune: a tenth of the training images takes the place of the others, which need not be there.
+    anew: reads the headers, whatever index is there: files may have changed under their names.
 
   Raises:
     UserError: nothing readable is at `path`, or it is damaged or not complete.
   """
-  images = _open(name=name, path=path, cache=cache, show=show, tune=tune)
+  options = IndexOptions(expanded(cache or DEFAULT_CACHE, "config.data.cache"), show, anew)
+  images = _open(name, path, options, tune)
   return hold_out(images, "validation") if tune else images
 
 
-def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) -> ImageSet:
-  cache_folder = expanded(cache or "~/.cache/jaxspeed/data", "config.data.cache")
+def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
   try:
     if not path:
-      return _open_tfds(_prepare(name), cache_folder, show, tune)
+      return _open_tfds(_prepare(name), options, tune)
     root = expanded(path, "config.data.path").absolute()
     if not root.is_dir():
       state = "is a file" if root.exists() else "does not exist"
@@ -170,10 +181,10 @@ def _open(*, name: str, path: str, cache: str, show: Show | None, tune: bool) ->
         "disk: choose one that trains from memory, such as --config=configs/quickstart.py."
       )
     if has_splits(root):
-      return _open_folders(root, cache_folder, show, tune)
+      return _open_folders(root, options, tune)
     if version := find_tfds(root, name) or only_tfds(root):
-      return _open_tfds(version, cache_folder, show, tune)
-    return _open_flat_folder(root, cache_folder, show)
+      return _open_tfds(version, options, tune)
+    return _open_flat_folder(root, options)
   except OSError as error:
     raise UserError(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
@@ -213,15 +224,17 @@ def _prepare(name: str) -> pathlib.Path:
 # Folders
 
 
-def _open_folders(
-  root: pathlib.Path, cache: pathlib.Path, show: Show | None, tune: bool
-) -> ImageSet:
+def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
   others: collections.Counter[str] = collections.Counter()
+  marked = copies.require_mark(root)
   listed = list_folders(root, others, tune=tune)
+  if marked is not None:
+    counts = {split: sum(map(len, classes.values())) for split, classes in listed.items()}
+    copies.check_counts(root, marked, counts)
   # The index is called val whatever the folder is.
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
-  splits = _read_splits(root, folders, files, cache, show)
+  splits = _read_splits(root, folders, files, options)
   source = f"{printable(root.name)}: folders {' and '.join(listed)}"
   images = ImageSet(
     train=splits["train"],
@@ -233,7 +246,7 @@ def _open_folders(
   return _with_images(images)
 
 
-def _open_flat_folder(root: pathlib.Path, cache: pathlib.Path, show: Show | None) -> ImageSet:
+def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
   """A folder of CLASS/*.jpg, of which a tenth is held out for evaluation."""
   others: collections.Counter[str] = collections.Counter()
   if not list_folder(root).folders:
@@ -241,7 +254,7 @@ def _open_flat_folder(root: pathlib.Path, cache: pathlib.Path, show: Show | None
       f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
     )
   files = {"train": list_classes(root, others)}
-  whole = _read_splits(root, {"train": root}, files, cache, show)["train"]
+  whole = _read_splits(root, {"train": root}, files, options)["train"]
   source = f"{printable(root.name)}: class folders"
   images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
   return hold_out(_with_images(images), "held-out")
@@ -251,8 +264,7 @@ def _read_splits(
   root: pathlib.Path,
   folders: Mapping[str, pathlib.Path],
   files: Mapping[str, Mapping[str, Sequence[str]]],
-  cache: pathlib.Path,
-  show: Show | None,
+  options: IndexOptions,
 ) -> dict[str, Split]:
   """The splits of a folder, their headers read.
 
@@ -260,8 +272,7 @@ def _read_splits(
     root: of the set.
     folders: by the name of the split.
     files: names of each split's images, by class.
-    cache: folder of the index.
-    show: as `open_images` takes it.
+    options: where the index is kept.
   """
   class_names = tuple(files["train"])
   names = {
@@ -269,7 +280,7 @@ def _read_splits(
     for split, classes in files.items()
   }
   listings = {split: files_listing(folders[split], names[split]) for split in folders}
-  columns = sizes.indices(root, listings, cache, show)
+  indices = sizes.indices(root, listings, options)
   numbers = {name: number for number, name in enumerate(class_names)}
   splits = {}
   for split, classes in files.items():
@@ -282,7 +293,8 @@ def _read_splits(
       label=labels,
       whole_files=True,
       root=str(root),
-      **columns[split],
+      index_folder=str(indices[split].folder),
+      **indices[split].columns,
     )
   return splits
 
@@ -338,21 +350,20 @@ def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]
 # TFDS
 
 
-def _open_tfds(
-  folder: pathlib.Path, cache: pathlib.Path, show: Show | None, tune: bool
-) -> ImageSet:
+def _open_tfds(folder: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
   info = open_tfds(folder, tune=tune)
   shards = {"train": info.train} if tune else {"train": info.train, "val": info.eval}
   listings = {
     split: shards_listing(each, info.image_key, info.label_key) for split, each in shards.items()
   }
-  columns = sizes.indices(folder, listings, cache, show)
+  indices = sizes.indices(folder, listings, options)
   splits = {
     split: Split(
       files=tuple(str(shard.path.absolute()) for shard in each),
       whole_files=False,
       root=str(folder.absolute()),
-      **columns[split],
+      index_folder=str(indices[split].folder),
+      **indices[split].columns,
     )
     for split, each in shards.items()
   }
@@ -361,33 +372,10 @@ def _open_tfds(
     ImageSet(
       train=splits["train"],
       eval=splits["train" if tune else "val"],
-      class_names=_class_names(info, columns),
+      class_names=label_names(info, [each.columns["label"] for each in indices.values()]),
       source=printable(f"TFDS {info.name} {folder.name}, {named}"),
     )
   )
-
-
-def _class_names(info: TfdsInfo, columns: Mapping[str, Columns]) -> tuple[str, ...]:
-  """The names of the set, or numbers; checks the labels against them."""
-  labels: Sequence[np.ndarray] = [each["label"] for each in columns.values()]
-  smallest = min(int(each.min()) for each in labels)
-  largest = max(int(each.max()) for each in labels)
-  if smallest < 0:
-    raise UserError(
-      f"a label of {info.folder} is {smallest}: labels count from 0, one for each image."
-    )
-  named = len(info.class_names)
-  if named and largest >= named:
-    raise UserError(
-      f"labels of {info.folder} go up to {largest}, but it has names for only {named} classes: "
-      "mend its labels or its list of class names."
-    )
-  if largest >= (images := sum(map(len, labels))):
-    raise UserError(
-      f"labels of {info.folder} go up to {largest}, but it has only {images} images: labels count "
-      "classes from 0."
-    )
-  return info.class_names or tuple(map(str, range(largest + 1)))
 
 
 def _with_images(images: ImageSet) -> ImageSet:

@@ -46,6 +46,7 @@ from jaxspeed.data.disk.images import (
 )
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.disk.sizes import drop_index
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
@@ -370,10 +371,10 @@ class _Stream(abc.ABC):
       self._changed(number, f"{then} pixels then, {now} now")
 
   def _changed(self, number: int, how: str) -> None:
+    advice = drop_index(self.split.index_folder, self.split.root)
     raise UserError(
       f"{self.split.name(number)} in {self.split.root} has changed since the images were indexed "
-      f"({how}): remove the index ({os.path.join(self.split.root, '.jaxspeed')} if there is one, "
-      "else index-* in config.data.cache), and it is made anew."
+      f"({how}): {advice}."
     )
 
 

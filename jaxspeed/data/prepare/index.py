@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspeed.data.disk import sizes
 from jaxspeed.data.disk.imageset import ImageSet, open_images
-from jaxspeed.data.prepare.writing import writing
+from jaxspeed.data.prepare.writing import waiting_for, writing
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
 
@@ -38,14 +38,26 @@ def write_index(
   Raises:
     UserError: there is no complete set of images, or the folder cannot be written.
   """
+  root = expanded(folder, "FOLDER")
   with writing(folder), tempfile.TemporaryDirectory() as cache:
-    for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
-      for each in (expanded(folder, "FOLDER") / ".jaxspeed").glob(stale):
-        _refuse_strangers(each)
-        shutil.rmtree(each)
-    images = open_images(name="", path=str(folder), cache=cache, show=show)
-    write_indices(images)
+    images = open_images(name="", path=str(folder), cache=cache, show=show, anew=True)
+    with waiting_for(root):
+      remove_indices(root)
+      write_indices(images)
   return images
+
+
+def remove_indices(root: pathlib.Path) -> None:
+  """Removes the index that lies in a set's own folder, and what a kill left of others.
+
+  Raises:
+    UserError: there is more than indices hold.
+    OSError: it cannot be removed.
+  """
+  for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
+    for each in (root / ".jaxspeed").glob(stale):
+      _refuse_strangers(each)
+      shutil.rmtree(each)
 
 
 def _refuse_strangers(index: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,6 +15,8 @@ from typing import TypeVar
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
+
+_POLL_SECONDS = 0.05
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -55,6 +58,22 @@ def holding(folder: pathlib.Path) -> Iterator[None]:
     os.close(descriptor)
     raise UserError(f"{folder} is being written by another jaxspeed.prepare: wait for it.")
   try:
+    yield
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def waiting_for(folder: pathlib.Path) -> Iterator[None]:
+  """Waits until no other command writes the index of `folder`, and keeps others waiting.
+
+  Raises:
+    OSError: the folder cannot be opened.
+  """
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    while not try_lock(descriptor):
+      time.sleep(_POLL_SECONDS)  # an index is written within a second
     yield
   finally:
     os.close(descriptor)

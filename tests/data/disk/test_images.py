@@ -26,9 +26,10 @@ from jaxspeed.data.disk.crops import (
   epoch_mirror,
   epoch_order,
 )
-from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.imageset import Split, open_images
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, HostBatch, TrainStream
+from jaxspeed.data.prepare.index import write_index
 from jaxspeed.errors import UserError
 from jaxspeed.run.predict import read_image
 
@@ -781,8 +782,32 @@ def test_a_file_that_was_replaced_after_indexing_is_refused(tmp_path, content):
   split = write_split(tmp_path, {f"{number}.jpg": encode(ramp()) for number in range(3)})
   (tmp_path / "1.jpg").write_bytes(content)
   sizes = rf"{split.length[1]:,} bytes then, {len(content):,} now"
-  with pytest.raises(UserError, match=rf"1.jpg in .* has changed .*{sizes}.*remove the index"):
+  with pytest.raises(UserError, match=rf"1.jpg in .* has changed .*{sizes}.*same command makes"):
     train(split, batch_size=3, min_scale=1.0)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("own", [False, True])
+def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
+  root, cache = tmp_path / "set", str(tmp_path / "cache")
+  for name in ("train/a/0.jpg", "train/a/1.jpg", "val/a/0.jpg"):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(encode(ramp()))
+  if own:
+    write_index(root)
+  split = open_images(name="", path=str(root), cache=cache).train
+  (root / "train/a/1.jpg").write_bytes(encode(ramp(90, 90)))
+  with pytest.raises(UserError, match="train/a/1.jpg in .* has changed") as refused:
+    train(split, batch_size=2, min_scale=1.0)
+  sentence = str(refused.value)
+  if own:
+    command = f"python -m jaxspeed.prepare index {root}"
+    assert sentence.endswith(f"write the index {root}/.jaxspeed/train anew with {command}.")
+    write_index(root)
+  else:
+    assert sentence.endswith("removed from the cache, and the same command makes it anew.")
+  again = open_images(name="", path=str(root), cache=cache).train
+  assert len(train(again, batch_size=2, min_scale=1.0)[0]) == 1
 
 
 @needs_tensorflow

@@ -432,8 +432,9 @@ def test_a_file_that_cannot_be_opened_is_an_error_and_not_stored(
   """What is broken stays broken in the index; a disk that is away comes back."""
   monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
   write(tmp_path / "set", small_files())
-  (tmp_path / "set" / "train" / "bee" / "1.jpg").symlink_to(tmp_path / "away.jpg")
-  with pytest.raises(UserError, match=r"train/bee/1.jpg cannot be read \(No such file or dir"):
+  (tmp_path / "set" / "train" / "bee" / "1.jpg").symlink_to(tmp_path / "file" / "away.jpg")
+  (tmp_path / "file").write_text("a disk that is away")
+  with pytest.raises(UserError, match=r"train/bee/1.jpg cannot be read \(Not a directory"):
     opened(tmp_path / "set")
   assert not (tmp_path / "cache").exists()
 

@@ -1,0 +1,391 @@
+"""Resized copies and their originals: what each copy was made of, and whether all are there.
+
+COPIES/.jaxspeed, where COPIES is the folder of one size, holds
+
+    resize.json            the quality of the copies and the folder of their originals
+    originals/train/CLASS  for each copy the size and time of its original, as it was read
+    complete.json          the number of copies in each split; written last, removed before any work
+
+Folders without resize.json were not written by `prepare resize`, and nothing is asked of them.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jaxspeed.data.formats.folders import EVAL_FOLDERS, list_folder
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import dump_json, load_json, write_atomically
+
+# Bytes and modification time, in ns, of an original; of one that is away, a dangling link say,
+# AWAY.
+Facts = tuple[int, int]
+AWAY = (-1, 0)
+
+SPLITS = ("train", *EVAL_FOLDERS)
+_QUALITY = 75  # of `prepare resize` where none is given
+_THREADS = 32
+# Files that a thread asks for at a time.
+_CHUNK = 500
+# Names of images in a sentence.
+_NAMED = 3
+
+
+@dataclasses.dataclass
+class Record:
+  """The originals of one class, by the names of their files.
+
+  Attributes:
+    copies: those whose copies are there.
+    broken: those that could not be read, and have no copy.
+    pending: names of copies that are being made, or were when the work was killed.
+  """
+
+  copies: dict[str, Facts] = dataclasses.field(default_factory=dict)
+  broken: dict[str, Facts] = dataclasses.field(default_factory=dict)
+  pending: set[str] = dataclasses.field(default_factory=set)
+
+  @property
+  def names(self) -> set[str]:
+    """The files that we may have written."""
+    return self.copies.keys() | self.pending
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How the copies of a folder are made: the quality, and the originals' folder ('' unknown)."""
+
+  quality: int
+  source: str
+
+
+def _own(copies: pathlib.Path) -> pathlib.Path:
+  return copies / ".jaxspeed"
+
+
+def records_folder(copies: pathlib.Path) -> pathlib.Path:
+  """The folder of the records, in which lies one for each SPLIT/CLASS."""
+  return _own(copies) / "originals"
+
+
+def read_record(copies: pathlib.Path, name: str) -> Record:
+  """The record of a class; an empty one where there is none, or a damaged one.
+
+  Args:
+    copies: the folder of one size.
+    name: SPLIT/CLASS.
+  """
+  try:
+    stored = load_json(records_folder(copies) / name)
+    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    return Record(
+      _facts_by_name(stored["copies"]), _facts_by_name(stored["broken"]), set(stored["pending"])
+    )
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    return Record()
+
+
+def _facts_by_name(stored: Mapping[str, Any]) -> dict[str, Facts]:
+  return {name: (int(size), int(time)) for name, (size, time) in stored.items()}
+
+
+def write_record(copies: pathlib.Path, name: str, record: Record) -> None:
+  """Writes the record of a class, whole or not at all.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  path = records_folder(copies) / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  content = {
+    "copies": dict(sorted(record.copies.items())),
+    "broken": dict(sorted(record.broken.items())),
+    "pending": sorted(record.pending),
+  }
+  write_atomically(path, dump_json(content), sync=False)
+
+
+def recorded_classes(copies: pathlib.Path) -> list[str]:
+  """SPLIT/CLASS of each class that has a record."""
+  return [
+    f"{split}/{file}"
+    for split in SPLITS
+    for file in sorted(_names_in(records_folder(copies) / split))
+    if not file.startswith(".")
+  ]
+
+
+def _names_in(folder: pathlib.Path) -> list[str]:
+  try:
+    return os.listdir(folder)
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+
+
+def read_settings(copies: pathlib.Path) -> Settings | None:
+  """The settings of a folder of copies; None of a folder that `prepare resize` did not write.
+
+  Raises:
+    UserError: they are damaged.
+  """
+  path = _own(copies) / "resize.json"
+  if not path.parent.is_dir():
+    return None
+  try:
+    stored = load_json(path)
+    return Settings(int(stored["quality"]), str(stored.get("source", "")))
+  except FileNotFoundError:
+    return None
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise UserError(f"{path} is damaged ({error}): remove it and run again.") from error
+
+
+def write_settings(copies: pathlib.Path, settings: Settings) -> None:
+  """Writes the settings of a folder of copies.
+
+  Raises:
+    OSError: they cannot be written.
+  """
+  _own(copies).mkdir(parents=True, exist_ok=True)
+  content = dump_json(dataclasses.asdict(settings))
+  write_atomically(_own(copies) / "resize.json", content, sync=False)
+
+
+def write_mark(copies: pathlib.Path, images: Mapping[str, int], orphans: int) -> None:
+  """Marks a folder of copies as complete.
+
+  Args:
+    copies: the folder of one size.
+    images: number of copies by split.
+    orphans: copies beside them whose originals are gone.
+
+  Raises:
+    OSError: the mark cannot be written.
+  """
+  content = {"images": dict(images), "orphans": orphans}
+  write_atomically(_own(copies) / "complete.json", dump_json(content), sync=False)
+
+
+def remove_mark(copies: pathlib.Path) -> None:
+  """From now on the folder of copies is not complete."""
+  (_own(copies) / "complete.json").unlink(missing_ok=True)
+
+
+def mending(copies: pathlib.Path, source: str = "", *, prune: bool = False) -> str:
+  """The command that completes a folder of copies or makes it fit its originals.
+
+  Args:
+    copies: the folder of one size.
+    source: of the originals; '' takes the one that the copies were made of.
+    prune: it also removes copies whose originals are gone.
+  """
+  settings = read_settings(copies) or Settings(_QUALITY, "")
+  source = source or settings.source
+  words = [shlex.quote(source) if source else "SRC", shlex.quote(str(copies.parent))]
+  words.append(f"--sizes={copies.name}")
+  words += [f"--quality={settings.quality}"] * (settings.quality != _QUALITY)
+  words += ["--prune"] * prune
+  return f"python -m jaxspeed.prepare resize {' '.join(words)}"
+
+
+def require_mark(copies: pathlib.Path, source: str = "") -> dict[str, int] | None:
+  """The number of copies in each split; None of a folder that `prepare resize` did not write.
+
+  Args:
+    copies: a folder of images.
+    source: of the originals, where it is known.
+
+  Raises:
+    UserError: the copies are not complete, or the originals of some are gone.
+  """
+  if read_settings(copies) is None:
+    return None
+  try:
+    mark = load_json(_own(copies) / "complete.json")
+    images = {str(split): int(number) for split, number in mark["images"].items()}
+    orphans = int(mark["orphans"])
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    raise UserError(
+      f"{copies} holds resized copies that are not complete: run {mending(copies, source)}, which "
+      "goes on where it was."
+    ) from None
+  if orphans:
+    raise UserError(
+      f"{copies} holds {orphans:,} copies whose originals are gone: run "
+      f"{mending(copies, source, prune=True)}, which removes them."
+    )
+  return images
+
+
+def check_counts(copies: pathlib.Path, marked: Mapping[str, int], found: Mapping[str, int]) -> None:
+  """Compares the number of images in each split with that of the copies that were written.
+
+  Raises:
+    UserError: copies are gone, or there are more images than copies.
+  """
+  for split, number in found.items():
+    written = marked.get(split, 0)
+    if number != written:
+      more = number > written
+      advice = "removes or names the others" if more else "makes the missing ones"
+      raise UserError(
+        f"{copies / split} holds {number:,} images, and {written:,} copies were written there: run "
+        f"{mending(copies, prune=more)}, which {advice}."
+      )
+
+
+# Originals
+
+
+def facts_of(stat: os.stat_result) -> Facts:
+  return stat.st_size, stat.st_mtime_ns
+
+
+def same(one: Facts, other: Facts) -> bool:
+  """Whether an original is unchanged; a time in whole seconds, as tar keeps it, is enough."""
+  if one == other:
+    return True
+  second = 10**9
+  whole = not (one[1] % second and other[1] % second)
+  return whole and (one[0], one[1] // second) == (other[0], other[1] // second)
+
+
+def originals_facts(
+  root: pathlib.Path, classes: Iterable[tuple[str, Sequence[str]]]
+) -> Iterator[tuple[str, dict[str, Facts]]]:
+  """For each class its name and the facts of its images, in order; asked for by threads.
+
+  With 32 threads a disk that answers a stat after 0.3 ms is asked for 1,281,167 images in 12 s.
+
+  Args:
+    root: of the originals.
+    classes: SPLIT/CLASS and the names of its images.
+
+  Raises:
+    UserError: an image that is there cannot be asked for.
+  """
+
+  def ask(folder: str, names: Sequence[str]) -> list[Facts]:
+    try:
+      return [facts_at(f"{folder}{os.sep}{name}") for name in names]
+    except OSError as error:
+      raise UserError(
+        f"{error.filename or folder} cannot be read ({error.strerror or error}): the originals are "
+        "not complete, or not readable for you."
+      ) from error
+
+  def parts(names: Sequence[str]) -> list[Sequence[str]]:
+    return [names[first : first + _CHUNK] for first in range(0, len(names), _CHUNK)]
+
+  with ThreadPoolExecutor(_THREADS, thread_name_prefix="originals") as pool:
+    for some in _groups(classes):
+      asked = [
+        (name, names, [pool.submit(ask, str(root / name), part) for part in parts(names)])
+        for name, names in some
+      ]
+      for name, names, futures in asked:
+        facts = itertools.chain.from_iterable(future.result() for future in futures)
+        yield name, dict(zip(names, facts, strict=True))
+
+
+def _groups(
+  classes: Iterable[tuple[str, Sequence[str]]],
+) -> Iterator[list[tuple[str, Sequence[str]]]]:
+  """Classes that are asked for together: enough for all threads, and few enough for the memory."""
+  group: list[tuple[str, Sequence[str]]] = []
+  jobs = 0
+  for each in classes:
+    group.append(each)
+    jobs += -(-len(each[1]) // _CHUNK)
+    if jobs >= 4 * _THREADS:
+      yield group
+      group, jobs = [], 0
+  yield group
+
+
+def facts_at(path: str) -> Facts:
+  """The facts of a file, which may be away.
+
+  Raises:
+    OSError: it is there and cannot be asked for.
+  """
+  try:
+    return facts_of(os.stat(path))
+  except FileNotFoundError:
+    return AWAY
+
+
+@dataclasses.dataclass
+class Difference:
+  """Names of originals (SPLIT/CLASS/NAME) that do not fit the copies in a folder."""
+
+  new: list[str] = dataclasses.field(default_factory=list)
+  changed: list[str] = dataclasses.field(default_factory=list)
+  removed: list[str] = dataclasses.field(default_factory=list)
+
+  def __bool__(self) -> bool:
+    return bool(self.new or self.changed or self.removed)
+
+  def __str__(self) -> str:
+    kinds = {"new": self.new, "changed": self.changed, "removed": self.removed}
+    return "; ".join(
+      f"{len(names):,} {kind} ({_some(names)})" for kind, names in kinds.items() if names
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+  more = f", and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+  return f"{', '.join(map(printable, names[:_NAMED]))}{more}"
+
+
+def differences(
+  originals: pathlib.Path, copies: Sequence[pathlib.Path], *, tune: bool
+) -> list[Difference]:
+  """How the originals that there are differ from those that each folder of copies was made of.
+
+  Originals that were broken and still are do not count.
+
+  Args:
+    originals: a folder of train/CLASS/NAME and the other split.
+    copies: folders of one size each, with records.
+    tune: 'train' alone is looked at.
+
+  Raises:
+    UserError: an image cannot be asked for.
+    OSError: a folder cannot be read.
+  """
+  splits = ["train"]
+  if not tune:
+    splits += [each for each in EVAL_FOLDERS if (originals / each).is_dir()][:1]
+  found = [Difference() for _ in copies]
+  seen = set()
+  for name, facts in originals_facts(originals, _classes_in(originals, splits)):
+    seen.add(name)
+    for folder, difference in zip(copies, found, strict=True):
+      _compare(name, facts, read_record(folder, name), difference)
+  for folder, difference in zip(copies, found, strict=True):
+    for name in recorded_classes(folder):
+      if name not in seen and (not tune or name.startswith("train/")):
+        _compare(name, {}, read_record(folder, name), difference)
+  return found
+
+
+def _classes_in(root: pathlib.Path, splits: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+  for split in splits:
+    for name in list_folder(root / split).folders:
+      yield f"{split}/{name}", list_folder(root / split / name).images
+
+
+def _compare(name: str, facts: Mapping[str, Facts], record: Record, difference: Difference) -> None:
+  known = record.copies | record.broken
+  for file, now in facts.items():
+    if file not in known:
+      difference.new.append(f"{name}/{file}")
+    elif not same(known[file], now):
+      difference.changed.append(f"{name}/{file}")
+  difference.removed += [f"{name}/{file}" for file in record.copies if file not in facts]

@@ -1,0 +1,39 @@
+"""Labels of shards, checked against the names of their classes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32
+
+from jaxspeed.data.formats.tfrecord import TfdsInfo
+from jaxspeed.errors import UserError
+
+
+def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tuple[str, ...]:
+  """The names of the set's classes, or their numbers.
+
+  Args:
+    info: of the set.
+    labels: of the images of each split.
+
+  Raises:
+    UserError: a label has no class.
+  """
+  smallest = min(int(each.min()) for each in labels)
+  largest = max(int(each.max()) for each in labels)
+  if smallest < 0:
+    raise UserError(
+      f"a label of {info.folder} is {smallest}: labels count from 0, one for each image."
+    )
+  named = len(info.class_names)
+  if named and largest >= named:
+    raise UserError(
+      f"labels of {info.folder} go up to {largest}, but it has names for only {named} classes: "
+      "mend its labels or its list of class names."
+    )
+  if largest >= (images := sum(map(len, labels))):
+    raise UserError(
+      f"labels of {info.folder} go up to {largest}, but it has only {images} images: labels count "
+      "classes from 0."
+    )
+  return info.class_names or tuple(map(str, range(largest + 1)))
