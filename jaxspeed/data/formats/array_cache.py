@@ -22,6 +22,7 @@ from jaxspeed.files import dump_json, new_folder, parse_json
 
 _log = logging.getLogger("jaxspeed")
 
+DEFAULT_CACHE = "~/.cache/jaxspeed/data"
 _MANIFEST = "manifest.json"
 # To be raised when a reader changes what it makes of the same files.
 _FORMAT = 1
@@ -34,6 +35,17 @@ def fingerprint(path: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[str, 
     "path": str(path.resolve()),
     "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
   }
+
+
+def is_current(stored: Mapping[str, Any]) -> bool:
+  """Whether the source of a `fingerprint` is still the one that was read.
+
+  Raises:
+    OSError: a file of it is missing, or cannot be asked for.
+  """
+  path = pathlib.Path(stored["path"])
+  files = [path if path.is_file() else path / name for name, _, _ in stored["files"]]
+  return fingerprint(path, files)["files"] == stored["files"]
 
 
 def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
@@ -85,6 +97,19 @@ def read(
       for name, about in manifest["arrays"].items()
     }
     return arrays, manifest["about"]
+  except (OSError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def read_about(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+  """What was stored about an entry, and its fingerprint; the arrays are not read.
+
+  Raises:
+    ValueError: saying why the entry is not to be used.
+  """
+  try:
+    manifest = _read_manifest(folder / _MANIFEST)
+    return dict(manifest["about"]), dict(manifest["fingerprint"])
   except (OSError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{type(error).__name__}: {error}") from error
 

@@ -122,7 +122,7 @@ def open_arrays(
   Raises:
     UserError: nothing readable is at `path`, it is damaged, or has another number of classes.
   """
-  cache_folder = expanded(cache or "~/.cache/jaxspeed/data", "config.data.cache")
+  cache_folder = expanded(cache or array_cache.DEFAULT_CACHE, "config.data.cache")
   try:
     if path:
       arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
@@ -216,6 +216,8 @@ def _first_folder(path: pathlib.Path) -> list[str]:
 def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   """The set `name` from the cache, or as TFDS downloads it."""
   for entry in array_cache.entries(cache, name):
+    if not _is_current(entry):
+      continue
     stored = array_cache.load(entry, None)
     if stored and stored[1]["name"] == name:
       return _from_stored(*stored)
@@ -225,6 +227,14 @@ def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
       "install TFDS, which downloads it (pip install 'jaxspeed[imagenet]')."
     )
   return _read_tfds(prepare_with_tfds(name, _ACCEPTED), name, cache, tune)
+
+
+def _is_current(entry: pathlib.Path) -> bool:
+  """Whether the source of an entry is there, and is as it was read."""
+  try:
+    return array_cache.is_current(array_cache.read_about(entry)[1])
+  except (OSError, KeyError, TypeError, ValueError):
+    return False
 
 
 def _through_cache(

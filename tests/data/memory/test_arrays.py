@@ -116,13 +116,18 @@ def test_a_damaged_cache_is_made_again(cifar10, opened, tmp_path, caplog):
   assert opened(folder).source.endswith("from the cache")
 
 
-def test_without_a_path_the_cache_serves(cifar10, opened, tmp_path):
+def test_without_a_path_the_cache_serves_while_its_source_is_there(
+  cifar10, opened, tmp_path, monkeypatch
+):
   folder, expected = cifar10
   opened(folder)
-  folder.rename(tmp_path / "moved")
   found = opened("")
   assert_holds(found, expected)
   assert found.source == "CIFAR-10, binary version in cifar-10-batches-bin, from the cache"
+  monkeypatch.setattr(arrays_module.importlib.util, "find_spec", lambda name: None)
+  folder.rename(tmp_path / "moved")
+  with pytest.raises(UserError, match="config.data.path is not set, and no cifar10 is in the cach"):
+    opened("")
   with pytest.raises(UserError, match="cifar-10-batches-bin does not exist"):
     opened(folder)  # a path that is wrong stays an error, cache or not
 
@@ -253,7 +258,7 @@ def test_a_download_that_fails_is_told_in_one_line(tmp_path, opened, monkeypatch
 # One's own arrays
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("split", ["val", "validation", "test"])
 def test_own_arrays_in_two_splits(tmp_path, opened, split):
   images = tiny_sets.random_images(0, 9, height=6, width=5)
   labels = np.arange(9, dtype=np.uint8)

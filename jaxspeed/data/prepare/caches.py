@@ -1,0 +1,137 @@
+"""What lies in the cache of arrays and indices, and which entries are of no use any more."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspeed.data.disk.sizes import is_current
+from jaxspeed.data.formats import array_cache
+from jaxspeed.errors import UserError
+from jaxspeed.files import TEMPORARY
+
+# Names of `array_cache.entry_of`, and of what `remove` and `files.new_folder` leave when killed.
+_ENTRY = re.compile(r".+-[0-9a-f]{16}")
+_LEFTOVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{16}}|\..+-[0-9a-f]{{16}}\.[0-9a-f]{{32}}")
+# A younger leftover may be an entry that another process is writing.
+_LEFTOVER_SECONDS = 3_600
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """An entry of the cache, or what a kill left of one.
+
+  Attributes:
+    folder: that it lies in.
+    source: the folder or archive that it was made from; '' where that is not stored.
+    bytes: that its files hold.
+    age: in seconds.
+    fault: what is wrong with it; '' where it may be used.
+    useless: it is to be pruned.
+  """
+
+  folder: pathlib.Path
+  source: str
+  bytes: int
+  age: float
+  fault: str
+  useless: bool
+
+
+def list_cache(root: pathlib.Path) -> list[Entry]:
+  """The entries of a cache, by name; what else lies there is not looked at.
+
+  Raises:
+    UserError: the folder cannot be read.
+  """
+  try:
+    names = sorted(os.listdir(root))
+  except FileNotFoundError:
+    return []
+  except OSError as error:
+    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
+  found = [_entry(root / name) for name in names if not (root / name).is_symlink()]
+  return [each for each in found if each is not None]
+
+
+def prune_cache(root: pathlib.Path, entries: Sequence[Entry]) -> list[Entry]:
+  """Removes the entries that are of no use, and returns them.
+
+  Args:
+    root: the cache.
+    entries: of `list_cache`.
+
+  Raises:
+    UserError: one cannot be removed.
+  """
+  removed = []
+  for each in entries:
+    if each.useless:
+      with contextlib.suppress(FileNotFoundError):
+        try:
+          shutil.rmtree(each.folder)
+        except OSError as error:
+          if isinstance(error, FileNotFoundError):
+            raise
+          raise UserError(
+            f"{error.filename or each.folder} cannot be removed ({error.strerror or error})."
+          ) from error
+      removed.append(each)
+  return removed
+
+
+def _entry(folder: pathlib.Path) -> Entry | None:
+  """The entry in a folder; None where it is none of ours."""
+  try:
+    age = time.time() - folder.lstat().st_mtime
+    if not folder.is_dir():
+      return None
+    leftover = _LEFTOVER.fullmatch(folder.name) is not None
+    if leftover and age < _LEFTOVER_SECONDS:
+      return None
+    if not (leftover or _ENTRY.fullmatch(folder.name)) or not _holds_arrays(folder):
+      return None
+    size = sum(file.stat().st_size for file in folder.iterdir())
+  except OSError:
+    return None  # another process has removed it
+  if leftover:
+    return Entry(folder, "", size, age, "a killed run left it", True)
+  try:
+    about, fingerprint = array_cache.read_about(folder)
+    source, fault = _source_of(about, fingerprint)
+  except ValueError as error:
+    # Not to be removed unasked: it may be another program's.
+    return Entry(folder, "", size, age, f"it cannot be used ({error})", False)
+  return Entry(folder, source, size, age, fault, bool(fault))
+
+
+def _holds_arrays(folder: pathlib.Path) -> bool:
+  """Whether there are only files that an entry may have."""
+  return all(
+    path.suffix in (".npy", ".json") and path.is_file() and not path.is_symlink()
+    for path in folder.iterdir()
+  )
+
+
+def _source_of(about: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> tuple[str, str]:
+  """The source of an entry, and why it does not fit that; '' where it does."""
+  source = str(about.get("root") or fingerprint.get("path") or "")
+  if not source:
+    return "", ""  # an older version did not store it
+  try:
+    if not os.path.exists(source):
+      return source, "the source is gone"
+    if "path" in fingerprint:
+      current = array_cache.is_current(fingerprint)
+    else:
+      current = is_current(about, fingerprint)
+  except FileNotFoundError:
+    current = False
+  except (OSError, UserError, KeyError, TypeError, ValueError):
+    return source, ""  # a disk that is away is no reason to remove anything
+  return source, "" if current else "the source has changed"
