@@ -3,6 +3,7 @@
 python -m jaxspeed.prepare resize imagenet copies --sizes=160,352
 python -m jaxspeed.prepare index copies/160
 python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
+python -m jaxspeed.prepare cache --list --prune
 """
 
 import os
@@ -18,16 +19,21 @@ from rich.console import Console
 from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
+from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
+from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.errors import UserError, printable
+from jaxspeed.files import expanded
 from jaxspeed.records.console import counting, make_console
 
 # Broken images that are named on the screen; a file holds all of them.
 _NAMED = 10
 # As of `data.image_size`; rectangles of a longer side have too many shapes to try.
 _LARGEST_SIDE = 8192
+# Images of a batch of rectangles, as ImageNet's recipes evaluate; fewer where there are fewer.
+_BATCH = 1024
 
 
 def main() -> None:
@@ -46,10 +52,17 @@ def main() -> None:
   )
   workers = flags.DEFINE_integer("workers", None, "Processes; the default is one for each core.")
 
+  listed = flags.DEFINE_bool("list", False, "cache: list its entries.")
+  prune = flags.DEFINE_bool(
+    "prune", False, "resize: remove copies without originals; cache: entries of no use."
+  )
+  cache = flags.DEFINE_string("cache", "", f"cache: the folder; the default is {DEFAULT_CACHE}.")
+
   flags_of = {
-    "resize": (sizes, quality, on_error, workers),
+    "resize": (sizes, quality, on_error, prune, workers),
     "index": (size,),
     "shards": (name, shards, workers),
+    "cache": (cache, listed, prune),
   }
 
   def run(arguments: list[str]) -> None:
@@ -71,6 +84,7 @@ def main() -> None:
         quality=quality.value,
         workers=processes,
         raise_broken=on_error.value == "raise",
+        prune=prune.value,
       )
     elif command == "index":
       (folder,) = _folders(command, folders, "FOLDER")
@@ -78,10 +92,13 @@ def main() -> None:
     elif command == "shards":
       source, destination = _folders(command, folders, "SRC", "DST")
       _shards(console, source, destination, name=name.value, shards=shards.value, workers=processes)
+    elif command == "cache":
+      _folders(command, folders)
+      _cache(console, cache.value, show=listed.value or not prune.value, prune=prune.value)
     else:
       raise UserError(
-        f"{command!r} is no command: write resize SRC DST, index FOLDER or shards SRC DST; see "
-        "--help."
+        f"{command!r} is no command: write resize SRC DST, index FOLDER, shards SRC DST or cache; "
+        "see --help."
       )
 
   def interruptible(arguments: list[str]) -> None:
@@ -94,12 +111,14 @@ def main() -> None:
 
 
 def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
+  if len(given) != len(names) and not names:
+    raise UserError(f"{command} takes no folder, and was given {' '.join(given)}: see --help.")
   if len(given) != len(names):
     raise UserError(
       f"{command} needs {' and '.join(names)}, and was given {' '.join(given) or 'nothing'}; see "
       "--help."
     )
-  if not os.path.isdir(given[0]):
+  if names and not os.path.isdir(given[0]):
     raise UserError(f"{given[0]} is no folder: name one of train/CLASS/*.jpg and val/CLASS/*.jpg.")
   return given
 
@@ -126,7 +145,24 @@ def _resize(
     done = resize(source, destination, sizes=sizes, show=show, **options)
   _show_work(console, "resized", done.read, done.images, done.seconds, options["workers"])
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
+  _show_notes(console, done.notes)
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
+  if done.unrecorded:
+    console.out(
+      f"{done.unrecorded:,} copies had no record of their originals, as of an older version, and "
+      "were made again",
+      highlight=False,
+    )
+  if done.pruned:
+    console.out(f"{done.pruned:,} copies whose originals are gone were removed", highlight=False)
+  _show_names(console, done.orphans, "copies whose originals are gone: --prune removes them")
+  _show_names(console, done.strangers, "images among the copies are no copies: move them away")
+  _show_names(
+    console, done.empty, "classes have no image that can be read: mend one, or remove the class"
+  )
+  if done.orphans or done.strangers or done.empty:
+    console.out("until then training on these copies is refused", highlight=False)
+    return
   for folder in copies:
     images = _write_index(console, folder)
     _show_counts(console, folder, images)
@@ -138,6 +174,7 @@ def _index(console: Console, folder: str, size: int) -> None:
   if not 0 <= size <= _LARGEST_SIDE:
     raise UserError(f"--size={size}: name a short side in pixels, {_LARGEST_SIDE:,} at most.")
   images = _write_index(console, folder)
+  _show_notes(console, images.notes)
   _show_counts(console, folder, images)
   for title, split in (("train", images.train), ("eval", images.eval)):
     _show_extremes(console, title, split, size)
@@ -150,16 +187,38 @@ def _shards(
   console: Console, source: str, destination: str, *, name: str, shards: int, workers: int
 ) -> None:
   with counting(console, "reading headers") as show:
-    images = open_images(name=name, path=source, cache="", show=show)
+    images = open_images(name=name, path=source, cache="", show=show, anew=True)
   with counting(console, "packing") as show:
     done = write_shards(images, destination, name=name, shards=shards, workers=workers, show=show)
   _show_work(console, "packed", done.written, done.images, done.seconds, workers)
+  _show_notes(console, images.notes)
   _show_broken(console, done.broken, "without a header that can be read are left out")
   _show_counts(console, done.folder, _write_index(console, done.folder))
   numbers = " and ".join(f"{number} of {split}" for split, number in done.shards.items())
   console.out(
     f"shards: {numbers}; train on them with --config.data.path={done.folder}", highlight=False
   )
+
+
+def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
+  """Lists the entries of the cache, or removes those of no use, or both."""
+  root = expanded(folder or DEFAULT_CACHE, "--cache")
+  entries = list_cache(root)
+  for each in entries if show else ():
+    state = f"; {each.fault}" if each.fault else ""
+    console.out(
+      printable(
+        f"{each.folder.name}: {each.source or 'of an unknown source'}, {each.bytes / 1e6:,.1f} MB, "
+        f"{each.age / 86_400:.1f} days old{state}"
+      ),
+      highlight=False,
+    )
+  total = sum(each.bytes for each in entries)
+  console.out(f"{root}: {len(entries):,} entries, {total / 1e6:,.1f} MB", highlight=False)
+  if prune:
+    removed = prune_cache(root, entries)
+    freed = sum(each.bytes for each in removed)
+    console.out(f"removed {len(removed):,} entries, {freed / 1e6:,.1f} MB", highlight=False)
 
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
@@ -208,7 +267,7 @@ def _show_extremes(console: Console, title: str, split: Split, size: int) -> Non
 
 def _show_rectangles(console: Console, split: Split, size: int) -> None:
   """What rectangles of the evaluation keep of its images, by our choice and by imagenet18's."""
-  sizes, batch = (split.width, split.height), 1024
+  sizes, batch = (split.width, split.height), min(len(split), _BATCH)
   ways = {
     "squares": rectangles.square(*sizes, size),
     "rectangles, of imagenet18": rectangles.sorted_chunks(*sizes, short_side=size, batch=batch),
@@ -226,13 +285,24 @@ def _show_rectangles(console: Console, split: Split, size: int) -> None:
 
 
 def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
-  if not broken:
+  lines = [f"{each.name}: {each.reason}" for each in broken]
+  _show_names(console, lines, f"images {what}", title="broken: ")
+
+
+def _show_names(console: Console, names: Sequence[str], what: str, *, title: str = "") -> None:
+  """How many there are of what, and the first of them; nothing where there are none."""
+  if not names:
     return
-  console.out(f"broken: {len(broken):,} images {what}", highlight=False)
-  for each in broken[:_NAMED]:
-    console.out(printable(f"  {each.name}: {each.reason}"), highlight=False)
-  if len(broken) > _NAMED:
-    console.out(f"  and {len(broken) - _NAMED:,} more", highlight=False)
+  console.out(f"{title}{len(names):,} {what}", highlight=False)
+  for each in names[:_NAMED]:
+    console.out(printable(f"  {each}"), highlight=False)
+  if len(names) > _NAMED:
+    console.out(f"  and {len(names) - _NAMED:,} more", highlight=False)
+
+
+def _show_notes(console: Console, notes: Sequence[str]) -> None:
+  for note in notes:
+    console.out(note, highlight=False)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families
+from jaxspeed.data.disk.copies import differences, mending, read_settings, require_mark
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
@@ -70,7 +71,8 @@ def open_sets(
     follow: whether the sets may have another number of classes than the config says.
 
   Raises:
-    UserError: as `open_images`; or sets of different classes, of another number of them, or of one.
+    UserError: as `open_images`; or sets of different classes, of another number of them, or of one;
+      or copies that are not complete, or do not fit their originals.
   """
   data = config.data
   if data.synthetic:
@@ -79,8 +81,9 @@ def open_sets(
     return ImageSets({phase.copies: noise for phase in phases})
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
-  notes: list[str] = []
-  for side in dict.fromkeys(phase.copies for phase in phases):
+  sides = list(dict.fromkeys(phase.copies for phase in phases))
+  notes = _check_copies(config, sides)
+  for side in sides:
     path = copies_of(config, side) if side else data.path
     if side and not os.path.isdir(expanded(path, "config.data.copies")):
       notes.append(
@@ -112,6 +115,61 @@ def open_sets(
       f"set --config.data.classes={len(classes)}, or leave that field out."
     )
   return ImageSets(sets, tuple(notes))
+
+
+def _check_copies(config: ConfigDict, sides: Sequence[int]) -> list[str]:
+  """Compares resized copies with their originals, where there are both; lines on what is not known.
+
+  Names are listed and each original is asked for its size and time: 10 us of CPU an image (100,000
+  files on a local disk, records included), 13 s for ImageNet; where a stat takes 0.3 ms, 32 threads
+  wait for 12 s.
+
+  Args:
+    config: its `data` and `tune_on` count.
+    sides: short sides of the copies that are read; 0: the originals, which may be copies of others.
+
+  Raises:
+    UserError: copies are not complete, or do not fit.
+  """
+  notes = []
+  originals = str(expanded(config.data.path, "config.data.path")) if config.data.path else ""
+  ours: dict[str, list[pathlib.Path]] = {}
+  for side in sides:
+    path = copies_of(config, side) if side else originals
+    folder = expanded(path, "config.data.copies")
+    if not path or not folder.is_dir():
+      continue
+    settings = read_settings(folder)
+    if settings is not None:
+      source = originals if side and os.path.isdir(originals) else settings.source
+      require_mark(folder, source)
+      ours.setdefault(source, []).append(folder)
+    elif side:
+      notes.append(
+        f"{printable(path)} was not written by prepare resize: whether its copies fit the "
+        "originals is not known"
+      )
+  for source, folders in ours.items():
+    if source and (pathlib.Path(source) / "train").is_dir():
+      _refuse_stale(pathlib.Path(source), folders, tune=config.tune_on == "validation")
+  return notes
+
+
+def _refuse_stale(source: pathlib.Path, folders: Sequence[pathlib.Path], *, tune: bool) -> None:
+  """Raises a UserError where originals have changed since their copies were made."""
+  try:
+    found = differences(source, folders, tune=tune)
+  except OSError as error:
+    raise UserError(
+      f"{error.filename or source} cannot be read ({error.strerror or error}): the originals are "
+      "not complete, or not readable for you."
+    ) from error
+  for folder, difference in zip(folders, found, strict=True):
+    if difference:
+      command = mending(folder, str(source), prune=bool(difference.removed))
+      raise UserError(
+        f"{folder} does not fit its originals in {source}: {difference}; run {command}."
+      )
 
 
 def _small_images(split: Split, size: int) -> list[str]:

@@ -6,25 +6,29 @@ short side is its size; the formula, the filter and the quality are those of the
 folders of imagenet18 (diux-dev/cluster, pytorch/training/resize_images.py).
 
 Every file appears whole or not at all, by a rename, and is a function of its original, the sizes
-and the quality alone: a run that was killed is started again and ends in the same bytes.
+and the quality alone: a run that was killed is started again and ends in the same bytes. Copies of
+originals that have changed are made again (`following.py`).
 """
 
+import collections
+import contextlib
 import dataclasses
 import io
 import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from PIL import Image
 
+from jaxspeed.data.disk.copies import AWAY, Facts, facts_at, facts_of, originals_facts
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.folders import list_folders
+from jaxspeed.data.formats.folders import left_out, list_folders
 from jaxspeed.data.formats.pixels import reason_of
+from jaxspeed.data.prepare.following import Follower, remove_copy
 from jaxspeed.data.prepare.index import Broken
 from jaxspeed.data.prepare.writing import (
-  finished_files,
   holding,
   in_processes,
   refuse_inside,
@@ -32,14 +36,13 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, expanded, load_json, open_regular
+from jaxspeed.files import expanded, open_regular
 
 # libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
 # where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
 _DECODED = 2
 # Images that a worker takes at a time: 0.1 s of work.
 _CHUNK = 32
-_SETTINGS = "resize.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,12 @@ class Resized:
   read: int  # in this run; all copies of the others were there
   broken: tuple[Broken, ...]  # sorted by name
   seconds: float
+  unrecorded: int = 0  # copies that were made again because nothing tells of what they were made
+  pruned: int = 0  # copies without originals that were removed
+  orphans: tuple[str, ...] = ()  # SIZE/SPLIT/CLASS/NAME of copies without originals that are there
+  strangers: tuple[str, ...] = ()  # images among the copies that are no copies
+  empty: tuple[str, ...] = ()  # SPLIT/CLASS of classes whose images are all broken
+  notes: tuple[str, ...] = ()  # lines on files of the source that were left out
 
 
 def copy_shape(width: int, height: int, size: int) -> tuple[int, int]:
@@ -102,12 +111,14 @@ def resize(
   quality: int = 75,
   workers: int = 1,
   raise_broken: bool = False,
+  prune: bool = False,
   show: Callable[[int, int], None] | None = None,
 ) -> Resized:
   """Writes DESTINATION/SIZE/SPLIT/CLASS/NAME for every image of a folder and each of `sizes`.
 
-  Copies that are there already stay. Images that cannot be read have no copies; their names and the
-  reasons are listed in DESTINATION/SIZE/broken.txt.
+  Copies stay whose originals have the size and the time that they had when they were read; others
+  are made again. Images that cannot be read have no copies; their names and the reasons are listed
+  in DESTINATION/SIZE/broken.txt.
 
   Args:
     source: a folder of train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
@@ -116,6 +127,7 @@ def resize(
     quality: of the JPEGs, 1 ... 100.
     workers: processes.
     raise_broken: whether the first broken image ends the run.
+    prune: removes the copies whose originals are gone.
     show: called now and then with the images that are done, and all.
 
   Raises:
@@ -132,25 +144,77 @@ def resize(
         f"the copies of {size} pixels would be written into {destination / str(size)}, where the "
         f"images of {source} are read: name another folder."
       )
-  folders = _list_source(source)
+  others: collections.Counter[str] = collections.Counter()
+  classes = _list_source(source, others)
   with holding(destination), writing(destination):
-    for size in sizes:
-      _keep_settings(destination / str(size), quality)
+    folders = [Follower(destination / str(size), source, quality) for size in sizes]
+    for folder in folders:
+      folder.begin()
     template = _Chunk("", "", (), tuple(sizes), quality, raise_broken, ())
-    chunks = list(_chunks(source, destination, folders, template))
-    images = sum(map(len, folders.values()))
-    read = sum(len(chunk.names) for chunk in chunks)
-    broken: list[Broken] = []
-    done = images - read
-    for count, found in in_processes(_resize_chunk, chunks, workers=workers):
-      done += count
-      broken += found
+    chunks = list(_chunks(source, folders, classes, template))
+    for folder in folders:
+      folder.plan_others(list(classes))
+      if prune:
+        folder.prune()
+    images = sum(map(len, classes.values()))
+    broken = _resize_chunks(chunks, folders, images, workers, show)
+    for folder in folders:
+      _list_broken(folder.folder / "broken.txt", broken)
+      folder.finish(list(dict.fromkeys(name.partition("/")[0] for name in classes)))
+  lost = collections.Counter(each.name.rpartition("/")[0] for each in broken)
+  return Resized(
+    images=images,
+    read=sum(len(chunk.names) for chunk in chunks),
+    broken=tuple(broken),
+    seconds=time.perf_counter() - began,
+    unrecorded=sum(folder.unrecorded for folder in folders),
+    pruned=sum(folder.pruned for folder in folders),
+    orphans=tuple(
+      f"{folder.folder.name}/{name}/{file}"
+      for folder in folders
+      for name, files in folder.orphans.items()
+      for file in files
+    ),
+    strangers=tuple(
+      f"{folder.folder.name}/{each}" for folder in folders for each in folder.strangers
+    ),
+    empty=tuple(name for name, files in classes.items() if lost[name] == len(files)),
+    notes=left_out(others),
+  )
+
+
+def _resize_chunks(
+  chunks: Sequence["_Chunk"],
+  folders: Sequence[Follower],
+  images: int,
+  workers: int,
+  show: Callable[[int, int], None] | None,
+) -> list[Broken]:
+  """Makes the copies; the broken images, sorted by name.
+
+  Args:
+    chunks: what is to be done.
+    folders: of the sizes, which keep the facts of the originals.
+    images: of the source.
+    workers: processes.
+    show: as `resize` takes it.
+  """
+  broken: list[Broken] = []
+  done = images - sum(len(chunk.names) for chunk in chunks)
+  try:
+    for made in in_processes(_resize_chunk, chunks, workers=workers):
+      for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):
+        folder.add(made.name, whole, damaged)
+      if made.failure:
+        raise UserError(made.failure)
+      done += made.images
+      broken += made.reasons
       if show is not None:
         show(done, images)
-    broken.sort(key=lambda each: each.name)
-    for size in sizes:
-      _list_broken(destination / str(size) / "broken.txt", broken)
-  return Resized(images, read, tuple(broken), time.perf_counter() - began)
+  finally:
+    for folder in folders:
+      folder.flush()
+  return sorted(broken, key=lambda each: each.name)
 
 
 def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
@@ -165,14 +229,19 @@ def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
     raise UserError(f"--workers={workers}: at least one process is needed.")
 
 
-def _list_source(source: pathlib.Path) -> dict[str, list[str]]:
-  """The names of the images of each class's folder, train/n01440764 for one."""
+def _list_source(source: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
+  """The names of the images of each class's folder, train/n01440764 for one.
+
+  Args:
+    source: a folder of train/CLASS/NAME and the other split.
+    others: takes the number of files that are no images, by the ending of their names.
+  """
   if not (source / "train").is_dir():
     raise UserError(
       f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg."
     )
   try:
-    listed = list_folders(source)
+    listed = list_folders(source, others)
   except OSError as error:
     raise UserError(
       f"{error.filename or source} cannot be read ({error.strerror or error})."
@@ -180,26 +249,6 @@ def _list_source(source: pathlib.Path) -> dict[str, list[str]]:
   return {
     f"{split}/{name}": files for split, classes in listed.items() for name, files in classes.items()
   }
-
-
-def _keep_settings(folder: pathlib.Path, quality: int) -> None:
-  """Keeps the copies of one folder to one quality."""
-  path = folder / ".jaxspeed" / _SETTINGS
-  for each in (folder, path.parent):
-    finished_files(each)
-  try:
-    stored = load_json(path)["quality"]
-  except FileNotFoundError:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [dump_json({"quality": quality}).encode()])
-  except (ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path} is damaged ({error}): remove it and run again.") from error
-  else:
-    if stored != quality:
-      raise UserError(
-        f"{folder} holds copies of quality {stored}, not {quality}: write --quality={stored}, "
-        "remove it, or name another folder."
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,55 +264,87 @@ class _Chunk:
   names: tuple[tuple[str, tuple[bool, ...]], ...]  # of files, and which copies are missing
 
 
+@dataclasses.dataclass(frozen=True)
+class _Made:
+  """What became of a chunk: the facts of its originals, as they were read, for each size.
+
+  Attributes:
+    failure: what kept the rest from being done; "" where nothing did.
+  """
+
+  name: str
+  images: int
+  copies: tuple[dict[str, Facts], ...]
+  broken: tuple[dict[str, Facts], ...]
+  reasons: list[Broken]
+  failure: str = ""
+
+
 def _chunks(
   source: pathlib.Path,
-  destination: pathlib.Path,
-  folders: dict[str, list[str]],
+  folders: Sequence[Follower],
+  classes: Mapping[str, Sequence[str]],
   template: _Chunk,
 ) -> Iterator[_Chunk]:
   """What is left to do; the folders that it needs are made."""
-  for name, files in folders.items():
-    targets = [destination / str(size) / name for size in template.sizes]
-    finished = [finished_files(target) for target in targets]
-    missing = [(file, tuple(file not in each for each in finished)) for file in files]
-    missing = [each for each in missing if any(each[1])]
-    if not missing:
-      continue
-    for target in targets:
-      target.mkdir(parents=True, exist_ok=True)
+  for name, originals in originals_facts(source, classes.items()):
+    wanted = [folder.plan(name, originals) for folder in folders]
+    missing = [
+      (file, tuple(file in each for each in wanted))
+      for file in classes[name]
+      if any(file in each for each in wanted)
+    ]
     for first in range(0, len(missing), _CHUNK):
       yield dataclasses.replace(
         template,
         name=name,
         source=str(source / name),
-        targets=tuple(map(str, targets)),
+        targets=tuple(str(folder.folder / name) for folder in folders),
         names=tuple(missing[first : first + _CHUNK]),
       )
 
 
-def _resize_chunk(chunk: _Chunk) -> tuple[int, list[Broken]]:
-  """Number of images, and those of them that are broken."""
-  broken = []
+def _resize_chunk(chunk: _Chunk) -> _Made:
+  """Makes the missing copies of a chunk; that of an image that is now broken is removed."""
+  whole: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
+  damaged: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
+  made = _Made(chunk.name, len(chunk.names), whole, damaged, [])
   for name, missing in chunk.names:
+    path = os.path.join(chunk.source, name)
+    facts = AWAY
+    copies: dict[int, bytes] = {}
     try:
       # Large images and strange metadata are no news to the user of a million images.
       with pixels.without_warnings():
-        with open_regular(os.path.join(chunk.source, name)) as file:
+        with open_regular(path) as file:
+          # Before it is read: what changes meanwhile is then another file.
+          facts = facts_of(os.fstat(file.fileno()))
           copies = make_copies(file.read(), chunk.sizes, quality=chunk.quality)
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
-      broken.append(Broken(f"{chunk.name}/{name}", reason_of(error)))
+      made.reasons.append(Broken(f"{chunk.name}/{name}", reason_of(error)))
       if chunk.raise_broken:
         raise UserError(
-          f"{broken[-1].name} is broken ({broken[-1].reason}): mend or remove it, or leave out "
+          f"{chunk.name}/{name} is broken ({reason_of(error)}): mend or remove it, or leave out "
           "--on_error=raise."
         ) from error
-      continue
-    for size, target, is_missing in zip(chunk.sizes, chunk.targets, missing, strict=True):
-      if is_missing:
+      if facts == AWAY:  # it could not be opened
+        with contextlib.suppress(OSError):
+          facts = facts_at(path)
+    for i, (size, target) in enumerate(zip(chunk.sizes, chunk.targets, strict=True)):
+      if not missing[i]:
+        continue
+      try:
         with writing(target):
-          write_whole(os.path.join(target, name), [copies[size]])
-  return len(chunk.names), broken
+          if copies:
+            write_whole(os.path.join(target, name), [copies[size]])
+          else:
+            remove_copy(pathlib.Path(target, name))
+      except UserError as error:
+        # What was done before it is kept.
+        return dataclasses.replace(made, failure=str(error))
+      (whole if copies else damaged)[i][name] = facts
+  return made
 
 
 def _list_broken(path: pathlib.Path, broken: Sequence[Broken]) -> None:

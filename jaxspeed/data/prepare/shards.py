@@ -13,7 +13,6 @@ decode, become PNG.
 
 import dataclasses
 import functools
-import hashlib
 import io
 import os
 import pathlib
@@ -26,12 +25,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt32
 
+from jaxspeed.data.disk.copies import Facts, facts_of
 from jaxspeed.data.disk.imageset import ImageSet, Split
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, crc32c
 from jaxspeed.data.prepare.index import Broken, broken_headers
+from jaxspeed.data.prepare.packing import (
+  PackedFolder,
+  Shard,
+  forget,
+  names_digest,
+  write_recorded,
+)
 from jaxspeed.data.prepare.writing import (
-  finished_files,
   holding,
   in_processes,
   refuse_inside,
@@ -39,7 +45,7 @@ from jaxspeed.data.prepare.writing import (
   writing,
 )
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, expanded, open_regular, read_bytes
+from jaxspeed.files import dump_json, expanded, open_regular
 
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
@@ -48,7 +54,6 @@ _IMAGES_A_SHARD = 1_024
 _GROUP_BYTES = 1 << 24
 _BLOCK = 1 << 12
 _MASK_DELTA = np.uint32(0xA282EAD8)
-_SETTINGS = "shards.json"
 _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
 _NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
@@ -61,7 +66,7 @@ class Sharded:
 
   folder: pathlib.Path  # of the version, which holds the shards
   images: int
-  written: int  # of them, in this run; the shards of the others were there
+  written: int  # of them, in this run; the shards of the others were there and are up to date
   shards: Mapping[str, int]  # number of each split
   broken: tuple[Broken, ...]  # left out
   seconds: float
@@ -76,7 +81,7 @@ def write_shards(
   workers: int = 1,
   show: Callable[[int, int], None] | None = None,
 ) -> Sharded:
-  """Writes DESTINATION/NAME/1.0.0; shards that are there already stay.
+  """Writes DESTINATION/NAME/1.0.0; shards stay whose images have not changed.
 
   The images of a split come in a pseudo-random order, the same one in every run, so that each shard
   holds a mix of the classes. Images without a readable header are left out.
@@ -91,7 +96,7 @@ def write_shards(
 
   Raises:
     UserError: an argument is out of its range, an image cannot be read any more, the folder cannot
-      be written or holds other shards, or the disk is full.
+      be written or holds shards of another source or number, or the disk is full.
   """
   began = time.perf_counter()
   _check(images, name, shards, workers)
@@ -104,16 +109,16 @@ def write_shards(
     for split, order in orders.items()
   }
   with holding(folder), writing(folder):
-    _keep_settings(folder, splits, parts)
-    finished = finished_files(folder)
-    tasks = [
-      _task(folder / file, splits[split], part)
+    packed = PackedFolder(folder)
+    packed.keep_settings(images.train.root, shards, names_digest(splits))
+    planned = [
+      _shard(folder / file, splits[split], part)
       for split, each in parts.items()
       for file, part in zip(_file_names(name, split, len(each)), each, strict=True)
-      if file not in finished
     ]
+    tasks = packed.outdated(planned)
     total = sum(map(len, orders.values()))
-    written = sum(len(task.files) for task in tasks)
+    written = sum(len(task.names) for task in tasks)
     done = total - written
     for count in in_processes(_write_shard, tasks, workers=workers):
       done += count
@@ -159,72 +164,39 @@ def _order(split: Split) -> np.ndarray:
   return sound[np.random.RandomState(0).permutation(len(sound))]
 
 
-def _keep_settings(
-  folder: pathlib.Path, splits: Mapping[str, Split], parts: Mapping[str, Sequence[np.ndarray]]
-) -> None:
-  """Keeps the shards of one folder to one source and number."""
-  digest = hashlib.sha256()
-  for split, each in parts.items():
-    for part in each:
-      digest.update(os.fsencode("\0".join(splits[split].path(int(i)) for i in part)))
-  path = folder / ".jaxspeed" / _SETTINGS
-  finished_files(path.parent)
-  settings = {
-    "shards": {split: len(each) for split, each in parts.items()},
-    "images": digest.hexdigest(),
-  }
-  content = dump_json(settings).encode()
-  try:
-    stored = read_bytes(path)
-  except FileNotFoundError:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [content])
-    return
-  except ValueError as error:
-    raise UserError(f"{path} is damaged ({error}): remove {folder} and run again.") from error
-  if stored != content:
-    raise UserError(
-      f"{folder} holds shards of other images or of another number: remove it, or name another "
-      "--name."
-    )
-
-
 def _file_names(name: str, split: str, shards: int) -> list[str]:
   digits = max(5, len(str(shards)))
   return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Task:
-  """A shard to write: the files of its images, their names in it, and their labels."""
-
-  path: str
-  files: tuple[str, ...]
-  names: tuple[str, ...]
-  labels: tuple[int, ...]
-
-
-def _task(path: pathlib.Path, split: Split, numbers: np.ndarray) -> _Task:
-  return _Task(
+def _shard(path: pathlib.Path, split: Split, numbers: np.ndarray) -> Shard:
+  files = [split.files[split.file[i]] for i in numbers]
+  return Shard(
     path=str(path),
-    files=tuple(split.files[split.file[i]] for i in numbers),
-    names=tuple("/".join(pathlib.PurePath(split.path(int(i))).parts[-2:]) for i in numbers),
+    folder=os.path.dirname(os.path.dirname(files[0])),
+    names=tuple("/".join(pathlib.PurePath(file).parts[-2:]) for file in files),
     labels=tuple(split.label[numbers].tolist()),
   )
 
 
-def _write_shard(task: _Task) -> int:
-  """Writes a shard; the number of its images."""
-  with writing(os.path.dirname(task.path)):
-    write_whole(task.path, _content(task))
-  return len(task.files)
+def _write_shard(shard: Shard) -> int:
+  """Writes a shard, and then of what; the number of its images."""
+  facts: list[Facts] = []
+  with writing(os.path.dirname(shard.path)):
+    forget(shard)
+    write_whole(shard.path, _content(shard, facts))
+    write_recorded(shard, facts)
+  return len(shard.names)
 
 
-def _content(task: _Task) -> Iterator[bytes]:
+def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
+  """The parts of a shard; `facts` takes the size and time of each image, as it is read."""
   group: list[bytes] = []
-  for file, name, label in zip(task.files, task.names, task.labels, strict=True):
+  for name, label in zip(shard.names, shard.labels, strict=True):
+    file = f"{shard.folder}{os.sep}{name}"
     try:
       with open_regular(file) as opened:
+        facts.append(facts_of(os.fstat(opened.fileno())))
         encoded = _for_tensorflow(opened.read())
     except Exception as error:  # Pillow raises almost anything
       raise UserError(
