@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.noise import NoiseStream
 from jaxspeed.data.disk.sets import ImageSets
-from jaxspeed.data.disk.streams import HostBatch, TrainStream
+from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Ahead, Program, compile_program, in_thread
 from jaxspeed.feeds.evaluation import (

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.imageset import ImageSet, Split
 from jaxspeed.data.disk.rectangles import EvalBatch
-from jaxspeed.data.disk.streams import HostBatch
 from jaxspeed.planning.plan import Phase
 
 

@@ -18,7 +18,8 @@ from scipy.stats import ks_2samp
 from toy_images import write_split
 
 from jaxspeed.data import batch as batch_lib
-from jaxspeed.data.disk import streams
+from jaxspeed.data.disk import decoding
+from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   central_windows,
@@ -28,7 +29,7 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.imageset import Split, open_images
 from jaxspeed.data.disk.rectangles import EvalBatch
-from jaxspeed.data.disk.streams import EvalStream, HostBatch, TrainStream
+from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.prepare.index import write_index
 from jaxspeed.errors import UserError
 from jaxspeed.run.predict import read_image
@@ -377,7 +378,7 @@ def test_shards_hold_the_same_images(noise, tmp_path):
 
 @needs_tensorflow
 def test_batches_larger_than_what_is_read_at_once(tmp_path, monkeypatch, noise):
-  monkeypatch.setattr(streams, "_CHUNK", 3)
+  monkeypatch.setattr(decoding, "_CHUNK", 3)
   found, _ = train(in_shards(noise, tmp_path / "shards"))
   assert_equal(joined([found]), joined([train(noise)[0]]))
 
