@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from jaxspeed.feeds.evaluation import (
   make_evaluation,
   run_evaluation,
 )
+from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.planning.plan import Phase, Plan, StepKind
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
@@ -85,7 +85,7 @@ class StreamFeed:
     self._position: tuple[int, int, int] | None = None  # seed, epoch, step in it: what comes next
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
     self._broken: dict[str, str] = {}
-    self._waited_seconds = 0.0
+    self._wait = InputWait()
 
   @property
   def programs(self) -> list[Program]:
@@ -150,12 +150,13 @@ class StreamFeed:
     program = self._ahead[_train_key(phase)]
     if self._position != (seed, epoch, within) or self._stream is None:
       self._open(phase, seed, epoch, within)
-    loss = None
+    self._wait.begin()
     while within < steps:
-      host = self._take(loss)
+      host = self._take()
       batch = Batch(image=host.image, label=host.label, mask=host.mask)
       placed, mirror = mesh_lib.split((batch, host.mirror), self._job.mesh)
       carry, loss = program.call(carry, placed, mirror, self._table)
+      self._wait.dispatched(loss)
       within += 1
       self._position = (seed, epoch, within) if within < steps else (seed, epoch + 1, 0)
       if within == steps and plan.first_step_of(epoch) + steps == _end_of(phase, plan):
@@ -175,8 +176,7 @@ class StreamFeed:
 
   def take_waited_seconds(self) -> float:
     """Seconds in which the devices had nothing to do for want of a batch, since the last call."""
-    seconds, self._waited_seconds = self._waited_seconds, 0.0
-    return seconds
+    return self._wait.take_seconds()
 
   def report(self) -> list[str]:
     """What is to be told of data and programs since the last time, a line each."""
@@ -187,6 +187,7 @@ class StreamFeed:
   def close(self) -> None:
     """Ends what runs in the background."""
     self._ahead.cancel()
+    self._wait.close()
     self._close_stream()
     if self._next is not None:
       self._next[2].close()
@@ -235,18 +236,11 @@ class StreamFeed:
       stream = self._make_stream(following[0], seed, following[0].first_epoch, 0)
       self._next = (following[0], seed, stream)
 
-  def _take(self, loss: Any) -> HostBatch:
-    """The next batch; counts the seconds in which the devices had nothing to do."""
-    assert self._stream is not None
-    idle, start = loss is None or loss.is_ready(), time.monotonic()
-    host = next(self._stream)
-    seconds = time.monotonic() - start
-    if idle:
-      self._waited_seconds += seconds
-    elif loss.is_ready():
-      # The devices ran dry at some moment of the wait; in the mean in its middle.
-      self._waited_seconds += seconds / 2
-    return host
+  def _take(self) -> HostBatch:
+    """The next batch."""
+    stream = self._stream
+    assert stream is not None
+    return self._wait.take(lambda: next(stream))
 
   def _note_broken(self) -> None:
     for stream in (self._stream, self._next and self._next[2]):

@@ -158,7 +158,8 @@ class Records:
         train_loss, train_top1, train_top5 and, after a validation, eval_loss, eval_top1, eval_top5:
           accuracies as fractions;
         images_per_second, images_per_second_per_device, step_seconds: means of the training;
-        data_wait: fraction of the training's seconds in which the devices waited for input;
+        data_wait: fraction of the training's seconds in which no step was under way because the
+          next batch was not there;
         train_seconds, dawn_seconds: of the run; eval_seconds: of this validation;
         skipped_steps: of the run, those whose float16 gradients overflowed;
         memory_gb: most that a device has held; net_recv_gbit, net_transmit_gbit: a second.

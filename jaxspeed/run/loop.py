@@ -224,10 +224,19 @@ class Run:
       "images_per_second": images_per_second,
       "images_per_second_per_device": images_per_second / self._job.devices,
       "step_seconds": seconds / (end - step),
-      "data_wait": self._feed.take_waited_seconds() / seconds,
+      "data_wait": self._data_wait(seconds),
       **network.rates(),
     }
     return end
+
+  def _data_wait(self, seconds: float) -> float:
+    """The share of `seconds` of training in which the devices waited for input.
+
+    Of several processes it is that of the one that waited longest: the others' devices stand in the
+    all-reduce meanwhile, and look busy.
+    """
+    millionths = processes.gather(round(1e6 * self._feed.take_waited_seconds() / seconds))
+    return max(millionths) / 1e6
 
   def _advance(self, epoch: int, first: int, within: int, steps: int) -> int:
     """Steps until the epoch ends or a checkpoint is due; returns the step in the epoch."""

@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import stream
 from jaxspeed.feeds.evaluation import prepare_evaluation
+from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.results import mean_pace
 from jaxspeed.records.writer import read_metrics
@@ -230,32 +232,76 @@ def test_waiting_for_input_is_measured_and_told_once_a_phase(
   assert printed.index(phases[0]) < [line.split()[:1] for line in printed].index(["3"])
 
 
-def test_waiting_counts_only_while_the_devices_have_nothing_to_do(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(stream.time, "monotonic", lambda: now[0])
+class Clock:
+  """Seconds that pass when the test says so; threads wait for a second of it."""
+
+  def __init__(self):
+    self.now, self._passed = 0.0, threading.Condition()
+
+  def sleep(self, seconds):
+    with self._passed:
+      self.now += seconds
+      self._passed.notify_all()
+
+  def wait_for(self, second):
+    with self._passed:
+      assert self._passed.wait_for(lambda: self.now >= second, timeout=60)
+
+
+@pytest.mark.parametrize(
+  ("batch_seconds", "step_seconds", "idle"),
+  # Of a batch every 180 ms, steps of 30 leave the devices idle for 150.
+  [(180.0, 30.0, 150.0), (180.0, 9.0, 171.0), (30.0, 30.0, 0.0), (10.0, 30.0, 0.0)],
+)
+def test_waiting_is_measured_from_the_end_of_the_step(batch_seconds, step_seconds, idle):
+  clock = Clock()
 
   class Loss:
-    """The loss of a step that ends at a second."""
-
     def __init__(self, end):
-      self.is_ready = lambda: now[0] >= end
+      self.end = end
 
-  def batches():
-    while True:
-      now[0] += 8.0
-      yield "batch"
+    def is_ready(self):
+      return clock.now >= self.end
 
-  feed = object.__new__(StreamFeed)
-  feed._stream, feed._waited_seconds = batches(), 0.0
-  assert feed._take(None) == "batch"  # 0 to 8, with nothing before it
-  assert feed.take_waited_seconds() == 8.0
-  assert feed.take_waited_seconds() == 0.0
-  feed._take(Loss(8.0))  # 8 to 16, after a step that had ended
-  assert feed._waited_seconds == 8.0
-  feed._take(Loss(20.0))  # 16 to 24: it ended somewhere in between
-  assert feed._waited_seconds == 8.0 + 4.0
-  feed._take(Loss(99.0))  # 24 to 32: the devices were busy
-  assert feed.take_waited_seconds() == 8.0 + 4.0
+  def end_of(loss):
+    clock.wait_for(loss.end)
+    return loss.end
+
+  wait = InputWait(end_of, lambda: clock.now)
+  wait.begin()
+  wait.take(lambda: clock.sleep(batch_seconds))
+  assert wait.take_seconds() == batch_seconds  # nothing was under way
+  end = clock.now
+  for _ in range(5):
+    end = max(end, clock.now) + step_seconds
+    wait.dispatched(Loss(end))
+    wait.take(lambda: clock.sleep(batch_seconds))
+  assert wait.take_seconds() == 5 * idle
+  assert wait.take_seconds() == 0.0
+  clock.sleep(1e9)
+  wait.close()
+
+
+def test_what_passes_before_a_batch_is_asked_for_is_no_wait_for_it():
+  clock = Clock()
+  wait = InputWait(lambda _: 1.0, lambda: clock.now)
+  wait.dispatched(types.SimpleNamespace(is_ready=lambda: True))
+  clock.sleep(5.0)
+  wait.take(lambda: clock.sleep(2.0))
+  assert wait.take_seconds() == 2.0
+  wait.close()
+
+
+def test_a_step_that_fails_leaves_the_error_to_the_loop():
+  wait = InputWait()
+
+  def fail():
+    raise RuntimeError("a device is gone")
+
+  wait.dispatched(types.SimpleNamespace(is_ready=lambda: True, block_until_ready=fail))
+  assert wait.take(lambda: "batch") == "batch"
+  assert wait.take_seconds() == 0.0
+  wait.close()
 
 
 def test_too_little_memory_is_told_with_the_way_out(places, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The base of the streams in `streams.py`: batches asked for in order, decoded ahead by TensorFlow."""
+"""The base of the streams in `streams.py`: batches in order, decoded ahead by TensorFlow."""
 
 import abc
 import collections
