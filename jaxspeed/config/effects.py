@@ -76,7 +76,8 @@ _NO_PIECES = "set --config.schedule.pieces='()' for a rate that rises and falls 
 RULES = (
   # Data.
   Rule(
-    "data.antialias data.on_error data.synthetic augment.min_scale eval.image_size eval.resize",
+    "data.antialias data.on_error data.max_broken data.read_threads data.synthetic "
+    "augment.min_scale eval.image_size eval.resize",
     "data.feed",
     _streams,
     "it is of a stream",
@@ -88,10 +89,17 @@ RULES = (
     "give the short sides of the copies as --config.phases.copies",
   ),
   Rule(
-    "data.path data.name data.copies data.cache data.on_error phases.copies",
+    "data.path data.name data.copies data.cache data.on_error data.max_broken data.read_threads "
+    "phases.copies",
     "data.synthetic",
     lambda c: not c.data.synthetic,
     "noise is made and no file is read",
+  ),
+  Rule(
+    "data.max_broken",
+    "data.on_error",
+    lambda c: c.data.on_error == "skip",
+    "the first broken image ends the run",
   ),
   Rule(
     "data.cache",

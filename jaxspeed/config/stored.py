@@ -23,6 +23,8 @@ PLACES = (
   "data.path",
   "data.copies",
   "data.cache",
+  "data.max_broken",
+  "data.read_threads",
   "compile_cache",
   "checkpoint",
   "allreduce.group_mb",

@@ -108,8 +108,15 @@ def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
   if job.config.data.synthetic:
     return NoiseEvaluation(split, batches, **part)
   data = job.config.data
-  how = dict(on_error=data.on_error, antialias=data.antialias)
-  return EvalStream(split, batches, resize=evaluation.resize, **how, **part)
+  return EvalStream(
+    split,
+    batches,
+    resize=evaluation.resize,
+    on_error=data.on_error,
+    antialias=data.antialias,
+    read_threads=data.read_threads,
+    **part,
+  )
 
 
 def prepare_evaluation(

@@ -216,6 +216,7 @@ class StreamFeed:
       steps=steps,
       on_error=config.data.on_error,
       antialias=config.data.antialias,
+      read_threads=config.data.read_threads,
       **part,
     )
 

@@ -5,7 +5,6 @@ import collections
 import functools
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,16 @@ from jaxtyping import Int32, Int64, UInt8
 from jaxspeed.data.disk.batches import HostBatch, Request
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.reading import ReadAhead
 from jaxspeed.data.disk.repair import Repair
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
 _PREFETCHED = 2
-# Images of shards that are read at once; 64 originals of ImageNet have 7 MB.
+# Images that are handed over at once; 64 originals of ImageNet have 7 MB.
 _CHUNK = 64
-# Files are opened side by side because a disk or a network answers each after its latency.
-_READERS = 8
+# Images that are read at a time: at 20 ms each, 3,200 a second.
+READ_THREADS = 64
 
 
 class Stream(abc.ABC):
@@ -45,7 +45,14 @@ class Stream(abc.ABC):
   _pending: collections.deque[Request]
 
   def __init__(
-    self, split: Split, *, steps: int, batch: int, on_error: str, antialias: bool
+    self,
+    split: Split,
+    *,
+    steps: int,
+    batch: int,
+    on_error: str,
+    antialias: bool,
+    read_threads: int,
   ) -> None:
     self.split = split
     self.broken: dict[int, str] = {}
@@ -60,6 +67,10 @@ class Stream(abc.ABC):
     # Outside of a graph, what Pillow decodes raises what `numpy_function` called.
     failures = (self._tf.errors.OpError, ValueError)
     self._repair = Repair(split, self._decode_part, failures=failures, on_error=on_error)
+    self._read_threads = read_threads
+    # Not TensorFlow's threads, which spin while they wait for work: 72 of them took a third of the
+    # cores from the two that decode.
+    self._reader = ReadAhead(self._read, threads=read_threads)
     self._start()
 
   @abc.abstractmethod
@@ -98,6 +109,7 @@ class Stream(abc.ABC):
     """Ends the threads; there are no more batches."""
     self._delivered = self._steps
     self._batches = iter(())
+    self._reader.close()
 
   def _deliver(
     self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]
@@ -142,12 +154,12 @@ class Stream(abc.ABC):
     """Begins to decode at the first batch that is not delivered yet."""
     tf = self._tf
     self._pending = collections.deque()
-    chunk = self._batch if self.split.whole_files else min(self._batch, _CHUNK)
-    parts = -(-self._batch // chunk)
-    load = functools.partial(self._load, self._pending, parts, chunk)
+    chunk = min(self._batch, _CHUNK)
+    parts = (self._steps - self._delivered) * -(-self._batch // chunk)
+    load = functools.partial(self._load, self._loaded(self._pending, chunk))
     types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in self._window_types)]
     shapes = [(), *(shape for _, shape in self._window_types)]
-    mixed, whole_files = self._repair.mixed, self.split.whole_files
+    mixed = self._repair.mixed
 
     @tf.autograph.experimental.do_not_convert
     def load_part(number: Any) -> tuple[Any, ...]:
@@ -157,8 +169,7 @@ class Stream(abc.ABC):
       return tuple(arrays)
 
     @tf.autograph.experimental.do_not_convert
-    def decode(source: Any, *windows: Any) -> tuple[Any, Any]:
-      encoded = tf.io.read_file(source) if whole_files else source
+    def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
       return self._finish(encoded, *windows, mixed=mixed), tf.strings.length(encoded)
 
     threads = len(os.sched_getaffinity(0))
@@ -169,39 +180,49 @@ class Stream(abc.ABC):
     options.threading.private_threadpool_size = threads
     options.threading.max_intra_op_parallelism = 1
     # Of about 1,200 us of an image, 41 are spent around its decoding, 64 with from_generator.
-    dataset = tf.data.Dataset.range(self._delivered * parts, self._steps * parts).map(load_part)
-    dataset = dataset.prefetch(1).unbatch().map(decode, num_parallel_calls=threads)
+    dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
+    dataset = dataset.map(decode, num_parallel_calls=threads)
     dataset = dataset.batch(self._batch).prefetch(_PREFETCHED)
     self._batches = iter(dataset.with_options(options))
 
-  def _load(
-    self, pending: "collections.deque[Request]", parts: int, chunk: int, number: int
-  ) -> tuple[np.ndarray, ...]:
-    """What the graph needs for `chunk` images of a batch: names or bytes, and windows."""
+  def _load(self, loaded: Iterator[tuple[np.ndarray, ...]], _: int) -> tuple[np.ndarray, ...]:
+    """What the graph needs for the next part of a batch."""
     try:
-      step, part = divmod(int(number), parts)
-      if part == 0:
-        pending.append(self._request(step))
-      request, rows = pending[-1], slice(part * chunk, (part + 1) * chunk)
-      sources = np.array(self._sources(request.used[rows]), object)
-      return (sources, *(window[rows] for window in request.windows))
+      return next(loaded)
     except Exception as error:
-      self._failure = error  # TensorFlow makes text of it
+      # TensorFlow makes text of it, and asks again.
+      self._failure = self._failure or error
       raise
 
-  def _sources(self, used: Int64[np.ndarray, "n"]) -> list[bytes]:
-    split = self.split
-    if split.whole_files:
-      return [os.fsencode(split.files[file]) for file in split.file[used]]
-    rows = np.array_split(used, _READERS)
-    with ThreadPoolExecutor(_READERS) as pool:
-      parts = pool.map(lambda part: [self._read(int(number)) for number in part], rows)
-      return [encoded for part in parts for encoded in part]
+  def _loaded(
+    self, pending: "collections.deque[Request]", chunk: int
+  ) -> Iterator[tuple[np.ndarray, ...]]:
+    """Encoded images and their windows, for `chunk` images of a batch at a time.
+
+    Args:
+      pending: gets the batches as they are asked for.
+      chunk: images of a part.
+    """
+    asked: collections.deque[list[np.ndarray]] = collections.deque()
+
+    def parts() -> Iterator[Int64[np.ndarray, "n"]]:
+      for step in range(self._delivered, self._steps):
+        request = self._request(step)
+        pending.append(request)
+        for first in range(0, self._batch, chunk):
+          rows = slice(first, first + chunk)
+          asked.append([window[rows] for window in request.windows])
+          yield request.used[rows]
+
+    for images in self._reader.in_parts(parts()):
+      yield np.array(images, object), *asked.popleft()
 
   def _read(self, number: int) -> bytes:
     try:
       return self.split.read(number)
     except OSError as error:
+      if self.split.whole_files:
+        return b""  # it cannot be decoded, and counts as broken
       raise UserError(
         f"{self.split.name(number)} in {self.split.root} cannot be read "
         f"({error.strerror or error}): the data set is not complete, or not readable for you."
@@ -220,7 +241,7 @@ class Stream(abc.ABC):
     self._batches = iter(())
     if self._failure:
       raise self._failure
-    news = self._repair.examine(self._pending[0], len(os.sched_getaffinity(0)))
+    news = self._repair.examine(self._pending[0], self._read_threads)
     # A disk may have failed for a moment, but not twice in the same place.
     if not news and self._restarted_at == self._delivered:
       raise error

@@ -28,7 +28,7 @@ from jaxspeed.data.disk.crops import (
   stored_boxes,
   stored_windows,
 )
-from jaxspeed.data.disk.decoding import Stream
+from jaxspeed.data.disk.decoding import READ_THREADS, Stream
 from jaxspeed.data.disk.images import central_crop, random_crop, turn
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
@@ -59,6 +59,7 @@ class TrainStream(Stream):
     processes: int = 1,
     on_error: str = "skip",
     antialias: bool = True,
+    read_threads: int = READ_THREADS,
   ) -> None:
     """Starts to decode.
 
@@ -77,6 +78,7 @@ class TrainStream(Stream):
       on_error: "skip" replaces an image that cannot be decoded, "raise" is a UserError.
       antialias: resize as Pillow does, whose filter grows with what it shrinks; else between the
         nearest pixels, as TensorFlow does unasked.
+      read_threads: images that are read at a time, ahead of those that are decoded.
     """
     self._seed, self._size, self._global = seed, image_size, batch_size
     self._min_scale, self._flip = min_scale, flip
@@ -88,7 +90,12 @@ class TrainStream(Stream):
     short = np.minimum(split.width, split.height)
     self._halve = bool(np.mean(short >= 2 * image_size) > 0.5)
     super().__init__(
-      split, steps=len(self._numbers), batch=part, on_error=on_error, antialias=antialias
+      split,
+      steps=len(self._numbers),
+      batch=part,
+      on_error=on_error,
+      antialias=antialias,
+      read_threads=read_threads,
     )
 
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,6 +152,7 @@ class EvalStream(Stream):
     processes: int = 1,
     on_error: str = "skip",
     antialias: bool = True,
+    read_threads: int = READ_THREADS,
   ) -> None:
     """Starts to decode.
 
@@ -156,11 +164,19 @@ class EvalStream(Stream):
       processes: how many parts there are.
       on_error: "skip" masks an image that cannot be decoded, "raise" is a UserError.
       antialias: as in `TrainStream`.
+      read_threads: as in `TrainStream`.
     """
     self._batches_asked, self._resize = batches, int(resize)
     part = len(batches[0].index) // processes if batches else 1
     self._rows = slice(part * process, part * (process + 1))
-    super().__init__(split, steps=len(batches), batch=part, on_error=on_error, antialias=antialias)
+    super().__init__(
+      split,
+      steps=len(batches),
+      batch=part,
+      on_error=on_error,
+      antialias=antialias,
+      read_threads=read_threads,
+    )
 
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     batch = self._batches_asked[step]

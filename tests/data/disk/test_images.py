@@ -9,6 +9,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -836,11 +837,40 @@ def test_a_shard_that_is_cut_off_or_gone_is_refused(noise, tmp_path):
 
 
 @needs_tensorflow
+@pytest.mark.parametrize("shards", [False, True])
+def test_more_images_are_read_at_a_time_than_there_are_cores(noise, tmp_path, monkeypatch, shards):
+  threads = len(os.sched_getaffinity(0)) + 6
+  split = in_shards(noise, tmp_path / "shards") if shards else noise
+  expected, _ = train(noise, steps=steps_of(9, 3))
+  seen, enough = threading.Semaphore(0), threading.Event()
+
+  def read(self, number, read=Split.read):
+    seen.release()
+    # All threads are to stand here at once.
+    assert enough.wait(60), "the reads wait for each other"
+    return read(self, number)
+
+  def let_them_pass():
+    for _ in range(threads):
+      seen.acquire(timeout=50)
+    enough.set()
+
+  passing = threading.Thread(target=let_them_pass)
+  passing.start()
+  monkeypatch.setattr(Split, "read", read)
+  batches, _ = train(split, steps=steps_of(9, 3), read_threads=threads)
+  passing.join()
+  assert seen.acquire(timeout=0), "fewer images were read than threads"
+  assert_equal(joined([batches]), joined([expected]))
+
+
+@needs_tensorflow
 def test_decoding_begins_at_once_and_close_ends_it(noise):
   def threads():
     return len(os.listdir("/proc/self/task"))
 
   options = {"seed": 0, "image_size": 16, "batch_size": 2, "min_scale": 0.5, "flip": "none"}
+  options["read_threads"] = 1
   TrainStream(noise, steps=steps_of(1, 1), **options).close()  # makes the threads that all share
   before = threads()
   stream = TrainStream(noise, steps=steps_of(1000, 11), **options)
