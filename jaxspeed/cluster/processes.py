@@ -205,6 +205,19 @@ def gather(value: int) -> list[int]:
   return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
+def gather_bytes(value: bytes) -> list[bytes]:
+  """Some bytes of each process, in their order. All must call it; it waits for all."""
+  lengths = gather(len(value))
+  if not several() or not max(lengths):
+    return [value] * len(lengths)
+  from jax.experimental import multihost_utils
+
+  padded = np.zeros(max(lengths), np.uint8)
+  padded[: len(value)] = np.frombuffer(value, np.uint8)
+  rows = multihost_utils.process_allgather(padded)
+  return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
 def describe() -> str:
   """How many processes on how many hosts, in words. All must call it."""
   hosts = len(set(gather(zlib.crc32(socket.gethostname().encode()) >> 1)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster.watchdog import beat
@@ -17,7 +16,7 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.noise import NoiseEvaluation
-from jaxspeed.data.disk.sets import NAMED, ImageSets
+from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Ahead, Program, compile_program
@@ -29,6 +28,9 @@ from jaxspeed.steps.spec import Job
 
 _log = logging.getLogger("jaxspeed")
 
+
+# Reasons why images cannot be read, by "train" or "eval" and their names.
+Broken = dict[tuple[str, str], str]
 
 # Batches that wait on the devices for their turn. More would only hold memory: the host decodes
 # ahead by itself.
@@ -85,7 +87,7 @@ def run_evaluation(
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
 ) -> tuple[Sums, dict[str, str]]:
-  """Sums over the images of an evaluation, and those that could not be read, with the reasons."""
+  """Sums over the images of an evaluation, and those that this process could not read, and why."""
   split = evaluation.split
   sums = mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh)
   under_way: collections.deque[Sums] = collections.deque()
@@ -98,8 +100,7 @@ def run_evaluation(
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
       beat()
-  unreadable = {i: "its header cannot be read" for i in np.flatnonzero(split.width == 0)}
-  return sums, {split.name(int(i)): reason for i, reason in (unreadable | stream.broken).items()}
+  return sums, {split.name(i): reason for i, reason in stream.broken.items()}
 
 
 def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
@@ -121,8 +122,8 @@ def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
 
 def prepare_evaluation(
   sets: ImageSets, job: Job, phase: Phase, variables: Any
-) -> Callable[[], Sums]:
-  """What evaluates as a phase does, with its programs compiled; broken images are logged."""
+) -> Callable[[], tuple[Sums, dict[str, str]]]:
+  """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
   size = job.plan.eval_batch_size
   split = sets.sets[phase.copies].eval
   evaluation = make_evaluation(split, job.config, phase, size * job.devices)
@@ -130,25 +131,7 @@ def prepare_evaluation(
   compile_one = functools.partial(compile_evaluation, job, abstract, evaluation, batch_size=size)
   programs = Ahead({s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}).wait()
 
-  def run() -> Sums:
-    sums, broken = run_evaluation(job, evaluation, programs, variables)
-    for line in describe_broken(broken):
-      _log.warning("%s", line)
-    return sums
-
-  return run
-
-
-def describe_broken(broken: dict[str, str]) -> list[str]:
-  """A line on images that could not be read, with the names of the first; none on none."""
-  if not broken:
-    return []
-  named = [f"{name} ({reason})" for name, reason in list(broken.items())[:NAMED]]
-  more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-  return [
-    f"{len(broken)} images could not be read; in training the next one takes the place of each, "
-    f"in evaluation it does not count: {', '.join(named)}{more}"
-  ]
+  return lambda: run_evaluation(job, evaluation, programs, variables)
 
 
 def compile_evaluation(

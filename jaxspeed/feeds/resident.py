@@ -129,9 +129,9 @@ class ResidentFeed:
     """Seconds in which the devices waited for input: none, it is on them."""
     return 0.0
 
-  def report(self) -> list[str]:
-    """What is to be told of the data since the last time, a line each."""
-    return []
+  def take_broken(self) -> dict[tuple[str, str], str]:
+    """Images that could not be read: none, they are in memory."""
+    return {}
 
   def close(self) -> None:
     """Nothing runs in the background."""

@@ -18,9 +18,9 @@ from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Ahead, Program, compile_program, in_thread
 from jaxspeed.feeds.evaluation import (
+  Broken,
   abstract_batch,
   compile_evaluation,
-  describe_broken,
   eval_key,
   make_evaluation,
   run_evaluation,
@@ -84,7 +84,7 @@ class StreamFeed:
     self._stream: TrainStream | NoiseStream | None = None
     self._position: tuple[int, int, int] | None = None  # seed, epoch, step in it: what comes next
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
-    self._broken: dict[str, str] = {}
+    self._broken: Broken = {}
     self._wait = InputWait()
 
   @property
@@ -171,18 +171,18 @@ class StreamFeed:
     evaluation = self._evaluations[self._phase_of(epoch)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
     sums, broken = run_evaluation(self._job, evaluation, programs, variables)
-    self._broken |= broken
+    self._broken |= {("eval", name): reason for name, reason in broken.items()}
     return sums
 
   def take_waited_seconds(self) -> float:
     """Seconds in which the devices had nothing to do for want of a batch, since the last call."""
     return self._wait.take_seconds()
 
-  def report(self) -> list[str]:
-    """What is to be told of data and programs since the last time, a line each."""
+  def take_broken(self) -> Broken:
+    """Images that this process could not read since the last call."""
     self._note_broken()
-    lines, self._broken = describe_broken(self._broken), {}
-    return lines
+    broken, self._broken = self._broken, {}
+    return broken
 
   def close(self) -> None:
     """Ends what runs in the background."""
@@ -246,7 +246,8 @@ class StreamFeed:
   def _note_broken(self) -> None:
     for stream in (self._stream, self._next and self._next[2]):
       if stream is not None:
-        self._broken |= {stream.split.name(i): reason for i, reason in stream.broken.items()}
+        names = {i: stream.split.name(i) for i in stream.broken}
+        self._broken |= {("train", names[i]): reason for i, reason in stream.broken.items()}
         stream.broken.clear()
 
   def _close_stream(self) -> None:

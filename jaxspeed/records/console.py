@@ -191,12 +191,23 @@ def epoch_titles(evaluated: str = "") -> tuple[str, str]:
 
 
 def format_epoch(row: Mapping[str, Any]) -> str:
-  """One line of fixed columns; "-" for what the row does not hold.
+  """One line of fixed columns; "-" for what the row does not hold, behind them broken images.
 
   Args:
     row: accuracies as fractions (printed as percent), times in seconds.
   """
-  return " ".join(_format(row.get(key), spec).rjust(width) for _, width, key, spec in _COLUMNS)
+  line = " ".join(_format(row.get(key), spec).rjust(width) for _, width, key, spec in _COLUMNS)
+  return line + _format_missing(row)
+
+
+def _format_missing(row: Mapping[str, Any]) -> str:
+  """What stands behind the columns where images were broken; '' where none was."""
+  parts = []
+  if skipped := row.get("eval_images_skipped"):
+    parts.append(f"{skipped:,} of {row['eval_images'] + skipped:,} evaluation images skipped")
+  if broken := row.get("train_images_broken"):
+    parts.append(f"{broken:,} training image{'s' * (broken > 1)} replaced")
+  return f"  ({', '.join(parts)})" if parts else ""
 
 
 def format_phase(
@@ -277,7 +288,7 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     ("compile s", _format(seconds["compile"].get("wall"), ".2f")),
     ("process s", _format(seconds["process"], ".2f")),
     *([("cost $", _format_cost(result["cost_usd"]))] if "cost_usd" in result else []),
-    ("evaluated on", images_of(result["evaluated_on"])),
+    ("evaluated on", _format_evaluated(result)),
     *([("weights", result["evaluated_weights"])] if result.get("evaluated_weights") else []),
     ("device", str(result["device"])),
   ]
@@ -287,6 +298,13 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
 def images_of(evaluated_on: str) -> str:
   """What to call the images that are evaluated, one of `results.EVALUATED_ON`."""
   return "test images" if evaluated_on == "test" else "held-out images"
+
+
+def _format_evaluated(result: Mapping[str, Any]) -> str:
+  kind = images_of(result["evaluated_on"])
+  if skipped := result.get("eval_images_skipped"):
+    return f"{result['eval_images']:,} of {result['eval_images'] + skipped:,} {kind}"
+  return kind
 
 
 def _align_rows(rows: Sequence[Sequence[str]]) -> list[str]:

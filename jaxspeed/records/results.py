@@ -130,6 +130,9 @@ class _Result:
   evaluated_weights: str | None = None
   skipped_steps: _Skipped | None = None
   cost_usd: dict[str, float | None] | None = None
+  eval_images: int | None = None
+  eval_images_skipped: int | None = None
+  train_images_broken: int | None = None
 
 
 @dataclasses.dataclass

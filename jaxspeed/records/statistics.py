@@ -22,6 +22,9 @@ RESULT_KEYS = (
 )
 # A row of a float16 run holds this as well: {"number", "share"} of the steps that were not taken.
 SKIPPED = "skipped_steps"
+# And these, where they were counted: images evaluated and not, training images that were replaced.
+IMAGE_COUNTS = ("eval_images", "eval_images_skipped", "train_images_broken")
+OPTIONAL_KEYS = (SKIPPED, *IMAGE_COUNTS)
 # Of several runs, what each one's row holds; the rest only where it is not the same in all of them.
 _OWN_KEYS = ("seed", "top1", "top5", "seconds", SKIPPED)
 
@@ -40,7 +43,7 @@ def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) 
       images.
   """
   for row in rows:
-    if set(row) - {SKIPPED} != set(RESULT_KEYS):
+    if set(row) - {*OPTIONAL_KEYS} != set(RESULT_KEYS):
       raise ValueError(f"a result row has {sorted(row)}, not {sorted(RESULT_KEYS)}")
   if len({row["evaluated_on"] for row in rows}) > 1:
     raise ValueError("rows of test images and of validation images have no common mean")
@@ -76,7 +79,8 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   target, metric = (rows[0]["config"][name] for name in ("target", "target_metric"))
   accuracies = [row[metric] for row in rows]
   sd = statistics.stdev(accuracies)
-  differing = {key for key in RESULT_KEYS if any(row[key] != rows[0][key] for row in rows)}
+  keys = (*RESULT_KEYS, *IMAGE_COUNTS)
+  differing = {key for key in keys if any(row.get(key) != rows[0].get(key) for row in rows)}
   # Configs differ in the seed alone, which stands beside them.
   kept = {*_OWN_KEYS, *differing} - {"config"}
   seconds = [row["seconds"] for row in rows]
@@ -95,7 +99,8 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "reached": sum(one["to_target"] is not None for one in seconds),
     "seconds_min": _over_runs(min, seconds),
     "runs": [
-      {key: row[key] for key in (*RESULT_KEYS, SKIPPED) if key in kept & row.keys()} for row in rows
+      {key: row[key] for key in (*RESULT_KEYS, *OPTIONAL_KEYS) if key in kept & row.keys()}
+      for row in rows
     ],
     **({SKIPPED: _over_runs(statistics.fmean, skipped)} if skipped else {}),
   }

@@ -49,6 +49,9 @@ class _Row:
   eval_top1: float | None = None
   eval_top5: float | None = None
   skipped_steps: int = 0
+  eval_images: int | None = None
+  eval_images_skipped: int | None = None
+  train_images_broken: int | None = None
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -161,6 +164,8 @@ class Records:
         data_wait: fraction of the training's seconds in which no step was under way because the
           next batch was not there;
         train_seconds, dawn_seconds: of the run; eval_seconds: of this validation;
+        eval_images, eval_images_skipped: those that the accuracies are over, and the others;
+        train_images_broken: of the run so far, those that others took the place of;
         skipped_steps: of the run, those whose float16 gradients overflowed;
         memory_gb: most that a device has held; net_recv_gbit, net_transmit_gbit: a second.
         Other keys reach metrics.jsonl only.

@@ -15,7 +15,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
-from jaxspeed.records.statistics import SKIPPED
+from jaxspeed.records.statistics import IMAGE_COUNTS, SKIPPED
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
@@ -112,6 +112,7 @@ def finish(
     seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
     seed=config.seed,
   )
+  row |= {name: last[name] for name in IMAGE_COUNTS if name in last}
   if state.loss_scale is not None:
     skipped = int(state.loss_scale.skipped)
     if skipped >= step:

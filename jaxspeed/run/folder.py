@@ -14,7 +14,16 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
 
 CONFIG = "config.json"
-_FILES = (CONFIG, "metrics.jsonl", "classes.json", "result.json", OWNER, OWNER_LOCK, LOCK)
+_FILES = (
+  CONFIG,
+  "metrics.jsonl",
+  "classes.json",
+  "result.json",
+  "broken_images.tsv",
+  OWNER,
+  OWNER_LOCK,
+  LOCK,
+)
 _FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
 # What a start leaves that was killed before it wrote its config, and a new disk is born with.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "lost+found")

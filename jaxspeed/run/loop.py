@@ -24,8 +24,9 @@ from jaxspeed.errors import UserError
 from jaxspeed.optim import averaging
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.statistics import RESULT_KEYS, SKIPPED
+from jaxspeed.records.statistics import OPTIONAL_KEYS, RESULT_KEYS
 from jaxspeed.records.writer import open_records
+from jaxspeed.run.broken_images import BrokenImages
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
 from jaxspeed.run.divergence import check_evaluation, check_loss
 from jaxspeed.run.epoch_report import pace_lines, planned_row
@@ -86,6 +87,8 @@ class Run:
     self._save_due = math.inf
     self._decided = Wish.GO_ON  # by all processes, since the last checkpoint
     self._progress_from = (0, time.monotonic())
+    images = {"train": self._plan.train_images, "eval": self._plan.eval_images}
+    self._broken = BrokenImages(folder, images, job.config, watch.begun)
     self._pace: dict[str, float] = {}  # of the epoch that was trained last
     if self._primary:
       claim(folder, job.config)
@@ -98,7 +101,7 @@ class Run:
     if finished is not None:
       # Results of earlier versions do not say which weights they are of.
       row = {key: finished.get(key) for key in RESULT_KEYS}
-      return row | ({SKIPPED: finished[SKIPPED]} if SKIPPED in finished else {})
+      return row | {key: finished[key] for key in OPTIONAL_KEYS if key in finished}
     step = self._restore_or_start()
     self._count_programs()
     self._schedule_save()
@@ -243,6 +246,7 @@ class Run:
     unseen: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = collections.deque()
     for done in self._feed.train(self._carry, self._config.seed, epoch, within):
       self._carry, within = done.carry, done.within
+      self._broken.note(self._feed.take_broken())
       unseen.append((within, done.losses, self._watch.agreement.ask(self._wish())))
       while len(unseen) > (_STEPS_AHEAD if within < steps else 0):
         self._look_at(*unseen.popleft(), epoch=epoch, first=first, steps=steps)
@@ -295,12 +299,13 @@ class Run:
   def _validate_and_record(self, step: int) -> None:
     """The row of the epoch that ended with `step`; afterwards the carry's sums are zero."""
     epoch, _ = self._plan.epoch_of(step - 1)
-    last, lines = step == self._plan.total_steps, list[str]()
+    last = step == self._plan.total_steps
     row = planned_row(self._job, step) | self._pace
     classes = self._config.data.classes
     row |= {f"train_{name}": value for name, value in self._carry.sums.means(classes).items()}
     if (loss_scale := self._carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
+    sums = None
     if last or (epoch + 1) % self._config.eval.every_epochs == 0:
       start = time.monotonic()
       with self._measure("final_validate" if last else "validate"):
@@ -308,7 +313,13 @@ class Run:
       beat()
       row["eval_seconds"] = time.monotonic() - start
       row["evaluated_weights"] = self._plan.evaluated_weights(step)
-      means, lines = check_evaluation(sums, step, classes=classes, last=last)
+    lines = self._settle_broken()
+    row["train_images_broken"] = self._broken.count("train")
+    if sums is not None:
+      row["eval_images"] = int(sums.count)
+      row["eval_images_skipped"] = self._plan.eval_images - int(sums.count)
+      means, said = check_evaluation(sums, step, classes=classes, last=last)
+      lines += said
       row |= {f"eval_{name}": value for name, value in means.items()}
       if self._config.stop_at_target and reaches_target(row, self._config):
         # Only now it is known to be the last.
@@ -321,11 +332,16 @@ class Run:
       self._watch.fence.check()
     self._records.epoch(row)
     self._count_programs()
-    for line in (*lines, *self._feed.report(), *self._pace_lines(step)):
+    for line in (*lines, *self._pace_lines(step)):
       self._records.screen.line(line)
     self._carry = self._carry.replace(
       sums=mesh_lib.replicate(Sums.zero(self._job.accumulation), self._job.mesh)
     )
+
+  def _settle_broken(self) -> list[str]:
+    """Lines on images that any process could not read since the last time; all must call it."""
+    self._broken.note(self._feed.take_broken())
+    return self._broken.settle()
 
   def _pace_lines(self, step: int) -> list[str]:
     stopped = self._stopped_at_target()
@@ -341,6 +357,8 @@ class Run:
     Raises:
       UserError: it could not be saved, and the run may not go on without.
     """
+    for line in self._settle_broken():
+      self._records.screen.line(line)
     try:
       with self._clock.measure("checkpoint"):
         # A run that goes on from here would miss the rows that a full disk has kept waiting.

@@ -1,6 +1,7 @@
 """From a run's folder back to a model: evaluation and prediction."""
 
 import functools
+import logging
 import math
 import os
 import pathlib
@@ -26,6 +27,7 @@ from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_r
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run import checkpoint
+from jaxspeed.run.broken_images import check_evaluated
 from jaxspeed.run.checkpoint import Checkpoints, Restored
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, open_data
 from jaxspeed.steps import eval_step
@@ -34,6 +36,8 @@ from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
+
+_log = logging.getLogger("jaxspeed")
 
 
 def load_config(folder: pathlib.Path) -> ConfigDict:
@@ -119,13 +123,15 @@ def evaluate(
       eval.mode, or several with commas in between.
 
   Returns:
-    For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images", "loss",
-    "top1", "top5", "seconds"}; accuracies as fractions, data where the images come from,
-    evaluated_on and evaluated_weights as in `results.result_row`, seconds without those of
+    For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
+    "images_skipped", "loss", "top1", "top5", "seconds"}; accuracies as fractions, data where the
+    images come from, images those that were evaluated, images_skipped those that could not be
+    read, evaluated_on and evaluated_weights as in `results.result_row`, seconds without those of
     compiling and of finding the images.
 
   Raises:
-    UserError: as `open_run`, a mode that is none, or logits that are not finite.
+    UserError: as `open_run`, a mode that is none, more broken images than data.max_broken lets
+      pass, or logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
@@ -256,7 +262,12 @@ def _rows(
   for config, job, phase in zip(configs, jobs, phases, strict=True):
     run = _prepare_evaluation(data, job, phase, variables)
     start = time.perf_counter()
-    sums = jax.block_until_ready(run())
+    sums, broken = jax.block_until_ready(run())
+    images = int(sums.count)
+    if isinstance(data, ImageSets):
+      images = len(data.sets[phase.copies].eval)
+      for line in check_evaluated(broken, images, config):
+        _log.warning("%s", line)
     means = sums.means(config.data.classes)
     if not math.isfinite(means["loss"]):
       raise UserError(
@@ -269,6 +280,7 @@ def _rows(
         "data": source,
         "evaluated_on": data.evaluated_on,
         "images": int(sums.count),
+        "images_skipped": images - int(sums.count),
         **means,
         "top5": means.get("top5"),
         "seconds": round(time.perf_counter() - start, 3),
@@ -279,7 +291,7 @@ def _rows(
 
 def _prepare_evaluation(
   data: Arrays | ImageSets, job: Job, phase: Phase, variables: Any
-) -> Callable[[], Sums]:
+) -> Callable[[], tuple[Sums, dict[str, str]]]:
   """What evaluates, with its programs compiled."""
   if isinstance(data, ImageSets):
     return prepare_evaluation(data, job, phase, variables)
@@ -289,4 +301,4 @@ def _prepare_evaluation(
   placed = mesh_lib.replicate(padded, job.mesh)
   abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
   program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
-  return lambda: program.call(variables, placed)
+  return lambda: (program.call(variables, placed), {})

@@ -23,6 +23,7 @@ from jaxspeed.models.pretrained import load_pretrained
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.console import counting, silent_console
+from jaxspeed.run.broken_images import check_headers
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
@@ -50,14 +51,16 @@ def open_data(
     phases: of a stream, those whose images are wanted; None: all of the plan.
 
   Raises:
-    UserError: as `open_arrays` and `open_sets`, or images in memory have another size than the
-      config says.
+    UserError: as `open_arrays`, `open_sets` and `check_headers`, or images in memory have another
+      size than the config says.
   """
   data = config.data
   if data.feed == "stream":
     with counting(console or silent_console(), "reading headers") as show:
-      phases = make_plan(config).phases if phases is None else phases
-      sets = open_sets(config, phases, show, follow="data.classes" in follow)
+      wanted = make_plan(config).phases if phases is None else phases
+      sets = open_sets(config, wanted, show, follow="data.classes" in follow)
+    # Who asks for a phase evaluates.
+    check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
     return dataclasses.replace(sets, notes=(*_followed(config, sets), *sets.notes))
   arrays = open_arrays(
     name=data.name,

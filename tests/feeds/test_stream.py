@@ -100,7 +100,7 @@ def test_one_device_counts_as_eight(finished, places):
     plan = plan_of(config, sets, devices=devices)
     job = make_job(config, plan, mesh)
     variables = mesh_lib.replicate(trained, mesh)
-    sums = prepare_evaluation(sets, job, plan.phases[-1], variables)()
+    sums, _ = prepare_evaluation(sets, job, plan.phases[-1], variables)()
     assert int(sums.count) == 13
     losses.append(sums.means(4)["loss"])
   assert losses[0] == pytest.approx(losses[1], rel=EQUAL)
@@ -171,17 +171,71 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   (images / "train" / "class_1" / "001.jpg").write_bytes(b"")
   truncated = images / "val" / "class_2" / "002.jpg"
   truncated.write_bytes(truncated.read_bytes()[:-500])
-  train(toy_stream(images, tmp_path / "cache"), str(tmp_path / "skip"))
+  result = train(toy_stream(images, tmp_path / "cache"), str(tmp_path / "skip"))
   printed = capsys.readouterr().out
   assert "could not be read" in printed
   assert "train/class_1/001.jpg (it is empty)" in printed
   assert "val/class_2/002.jpg (its data are damaged or cut off)" in printed
+  counts = {"eval_images": 12, "eval_images_skipped": 1, "train_images_broken": 1}
+  for row in (result, *read_metrics(tmp_path / "skip")):
+    assert {name: row[name] for name in counts} == counts
+  assert json.loads((tmp_path / "skip" / "result.json").read_text())["eval_images"] == 12
+  told = "(1 of 13 evaluation images skipped, 1 training image replaced)"
+  assert [line.endswith(told) for line in printed.splitlines()].count(True) == 2
+  assert "12 of 13 test images" in printed
+  assert (tmp_path / "skip" / "broken_images.tsv").read_text().splitlines() == [
+    "split\tname\treason",
+    "eval\tval/class_2/002.jpg\tits data are damaged or cut off",
+    "train\ttrain/class_1/001.jpg\tit is empty",
+  ]
   (row,) = evaluate(tmp_path / "skip")
-  assert row["images"] == 12
+  assert (row["images"], row["images_skipped"]) == (12, 1)
   with pytest.raises(UserError, match="class_1/001.jpg .* cannot be decoded"):
     train(
       toy_stream(images, tmp_path / "cache", **{"data.on_error": "raise"}), str(tmp_path / "raise")
     )
+
+
+def test_more_vanished_images_than_max_broken_end_the_run(places, tmp_path):
+  images, run = shutil.copytree(places[0], tmp_path / "images"), tmp_path / "run"
+  config = toy_stream(images, tmp_path / "cache")
+  open_data(config)  # the headers are known
+  for number in (2, 6):
+    (images / "val" / "class_2" / f"00{number}.jpg").unlink()
+    (images / "val" / "class_2" / f"00{number}.jpg").symlink_to("nowhere")
+  gone = "it cannot be read: No such file or directory"
+  with pytest.raises(UserError) as error:
+    train(config, str(run))
+  assert str(error.value) == (
+    f"2 of 13 evaluation images could not be read, and config.data.max_broken=0.01 lets 1 pass: "
+    f"val/class_2/002.jpg ({gone}), val/class_2/006.jpg ({gone}); mend them, or go on without them "
+    f"with --config.data.max_broken=0.1539 ({run / 'broken_images.tsv'} lists all)."
+  )
+  assert (run / "broken_images.tsv").read_text().count(gone) == 2
+  config.data.max_broken = 0.1539
+  result = train(config, str(run))
+  assert (result["eval_images"], result["eval_images_skipped"]) == (11, 2)
+  assert (run / "broken_images.tsv").read_text().count(gone) == 2
+  with pytest.raises(UserError, match="^2 of 13 evaluation images .*lets 0 pass: "):
+    config.data.max_broken = 0.0
+    evaluate(run, config=config)
+
+
+def test_too_many_headers_that_cannot_be_read_are_told_before_anything_is_compiled(
+  places, tmp_path
+):
+  images = shutil.copytree(places[0], tmp_path / "images")
+  for number in (1, 5, 9):
+    (images / "train" / "class_1" / f"00{number}.jpg").write_bytes(b"<html>" * (number == 5))
+  config = toy_stream(images, tmp_path / "cache")
+  sentence = (
+    "^3 of 40 training images in .* lets 1 pass: train/class_1/001.jpg .it is empty.*=0.075 "
+  )
+  with pytest.raises(UserError, match=sentence):
+    train(config, str(tmp_path / "run"))
+  assert not (tmp_path / "run").exists()
+  config.data.max_broken = 0.075
+  assert open_data(config).train_images == {0: 40}
 
 
 def test_noise_needs_no_disk(places, tmp_path):

@@ -1,8 +1,11 @@
 """Images that are read ahead of their turn, many at a time."""
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from jaxtyping import Int64
 
 # Images that a thread reads one after the other: handing each of them over alone would cost 30 us.
 _TOGETHER = 4
@@ -25,7 +28,7 @@ class ReadAhead:
     # Each thread has something to read, whatever the size of the parts.
     self._images = threads * _TOGETHER
 
-  def in_parts(self, parts: Iterator[Sequence[int]]) -> Iterator[list[bytes]]:
+  def in_parts(self, parts: Iterator[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
     """The images of each part, those of the parts behind it under way."""
     under_way: collections.deque[list[Future[list[bytes]]]] = collections.deque()
     images = 0
@@ -43,12 +46,12 @@ class ReadAhead:
     """Ends the threads; what nobody reads yet is not read."""
     self._pool.shutdown(wait=False, cancel_futures=True)
 
-  def _submit(self, part: Sequence[int]) -> list[Future[list[bytes]]]:
+  def _submit(self, part: Int64[np.ndarray, "n"]) -> list[Future[list[bytes]]]:
     groups = [part[i : i + _TOGETHER] for i in range(0, len(part), _TOGETHER)]
     return [self._pool.submit(self._read_group, group) for group in groups]
 
-  def _read_group(self, group: Sequence[int]) -> list[bytes]:
-    return [self._read(int(number)) for number in group]
+  def _read_group(self, group: Int64[np.ndarray, "n"]) -> list[bytes]:
+    return [self._read(number) for number in group.tolist()]
 
   @staticmethod
   def _wait(group: list[Future[list[bytes]]]) -> list[bytes]:

@@ -18,6 +18,14 @@ from jaxspeed.errors import UserError
 _HOPELESS = 8
 
 
+def why_broken(split: Split, number: int) -> str:
+  """Why an image of a split is broken; reads it."""
+  try:
+    return describe_failure(split.read(number))
+  except OSError as error:
+    return describe_unreadable(error)
+
+
 class Repair:
   """What a stream knows of the broken images of its split.
 
@@ -105,10 +113,7 @@ class Repair:
   def reason(self, number: int) -> str:
     """Why an image is broken."""
     if number not in self._reasons:
-      try:
-        self._reasons[number] = describe_failure(self._split.read(number))
-      except OSError as error:
-        self._reasons[number] = describe_unreadable(error)
+      self._reasons[number] = why_broken(self._split, number)
     return self._reasons[number]
 
   def check_length(self, number: int, length: int) -> None:

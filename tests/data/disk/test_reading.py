@@ -2,11 +2,12 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from jaxspeed.data.disk.reading import _TOGETHER, ReadAhead
 
-PARTS = [list(range(i, min(i + 8, 50))) for i in range(0, 50, 8)]
+PARTS = [np.arange(i, min(i + 8, 50)) for i in range(0, 50, 8)]
 
 
 def test_parts_come_in_order_however_long_each_takes():
@@ -31,7 +32,7 @@ def test_it_reads_so_far_ahead_and_no_farther(threads):
   def parts():
     for number in range(1000):
       asked.append(number)
-      yield [number]
+      yield np.array([number])
 
   reader = ReadAhead(lambda _: b"", threads=threads)
   delivered = reader.in_parts(parts())

@@ -1,0 +1,185 @@
+"""Broken images of a run: its file, its processes, and how many it may lose."""
+
+import contextlib
+import threading
+import types
+
+import pytest
+from toy import load_recipe
+
+from jaxspeed.cluster import processes
+from jaxspeed.errors import UserError
+from jaxspeed.run.broken_images import FILE, BrokenImages, allowed, check_evaluated
+
+
+def config(max_broken=0.01):
+  recipe = load_recipe("imagenette.py")
+  recipe.data.max_broken = max_broken
+  return recipe
+
+
+def ledger(folder, max_broken=0.5, keep=lambda: None, **images):
+  return BrokenImages(folder, {"train": 100, "eval": 20} | images, config(max_broken), keep)
+
+
+def lines(folder):
+  return (folder / FILE).read_text().splitlines()
+
+
+def images(kind, count, reason="it is empty"):
+  return {(kind, f"{kind}/{number}.jpg"): reason for number in range(count)}
+
+
+@pytest.mark.parametrize(
+  ("count", "share", "expected"),
+  [(50_000, 0.01, 500), (199, 0.01, 1), (13, 0.01, 1), (13, 0.0, 0), (10**6, 0.0, 0), (9, 1.0, 9)],
+)
+def test_one_image_is_let_pass_unless_the_share_is_0(count, share, expected):
+  assert allowed(count, share) == expected
+
+
+def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
+  broken = ledger(tmp_path)
+  broken.note(images("train", 7) | images("eval", 1, "no\tJPEG\n"))
+  told = broken.settle()
+  assert told[0].startswith("7 training images could not be read, the next one takes the place of")
+  assert "train/4.jpg (it is empty) and 2 more (broken_images.tsv)" in told[0]
+  assert told[1].startswith("1 evaluation image could not be read, they do not count: eval/0.jpg")
+  broken.note(images("train", 8))
+  assert "train/7.jpg" in broken.settle()[0]
+  assert broken.settle() == []
+  assert broken.count("train") == 8 and broken.count("eval") == 1
+  assert lines(tmp_path) == [
+    "split\tname\treason",
+    "eval\teval/0.jpg\tno\\tJPEG\\n",
+    *(f"train\ttrain/{number}.jpg\tit is empty" for number in range(8)),
+  ]
+
+
+def test_a_resumed_run_adds_to_the_list_and_counts_anew_what_is_too_many(tmp_path):
+  first = ledger(tmp_path, max_broken=0.05)
+  first.note(images("train", 4))
+  first.settle()
+  (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "cut off by a ki")
+  again = ledger(tmp_path, max_broken=0.05)
+  assert again.count("train") == 4
+  again.note(images("train", 3) | {("train", "train/new.jpg"): "it is empty"})
+  again.settle()
+  assert len(lines(tmp_path)) == 1 + 5
+  # Who mends images, or lets more pass, goes on with the same folder.
+  last = ledger(tmp_path, max_broken=0.02)
+  last.settle()
+  assert last.count("train") == 5
+
+
+def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
+  kept = []
+  broken = ledger(tmp_path, max_broken=0.05, keep=lambda: kept.append(True))
+  broken.note(images("train", 5))
+  broken.settle()
+  assert not kept
+  with pytest.raises(UserError) as error:
+    broken.note({("train", "train/one more.jpg"): "it is empty"})
+  assert str(error.value).startswith(
+    "6 of 100 training images could not be read, and config.data.max_broken=0.05 lets 5 pass: "
+    "train/0.jpg (it is empty), "
+  )
+  assert "train/4.jpg (it is empty) and 1 more; " in str(error.value)
+  advice = f"--config.data.max_broken=0.06 ({tmp_path / FILE} lists all)."
+  assert str(error.value).endswith(advice)
+  assert kept and len(lines(tmp_path)) == 1 + 6
+  enough = ledger(tmp_path, max_broken=0.06)
+  enough.note(images("train", 6))
+
+
+def test_splits_are_counted_apart(tmp_path):
+  broken = ledger(tmp_path, max_broken=0.1)
+  broken.note(images("train", 10) | images("eval", 2))
+  with pytest.raises(UserError, match="^3 of 20 evaluation images"):
+    broken.note(images("eval", 3))
+
+
+def test_a_full_disk_is_told_and_tried_again(tmp_path, monkeypatch):
+  broken = ledger(tmp_path)
+  broken.note(images("train", 2))
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr("jaxspeed.run.broken_images.write_atomically", full)
+    assert "could not be written (No space left on device)" in broken.settle()[-1]
+  assert broken.settle() == []
+  assert len(lines(tmp_path)) == 1 + 2
+
+
+def test_what_an_evaluation_may_go_without():
+  names = {f"{number}.jpg": "it is empty" for number in range(3)}
+  assert check_evaluated({}, 300, config()) == []
+  (line,) = check_evaluated(names, 300, config())
+  assert line.startswith("3 evaluation images could not be read, they do not count: 0.jpg (it is")
+  with pytest.raises(UserError, match=r"3 of 299 .*lets 2 pass: .*max_broken=0.0101\.$"):
+    check_evaluated(names, 299, config())
+
+
+class Job:
+  """Processes of one run, as threads that meet where `processes.gather_bytes` does."""
+
+  def __init__(self, count, monkeypatch):
+    self.count, self._own = count, threading.local()
+    self._barrier, self._values = threading.Barrier(count, timeout=60), [b""] * count
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "is_primary", lambda: self._own.number == 0)
+    monkeypatch.setattr(processes, "gather_bytes", self._gather)
+
+  def _gather(self, value):
+    self._values[self._own.number] = value
+    self._barrier.wait()
+    gathered = list(self._values)
+    self._barrier.wait()
+    return gathered
+
+  def run(self, work):
+    """What `work(number)` returns or raises in each process."""
+    ends = [None] * self.count
+
+    def one(number):
+      self._own.number = number
+      with contextlib.suppress(threading.BrokenBarrierError):
+        try:
+          ends[number] = work(number)
+        except UserError as error:
+          ends[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(self.count)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    return ends
+
+
+def test_process_0_tells_of_the_images_of_all(tmp_path, monkeypatch):
+  def work(number):
+    broken = ledger(tmp_path)
+    # Each finds its own, and one that both have.
+    broken.note({("train", f"{number}.jpg"): "it is empty", ("eval", "both.jpg"): "it is empty"})
+    told = broken.settle()
+    return types.SimpleNamespace(told=told, count=broken.count("train"))
+
+  first, second = Job(2, monkeypatch).run(work)
+  assert first.count == second.count == 2
+  assert "0.jpg (it is empty), 1.jpg (it is empty)" in first.told[0]
+  assert [line.split("\t")[1] for line in lines(tmp_path)[1:]] == ["both.jpg", "0.jpg", "1.jpg"]
+
+
+def test_all_processes_end_together_where_all_have_lost_too_many(tmp_path, monkeypatch):
+  def work(number):
+    broken = ledger(tmp_path, max_broken=0.05)
+    broken.note({("train", f"{number}/{i}.jpg"): "it is empty" for i in range(3)})  # 5 may be
+    return broken.settle()
+
+  ends = Job(2, monkeypatch).run(work)
+  assert all(isinstance(end, UserError) for end in ends), ends
+  assert all(str(end).startswith("6 of 100 training images") for end in ends)
+  assert len(lines(tmp_path)) == 1 + 6
