@@ -3,9 +3,11 @@
 This is the only module that imports TensorFlow, when a stream is made.
 """
 
+import contextlib
 import functools
 import importlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,10 +37,9 @@ def import_tensorflow() -> Any:
   Raises:
     UserError: it is not installed.
   """
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it logs each image that it cannot decode
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # of no use here, and it logs two lines
   try:
-    with held():
+    with held(), _quiet():
       tf = importlib.import_module("tensorflow")
       _hide_gpus(tf)
   except ImportError as error:
@@ -47,6 +48,26 @@ def import_tensorflow() -> Any:
       "pip install 'jaxspeed[imagenet]'."
     ) from error
   return tf
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """A level of TensorFlow's log, which it reads when it is loaded, without each broken image.
+
+  It writes two lines on each, without a name; a stream names and counts them. JAX sets the level 1
+  for itself when it is imported, which must not count for TensorFlow; another one is the user's.
+  """
+  name = "TF_CPP_MIN_LOG_LEVEL"
+  before = os.environ.get(name)
+  if before in (None, "1"):
+    os.environ[name] = "3"
+  try:
+    yield
+  finally:
+    if before is None:
+      os.environ.pop(name, None)
+    else:
+      os.environ[name] = before
 
 
 @functools.cache

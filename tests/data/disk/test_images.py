@@ -41,11 +41,23 @@ needs_tensorflow = pytest.mark.skipif(
 
 
 @needs_tensorflow
-def test_tensorflow_is_imported_without_a_word():
-  # Two to five lines on a machine without CUDA, which no level of its log keeps back.
-  code = "from jaxspeed.data.disk.images import import_tensorflow; import_tensorflow()"
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-  assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_tensorflow_says_nothing_when_imported_and_of_broken_images(tmp_path):
+  # Two to five lines on a machine without CUDA, which no level of its log keeps back, and two on
+  # each broken image: the level that JAX sets for itself lets them through.
+  (tmp_path / "cut.jpg").write_bytes(encode(ramp())[:-100])
+  code = (
+    "import sys, jax\n"
+    "from jaxspeed.data.disk.images import import_tensorflow\n"
+    "tf = import_tensorflow()\n"
+    "try:\n"
+    "  tf.io.decode_jpeg(tf.io.read_file(sys.argv[1]))\n"
+    "except tf.errors.InvalidArgumentError:\n"
+    "  print('broken')\n"
+  )
+  command = [sys.executable, "-c", code, str(tmp_path / "cut.jpg")]
+  environment = {name: value for name, value in os.environ.items() if name[:7] != "TF_CPP_"}
+  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "broken\n", "")
 
 
 def ramp(width=48, height=48):
