@@ -1,8 +1,7 @@
 """Which fields of a config have no effect beside the others, and why: one table.
 
-Who sets a field that cannot change anything is told so: on the command line with a UserError, in a
-recipe with a line. A field that a recipe sets and the command line makes idle is left in peace: who
-gives --config.average.kind=none need not take average.decay back.
+A field that cannot change anything is refused on the command line, and gets a line in a recipe. One
+that a recipe sets and the command line makes idle is accepted.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -76,8 +75,8 @@ _NO_PIECES = "set --config.schedule.pieces='()' for a rate that rises and falls 
 RULES = (
   # Data.
   Rule(
-    "data.antialias data.on_error data.max_broken data.read_threads data.synthetic "
-    "augment.min_scale eval.image_size eval.resize",
+    "data.antialias data.on_error data.max_broken data.read_threads data.synthetic eval.image_size "
+    "eval.resize augment.min_scale",
     "data.feed",
     _streams,
     "it is of a stream",

@@ -63,11 +63,9 @@ class Data(Group):
   on_error: Literal["skip", "raise"] = "skip"
   """skip: an image that cannot be read is replaced and named; raise: it ends the run"""
   max_broken: kinds.Share = 0.01
-  """share of a split's images above which unreadable ones end the run; one is let pass unless it
-  is 0"""
+  """share of a split's images that may be unreadable; above 0, one image may always be"""
   read_threads: Annotated[int, Field(ge=1, le=1024)] = 64
-  """images of a stream that are read at a time, ahead of the decoding: a network disk answers each
-  after its latency"""
+  """images of a stream that are read at a time, which hides a network disk's latency"""
   synthetic: bool = False
   """noise in place of a stream: what the machine does without its disk"""
 
