@@ -4,7 +4,7 @@ import abc
 import collections
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,38 +152,16 @@ class Stream(abc.ABC):
 
   def _start(self) -> None:
     """Begins to decode at the first batch that is not delivered yet."""
-    tf = self._tf
     self._pending = collections.deque()
     chunk = min(self._batch, _CHUNK)
-    parts = (self._steps - self._delivered) * -(-self._batch // chunk)
-    load = functools.partial(self._load, self._loaded(self._pending, chunk))
-    types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in self._window_types)]
-    shapes = [(), *(shape for _, shape in self._window_types)]
-    mixed = self._repair.mixed
-
-    @tf.autograph.experimental.do_not_convert
-    def load_part(number: Any) -> tuple[Any, ...]:
-      arrays = tf.numpy_function(load, [number], types)
-      for array, shape in zip(arrays, shapes, strict=True):
-        array.set_shape((None, *shape))
-      return tuple(arrays)
-
-    @tf.autograph.experimental.do_not_convert
-    def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
-      return self._finish(encoded, *windows, mixed=mixed), tf.strings.length(encoded)
-
-    threads = len(os.sched_getaffinity(0))
-    options = tf.data.Options()
-    options.deterministic = True
-    options.autotune.enabled = False
-    options.experimental_warm_start = True  # decodes from now on, not from the first next()
-    options.threading.private_threadpool_size = threads
-    options.threading.max_intra_op_parallelism = 1
-    # Of about 1,200 us of an image, 41 are spent around its decoding, 64 with from_generator.
-    dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
-    dataset = dataset.map(decode, num_parallel_calls=threads)
-    dataset = dataset.batch(self._batch).prefetch(_PREFETCHED)
-    self._batches = iter(dataset.with_options(options))
+    self._batches = _decoded(
+      self._tf,
+      functools.partial(self._load, self._loaded(self._pending, chunk)),
+      functools.partial(self._finish, mixed=self._repair.mixed),
+      self._window_types,
+      parts=(self._steps - self._delivered) * -(-self._batch // chunk),
+      batch=self._batch,
+    )
 
   def _load(self, loaded: Iterator[tuple[np.ndarray, ...]], _: int) -> tuple[np.ndarray, ...]:
     """What the graph needs for the next part of a batch."""
@@ -247,3 +225,50 @@ class Stream(abc.ABC):
       raise error
     self._restarted_at = self._delivered
     self._start()
+
+
+def _decoded(
+  tf: Any,
+  load: Callable[[int], tuple[np.ndarray, ...]],
+  finish: Callable[..., Any],
+  window_types: Sequence[tuple[type, tuple[int, ...]]],
+  *,
+  parts: int,
+  batch: int,
+) -> Iterator[tuple[Any, Any]]:
+  """Batches of decoded images and of their encoded lengths, made ahead by threads of TensorFlow.
+
+  Args:
+    tf: TensorFlow.
+    load: returns the encoded images of the next part and their windows; called for one at a time.
+    finish: TensorFlow's operations on an encoded image and its windows.
+    window_types: dtype and shape of each window of an image.
+    parts: how often `load` is called.
+    batch: images of a batch.
+  """
+  types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in window_types)]
+  shapes = [(), *(shape for _, shape in window_types)]
+
+  @tf.autograph.experimental.do_not_convert
+  def load_part(number: Any) -> tuple[Any, ...]:
+    arrays = tf.numpy_function(load, [number], types)
+    for array, shape in zip(arrays, shapes, strict=True):
+      array.set_shape((None, *shape))
+    return tuple(arrays)
+
+  @tf.autograph.experimental.do_not_convert
+  def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
+    return finish(encoded, *windows), tf.strings.length(encoded)
+
+  threads = len(os.sched_getaffinity(0))
+  options = tf.data.Options()
+  options.deterministic = True
+  options.autotune.enabled = False
+  options.experimental_warm_start = True  # decodes from now on, not from the first next()
+  options.threading.private_threadpool_size = threads
+  options.threading.max_intra_op_parallelism = 1
+  # Of about 1,200 us of an image, 41 are spent around its decoding, 64 with from_generator.
+  dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
+  dataset = dataset.map(decode, num_parallel_calls=threads)
+  dataset = dataset.batch(batch).prefetch(_PREFETCHED)
+  return iter(dataset.with_options(options))

@@ -121,19 +121,11 @@ class Follower:
       self._unmark()
       copies.write_record(self.folder, name, before)
     if missing:
-      self._refuse_originals(name)
+      _refuse_originals(self.folder / name, self._source / name)
       (self.folder / name).mkdir(parents=True, exist_ok=True)
       self._left[name] = len(missing)
       self._due[name] = time.monotonic() + _SECONDS
     return missing
-
-  def _refuse_originals(self, name: str) -> None:
-    """Raises a UserError where a link would have copies written over their originals."""
-    with contextlib.suppress(FileNotFoundError):
-      if os.path.samefile(self.folder / name, self._source / name):
-        raise UserError(
-          f"{self.folder / name} is the folder of the originals: remove that link and run again."
-        )
 
   def plan_others(self, names: Sequence[str]) -> None:
     """Finds the copies, and other images, of classes that have no originals.
@@ -231,6 +223,13 @@ class Follower:
     """
     images = {split: self._copies[split] for split in splits}
     copies.write_mark(self.folder, images, sum(map(len, self.orphans.values())))
+
+
+def _refuse_originals(folder: pathlib.Path, originals: pathlib.Path) -> None:
+  """Raises a UserError where a link would have copies written over their originals."""
+  with contextlib.suppress(FileNotFoundError):
+    if os.path.samefile(folder, originals):
+      raise UserError(f"{folder} is the folder of the originals: remove that link and run again.")
 
 
 def remove_copy(path: pathlib.Path) -> bool:
