@@ -12,7 +12,6 @@ decode, become PNG.
 """
 
 import dataclasses
-import functools
 import io
 import os
 import pathlib
@@ -23,12 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt32
 
 from jaxspeed.data.disk.copies import Facts, facts_of
 from jaxspeed.data.disk.imageset import ImageSet, Split
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.tfrecord import FILE_NAME, crc32c
+from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
 from jaxspeed.data.prepare.index import Broken, broken_headers
 from jaxspeed.data.prepare.packing import (
   PackedFolder,
@@ -50,10 +48,8 @@ from jaxspeed.files import dump_json, expanded, open_regular
 VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024
-# What a process holds of a shard; 4,096 blocks are checksummed side by side.
+# What a process holds of a shard.
 _GROUP_BYTES = 1 << 24
-_BLOCK = 1 << 12
-_MASK_DELTA = np.uint32(0xA282EAD8)
 _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
 _NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
@@ -247,55 +243,12 @@ def _varint(value: int) -> bytes:
 
 def make_frames(records: Sequence[bytes]) -> bytes:
   """TFRecords: of each record its length (8 bytes), that's checksum (4), data, its checksum (4)."""
-  lengths = [struct.pack("<Q", len(record)) for record in records]
-  frames = zip(lengths, _masked(crc32c(lengths)), records, _masked(checksums(records)), strict=True)
-  return b"".join(part for frame in frames for part in frame)
-
-
-def _masked(values: UInt32[np.ndarray, "n"]) -> list[bytes]:
-  """The four bytes of each checksum, as TensorFlow stores it beside its data."""
-  masked = ((values >> 15) | (values << 17)) + _MASK_DELTA
-  return [value.tobytes() for value in masked.astype("<u4")]
-
-
-def checksums(records: Sequence[bytes]) -> UInt32[np.ndarray, "n"]:
-  """CRC32C of each record: of all their blocks side by side, then joined.
-
-  Records of 100 KB are too few in memory to be checksummed side by side as wholes: 23 MB/s, where
-  blocks reach 334 (results/input_decisions.json).
-  """
-  cuts = [[*range(len(record), 0, -_BLOCK), 0][::-1] for record in records]
-  blocks = [
-    memoryview(record)[start:end]
-    for record, cut in zip(records, cuts, strict=True)
-    for start, end in zip(cut[:-1], cut[1:], strict=True)
-  ]
-  of_blocks = iter(crc32c(blocks).tolist())
-  tables = _advance_tables()
-  joined = []
-  for cut in cuts:
-    value = 0
-    for _ in cut[1:]:
-      value = next(of_blocks) ^ functools.reduce(
-        int.__xor__, (table[value >> 8 * i & 0xFF] for i, table in enumerate(tables))
-      )
-    joined.append(value)
-  return np.array(joined, np.uint32)
-
-
-@functools.cache
-def _advance_tables() -> list[list[int]]:
-  """For each byte of the checksum of any A: what becomes of it when a block of zeros is appended.
-
-  CRC32C(A + B) = CRC32C(A + zeros) ^ CRC32C(zeros) ^ CRC32C(B) for B and zeros of one length, and
-  CRC32C(A + zeros) is that of the zeros with CRC32C(A) over their first four bytes.
-  """
-  zeros = bytes(_BLOCK)
-  bits = [struct.pack("<I", 1 << bit) + zeros[4:] for bit in range(32)]
-  columns = (crc32c(bits) ^ crc32c([zeros])).reshape(4, 8)
-  values = np.arange(256)[:, None] >> np.arange(8) & 1
-  products = (values.astype(np.uint32) * each for each in columns)
-  return [functools.reduce(np.bitwise_xor, product.T).tolist() for product in products]
+  return b"".join(
+    part
+    for record in records
+    for content in (struct.pack("<Q", len(record)), record)
+    for part in (content, struct.pack("<I", masked_checksum(content)))
+  )
 
 
 def _write_info(
