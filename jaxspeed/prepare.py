@@ -24,6 +24,7 @@ from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
+from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.records.console import counting, make_console
@@ -73,7 +74,7 @@ def main() -> None:
       others = {flag.name: flag for each in flags_of.values() for flag in each}
       unused = [flag for name, flag in others.items() if name not in own]
       command_line.without_effect(f"with {command}", *unused)
-    processes = _cores() if workers.value is None else workers.value
+    processes = usable_cpus() if workers.value is None else workers.value
     if command == "resize":
       source, destination = _folders(command, folders, "SRC", "DST")
       _resize(
@@ -129,13 +130,6 @@ def _to_sizes(given: Sequence[str]) -> list[int]:
       f"--sizes={','.join(given)}: name short sides in pixels, as in --sizes=160,352."
     )
   return [int(each) for each in given]
-
-
-def _cores() -> int:
-  """Those that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _resize(

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.devices.flops import count_flops
 from jaxspeed.errors import UserError
 
@@ -139,7 +140,7 @@ def compiling_threads() -> int:
   XLA times kernels on a GPU while it compiles: two at once would disturb, and take memory from,
   each other. To be raised when it has been measured on one.
   """
-  return (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+  return usable_cpus() if jax.default_backend() == "cpu" else 1
 
 
 class Ahead:

@@ -2,11 +2,12 @@
 
 import functools
 import importlib.metadata
-import os
 import pathlib
 import platform
 import re
 import subprocess
+
+from jaxspeed.devices.cpus import usable_cpus
 
 
 def describe_device() -> str:
@@ -16,9 +17,8 @@ def describe_device() -> str:
   devices = jax.devices()
   if devices[0].platform != "cpu":
     return f"{len(devices)} x {devices[0].device_kind}"
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   virtual = f", {len(devices)} devices" if len(devices) > 1 else ""
-  return f"CPU: {_cpu_name()} ({cores} cores{virtual})"
+  return f"CPU: {_cpu_name()} ({usable_cpus()} cores{virtual})"
 
 
 def _cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:

@@ -3,7 +3,6 @@
 import abc
 import collections
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.reading import ReadAhead
 from jaxspeed.data.disk.repair import Repair
 from jaxspeed.data.formats import pixels
+from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 
 _PREFETCHED = 2
@@ -260,7 +260,7 @@ def _decoded(
   def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
     return finish(encoded, *windows), tf.strings.length(encoded)
 
-  threads = len(os.sched_getaffinity(0))
+  threads = usable_cpus()
   options = tf.data.Options()
   options.deterministic = True
   options.autotune.enabled = False

@@ -23,6 +23,7 @@ from jaxtyping import Int64
 
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import find_records, parse_example
+from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, open_regular, parse_json
 
@@ -158,7 +159,7 @@ def scan(jobs: Sequence[Job], images: int) -> Generator[Int64[np.ndarray, "n col
   Raises:
     UserError: a file cannot be opened, or a shard is damaged.
   """
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+  cores = usable_cpus()
   if images >= _IMAGES_FOR_PROCESSES and sys.executable:
     yield from _scan_in_processes(jobs, min(cores, len(jobs)))
   else:
