@@ -4,7 +4,7 @@
 
 Source: hiverge/cifar10-speedrun at 06c6072 of 17 October 2025; 5cd49b1, of September, has 7.59
 epochs and trains the whitening bias for 0.19. Published: 1.98 s on one A100 (94.02 %, standard
-deviation 0.13 %, 2,000 runs), of whitening, training and evaluation. Ours: 94.04 % (one run,
+deviation 0.13 %, 2,000 runs), of whitening, training and evaluation. Ours: 93.93 % (one run,
 float32, two cores of a CPU, results/cifar10.json); not yet timed on a GPU.
 """
 

@@ -17,6 +17,9 @@ FLOORS = 8
 # Files at the top that are no commands.
 GROUND = {"", "errors", "files"}
 
+# The most lines of a file, a function and a class.
+LINES = {ast.Module: 400, ast.FunctionDef: 80, ast.ClassDef: 200}
+
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
 
@@ -140,6 +143,16 @@ def test_the_folders_hold_no_code():
   for name in FOLDERS:
     for node in PARSED[name].body:
       assert isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant)
+
+
+@pytest.mark.parametrize("path", SOURCES.values(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_functions_and_classes_are_short(path):
+  text = path.read_text()
+  assert text.count("\n") <= LINES[ast.Module]
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+      most = LINES[ast.ClassDef if isinstance(node, ast.ClassDef) else ast.FunctionDef]
+      assert node.end_lineno - node.lineno < most, node.name
 
 
 def test_the_tests_mirror_the_folders():
