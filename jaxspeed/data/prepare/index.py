@@ -13,7 +13,7 @@ from jaxspeed.data.disk import sizes
 from jaxspeed.data.disk.imageset import ImageSet, open_images
 from jaxspeed.data.prepare.writing import waiting_for, writing
 from jaxspeed.errors import UserError
-from jaxspeed.files import expanded
+from jaxspeed.files import TEMPORARY, expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,13 @@ def remove_indices(root: pathlib.Path) -> None:
     UserError: there is more than indices hold.
     OSError: it cannot be removed.
   """
+  own = root / ".jaxspeed"
   for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
-    for each in (root / ".jaxspeed").glob(stale):
+    for each in own.glob(stale):
+      _refuse_strangers(each)
+      shutil.rmtree(each)
+  for each in own.glob(f"{TEMPORARY}*"):
+    if each.is_dir():  # a file is that of a mark or of settings
       _refuse_strangers(each)
       shutil.rmtree(each)
 

@@ -92,8 +92,10 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
   except FileNotFoundError:
     return set()
   for name in names:
-    if name.startswith(TEMPORARY):
-      os.unlink(os.path.join(folder, name))
+    path = os.path.join(folder, name)
+    # A folder is an index that was being written; `remove_indices` removes it.
+    if name.startswith(TEMPORARY) and not os.path.isdir(path):
+      os.unlink(path)
   return set(names)
 
 

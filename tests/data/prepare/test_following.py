@@ -14,6 +14,7 @@ from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.disk.sets import open_sets
 from jaxspeed.data.prepare import following
 from jaxspeed.data.prepare import resize as resize_module
+from jaxspeed.data.prepare.index import write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.errors import UserError
@@ -214,6 +215,20 @@ def test_a_kill_between_leaves_no_lie(tmp_path, source, monkeypatch):
       train(source)
   assert 3 < last < 99
   assert tree(out) == expected and train(source) == ()
+
+
+def test_what_a_kill_leaves_of_an_index_goes(tmp_path, source):
+  """`files.new_folder` fills a folder of a temporary name, which a kill leaves."""
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8,))
+  folder = pack(source, tmp_path).folder
+  for own in (out / "8/.jaxspeed", folder / ".jaxspeed"):
+    write(own / ".jaxspeed-0123456789abcdef", {"width.npy": b"half of it"})
+  assert resize(source, out, sizes=(8,)).read == 0
+  assert pack(source, tmp_path).written == 0
+  for root in (out / "8", folder):
+    write_index(root)
+    assert sorted(path.name for path in (root / ".jaxspeed").glob("*-*")) == []
 
 
 def test_records_are_written_while_a_class_is_being_made(tmp_path, source, monkeypatch):
