@@ -121,7 +121,7 @@ class Follower:
       self._unmark()
       copies.write_record(self.folder, name, before)
     if missing:
-      _refuse_originals(self.folder / name, self._source / name)
+      _refuse_originals(self.folder / name, self._source, name)
       (self.folder / name).mkdir(parents=True, exist_ok=True)
       self._left[name] = len(missing)
       self._due[name] = time.monotonic() + _SECONDS
@@ -225,11 +225,15 @@ class Follower:
     copies.write_mark(self.folder, images, sum(map(len, self.orphans.values())))
 
 
-def _refuse_originals(folder: pathlib.Path, originals: pathlib.Path) -> None:
-  """Raises a UserError where a link would have copies written over their originals."""
+def _refuse_originals(folder: pathlib.Path, source: pathlib.Path, name: str) -> None:
+  """Raises a UserError where a link would have copies written over originals."""
   with contextlib.suppress(FileNotFoundError):
-    if os.path.samefile(folder, originals):
+    if os.path.samefile(folder, source / name):
       raise UserError(f"{folder} is the folder of the originals: remove that link and run again.")
+  if (target := folder.resolve()).is_relative_to(source.resolve()):
+    raise UserError(
+      f"{folder} leads to {target}, among the originals: remove that link and run again."
+    )
 
 
 def remove_copy(path: pathlib.Path) -> bool:

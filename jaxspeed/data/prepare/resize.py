@@ -144,6 +144,7 @@ def resize(
         f"the copies of {size} pixels would be written into {destination / str(size)}, where the "
         f"images of {source} are read: name another folder."
       )
+    refuse_inside(destination / str(size), source)  # a link may lead there
   others: collections.Counter[str] = collections.Counter()
   classes = _list_source(source, others)
   with holding(destination), writing(destination):

@@ -144,6 +144,15 @@ def test_nothing_behind_a_link_is_removed_or_written(tmp_path, source):
   with pytest.raises(UserError, match="train/b is the folder of the originals: remove that link"):
     resize(source, out, sizes=(8,))
   assert tree(source) == before
+  (out / "8/train/b").unlink()
+  (out / "8/train/b").symlink_to(source / "train/c")  # whose images have the same names
+  with pytest.raises(UserError, match="train/b leads to .*set/train/c, among the originals: rem"):
+    resize(source, out, sizes=(8,))
+  (tmp_path / "linked").mkdir()
+  (tmp_path / "linked/8").symlink_to(source / "val")
+  with pytest.raises(UserError, match="linked/8 lies inside .*set, whose images are read"):
+    resize(source, tmp_path / "linked", sizes=(8,))
+  assert tree(source) == before
 
 
 def test_the_copy_of_an_image_that_is_now_broken_goes(tmp_path, source):
