@@ -1,7 +1,8 @@
 """Shards that follow their images: of what each was packed, and which are to be packed again.
 
 FOLDER/.jaxspeed holds shards.json, the source and the number of shards asked for, and for each
-shard originals/FILE: the names, labels, sizes and times of its images as they were read.
+shard originals/FILE: its bytes, and the names, labels, sizes and times of its images as they were
+read.
 """
 
 import dataclasses
@@ -106,7 +107,10 @@ class PackedFolder:
 
   def _fits(self, shard: Shard, facts: Mapping[str, Facts]) -> bool:
     try:
-      stored = load_json(_record(shard))["images"]
+      record = load_json(_record(shard))
+      if record["bytes"] != os.path.getsize(shard.path):
+        return False  # a copy of the folder was cut off, or the disk lost a part
+      stored = record["images"]
       return [(name, label) for name, label, _, _ in stored] == list(
         zip(shard.names, shard.labels, strict=True)
       ) and all(same((size, time), facts[name]) for name, _, size, time in stored)
@@ -123,9 +127,10 @@ def write_recorded(shard: Shard, facts: Sequence[Facts]) -> None:
   images = [
     (name, label, *fact) for name, label, fact in zip(shard.names, shard.labels, facts, strict=True)
   ]
+  content = {"bytes": os.path.getsize(shard.path), "images": images}
   path = _record(shard)
   path.parent.mkdir(parents=True, exist_ok=True)
-  write_whole(path, [dump_json({"images": images}).encode()])
+  write_whole(path, [dump_json(content).encode()])
 
 
 def forget(shard: Shard) -> None:

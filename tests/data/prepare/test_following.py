@@ -388,6 +388,15 @@ def test_shards_that_are_being_packed_again_are_no_set(tmp_path, source, monkeyp
   assert pack(source, tmp_path, shards=3).written == 4
 
 
+def test_a_shard_that_was_cut_off_is_packed_again(tmp_path, source):
+  folder = pack(source, tmp_path, shards=3).folder
+  before = tree(folder)
+  path = folder / "set-train.tfrecord-00001-of-00003"
+  path.write_bytes(path.read_bytes()[:-100])
+  assert pack(source, tmp_path, shards=3).written == 4
+  assert tree(folder) == before
+
+
 def test_shards_of_another_source_are_refused(tmp_path, source):
   pack(source, tmp_path)
   source.rename(tmp_path / "moved")  # the names are the same
