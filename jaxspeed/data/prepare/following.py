@@ -46,7 +46,7 @@ class Follower:
       quality: of the JPEGs.
 
     Raises:
-      UserError: there are copies of another quality, or images that are no such copies.
+      UserError: there are copies of another quality or source, or images that are no such copies.
     """
     self.folder = folder
     self.orphans: dict[str, list[str]] = {}
@@ -64,6 +64,12 @@ class Follower:
       raise UserError(
         f"{folder} holds copies of quality {self._stored.quality}, not {quality}: write "
         f"--quality={self._stored.quality}, remove it, or name another folder."
+      )
+    before = self._stored.source if self._stored is not None else ""
+    # Sizes and times tell images of one folder apart, not those of two; a moved folder is one.
+    if os.path.isdir(before) and not os.path.samefile(before, source):
+      raise UserError(
+        f"{folder} holds copies of {before}, not of {source}: remove it, or name another folder."
       )
     if self._stored is None and any((folder / split).exists() for split in copies.SPLITS):
       raise UserError(

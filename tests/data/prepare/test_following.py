@@ -226,6 +226,20 @@ def test_a_kill_between_leaves_no_lie(tmp_path, source, monkeypatch):
   assert tree(out) == expected and train(source) == ()
 
 
+def test_copies_of_another_source_stay_what_they_are(tmp_path, source):
+  out = tmp_path / "copies"
+  resize(source, out, sizes=(8,))
+  before = tree(out)
+  other = write(tmp_path / "other", {name: jpeg(i) for i, name in enumerate(NAMES[1:])})
+  for name in NAMES[1:]:
+    os.utime(other / name, ns=(0, (source / name).stat().st_mtime_ns))
+  with pytest.raises(UserError, match="/8 holds copies of .*/set, not of .*/other: remove it, or"):
+    resize(other, out, sizes=(8,), prune=True)
+  assert tree(out) == before
+  source.rename(tmp_path / "moved")
+  assert resize(tmp_path / "moved", out, sizes=(8,)).read == 0
+
+
 def test_what_a_kill_leaves_of_an_index_goes(tmp_path, source):
   """`files.new_folder` fills a folder of a temporary name, which a kill leaves."""
   out = tmp_path / "set-sz"
