@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster.watchdog import beat
@@ -16,6 +17,7 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.noise import NoiseEvaluation
+from jaxspeed.data.disk.repair import why_broken
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.devices import mesh as mesh_lib
@@ -100,7 +102,10 @@ def run_evaluation(
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
       beat()
-  return sums, {split.name(i): reason for i, reason in stream.broken.items()}
+  # Images without a header have no place in any batch.
+  headless = np.flatnonzero(split.width == 0).tolist()
+  broken = stream.broken | {number: why_broken(split, number) for number in headless}
+  return sums, {split.name(i): reason for i, reason in sorted(broken.items())}
 
 
 def _eval_stream(job: Job, evaluation: Evaluation) -> Any:

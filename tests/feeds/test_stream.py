@@ -171,25 +171,31 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   (images / "train" / "class_1" / "001.jpg").write_bytes(b"")
   truncated = images / "val" / "class_2" / "002.jpg"
   truncated.write_bytes(truncated.read_bytes()[:-500])
-  result = train(toy_stream(images, tmp_path / "cache"), str(tmp_path / "skip"))
+  (images / "val" / "class_3" / "003.jpg").write_bytes(b"")  # is in no batch
+  config = toy_stream(images, tmp_path / "cache", **{"data.max_broken": 0.16})
+  result = train(config, str(tmp_path / "skip"))
   printed = capsys.readouterr().out
   assert "could not be read" in printed
   assert "train/class_1/001.jpg (it is empty)" in printed
   assert "val/class_2/002.jpg (its data are damaged or cut off)" in printed
-  counts = {"eval_images": 12, "eval_images_skipped": 1, "train_images_broken": 1}
+  assert "val/class_3/003.jpg (it is empty)" in printed
+  counts = {"eval_images": 11, "eval_images_skipped": 2, "train_images_broken": 1}
   for row in (result, *read_metrics(tmp_path / "skip")):
     assert {name: row[name] for name in counts} == counts
-  assert json.loads((tmp_path / "skip" / "result.json").read_text())["eval_images"] == 12
-  told = "(1 of 13 evaluation images skipped, 1 training image replaced)"
+  assert json.loads((tmp_path / "skip" / "result.json").read_text())["eval_images"] == 11
+  told = "(2 of 13 evaluation images skipped, 1 training image replaced)"
   assert [line.endswith(told) for line in printed.splitlines()].count(True) == 2
-  assert "12 of 13 test images" in printed
+  assert "11 of 13 test images" in printed
   assert (tmp_path / "skip" / "broken_images.tsv").read_text().splitlines() == [
     "split\tname\treason",
     "eval\tval/class_2/002.jpg\tits data are damaged or cut off",
+    "eval\tval/class_3/003.jpg\tit is empty",
     "train\ttrain/class_1/001.jpg\tit is empty",
   ]
   (row,) = evaluate(tmp_path / "skip")
-  assert (row["images"], row["images_skipped"]) == (12, 1)
+  assert (row["images"], row["images_skipped"]) == (11, 2)
+  with pytest.raises(UserError, match="^2 of 13 evaluation images .*lets 1 pass: "):
+    evaluate(tmp_path / "skip", config=toy_stream(images, tmp_path / "cache"))
   with pytest.raises(UserError, match="class_1/001.jpg .* cannot be decoded"):
     train(
       toy_stream(images, tmp_path / "cache", **{"data.on_error": "raise"}), str(tmp_path / "raise")
