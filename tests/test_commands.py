@@ -218,7 +218,7 @@ def test_mistakes_of_the_other_commands(module, arguments, words):
 
 def test_importing_the_package_imports_neither_tensorflow_nor_torch():
   code = (
-    "import sys, jaxspeed, jaxspeed.run.loop, jaxspeed.run.restore\n"
+    "import sys, jaxspeed, jaxspeed.run.trainer, jaxspeed.run.restore\n"
     "print([m for m in ('tensorflow', 'torch', 'tensorboard') if m in sys.modules])"
   )
   done = subprocess.run(

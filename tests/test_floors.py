@@ -172,10 +172,10 @@ def test_circles_and_chains_are_found():
 
 def test_imports_of_every_form_are_seen():
   tree = ast.parse(
-    "import jaxspeed.run.loop\nfrom jaxspeed.steps import update as u\n"
+    "import jaxspeed.run.trainer\nfrom jaxspeed.steps import update as u\n"
     "def f():\n  from jaxspeed.data.batch import Batch\n"
   )
-  assert own_imports(tree) - FOLDERS == {"run.loop", "steps.update", "data.batch"}
+  assert own_imports(tree) - FOLDERS == {"run.trainer", "steps.update", "data.batch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

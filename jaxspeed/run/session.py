@@ -37,8 +37,8 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.finish import finished_result
-from jaxspeed.run.loop import Run, Watch
 from jaxspeed.run.setup import FOLLOWING, Feed, claim, make_feed, open_data, plan_of, resolve
+from jaxspeed.run.trainer import Trainer, Watch
 from jaxspeed.steps.spec import Job, make_job
 
 
@@ -295,6 +295,6 @@ def _run_all(
       # What the runs share is on the first one's clock; a later one's process begins with it.
       clock = Clock(later=True)
     run_job = dataclasses.replace(job, config=run_config)
-    run = Run(run_job, feed, run_folder, clock, class_names, watch)
+    run = Trainer(run_job, feed, run_folder, clock, class_names, watch)
     rows.append(run.to_the_end())
   return rows

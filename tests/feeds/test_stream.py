@@ -30,11 +30,11 @@ from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.results import mean_pace
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import Checkpoints
-from jaxspeed.run.loop import Run
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
+from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import make_job
 
 pytest.importorskip("tensorflow")
@@ -123,7 +123,7 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
       raise Killed
 
   monkeypatch.setattr(Checkpoints, "save", save_then_die)
-  monkeypatch.setattr("jaxspeed.run.loop._STEPS_AHEAD", 0)  # so that each step is saved
+  monkeypatch.setattr("jaxspeed.run.trainer._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(config, str(folder))
   monkeypatch.setattr(Checkpoints, "save", save)
@@ -556,7 +556,7 @@ def three_sizes(images, cache, **fields):
 
 
 def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, capsys, monkeypatch):
-  train_epoch, in_clock = Run._train_epoch, []
+  train_epoch, in_clock = Trainer._train_epoch, []
 
   def counted(self, step):
     compiled_here.clear()
@@ -566,7 +566,7 @@ def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, caps
       raise KeyboardInterrupt
     return done
 
-  monkeypatch.setattr(Run, "_train_epoch", counted)
+  monkeypatch.setattr(Trainer, "_train_epoch", counted)
   config = three_sizes(*places)
   with pytest.raises(KeyboardInterrupt):
     train(config, str(tmp_path / "three"))

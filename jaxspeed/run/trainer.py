@@ -58,7 +58,7 @@ class Watch:
   begun: Callable[[], None]
 
 
-class Run:
+class Trainer:
   """One seed from wherever its folder stands to its result."""
 
   def __init__(
