@@ -70,15 +70,18 @@ def accuracies(feed: Feed, plan: Plan, seed: int) -> dict[str, list[float]]:
   }
   averages = dict.fromkeys(RULES, weights_of(carry))
   rows: dict[str, list[float]] = {"live": [], **{name: [] for name in RULES}}
-  for epoch in range(plan.epochs):
-    for steps in feed.train(carry, seed, epoch, 0):
+  first = 0
+  while first < plan.total_steps:
+    end = plan.end_of_epoch(first)
+    for steps in feed.train(carry, seed, first, end):
       carry = steps.carry
       live, number = weights_of(carry), int(carry.state.step) - 1
       for name, keep in keeps.items():
         averages[name] = mixed(averages[name], live, np.float32(keep[number]))
     for name, weights in (averages | {"live": live}).items():
       placed = mesh_lib.replicate(weights, mesh_lib.make_mesh(1))
-      rows[name].append(round(float(feed.evaluate(placed, epoch).means(10)["top1"]), 4))
+      rows[name].append(round(float(feed.evaluate(placed, end).means(10)["top1"]), 4))
+    first = end
   return rows
 
 

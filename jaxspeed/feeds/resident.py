@@ -49,8 +49,8 @@ class ResidentFeed:
     """Shapes and shardings of what a run carries."""
     return self._programs.carry
 
-  def wait_for(self, epoch: int) -> list[str]:
-    """Waits for the programs of an epoch: all are there, and nothing is to be told of it."""
+  def wait_for(self, step: int) -> list[str]:
+    """Waits for the programs of the epoch of a step: all are there, and nothing is reported."""
     return []
 
   def new_programs(self) -> list[Program]:
@@ -87,42 +87,40 @@ class ResidentFeed:
     """The state before the first step."""
     return self._programs.init.call(self._key(seed), self._resident.train.image)
 
-  def train(self, carry: Carry, seed: int, epoch: int, within: int) -> Iterator[Steps]:
-    """The steps of an epoch from one of them on, each yielded once it is under way.
+  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[Steps]:
+    """The steps `first_step <= step < last_step`, each yielded once it is under way.
 
     Args:
-      carry: donated.
+      carry: after `first_step` steps; donated.
       seed: of the run.
-      epoch: from 0.
-      within: steps of the epoch that are done.
+      first_step: the number of the first one, in the run.
+      last_step: the end of the epoch of `first_step`.
 
     Raises:
       UserError: an accelerator is to begin inside an epoch, which is one program there.
     """
     plan, programs = self._job.plan, self._programs
     data, table = self._resident.train, self._resident.table
+    epoch, step_in_epoch = plan.epoch_of(first_step)
     order = programs.order.call(
       self._key(seed), mesh_lib.replicate(np.int32(epoch), self._job.mesh)
     )
-    steps = plan.steps_in_epoch(epoch)
     if programs.whole_epochs:
-      if within:
+      if step_in_epoch:
         raise UserError(
           "the newest checkpoint lies inside an epoch, where a CPU saved it; "
           "an accelerator goes on from the end of an epoch only: finish the epoch on a CPU."
         )
       carry, losses = programs.train[plan.segments(epoch)].call(carry, data, order, table)
-      yield Steps(steps, carry, losses)
+      yield Steps(last_step, carry, losses)
       return
-    first = plan.first_step_of(epoch)
-    while within < steps:
-      program = programs.train[((1, (plan.kind_of(first + within),)),)]
+    for step in range(first_step, last_step):
+      program = programs.train[((1, (plan.kind_of(step),)),)]
       carry, loss = program.call(carry, data, order, table)
-      within += 1
-      yield Steps(within, carry, loss)
+      yield Steps(step + 1, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], epoch: int) -> Sums:
-    """Sums over the evaluation images."""
+  def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
+    """Sums over the evaluation images, after `step` steps."""
     return self._programs.evaluate.call(variables, self._resident.eval)
 
   def take_waited_seconds(self) -> float:

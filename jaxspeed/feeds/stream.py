@@ -82,7 +82,7 @@ class StreamFeed:
     self._counted: set[Any] = set()
     self._told: set[Phase] = set()
     self._stream: TrainStream | NoiseStream | None = None
-    self._position: tuple[int, int, int] | None = None  # seed, epoch, step in it: what comes next
+    self._position: tuple[int, int] | None = None  # seed and step: what comes next
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
     self._broken: Broken = {}
     self._wait = InputWait()
@@ -120,9 +120,9 @@ class StreamFeed:
     arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._job.mesh))
 
-  def wait_for(self, epoch: int) -> list[str]:
-    """Waits for the programs of an epoch; of a later phase's first one, when they were ready."""
-    phase = self._phase_of(epoch)
+  def wait_for(self, step: int) -> list[str]:
+    """Waits for the programs of the phase of a step; a line on when they were ready, once each."""
+    phase = self._job.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
     ready, early = self._ahead.get(keys)
@@ -136,39 +136,38 @@ class StreamFeed:
       return [f"{when}: the run waited {-early:.1f} s for them"]
     return [f"{when}, {early:.1f} s before they were needed"]
 
-  def train(self, carry: Carry, seed: int, epoch: int, within: int) -> Iterator[Steps]:
-    """The steps of an epoch from one of them on, each yielded once it is under way.
+  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[Steps]:
+    """The steps `first_step <= step < last_step`, each yielded once it is under way.
 
     Args:
-      carry: donated.
+      carry: after `first_step` steps; donated.
       seed: of the run.
-      epoch: from 0.
-      within: steps of the epoch that are done.
+      first_step: the number of the first one, in the run.
+      last_step: the end of the epoch of `first_step`.
     """
     plan = self._job.plan
-    phase, steps = self._phase_of(epoch), plan.steps_in_epoch(epoch)
+    phase, epoch = plan.phase_of(first_step), plan.epoch_of(first_step)[0]
     program = self._ahead[_train_key(phase)]
-    if self._position != (seed, epoch, within) or self._stream is None:
-      self._open(phase, seed, epoch, within)
+    if self._position != (seed, first_step) or self._stream is None:
+      self._open(phase, seed, first_step)
     self._wait.begin()
-    while within < steps:
+    for step in range(first_step + 1, last_step + 1):
       host = self._take()
       batch = Batch(image=host.image, label=host.label, mask=host.mask)
       placed, mirror = mesh_lib.split((batch, host.mirror), self._job.mesh)
       carry, loss = program.call(carry, placed, mirror, self._table)
       self._wait.dispatched(loss)
-      within += 1
-      self._position = (seed, epoch, within) if within < steps else (seed, epoch + 1, 0)
-      if within == steps and plan.first_step_of(epoch) + steps == _end_of(phase, plan):
+      self._position = (seed, step)
+      if step == _end_of(phase, plan):
         self._close_stream()
       elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
         # So that its first batches are there when the phase begins.
         self._open_next(phase, seed)
-      yield Steps(within, carry, loss)
+      yield Steps(step, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], epoch: int) -> Sums:
-    """Sums over the evaluation images, each of them once."""
-    evaluation = self._evaluations[self._phase_of(epoch)]
+  def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
+    """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
+    evaluation = self._evaluations[self._job.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
     sums, broken = run_evaluation(self._job, evaluation, programs, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
@@ -193,15 +192,11 @@ class StreamFeed:
       self._next[2].close()
       self._next = None
 
-  def _phase_of(self, epoch: int) -> Phase:
-    plan = self._job.plan
-    return plan.phase_of(plan.first_step_of(epoch))
-
-  def _make_stream(self, phase: Phase, seed: int, epoch: int, within: int) -> Any:
+  def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
     """From a step on to the end of the phase."""
     config, plan = self._job.config, self._job.plan
     split = self._sets.sets[phase.copies].train
-    numbers = range(plan.first_step_of(epoch) + within, _end_of(phase, plan))
+    numbers = range(first_step, _end_of(phase, plan))
     steps = (plan.epoch_of(number) for number in numbers)
     part = dict(process=jax.process_index(), processes=jax.process_count())
     if config.data.synthetic:
@@ -220,21 +215,21 @@ class StreamFeed:
       **part,
     )
 
-  def _open(self, phase: Phase, seed: int, epoch: int, within: int) -> None:
+  def _open(self, phase: Phase, seed: int, first_step: int) -> None:
     self._close_stream()
     if self._next is not None:
       ahead, ahead_seed, stream = self._next
       self._next = None
-      if (ahead, ahead_seed, phase.first_epoch, 0) == (phase, seed, epoch, within):
+      if (ahead, ahead_seed, phase.first_step) == (phase, seed, first_step):
         self._stream = stream
         return
       stream.close()
-    self._stream = self._make_stream(phase, seed, epoch, within)
+    self._stream = self._make_stream(phase, seed, first_step)
 
   def _open_next(self, phase: Phase, seed: int) -> None:
     following = [p for p in self._job.plan.phases if p.first_epoch > phase.first_epoch]
     if following:
-      stream = self._make_stream(following[0], seed, following[0].first_epoch, 0)
+      stream = self._make_stream(following[0], seed, following[0].first_step)
       self._next = (following[0], seed, stream)
 
   def _take(self) -> HostBatch:

@@ -101,6 +101,11 @@ class Plan:
     first = self.first_step_of(epoch)
     return min(self.phase_of(first).steps_per_epoch, self.total_steps - first)
 
+  def end_of_epoch(self, step: int) -> int:
+    """Number of the first step after the epoch of the step with this number."""
+    epoch, _ = self.epoch_of(step)
+    return self.first_step_of(epoch) + self.steps_in_epoch(epoch)
+
   def first_step_of(self, epoch: int) -> int:
     """Number of the first step of an epoch, both from 0."""
     phase = next(p for p in reversed(self.phases) if p.first_epoch <= epoch)

@@ -210,7 +210,7 @@ class Trainer:
     first = self._plan.first_step_of(epoch)
     steps = self._plan.steps_in_epoch(epoch)
     with self._clock.measure("compile"), unwatched():
-      lines = self._feed.wait_for(epoch)
+      lines = self._feed.wait_for(step)
     for line in lines:
       self._records.screen.line(line)
     before, network = self._clock.dawn_seconds, NetworkMeter()
@@ -244,8 +244,8 @@ class Trainer:
   def _advance(self, epoch: int, first: int, within: int, steps: int) -> int:
     """Steps until the epoch ends or a checkpoint is due; returns the step in the epoch."""
     unseen: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = collections.deque()
-    for done in self._feed.train(self._carry, self._config.seed, epoch, within):
-      self._carry, within = done.carry, done.within
+    for done in self._feed.train(self._carry, self._config.seed, first + within, first + steps):
+      self._carry, within = done.carry, done.step - first
       self._broken.note(self._feed.take_broken())
       unseen.append((within, done.losses, self._watch.agreement.ask(self._wish())))
       while len(unseen) > (_STEPS_AHEAD if within < steps else 0):
@@ -309,7 +309,7 @@ class Trainer:
     if last or (epoch + 1) % self._config.eval.every_epochs == 0:
       start = time.monotonic()
       with self._measure("final_validate" if last else "validate"):
-        sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), epoch))
+        sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), step))
       beat()
       row["eval_seconds"] = time.monotonic() - start
       row["evaluated_weights"] = self._plan.evaluated_weights(step)

@@ -51,14 +51,14 @@ class Carry(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """Steps of an epoch that are under way on the devices.
+  """Steps that are under way on the devices.
 
   Attributes:
-    within: steps of the epoch that are done with them.
+    step: steps of the run that are done with them.
     carry: after them.
     losses: of each of the newest ones, or of the newest one.
   """
 
-  within: int
+  step: int
   carry: Carry
   losses: Float[Array, "*steps"]

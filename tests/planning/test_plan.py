@@ -80,6 +80,7 @@ def test_first_step_and_epoch_are_inverse():
     first = plan.first_step_of(epoch)
     assert plan.epoch_of(first) == (epoch, 0)
     assert plan.epoch_of(first + plan.steps_in_epoch(epoch) - 1)[0] == epoch
+    assert plan.end_of_epoch(first) == first + plan.steps_in_epoch(epoch)
   assert first + plan.steps_in_epoch(epoch) == plan.total_steps
 
 

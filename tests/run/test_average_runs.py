@@ -20,12 +20,15 @@ def train(config, seed):
   feed.place()
   carry = Carry(feed.init(seed), mesh_lib.replicate(Sums.zero(), mesh))
   rows = []
-  for epoch in range(job.plan.epochs):
-    for steps in feed.train(carry, seed, epoch, 0):
+  first = 0
+  while first < job.plan.total_steps:
+    end = job.plan.end_of_epoch(first)
+    for steps in feed.train(carry, seed, first, end):
       carry = steps.carry
     live = {"params": carry.state.params, "batch_stats": carry.state.batch_stats}
-    both = (feed.evaluate(weights, epoch) for weights in (carry.state.evaluated(), live))
+    both = (feed.evaluate(weights, end) for weights in (carry.state.evaluated(), live))
     rows.append(tuple(float(sums.means(10)["top1"]) for sums in both))
+    first = end
   return jax.tree.map(float, rows)
 
 
