@@ -1,15 +1,205 @@
-"""What the row of an epoch takes from the plan, and the lines below it on the pace of a stream."""
+"""The report of a run: rows of its epochs, lines below them, images that were broken."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxspeed.cluster import processes
+from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Plan
+from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import format_phase
+from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.results import mean_pace
+from jaxspeed.records.writer import Records, open_records
+from jaxspeed.run.broken_images import BrokenImages
+from jaxspeed.run.control import RunControl
+from jaxspeed.run.divergence import check_evaluation
+from jaxspeed.run.finish import reaches_target
+from jaxspeed.run.setup import Feed
+from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import Carry
 
 # Share of the seconds of training: devices that wait longer for input are reported.
 _MUCH_WAITING = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The sums of an evaluation, and the seconds that it took."""
+
+  sums: Sums
+  seconds: float
+
+
+class EpochReport:
+  """Writes and prints the epochs of one run.
+
+  Args:
+    job: of the run.
+    folder: of the run.
+    feed: of the run: it says what it waited for, and which images were broken.
+    control: of the run.
+    clock: of the run.
+  """
+
+  def __init__(
+    self, job: Job, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
+  ) -> None:
+    self._job, self._folder = job, folder
+    self._feed, self._control, self._clock = feed, control, clock
+    images = {"train": job.plan.train_images, "eval": job.plan.eval_images}
+    self._broken = BrokenImages(folder, images, job.config, control.keep_folder)
+    self._pace: dict[str, float] = {}  # of the epoch that was trained last
+    self._records: Records
+
+  @contextlib.contextmanager
+  def open(self, step: int) -> Iterator[None]:
+    """Opens the records of a run that begins after `step` steps, and prints how it begins."""
+    config, plan = self._job.config, self._job.plan
+    with open_records(
+      self._folder,
+      resume_step=step,
+      total_epochs=config.epochs,
+      evaluated=averaging.KINDS[config.average.kind],
+      primary=processes.is_primary(),
+    ) as self._records:
+      screen = self._records.screen
+      screen.header({"starting": self._clock.starting()})
+      epoch, step_in_epoch = plan.epoch_of(step)
+      screen.begin(epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch)
+      if step:
+        screen.line(f"goes on from the checkpoint of step {step}")
+      yield
+
+  @property
+  def rows(self) -> list[dict[str, Any]]:
+    """Every epoch of the run so far."""
+    return self._records.rows
+
+  def lines(self, lines: Iterable[str]) -> None:
+    """Prints lines."""
+    for line in lines:
+      self._records.screen.line(line)
+
+  def write_waiting(self) -> str:
+    """Writes the rows that a full disk has kept waiting; why it cannot, or ''."""
+    return self._records.write_waiting()
+
+  def begin_training(self, step: int) -> None:
+    """Begins to measure the training of an epoch, after `step` steps."""
+    self._begun = (step, self._clock.dawn_seconds, NetworkMeter())
+
+  def end_training(self, end: int) -> None:
+    """Measures the training of the epoch that ends with step `end`. All processes must call it."""
+    step, before, network = self._begun
+    seconds = self._clock.dawn_seconds - before
+    plan = self._job.plan
+    images_per_second = (plan.examples(end) - plan.examples(step)) / seconds
+    self._pace = {
+      "images_per_second": images_per_second,
+      "images_per_second_per_device": images_per_second / self._job.devices,
+      "step_seconds": seconds / (end - step),
+      "data_wait": self._data_wait(seconds),
+      **network.rates(),
+    }
+
+  def _data_wait(self, seconds: float) -> float:
+    """The share of `seconds` of training in which the devices waited for input.
+
+    Of several processes it is that of the one that waited longest: the others' devices stand in the
+    all-reduce meanwhile, and look busy.
+    """
+    millionths = processes.gather(round(1e6 * self._feed.take_waited_seconds() / seconds))
+    return max(millionths) / 1e6
+
+  def progress_due(self) -> bool:
+    """Whether new progress would be seen."""
+    return self._records.screen.progress_due()
+
+  def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
+    """Shows the progress after `step` steps."""
+    epoch, number = self._job.plan.epoch_of(step - 1)
+    self._records.screen.progress(
+      epoch=epoch + 1,
+      step=number + 1,
+      steps=self._job.plan.steps_in_epoch(epoch),
+      loss=loss,
+      images_per_second=images_per_second,
+    )
+
+  def note_broken(self) -> None:
+    """Takes in the images that this process could not read.
+
+    Raises:
+      UserError: they are too many.
+    """
+    self._broken.note(self._feed.take_broken())
+
+  def settle_broken(self) -> None:
+    """Reports images that any process could not read since the last time. All must call it.
+
+    Raises:
+      UserError: they are too many.
+    """
+    self.lines(self._settle_broken())
+
+  def _settle_broken(self) -> list[str]:
+    self.note_broken()
+    return self._broken.settle()
+
+  def epoch(self, step: int, carry: Carry, evaluation: Evaluation | None) -> None:
+    """Reports the epoch that ended with `step`. All processes must call it.
+
+    Args:
+      step: steps done.
+      carry: after them, with the sums of the epoch.
+      evaluation: of the epoch, where there was one.
+
+    Raises:
+      UserError: the run's last evaluation has a loss that is not finite, or too many images are
+        broken.
+    """
+    config = self._job.config
+    row = planned_row(self._job, step) | self._pace
+    row |= {f"train_{name}": value for name, value in carry.sums.means(config.data.classes).items()}
+    if (loss_scale := carry.state.loss_scale) is not None:
+      row["skipped_steps"] = int(loss_scale.skipped)
+    if evaluation is not None:
+      row["eval_seconds"] = evaluation.seconds
+      row["evaluated_weights"] = self._job.plan.evaluated_weights(step)
+    lines = self._settle_broken()
+    row["train_images_broken"] = self._broken.count("train")
+    if evaluation is not None:
+      evaluated, said = self._evaluated(step, evaluation.sums)
+      row, lines = row | evaluated, lines + said
+      if config.stop_at_target and reaches_target(row, config):
+        # Only now it is known to be the last.
+        self._clock.rename_last("final_validate")
+    row |= peak_memory(self._job.mesh.local_devices) | {
+      "train_seconds": self._clock.train_seconds,
+      "dawn_seconds": self._clock.dawn_seconds,
+    }
+    self._control.check_owner()
+    self._records.epoch(row)
+    pace = pace_lines(self._job.plan, self.rows, step, stopped=self.stopped_at_target())
+    self.lines([*lines, *pace])
+
+  def _evaluated(self, step: int, sums: Sums) -> tuple[dict[str, Any], list[str]]:
+    """What the row of an epoch takes from the sums of its evaluation, and lines on it."""
+    plan, count = self._job.plan, int(sums.count)
+    row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
+    classes, last = self._job.config.data.classes, step == plan.total_steps
+    means, said = check_evaluation(sums, step, classes=classes, last=last)
+    return row | {f"eval_{name}": value for name, value in means.items()}, said
+
+  def stopped_at_target(self) -> bool:
+    """Whether the run ends with its last row, which reached the target."""
+    config, rows = self._job.config, self.rows
+    return bool(config.stop_at_target and rows and reaches_target(rows[-1], config))
 
 
 def planned_row(job: Job, step: int) -> dict[str, Any]:

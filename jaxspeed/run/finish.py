@@ -15,7 +15,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
-from jaxspeed.records.statistics import IMAGE_COUNTS, SKIPPED
+from jaxspeed.records.statistics import IMAGE_COUNTS, OPTIONAL_KEYS, RESULT_KEYS, SKIPPED
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
@@ -45,6 +45,19 @@ def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] 
     if found is None:
       raise UserError(f"{folder / 'result.json'} is not seen by {processes.whoami()}: start again.")
   return found
+
+
+def finished_row(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+  """The result row of a run that process 0 finds finished, as `finish` returns it.
+
+  All must call it; arguments and errors are those of `finished_result`.
+  """
+  finished = finished_result(folder, config)
+  if finished is None:
+    return None
+  # Results of earlier versions do not say which weights they are of.
+  row = {key: finished.get(key) for key in RESULT_KEYS}
+  return row | {key: finished[key] for key in OPTIONAL_KEYS if key in finished}
 
 
 def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:

@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import pathlib
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxspeed.cluster.signals import Signals, Stopped, Wish, catch_signals
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks, stored
 from jaxspeed.data.disk.sets import ImageSets
+from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.devices import mesh as mesh_lib
@@ -36,9 +38,10 @@ from jaxspeed.records.statistics import summed_up
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.control import RunControl
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.setup import FOLLOWING, Feed, claim, make_feed, open_data, plan_of, resolve
-from jaxspeed.run.trainer import Trainer, Watch
+from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import Job, make_job
 
 
@@ -133,13 +136,12 @@ def train(
     primary = processes.is_primary()
     console = make_console() if primary else silent_console()
     screen = Screen(console, total_epochs=config.epochs)
-    folder, fence, begun = pathlib.Path(workdir), None, _nothing
+    folder, own = pathlib.Path(workdir), None
     with processes.together("taking the run's folder"):
       if primary:
         own = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
-        fence, begun = own.fence, own.begun
         stack.enter_context(_disk_errors_told(folder))
-    incarnation = processes.gather(fence.incarnation if fence else 0)[0]
+    incarnation = processes.gather(own.fence.incarnation if own else 0)[0]
     use_cache(config.compile_cache)
     with processes.together("opening the data"), clock.measure("load"):
       _ensure_shared(folder, incarnation)
@@ -166,8 +168,8 @@ def train(
     signals.begun = True
     stack.enter_context(watchdog(config.watchdog_seconds))
     with _memory_errors_told(resolved):
-      watch = Watch(signals, agreement, fence, incarnation, begun)
-      rows = _run_all(job, feed, folder, clock, data.class_names, watch, screen)
+      controls = functools.partial(RunControl, signals, agreement, own, incarnation)
+      rows = _run_all(job, feed, folder, clock, data.class_names, controls, screen)
     if not primary:
       return summed_up(rows, cost_per_hour=resolved.cost_per_hour)
     result = write_result(folder, rows, cost_per_hour=resolved.cost_per_hour)
@@ -207,10 +209,6 @@ def _print_finished(
       f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
       "it again"
     )
-
-
-def _nothing() -> None:
-  """What other processes than the first do when a step was taken."""
 
 
 def _stop_before_steps(signals: Signals) -> None:
@@ -278,7 +276,7 @@ def _run_all(
   folder: pathlib.Path,
   clock: Clock,
   class_names: tuple[str, ...],
-  watch: Watch,
+  make_control: Callable[[], RunControl],
   screen: Screen,
 ) -> list[dict[str, Any]]:
   """The result rows of `config.runs` seeds, one after the other."""
@@ -291,10 +289,12 @@ def _run_all(
     run_folder = folder if resolved.runs == 1 else folder / run_name(index)
     if processes.is_primary():
       folder_lib.make(run_folder)
+      if resolved.runs > 1:
+        claim(run_folder, run_config)
+      store_class_names(run_folder, class_names)
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.
       clock = Clock(later=True)
     run_job = dataclasses.replace(job, config=run_config)
-    run = Trainer(run_job, feed, run_folder, clock, class_names, watch)
-    rows.append(run.to_the_end())
+    rows.append(Trainer(run_job, run_folder, feed, make_control(), clock).run())
   return rows

@@ -123,7 +123,7 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
       raise Killed
 
   monkeypatch.setattr(Checkpoints, "save", save_then_die)
-  monkeypatch.setattr("jaxspeed.run.trainer._STEPS_AHEAD", 0)  # so that each step is saved
+  monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(config, str(folder))
   monkeypatch.setattr(Checkpoints, "save", save)

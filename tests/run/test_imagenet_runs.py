@@ -75,7 +75,7 @@ def test_it_goes_on_in_a_later_phase(whole, cache, tmp_path, monkeypatch):
       raise Killed
 
   monkeypatch.setattr(Checkpoints, "save", save_then_die)
-  monkeypatch.setattr("jaxspeed.run.trainer._STEPS_AHEAD", 0)  # so that each step is saved
+  monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(toy_imagenet18(cache), str(tmp_path / "run"))
   monkeypatch.setattr(Checkpoints, "save", save)

@@ -1,0 +1,78 @@
+"""What may end a run before its last step: signals, the other processes, a later start."""
+
+import jax
+
+from jaxspeed.cluster.agreement import Agreement
+from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.cluster.signals import Signals, Wish
+from jaxspeed.cluster.watchdog import beat
+from jaxspeed.run.folder import RunFolder
+
+
+class RunControl:
+  """What all processes of one run do after a step: continue, save, or stop.
+
+  Args:
+    signals: that this process has got.
+    agreement: with the other processes.
+    owned: the folder that this start has taken, in process 0.
+    incarnation: which start of the run this is, the same in all processes.
+
+  Attributes:
+    decided: by all processes, since the last checkpoint.
+    incarnation: as above.
+  """
+
+  def __init__(
+    self, signals: Signals, agreement: Agreement, owned: RunFolder | None, incarnation: int
+  ) -> None:
+    self._signals = signals
+    self._agreement = agreement
+    self._owned = owned
+    self.incarnation = incarnation
+    self.decided = Wish.GO_ON
+
+  @property
+  def fence(self) -> Fence | None:
+    """The fence around the folder, in process 0."""
+    return self._owned.fence if self._owned else None
+
+  def ask(self, *, save_due: bool) -> jax.Array | Wish:
+    """Asks all processes what follows the step that was taken; `note` reads the answer.
+
+    Args:
+      save_due: whether this process wants a checkpoint.
+    """
+    own = self._signals.wish
+    if own is Wish.GO_ON and save_due:
+      own = Wish.SAVE
+    return self._agreement.ask(own)
+
+  def note(self, answer: jax.Array | Wish) -> None:
+    """Waits for an answer, and decides what it says."""
+    self.decided = max(self.decided, self._agreement.read(answer))
+
+  def agree(self, *, save_due: bool) -> Wish:
+    """What all processes do now; waits for them."""
+    self.note(self.ask(save_due=save_due))
+    return self.decided
+
+  def saved(self) -> None:
+    """Notes that a checkpoint was tried, so that none is asked for."""
+    if self.decided is Wish.SAVE:
+      self.decided = Wish.GO_ON
+
+  def step_taken(self) -> None:
+    """Notes that the run gets on, and that its folder now holds something to keep."""
+    beat()
+    self.keep_folder()
+
+  def keep_folder(self) -> None:
+    """Notes that the folder holds something to keep."""
+    if self._owned is not None:
+      self._owned.begun()
+
+  def check_owner(self) -> None:
+    """Makes sure that no later start has taken the folder."""
+    if self._owned is not None:
+      self._owned.fence.check()

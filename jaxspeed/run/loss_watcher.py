@@ -1,0 +1,85 @@
+"""The losses of steps that are under way: waited for late, checked, and shown as progress."""
+
+import collections
+import time
+
+import jax
+import numpy as np
+
+from jaxspeed.cluster.signals import Wish
+from jaxspeed.run.control import RunControl
+from jaxspeed.run.divergence import check_loss
+from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.run.saver import Saver
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import Steps
+
+# A step's loss and wishes are looked at when so many later ones are on their way: the devices have
+# work while the host waits for a number.
+_STEPS_AHEAD = 2
+
+
+class LossWatcher:
+  """Checks the loss of each step some steps later, together with what all processes want then.
+
+  Args:
+    job: of the run.
+    report: of its epochs.
+    saver: of the run.
+    control: of the run.
+  """
+
+  def __init__(self, job: Job, report: EpochReport, saver: Saver, control: RunControl) -> None:
+    self._config, self._plan = job.config, job.plan
+    self._report, self._saver, self._control = report, saver, control
+    self._unchecked: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = (
+      collections.deque()
+    )
+    self._progress_from = (0, time.monotonic())
+
+  def begin(self, step: int) -> None:
+    """Begins to measure the pace, after `step` steps."""
+    self._progress_from = (step, time.monotonic())
+
+  def add(self, steps: Steps) -> None:
+    """Takes in steps that are under way, and waits for older ones.
+
+    Raises:
+      UserError: an older loss is not finite.
+    """
+    answer = self._control.ask(save_due=self._saver.is_due())
+    self._unchecked.append((steps.step, steps.losses, answer))
+    while len(self._unchecked) > _STEPS_AHEAD:
+      self._check_losses(*self._unchecked.popleft())
+
+  def finish(self) -> None:
+    """Waits for all steps that are under way.
+
+    Raises:
+      UserError: a loss is not finite.
+    """
+    while self._unchecked:
+      self._check_losses(*self._unchecked.popleft())
+
+  def _check_losses(self, step: int, losses: jax.Array, answer: jax.Array | Wish) -> None:
+    """Waits for the losses of the steps up to `step`, checks and shows them."""
+    values = np.atleast_1d(np.asarray(losses))
+    self._control.note(answer)
+    self._control.step_taken()
+    for number, loss in enumerate(values, start=step - len(values)):
+      check_loss(
+        float(loss),
+        number,
+        total_steps=self._plan.total_steps,
+        config=self._config,
+        newest=self._saver.newest,
+      )
+    self._show_progress(step, float(values[-1]))
+
+  def _show_progress(self, step: int, loss: float) -> None:
+    if not self._report.progress_due():
+      return
+    (since_step, since), now = self._progress_from, time.monotonic()
+    images = self._plan.examples(step) - self._plan.examples(since_step)
+    self._report.progress(step, loss=loss, images_per_second=images / max(now - since, 1e-9))
+    self._progress_from = (step, now)

@@ -1,0 +1,141 @@
+"""Checkpoints of a run: when one is due, what a failure does, and where a stop leaves the run."""
+
+import math
+import pathlib
+import time
+
+from jaxspeed.cluster import processes
+from jaxspeed.cluster.signals import Stopped, Wish
+from jaxspeed.cluster.watchdog import beat
+from jaxspeed.errors import UserError
+from jaxspeed.records.clock import Clock
+from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
+from jaxspeed.run.control import RunControl
+from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.steps.spec import Job
+from jaxspeed.steps.state import Carry
+
+
+class Saver:
+  """Saves and restores one run.
+
+  Args:
+    job: of the run.
+    folder: of the run.
+    report: of its epochs.
+    control: of the run.
+    clock: of the run; a checkpoint holds its seconds.
+  """
+
+  def __init__(
+    self, job: Job, folder: pathlib.Path, report: EpochReport, control: RunControl, clock: Clock
+  ) -> None:
+    self._job, self._folder = job, folder
+    self._report, self._control, self._clock = report, control, clock
+    self._checkpoints = Checkpoints(
+      folder / "checkpoints",
+      keep=job.config.checkpoint.keep,
+      incarnation=control.incarnation,
+      fence=control.fence,
+    )
+    if processes.is_primary():
+      self._checkpoints.remove_parts()
+    self._saved = 0
+    self._due = math.inf
+
+  def newest(self) -> int | None:
+    """Step of the newest whole checkpoint."""
+    return self._checkpoints.newest()
+
+  def restore(self, target: Carry) -> Restored | None:
+    """The newest checkpoint; None where there is none. All processes must call it.
+
+    Args:
+      target: shapes and shardings of what a checkpoint holds.
+
+    Raises:
+      UserError: it cannot be read, or holds another model.
+    """
+    # All take the one that process 0 sees: a shared disk may show others an older state.
+    newest = self.newest() if processes.is_primary() else None
+    chosen = processes.gather(-1 if newest is None else newest)[0]
+    if chosen < 0:
+      return None
+    with self._clock.measure("restore"):
+      restored = self._checkpoints.restore(target, step=chosen)
+    assert restored is not None
+    restored.check_state()
+    self._clock.restore(restored.clock)
+    self._saved = chosen
+    return restored
+
+  def start_waiting(self) -> None:
+    """Waits `checkpoint.every_seconds` from now on until the next checkpoint is due."""
+    self._due = time.monotonic() + self._job.config.checkpoint.every_seconds
+
+  def is_due(self) -> bool:
+    """Whether a checkpoint is due: process 0's clock decides that."""
+    return processes.is_primary() and time.monotonic() >= self._due
+
+  def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
+    """Saves a checkpoint; a failure ends the run or not, as the config says.
+
+    Args:
+      step: steps done.
+      carry: after them.
+      last: at the end of the run, where a failure always ends it.
+
+    Raises:
+      UserError: it could not be saved, and the run may not go on without.
+    """
+    self._report.settle_broken()
+    try:
+      with self._clock.measure("checkpoint"):
+        # A run that goes on from here would miss the rows that a full disk has kept waiting.
+        if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
+          raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
+        self._checkpoints.save(step, carry, self._clock.state())
+      self._saved = step
+    except CheckpointError as error:
+      self._handle(error, last=last)
+    beat()
+    self._control.saved()
+    self.start_waiting()
+
+  def save_last(self, step: int, carry: Carry) -> None:
+    """Saves the last step, where that was not done."""
+    if step != self._saved:
+      self.save(step, carry, last=True)
+
+  def stop_if_decided(self, step: int, carry: Carry) -> None:
+    """Ends the run after a signal to any of its processes.
+
+    Raises:
+      Stopped: once what there is has been saved.
+    """
+    decided = self._control.decided
+    if decided < Wish.STOP:
+      return
+    if step != self._saved:
+      self.save(step, carry)
+    total = self._job.plan.total_steps
+    if step == self._saved:
+      kept = f"saved step {step} of {total}"
+    else:
+      kept = f"step {step} of {total} could not be saved"
+    raise Stopped(f"{kept} in {self._folder}; the same command goes on.", decided.exit_code)
+
+  def _handle(self, error: CheckpointError, *, last: bool) -> None:
+    """Reports that a checkpoint could not be saved, or ends the run."""
+    if last:
+      raise UserError(
+        f"{error}: all steps are done, but without its weights the run is not finished; make "
+        f"room and run the same command again, which resumes from step {self._saved}."
+      ) from error
+    if self._job.config.checkpoint.on_error == "stop":
+      raise UserError(
+        f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
+        "and run the same command again."
+      ) from error
+    said = f"{error}: the run goes on, the last whole checkpoint is of step {self._saved}"
+    self._report.lines([said])
