@@ -3,6 +3,7 @@
 `python -m jaxspeed.plan` prints it.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -22,14 +23,31 @@ MOST_STEPS = 10_000_000
 _MOST_BYTES = 32 * 10**9
 
 
-def make_plan(
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The phases of a run and its images; a `Plan` adds what changes from step to step.
+
+  Attributes:
+    phases: of the run.
+    total_steps: of the run.
+    train_images: of the first phase, to choose from.
+    eval_images: of each evaluation.
+  """
+
+  phases: tuple[Phase, ...]
+  total_steps: int
+  train_images: int
+  eval_images: int
+
+
+def lay_out(
   config: ConfigDict,
   *,
   devices: int = 1,
   train_images: int | Mapping[int, int] = 0,
   eval_images: int = 0,
-) -> Plan:
-  """The plan of a config.
+) -> Layout:
+  """The phases of a config: the part of `make_plan` that finds every mistake.
 
   Args:
     config: as `config.fields.base` describes it.
@@ -61,14 +79,26 @@ def make_plan(
   for phase, count in zip(phases, counts, strict=True):
     _check_sides(config, phase)
     _check_batch(config, phase, devices=devices, train_images=count)
-  first, last = phases[0], phases[-1]
+  return Layout(phases, total, counts[0], eval_images)
+
+
+def make_plan(
+  config: ConfigDict,
+  *,
+  devices: int = 1,
+  train_images: int | Mapping[int, int] = 0,
+  eval_images: int = 0,
+) -> Plan:
+  """The plan of a config; arguments and errors are those of `lay_out`."""
+  layout = lay_out(config, devices=devices, train_images=train_images, eval_images=eval_images)
+  first, last = layout.phases[0], layout.phases[-1]
   return Plan(
-    phases=phases,
-    total_steps=total,
-    train_images=counts[0],
-    eval_images=eval_images,
-    eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
-    table=_table(config, phases, total),
+    phases=layout.phases,
+    total_steps=layout.total_steps,
+    train_images=layout.train_images,
+    eval_images=layout.eval_images,
+    eval_batch_size=min(config.eval.batch_size, -(-layout.eval_images // devices)),
+    table=_table(config, layout.phases, layout.total_steps),
     whiten_bias_steps=_steps(config.whitening.bias_epochs, first.steps_per_epoch),
     cutmix_steps=_steps(config.augment.cutmix_epochs, last.steps_per_epoch)
     if config.augment.cutmix

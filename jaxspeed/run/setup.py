@@ -1,7 +1,9 @@
-"""What a run needs before its first step: data, plan, resolved config, feed, first weights."""
+"""What a run is set up with: data, resolved config, job, feed, first weights."""
 
 import dataclasses
+import functools
 import pathlib
+import zlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.cluster import processes
+from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.memory.arrays import Arrays, open_arrays
@@ -20,12 +24,15 @@ from jaxspeed.errors import UserError
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.models.pretrained import load_pretrained
-from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import counting, silent_console
+from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.broken_images import check_headers
+from jaxspeed.run.finish import finished_result
 from jaxspeed.steps.losses import has_top5
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import TrainState
 
 Feed = ResidentFeed | StreamFeed
@@ -33,6 +40,62 @@ Feed = ResidentFeed | StreamFeed
 # Fields that describe a recipe's own data set, where the command line does not set them: own
 # arrays decide both, images on disk their classes.
 FOLLOWING = frozenset({"data.classes", "data.image_size"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What the runs of a call of `train` are made from.
+
+  Attributes:
+    config: resolved, to which the run's folder is pinned.
+    data: of the config, open.
+    finished: what result.json holds, where no more steps are needed.
+  """
+
+  config: ConfigDict
+  data: Arrays | ImageSets
+  finished: dict[str, Any] | None
+
+  @functools.cached_property
+  def job(self) -> Job:
+    """The job on all devices, with the one plan of the runs."""
+    mesh = mesh_lib.make_mesh()
+    return make_job(self.config, plan_of(self.config, self.data, devices=mesh.size), mesh)
+
+
+def set_up(
+  config: ConfigDict,
+  folder: pathlib.Path,
+  incarnation: int,
+  *,
+  clock: Clock,
+  console: Console,
+  given: Collection[str] = (),
+) -> Setup:
+  """Opens the data of a config and pins the run's folder to it. All processes must call it.
+
+  Args:
+    config: not yet resolved.
+    folder: of the run, taken by process 0.
+    incarnation: which start of the run this is.
+    clock: of the run.
+    console: where the reading of headers is shown.
+    given: names of fields that the command line sets, which the data do not overrule.
+
+  Raises:
+    UserError: as `open_data`, `pin_config` and `finished_result`; the processes do not see the same
+      folder, or were not started alike.
+  """
+  with processes.together("opening the data"), clock.measure("load"):
+    _ensure_shared(folder, incarnation)
+    data = open_data(config, console, follow=FOLLOWING - set(given))
+  resolved = resolve(config, data)
+  with processes.together("the config"):
+    if processes.is_primary():
+      claim(folder, resolved)
+      read_metrics(folder)  # its damages, before the seconds that programs take
+    _ensure_same(resolved)
+  return Setup(resolved, data, finished_result(folder, resolved))
 
 
 def open_data(
@@ -57,7 +120,7 @@ def open_data(
   data = config.data
   if data.feed == "stream":
     with counting(console or silent_console(), "reading headers") as show:
-      wanted = make_plan(config).phases if phases is None else phases
+      wanted = lay_out(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
     # Who asks for a phase evaluates.
     check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
@@ -121,12 +184,15 @@ def _followed(config: ConfigDict, data: Arrays | ImageSets) -> tuple[str, ...]:
 
 def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
   """The plan of a config with the images that there are."""
+  train, evaluated = _counts(data)
+  return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
+
+
+def _counts(data: Arrays | ImageSets) -> tuple[int | dict[int, int], int]:
+  """Images to train on, all or by the short side of their copies, and to evaluate on."""
   if isinstance(data, Arrays):
-    train, evaluated = len(data.train_labels), len(data.eval_labels)
-    return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
-  return make_plan(
-    config, devices=devices, train_images=data.train_images, eval_images=data.eval_images
-  )
+    return len(data.train_labels), len(data.eval_labels)
+  return data.train_images, data.eval_images
 
 
 def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
@@ -138,9 +204,10 @@ def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
   """The config with what machine and data decide filled in, as the run's folder has it."""
   resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  plan = plan_of(resolved, data)
-  resolved.data.train_images = plan.train_images
-  resolved.data.eval_images = plan.eval_images
+  train, evaluated = _counts(data)
+  layout = lay_out(resolved, train_images=train, eval_images=evaluated)
+  resolved.data.train_images = layout.train_images
+  resolved.data.eval_images = layout.eval_images
   if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
     resolved.data.mean, resolved.data.std = channel_statistics(data.train_images)
   return resolved
@@ -163,6 +230,33 @@ def claim(folder: pathlib.Path, config: ConfigDict) -> None:
       f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
       f"choose another --workdir, or undo the changes to go on with that run."
     )
+
+
+def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
+  """Makes sure that this process sees the folder that process 0 has taken."""
+  owner = read_owner(folder)
+  if owner is None or owner.incarnation != incarnation:
+    raise UserError(
+      f"{folder.absolute()} of {processes.whoami()} is not the folder of process 0: the "
+      "--workdir of a run must lie on a disk that all its hosts share."
+    )
+
+
+def _ensure_same(resolved: ConfigDict) -> None:
+  """Makes sure that all processes were started alike, on as many devices each."""
+  fields = {
+    name: value
+    for name, value in stored_lib.leaves(resolved)
+    if not name.startswith(stored_lib.PLACES)
+  }
+  for what, value in (
+    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
+    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
+    ("another number of devices", jax.local_device_count()),
+  ):
+    values = processes.gather(value)
+    if others := [number for number, other in enumerate(values) if other != values[0]]:
+      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
 
 
 def with_pretrained(state: TrainState, job: Job) -> TrainState:

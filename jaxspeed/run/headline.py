@@ -1,0 +1,76 @@
+"""What is printed before the first step of a run, or in place of its steps."""
+
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxspeed.cluster import processes
+from jaxspeed.devices import allreduce
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.optim import averaging
+from jaxspeed.planning.plan import left_out
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.console import Screen, images_of
+from jaxspeed.records.provenance import describe_device
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.setup import Feed, Setup
+from jaxspeed.steps.spec import Job
+
+
+def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
+  """Prints what a run will do."""
+  config, data, job = setup.config, setup.data, setup.job
+  plan = job.plan
+  sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
+  device = describe_device()
+  if job.devices > 1:
+    device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
+  screen.header(
+    {
+      "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
+      "device": device,
+      "data": data.source,
+      "plan": f"{plan.total_steps} steps of {sizes} images, "
+      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
+      "weights": f"evaluated are {averaging.describe(config.average)}",
+      "programs": "; ".join(plan.programs()),
+      "workdir": str(folder),
+    }
+  )
+  for note in (*data.notes, *left_out(config, plan)):
+    screen.line(note)
+
+
+def print_compiled(screen: Screen, job: Job, feed: Feed, clock: Clock) -> None:
+  """Prints what was compiled for the first steps."""
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
+  # The body of a loop counts once, so this is a step in either case.
+  flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
+  cold = sum(not program.cached for program in feed.programs)
+  wall = clock.state()["compile"]
+  seconds = sum(program.seconds for program in feed.programs)
+  lines = {
+    "model": f"{job.config.model.name}, {parameters:,} parameters"
+    + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
+    "compiled": f"{len(feed.programs)} programs in {wall:.1f} s: {cold} compiled, "
+    f"{len(feed.programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
+  }
+  if job.devices > 1:
+    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
+  screen.header(lines)
+
+
+def print_finished(
+  screen: Screen, config: ConfigDict, folder: pathlib.Path, result: dict[str, Any]
+) -> None:
+  """Prints the result of a run that needs no more steps."""
+  screen.line(f"{folder} holds this run, finished:")
+  screen.result(result)
+  alone = config.runs == 1 and processes.is_primary()
+  if alone and Checkpoints(folder / "checkpoints").newest() is None:
+    screen.line(
+      f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
+      "it again"
+    )
