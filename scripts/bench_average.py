@@ -16,10 +16,11 @@ import numpy as np
 from bench_checkpoint import load_config
 
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning import schedules
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records import provenance
-from jaxspeed.run.setup import Feed, make_feed, open_data, plan_of, resolve
+from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Ahead, Program, compile_program
+from jaxspeed.feeds.protocol import RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import Sums
@@ -30,9 +30,6 @@ from jaxspeed.steps.spec import Job
 
 _log = logging.getLogger("jaxspeed")
 
-
-# Reasons why images cannot be read, by "train" or "eval" and their names.
-Broken = dict[tuple[str, str], str]
 
 # Batches that wait on the devices for their turn. More would only hold memory: the host decodes
 # ahead by itself.
@@ -125,9 +122,7 @@ def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
   )
 
 
-def prepare_evaluation(
-  sets: ImageSets, job: Job, phase: Phase, variables: Any
-) -> Callable[[], tuple[Sums, dict[str, str]]]:
+def prepare_evaluation(sets: ImageSets, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
   """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
   size = job.plan.eval_batch_size
   split = sets.sets[phase.copies].eval

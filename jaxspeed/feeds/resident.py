@@ -1,23 +1,28 @@
 """The feed of a set in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
 
-from jaxspeed.data.batch import WARMUP, purpose_key, seed_key
-from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.data.batch import WARMUP, pad_batches, purpose_key, seed_key
+from jaxspeed.data.memory.arrays import Arrays, open_arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import Program
+from jaxspeed.devices.compile import Program, compile_program
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.protocol import Feed, RunEvaluation
 from jaxspeed.feeds.resident_programs import compile_programs, place
+from jaxspeed.planning.plan import Phase
+from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry, Steps, TrainState
 
 
-class ResidentFeed:
+class ResidentFeed(Feed):
   """Trains and evaluates on a set that lives on every device.
 
   On accelerators an epoch is one program; on CPUs a step is (`compile_programs`).
@@ -28,6 +33,53 @@ class ResidentFeed:
     self._arrays = arrays
     self._programs = compile_programs(job)
     self._uncounted = self._programs.all()
+    self.carry = self._programs.carry
+
+  @staticmethod
+  def open_data(
+    config: ConfigDict,
+    console: Console,
+    *,
+    follow: Collection[str],
+    phases: Sequence[Phase] | None,
+  ) -> Arrays:
+    """Reads a set into memory; images of one's own may decide the side, where `follow` has it.
+
+    Raises:
+      UserError: as `open_arrays`, or images have another size than the config says.
+    """
+    data = config.data
+    arrays = open_arrays(
+      name=data.name,
+      path=data.path,
+      cache=data.cache,
+      classes=data.classes,
+      follow="data.classes" in follow,
+      tune=config.tune_on == "validation",
+    )
+    height, width = arrays.train_images.shape[1:3]
+    if height != width:
+      raise UserError(
+        f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
+        "trains from memory takes squares only: cut or resize them."
+      )
+    if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
+      raise UserError(
+        f"the images of {data.path or data.name} have {height} x {width} pixels but "
+        f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
+      )
+    return arrays
+
+  @staticmethod
+  def prepare_evaluation(data: Arrays, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+    """What evaluates the set in one call of one program, whatever the phase."""
+    padded = pad_batches(
+      data.eval_images, data.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+    )
+    placed = mesh_lib.replicate(padded, job.mesh)
+    abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
+    program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
+    return lambda: (program.call(variables, placed), {})
 
   @property
   def programs(self) -> list[Program]:
@@ -44,15 +96,6 @@ class ResidentFeed:
     """Which images are evaluated, as in `results.result_row`."""
     return self._arrays.evaluated_on
 
-  @property
-  def carry(self) -> Carry:
-    """Shapes and shardings of what a run carries."""
-    return self._programs.carry
-
-  def wait_for(self, step: int) -> list[str]:
-    """Waits for the programs of the epoch of a step: all are there, and nothing is reported."""
-    return []
-
   def new_programs(self) -> list[Program]:
     """All of them the first time, afterwards none."""
     new, self._uncounted = self._uncounted, []
@@ -62,9 +105,11 @@ class ResidentFeed:
     """Puts the set on the devices."""
     self._resident = jax.block_until_ready(place(self._arrays, self._job))
 
-  def wants_warm_up(self) -> bool:
-    """Whether a warm-up is worth its time where the config leaves that open."""
-    return self._programs.whole_epochs
+  @property
+  def needs_warm_up(self) -> bool:
+    """Whether the config wants a warm-up, or, where it leaves that open, an accelerator does."""
+    warmup = self._job.config.warmup
+    return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
 
   def warm_up(self) -> None:
     """Runs every program once on random labels, from which nothing can be learned.
@@ -122,17 +167,6 @@ class ResidentFeed:
   def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
     """Sums over the evaluation images, after `step` steps."""
     return self._programs.evaluate.call(variables, self._resident.eval)
-
-  def take_waited_seconds(self) -> float:
-    """Seconds in which the devices waited for input: none, it is on them."""
-    return 0.0
-
-  def take_broken(self) -> dict[tuple[str, str], str]:
-    """Images that could not be read: none, they are in memory."""
-    return {}
-
-  def close(self) -> None:
-    """Nothing runs in the background."""
 
   def _key(self, seed: int) -> Any:
     return mesh_lib.replicate(seed_key(seed), self._job.mesh)

@@ -2,31 +2,37 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.noise import NoiseStream
-from jaxspeed.data.disk.sets import ImageSets
+from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Ahead, Program, compile_program, in_thread
+from jaxspeed.feeds.broken import check_headers
 from jaxspeed.feeds.evaluation import (
-  Broken,
   abstract_batch,
   compile_evaluation,
   eval_key,
   make_evaluation,
+  prepare_evaluation,
   run_evaluation,
 )
 from jaxspeed.feeds.input_wait import InputWait
+from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
+from jaxspeed.planning.make import lay_out
 from jaxspeed.planning.plan import Phase, Plan, StepKind
+from jaxspeed.records.console import counting
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.programs import on_mesh, tabled_step
@@ -36,7 +42,7 @@ from jaxspeed.steps.state import Carry, Steps, TrainState
 _log = logging.getLogger("jaxspeed")
 
 
-class StreamFeed:
+class StreamFeed(Feed):
   """Trains and evaluates on images that are read from disk while the devices work.
 
   Batches arrive as uint8; what is mirrored and normalised is so on the devices. Programs are those
@@ -86,6 +92,31 @@ class StreamFeed:
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
     self._broken: Broken = {}
     self._wait = InputWait()
+
+  @staticmethod
+  def open_data(
+    config: ConfigDict,
+    console: Console,
+    *,
+    follow: Collection[str],
+    phases: Sequence[Phase] | None,
+  ) -> ImageSets:
+    """Opens the sets that phases read, without their images.
+
+    Raises:
+      UserError: as `open_sets` and `check_headers`.
+    """
+    with counting(console, "reading headers") as show:
+      wanted = lay_out(config).phases if phases is None else phases
+      sets = open_sets(config, wanted, show, follow="data.classes" in follow)
+    # Who asks for a phase evaluates.
+    check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
+    return sets
+
+  @staticmethod
+  def prepare_evaluation(data: ImageSets, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+    """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
+    return prepare_evaluation(data, job, phase, variables)
 
   @property
   def programs(self) -> list[Program]:

@@ -1,106 +1,18 @@
 """Images that a run does without: which, why, in which file, and when they are too many."""
 
-import itertools
 import json
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.data.disk.repair import why_broken
-from jaxspeed.data.disk.sets import NAMED, ImageSets
-from jaxspeed.errors import UserError, printable
-from jaxspeed.feeds.evaluation import Broken
+from jaxspeed.errors import printable
+from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_many
+from jaxspeed.feeds.protocol import Broken
 from jaxspeed.files import read_bytes, write_atomically
 
-FILE = "broken_images.tsv"
 _TITLES = "split\tname\treason\n"
-_WORDS = {"train": "training", "eval": "evaluation"}
-
-
-def allowed(images: int, max_broken: float) -> int:
-  """How many of a split's images may be broken: of few images one may, unless none is to be.
-
-  Args:
-    images: of the split.
-    max_broken: `config.data.max_broken`.
-  """
-  return max(1, int(images * max_broken)) if max_broken else 0
-
-
-def check_headers(
-  sets: ImageSets, config: ConfigDict, splits: Collection[str] = ("train", "eval")
-) -> None:
-  """Makes sure that few enough headers of a set's images could not be read.
-
-  Args:
-    sets: opened.
-    config: its `data` counts; with on_error="raise" the stream refuses the first image.
-    splits: of "train" and "eval".
-
-  Raises:
-    UserError: there are more than `allowed`.
-  """
-  if config.data.on_error == "raise":
-    return
-  for images in {id(each): each for each in sets.sets.values()}.values():
-    for kind in splits:
-      split = images.train if kind == "train" else images.eval
-      broken = np.flatnonzero(split.width == 0).tolist()
-      if len(broken) > allowed(len(split), config.data.max_broken):
-        named = [f"{split.name(i)} ({why_broken(split, i)})" for i in broken[:NAMED]]
-        raise _too_many(
-          kind,
-          named,
-          len(broken),
-          len(split),
-          config.data.max_broken,
-          where=f"in {split.root} ",
-          after=f"{FILE} in the workdir of such a run lists all",
-        )
-
-
-def check_evaluated(broken: Mapping[str, str], images: int, config: ConfigDict) -> list[str]:
-  """A line on images that an evaluation went without; none where there are none.
-
-  Args:
-    broken: reasons by name.
-    images: of the split.
-    config: its `data` counts.
-
-  Raises:
-    UserError: there are more than `allowed`.
-  """
-  if len(broken) > allowed(images, config.data.max_broken):
-    raise _too_many("eval", _named(broken), len(broken), images, config.data.max_broken)
-  return _describe({("eval", name): reason for name, reason in broken.items()})
-
-
-def _named(broken: Mapping[str, str]) -> list[str]:
-  return [f"{name} ({reason})" for name, reason in itertools.islice(broken.items(), NAMED)]
-
-
-def _too_many(
-  kind: str,
-  named: list[str],
-  broken: int,
-  images: int,
-  max_broken: float,
-  *,
-  where: str = "",
-  after: str = "",
-) -> UserError:
-  more = f" and {broken - NAMED:,} more" if broken > NAMED else ""
-  # Rounded up, so that this share lets them pass.
-  enough = min(1.0, -(-10_000 * broken // images) / 10_000)
-  return UserError(
-    f"{broken:,} of {images:,} {_WORDS[kind]} images {where}could not be read, and "
-    f"config.data.max_broken={max_broken:g} lets {allowed(images, max_broken):,} pass: "
-    f"{', '.join(named[:NAMED])}{more}; mend them, or go on without them with "
-    f"--config.data.max_broken={enough:g}{f' ({after})' if after else ''}."
-  )
 
 
 class BrokenImages:
@@ -170,7 +82,7 @@ class BrokenImages:
     self._settled |= new.keys()
     lines = self._write() if processes.is_primary() else []
     self._check()
-    return _describe(new, self._path.name) + lines
+    return describe(new, self._path.name) + lines
 
   def _write(self) -> list[str]:
     """Writes the file where it lacks something; a line where that fails."""
@@ -195,24 +107,7 @@ class BrokenImages:
           self._write()
         self._keep_folder()
         listed = f"{self._path} lists all"
-        raise _too_many(kind, _named(found), len(found), images, self._max_broken, after=listed)
-
-
-def _describe(new: Broken, file: str = "") -> list[str]:
-  """A line a split on images that are newly known to be broken, and the file that lists all."""
-  lines = []
-  for kind, effect in (
-    ("train", "the next one takes the place of each"),
-    ("eval", "they do not count"),
-  ):
-    broken = {name: reason for (split, name), reason in new.items() if split == kind}
-    if broken:
-      more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-      lines.append(
-        f"{len(broken):,} {_WORDS[kind]} image{'s' * (len(broken) > 1)} could not be read, "
-        f"{effect}: {', '.join(_named(broken))}{more}{f' ({file})' if file else ''}"
-      )
-  return lines
+        raise too_many(kind, named_in(found), len(found), images, self._max_broken, after=listed)
 
 
 def _read(path: pathlib.Path) -> Broken:
@@ -222,4 +117,4 @@ def _read(path: pathlib.Path) -> Broken:
   except (FileNotFoundError, ValueError):
     return {}
   rows = [line.split("\t") for line in lines]
-  return {(row[0], row[1]): row[2] for row in rows if len(row) == 3 and row[0] in _WORDS}
+  return {(row[0], row[1]): row[2] for row in rows if len(row) == 3 and row[0] in WORDS}

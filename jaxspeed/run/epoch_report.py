@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspeed.cluster import processes
+from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.clock import Clock
@@ -18,7 +19,6 @@ from jaxspeed.run.broken_images import BrokenImages
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_evaluation
 from jaxspeed.run.finish import reaches_target
-from jaxspeed.run.setup import Feed
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry

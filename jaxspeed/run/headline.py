@@ -9,13 +9,14 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.devices import allreduce
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import left_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, images_of
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.run.checkpoint import Checkpoints
-from jaxspeed.run.setup import Feed, Setup
+from jaxspeed.run.setup import Setup
 from jaxspeed.steps.spec import Job
 
 
@@ -47,18 +48,21 @@ def print_compiled(screen: Screen, job: Job, feed: Feed, clock: Clock) -> None:
   """Prints what was compiled for the first steps."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
   # The body of a loop counts once, so this is a step in either case.
-  flops = feed.programs[0].flops / job.plan.phases[0].batch_size * job.devices
-  cold = sum(not program.cached for program in feed.programs)
+  programs = feed.programs
+  flops = (
+    sum(program.flops for program in programs[:1]) / job.plan.phases[0].batch_size * job.devices
+  )
+  cold = sum(not program.cached for program in programs)
   wall = clock.state()["compile"]
-  seconds = sum(program.seconds for program in feed.programs)
+  seconds = sum(program.seconds for program in programs)
   lines = {
     "model": f"{job.config.model.name}, {parameters:,} parameters"
     + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
-    "compiled": f"{len(feed.programs)} programs in {wall:.1f} s: {cold} compiled, "
-    f"{len(feed.programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
+    "compiled": f"{len(programs)} programs in {wall:.1f} s: {cold} compiled, "
+    f"{len(programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
   }
-  if job.devices > 1:
-    lines["gradients"] = f"{allreduce.describe(feed.programs[0].text())} a step"
+  if job.devices > 1 and programs:
+    lines["gradients"] = f"{allreduce.describe(programs[0].text())} a step"
   screen.header(lines)
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -15,22 +15,18 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, output, stored
-from jaxspeed.data.batch import pad_batches
-from jaxspeed.data.disk.sets import ImageSets
-from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
-from jaxspeed.devices.compile import compile_program, use_cache
+from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.evaluation import prepare_evaluation
+from jaxspeed.feeds.broken import check_evaluated
+from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_resnet
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.planning.plan import Plan
 from jaxspeed.run import checkpoint
-from jaxspeed.run.broken_images import check_evaluated
 from jaxspeed.run.checkpoint import Checkpoints, Restored
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, open_data
-from jaxspeed.steps import eval_step
+from jaxspeed.run.setup import FEEDS, FOLLOWING, as_data_decide, decided, open_data
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.programs import on_mesh
@@ -249,7 +245,7 @@ def _rows(
   mesh: Mesh,
   step: int,
   variables: Any,
-  data: Arrays | ImageSets | None = None,
+  data: OpenData | None = None,
 ) -> list[dict[str, Any]]:
   """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
   jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
@@ -260,14 +256,13 @@ def _rows(
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
   for config, job, phase in zip(configs, jobs, phases, strict=True):
-    run = _prepare_evaluation(data, job, phase, variables)
+    prepare = FEEDS[config.data.feed].prepare_evaluation
+    run = prepare(data, job, phase, variables)
     start = time.perf_counter()
     sums, broken = jax.block_until_ready(run())
-    images = int(sums.count)
-    if isinstance(data, ImageSets):
-      images = len(data.sets[phase.copies].eval)
-      for line in check_evaluated(broken, images, config):
-        _log.warning("%s", line)
+    images = data.evaluated_count(phase.copies)
+    for line in check_evaluated(broken, images, config):
+      _log.warning("%s", line)
     means = sums.means(config.data.classes)
     if not math.isfinite(means["loss"]):
       raise UserError(
@@ -287,18 +282,3 @@ def _rows(
       }
     )
   return rows
-
-
-def _prepare_evaluation(
-  data: Arrays | ImageSets, job: Job, phase: Phase, variables: Any
-) -> Callable[[], tuple[Sums, dict[str, str]]]:
-  """What evaluates, with its programs compiled."""
-  if isinstance(data, ImageSets):
-    return prepare_evaluation(data, job, phase, variables)
-  padded = pad_batches(
-    data.eval_images, data.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
-  )
-  placed = mesh_lib.replicate(padded, job.mesh)
-  abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
-  program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
-  return lambda: (program.call(variables, placed), {})

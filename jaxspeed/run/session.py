@@ -22,7 +22,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, make_console, silent_console
@@ -32,7 +32,7 @@ from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
-from jaxspeed.run.setup import Feed, Setup, claim, make_feed, set_up
+from jaxspeed.run.setup import Setup, claim, make_feed, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import Job
 
@@ -170,15 +170,10 @@ def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
       screen.line(line)
     with clock.measure("load"):
       feed.place()
-    # The first steps of a stream's long run need none.
-    if isinstance(feed, ResidentFeed) and _wants_warm_up(job.config, feed):
+    if feed.needs_warm_up:
       with clock.measure("warmup"):
         feed.warm_up()
     yield feed
-
-
-def _wants_warm_up(config: ConfigDict, feed: ResidentFeed) -> bool:
-  return config.warmup == "on" or (config.warmup == "auto" and feed.wants_warm_up())
 
 
 def _run_all(

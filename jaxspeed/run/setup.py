@@ -15,27 +15,28 @@ from rich.console import Console
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import stored as stored_lib
-from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.memory.arrays import Arrays, open_arrays
-from jaxspeed.data.memory.statistics import channel_statistics
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.models.pretrained import load_pretrained
 from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import counting, silent_console
+from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.broken_images import check_headers
 from jaxspeed.run.finish import finished_result
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import TrainState
 
-Feed = ResidentFeed | StreamFeed
+# By `config.data.feed`.
+FEEDS: dict[str, type[Feed]] = {
+  "resident": ResidentFeed,
+  "stream": StreamFeed,
+}
 
 # Fields that describe a recipe's own data set, where the command line does not set them: own
 # arrays decide both, images on disk their classes.
@@ -53,7 +54,7 @@ class Setup:
   """
 
   config: ConfigDict
-  data: Arrays | ImageSets
+  data: OpenData
   finished: dict[str, Any] | None
 
   @functools.cached_property
@@ -104,7 +105,7 @@ def open_data(
   *,
   follow: Collection[str] = (),
   phases: Sequence[Phase] | None = None,
-) -> Arrays | ImageSets:
+) -> OpenData:
   """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
 
   Args:
@@ -114,64 +115,31 @@ def open_data(
     phases: of a stream, those whose images are wanted; None: all of the plan.
 
   Raises:
-    UserError: as `open_arrays`, `open_sets` and `check_headers`, or images in memory have another
-      size than the config says.
+    UserError: as the feed's `open_data`.
   """
-  data = config.data
-  if data.feed == "stream":
-    with counting(console or silent_console(), "reading headers") as show:
-      wanted = lay_out(config).phases if phases is None else phases
-      sets = open_sets(config, wanted, show, follow="data.classes" in follow)
-    # Who asks for a phase evaluates.
-    check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
-    return dataclasses.replace(sets, notes=(*_followed(config, sets), *sets.notes))
-  arrays = open_arrays(
-    name=data.name,
-    path=data.path,
-    cache=data.cache,
-    classes=data.classes,
-    follow="data.classes" in follow,
-    tune=config.tune_on == "validation",
-  )
-  height, width = arrays.train_images.shape[1:3]
-  if height != width:
-    raise UserError(
-      f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
-      "trains from memory takes squares only: cut or resize them."
-    )
-  if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
-    raise UserError(
-      f"the images of {data.path or data.name} have {height} x {width} pixels but "
-      f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
-    )
-  return dataclasses.replace(arrays, notes=_followed(config, arrays))
+  feed = FEEDS[config.data.feed]
+  data = feed.open_data(config, console or silent_console(), follow=follow, phases=phases)
+  return dataclasses.replace(data, notes=(*_followed(config, data), *data.notes))
 
 
-def _facts(data: Arrays | ImageSets) -> dict[str, int]:
-  """What the fields in `FOLLOWING` are for a set; images on disk have any size."""
-  size = {"image_size": data.train_images.shape[1]} if isinstance(data, Arrays) else {}
-  return size | {"classes": len(data.class_names)}
-
-
-def as_data_decide(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
+def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
   """A copy of a config with the fields that the data decide (`FOLLOWING`)."""
   config = config.copy_and_resolve_references()
-  config.data.update(_facts(data))
+  config.data.update(data.decides)
   return config
 
 
-def decided(config: ConfigDict, data: Arrays | ImageSets) -> list[str]:
+def decided(config: ConfigDict, data: OpenData) -> list[str]:
   """A line on the fields of a recipe that do not hold for the data."""
   rows = [
     f"data.{name}={value} in place of the recipe's {config.data[name]}"
-    for name, value in _facts(data).items()
+    for name, value in data.decides.items()
     if value != config.data[name]
   ]
-  decider = "the arrays decide" if isinstance(data, Arrays) else "the data set decides"
-  return [f"{decider}: {', '.join(rows)}"] if rows else []
+  return [f"{data.decider}: {', '.join(rows)}"] if rows else []
 
 
-def _followed(config: ConfigDict, data: Arrays | ImageSets) -> tuple[str, ...]:
+def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
   """Lines on what the data decide, and on what follows for the target."""
   lines, classes = decided(config, data), len(data.class_names)
   if config.target_metric == "top5" and not has_top5(classes):
@@ -182,34 +150,27 @@ def _followed(config: ConfigDict, data: Arrays | ImageSets) -> tuple[str, ...]:
   return tuple(lines)
 
 
-def plan_of(config: ConfigDict, data: Arrays | ImageSets, *, devices: int = 1) -> Plan:
+def plan_of(config: ConfigDict, data: OpenData, *, devices: int = 1) -> Plan:
   """The plan of a config with the images that there are."""
-  train, evaluated = _counts(data)
+  train, evaluated = data.counts
   return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
 
 
-def _counts(data: Arrays | ImageSets) -> tuple[int | dict[int, int], int]:
-  """Images to train on, all or by the short side of their copies, and to evaluate on."""
-  if isinstance(data, Arrays):
-    return len(data.train_labels), len(data.eval_labels)
-  return data.train_images, data.eval_images
-
-
-def make_feed(data: Arrays | ImageSets, job: Job) -> Feed:
+def make_feed(data: OpenData, job: Job) -> Feed:
   """The feed of a set; its programs are compiled, or begun to be."""
-  return ResidentFeed(data, job) if isinstance(data, Arrays) else StreamFeed(data, job)
+  return FEEDS[job.config.data.feed](data, job)
 
 
-def resolve(config: ConfigDict, data: Arrays | ImageSets) -> ConfigDict:
+def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
   """The config with what machine and data decide filled in, as the run's folder has it."""
   resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  train, evaluated = _counts(data)
+  train, evaluated = data.counts
   layout = lay_out(resolved, train_images=train, eval_images=evaluated)
   resolved.data.train_images = layout.train_images
   resolved.data.eval_images = layout.eval_images
-  if isinstance(data, Arrays) and not (len(config.data.mean) and len(config.data.std)):
-    resolved.data.mean, resolved.data.std = channel_statistics(data.train_images)
+  if not (len(config.data.mean) and len(config.data.std)):
+    resolved.data.mean, resolved.data.std = data.channel_statistics()
   return resolved
 
 

@@ -13,13 +13,14 @@ from jaxspeed.cluster.signals import Wish
 from jaxspeed.cluster.watchdog import beat, unwatched
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import nothing_compiles
+from jaxspeed.feeds.protocol import Feed
 from jaxspeed.records.clock import Clock
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.epoch_report import EpochReport, Evaluation
 from jaxspeed.run.finish import finish, finished_row
 from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.saver import Saver
-from jaxspeed.run.setup import Feed, with_pretrained
+from jaxspeed.run.setup import with_pretrained
 from jaxspeed.steps.losses import Sums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry

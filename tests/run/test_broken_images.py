@@ -9,7 +9,8 @@ from toy import load_recipe
 
 from jaxspeed.cluster import processes
 from jaxspeed.errors import UserError
-from jaxspeed.run.broken_images import FILE, BrokenImages, allowed, check_evaluated
+from jaxspeed.feeds.broken import FILE, allowed, check_evaluated
+from jaxspeed.run.broken_images import BrokenImages
 
 
 def config(max_broken=0.01):

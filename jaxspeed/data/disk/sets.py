@@ -55,6 +55,29 @@ class ImageSets:
   def eval_images(self) -> int:
     return max(len(each.eval) for each in self.sets.values())
 
+  @property
+  def counts(self) -> tuple[dict[int, int], int]:
+    """Images to train on by the short side of their copies, and images to evaluate on."""
+    return self.train_images, self.eval_images
+
+  @property
+  def decides(self) -> dict[str, int]:
+    """Fields of `config.data` that the data set decides; its images have any size."""
+    return {"classes": len(self.class_names)}
+
+  @property
+  def decider(self) -> str:
+    """Who decides them, for a sentence."""
+    return "the data set decides"
+
+  def evaluated_count(self, copies: int) -> int:
+    """Images that a phase with these copies evaluates."""
+    return len(self.sets[copies].eval)
+
+  def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Statistics of a stream stand in its config (`config.checks`)."""
+    raise NotImplementedError("config.data.mean and config.data.std of a stream are never empty")
+
 
 def open_sets(
   config: ConfigDict, phases: Sequence[Phase], show: Show | None = None, *, follow: bool = False

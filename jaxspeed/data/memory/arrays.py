@@ -39,6 +39,7 @@ from jaxspeed.data.memory.cifar import (
   refuse_pickled,
 )
 from jaxspeed.data.memory.own import check_sizes, read_own, tenth_of
+from jaxspeed.data.memory.statistics import channel_statistics
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 
@@ -98,6 +99,29 @@ class Arrays:
     """DAWNBench's name of the set, where it is one of its sets, whole; else ''."""
     counts = (len(self.train_labels), len(self.eval_labels))
     return "CIFAR10" if (self.name, *counts) == ("cifar10", 50_000, 10_000) else ""
+
+  @property
+  def counts(self) -> tuple[int, int]:
+    """Images to train on, and to evaluate on."""
+    return len(self.train_labels), len(self.eval_labels)
+
+  @property
+  def decides(self) -> dict[str, int]:
+    """Fields of `config.data` that the arrays decide, with their values."""
+    return {"image_size": self.train_images.shape[1], "classes": len(self.class_names)}
+
+  @property
+  def decider(self) -> str:
+    """Who decides them, for a sentence."""
+    return "the arrays decide"
+
+  def evaluated_count(self, copies: int) -> int:
+    """Images that any phase evaluates."""
+    return len(self.eval_labels)
+
+  def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the channels of the training images, 0 ... 255."""
+    return channel_statistics(self.train_images)
 
 
 def open_arrays(
