@@ -69,6 +69,10 @@ class Feed(Protocol):
 
   carry: Carry
   """Shapes and shardings of what a run carries, for a checkpoint to be read into."""
+  benchmark: str
+  """As `OpenData.benchmark`."""
+  evaluated_on: str
+  """As `OpenData.evaluated_on`."""
 
   @staticmethod
   def open_data(
@@ -110,16 +114,6 @@ class Feed(Protocol):
       data: of `open_data`.
       job: of the run; of several runs, whose seeds differ, the first.
     """
-
-  @property
-  def benchmark(self) -> str:
-    """As `OpenData.benchmark`."""
-    ...
-
-  @property
-  def evaluated_on(self) -> str:
-    """As `OpenData.evaluated_on`."""
-    ...
 
   @property
   def programs(self) -> list[Program]:

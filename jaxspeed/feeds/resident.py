@@ -34,6 +34,7 @@ class ResidentFeed(Feed):
     self._programs = compile_programs(job)
     self._uncounted = self._programs.all()
     self.carry = self._programs.carry
+    self.benchmark, self.evaluated_on = arrays.benchmark, arrays.evaluated_on
 
   @staticmethod
   def open_data(
@@ -85,16 +86,6 @@ class ResidentFeed(Feed):
   def programs(self) -> list[Program]:
     """Those compiled by now, a training program first."""
     return [*self._programs.train.values(), *self._programs.all()[:2], self._programs.evaluate]
-
-  @property
-  def benchmark(self) -> str:
-    """DAWNBench's name of the data set; '' where it is none of its sets."""
-    return self._arrays.benchmark
-
-  @property
-  def evaluated_on(self) -> str:
-    """Which images are evaluated, as in `results.result_row`."""
-    return self._arrays.evaluated_on
 
   def new_programs(self) -> list[Program]:
     """All of them the first time, afterwards none."""

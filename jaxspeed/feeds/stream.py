@@ -70,6 +70,7 @@ class StreamFeed(Feed):
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
     sums = mesh_lib.abstract(Sums.zero(job.accumulation), everywhere)
     self.carry = Carry(state, sums)
+    self.benchmark, self.evaluated_on = sets.benchmark, sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
     for phase in plan.phases:
       jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
@@ -122,16 +123,6 @@ class StreamFeed(Feed):
   def programs(self) -> list[Program]:
     """Those compiled by now, a training program first."""
     return list(self._ahead.ready().values())
-
-  @property
-  def benchmark(self) -> str:
-    """DAWNBench's name of the data set; '' where it is none of its sets."""
-    return self._sets.benchmark
-
-  @property
-  def evaluated_on(self) -> str:
-    """Which images are evaluated, as in `results.result_row`."""
-    return self._sets.evaluated_on
 
   def new_programs(self) -> list[Program]:
     """Those that were compiled since the last time."""

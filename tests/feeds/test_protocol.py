@@ -1,0 +1,90 @@
+"""A third feed, as somebody would add it: a class, and its line in `run.setup.FEEDS`."""
+
+import jax
+import numpy as np
+import pytest
+from toy import load_recipe
+
+from jaxspeed.data.batch import Batch, pad_batches, seed_key
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.protocol import Feed
+from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.planning.plan import StepKind
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run import setup
+from jaxspeed.run.restore import evaluate
+from jaxspeed.run.session import train
+from jaxspeed.steps import eval_step
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.state import Carry, Steps
+
+
+class ToyFeed(Feed):
+  """Batches that NumPy draws from arrays, one by one."""
+
+  open_data = staticmethod(ResidentFeed.open_data)
+  prepare_evaluation = staticmethod(ResidentFeed.prepare_evaluation)
+
+  def __init__(self, data, job):
+    self.data, self.job, self.plan = data, job, job.plan
+    self.benchmark, self.evaluated_on = data.benchmark, data.evaluated_on
+    split = (False, True, True, False)
+    self.step = jax.jit(on_mesh(tabled_step, job, kind=StepKind(), split=split))
+    self.first = jax.jit(on_mesh(init_state, job))
+    self.sums = jax.jit(eval_step.evaluate_on_mesh(job))
+    self.table = self.put(job.plan.table_in(np.float32))
+    carry = Carry(self.init(0), Sums.zero(job.accumulation))
+    self.carry = mesh_lib.abstract(carry, mesh_lib.replicated(job.mesh))
+
+  def put(self, tree):
+    return mesh_lib.replicate(tree, self.job.mesh)
+
+  def init(self, seed):
+    return self.first(*self.put((seed_key(seed), self.data.train_images)))
+
+  def train(self, carry, seed, first_step, last_step):
+    size = self.plan.phases[0].batch_size
+    for step in range(first_step, last_step):
+      drawn = np.random.default_rng((seed, step)).permutation(self.plan.train_images)[:size]
+      images, labels = self.data.train_images[drawn], self.data.train_labels[drawn]
+      batch = Batch(image=images, label=labels, mask=np.ones(size, bool))
+      parts = mesh_lib.split((batch, np.zeros(size, bool)), self.job.mesh)
+      carry, loss = self.step(carry, *parts, self.table)
+      yield Steps(step + 1, carry, loss)
+
+  def evaluate(self, variables, step):
+    per_device = dict(batch=self.plan.eval_batch_size, devices=self.job.devices)
+    batches = pad_batches(self.data.eval_images, self.data.eval_labels, **per_device)
+    return self.sums(variables, self.put(batches))
+
+
+# Its programs are compiled where they are first called.
+@pytest.mark.filterwarnings("ignore:.*compiled during:UserWarning")
+def test_a_third_feed_is_a_class_and_a_line(tmp_path, monkeypatch, capsys):
+  monkeypatch.setitem(setup.FEEDS, "resident", ToyFeed)
+  config = load_recipe("quickstart.py")
+  config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
+  config.model.width = 4
+  config.checkpoint.every_seconds = 0.0
+  original = ToyFeed.train
+
+  def interrupted(self, *arguments):
+    for steps in original(self, *arguments):
+      if steps.step == 14:
+        raise KeyboardInterrupt
+      yield steps
+
+  with monkeypatch.context() as patched:
+    patched.setattr(ToyFeed, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      train(config, str(tmp_path))
+  result = train(config, str(tmp_path))
+  # From inside the second epoch.
+  assert "goes on from the checkpoint of step 12" in capsys.readouterr().out
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows] == [9, 18]
+  assert rows[1]["train_loss"] < rows[0]["train_loss"]
+  assert (rows[0]["data_wait"], rows[1]["train_images_broken"]) == (0.0, 0)
+  assert evaluate(tmp_path)[0]["top1"] == result["top1"]
