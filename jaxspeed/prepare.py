@@ -27,7 +27,7 @@ from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
-from jaxspeed.records.console import counting, make_console
+from jaxspeed.records.console import make_console, progress_bar
 
 # Broken images that are named on the screen; a file holds all of them.
 _NAMED = 10
@@ -135,7 +135,7 @@ def _to_sizes(given: Sequence[str]) -> list[int]:
 def _resize(
   console: Console, source: str, destination: str, *, sizes: Sequence[int], **options: Any
 ) -> None:
-  with counting(console, "resizing") as show:
+  with progress_bar(console, "resizing") as show:
     done = resize(source, destination, sizes=sizes, show=show, **options)
   _show_work(console, "resized", done.read, done.images, done.seconds, options["workers"])
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
@@ -180,9 +180,9 @@ def _index(console: Console, folder: str, size: int) -> None:
 def _shards(
   console: Console, source: str, destination: str, *, name: str, shards: int, workers: int
 ) -> None:
-  with counting(console, "reading headers") as show:
+  with progress_bar(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
-  with counting(console, "packing") as show:
+  with progress_bar(console, "packing") as show:
     done = write_shards(images, destination, name=name, shards=shards, workers=workers, show=show)
   _show_work(console, "packed", done.written, done.images, done.seconds, workers)
   _show_notes(console, images.notes)
@@ -216,7 +216,7 @@ def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
 
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
-  with counting(console, "reading headers") as show:
+  with progress_bar(console, "reading headers") as show:
     return write_index(folder, show=show)
 
 

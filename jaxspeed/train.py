@@ -58,7 +58,7 @@ def main() -> None:
       raise UserError("config.name is empty: set --config.name, after which runs/NAME is called.")
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
-      with processes.ending_when_alone():
+      with processes.exit_on_lost_peer():
         train(config, workdir, peers, given=fields.overridden())
     except Stopped as stopped:
       if processes.is_primary():
@@ -69,11 +69,11 @@ def main() -> None:
         raise
       output.say(f"{processes.whoami()}: {error}")
       # The orderly way out waits for the other processes, which wait for this one.
-      processes.leave(MISTAKE)
+      processes.exit_now(MISTAKE)
     except Exception as error:
       _report(error, pathlib.Path(workdir), peers.process if peers else None)
       if processes.several():
-        processes.leave(FAULT)
+        processes.exit_now(FAULT)
       sys.exit(FAULT)
 
   command_line.run(run, define=define, output_is_result=False)

@@ -21,7 +21,7 @@ from jaxspeed.planning import schedules
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records import provenance
 from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
 
@@ -65,7 +65,7 @@ RULES: dict[str, Rule] = {
 
 def accuracies(feed: Feed, plan: Plan, seed: int) -> dict[str, list[float]]:
   """top-1 after each epoch of a run: of the live weights, and of the average by each rule."""
-  carry = Carry(feed.init(seed), mesh_lib.replicate(Sums.zero(), mesh_lib.make_mesh(1)))
+  carry = Carry(feed.init(seed), mesh_lib.replicate(MetricSums.zero(), mesh_lib.make_mesh(1)))
   keeps = {
     name: rule(plan.total_steps, plan.phases[0].steps_per_epoch) for name, rule in RULES.items()
   }

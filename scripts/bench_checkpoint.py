@@ -26,7 +26,7 @@ from jaxspeed.planning.plan import StepKind
 from jaxspeed.records import provenance
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
@@ -65,7 +65,7 @@ def main() -> None:
   batch, mirror = mesh_lib.split((batch, np.zeros(n, bool)), mesh)
   table = mesh_lib.replicate(plan.table_in(np.float32), mesh)
   state = jax.jit(on_mesh(init_state, job))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
-  carry = mesh_lib.replicate(Carry(state, Sums.zero()), mesh)
+  carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
   program = compile_program(
     on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False)),
     (mesh_lib.abstract(carry, mesh_lib.replicated(mesh)), batch, mirror, table),

@@ -142,7 +142,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   from jaxspeed.planning.make import make_plan
   from jaxspeed.planning.plan import StepKind
   from jaxspeed.steps.init import init_state
-  from jaxspeed.steps.losses import Sums
+  from jaxspeed.steps.losses import MetricSums
   from jaxspeed.steps.programs import on_mesh, tabled_step
   from jaxspeed.steps.spec import make_job
   from jaxspeed.steps.state import Carry
@@ -154,7 +154,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   key, first = jax.random.key(1), jnp.zeros((1, shape.size, shape.size, 3), jnp.uint8)
   init = jax.jit(on_mesh(init_state, job))
   state = init(*mesh_lib.replicate((seed_key(0), first), mesh))
-  carry = mesh_lib.replicate(Carry(state, Sums.zero()), mesh)
+  carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
   batch = Batch(
     image=jax.random.bits(key, (shape.batch, shape.size, shape.size, 3), jnp.uint8),
     label=jax.random.randint(key, (shape.batch,), 0, _CLASSES, jnp.int32),

@@ -36,7 +36,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.records.provenance import versions
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
@@ -97,7 +97,7 @@ def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
   size, n = phase.image_size, phase.batch_size
   init = on_mesh(init_state, job)
   state = jax.eval_shape(init, array((2,), jnp.uint32), array((1, size, size, 3), jnp.uint8))
-  sums = jax.eval_shape(Sums.zero)
+  sums = jax.eval_shape(MetricSums.zero)
   carry = mesh_lib.abstract(Carry(state, sums), everywhere)
   batch = Batch(
     image=array((n, size, size, 3), jnp.uint8, parts),

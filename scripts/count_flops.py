@@ -24,7 +24,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
@@ -47,7 +47,7 @@ def count(job: Job) -> dict[str, float]:
   table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
   key = array((2,), jnp.uint32)
   state = jax.eval_shape(on_mesh(init_state, job), key, data.image)
-  carry = Carry(state, jax.eval_shape(Sums.zero))
+  carry = Carry(state, jax.eval_shape(MetricSums.zero))
 
   train = 0.0
   kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))

@@ -45,7 +45,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, StepKind
 from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_epoch, resident_step, tabled_step
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
@@ -149,7 +149,7 @@ def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepPr
   image = array((1, size, size, 3), jnp.uint8)
   data = batch(phase.batch_size, parts) if streams else batch(n, everywhere)
   state = jax.eval_shape(init, array((2,), jnp.uint32), image if streams else data.image)
-  carry = mesh_lib.abstract(Carry(state, jax.eval_shape(Sums.zero)), everywhere)
+  carry = mesh_lib.abstract(Carry(state, jax.eval_shape(MetricSums.zero)), everywhere)
   table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
   if streams:
     steps = 1
@@ -234,7 +234,7 @@ def noise(program: StepProgram, job: Job) -> tuple[Any, ...]:
     order = mesh_lib.replicate(Order(indices, np.zeros(len(indices), bool)), job.mesh)
   else:
     order = fill(order, 2)
-  carry = Carry(state, mesh_lib.replicate(Sums.zero(), job.mesh))
+  carry = Carry(state, mesh_lib.replicate(MetricSums.zero(), job.mesh))
   return carry, batch, order, mesh_lib.replicate(job.plan.table_in(np.float32), job.mesh)
 
 

@@ -9,14 +9,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxspeed.cluster.signals import Wish
+from jaxspeed.cluster.signals import RunAction
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import compile_program
 from jaxspeed.devices.mesh import AXIS
 
 
 class Agreement:
-  """Asks all processes for their wish after a step; the answer is the largest.
+  """Asks all processes what follows a step; the answer is the largest action.
 
   The number travels in an all-reduce of its own, four bytes behind the step's, and is read some
   steps later like the losses are, so that no process waits for it.
@@ -35,14 +35,14 @@ class Agreement:
       array = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=mesh_lib.sharded(mesh))
       self._program = compile_program(largest, (array,))
 
-  def ask(self, wish: Wish) -> jax.Array | Wish:
+  def ask(self, action: RunAction) -> jax.Array | RunAction:
     """What `read` makes the answer of; to be asked after the same steps in all processes."""
     if not self._several:
-      return wish
-    own = np.full(len(self._mesh.local_devices), wish, np.int32)
+      return action
+    own = np.full(len(self._mesh.local_devices), action, np.int32)
     return self._program.call(mesh_lib.split(own, self._mesh))
 
   @staticmethod
-  def read(answer: jax.Array | Wish) -> Wish:
+  def read(answer: jax.Array | RunAction) -> RunAction:
     """Waits for an answer."""
-    return Wish(int(np.max(np.asarray(answer))))
+    return RunAction(int(np.max(np.asarray(answer))))

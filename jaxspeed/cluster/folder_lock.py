@@ -83,7 +83,7 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 def end_superseded(message: str) -> None:
   """Ends this process at once: an orderly end would still write records."""
   processes.say(message)
-  processes.leave(SUPERSEDED)
+  processes.exit_now(SUPERSEDED)
 
 
 class Fence:

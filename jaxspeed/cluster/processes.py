@@ -125,11 +125,11 @@ def _exit_where_xla_aborts() -> None:
   Python is not asked.
   """
 
-  def leave(_: int) -> None:
+  def on_abort(_: int) -> None:
     lost_peer("its heartbeat failed")
 
   global _abort_handler  # ctypes does not keep it alive
-  _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(leave)
+  _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(on_abort)
   libc = ctypes.CDLL(None)
   libc.signal.restype = ctypes.c_void_p
   libc.signal(int(signal.SIGABRT), _abort_handler)
@@ -148,10 +148,10 @@ def lost_peer(reason: str) -> NoReturn:
     f"{whoami()} has lost another process of the run ({reason}): checkpoints are whole, and the "
     "same command goes on from the newest."
   )
-  leave(LOST_PEER)
+  exit_now(LOST_PEER)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
   """Ends this process at once, without waiting for others; what was printed is not lost."""
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(Exception):
@@ -186,7 +186,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def ending_when_alone() -> Iterator[None]:
+def exit_on_lost_peer() -> Iterator[None]:
   """A block that another process's loss ends at once, with all that is around it."""
   try:
     yield
@@ -228,7 +228,7 @@ def describe() -> str:
 
 
 @contextlib.contextmanager
-def together(what: str) -> Iterator[None]:
+def all_or_none(what: str) -> Iterator[None]:
   """A part of the start that must succeed in every process, or ends all of them.
 
   Raises:

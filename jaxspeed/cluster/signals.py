@@ -17,10 +17,10 @@ from jaxspeed.cluster.processes import say
 from jaxspeed.errors import DONE, INTERRUPTED, REQUEUE
 
 
-class Wish(enum.IntEnum):
+class RunAction(enum.IntEnum):
   """What a process wants of the others after a step; the largest counts."""
 
-  GO_ON = 0
+  CONTINUE = 0
   SAVE = 1
   STOP = 2
   REQUEUE = 3
@@ -28,12 +28,12 @@ class Wish(enum.IntEnum):
 
   @property
   def exit_code(self) -> int:
-    return {Wish.REQUEUE: REQUEUE, Wish.INTERRUPT: INTERRUPTED}.get(self, DONE)
+    return {RunAction.REQUEUE: REQUEUE, RunAction.INTERRUPT: INTERRUPTED}.get(self, DONE)
 
 
-_WISHES = {signal.SIGTERM: Wish.STOP, signal.SIGINT: Wish.INTERRUPT}
+_ACTIONS = {signal.SIGTERM: RunAction.STOP, signal.SIGINT: RunAction.INTERRUPT}
 if hasattr(signal, "SIGUSR1"):  # not on Windows
-  _WISHES[signal.SIGUSR1] = Wish.REQUEUE
+  _ACTIONS[signal.SIGUSR1] = RunAction.REQUEUE
 
 
 class Stopped(Exception):  # noqa: N818  (as KeyboardInterrupt: no error)
@@ -52,25 +52,25 @@ class Signals:
   """What signals have asked for since `catch_signals` began.
 
   Attributes:
-    wish: what they ask for, in all.
+    action: what they ask for, in all.
     begun: whether there is something to save; before, a process on its own ends at once.
   """
 
   def __init__(self) -> None:
-    self.wish = Wish.GO_ON
+    self.action = RunAction.CONTINUE
     self.begun = False
 
   def handle(self, number: int) -> None:
     """Notes a signal, and says on the standard error what follows."""
     name = signal.Signals(number).name
-    if number == signal.SIGINT and self.wish is Wish.INTERRUPT:
+    if number == signal.SIGINT and self.action is RunAction.INTERRUPT:
       say(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
-      processes.leave(INTERRUPTED)
-    wish = _WISHES[signal.Signals(number)]
+      processes.exit_now(INTERRUPTED)
+    action = _ACTIONS[signal.Signals(number)]
     if not (self.begun or processes.several()):
       say(f"{name}: ended before the first step of this start; what was saved before stays.")
-      processes.leave(wish.exit_code)
-    self.wish = max(self.wish, wish)
+      processes.exit_now(action.exit_code)
+    self.action = max(self.action, action)
     twice = ", and a second Ctrl-C ends at once" if number == signal.SIGINT else ""
     say(f"{name}: saves after this step and ends{twice}.")
 
@@ -91,13 +91,13 @@ def catch_signals() -> Iterator[Signals]:
 
   def handle_all() -> None:
     while number := reader.recv(1):
-      if number[0] in _WISHES:
+      if number[0] in _ACTIONS:
         signals.handle(number[0])
 
   thread = threading.Thread(target=handle_all, name="signals", daemon=True)
   thread.start()
   # These do nothing themselves, but with SIG_DFL or SIG_IGN nothing would be written.
-  before = {number: signal.signal(number, lambda *_: None) for number in _WISHES}
+  before = {number: signal.signal(number, lambda *_: None) for number in _ACTIONS}
   descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
   try:
     yield signals

@@ -18,7 +18,7 @@ class _Pulse:
   last: float | None = None
 
 
-def beat() -> None:
+def heartbeat() -> None:
   """Tells the watchdog that the run gets on."""
   if _Pulse.last is not None:
     _Pulse.last = time.monotonic()
@@ -26,7 +26,7 @@ def beat() -> None:
 
 @contextlib.contextmanager
 def watchdog(seconds: float) -> Iterator[None]:
-  """Ends the process with LOST_PEER where nothing has called `beat` for some seconds (0: never).
+  """Ends the process with LOST_PEER where no `heartbeat` came for some seconds (0: never).
 
   A collective with a process that hangs never returns and raises nothing (jax issue 38503).
   """
@@ -49,7 +49,7 @@ def watchdog(seconds: float) -> Iterator[None]:
           "where, its threads above say: another process hangs perhaps; the same command goes on "
           "from the newest checkpoint."
         )
-        processes.leave(LOST_PEER)
+        processes.exit_now(LOST_PEER)
 
   _Pulse.last = time.monotonic()
   thread = threading.Thread(target=watch, name="watchdog", daemon=True)
@@ -63,7 +63,7 @@ def watchdog(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def watchdog_paused() -> Iterator[None]:
   """A block that may take any time."""
   watched, _Pulse.last = _Pulse.last is not None, None
   try:

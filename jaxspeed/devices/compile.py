@@ -143,7 +143,7 @@ def compiling_threads() -> int:
   return usable_cpus() if jax.default_backend() == "cpu" else 1
 
 
-class Ahead:
+class BackgroundCompiler:
   """Programs that threads compile in the order given while others go on, on a CPU side by side.
 
   Args:
@@ -211,7 +211,7 @@ def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
 
 
 @contextlib.contextmanager
-def nothing_compiles(what: str) -> Iterator[None]:
+def warn_on_compile(what: str) -> Iterator[None]:
   """Warns with CompiledInsideClock when the block compiled a program after all."""
   before = _counts.compiled
   yield

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.cluster.watchdog import beat
+from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import Split
@@ -20,11 +20,11 @@ from jaxspeed.data.disk.repair import why_broken
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import Ahead, Program, compile_program
+from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.feeds.protocol import RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job
 
@@ -85,11 +85,11 @@ def run_evaluation(
   evaluation: Evaluation,
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
-) -> tuple[Sums, dict[str, str]]:
+) -> tuple[MetricSums, dict[str, str]]:
   """Sums over the images of an evaluation, and those that this process could not read, and why."""
   split = evaluation.split
-  sums = mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh)
-  under_way: collections.deque[Sums] = collections.deque()
+  sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
+  under_way: collections.deque[MetricSums] = collections.deque()
   stream = _eval_stream(job, evaluation)
   for host in stream:
     batch = Batch(image=host.image, label=host.label, mask=host.mask)
@@ -98,7 +98,7 @@ def run_evaluation(
     under_way.append(sums)
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
-      beat()
+      heartbeat()
   # Images without a header have no place in any batch.
   headless = np.flatnonzero(split.width == 0).tolist()
   broken = stream.broken | {number: why_broken(split, number) for number in headless}
@@ -129,7 +129,9 @@ def prepare_evaluation(sets: ImageSets, job: Job, phase: Phase, variables: Any) 
   evaluation = make_evaluation(split, job.config, phase, size * job.devices)
   abstract = mesh_lib.abstract(variables, mesh_lib.replicated(job.mesh))
   compile_one = functools.partial(compile_evaluation, job, abstract, evaluation, batch_size=size)
-  programs = Ahead({s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}).wait()
+  programs = BackgroundCompiler(
+    {s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}
+  ).wait()
 
   return lambda: run_evaluation(job, evaluation, programs, variables)
 
@@ -145,7 +147,7 @@ def compile_evaluation(
     size=evaluation.size,
     split=(False, True, False),
   )
-  sums = mesh_lib.abstract(Sums.zero(job.accumulation), mesh_lib.replicated(job.mesh))
+  sums = mesh_lib.abstract(MetricSums.zero(job.accumulation), mesh_lib.replicated(job.mesh))
   batch = abstract_batch(job, batch_size * job.devices, shape)
   return compile_program(function, (variables, batch, sums))
 

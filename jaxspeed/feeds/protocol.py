@@ -8,14 +8,14 @@ from rich.console import Console
 
 from jaxspeed.devices.compile import Program
 from jaxspeed.planning.plan import Phase
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import Job
-from jaxspeed.steps.state import Carry, Steps, TrainState
+from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # Reasons why images cannot be read, by "train" or "eval" and their names.
 Broken = dict[tuple[str, str], str]
 # Evaluates once: sums, and the images that could not be read, by name, with the reason.
-RunEvaluation = Callable[[], tuple[Sums, dict[str, str]]]
+RunEvaluation = Callable[[], tuple[MetricSums, dict[str, str]]]
 
 
 class OpenData(Protocol):
@@ -145,7 +145,7 @@ class Feed(Protocol):
     """The state before the first step."""
     ...
 
-  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[Steps]:
+  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """The steps `first_step <= step < last_step`, each yielded once it is under way.
 
     Args:
@@ -156,7 +156,7 @@ class Feed(Protocol):
     """
     ...
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
+  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
     """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
     ...
 

@@ -17,9 +17,9 @@ from jaxspeed.feeds.protocol import Feed, RunEvaluation
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import Job
-from jaxspeed.steps.state import Carry, Steps, TrainState
+from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 
 class ResidentFeed(Feed):
@@ -113,7 +113,7 @@ class ResidentFeed(Feed):
     labels = np.random.default_rng(0).integers(job.config.data.classes, size=job.plan.train_images)
     train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), job.mesh))
     state = programs.init.call(key, train.image)
-    carry = Carry(state, mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh))
+    carry = Carry(state, mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh))
     order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
     for program in programs.train.values():
       carry, _ = program.call(carry, train, order, resident.table)
@@ -123,7 +123,7 @@ class ResidentFeed(Feed):
     """The state before the first step."""
     return self._programs.init.call(self._key(seed), self._resident.train.image)
 
-  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[Steps]:
+  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """The steps `first_step <= step < last_step`, each yielded once it is under way.
 
     Args:
@@ -148,14 +148,14 @@ class ResidentFeed(Feed):
           "an accelerator goes on from the end of an epoch only: finish the epoch on a CPU."
         )
       carry, losses = programs.train[plan.segments(epoch)].call(carry, data, order, table)
-      yield Steps(last_step, carry, losses)
+      yield StepOutput(last_step, carry, losses)
       return
     for step in range(first_step, last_step):
       program = programs.train[((1, (plan.kind_of(step),)),)]
       carry, loss = program.call(carry, data, order, table)
-      yield Steps(step + 1, carry, loss)
+      yield StepOutput(step + 1, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
+  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
     """Sums over the evaluation images, after `step` steps."""
     return self._programs.evaluate.call(variables, self._resident.eval)
 

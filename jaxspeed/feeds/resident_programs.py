@@ -12,11 +12,11 @@ import numpy as np
 from jaxspeed.data.batch import Batch, Order, pad_batches
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import Ahead, Program, compile_program
+from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.planning.plan import Phase, Segments
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, order_of, resident_epoch, resident_step
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry
@@ -85,7 +85,7 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
 
   init = on_mesh(init_state, job)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
-  carry = Carry(state, mesh_lib.abstract(Sums.zero(job.accumulation), everywhere))
+  carry = Carry(state, mesh_lib.abstract(MetricSums.zero(job.accumulation), everywhere))
   arguments = (carry, train_set, order, table)
   options = job.compiler_options(jax.default_backend())
 
@@ -106,7 +106,7 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   jobs: dict[Any, Callable[[], Program]] = {
     segments: train(phase, segments) for segments in (epochs if whole_epochs else steps)
   }
-  compiled = Ahead(
+  compiled = BackgroundCompiler(
     jobs
     | {
       "evaluate": lambda: compile_program(

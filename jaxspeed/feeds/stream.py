@@ -18,7 +18,7 @@ from jaxspeed.data.disk.noise import NoiseStream
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import Ahead, Program, compile_program, in_thread
+from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program, in_thread
 from jaxspeed.feeds.broken import check_headers
 from jaxspeed.feeds.evaluation import (
   abstract_batch,
@@ -32,12 +32,12 @@ from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
 from jaxspeed.planning.make import lay_out
 from jaxspeed.planning.plan import Phase, Plan, StepKind
-from jaxspeed.records.console import counting
+from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import Job
-from jaxspeed.steps.state import Carry, Steps, TrainState
+from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 _log = logging.getLogger("jaxspeed")
 
@@ -68,7 +68,7 @@ class StreamFeed(Feed):
       jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8, sharding=everywhere),
     )
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
-    sums = mesh_lib.abstract(Sums.zero(job.accumulation), everywhere)
+    sums = mesh_lib.abstract(MetricSums.zero(job.accumulation), everywhere)
     self.carry = Carry(state, sums)
     self.benchmark, self.evaluated_on = sets.benchmark, sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
@@ -83,7 +83,7 @@ class StreamFeed(Feed):
             compile_evaluation, job, state.evaluated(), evaluation, shape, plan.eval_batch_size
           ),
         )
-    self._ahead = Ahead(jobs)
+    self._ahead = BackgroundCompiler(jobs)
     # Beside the compilation, in which no Python runs.
     self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
@@ -107,7 +107,7 @@ class StreamFeed(Feed):
     Raises:
       UserError: as `open_sets` and `check_headers`.
     """
-    with counting(console, "reading headers") as show:
+    with progress_bar(console, "reading headers") as show:
       wanted = lay_out(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
     # Who asks for a phase evaluates.
@@ -158,7 +158,7 @@ class StreamFeed(Feed):
       return [f"{when}: the run waited {-early:.1f} s for them"]
     return [f"{when}, {early:.1f} s before they were needed"]
 
-  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[Steps]:
+  def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """The steps `first_step <= step < last_step`, each yielded once it is under way.
 
     Args:
@@ -185,9 +185,9 @@ class StreamFeed(Feed):
       elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
         # So that its first batches are there when the phase begins.
         self._open_next(phase, seed)
-      yield Steps(step, carry, loss)
+      yield StepOutput(step, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Sums:
+  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
     """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
     evaluation = self._evaluations[self._job.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}

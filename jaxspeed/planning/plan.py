@@ -93,8 +93,8 @@ class Plan:
   def epoch_of(self, step: int) -> tuple[int, int]:
     """(epoch, step in it), both from 0."""
     phase = self.phase_of(step)
-    epoch, within = divmod(step - phase.first_step, phase.steps_per_epoch)
-    return phase.first_epoch + epoch, within
+    epoch, step_in_epoch = divmod(step - phase.first_step, phase.steps_per_epoch)
+    return phase.first_epoch + epoch, step_in_epoch
 
   def steps_in_epoch(self, epoch: int) -> int:
     """Steps of an epoch, fewer in a last epoch that is cut short."""
@@ -116,8 +116,8 @@ class Plan:
     seen = 0
     for phase in self.phases:
       steps = max(0, min(step - phase.first_step, phase.epochs * phase.steps_per_epoch))
-      epochs, within = divmod(steps, phase.steps_per_epoch)
-      seen += epochs * phase.images + within * phase.batch_size
+      epochs, rest = divmod(steps, phase.steps_per_epoch)
+      seen += epochs * phase.images + rest * phase.batch_size
     return seen
 
   def table_in(self, dtype: DTypeLike) -> dict[str, Float[np.ndarray, "steps"]]:

@@ -57,7 +57,7 @@ def silent_console() -> Console:
 
 
 @contextlib.contextmanager
-def counting(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
   """What shows how many of how many images are done: a bar on a terminal, else a line a minute."""
   columns = (
     TextColumn("{task.description}"),

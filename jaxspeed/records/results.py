@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxspeed.files import dump_json, read_json, write_atomically
 from jaxspeed.records.provenance import commit, describe_device, versions
-from jaxspeed.records.statistics import summed_up
+from jaxspeed.records.statistics import result_of
 
 # Where the accuracies come from: the set's own evaluation images; a part that was held out of a set
 # without such images; or, by the config's `tune_on`, training images that were held out.
@@ -85,17 +85,17 @@ def result_row(
 def write_result(
   workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
 ) -> dict[str, Any]:
-  """Writes result.json, atomically, and returns what it holds: `summed_up` of the same arguments.
+  """Writes result.json, atomically, and returns what it holds: `result_of` of the same arguments.
 
   Args:
     workdir: a folder that exists.
-    rows: as `summed_up`.
-    cost_per_hour: as `summed_up`.
+    rows: as `result_of`.
+    cost_per_hour: as `result_of`.
 
   Raises:
-    ValueError: as `summed_up`.
+    ValueError: as `result_of`.
   """
-  result = summed_up(rows, cost_per_hour=cost_per_hour)
+  result = result_of(rows, cost_per_hour=cost_per_hour)
   write_atomically(workdir / "result.json", dump_json(result, indent=2) + "\n")
   return result
 

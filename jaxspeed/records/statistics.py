@@ -29,7 +29,7 @@ OPTIONAL_KEYS = (SKIPPED, *IMAGE_COUNTS)
 _OWN_KEYS = ("seed", "top1", "top5", "seconds", SKIPPED)
 
 
-def summed_up(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
+def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
   """What result.json holds of one run or several.
 
   Args:

@@ -4,8 +4,8 @@ import jax
 
 from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.folder_lock import Fence
-from jaxspeed.cluster.signals import Signals, Wish
-from jaxspeed.cluster.watchdog import beat
+from jaxspeed.cluster.signals import RunAction, Signals
+from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.run.folder import RunFolder
 
 
@@ -30,41 +30,41 @@ class RunControl:
     self._agreement = agreement
     self._owned = owned
     self.incarnation = incarnation
-    self.decided = Wish.GO_ON
+    self.decided = RunAction.CONTINUE
 
   @property
   def fence(self) -> Fence | None:
     """The fence around the folder, in process 0."""
     return self._owned.fence if self._owned else None
 
-  def ask(self, *, save_due: bool) -> jax.Array | Wish:
+  def ask(self, *, save_due: bool) -> jax.Array | RunAction:
     """Asks all processes what follows the step that was taken; `note` reads the answer.
 
     Args:
       save_due: whether this process wants a checkpoint.
     """
-    own = self._signals.wish
-    if own is Wish.GO_ON and save_due:
-      own = Wish.SAVE
+    own = self._signals.action
+    if own is RunAction.CONTINUE and save_due:
+      own = RunAction.SAVE
     return self._agreement.ask(own)
 
-  def note(self, answer: jax.Array | Wish) -> None:
+  def note(self, answer: jax.Array | RunAction) -> None:
     """Waits for an answer, and decides what it says."""
     self.decided = max(self.decided, self._agreement.read(answer))
 
-  def agree(self, *, save_due: bool) -> Wish:
+  def agree(self, *, save_due: bool) -> RunAction:
     """What all processes do now; waits for them."""
     self.note(self.ask(save_due=save_due))
     return self.decided
 
   def saved(self) -> None:
     """Notes that a checkpoint was tried, so that none is asked for."""
-    if self.decided is Wish.SAVE:
-      self.decided = Wish.GO_ON
+    if self.decided is RunAction.SAVE:
+      self.decided = RunAction.CONTINUE
 
   def step_taken(self) -> None:
     """Notes that the run gets on, and that its folder now holds something to keep."""
-    beat()
+    heartbeat()
     self.keep_folder()
 
   def keep_folder(self) -> None:

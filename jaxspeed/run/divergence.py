@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.devices.precision import MOST_SKIPPED, TOO_MANY_SKIPPED
 from jaxspeed.errors import UserError
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 
 
 def check_loss(
@@ -43,7 +43,7 @@ def check_loss(
 
 
 def check_evaluation(
-  sums: Sums, step: int, *, classes: int, last: bool
+  sums: MetricSums, step: int, *, classes: int, last: bool
 ) -> tuple[dict[str, float], list[str]]:
   """The means of an evaluation, without accuracies where the loss is not finite, and what to say.
 

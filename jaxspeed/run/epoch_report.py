@@ -19,7 +19,7 @@ from jaxspeed.run.broken_images import BrokenImages
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_evaluation
 from jaxspeed.run.finish import reaches_target
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry
 
@@ -31,7 +31,7 @@ _MUCH_WAITING = 0.1
 class Evaluation:
   """The sums of an evaluation, and the seconds that it took."""
 
-  sums: Sums
+  sums: MetricSums
   seconds: float
 
 
@@ -188,7 +188,7 @@ class EpochReport:
     pace = pace_lines(self._job.plan, self.rows, step, stopped=self.stopped_at_target())
     self.lines([*lines, *pace])
 
-  def _evaluated(self, step: int, sums: Sums) -> tuple[dict[str, Any], list[str]]:
+  def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
     """What the row of an epoch takes from the sums of its evaluation, and lines on it."""
     plan, count = self._job.plan, int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}

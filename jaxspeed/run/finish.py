@@ -34,13 +34,13 @@ def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] 
     UserError: it is damaged, or the result of another config.
   """
   found = None
-  with processes.together("reading the result"):
+  with processes.all_or_none("reading the result"):
     if processes.is_primary():
       found = _result_of(folder, config)
   # Of a run that is just being finished, some processes might see the result and some not.
   if not processes.gather(int(found is not None))[0]:
     return None
-  with processes.together("reading the result"):
+  with processes.all_or_none("reading the result"):
     found = found or _result_of(folder, config)
     if found is None:
       raise UserError(f"{folder / 'result.json'} is not seen by {processes.whoami()}: start again.")

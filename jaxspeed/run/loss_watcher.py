@@ -6,15 +6,15 @@ import time
 import jax
 import numpy as np
 
-from jaxspeed.cluster.signals import Wish
+from jaxspeed.cluster.signals import RunAction
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_loss
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.saver import Saver
 from jaxspeed.steps.spec import Job
-from jaxspeed.steps.state import Steps
+from jaxspeed.steps.state import StepOutput
 
-# A step's loss and wishes are looked at when so many later ones are on their way: the devices have
+# A step's loss and action are read when so many later steps are on their way: the devices have
 # work while the host waits for a number.
 _STEPS_AHEAD = 2
 
@@ -32,7 +32,7 @@ class LossWatcher:
   def __init__(self, job: Job, report: EpochReport, saver: Saver, control: RunControl) -> None:
     self._config, self._plan = job.config, job.plan
     self._report, self._saver, self._control = report, saver, control
-    self._unchecked: collections.deque[tuple[int, jax.Array, jax.Array | Wish]] = (
+    self._unchecked: collections.deque[tuple[int, jax.Array, jax.Array | RunAction]] = (
       collections.deque()
     )
     self._progress_from = (0, time.monotonic())
@@ -41,7 +41,7 @@ class LossWatcher:
     """Begins to measure the pace, after `step` steps."""
     self._progress_from = (step, time.monotonic())
 
-  def add(self, steps: Steps) -> None:
+  def add(self, steps: StepOutput) -> None:
     """Takes in steps that are under way, and waits for older ones.
 
     Raises:
@@ -61,7 +61,7 @@ class LossWatcher:
     while self._unchecked:
       self._check_losses(*self._unchecked.popleft())
 
-  def _check_losses(self, step: int, losses: jax.Array, answer: jax.Array | Wish) -> None:
+  def _check_losses(self, step: int, losses: jax.Array, answer: jax.Array | RunAction) -> None:
     """Waits for the losses of the steps up to `step`, checks and shows them."""
     values = np.atleast_1d(np.asarray(losses))
     self._control.note(answer)

@@ -49,9 +49,10 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
   momentum = plan.table.get("momentum", np.full(plan.total_steps, config.optimizer.momentum))
   seen = 0
   for step, (r, m) in enumerate(zip(rate, momentum.tolist(), strict=True)):
-    phase, (epoch, within) = plan.phase_of(step), plan.epoch_of(step)
+    phase, (epoch, step_in_epoch) = plan.phase_of(step), plan.epoch_of(step)
     before, seen = seen, plan.examples(step + 1)
-    yield f"{epoch},{within + 1},{phase.image_size},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
+    place = f"{epoch},{step_in_epoch + 1},{phase.image_size}"
+    yield f"{place},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
 
 
 @dataclasses.dataclass(frozen=True)

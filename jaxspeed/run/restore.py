@@ -28,7 +28,7 @@ from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import Checkpoints, Restored
 from jaxspeed.run.setup import FEEDS, FOLLOWING, as_data_decide, decided, open_data
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
@@ -91,7 +91,7 @@ def open_run(
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
   )
-  target = mesh_lib.abstract(Carry(state, Sums.zero(job.accumulation)), everywhere)
+  target = mesh_lib.abstract(Carry(state, MetricSums.zero(job.accumulation)), everywhere)
   checkpoints = Checkpoints(folder / "checkpoints")
   if checkpoint_step is None:
     checkpoint_step, notes = checkpoints.find_newest()

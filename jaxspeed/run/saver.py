@@ -5,8 +5,8 @@ import pathlib
 import time
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.signals import Stopped, Wish
-from jaxspeed.cluster.watchdog import beat
+from jaxspeed.cluster.signals import RunAction, Stopped
+from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
@@ -98,7 +98,7 @@ class Saver:
       self._saved = step
     except CheckpointError as error:
       self._handle(error, last=last)
-    beat()
+    heartbeat()
     self._control.saved()
     self.start_waiting()
 
@@ -114,7 +114,7 @@ class Saver:
       Stopped: once what there is has been saved.
     """
     decided = self._control.decided
-    if decided < Wish.STOP:
+    if decided < RunAction.STOP:
       return
     if step != self._saved:
       self.save(step, carry)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
-from jaxspeed.cluster.signals import Signals, Stopped, Wish, catch_signals
+from jaxspeed.cluster.signals import RunAction, Signals, Stopped, catch_signals
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
@@ -27,12 +27,12 @@ from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, make_console, silent_console
 from jaxspeed.records.results import write_result
-from jaxspeed.records.statistics import summed_up
+from jaxspeed.records.statistics import result_of
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
-from jaxspeed.run.setup import Setup, claim, make_feed, set_up
+from jaxspeed.run.setup import Setup, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import Job
 
@@ -85,7 +85,7 @@ def train(
       with _memory_errors_told(setup.config):
         rows = _run_all(setup, feed, session, clock, control)
       if not processes.is_primary():
-        return summed_up(rows, cost_per_hour=setup.config.cost_per_hour)
+        return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
       result = write_result(session.folder, rows, cost_per_hour=setup.config.cost_per_hour)
       session.screen.result(result)
       return result
@@ -125,7 +125,7 @@ class Session:
       folder, owned = pathlib.Path(workdir), None
       console = make_console() if processes.is_primary() else silent_console()
       screen = Screen(console, total_epochs=config.epochs)
-      with processes.together("taking the run's folder"):
+      with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
           owned = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
           stack.enter_context(_disk_errors_told(folder))
@@ -139,10 +139,10 @@ class Session:
     Raises:
       Stopped: in all processes.
     """
-    wish = Wish(max(processes.gather(self.signals.wish)))
-    if wish >= Wish.STOP:
+    action = RunAction(max(processes.gather(self.signals.action)))
+    if action >= RunAction.STOP:
       sentence = "ended before the first step of this start; what was saved before stays."
-      raise Stopped(sentence, wish.exit_code)
+      raise Stopped(sentence, action.exit_code)
 
   @contextlib.contextmanager
   def steps(self, job: Job, clock: Clock) -> Iterator[Callable[[], RunControl]]:
@@ -195,7 +195,7 @@ def _run_all(
     if processes.is_primary():
       folder_lib.make(folder)
       if config.runs > 1:
-        claim(folder, run_config)
+        pin_config(folder, run_config)
       store_class_names(folder, setup.data.class_names)
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.

@@ -87,13 +87,13 @@ def set_up(
     UserError: as `open_data`, `pin_config` and `finished_result`; the processes do not see the same
       folder, or were not started alike.
   """
-  with processes.together("opening the data"), clock.measure("load"):
+  with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
     data = open_data(config, console, follow=FOLLOWING - set(given))
   resolved = resolve(config, data)
-  with processes.together("the config"):
+  with processes.all_or_none("the config"):
     if processes.is_primary():
-      claim(folder, resolved)
+      pin_config(folder, resolved)
       read_metrics(folder)  # its damages, before the seconds that programs take
     _ensure_same(resolved)
   return Setup(resolved, data, finished_result(folder, resolved))
@@ -174,7 +174,7 @@ def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
   return resolved
 
 
-def claim(folder: pathlib.Path, config: ConfigDict) -> None:
+def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
   """Takes a folder for a resolved config, or makes sure that it was taken for this one.
 
   Raises:

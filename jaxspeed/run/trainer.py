@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.signals import Wish
-from jaxspeed.cluster.watchdog import beat, unwatched
+from jaxspeed.cluster.signals import RunAction
+from jaxspeed.cluster.watchdog import heartbeat, watchdog_paused
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import nothing_compiles
+from jaxspeed.devices.compile import warn_on_compile
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.records.clock import Clock
 from jaxspeed.run.control import RunControl
@@ -21,7 +21,7 @@ from jaxspeed.run.finish import finish, finished_row
 from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.setup import with_pretrained
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry
 
@@ -53,13 +53,13 @@ class Trainer:
     if finished is not None:
       return finished
     step = self._restore_or_start()
-    with self._report.open(step), processes.ending_when_alone():
+    with self._report.open(step), processes.exit_on_lost_peer():
       while self._epoch_ended(step) or not self._ends_with(step):
         if not self._epoch_ended(step):
           step = self._train_epoch(step)
         self._saver.stop_if_decided(step, self._carry)
         self._validate(step)
-        if self._control.agree(save_due=self._saver.is_due()) >= Wish.SAVE:
+        if self._control.agree(save_due=self._saver.is_due()) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
         self._saver.stop_if_decided(step, self._carry)
       self._saver.save_last(step, self._carry)
@@ -93,7 +93,7 @@ class Trainer:
       self._carry, step = steps.carry, steps.step
       self._report.note_broken()
       self._losses.add(steps)
-      if self._control.decided is not Wish.GO_ON:
+      if self._control.decided is not RunAction.CONTINUE:
         break
     self._losses.finish()
     jax.block_until_ready(self._carry)
@@ -129,7 +129,7 @@ class Trainer:
 
   def _begin_epoch(self, step: int) -> None:
     """Waits for the programs of an epoch, and begins to measure it."""
-    with self._clock.measure("compile"), unwatched():
+    with self._clock.measure("compile"), watchdog_paused():
       lines = self._feed.wait_for(step)
     self._report.lines(lines)
     self._report.begin_training(step)
@@ -146,11 +146,11 @@ class Trainer:
     start = time.monotonic()
     with self._measure("final_validate" if self._is_last(step) else "validate"):
       sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), step))
-    beat()
+    heartbeat()
     return Evaluation(sums, time.monotonic() - start)
 
-  def _no_sums(self) -> Sums:
-    return mesh_lib.replicate(Sums.zero(self._job.accumulation), self._job.mesh)
+  def _no_sums(self) -> MetricSums:
+    return mesh_lib.replicate(MetricSums.zero(self._job.accumulation), self._job.mesh)
 
   def _count_programs(self) -> None:
     for program in self._feed.new_programs():
@@ -159,5 +159,5 @@ class Trainer:
   @contextlib.contextmanager
   def _measure(self, name: str) -> Iterator[None]:
     """Measures a part that may not compile anything."""
-    with self._clock.measure(name), nothing_compiles(name):
+    with self._clock.measure(name), warn_on_compile(name):
       yield

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.models.make import make_model
 from jaxspeed.scaling.hardware import LOCAL_HOP, Cluster, Curve
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _sizes(model: nn.Module, side: int) -> tuple[tuple[int, ...], int]:
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
   shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)
   leaves = jax.tree.leaves(shapes["params"])
-  rest = jax.tree.leaves((shapes["batch_stats"], jax.eval_shape(Sums.zero)))
+  rest = jax.tree.leaves((shapes["batch_stats"], jax.eval_shape(MetricSums.zero)))
   backward = reversed(allreduce.layer_order(model, side))
   return tuple(leaves[i].size for i in backward), sum(leaf.size for leaf in rest)
 

@@ -11,7 +11,7 @@ from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
-from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job
 
@@ -104,7 +104,7 @@ def logits_in_batches(
   return logits.reshape(len(images), -1)
 
 
-def sums_of(logits: Float[Array, "n classes"], batch: Batch) -> Sums:
+def sums_of(logits: Float[Array, "n classes"], batch: Batch) -> MetricSums:
   """Sums over the examples whose mask is true."""
   # The loss that is reported is the cross entropy, without the smoothing of the training loss.
   losses = smoothed_cross_entropy(logits, batch.label)
@@ -126,7 +126,7 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, job: Job)
   return taken.replace(mask=taken.mask & (first + jnp.arange(share, dtype=jnp.int32) < count))
 
 
-def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> Sums:
+def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> MetricSums:
   """Sums over the whole set, of which each device looks at its own part.
 
   With "selective" views the net first sees every image once. For the least confident quarter of
@@ -158,8 +158,8 @@ def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> Sums:
 
 
 def evaluate_batch(
-  variables: dict[str, Any], batch: Batch, sums: Sums, *, job: Job, mode: str, size: int
-) -> Sums:
+  variables: dict[str, Any], batch: Batch, sums: MetricSums, *, job: Job, mode: str, size: int
+) -> MetricSums:
   """Sums over a batch of a stream, added to those over the batches before.
 
   "center" takes the middle square of `size` pixels of the resized image, "rect" a rectangle that

@@ -27,7 +27,7 @@ def smoothed_cross_entropy(
   return -jnp.sum(target * log_p, axis=-1)
 
 
-class Sums(flax.struct.PyTreeNode):
+class MetricSums(flax.struct.PyTreeNode):
   """Sums over examples; divided only when they are read, so that every example counts once."""
 
   loss: Float[Any, ""]
@@ -36,12 +36,12 @@ class Sums(flax.struct.PyTreeNode):
   count: Int[Any, ""]
 
   @classmethod
-  def zero(cls, dtype: DTypeLike = np.float32) -> "Sums":
+  def zero(cls, dtype: DTypeLike = np.float32) -> "MetricSums":
     """Sums over nothing; the loss is in `dtype`."""
     # NumPy: an array of JAX's made here would compile a program, perhaps inside the clock.
     return cls(np.zeros((), dtype), *(np.zeros((), np.int32) for _ in range(3)))
 
-  def __add__(self, other: "Sums") -> "Sums":
+  def __add__(self, other: "MetricSums") -> "MetricSums":
     return jax.tree.map(jnp.add, self, other)
 
   def means(self, classes: int) -> dict[str, float]:
@@ -66,7 +66,7 @@ def masked_sums(
   losses: Float[Array, "n"],
   labels: Int[Array, "n"],
   mask: Bool[Array, "n"],
-) -> Sums:
+) -> MetricSums:
   """Sums over the examples whose mask is true.
 
   The rank of the label is the number of classes that score higher, or as high and come before it:
@@ -79,7 +79,7 @@ def masked_sums(
   # A NaN compares as not ahead: without these a diverged net would be right everywhere.
   ahead |= jnp.isnan(logits)
   rank = jnp.where(jnp.isfinite(own[:, 0]), jnp.sum(ahead & ~is_label, axis=-1), classes.size)
-  return Sums(
+  return MetricSums(
     loss=jnp.sum(jnp.where(mask, losses, 0.0)),
     top1=jnp.sum((rank < 1) & mask, dtype=jnp.int32),
     top5=jnp.sum((rank < 5) & mask, dtype=jnp.int32),

@@ -7,7 +7,7 @@ import flax
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from jaxspeed.devices.precision import LossScale
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -46,11 +46,11 @@ class Carry(flax.struct.PyTreeNode):
   """A state and the sums over the examples of the epoch so far."""
 
   state: TrainState
-  sums: Sums
+  sums: MetricSums
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class StepOutput:
   """Steps that are under way on the devices.
 
   Attributes:

@@ -10,7 +10,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.hard_examples import choose
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
 from jaxspeed.steps.update import update
@@ -24,7 +24,7 @@ def train_step(
   *,
   job: Job,
   kind: StepKind,
-) -> tuple[TrainState, Sums]:
+) -> tuple[TrainState, MetricSums]:
   """One step on this device's part of the global batch.
 
   The gradient is that of the mean loss over the examples of all devices that count. Batch norm

@@ -14,7 +14,7 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import StepKind
-from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import TrainState
 
@@ -28,7 +28,7 @@ def update(
   share: float,
   job: Job,
   kind: StepKind,
-) -> tuple[TrainState, Sums]:
+) -> tuple[TrainState, MetricSums]:
   """From an augmented batch to the next state.
 
   Args:

@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT
 from toy import load_recipe
 
-from jaxspeed.cluster.signals import Stopped, Wish, catch_signals
+from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.run import session
@@ -117,25 +117,27 @@ def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, mo
   assert rows_of(tmp_path) == undisturbed
 
 
-def test_the_strongest_wish_counts_and_says_how_the_command_exits():
-  assert max(Wish.SAVE, Wish.STOP, Wish.GO_ON) is Wish.STOP
-  codes = {wish: wish.exit_code for wish in (Wish.STOP, Wish.REQUEUE, Wish.INTERRUPT)}
-  assert codes == {Wish.STOP: 0, Wish.REQUEUE: 85, Wish.INTERRUPT: 130}
+def test_the_strongest_action_counts_and_says_how_the_command_exits():
+  assert max(RunAction.SAVE, RunAction.STOP, RunAction.CONTINUE) is RunAction.STOP
+  codes = {
+    action: action.exit_code for action in (RunAction.STOP, RunAction.REQUEUE, RunAction.INTERRUPT)
+  }
+  assert codes == {RunAction.STOP: 0, RunAction.REQUEUE: 85, RunAction.INTERRUPT: 130}
 
 
 def test_signals_are_noted_while_the_block_lasts(capfd):
   with catch_signals() as signals:
     signals.begun = True
-    assert signals.wish is Wish.GO_ON
-    for number, wish in ((signal.SIGTERM, Wish.STOP), (signal.SIGUSR1, Wish.REQUEUE)):
+    assert signals.action is RunAction.CONTINUE
+    for number, action in ((signal.SIGTERM, RunAction.STOP), (signal.SIGUSR1, RunAction.REQUEUE)):
       os.kill(os.getpid(), number)
       deadline = time.monotonic() + 10
-      while signals.wish is not wish and time.monotonic() < deadline:
+      while signals.action is not action and time.monotonic() < deadline:
         time.sleep(0.01)
-      assert signals.wish is wish
+      assert signals.action is action
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)
-    assert signals.wish is Wish.REQUEUE  # a weaker one takes nothing back
+    assert signals.action is RunAction.REQUEUE  # a weaker one takes nothing back
   said = capfd.readouterr().err.splitlines()
   assert said[:2] == [
     "jaxspeed: SIGTERM: saves after this step and ends.",
@@ -198,8 +200,8 @@ WATCHED = """
   "block, code",
   [
     ("time.sleep(30)", LOST_PEER),
-    ("[(time.sleep(0.1), watchdog.beat()) for _ in range(20)]", DONE),
-    ("with watchdog.unwatched(): time.sleep(2)", DONE),
+    ("[(time.sleep(0.1), watchdog.heartbeat()) for _ in range(20)]", DONE),
+    ("with watchdog.watchdog_paused(): time.sleep(2)", DONE),
   ],
 )
 def test_the_watchdog_ends_what_stands_still(block, code):
@@ -213,7 +215,7 @@ def test_the_watchdog_ends_what_stands_still(block, code):
 
 def test_a_process_that_was_stopped_has_not_stood_still():
   # Ctrl-Z and fg, scontrol suspend and resume.
-  block = "print('ready', flush=True); [(time.sleep(0.1), watchdog.beat()) for _ in range(15)]"
+  block = "print('ready', flush=True); [(time.sleep(0.1), watchdog.heartbeat()) for _ in range(15)]"
   process = started(WATCHED.format(block=block))
   assert process.stdout.readline() == "ready\n"
   process.send_signal(signal.SIGSTOP)

@@ -19,7 +19,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
@@ -538,7 +538,7 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
   )
   key = np.array([0, 1], np.uint32)
   state = jax.jit(on_mesh(init_state, job), compiler_options=QUICK)(key, data.image)
-  carry = Carry(state, Sums.zero())
+  carry = Carry(state, MetricSums.zero())
   order = Order(
     index=rng.permutation(70).astype(np.int32), mirror=rng.integers(2, size=70).astype(bool)
   )

@@ -19,7 +19,7 @@ from jaxspeed.feeds.resident_programs import compile_programs
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
@@ -123,7 +123,7 @@ def test_the_groups_of_resnet50_on_eight_devices(group_mb, groups):
     jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.uint8, sharding=everywhere),
   )
   state = mesh_lib.abstract(jax.eval_shape(init, *shapes), everywhere)
-  sums = mesh_lib.abstract(jax.eval_shape(Sums.zero), everywhere)
+  sums = mesh_lib.abstract(jax.eval_shape(MetricSums.zero), everywhere)
   n = job.plan.phases[0].batch_size
 
   def array(*shape, dtype, sharding=split):
@@ -179,7 +179,7 @@ def test_training_does_not_depend_on_how_gradients_travel(field, value):
     feed = object.__new__(ResidentFeed)
     feed._job, feed._arrays, feed._programs = job, arrays, programs
     feed.place()
-    carry = Carry(feed.init(0), mesh_lib.replicate(Sums.zero(), job.mesh))
+    carry = Carry(feed.init(0), mesh_lib.replicate(MetricSums.zero(), job.mesh))
     for done in feed.train(carry, 0, 0, job.plan.end_of_epoch(0)):
       carry = done.carry
     results.append(jax.device_get(carry.state.params))

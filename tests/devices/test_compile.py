@@ -10,11 +10,11 @@ from tolerances import rounding
 
 from jaxspeed.devices import compile as compile_lib
 from jaxspeed.devices.compile import (
-  Ahead,
+  BackgroundCompiler,
   CompiledInsideClock,
   compile_program,
-  nothing_compiles,
   use_cache,
+  warn_on_compile,
 )
 from jaxspeed.errors import UserError
 
@@ -60,7 +60,7 @@ def test_an_accelerator_compiles_one_program_at_a_time(backend, threads, monkeyp
   monkeypatch.setattr(compile_lib, "usable_cpus", lambda: 7)
   assert compile_lib.compiling_threads() == threads
   jobs = {number: lambda: compile_program(jnp.tanh, ABSTRACT[:1]) for number in range(9)}
-  ahead = Ahead(jobs)
+  ahead = BackgroundCompiler(jobs)
   assert ahead._pool._max_workers == threads
   ahead.wait()
 
@@ -75,7 +75,7 @@ def test_the_cache_comes_from_the_command_line_or_the_environment(tmp_path, monk
 
 
 def test_programs_compile_side_by_side_and_an_error_comes_out():
-  ahead = Ahead(
+  ahead = BackgroundCompiler(
     {
       "a": lambda: compile_program(matmul, ABSTRACT),
       "b": lambda: compile_program(jnp.tanh, ABSTRACT[:1]),
@@ -83,14 +83,14 @@ def test_programs_compile_side_by_side_and_an_error_comes_out():
   )
   assert ahead["b"].call is not None and ahead.is_ready("b")
   assert set(ahead.wait()) == set(ahead.ready()) == {"a", "b"}
-  bad = Ahead({"bad": lambda: compile_program(jnp.matmul, ABSTRACT[:1] * 2)})
+  bad = BackgroundCompiler({"bad": lambda: compile_program(jnp.matmul, ABSTRACT[:1] * 2)})
   with pytest.raises(TypeError, match="dot_general"):
     bad.wait()
 
 
 def test_what_other_threads_compile_is_not_inside_the_clock(recwarn):
-  with nothing_compiles("train"):
-    Ahead({"a": lambda: compile_program(jnp.cosh, ABSTRACT[:1])}).wait()
+  with warn_on_compile("train"):
+    BackgroundCompiler({"a": lambda: compile_program(jnp.cosh, ABSTRACT[:1])}).wait()
   assert not [w for w in recwarn if w.category is CompiledInsideClock]
 
 
@@ -111,12 +111,12 @@ def test_donated_memory_is_given_away():
 
 def test_a_compilation_inside_the_clock_is_told():
   with pytest.warns(CompiledInsideClock, match="1 program.s. were compiled during train"):
-    with nothing_compiles("train"):
+    with warn_on_compile("train"):
       jax.jit(lambda x: jnp.cos(x) + 41)(np.float32(1)).block_until_ready()
   compiled = jax.jit(lambda x: x + 43).lower(np.float32(1)).compile()
   with warnings.catch_warnings():
     warnings.simplefilter("error")
-    with nothing_compiles("train"):
+    with warn_on_compile("train"):
       compiled(np.float32(1))
 
 

@@ -16,9 +16,9 @@ from jaxspeed.run.restore import evaluate
 from jaxspeed.run.session import train
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
-from jaxspeed.steps.state import Carry, Steps
+from jaxspeed.steps.state import Carry, StepOutput
 
 
 class ToyFeed(Feed):
@@ -35,7 +35,7 @@ class ToyFeed(Feed):
     self.first = jax.jit(on_mesh(init_state, job))
     self.sums = jax.jit(eval_step.evaluate_on_mesh(job))
     self.table = self.put(job.plan.table_in(np.float32))
-    carry = Carry(self.init(0), Sums.zero(job.accumulation))
+    carry = Carry(self.init(0), MetricSums.zero(job.accumulation))
     self.carry = mesh_lib.abstract(carry, mesh_lib.replicated(job.mesh))
 
   def put(self, tree):
@@ -52,7 +52,7 @@ class ToyFeed(Feed):
       batch = Batch(image=images, label=labels, mask=np.ones(size, bool))
       parts = mesh_lib.split((batch, np.zeros(size, bool)), self.job.mesh)
       carry, loss = self.step(carry, *parts, self.table)
-      yield Steps(step + 1, carry, loss)
+      yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables, step):
     per_device = dict(batch=self.plan.eval_batch_size, devices=self.job.devices)

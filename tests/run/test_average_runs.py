@@ -6,7 +6,7 @@ from toy import load_recipe
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_job
 from jaxspeed.steps.state import Carry
 
@@ -18,7 +18,7 @@ def train(config, seed):
   job = make_job(config, plan_of(config, data), mesh)
   feed = make_feed(data, job)
   feed.place()
-  carry = Carry(feed.init(seed), mesh_lib.replicate(Sums.zero(), mesh))
+  carry = Carry(feed.init(seed), mesh_lib.replicate(MetricSums.zero(), mesh))
   rows = []
   first = 0
   while first < job.plan.total_steps:

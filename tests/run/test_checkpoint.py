@@ -21,7 +21,7 @@ from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
 from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import MANIFEST, CheckpointError, Checkpoints
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.state import Carry, TrainState
 
 CLOCK = {"init": 0.5, "train": 1.5, "process": 9.0}
@@ -39,7 +39,7 @@ def make_carry(value: float, average=True) -> Carry:
     slow=None,
     loss_scale=LossScale.create(),
   )
-  return Carry(state, Sums(jnp.float32(0.1), jnp.int32(3), jnp.int32(5), jnp.int32(9)))
+  return Carry(state, MetricSums(jnp.float32(0.1), jnp.int32(3), jnp.int32(5), jnp.int32(9)))
 
 
 def target(carry, mesh=None):

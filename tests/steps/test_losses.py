@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tolerances import assert_close, assert_equal
 
-from jaxspeed.steps.losses import Sums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 
 NAN, INF = np.nan, np.inf
 
@@ -138,8 +138,8 @@ def test_an_infinite_logit_of_the_label_is_never_right_and_of_others_counts_as_a
 
 
 def test_sums_add_field_by_field_and_divide_when_read():
-  first = Sums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
-  second = Sums(jnp.float32(2.0), jnp.int32(2), jnp.int32(5), jnp.int32(7))
+  first = MetricSums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
+  second = MetricSums(jnp.float32(2.0), jnp.int32(2), jnp.int32(5), jnp.int32(7))
   assert (first + second).means(10) == {
     "loss": pytest.approx(5 / 10),
     "top1": pytest.approx(3 / 10),
@@ -149,19 +149,21 @@ def test_sums_add_field_by_field_and_divide_when_read():
 
 @pytest.mark.parametrize("classes", [2, 5, 6])
 def test_of_five_classes_or_fewer_there_is_no_top5(classes):
-  sums = Sums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(4))
+  sums = MetricSums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(4))
   top5 = {"top5": 0.5} if classes > 5 else {}
   assert sums.means(classes) == {"loss": 0.75, "top1": 0.25} | top5
 
 
 def test_zero_is_neutral_and_its_means_are_no_numbers():
-  some = Sums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
-  total = Sums.zero() + some
+  some = MetricSums(jnp.float32(3.0), jnp.int32(1), jnp.int32(2), jnp.int32(3))
+  total = MetricSums.zero() + some
   assert total.means(10) == some.means(10)
   # The types of the carry must be those that a step returns, or a second program is compiled.
-  assert jax.tree.map(lambda x: x.dtype, total) == jax.tree.map(lambda x: x.dtype, Sums.zero())
-  assert all(np.isnan(value) for value in Sums.zero().means(10).values())
+  assert jax.tree.map(lambda x: x.dtype, total) == jax.tree.map(
+    lambda x: x.dtype, MetricSums.zero()
+  )
+  assert all(np.isnan(value) for value in MetricSums.zero().means(10).values())
 
 
 def test_zero_makes_no_array_of_jaxs():
-  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(Sums.zero()))
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(MetricSums.zero()))

@@ -17,7 +17,7 @@ from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import update as update_lib
 from jaxspeed.steps.hard_examples import choose
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import Sums
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.programs import order_of as order_of_job
 from jaxspeed.steps.state import Carry
@@ -29,7 +29,7 @@ PLAIN = StepKind()
 def start(job, programs, resident):
   key = mesh_lib.replicate(seed_key(job.config.seed), job.mesh)
   state = programs.init.call(key, resident.train.image)
-  return key, Carry(state, mesh_lib.replicate(Sums.zero(job.accumulation), job.mesh))
+  return key, Carry(state, mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh))
 
 
 def run_steps(job, number, order_of_epoch=None):
