@@ -12,11 +12,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.data.batch import Batch, seed_key
-from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.images import import_tensorflow
-from jaxspeed.data.disk.noise import NoiseStream
 from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program, in_thread
 from jaxspeed.feeds.broken import check_headers
@@ -30,8 +27,9 @@ from jaxspeed.feeds.evaluation import (
 )
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
+from jaxspeed.feeds.train_streams import TrainStreams
 from jaxspeed.planning.make import lay_out
-from jaxspeed.planning.plan import Phase, Plan, StepKind
+from jaxspeed.planning.plan import Phase, StepKind
 from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -88,10 +86,8 @@ class StreamFeed(Feed):
     self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
     self._told: set[Phase] = set()
-    self._stream: TrainStream | NoiseStream | None = None
-    self._position: tuple[int, int] | None = None  # seed and step: what comes next
-    self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
-    self._broken: Broken = {}
+    self._streams = TrainStreams(sets, job)
+    self._broken: Broken = {}  # of evaluations
     self._wait = InputWait()
 
   @staticmethod
@@ -167,24 +163,16 @@ class StreamFeed(Feed):
       first_step: the number of the first one, in the run.
       last_step: the end of the epoch of `first_step`.
     """
-    plan = self._job.plan
-    phase, epoch = plan.phase_of(first_step), plan.epoch_of(first_step)[0]
-    program = self._ahead[_train_key(phase)]
-    if self._position != (seed, first_step) or self._stream is None:
-      self._open(phase, seed, first_step)
+    program = self._ahead[_train_key(self._job.plan.phase_of(first_step))]
+    self._streams.seek(seed, first_step)
     self._wait.begin()
     for step in range(first_step + 1, last_step + 1):
-      host = self._take()
+      host = self._wait.take(self._streams.take)
       batch = Batch(image=host.image, label=host.label, mask=host.mask)
       placed, mirror = mesh_lib.split((batch, host.mirror), self._job.mesh)
       carry, loss = program.call(carry, placed, mirror, self._table)
       self._wait.dispatched(loss)
-      self._position = (seed, step)
-      if step == _end_of(phase, plan):
-        self._close_stream()
-      elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
-        # So that its first batches are there when the phase begins.
-        self._open_next(phase, seed)
+      self._streams.look_ahead()
       yield StepOutput(step, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
@@ -201,77 +189,14 @@ class StreamFeed(Feed):
 
   def take_broken(self) -> Broken:
     """Images that this process could not read since the last call."""
-    self._note_broken()
-    broken, self._broken = self._broken, {}
+    broken, self._broken = self._streams.take_broken() | self._broken, {}
     return broken
 
   def close(self) -> None:
     """Ends what runs in the background."""
     self._ahead.cancel()
     self._wait.close()
-    self._close_stream()
-    if self._next is not None:
-      self._next[2].close()
-      self._next = None
-
-  def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
-    """From a step on to the end of the phase."""
-    config, plan = self._job.config, self._job.plan
-    split = self._sets.sets[phase.copies].train
-    numbers = range(first_step, _end_of(phase, plan))
-    steps = (plan.epoch_of(number) for number in numbers)
-    part = dict(process=jax.process_index(), processes=jax.process_count())
-    if config.data.synthetic:
-      return NoiseStream(split, phase, steps, **part)
-    return TrainStream(
-      split,
-      seed=seed,
-      image_size=phase.image_size,
-      batch_size=phase.batch_size,
-      min_scale=phase.min_scale,
-      flip=config.augment.flip,
-      steps=steps,
-      on_error=config.data.on_error,
-      antialias=config.data.antialias,
-      read_threads=config.data.read_threads,
-      **part,
-    )
-
-  def _open(self, phase: Phase, seed: int, first_step: int) -> None:
-    self._close_stream()
-    if self._next is not None:
-      ahead, ahead_seed, stream = self._next
-      self._next = None
-      if (ahead, ahead_seed, phase.first_step) == (phase, seed, first_step):
-        self._stream = stream
-        return
-      stream.close()
-    self._stream = self._make_stream(phase, seed, first_step)
-
-  def _open_next(self, phase: Phase, seed: int) -> None:
-    following = [p for p in self._job.plan.phases if p.first_epoch > phase.first_epoch]
-    if following:
-      stream = self._make_stream(following[0], seed, following[0].first_step)
-      self._next = (following[0], seed, stream)
-
-  def _take(self) -> HostBatch:
-    """The next batch."""
-    stream = self._stream
-    assert stream is not None
-    return self._wait.take(lambda: next(stream))
-
-  def _note_broken(self) -> None:
-    for stream in (self._stream, self._next and self._next[2]):
-      if stream is not None:
-        names = {i: stream.split.name(i) for i in stream.broken}
-        self._broken |= {("train", names[i]): reason for i, reason in stream.broken.items()}
-        stream.broken.clear()
-
-  def _close_stream(self) -> None:
-    if self._stream is not None:
-      self._note_broken()
-      self._stream.close()
-    self._stream = self._position = None
+    self._streams.close()
 
   def _compile_train(self, phase: Phase) -> Program:
     job = self._job
@@ -288,8 +213,3 @@ class StreamFeed(Feed):
 
 def _train_key(phase: Phase) -> tuple:
   return ("train", phase.batch_size, phase.image_size)
-
-
-def _end_of(phase: Phase, plan: Plan) -> int:
-  """The number of the first step after a phase."""
-  return min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)

@@ -23,7 +23,7 @@ from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.feeds import stream
+from jaxspeed.feeds import train_streams
 from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.stream import StreamFeed
@@ -254,7 +254,7 @@ def test_noise_needs_no_disk(places, tmp_path):
   assert row["images"] == 13
 
 
-class SlowNoise(stream.NoiseStream):
+class SlowNoise(train_streams.NoiseStream):
   """Half a second a batch, far more than a step takes."""
 
   def __next__(self):
@@ -267,7 +267,7 @@ def test_waiting_for_input_is_measured_and_told_once_a_phase(
   places, tmp_path, capsys, monkeypatch, slow
 ):
   if slow:
-    monkeypatch.setattr(stream, "NoiseStream", SlowNoise)
+    monkeypatch.setattr(train_streams, "NoiseStream", SlowNoise)
   fields = {"data.path": "", "data.synthetic": True, "epochs": 3.0, "phases.first_epoch": (0, 2)}
   train(toy_stream(*places, **fields), str(tmp_path / "noise"))
   printed = capsys.readouterr().out.splitlines()

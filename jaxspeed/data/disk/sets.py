@@ -27,6 +27,7 @@ class ImageSets:
 
   sets: dict[int, ImageSet]
   notes: tuple[str, ...] = ()
+  decider = "the data set decides"  # the fields in `decides`
 
   @property
   def class_names(self) -> tuple[str, ...]:
@@ -64,11 +65,6 @@ class ImageSets:
   def decides(self) -> dict[str, int]:
     """Fields of `config.data` that the data set decides; its images have any size."""
     return {"classes": len(self.class_names)}
-
-  @property
-  def decider(self) -> str:
-    """Who decides them, for a sentence."""
-    return "the data set decides"
 
   def evaluated_count(self, copies: int) -> int:
     """Images that a phase with these copies evaluates."""

@@ -88,6 +88,7 @@ class Arrays:
   name: str = ""
   notes: tuple[str, ...] = ()
   evaluated_on: str = "test"
+  decider = "the arrays decide"  # the fields in `decides`
 
   @property
   def is_own(self) -> bool:
@@ -97,8 +98,7 @@ class Arrays:
   @property
   def benchmark(self) -> str:
     """DAWNBench's name of the set, where it is one of its sets, whole; else ''."""
-    counts = (len(self.train_labels), len(self.eval_labels))
-    return "CIFAR10" if (self.name, *counts) == ("cifar10", 50_000, 10_000) else ""
+    return "CIFAR10" if (self.name, *self.counts) == ("cifar10", 50_000, 10_000) else ""
 
   @property
   def counts(self) -> tuple[int, int]:
@@ -109,11 +109,6 @@ class Arrays:
   def decides(self) -> dict[str, int]:
     """Fields of `config.data` that the arrays decide, with their values."""
     return {"image_size": self.train_images.shape[1], "classes": len(self.class_names)}
-
-  @property
-  def decider(self) -> str:
-    """Who decides them, for a sentence."""
-    return "the arrays decide"
 
   def evaluated_count(self, copies: int) -> int:
     """Images that any phase evaluates."""

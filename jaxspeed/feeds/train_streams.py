@@ -1,0 +1,125 @@
+"""The streams of a run's training batches: that of a phase, and the next phase's, opened ahead."""
+
+from typing import Any
+
+import jax
+
+from jaxspeed.data.disk.batches import HostBatch
+from jaxspeed.data.disk.noise import NoiseStream
+from jaxspeed.data.disk.sets import ImageSets
+from jaxspeed.data.disk.streams import TrainStream
+from jaxspeed.feeds.protocol import Broken
+from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.steps.spec import Job
+
+
+class TrainStreams:
+  """The training batches of a run, step by step from any step on.
+
+  Args:
+    sets: of the images.
+    job: of the run.
+  """
+
+  def __init__(self, sets: ImageSets, job: Job) -> None:
+    self._sets, self._job = sets, job
+    self._stream: TrainStream | NoiseStream | None = None
+    self._position: tuple[int, int] | None = None  # seed and step: what comes next
+    self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
+    self._broken: Broken = {}
+
+  def seek(self, seed: int, step: int) -> None:
+    """Makes the batch of a step the next one; nothing is opened where it is that already."""
+    if self._position != (seed, step) or self._stream is None:
+      self._open(self._job.plan.phase_of(step), seed, step)
+      self._position = (seed, step)
+
+  def take(self) -> HostBatch:
+    """The next batch."""
+    assert self._stream is not None and self._position is not None
+    batch = next(self._stream)
+    seed, step = self._position
+    self._position = (seed, step + 1)
+    return batch
+
+  def look_ahead(self) -> None:
+    """Closes the stream of a phase that has ended; opens the next one in a phase's last epoch."""
+    assert self._position is not None
+    plan, (seed, step) = self._job.plan, self._position
+    phase, (epoch, _) = plan.phase_of(step - 1), plan.epoch_of(step - 1)
+    if step == _end_of(phase, plan):
+      self._close_stream()
+    elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
+      # So that its first batches are there when the phase begins.
+      self._open_next(phase, seed)
+
+  def take_broken(self) -> Broken:
+    """Images that could not be read, since the last call."""
+    self._note_broken()
+    broken, self._broken = self._broken, {}
+    return broken
+
+  def close(self) -> None:
+    """Ends both streams."""
+    self._close_stream()
+    if self._next is not None:
+      self._next[2].close()
+      self._next = None
+
+  def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
+    """From a step on to the end of the phase."""
+    config, plan = self._job.config, self._job.plan
+    split = self._sets.sets[phase.copies].train
+    numbers = range(first_step, _end_of(phase, plan))
+    steps = (plan.epoch_of(number) for number in numbers)
+    part = dict(process=jax.process_index(), processes=jax.process_count())
+    if config.data.synthetic:
+      return NoiseStream(split, phase, steps, **part)
+    return TrainStream(
+      split,
+      seed=seed,
+      image_size=phase.image_size,
+      batch_size=phase.batch_size,
+      min_scale=phase.min_scale,
+      flip=config.augment.flip,
+      steps=steps,
+      on_error=config.data.on_error,
+      antialias=config.data.antialias,
+      read_threads=config.data.read_threads,
+      **part,
+    )
+
+  def _open(self, phase: Phase, seed: int, first_step: int) -> None:
+    self._close_stream()
+    if self._next is not None:
+      ahead, ahead_seed, stream = self._next
+      self._next = None
+      if (ahead, ahead_seed, phase.first_step) == (phase, seed, first_step):
+        self._stream = stream
+        return
+      stream.close()
+    self._stream = self._make_stream(phase, seed, first_step)
+
+  def _open_next(self, phase: Phase, seed: int) -> None:
+    following = [p for p in self._job.plan.phases if p.first_epoch > phase.first_epoch]
+    if following:
+      stream = self._make_stream(following[0], seed, following[0].first_step)
+      self._next = (following[0], seed, stream)
+
+  def _note_broken(self) -> None:
+    for stream in (self._stream, self._next and self._next[2]):
+      if stream is not None:
+        names = {i: stream.split.name(i) for i in stream.broken}
+        self._broken |= {("train", names[i]): reason for i, reason in stream.broken.items()}
+        stream.broken.clear()
+
+  def _close_stream(self) -> None:
+    if self._stream is not None:
+      self._note_broken()
+      self._stream.close()
+    self._stream = self._position = None
+
+
+def _end_of(phase: Phase, plan: Plan) -> int:
+  """The number of the first step after a phase."""
+  return min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
