@@ -164,6 +164,19 @@ def test_the_tests_mirror_the_folders():
   assert strangers == set()
 
 
+def test_a_run_asks_no_feed_and_no_data_for_its_type():
+  """Only the table of feeds in run/setup.py names them (`feeds.protocol`)."""
+  kinds = {"ResidentFeed", "StreamFeed", "Arrays", "ImageSets"}
+  naming = {
+    name: {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & kinds
+    for name, tree in PARSED.items()
+    if room_of(name) == "run"
+  }
+  assert {name: used for name, used in naming.items() if used} == {
+    "run.setup": {"ResidentFeed", "StreamFeed"}
+  }
+
+
 def test_circles_and_chains_are_found():
   assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
   graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}

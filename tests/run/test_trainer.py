@@ -1,7 +1,10 @@
 """Whole runs in this process, on eight devices and real digits: folder, resume, several runs."""
 
+import dataclasses
+import inspect
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -11,18 +14,25 @@ from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.config import stored
+from jaxspeed.data.memory import arrays
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.planning import make
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.console import format_result
 from jaxspeed.records.meters import network_bytes
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.run import session, setup
+from jaxspeed.run.control import RunControl
+from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config
-from jaxspeed.run.session import train
+from jaxspeed.run.saver import Saver
+from jaxspeed.run.session import Session, train
 from jaxspeed.run.setup import open_data
+from jaxspeed.run.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +161,9 @@ def test_the_clocks_of_a_run(finished):
 def test_the_dawnbench_files_are_those_of_the_rows(cache, tmp_path, monkeypatch):
   # Digits are no set of DAWNBench's, and have no test set.
   monkeypatch.setattr(Arrays, "benchmark", "CIFAR10")
-  monkeypatch.setattr(ResidentFeed, "evaluated_on", "test")
+  read = arrays._read_digits
+  tested = lambda: dataclasses.replace(read(), evaluated_on="test")  # noqa: E731
+  monkeypatch.setattr(arrays, "_read_digits", tested)
   folder = tmp_path / "cifar"
   result = train(digits(cache), str(folder))
   (tsv,) = (folder / "dawnbench").glob("*.tsv")
@@ -434,3 +446,44 @@ def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
   for name, words in [("text.png", "cannot be read as an image"), ("none.png", "no such file")]:
     with pytest.raises(UserError, match=words):
       predict(folder, [str(tmp_path / name)])
+
+
+def test_a_run_has_one_plan_and_pins_its_config_once(cache, tmp_path, monkeypatch):
+  called = []
+
+  def counted(function):
+    return lambda *arguments, **named: (
+      called.append(function.__name__) or function(*arguments, **named)
+    )
+
+  monkeypatch.setattr(make, "_table", counted(make._table))  # a part of every plan
+  pin_config = counted(setup.pin_config)
+  for module in (setup, session):
+    monkeypatch.setattr(module, "pin_config", pin_config)
+  train(digits(cache, epochs=1.0), str(tmp_path / "one"))
+  assert sorted(called) == ["_table", "pin_config"]
+  called.clear()
+  train(digits(cache, epochs=1.0, runs=2), str(tmp_path / "two"))
+  # The folder of both, and that of each.
+  assert sorted(called) == ["_table", *["pin_config"] * 3]
+
+
+def test_a_plan_that_cannot_be_is_refused_before_the_data_are_opened(cache, tmp_path, monkeypatch):
+  monkeypatch.setattr(setup, "open_data", None)
+  with pytest.raises(UserError, match="config.batch_size=50001 is larger than the training set"):
+    train(digits(cache, batch_size=50_001, **{"data.train_images": 50_000}), str(tmp_path / "a"))
+  assert not (tmp_path / "a").exists()
+
+
+# What an object may be given besides other objects: values, which do not change.
+VALUES = {"Job", "Path", "ConfigDict", "int", "bool", "str", "float"}
+
+
+def test_no_object_of_a_run_is_given_more_than_three_others():
+  for made in (Trainer, Saver, LossWatcher, EpochReport, RunControl, Session):
+    given = list(inspect.signature(made).parameters.values())
+    names = [
+      re.findall(r"\w+", getattr(p.annotation, "__name__", str(p.annotation))) for p in given
+    ]
+    objects = [p.name for p, words in zip(given, names, strict=True) if not VALUES & set(words)]
+    assert 1 <= len(objects) <= 3, (made.__name__, objects)
