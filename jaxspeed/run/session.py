@@ -80,10 +80,10 @@ def train(
     print_header(session.screen, setup, session.folder)
     with (
       _ready_feed(setup, session.screen, clock) as feed,
-      session.steps(setup.job, clock) as control,
+      session.steps(setup.job, clock) as make_control,
     ):
       with _memory_errors_told(setup.config):
-        rows = _run_all(setup, feed, session, clock, control)
+        rows = _run_all(setup, feed, session, clock, make_control)
       if not processes.is_primary():
         return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
       result = write_result(session.folder, rows, cost_per_hour=setup.config.cost_per_hour)
