@@ -116,7 +116,7 @@ class Follower:
     if orphans:
       self.orphans[name] = sorted(orphans)
     elif not originals:
-      self._forget(name)
+      _forget(self.folder, name)
       return set()
     before = Record(
       copies=sound | {file: record.copies.get(file, copies.AWAY) for file in orphans},
@@ -166,15 +166,7 @@ class Follower:
       if not self.orphans[name]:
         del self.orphans[name]
         if not (record.names or record.broken):
-          self._forget(name)
-
-  def _forget(self, name: str) -> None:
-    """Removes the record of a class that has neither originals nor copies, and its empty folder."""
-    path = copies.records_folder(self.folder) / name
-    path.unlink(missing_ok=True)
-    for folder in (self.folder / name, (self.folder / name).parent, path.parent):
-      with contextlib.suppress(OSError):
-        folder.rmdir()
+          _forget(self.folder, name)
 
   def _unmark(self) -> None:
     if self._marked:
@@ -229,6 +221,15 @@ class Follower:
     """
     images = {split: self._copies[split] for split in splits}
     copies.write_mark(self.folder, images, sum(map(len, self.orphans.values())))
+
+
+def _forget(copies_folder: pathlib.Path, name: str) -> None:
+  """Removes the record of a class that has neither originals nor copies, and its empty folder."""
+  path = copies.records_folder(copies_folder) / name
+  path.unlink(missing_ok=True)
+  for folder in (copies_folder / name, (copies_folder / name).parent, path.parent):
+    with contextlib.suppress(OSError):
+      folder.rmdir()
 
 
 def _refuse_originals(folder: pathlib.Path, source: pathlib.Path, name: str) -> None:
