@@ -15,6 +15,7 @@ from rich.console import Console
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import stored as stored_lib
+from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
@@ -94,6 +95,7 @@ def set_up(
   with processes.all_or_none("the config"):
     if processes.is_primary():
       pin_config(folder, resolved)
+      check_class_names(folder, data.class_names)
       read_metrics(folder)  # its damages, before the seconds that programs take
     _ensure_same(resolved)
   return Setup(resolved, data, finished_result(folder, resolved))

@@ -186,3 +186,13 @@ def test_damaged_names_are_a_sentence(tmp_path, content, words):
 def test_names_are_strict_json(tmp_path):
   class_names.store_class_names(tmp_path, ["a", "b"])
   assert json.loads((tmp_path / "classes.json").read_text()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("run", ["", "run_001"])
+def test_a_run_does_not_go_on_with_other_classes(tmp_path, run):
+  class_names.check_class_names(tmp_path, ["cat", "dog"])
+  (tmp_path / run).mkdir(exist_ok=True)
+  class_names.store_class_names(tmp_path / run, ["cat", "dog"])
+  class_names.check_class_names(tmp_path, ["cat", "dog"])
+  with pytest.raises(UserError, match="names the class cat, and the data set dog in its place"):
+    class_names.check_class_names(tmp_path, ["dog", "eel"])

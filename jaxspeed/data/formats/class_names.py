@@ -1,9 +1,10 @@
 """Names of classes: in a user's text file, in a run's folder, and the rule that all lists keep."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, load_json, open_regular, write_atomically
 
 # In a run's folder: a list in JSON, in which a name may hold any character.
@@ -63,6 +64,25 @@ def store_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
     OSError: they cannot be written.
   """
   write_atomically(folder / STORED, dump_json(list(names), indent=2) + "\n")
+
+
+def check_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
+  """Makes sure that a run goes on with the classes that it began with, in their order.
+
+  Raises:
+    UserError: its file names others: the same numbers would from now on mean other classes.
+  """
+  for path in sorted([folder / STORED, *folder.glob(f"run_*/{STORED}")]):
+    try:
+      stored = load_json(path)
+    except (OSError, ValueError):
+      continue  # it is written anew
+    if isinstance(stored, list) and stored != list(names):
+      before, now = next((a, b) for a, b in itertools.zip_longest(stored, names) if a != b)
+      raise UserError(
+        f"{path} names the class {printable(str(before))}, and the data set {printable(str(now))} "
+        "in its place: undo that change to resume that run, or choose another --workdir."
+      )
 
 
 def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
