@@ -1,6 +1,5 @@
 """Images that a run does without: which, why, in which file, and when they are too many."""
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -10,7 +9,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.errors import printable
 from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_many
 from jaxspeed.feeds.protocol import Broken
-from jaxspeed.files import read_bytes, write_atomically
+from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 
 _TITLES = "split\tname\treason\n"
 
@@ -73,8 +72,8 @@ class BrokenImages:
     own = [[*key, reason, key in self._found] for key, reason in self._own.items()]
     self._own = {}
     new: Broken = {}
-    for part in processes.gather_bytes(json.dumps(own).encode() if own else b""):
-      for kind, name, reason, is_found in json.loads(part or b"[]"):
+    for part in processes.gather_bytes(dump_json(own).encode() if own else b""):
+      for kind, name, reason, is_found in parse_json(part or b"[]"):
         if is_found:
           new.setdefault((kind, name), reason)
         self._all.setdefault((kind, name), reason)

@@ -136,7 +136,7 @@ def test_counters_of_batches_are_passed_over(saved):
     ),
     (
       lambda t: t.update({"fc.weight": np.zeros((9, 32), np.float32)}),
-      r"tells 9 classes apart and the net 5: set config.pretrained.head='new'",
+      "tells 9 classes apart and the net 5: name their data set; or, to train a new last layer",
     ),
     (
       lambda t: t.update({"conv1.weight": np.zeros((4, 3, 7, 7), np.int8)}),
