@@ -119,6 +119,8 @@ def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
       f"{command} needs {' and '.join(names)}, and was given {' '.join(given) or 'nothing'}; see "
       "--help."
     )
+  if "" in given:
+    raise UserError(f"{names[list(given).index('')]} is empty: name a folder.")
   if names and not os.path.isdir(given[0]):
     raise UserError(f"{given[0]} is no folder: name one of train/CLASS/*.jpg and val/CLASS/*.jpg.")
   return given

@@ -266,8 +266,16 @@ def load_manifest(path: pathlib.Path) -> dict[str, Any]:
 
   Raises:
     ValueError: it is not there, or damaged; the message says what is wrong with the checkpoint.
+    UserError: a later version of jaxspeed wrote it: it is whole, and must not be passed over.
   """
   try:
+    stored = load_json(path / MANIFEST)
+    if isinstance(stored, dict) and isinstance(stored.get("format"), int):
+      if stored["format"] > FORMAT:
+        raise UserError(
+          f"{path / MANIFEST} is of format {stored['format']}, and this version of jaxspeed reads "
+          f"{FORMAT}: use the version that wrote it, or move that checkpoint away."
+        )
     manifest = load_json(path / MANIFEST, _Manifest)
     names = {*NAMES, "process"}
     if unknown := sorted(manifest["clock"].keys() - names):

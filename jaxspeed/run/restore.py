@@ -1,7 +1,6 @@
 """From a run's folder back to a model: evaluation and prediction."""
 
 import functools
-import logging
 import math
 import os
 import pathlib
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, output, stored
+from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
@@ -32,8 +32,6 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job, make_job
 from jaxspeed.steps.state import Carry
-
-_log = logging.getLogger("jaxspeed")
 
 
 def load_config(folder: pathlib.Path) -> ConfigDict:
@@ -132,7 +130,7 @@ def evaluate(
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
     job, restored = open_run(folder, configs[0], step)
-    rows = _rows(configs, job.mesh, restored.step, restored.tree.state.evaluated())
+    rows = _rows(configs, job.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
   weights = job.plan.evaluated_weights(restored.step)
   return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
 
@@ -246,12 +244,15 @@ def _rows(
   step: int,
   variables: Any,
   data: OpenData | None = None,
+  folder: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
   """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
   jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
   phases = [job.plan.phase_of(step - 1) for job in jobs]
   # A stream opens only what this phase reads.
   data = open_data(configs[0], phases=phases[:1]) if data is None else data
+  if folder is not None:
+    check_class_names(folder, data.class_names, renamed=True)
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
@@ -262,7 +263,7 @@ def _rows(
     sums, broken = jax.block_until_ready(run())
     images = data.evaluated_count(phase.copies)
     for line in check_evaluated(broken, images, config):
-      _log.warning("%s", line)
+      output.say(f"note: {line}")
     means = sums.means(config.data.classes)
     if not math.isfinite(means["loss"]):
       raise UserError(

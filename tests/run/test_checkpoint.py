@@ -159,7 +159,7 @@ NONSENSE: list[tuple[object, str]] = [
   ({"files": {"/etc/hostname": [1, 2]}}, "files: '/etc/hostname' lies outside"),
   ({"files": {"../1/_METADATA": [1, 2]}}, "files: '../1/_METADATA' lies outside"),
   ({"format": None}, "format: Field required"),
-  ({"format": 2}, "format: Input should be less than or equal to 1"),
+  ({"format": 0}, "format: Input should be greater than or equal to 1"),
   ({"step": None}, "step: Field required"),
   ({"step": "2"}, "step: Input should be a valid integer"),
   ({"step": 2.0}, "step: Input should be a valid integer"),
@@ -213,6 +213,14 @@ def test_a_manifest_that_names_a_file_that_no_folder_can_hold(two, tmp_path):
   folder = shutil.copytree(two, tmp_path / "checkpoints")
   edit(folder / "2", files={300 * "a": [1, 2]})
   assert Checkpoints(folder).newest() == 1
+
+
+def test_a_checkpoint_of_a_later_format_is_not_passed_over(two, tmp_path):
+  folder = shutil.copytree(two, tmp_path / "checkpoints")
+  edit(folder / "2", format=2)
+  for ask in (Checkpoints(folder).newest, lambda: Checkpoints(folder).restore(None, step=2)):
+    with pytest.raises(UserError, match="is of format 2, and this version of jaxspeed"):
+      ask()
 
 
 def test_what_is_passed_over_comes_with_its_reason(two, tmp_path):

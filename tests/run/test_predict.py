@@ -194,5 +194,7 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path, run):
   (tmp_path / run).mkdir(exist_ok=True)
   class_names.store_class_names(tmp_path / run, ["cat", "dog"])
   class_names.check_class_names(tmp_path, ["cat", "dog"])
-  with pytest.raises(UserError, match="names the class cat, and the data set dog in its place"):
-    class_names.check_class_names(tmp_path, ["dog", "eel"])
+  for renamed in (False, True):
+    with pytest.raises(UserError, match="names the class cat, and the data set dog in its place"):
+      class_names.check_class_names(tmp_path, ["dog", "eel"], renamed=renamed)
+  class_names.check_class_names(tmp_path, ["0", "1"], renamed=True)

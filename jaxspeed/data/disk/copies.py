@@ -142,7 +142,9 @@ def read_settings(copies: pathlib.Path) -> Settings | None:
   except FileNotFoundError:
     return None
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise UserError(f"{path} is damaged ({error}): remove it and run again.") from error
+    raise UserError(
+      f"{path} is damaged ({error}): remove {copies} and make the copies again."
+    ) from error
 
 
 def write_settings(copies: pathlib.Path, settings: Settings) -> None:

@@ -66,22 +66,29 @@ def store_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
   write_atomically(folder / STORED, dump_json(list(names), indent=2) + "\n")
 
 
-def check_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
-  """Makes sure that a run goes on with the classes that it began with, in their order.
+def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bool = False) -> None:
+  """Makes sure that data have the classes that a run began with, in their order.
+
+  Args:
+    folder: of the run.
+    names: of the data.
+    renamed: whether data may have other names for all classes, as sets without names do.
 
   Raises:
-    UserError: its file names others: the same numbers would from now on mean other classes.
+    UserError: the same numbers would mean other classes.
   """
   for path in sorted([folder / STORED, *folder.glob(f"run_*/{STORED}")]):
     try:
       stored = load_json(path)
     except (OSError, ValueError):
       continue  # it is written anew
+    if renamed and not set(names) & set(map(str, stored)):
+      continue
     if isinstance(stored, list) and stored != list(names):
       before, now = next((a, b) for a, b in itertools.zip_longest(stored, names) if a != b)
       raise UserError(
         f"{path} names the class {printable(str(before))}, and the data set {printable(str(now))} "
-        "in its place: undo that change to resume that run, or choose another --workdir."
+        "in its place: undo that change of the data, or choose others or another --workdir."
       )
 
 

@@ -25,6 +25,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import load_json, open_regular
 
 _MASK_DELTA = 0xA282EAD8
+_MOST_RECORDS = 10**12  # of a shard
 # TFDS's name of the feature, in imagenet2012, its subsets and what `prepare shards` writes.
 FILE_NAME = "file_name"
 _EVAL_SPLITS = ("validation", "val", "test")
@@ -139,6 +140,8 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
 def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Shard, ...]:
   """The files of one entry of dataset_info.json's "splits", empty shards left out."""
   lengths = [int(length) for length in split.get("shardLengths", ())]
+  if any(not 0 <= length < _MOST_RECORDS for length in lengths):
+    raise ValueError(f"shardLengths of {split['name']} are not from 0 to {_MOST_RECORDS:,}")
   digits = max(5, len(str(len(lengths))))
   shards = []
   for index, length in enumerate(lengths):

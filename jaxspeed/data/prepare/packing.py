@@ -17,7 +17,7 @@ from jaxspeed.data.prepare.following import remove_copy
 from jaxspeed.data.prepare.index import remove_indices
 from jaxspeed.data.prepare.writing import finished_files, write_whole
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, parse_json, read_bytes
+from jaxspeed.files import dump_json, load_json
 
 _SETTINGS = "shards.json"
 _INFO = "dataset_info.json"
@@ -62,14 +62,15 @@ class PackedFolder:
       finished_files(each)
     settings = {"source": root, "shards": shards, "names": digest}
     try:
-      stored = parse_json(read_bytes(path), dict[str, str | int])
-      number, source = stored["shards"], stored["source"]
+      # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8.
+      stored = load_json(path)
+      number, source = int(stored["shards"]), str(stored["source"])
       other = source != root and stored["names"] != digest
     except FileNotFoundError:
       path.parent.mkdir(parents=True, exist_ok=True)
       write_whole(path, [dump_json(settings).encode()])
       return
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
       raise UserError(
         f"{path} is damaged, or of an older version ({error}): remove {self._folder} and run again."
       ) from error

@@ -44,6 +44,12 @@ def test_what_is_stored_comes_back(entry):
   np.testing.assert_array_equal(np.load(entry / "images.npy"), arrays()["images"])
 
 
+def test_a_source_whose_name_is_no_utf8_comes_back(tmp_path):
+  source = {"path": os.fsdecode(b"/data/caf\xe9")}
+  array_cache.store(tmp_path / "a", arrays(), ABOUT, source)
+  assert_loaded(array_cache.load(tmp_path / "a", source))
+
+
 def test_nothing_is_found_where_nothing_was_stored(tmp_path, caplog):
   assert array_cache.load(tmp_path / "none", SOURCE) is None
   assert array_cache.entries(tmp_path / "none", "cifar10") == []

@@ -45,6 +45,15 @@ def test_masked_checksums_of_the_strings_of_rfc_3720():
   assert [masked_checksum(memoryview(part)) for part in parts] == masked
 
 
+@pytest.mark.parametrize("length", ["-1", "99999999999999999999"])
+def test_shards_have_a_possible_number_of_records(tmp_path, length):
+  split = {"name": "train", "shardLengths": [length]}
+  info = {"name": "tiny", "fileFormat": "tfrecord", "splits": [split]}
+  (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+  with pytest.raises(UserError, match="dataset_info.json cannot be read .*shardLengths of train"):
+    open_tfds(tmp_path)
+
+
 def test_records_come_apart_as_they_were_joined(tmp_path):
   parts = [b"", b"a", b"bcd" * 50, bytes(300)]
   assert records_of(b"".join(map(tiny_sets.frame, parts)), tmp_path) == parts

@@ -708,6 +708,8 @@ def mistakes(tmp):
     "command": (["shrink", source, out], "'shrink' is no command"),
     "one folder": (["resize", source, pixels], "resize needs SRC and DST"),
     "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is no folder"),
+    "empty source": (["resize", "", out, pixels], "SRC is empty: name a folder"),
+    "empty destination": (["resize", source, "", pixels], "DST is empty: name a folder"),
     "no train": (["resize", tmp / "no_train", out, pixels], "no_train has no train/"),
     "no val": (["resize", tmp / "no_val", out, pixels], "none of val/, validation/ and test/"),
     "inside": (["resize", source, source / "out", pixels], "lies inside"),
