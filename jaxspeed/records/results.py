@@ -20,19 +20,24 @@ def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, 
   """images_per_second, images_per_second_per_device and data_wait of several epochs together.
 
   Args:
-    rows: of epochs in a row, as `Records.epoch` takes them; those that earlier versions wrote
-      without data_wait are passed over.
+    rows: of epochs in a row, as `Records.epoch` takes them; those without a pace, whose last step
+      an earlier start has made, are passed over.
     examples: seen before the first of them.
+
+  Returns:
+    Nothing where no row has a pace.
   """
   images = seconds = device_seconds = waited = 0.0
   for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
-    if "data_wait" in row:
+    if row.get("images_per_second"):
       # An epoch that was resumed within has been timed in part: its rate holds for all of it.
       took = (row["examples"] - before) / row["images_per_second"]
       images += row["examples"] - before
       seconds += took
       device_seconds += took * row["world"]
       waited += took * row["data_wait"]
+  if not seconds:
+    return {}
   return {
     "images_per_second": images / seconds,
     "images_per_second_per_device": images / device_seconds,

@@ -42,8 +42,9 @@ class _Row:
   step: Annotated[int, Field(ge=1)]
   examples: Annotated[int, Field(ge=1)]
   world: Annotated[int, Field(ge=1)]
-  images_per_second: Annotated[float, Field(gt=0)]
   dawn_seconds: Annotated[float, Field(ge=0)]
+  # Of an epoch whose last step an earlier start has made, the pace is not known.
+  images_per_second: Annotated[float, Field(gt=0)] | None = None
   data_wait: float = 0.0
   eval_loss: float | None = None
   eval_top1: float | None = None

@@ -244,7 +244,7 @@ def pace_lines(
     )
   end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
   if plan.streams and (step == end or stopped):
-    pace = mean_pace(rows, examples=plan.examples(phase.first_step))
-    epochs = rows[-1]["epoch"] - phase.first_epoch
-    lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
+    if pace := mean_pace(rows, examples=plan.examples(phase.first_step)):
+      epochs = rows[-1]["epoch"] - phase.first_epoch
+      lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
   return lines

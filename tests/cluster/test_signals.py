@@ -107,8 +107,10 @@ def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
   assert stopped.value.exit_code == code
   assert signal.getsignal(number) is before
   assert Checkpoints(tmp_path / "checkpoints").newest() == saved
-  session.train(digits(), str(tmp_path))
+  result = session.train(digits(), str(tmp_path))
   assert rows_of(tmp_path) == undisturbed
+  # The row of an epoch that an earlier start has trained to its end has no pace.
+  assert session.train(digits(), str(tmp_path)) == result
 
 
 def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, monkeypatch):

@@ -306,8 +306,9 @@ def test_the_pace_of_several_epochs_weighs_them_by_their_seconds():
       "data_wait": 5 / 12.5,
     }
   )
-  # A row of an earlier version counts for nothing but where the next one begins.
-  old = {"examples": 6000, "images_per_second": 100.0}
+  # A row without a pace counts for nothing but where the next one begins.
+  old = {"examples": 6000, "data_wait": 0.5}
+  assert mean_pace([old], examples=5000) == {}
   assert mean_pace([old, rows[1]], examples=5000) == pytest.approx(
     {"images_per_second": 400.0, "images_per_second_per_device": 100.0, "data_wait": 0.0}
   )

@@ -178,18 +178,21 @@ def remove_mark(copies: pathlib.Path) -> None:
   (_own(copies) / "complete.json").unlink(missing_ok=True)
 
 
-def mending(copies: pathlib.Path, source: str = "", *, prune: bool = False) -> str:
+def mending(
+  copies: pathlib.Path, source: str = "", *, prune: bool = False, sizes: Sequence[str] = ()
+) -> str:
   """The command that completes a folder of copies or makes it fit its originals.
 
   Args:
     copies: the folder of one size.
     source: of the originals; '' takes the one that the copies were made of.
     prune: it also removes copies whose originals are gone.
+    sizes: names of the folders of all sizes that it mends; () for this one alone.
   """
   settings = read_settings(copies) or Settings(_QUALITY, "")
   source = source or settings.source
   words = [shlex.quote(source) if source else "SRC", shlex.quote(str(copies.parent))]
-  words.append(f"--sizes={copies.name}")
+  words.append(f"--sizes={','.join(sizes) or copies.name}")
   words += [f"--quality={settings.quality}"] * (settings.quality != _QUALITY)
   words += ["--prune"] * prune
   return f"python -m jaxspeed.prepare resize {' '.join(words)}"

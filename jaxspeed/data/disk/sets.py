@@ -185,7 +185,10 @@ def _refuse_stale(source: pathlib.Path, folders: Sequence[pathlib.Path], *, tune
     ) from error
   for folder, difference in zip(folders, found, strict=True):
     if difference:
-      command = mending(folder, str(source), prune=bool(difference.removed))
+      # One command for all sizes that lie side by side.
+      stale = zip(folders, found, strict=True)
+      sizes = [each.name for each, other in stale if other and each.parent == folder.parent]
+      command = mending(folder, str(source), prune=bool(difference.removed), sizes=sizes)
       raise UserError(
         f"{folder} does not fit its originals in {source}: {difference}; run {command}."
       )

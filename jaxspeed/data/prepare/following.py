@@ -148,6 +148,8 @@ class Follower:
       for name in list_folder(self.folder / split).folders:
         if f"{split}/{name}" not in names and f"{split}/{name}" not in self.orphans:
           images = list_folder(self.folder / split / name).images
+          if not images:  # what a kill leaves of a class that was removed
+            _remove_empty(self.folder / split / name)
           self.strangers += [f"{split}/{name}/{image}" for image in images]
 
   def prune(self) -> None:
@@ -228,8 +230,12 @@ def _forget(copies_folder: pathlib.Path, name: str) -> None:
   path = copies.records_folder(copies_folder) / name
   path.unlink(missing_ok=True)
   for folder in (copies_folder / name, (copies_folder / name).parent, path.parent):
-    with contextlib.suppress(OSError):
-      folder.rmdir()
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: pathlib.Path) -> None:
+  with contextlib.suppress(OSError):
+    folder.rmdir()
 
 
 def _refuse_originals(folder: pathlib.Path, source: pathlib.Path, name: str) -> None:

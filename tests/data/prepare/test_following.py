@@ -124,9 +124,11 @@ def test_copies_of_removed_images_are_listed_and_then_pruned(tmp_path, source):
   assert (out / "8/train/a/mine.jpg").exists() and (tmp_path / "elsewhere.jpg").exists()
   for path in ("8/train/a/mine.jpg", "8/train/a/notes.txt", "8/train/c/0.jpg"):
     (out / path).unlink()
+  (out / "8/train/killed").mkdir()  # as a kill leaves it
   assert resize(source, out, sizes=(8, 16), prune=True).pruned == 0
   assert tree(out) == fresh(source, tmp_path)
-  assert not (out / "8/train/c").exists() and train(source, classes=2) == ()
+  assert not any((out / "8/train" / name).exists() for name in ("c", "killed"))
+  assert train(source, classes=2) == ()
 
 
 def test_nothing_behind_a_link_is_removed_or_written(tmp_path, source):
