@@ -139,7 +139,8 @@ def _resize(
 ) -> None:
   with progress_bar(console, "resizing") as show:
     done = resize(source, destination, sizes=sizes, show=show, **options)
-  _show_work(console, "resized", done.read, done.images, done.seconds, options["workers"])
+  made, whole = (number - len(done.broken) for number in (done.read, done.images))
+  _show_work(console, "resized", made, whole, done.seconds, options["workers"])
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
   _show_notes(console, done.notes)
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")

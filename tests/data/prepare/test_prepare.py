@@ -663,7 +663,7 @@ def test_the_three_commands(tmp_path, monkeypatch):
   assert (code, err) == (0, "")
   assert "\x1b" not in text and "\r" not in text
   lines = text.splitlines()
-  assert lines[0].startswith("resized 52 images in ") and lines[0].endswith(", --workers=1")
+  assert lines[0].startswith("resized 36 images in ") and lines[0].endswith(", --workers=1")
   assert lines[1] == f"broken: 16 images are left out and listed in {out / '16' / 'broken.txt'}"
   assert lines[12] == "  and 6 more" and len(lines) == 15
   assert lines[13] == f"{out / '16'}: 31 images for training, 5 for evaluation, 2 classes"
