@@ -157,7 +157,7 @@ def parse_flags() -> argparse.Namespace:
   parser.add_argument("--warm_batches", type=int, default=6, help="before the clock starts")
   parser.add_argument("--image_size", type=int, default=128)
   parser.add_argument("--cache", default="", help="folder of the index")
-  parser.add_argument("--output", type=pathlib.Path, help="a JSON file for the figures")
+  parser.add_argument("--out", type=pathlib.Path, help="a JSON file for the figures")
   parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
   return parser.parse_args()
 
@@ -173,7 +173,7 @@ def main() -> None:
     flags.library = str(compile_library(pathlib.Path(scratch)))
     flags.cache = flags.cache or scratch
     rows = run(flags)
-  if flags.output:
+  if flags.out:
     names = ("delay_ms", "rounds", "images", "batch", "image_size", "warm_batches")
     report = {
       "device": provenance.describe_device(),
@@ -183,7 +183,7 @@ def main() -> None:
       **{name: getattr(flags, name) for name in names},
       "rows": rows,
     }
-    flags.output.write_text(json.dumps(report, indent=2) + "\n")
+    flags.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":
