@@ -90,7 +90,10 @@ def load(path: pathlib.Path) -> ConfigDict:
   values = {name: _tuples(value) for name, value in loaded.items()}
   checks.check(values, source=str(path))
   if not known:
-    raise UserError(f"{path} has no format, which jaxspeed.train writes: it may have been edited.")
+    raise UserError(
+      f"{path} has no format, which jaxspeed.train writes: restore the file that train wrote, or "
+      "train again in another --workdir."
+    )
   return _without_paths_to_code(ConfigDict(values))
 
 

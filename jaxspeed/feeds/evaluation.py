@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import logging
 from typing import Any
 
 import jax
@@ -27,9 +26,6 @@ from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import Job
-
-_log = logging.getLogger("jaxspeed")
-
 
 # Batches that wait on the devices for their turn. More would only hold memory: the host decodes
 # ahead by itself.

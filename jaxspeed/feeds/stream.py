@@ -1,7 +1,6 @@
 """The feed of images from disk: programs by shape, batches to the devices."""
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
-
-_log = logging.getLogger("jaxspeed")
 
 
 class StreamFeed(Feed):

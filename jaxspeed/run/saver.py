@@ -54,10 +54,11 @@ class Saver:
       target: shapes and shardings of what a checkpoint holds.
 
     Raises:
-      UserError: it cannot be read, or holds another model.
+      UserError: it cannot be read, is of a later format, or holds another model.
     """
     # All take the one that process 0 sees: a shared disk may show others an older state.
-    newest = self.newest() if processes.is_primary() else None
+    with processes.all_or_none("looking for a checkpoint"):
+      newest = self.newest() if processes.is_primary() else None
     chosen = processes.gather(-1 if newest is None else newest)[0]
     if chosen < 0:
       return None
