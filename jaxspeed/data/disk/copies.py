@@ -263,9 +263,9 @@ def same(one: Facts, other: Facts) -> bool:
 def originals_facts(
   root: pathlib.Path, classes: Iterable[tuple[str, Sequence[str]]]
 ) -> Iterator[tuple[str, dict[str, Facts]]]:
-  """For each class its name and the facts of its images, in order; asked for by threads.
+  """For each class its name and the facts of its images, in order; asked for by 32 threads.
 
-  With 32 threads a disk that answers a stat after 0.3 ms is asked for 1,281,167 images in 12 s.
+  A network disk answers each question late, and many at a time.
 
   Args:
     root: of the originals.

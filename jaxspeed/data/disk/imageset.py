@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
 
-from jaxspeed.data.disk import copies, headers, sizes
+from jaxspeed.data.disk import copies, headers, shard_records, sizes
 from jaxspeed.data.disk.labels import label_names
 from jaxspeed.data.disk.sizes import IndexOptions, Show, files_listing, shards_listing
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
@@ -184,6 +184,7 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
       return _open_folders(root, options, tune)
     if version := find_tfds(root, name) or only_tfds(root):
       return _open_tfds(version, options, tune)
+    shard_records.require_complete(root)
     return _open_flat_folder(root, options)
   except OSError as error:
     raise UserError(

@@ -2,17 +2,16 @@
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families
-from jaxspeed.data.disk.copies import differences, mending, read_settings, require_mark
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
+from jaxspeed.data.disk.up_to_date import copies_of, require_up_to_date
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -91,7 +90,7 @@ def open_sets(
 
   Raises:
     UserError: as `open_images`; or sets of different classes, of another number of them, or of one;
-      or copies that are not complete, or do not fit their originals.
+      or copies or shards that are not complete, or do not fit their originals.
   """
   data = config.data
   if data.synthetic:
@@ -101,7 +100,7 @@ def open_sets(
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
   sides = list(dict.fromkeys(phase.copies for phase in phases))
-  notes = _check_copies(config, sides)
+  notes = require_up_to_date(config, sides)
   for side in sides:
     path = copies_of(config, side) if side else data.path
     if side and not os.path.isdir(expanded(path, "config.data.copies")):
@@ -134,64 +133,6 @@ def open_sets(
       f"set --config.data.classes={len(classes)}, or leave that field out."
     )
   return ImageSets(sets, tuple(notes))
-
-
-def _check_copies(config: ConfigDict, sides: Sequence[int]) -> list[str]:
-  """Compares resized copies with their originals, where there are both; lines on what is not known.
-
-  Names are listed and each original is asked for its size and time: 10 us of CPU an image (100,000
-  files on a local disk, records included), 13 s for ImageNet; where a stat takes 0.3 ms, 32 threads
-  wait for 12 s.
-
-  Args:
-    config: its `data` and `tune_on` count.
-    sides: short sides of the copies that are read; 0: the originals, which may be copies of others.
-
-  Raises:
-    UserError: copies are not complete, or do not fit.
-  """
-  notes = []
-  originals = str(expanded(config.data.path, "config.data.path")) if config.data.path else ""
-  ours: dict[str, list[pathlib.Path]] = {}
-  for side in sides:
-    path = copies_of(config, side) if side else originals
-    folder = expanded(path, "config.data.copies")
-    if not path or not folder.is_dir():
-      continue
-    settings = read_settings(folder)
-    if settings is not None:
-      source = originals if side and os.path.isdir(originals) else settings.source
-      require_mark(folder, source)
-      ours.setdefault(source, []).append(folder)
-    elif side:
-      notes.append(
-        f"{printable(path)} was not written by prepare resize: whether its copies fit the "
-        "originals is not known"
-      )
-  for source, folders in ours.items():
-    if source and (pathlib.Path(source) / "train").is_dir():
-      _refuse_stale(pathlib.Path(source), folders, tune=config.tune_on == "validation")
-  return notes
-
-
-def _refuse_stale(source: pathlib.Path, folders: Sequence[pathlib.Path], *, tune: bool) -> None:
-  """Raises a UserError where originals have changed since their copies were made."""
-  try:
-    found = differences(source, folders, tune=tune)
-  except OSError as error:
-    raise UserError(
-      f"{error.filename or source} cannot be read ({error.strerror or error}): the originals are "
-      "not complete, or not readable for you."
-    ) from error
-  for folder, difference in zip(folders, found, strict=True):
-    if difference:
-      # One command for all sizes that lie side by side.
-      stale = zip(folders, found, strict=True)
-      sizes = [each.name for each, other in stale if other and each.parent == folder.parent]
-      command = mending(folder, str(source), prune=bool(difference.removed), sizes=sizes)
-      raise UserError(
-        f"{folder} does not fit its originals in {source}: {difference}; run {command}."
-      )
 
 
 def _small_images(split: Split, size: int) -> list[str]:
@@ -228,8 +169,3 @@ def _one_size(
     f"most training images are smaller than every crop: {one_phase}--config.data.image_size={side} "
     "trains at one size, about their own, and is faster"
   ]
-
-
-def copies_of(config: ConfigDict, side: int) -> str:
-  """The folder of the resized copies with this short side."""
-  return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))

@@ -1,9 +1,4 @@
-"""Shards that follow their images: of what each was packed, and which are to be packed again.
-
-FOLDER/.jaxspeed holds shards.json, the source and the number of shards asked for, and for each
-shard originals/FILE: its bytes, and the names, labels, sizes and times of its images as they were
-read.
-"""
+"""Shards that follow their images: which are to be packed again, by `data.disk.shard_records`."""
 
 import dataclasses
 import hashlib
@@ -11,15 +6,22 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from jaxspeed.data.disk.copies import Facts, originals_facts, records_folder, same
+from jaxspeed.data.disk.copies import Facts, facts_at, originals_facts, records_folder, same
 from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.disk.shard_records import (
+  Settings,
+  ShardRecord,
+  read_record,
+  read_settings,
+  write_left_out,
+  write_record,
+  write_settings,
+)
 from jaxspeed.data.prepare.following import remove_copy
 from jaxspeed.data.prepare.index import remove_indices
-from jaxspeed.data.prepare.writing import finished_files, write_whole
+from jaxspeed.data.prepare.writing import finished_files
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json
 
-_SETTINGS = "shards.json"
 _INFO = "dataset_info.json"
 
 
@@ -29,15 +31,21 @@ class Shard:
 
   Attributes:
     path: of the file.
-    folder: what `names` are relative to.
+    source: the folder of all images.
+    folder: of this shard's images, below the source; '' is the source.
     names: CLASS/FILE of each image, as the shard holds it.
     labels: of the images.
   """
 
   path: str
+  source: str
   folder: str
   names: tuple[str, ...]
   labels: tuple[int, ...]
+
+  def file(self, name: str) -> str:
+    """The file of an image."""
+    return os.path.join(self.source, self.folder, name)
 
 
 class PackedFolder:
@@ -57,28 +65,29 @@ class PackedFolder:
     Raises:
       UserError: the folder holds shards of other images, or of another number.
     """
-    path = self._folder / ".jaxspeed" / _SETTINGS
-    for each in (path.parent, records_folder(self._folder)):
+    for each in (self._folder / ".jaxspeed", records_folder(self._folder)):
       finished_files(each)
-    settings = {"source": root, "shards": shards, "names": digest}
-    try:
-      # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8.
-      stored = load_json(path)
-      number, source = int(stored["shards"]), str(stored["source"])
-      other = source != root and stored["names"] != digest
-    except FileNotFoundError:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      write_whole(path, [dump_json(settings).encode()])
-      return
-    except (ValueError, KeyError, TypeError) as error:
-      raise UserError(
-        f"{path} is damaged, or of an older version ({error}): remove {self._folder} and run again."
-      ) from error
-    if other or number != shards:
-      what = f"another number (--shards={number})" if not other else f"other images ({source})"
-      raise UserError(f"{self._folder} holds shards of {what}: remove it, or name another --name.")
+    settings = Settings(root, shards, digest)
+    stored = read_settings(self._folder)
+    if stored is not None:
+      other = stored.source != root and stored.names != digest
+      if other or stored.shards != shards:
+        number = f"another number (--shards={stored.shards})"
+        what = f"other images ({stored.source})" if other else number
+        raise UserError(
+          f"{self._folder} holds shards of {what}: remove it, or name another --name."
+        )
     if stored != settings:
-      write_whole(path, [dump_json(settings).encode()])
+      write_settings(self._folder, settings)
+
+  def keep_left_out(self, source: str, names: Sequence[str]) -> None:
+    """Stores which images are in no shard.
+
+    Args:
+      source: the folder of all images.
+      names: of the images, below the source.
+    """
+    write_left_out(self._folder, {name: facts_at(os.path.join(source, name)) for name in names})
 
   def outdated(self, shards: Sequence[Shard]) -> list[Shard]:
     """The shards to write: missing ones, and those whose images are others than when it was packed.
@@ -90,7 +99,9 @@ class PackedFolder:
       UserError: an image cannot be asked for.
     """
     found = finished_files(self._folder)
-    asked = originals_facts(self._folder, ((each.folder, each.names) for each in shards))
+    asked = originals_facts(
+      pathlib.Path(shards[0].source), ((each.folder, each.names) for each in shards)
+    )
     outdated = [
       shard
       for shard, (_, facts) in zip(shards, asked, strict=True)
@@ -107,16 +118,13 @@ class PackedFolder:
     return outdated
 
   def _fits(self, shard: Shard, facts: Mapping[str, Facts]) -> bool:
-    try:
-      record = load_json(_record(shard))
-      if record["bytes"] != os.path.getsize(shard.path):
-        return False  # a copy of the folder was cut off, or the disk lost a part
-      stored = record["images"]
-      return [(name, label) for name, label, _, _ in stored] == list(
-        zip(shard.names, shard.labels, strict=True)
-      ) and all(same((size, time), facts[name]) for name, _, size, time in stored)
-    except (OSError, ValueError, KeyError, TypeError):
-      return False
+    record = read_record(self._folder, os.path.basename(shard.path))
+    if record is None or record.bytes != os.path.getsize(shard.path):
+      return False  # a copy of the folder was cut off, or the disk lost a part
+    content = (record.folder, record.names, record.labels)
+    return content == (shard.folder, shard.names, shard.labels) and all(
+      same(before, facts[name]) for name, before in zip(record.names, record.facts, strict=True)
+    )
 
 
 def write_recorded(shard: Shard, facts: Sequence[Facts]) -> None:
@@ -125,23 +133,16 @@ def write_recorded(shard: Shard, facts: Sequence[Facts]) -> None:
   Raises:
     OSError: the record cannot be written.
   """
-  images = [
-    (name, label, *fact) for name, label, fact in zip(shard.names, shard.labels, facts, strict=True)
-  ]
-  content = {"bytes": os.path.getsize(shard.path), "images": images}
-  path = _record(shard)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  write_whole(path, [dump_json(content).encode()])
+  path = pathlib.Path(shard.path)
+  size = os.path.getsize(path)
+  record = ShardRecord(size, shard.folder, shard.names, shard.labels, tuple(facts))
+  write_record(path.parent, path.name, record)
 
 
 def forget(shard: Shard) -> None:
   """Removes the record of a shard, before that is written anew."""
-  _record(shard).unlink(missing_ok=True)
-
-
-def _record(shard: Shard) -> pathlib.Path:
   path = pathlib.Path(shard.path)
-  return records_folder(path.parent) / path.name
+  (records_folder(path.parent) / path.name).unlink(missing_ok=True)
 
 
 def names_digest(splits: Mapping[str, Split]) -> str:

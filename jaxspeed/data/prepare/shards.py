@@ -18,13 +18,14 @@ import pathlib
 import re
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxspeed.data.disk.copies import Facts, facts_of
 from jaxspeed.data.disk.imageset import ImageSet, Split
+from jaxspeed.data.disk.shard_records import VERSION
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
 from jaxspeed.data.prepare.index import Broken, broken_headers
@@ -45,7 +46,6 @@ from jaxspeed.data.prepare.writing import (
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
 
-VERSION = "1.0.0"
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024
 # What a process holds of a shard.
@@ -113,6 +113,7 @@ def write_shards(
       for file, part in zip(_file_names(name, split, len(each)), each, strict=True)
     ]
     tasks = packed.outdated(planned)
+    packed.keep_left_out(images.train.root, _left_out(splits.values()))
     total = sum(map(len, orders.values()))
     written = sum(len(task.names) for task in tasks)
     done = total - written
@@ -160,6 +161,13 @@ def _order(split: Split) -> np.ndarray:
   return sound[np.random.RandomState(0).permutation(len(sound))]
 
 
+def _left_out(splits: Iterable[Split]) -> list[str]:
+  """Names below the root of the images that have no header."""
+  return [
+    split.path(int(number)) for split in splits for number in np.flatnonzero(split.width == 0)
+  ]
+
+
 def _file_names(name: str, split: str, shards: int) -> list[str]:
   digits = max(5, len(str(shards)))
   return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
@@ -167,9 +175,11 @@ def _file_names(name: str, split: str, shards: int) -> list[str]:
 
 def _shard(path: pathlib.Path, split: Split, numbers: np.ndarray) -> Shard:
   files = [split.files[split.file[i]] for i in numbers]
+  folder = os.path.relpath(os.path.dirname(os.path.dirname(files[0])), split.root)
   return Shard(
     path=str(path),
-    folder=os.path.dirname(os.path.dirname(files[0])),
+    source=split.root,
+    folder="" if folder == "." else folder,
     names=tuple("/".join(pathlib.PurePath(file).parts[-2:]) for file in files),
     labels=tuple(split.label[numbers].tolist()),
   )
@@ -189,7 +199,7 @@ def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
   """The parts of a shard; `facts` takes the size and time of each image, as it is read."""
   group: list[bytes] = []
   for name, label in zip(shard.names, shard.labels, strict=True):
-    file = f"{shard.folder}{os.sep}{name}"
+    file = shard.file(name)
     try:
       with open_regular(file) as opened:
         facts.append(facts_of(os.fstat(opened.fileno())))

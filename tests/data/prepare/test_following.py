@@ -304,6 +304,22 @@ def test_each_disagreement_is_refused_with_its_command(tmp_path, source):
   assert train(out / "8", sides=(0,)) == ()
 
 
+def test_one_command_mends_all_sizes_of_one_quality(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8, 16))
+  resize(source, out, sizes=(12,), quality=80)
+  (source / "train/a/0.jpg").unlink()
+  resize(source, out, sizes=(8,))  # whose orphan is known, and no difference
+  write(source, {"train/b/new.jpg": jpeg(77)})
+  (out / "8/.jaxspeed/complete.json").write_text('{"images": {"train": 11}, "orphans": 0}')
+  mend = f"python -m jaxspeed.prepare resize {source} {out} --sizes=8,16 --prune"
+  with pytest.raises(UserError, match=f"/8 does not fit .* run {mend}\\.$"):
+    train(source, sides=(8, 12, 16))
+  assert command(*mend.split()[2].split(".")[1:], *mend.split()[3:], "--workers=1").returncode == 0
+  with pytest.raises(UserError, match="--sizes=12 --quality=80 --prune"):
+    train(source, sides=(8, 12, 16))
+
+
 def test_to_tune_only_the_training_images_are_compared(tmp_path, source):
   resize(source, tmp_path / "set-sz", sizes=(8,))
   edit(source / "val/a/9.jpg")
@@ -399,8 +415,13 @@ def test_shards_that_are_being_packed_again_are_no_set(tmp_path, source, monkeyp
     patch.setattr("jaxspeed.data.prepare.shards._write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
       pack(source, tmp_path, shards=3)
-  with pytest.raises(UserError, match="no dataset_info.json"):
-    open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
+  mend = f"python -m jaxspeed.prepare shards {source} {tmp_path}/sets --name=set --shards=3"
+  for path in (folder, folder.parent, tmp_path / "sets"):
+    message = (
+      f"{folder} holds shards that are not complete: run {mend}, which goes on where it was."
+    )
+    with pytest.raises(UserError, match=message):
+      open_images(name="", path=str(path), cache=str(tmp_path / "cache2"))
   assert pack(source, tmp_path, shards=3).written == 4
 
 
@@ -420,6 +441,79 @@ def test_shards_of_another_source_are_refused(tmp_path, source):
   other = write(tmp_path / "other", {name: jpeg(7) for name in NAMES[1:]})
   with pytest.raises(UserError, match=r"holds shards of other images \(.*moved\): remove it, or"):
     pack(other, tmp_path)
+
+
+def changes(source):
+  """An edited, a removed and a new image."""
+  edit(source / "train/a/0.jpg", width=30)
+  (source / "train/b/2.jpg").unlink()
+  write(source, {"train/c/new.jpg": jpeg(78)})
+
+
+def test_training_refuses_shards_whose_images_have_changed(tmp_path, source):
+  write(source, {"train/a/bad.jpg": b"no image"})
+  folder = pack(source, tmp_path, shards=2).folder
+  for path in (folder, tmp_path / "sets"):
+    assert train(source, path=str(path), sides=(0,)) == ()
+  changes(source)
+  mend = f"python -m jaxspeed.prepare shards {source} {tmp_path}/sets --name=set --shards=2"
+  with pytest.raises(UserError) as refused:
+    train(source, path=str(tmp_path / "sets"), sides=(0,))
+  assert str(refused.value) == (
+    f"the shards in {folder} do not fit the images in {source}: 1 new (train/c/new.jpg); 1 changed "
+    f"(train/a/0.jpg); 1 removed (train/b/2.jpg); run {mend}."
+  )
+  done = command(*mend.split()[2].split(".")[1:], *mend.split()[3:], "--workers=1")
+  assert done.returncode == 0, done
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  write(source, {"train/a/bad.jpg": jpeg(79)})  # mended
+  with pytest.raises(UserError, match=r": 1 changed \(train/a/bad.jpg\); run"):
+    train(source, path=str(folder), sides=(0,))
+  source.rename(tmp_path / "away")  # the shards stand alone
+  assert train(tmp_path / "away", path=str(folder), sides=(0,)) == ()
+
+
+def test_to_tune_only_the_training_shards_are_compared(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (source / "val/b/9.jpg").unlink()
+  config = {"path": str(folder), "copies": "", "classes": 3, "synthetic": False, "name": "set"}
+  data = ConfigDict(config | {"cache": str(tmp_path / "cache")})
+  open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
+  edit(source / "train/b/1.jpg")
+  with pytest.raises(UserError, match=r"1 changed \(train/b/1.jpg\)"):
+    open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
+
+
+def test_shards_of_a_folder_without_splits_follow_it(tmp_path, source):
+  flat = source / "train"
+  folder = pack(flat, tmp_path).folder
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  (flat / "a/0.jpg").rename(flat / "a/7.jpg")
+  with pytest.raises(UserError, match=r": 1 new \(a/7.jpg\); 1 removed \(a/0.jpg\); run"):
+    train(source, path=str(folder), sides=(0,))
+
+
+def test_shards_of_copies_follow_the_originals(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8,))
+  folder = pack(out / "8", tmp_path).folder
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  edit(source / "train/a/0.jpg")
+  with pytest.raises(UserError, match=f"{out}/8 does not fit its originals .* --sizes=8\\."):
+    train(source, path=str(folder), sides=(0,))
+  resize(source, out, sizes=(8,))
+  with pytest.raises(UserError, match="the shards in .* do not fit the images in .*/8: 1 changed"):
+    train(source, path=str(folder), sides=(0,))
+  pack(out / "8", tmp_path)
+  assert train(source, path=str(folder), sides=(0,)) == ()
+
+
+def test_a_shard_without_its_record_is_named(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  record = folder / ".jaxspeed/originals/set-train.tfrecord-00000-of-00001"
+  record.write_text("{")
+  with pytest.raises(UserError, match=f"{record} is missing or damaged: run .* --name=set\\."):
+    train(source, path=str(folder), sides=(0,))
 
 
 # The commands

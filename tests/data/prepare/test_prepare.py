@@ -594,7 +594,7 @@ def test_names_that_tfds_does_not_take(tmp_path, images, name):
 def test_settings_of_shards_that_are_damaged(tmp_path, images):
   path = write_shards(images, tmp_path, name="one").folder / ".jaxspeed" / "shards.json"
   path.write_bytes(b"\xff")
-  with pytest.raises(UserError, match="shards.json is damaged, or of an older version .it is no"):
+  with pytest.raises(UserError, match="shards.json is damaged .it is no"):
     write_shards(images, tmp_path, name="one")
   path.unlink()
   os.mkfifo(path)

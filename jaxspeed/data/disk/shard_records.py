@@ -1,0 +1,247 @@
+"""Shards and their images: what each shard was packed of, and how the images differ from that now.
+
+FOLDER/.jaxspeed, where FOLDER holds the shards of one set, holds
+
+    shards.json      the folder of the images, the number of shards asked for, a digest of all names
+    originals/SHARD  the shard's bytes, the folder of its images below that of all, and the name,
+                     label, size and time of each image, as it was read
+    left_out.json    size and time of each image that is in no shard, since it has no header
+
+Folders without shards.json were not written by `prepare shards`, and nothing is asked of them.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspeed.data.disk.copies import (
+  AWAY,
+  Difference,
+  Facts,
+  facts_at,
+  originals_facts,
+  records_folder,
+  same,
+)
+from jaxspeed.data.formats.folders import EVAL_FOLDERS, list_folder
+from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json, load_json, write_atomically
+
+# As TFDS's folders have one; what `prepare shards` writes has no other.
+VERSION = "1.0.0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a folder of shards is made: source, number of shards asked for (0: the default), digest."""
+
+  source: str
+  shards: int
+  names: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardRecord:
+  """What a shard was packed of.
+
+  Attributes:
+    bytes: of the shard's file.
+    folder: of the images, below the source; '' is the source.
+    names: CLASS/FILE of each image.
+    labels: of the images.
+    facts: size and time of each image.
+  """
+
+  bytes: int
+  folder: str
+  names: tuple[str, ...]
+  labels: tuple[int, ...]
+  facts: tuple[Facts, ...]
+
+
+def _own(folder: pathlib.Path, name: str) -> pathlib.Path:
+  return folder / ".jaxspeed" / name
+
+
+def read_settings(folder: pathlib.Path) -> Settings | None:
+  """The settings of a folder of shards; None of one that `prepare shards` did not write.
+
+  Raises:
+    UserError: they are damaged.
+  """
+  path = _own(folder, "shards.json")
+  try:
+    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    stored = load_json(path)
+    return Settings(str(stored["source"]), int(stored["shards"]), str(stored["names"]))
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except (ValueError, KeyError, TypeError) as error:
+    raise UserError(
+      f"{path} is damaged ({error}): remove {folder} and make the shards again."
+    ) from error
+
+
+def write_settings(folder: pathlib.Path, settings: Settings) -> None:
+  """Writes the settings of a folder of shards.
+
+  Raises:
+    OSError: they cannot be written.
+  """
+  _write(_own(folder, "shards.json"), dataclasses.asdict(settings))
+
+
+def read_record(folder: pathlib.Path, file: str) -> ShardRecord | None:
+  """The record of a shard; None where there is none, or a damaged one."""
+  try:
+    stored = load_json(records_folder(folder) / file)
+    names, labels, lengths, times = zip(*stored["images"], strict=True)
+    facts = tuple((int(size), int(time)) for size, time in zip(lengths, times, strict=True))
+    labels = tuple(map(int, labels))
+    return ShardRecord(
+      int(stored["bytes"]), str(stored["folder"]), tuple(map(str, names)), labels, facts
+    )
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def write_record(folder: pathlib.Path, file: str, record: ShardRecord) -> None:
+  """Writes the record of a shard.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  images = [
+    (name, label, *facts)
+    for name, label, facts in zip(record.names, record.labels, record.facts, strict=True)
+  ]
+  content = {"bytes": record.bytes, "folder": record.folder, "images": images}
+  _write(records_folder(folder) / file, content)
+
+
+def write_left_out(folder: pathlib.Path, facts: Mapping[str, Facts]) -> None:
+  """Writes which images are in no shard.
+
+  Args:
+    folder: of the shards.
+    facts: by names below the source.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  _write(_own(folder, "left_out.json"), dict(sorted(facts.items())))
+
+
+def _read_left_out(folder: pathlib.Path) -> dict[str, Facts]:
+  try:
+    stored = load_json(_own(folder, "left_out.json"))
+    return {str(name): (int(size), int(time)) for name, (size, time) in stored.items()}
+  except (OSError, ValueError, TypeError, AttributeError):
+    return {}
+
+
+def _write(path: pathlib.Path, content: Any) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(path, dump_json(content), sync=False)
+
+
+def mending(folder: pathlib.Path, settings: Settings) -> str:
+  """The command that makes shards fit their images.
+
+  Args:
+    folder: NAME/VERSION, which holds the shards.
+    settings: of the folder.
+  """
+  words = [shlex.quote(settings.source), shlex.quote(str(folder.parent.parent))]
+  words.append(f"--name={folder.parent.name}")
+  words += [f"--shards={settings.shards}"] * bool(settings.shards)
+  return f"python -m jaxspeed.prepare shards {' '.join(words)}"
+
+
+def require_complete(root: pathlib.Path) -> None:
+  """Makes sure that `root`, in which no shards were found, does not hold half-made ones.
+
+  Args:
+    root: NAME/VERSION, or one of the two folders above it.
+
+  Raises:
+    UserError: it does.
+  """
+  for folder in (root, root / VERSION, *sorted(root.glob(f"*/{VERSION}"))):
+    if settings := read_settings(folder):
+      raise UserError(
+        f"{folder} holds shards that are not complete: run {mending(folder, settings)}, which goes "
+        "on where it was."
+      )
+
+
+def shard_differences(
+  folder: pathlib.Path, settings: Settings, files: Sequence[str], *, tune: bool
+) -> Difference:
+  """How the images that there are differ from those that shards were packed of.
+
+  Images that had no header and are unchanged do not count.
+
+  Args:
+    folder: of the shards.
+    settings: of the folder; its source is there.
+    files: names of the shards.
+    tune: a split to evaluate on is not looked at.
+
+  Raises:
+    UserError: a shard has no record, or an image cannot be asked for.
+    OSError: a folder cannot be read.
+  """
+  found, source = Difference(), pathlib.Path(settings.source)
+  left_out = _read_left_out(folder)
+  packed = [np.array([_key(name) for name in left_out], np.int64)]
+  records = []
+  for file in files:
+    if (record := read_record(folder, file)) is None:
+      raise UserError(
+        f"{records_folder(folder) / file} is missing or damaged: run {mending(folder, settings)}."
+      )
+    packed.append(np.array([_key(_below(record.folder, name)) for name in record.names], np.int64))
+    if not (tune and record.folder in EVAL_FOLDERS):
+      records.append(record)
+  asked = originals_facts(source, ((record.folder, record.names) for record in records))
+  for record, (_, facts) in zip(records, asked, strict=True):
+    for name, before in zip(record.names, record.facts, strict=True):
+      if facts[name] == AWAY:
+        found.removed.append(_below(record.folder, name))
+      elif not same(before, facts[name]):
+        found.changed.append(_below(record.folder, name))
+  known = np.sort(np.concatenate(packed))
+  for below in dict.fromkeys(record.folder for record in records):
+    found.new += _unknown(source, below, known)
+  for name, before in left_out.items():
+    if tune and name.partition("/")[0] in EVAL_FOLDERS:
+      continue
+    now = facts_at(str(source / name))
+    if now != AWAY and not same(before, now):
+      found.changed.append(name)
+  return found
+
+
+def _unknown(source: pathlib.Path, folder: str, known: np.ndarray) -> list[str]:
+  """Names of the images in a folder of classes whose keys are not known."""
+  new = []
+  for name in list_folder(source / folder).folders:
+    images = list_folder(source / folder / name).images
+    names = [_below(folder, f"{name}/{image}") for image in images]
+    keys = np.array([_key(each) for each in names], np.int64)
+    new += [names[i] for i in np.flatnonzero(~np.isin(keys, known))]
+  return new
+
+
+def _below(folder: str, name: str) -> str:
+  return f"{folder}/{name}" if folder else name
+
+
+def _key(name: str) -> int:
+  """64 bits that stand for a name in this process: of a million names two agree once in 10^7."""
+  return hash(name)
