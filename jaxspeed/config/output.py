@@ -80,6 +80,16 @@ class _Own:
   error = 2
 
 
+def is_guarded() -> bool:
+  """Whether sys.stderr has a descriptor of its own (`guard`), as in every command."""
+  return _Own.error != 2
+
+
+def error_descriptor() -> int:
+  """The descriptor to which this package writes errors."""
+  return _Own.error
+
+
 def write_error(sentence: str) -> None:
   """Writes "jaxspeed: " and a sentence to standard error without any lock, from any thread."""
   with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspeed.cluster import processes
+from jaxspeed.config import decoder_lines
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Plan
@@ -53,6 +54,7 @@ class EpochReport:
     self._feed, self._control, self._clock = feed, control, clock
     images = {"train": job.plan.train_images, "eval": job.plan.eval_images}
     self._broken = BrokenImages(folder, images, job.config, control.keep_folder)
+    self._warned = False
     self._pace: dict[str, float] = {}  # of the epoch that was trained last
     self._records: Records
 
@@ -173,6 +175,8 @@ class EpochReport:
       row["evaluated_weights"] = self._job.plan.evaluated_weights(step)
     lines = self._settle_broken()
     row["train_images_broken"] = self._broken.count("train")
+    row["decoder_warnings"], warned = self._decoder_warnings()
+    lines += warned
     if evaluation is not None:
       evaluated, said = self._evaluated(step, evaluation.sums)
       row, lines = row | evaluated, lines + said
@@ -187,6 +191,16 @@ class EpochReport:
     self._records.epoch(row)
     pace = pace_lines(self._job.plan, self.rows, step, stopped=self.stopped_at_target())
     self.lines([*lines, *pace])
+
+  def _decoder_warnings(self) -> tuple[int, list[str]]:
+    """Images that any process decoded with a warning since the last call; a line, once."""
+    lines = decoder_lines.take()
+    total = sum(processes.gather(lines.total()))
+    if not total or self._warned:
+      return total, []
+    self._warned = True
+    said = decoder_lines.describe(lines, total)
+    return total, [f"{said}; metrics.jsonl counts them (decoder_warnings), epoch by epoch"]
 
   def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
     """What the row of an epoch takes from the sums of its evaluation, and lines on it."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, output, stored
+from jaxspeed.config import checks, decoder_lines, output, stored
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -264,6 +264,8 @@ def _rows(
     images = data.evaluated_count(phase.copies)
     for line in check_evaluated(broken, images, config):
       output.say(f"note: {line}")
+    if warned := decoder_lines.take():
+      output.say(f"note: {decoder_lines.describe(warned, warned.total())}")
     means = sums.means(config.data.classes)
     if not math.isfinite(means["loss"]):
       raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from jaxspeed.config import decoder_lines
 from jaxspeed.config.output import held
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
@@ -32,7 +33,8 @@ _FORMATS = {
 def import_tensorflow() -> Any:
   """TensorFlow, quiet, and kept from the GPUs, whose memory it would take from JAX.
 
-  What it writes on machines without CUDA, before any level of its log counts, is dropped.
+  What it writes on machines without CUDA, before any level of its log counts, is dropped; what its
+  decoders write is counted.
 
   Raises:
     UserError: it is not installed.
@@ -42,6 +44,7 @@ def import_tensorflow() -> Any:
     with held(), _quiet():
       tf = importlib.import_module("tensorflow")
       _hide_gpus(tf)
+    decoder_lines.catch()
   except ImportError as error:
     raise UserError(
       f"reading images from disk needs TensorFlow, which cannot be imported ({error}): "
