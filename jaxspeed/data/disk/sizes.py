@@ -192,6 +192,8 @@ def indices(
 def drop_index(folder: str, root: str) -> str:
   """Removes an index that does not fit its images, if it is in the cache; what is to be done then.
 
+  That of the set's other split goes too: who edits images edits both.
+
   Args:
     folder: of the index; '' where none is stored.
     root: the set's own folder, where a user's index may lie, which stays.
@@ -201,7 +203,9 @@ def drop_index(folder: str, root: str) -> str:
     command = f"python -m jaxspeed.prepare index {shlex.quote(root)}"
     return f"write the index {index} anew with {command}"
   if folder:
-    array_cache.remove(index)
+    others = (_cached_index(pathlib.Path(root), each, index.parent) for each in ("train", "val"))
+    for each in {index, *others}:
+      array_cache.remove(each)
   return "the index was removed from the cache, and the same command makes it anew"
 
 

@@ -810,7 +810,8 @@ def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
   if own:
     write_index(root)
   split = open_images(name="", path=str(root), cache=cache).train
-  (root / "train/a/1.jpg").write_bytes(encode(ramp(90, 90)))
+  for name in ("train/a/1.jpg", "val/a/0.jpg"):
+    (root / name).write_bytes(encode(ramp(90, 90)))
   with pytest.raises(UserError, match="train/a/1.jpg in .* has changed") as refused:
     train(split, batch_size=2, min_scale=1.0)
   sentence = str(refused.value)
@@ -820,8 +821,9 @@ def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
     write_index(root)
   else:
     assert sentence.endswith("removed from the cache, and the same command makes it anew.")
-  again = open_images(name="", path=str(root), cache=cache).train
-  assert len(train(again, batch_size=2, min_scale=1.0)[0]) == 1
+  again = open_images(name="", path=str(root), cache=cache)
+  assert len(train(again.train, batch_size=2, min_scale=1.0)[0]) == 1
+  assert len(train(again.eval, batch_size=1, min_scale=1.0)[0]) == 1
 
 
 @needs_tensorflow
