@@ -40,13 +40,18 @@ class RunControl:
   def ask(self, *, save_due: bool) -> jax.Array | RunAction:
     """Asks all processes what follows the step that was taken; `note` reads the answer.
 
+    A process that is alone has decided when this returns.
+
     Args:
       save_due: whether this process wants a checkpoint.
     """
     own = self._signals.action
     if own is RunAction.CONTINUE and save_due:
       own = RunAction.SAVE
-    return self._agreement.ask(own)
+    answer = self._agreement.ask(own)
+    if isinstance(answer, RunAction):  # a process that is alone need not wait for the step
+      self.note(answer)
+    return answer
 
   def note(self, answer: jax.Array | RunAction) -> None:
     """Waits for an answer, and decides what it says."""

@@ -91,7 +91,7 @@ def during_a_save(monkeypatch, send):
   "number, code, moment, saved",
   [
     (signal.SIGTERM, DONE, during_evaluation, 9),
-    (signal.SIGUSR1, REQUEUE, at_step(3), 5),  # read two steps late
+    (signal.SIGUSR1, REQUEUE, at_step(3), 3),
     (signal.SIGTERM, DONE, at_step(9), 9),  # an epoch's last
     (signal.SIGINT, INTERRUPTED, at_step(18), 18),  # the run's last, before its evaluation
   ],

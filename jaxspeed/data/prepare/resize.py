@@ -203,15 +203,17 @@ def _resize_chunks(
   broken: list[Broken] = []
   done = images - sum(len(chunk.names) for chunk in chunks)
   try:
-    for made in in_processes(_resize_chunk, chunks, workers=workers):
-      for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):
-        folder.add(made.name, whole, damaged)
-      if made.failure:
-        raise UserError(made.failure)
-      done += made.images
-      broken += made.reasons
-      if show is not None:
-        show(done, images)
+    # Closed before the records are flushed: on a full disk another worker would take their room.
+    with contextlib.closing(in_processes(_resize_chunk, chunks, workers=workers)) as results:
+      for made in results:
+        for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):
+          folder.add(made.name, whole, damaged)
+        if made.failure:
+          raise UserError(made.failure)
+        done += made.images
+        broken += made.reasons
+        if show is not None:
+          show(done, images)
   finally:
     for folder in folders:
       folder.flush()

@@ -8,7 +8,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
@@ -101,7 +101,7 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
 
 def in_processes(
   function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
-) -> Iterator[_Result]:
+) -> Generator[_Result]:
   """The results of `function` for all tasks, as they come, from at most `workers` processes.
 
   The processes end with this one, also if it is killed. With one worker or task, the work is done
