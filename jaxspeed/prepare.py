@@ -17,6 +17,7 @@ from absl import flags
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
@@ -96,6 +97,8 @@ def main() -> None:
     elif command == "cache":
       _folders(command, folders)
       _cache(console, cache.value, show=listed.value or not prune.value, prune=prune.value)
+      if lost := output.lost():
+        raise UserError(f"standard output could not be written ({lost}): send it to another place.")
     else:
       raise UserError(
         f"{command!r} is no command: write resize SRC DST, index FOLDER, shards SRC DST or cache; "

@@ -1,8 +1,11 @@
-"""Losses that are no numbers: what is said of them, and where they end a run."""
+"""Losses and weights that are not finite: what is said of them, and where they end a run."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.devices.precision import MOST_SKIPPED, TOO_MANY_SKIPPED
@@ -37,9 +40,33 @@ def check_loss(
       if config.loss_scale
       else "lower --config.schedule.peak, or set another --config.precision"
     )
-  kept = newest()
-  stays = "there is no checkpoint yet" if kept is None else f"the checkpoint of {kept} stays"
-  raise UserError(f"{what} at step {step + 1} of {total_steps}: the run stops, {stays}; {advice}.")
+  raise UserError(
+    f"{what} at step {step + 1} of {total_steps}: the run stops, {_stays(newest())}; {advice}."
+  )
+
+
+def check_weights(params: Any, step: int, *, newest: Callable[[], int | None]) -> None:
+  """Ends a run whose weights are not finite, of which no checkpoint would be of use.
+
+  The loss of the step that made them so may be finite. All processes have the same weights.
+
+  Args:
+    params: the weights after `step` steps.
+    step: steps done.
+    newest: as `check_loss` takes it.
+
+  Raises:
+    UserError: what happened, and what stays.
+  """
+  if not all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(params)):
+    raise UserError(
+      f"the weights after step {step} are not finite: the run stops, {_stays(newest())}; lower "
+      "--config.schedule.peak."
+    )
+
+
+def _stays(newest: int | None) -> str:
+  return "there is no checkpoint yet" if newest is None else f"the checkpoint of {newest} stays"
 
 
 def check_evaluation(

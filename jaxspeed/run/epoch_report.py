@@ -251,9 +251,11 @@ def pace_lines(
   lines = []
   slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
   if slow[-1] and not any(slow[:-1]):
+    # Phases find their copies; a recipe of one phase is given them as its data.
+    named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
     lines.append(
       f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: make "
-      f"resized copies (python -m jaxspeed.prepare resize) or use more cores; "
+      f"resized copies (python -m jaxspeed.prepare resize){named}, or use more cores; "
       f"--config.data.synthetic=True shows the machine without its disk"
     )
   end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)

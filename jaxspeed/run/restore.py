@@ -238,6 +238,21 @@ def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
   return configs
 
 
+def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData) -> None:
+  """Makes sure that the run in `folder` was trained on the classes and the size of `data`.
+
+  Raises:
+    UserError: it was not.
+  """
+  for name, value in data.decides.items():
+    if value != config.data[name]:
+      raise UserError(
+        f"{config.data.path or config.data.name} has data.{name}={value}, and the run in {folder} "
+        f"was trained with {config.data[name]}: name data like those in --config.data.path."
+      )
+  check_class_names(folder, data.class_names, renamed=True)
+
+
 def _rows(
   configs: Sequence[ConfigDict],
   mesh: Mesh,
@@ -250,9 +265,10 @@ def _rows(
   jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
   phases = [job.plan.phase_of(step - 1) for job in jobs]
   # A stream opens only what this phase reads.
-  data = open_data(configs[0], phases=phases[:1]) if data is None else data
+  if data is None:  # what they decide is compared here, with the run
+    data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
   if folder is not None:
-    check_class_names(folder, data.class_names, renamed=True)
+    _require_same_kind(folder, configs[0], data)
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []

@@ -11,6 +11,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
 from jaxspeed.run.control import RunControl
+from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.steps.spec import Job
 from jaxspeed.steps.state import Carry
@@ -87,9 +88,11 @@ class Saver:
       last: at the end of the run, where a failure always ends it.
 
     Raises:
-      UserError: it could not be saved, and the run may not go on without.
+      UserError: it could not be saved, and the run may not go on without; or the weights are not
+        finite.
     """
     self._report.settle_broken()
+    check_weights(carry.state.params, step, newest=self.newest)
     try:
       with self._clock.measure("checkpoint"):
         # A run that goes on from here would miss the rows that a full disk has kept waiting.

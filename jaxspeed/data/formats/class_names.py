@@ -85,10 +85,14 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
     if renamed and not set(names) & set(map(str, stored)):
       continue
     if isinstance(stored, list) and stored != list(names):
-      before, now = next((a, b) for a, b in itertools.zip_longest(stored, names) if a != b)
+      pairs = itertools.zip_longest(stored, names, fillvalue=None)
+      before, now = (
+        "no class" if each is None else f"the class {printable(str(each))}"
+        for each in next((a, b) for a, b in pairs if a != b)
+      )
       raise UserError(
-        f"{path} names the class {printable(str(before))}, and the data set {printable(str(now))} "
-        "in its place: undo that change of the data, or choose others or another --workdir."
+        f"{path} names {before}, and the data set {now} in its place: undo that change of the "
+        "data, or choose others or another --workdir."
       )
 
 
