@@ -25,7 +25,7 @@ VARIANTS = ("94", "94_muon", "95", "96", "96_faster")
 
 
 def get_config(variant="94_muon"):
-  variant = fields.choose(variant, VARIANTS, __file__)
+  variant = fields.variant_of(variant, VARIANTS, __file__)
   config = base()
   config.name = f"cifar10_airbench/{variant}"
   if variant == "94":

@@ -43,7 +43,7 @@ RUNGS = (
 
 
 def get_config(rung="flip_tta"):
-  height = RUNGS.index(fields.choose(rung, RUNGS, __file__))
+  height = RUNGS.index(fields.variant_of(rung, RUNGS, __file__))
 
   config = fields.base()
   config.name = f"cifar10_resnet9/{rung}"

@@ -27,13 +27,13 @@ VARIANTS = ("1", "2", "4", "8", "16")
 
 
 def get_config(machines="1"):
-  machines = fields.choose(machines, VARIANTS, __file__)
+  machines = fields.variant_of(machines, VARIANTS, __file__)
   config = fields.imagenet()
   config.name = f"imagenet18/{machines}"
-  phases, pieces = {"1": one, "2": two, "4": four, "8": eight, "16": sixteen}[machines]()
+  phases, segments = {"1": one, "2": two, "4": four, "8": eight, "16": sixteen}[machines]()
   set_phases(config, phases, gpus=8 * int(machines))
-  config.schedule.pieces = pieces
-  config.epochs = float(pieces[-1][1])
+  config.schedule.segments = segments
+  config.epochs = float(segments[-1][1])
   return config
 
 
@@ -61,14 +61,14 @@ def one():
     (13, 224, 224, 352, 0.087),
     (25, 288, 128, 0, 0.5),
   )
-  pieces = (
+  segments = (
     (0, 7, rate, rate * 2),
     (7, 13, rate * 2, rate / 4),
     (13, 22, rate * at_224, rate / 10 * at_224),
     (22, 25, rate / 10 * at_224, rate / 100 * at_224),
     (25, 28, rate / 100 * at_288, rate / 1000 * at_288),
   )
-  return phases, pieces
+  return phases, segments
 
 
 def two():
@@ -87,7 +87,7 @@ def two_or_four(*, rate, tenth_at):
     (13, 224, 224, 352, 0.087),
     (28, 288, 128, 0, 0.5),
   )
-  pieces = (
+  segments = (
     (0, 6, rate, rate * 2),
     (6, 11, rate * 2, rate * 2),
     (11, 13, rate * 2, rate),
@@ -96,7 +96,7 @@ def two_or_four(*, rate, tenth_at):
     (tenth_at, 28, rate / 10 * at_224, rate / 100 * at_224),
     (28, 30, rate / 100 * at_288, rate / 1000 * at_288),
   )
-  return phases, pieces
+  return phases, segments
 
 
 def eight():
@@ -108,7 +108,7 @@ def eight():
     (17, 224, 224, 352, 0.087),
     (29, 288, 128, 0, 0.5),
   )
-  pieces = (
+  segments = (
     (0, 6, rate, rate * 2),
     (6, 11, rate * 2, rate * 2),
     (11, 14, rate * 2, rate),
@@ -117,7 +117,7 @@ def eight():
     (23, 29, rate / 10 * at_224, rate / 100 * at_224),
     (29, 36, rate / 100, rate / 1000),
   )
-  return phases, pieces
+  return phases, segments
 
 
 def sixteen():
@@ -129,7 +129,7 @@ def sixteen():
     (19, 224, 192, 0, 0.08),
     (37, 288, 128, 0, 0.5),
   )
-  pieces = (
+  segments = (
     (0, 6, rate, rate * 2),
     (6, 16, rate * 2, rate * 2),
     (16, 19, rate, rate),
@@ -138,4 +138,4 @@ def sixteen():
     (37, 38, 2 * rate / 100, 2 * rate / 100),
     (38, 50, 2 * rate / 1000, 2 * rate / 1000),
   )
-  return phases, pieces
+  return phases, segments

@@ -24,12 +24,12 @@ VARIANTS = ("8", "4")
 
 
 def get_config(gpus="8"):
-  gpus = fields.choose(gpus, VARIANTS, __file__)
+  gpus = fields.variant_of(gpus, VARIANTS, __file__)
   config = fields.imagenet()
   config.name = f"imagenet18_lambda/{gpus}"
   if gpus == "8":
     set_phases(config, first_epoch=(0, 13, 25), batch_size=(512 * 8, 224 * 8, 128 * 8))
-    config.schedule.pieces = (
+    config.schedule.segments = (
       (0, 7, 1.0, 2.0),
       (7, 13, 2.0, 0.25),
       (13, 22, 0.4375, 0.043750000000000004),  # digits as published
@@ -38,7 +38,7 @@ def get_config(gpus="8"):
     )
   else:
     set_phases(config, first_epoch=(0, 15, 28), batch_size=(256 * 4, 112 * 4, 64 * 4))
-    config.schedule.pieces = (
+    config.schedule.segments = (
       (0, 8, 0.5, 1.0),
       (8, 15, 1.0, 0.125),
       (15, 25, 0.22, 0.022),
@@ -46,7 +46,7 @@ def get_config(gpus="8"):
       (28, 29, 0.00125, 0.000125),
     )
     config.cost_per_hour = 1.5
-  config.epochs = float(config.schedule.pieces[-1][1])
+  config.epochs = float(config.schedule.segments[-1][1])
   return config
 
 

@@ -33,7 +33,9 @@ def get_config():
     min_scale=(0.08, 0.08, 0.08, 0.5),
     eval_mode=("center", "center", "center", "rect"),
   )
-  config.optimizer.update(momentum_pieces=((0, 5, 0.96, 0.90), (5, 21, 0.90, 0.96)), nesterov=True)
-  config.schedule.pieces = ((0, 5, 0.0, 1.2), (5, 21, 1.2, 1e-4))
+  config.optimizer.update(
+    momentum_segments=((0, 5, 0.96, 0.90), (5, 21, 0.90, 0.96)), nesterov=True
+  )
+  config.schedule.segments = ((0, 5, 0.0, 1.2), (5, 21, 1.2, 1e-4))
   config.cost_per_hour = 20.6
   return config

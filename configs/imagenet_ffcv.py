@@ -39,7 +39,7 @@ VARIANTS = tuple(RAMPS)
 
 
 def get_config(epochs="32"):
-  epochs = fields.choose(epochs, VARIANTS, __file__)
+  epochs = fields.variant_of(epochs, VARIANTS, __file__)
   config = fields.imagenet()
   config.name = f"imagenet_ffcv/{epochs}"
   config.epochs = float(epochs)

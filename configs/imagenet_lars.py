@@ -54,7 +54,7 @@ VARIANTS = (*POINTS, "81920")
 
 
 def get_config(batch="32768"):
-  batch = fields.choose(batch, VARIANTS, __file__)
+  batch = fields.variant_of(batch, VARIANTS, __file__)
   config = base()
   config.name = f"imagenet_lars/{batch}"
   config.batch_size = int(batch)

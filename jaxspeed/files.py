@@ -189,12 +189,12 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     raise
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
   """`value` as JSON holds it: scalars of NumPy and JAX as numbers, NaN and infinities as None."""
   if isinstance(value, Mapping):
-    return {str(key): plain(item) for key, item in value.items()}
+    return {str(key): to_json(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
-    return [plain(item) for item in value]
+    return [to_json(item) for item in value]
   if hasattr(value, "item"):
     value = value.item()
   if isinstance(value, float) and not math.isfinite(value):

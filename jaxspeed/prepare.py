@@ -271,7 +271,7 @@ def _show_rectangles(console: Console, split: Split, size: int) -> None:
   ways = {
     "squares": rectangles.square(*sizes, size),
     "rectangles, of imagenet18": rectangles.sorted_chunks(*sizes, short_side=size, batch=batch),
-    "rectangles": rectangles.choose(*sizes, short_side=size, batch=batch),
+    "rectangles": rectangles.choose_shapes(*sizes, short_side=size, batch=batch),
   }
   for way, chosen in ways.items():
     computed = sum(each.shape[0] * each.shape[1] for each in rectangles.batches(chosen, batch))

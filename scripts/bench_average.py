@@ -22,7 +22,7 @@ from jaxspeed.planning.plan import Plan
 from jaxspeed.records import provenance
 from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 Rule = Callable[[int, int], np.ndarray]  # of the steps of a run and of an epoch
@@ -121,11 +121,11 @@ def main() -> None:
     config.epochs, config.average.kind = float(epochs), "none"
     data = open_data(config)
     config = resolve(config, data)
-    job = make_job(config, plan_of(config, data), mesh_lib.make_mesh(1))
-    feed = make_feed(data, job)
+    spec = make_train_spec(config, plan_of(config, data), mesh_lib.make_mesh(1))
+    feed = make_feed(data, spec)
     feed.place()
     for seed in range(arguments.seeds):
-      rows = accuracies(feed, job.plan, seed)
+      rows = accuracies(feed, spec.plan, seed)
       report["runs"].append({"epochs": epochs, "seed": seed, "top1": rows})
       benchmarking.write_report(arguments.out, report)
       last = ", ".join(f"{name} {100 * values[-1]:.1f}" for name, values in rows.items())

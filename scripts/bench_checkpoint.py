@@ -28,7 +28,7 @@ from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 
@@ -54,21 +54,22 @@ def main() -> None:
   config.precision = "float32"
   plan = make_plan(config)
   phase, mesh = plan.phases[0], mesh_lib.make_mesh(1)
-  job = make_job(config, plan, mesh)
+  spec = make_train_spec(config, plan, mesh)
   size, n = phase.image_size, phase.batch_size
   rng = np.random.default_rng(0)
   batch = Batch(
     image=rng.integers(256, size=(n, size, size, 3), dtype=np.uint8),
     label=rng.integers(config.data.classes, size=n).astype(np.int32),
     mask=np.ones(n, bool),
+    flip=np.zeros(n, bool),
   )
-  batch, mirror = mesh_lib.split((batch, np.zeros(n, bool)), mesh)
+  batch = mesh_lib.split(batch, mesh)
   table = mesh_lib.replicate(plan.table_in(np.float32), mesh)
-  state = jax.jit(on_mesh(init_state, job))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
+  state = jax.jit(on_mesh(init_state, spec))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
   carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
   program = compile_program(
-    on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False)),
-    (mesh_lib.abstract(carry, mesh_lib.replicated(mesh)), batch, mirror, table),
+    on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False)),
+    (mesh_lib.abstract(carry, mesh_lib.replicated(mesh)), batch, table),
     donate=(0,),
   )
 
@@ -78,7 +79,7 @@ def main() -> None:
     for turn in range(arguments.turns + 1):
       start = time.perf_counter()
       for _ in range(arguments.steps):
-        carry, _ = program.call(carry, batch, mirror, table)
+        carry, _ = program.call(carry, batch, table)
       jax.block_until_ready(carry)
       middle, cpu_before = time.perf_counter(), time.process_time()
       checkpoints.save(turn + 1, carry, {})

@@ -144,26 +144,27 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   from jaxspeed.steps.init import init_state
   from jaxspeed.steps.losses import MetricSums
   from jaxspeed.steps.programs import on_mesh, tabled_step
-  from jaxspeed.steps.spec import make_job
+  from jaxspeed.steps.spec import make_train_spec
   from jaxspeed.steps.state import Carry
 
   config = make_config(shape, variant)
   use_cache("")
   mesh = mesh_lib.make_mesh(1)
-  job = make_job(config, make_plan(config), mesh)
+  spec = make_train_spec(config, make_plan(config), mesh)
   key, first = jax.random.key(1), jnp.zeros((1, shape.size, shape.size, 3), jnp.uint8)
-  init = jax.jit(on_mesh(init_state, job))
+  init = jax.jit(on_mesh(init_state, spec))
   state = init(*mesh_lib.replicate((seed_key(0), first), mesh))
   carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
   batch = Batch(
     image=jax.random.bits(key, (shape.batch, shape.size, shape.size, 3), jnp.uint8),
     label=jax.random.randint(key, (shape.batch,), 0, _CLASSES, jnp.int32),
     mask=jnp.ones((shape.batch,), bool),
+    flip=jnp.ones((shape.batch,), bool),
   )
   batch = jax.device_put(batch, mesh_lib.sharded(mesh))
-  table = mesh_lib.replicate(job.plan.table_in(jnp.float32), mesh)
-  arguments = (batch, batch.mask, table)
-  function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  table = mesh_lib.replicate(spec.plan.table_in(jnp.float32), mesh)
+  arguments = (batch, table)
+  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
   program = compile_program(
     function,
     jax.tree.map(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.files import plain, write_atomically
+from jaxspeed.files import to_json, write_atomically
 from jaxspeed.records import provenance
 
 _PACKAGES = (
@@ -122,5 +122,5 @@ def _describe_gpu() -> str | None:
 def write_report(path: pathlib.Path | None, report: dict[str, Any]) -> None:
   """The report as JSON, where a file is wanted: whole or not at all, so it can be written often."""
   if path is not None:
-    text = json.dumps(plain(report), indent=2, allow_nan=False)
+    text = json.dumps(to_json(report), indent=2, allow_nan=False)
     write_atomically(path, text + "\n")

@@ -38,7 +38,7 @@ from jaxspeed.records.provenance import versions
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
 _LAUNCH_S = 2e-6
@@ -86,16 +86,16 @@ def config_for(
   return config
 
 
-def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
+def compile_step(spec: TrainSpec, kind: str, options: dict[str, Any]) -> Any:
   """The training step of the first phase as `feeds.stream.StreamFeed` compiles it."""
-  phase = job.plan.phases[0]
-  everywhere, parts = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
+  phase = spec.plan.phases[0]
+  everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
 
   def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
   size, n = phase.image_size, phase.batch_size
-  init = on_mesh(init_state, job)
+  init = on_mesh(init_state, spec)
   state = jax.eval_shape(init, array((2,), jnp.uint32), array((1, size, size, 3), jnp.uint8))
   sums = jax.eval_shape(MetricSums.zero)
   carry = mesh_lib.abstract(Carry(state, sums), everywhere)
@@ -103,12 +103,13 @@ def compile_step(job: Job, kind: str, options: dict[str, Any]) -> Any:
     image=array((n, size, size, 3), jnp.uint8, parts),
     label=array((n,), jnp.int32, parts),
     mask=array((n,), jnp.bool_, parts),
+    flip=array((n,), jnp.bool_, parts),
   )
-  table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
-  function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
+  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
   platform = "cpu" if kind == "cpu" else "gpu"
-  options = job.compiler_options(platform) | options
-  arguments = (carry, batch, batch.mask, table)
+  options = spec.compiler_options(platform) | options
+  arguments = (carry, batch, table)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
   return lowered.compile(compiler_options=options)
 
@@ -198,19 +199,19 @@ def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
   return {"kernels": kernels, "convolutions": convolutions, "all_reduces": rows}
 
 
-def report(job: Job, program: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+def report(spec: TrainSpec, program: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
   """Figures of one program."""
   gpu = GPUS.get(kind)
   memory = program.memory_analysis()
-  config, phase = job.config, job.plan.phases[0]
+  config, phase = spec.config, spec.plan.phases[0]
   schedule = read_schedule(program.as_text(), gpu)
   rows = schedule["all_reduces"]
   return {
     "config": config.name,
     "device": gpu.name if gpu else "CPU",
     "kind": kind,
-    "devices": job.devices,
-    "batch_a_device": phase.batch_size // job.devices,
+    "devices": spec.devices,
+    "batch_a_device": phase.batch_size // spec.devices,
     "image_size": phase.image_size,
     "precision": config.precision,
     "wire": config.allreduce.dtype,
@@ -290,8 +291,10 @@ def main(arguments: list[str]) -> None:
       image_size=_IMAGE_SIZE.value,
       group_mb=group_mb,
     )
-    job = make_job(own, make_plan(own, devices=devices), mesh_of(kind, devices, _PER_HOST.value))
-    row = report(job, compile_step(job, kind, options), kind, options)
+    spec = make_train_spec(
+      own, make_plan(own, devices=devices), mesh_of(kind, devices, _PER_HOST.value)
+    )
+    row = report(spec, compile_step(spec, kind, options), kind, options)
     print(line_of(row), flush=True)
     if _OUT.value:
       keep(pathlib.Path(_OUT.value), row | {"versions": versions()})

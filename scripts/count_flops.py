@@ -26,7 +26,7 @@ from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
 _CONFIG = command_line.define_config_flag()
@@ -37,30 +37,30 @@ def flops_of(function, *arguments) -> float:
   return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
 
 
-def count(job: Job) -> dict[str, float]:
+def count(spec: TrainSpec) -> dict[str, float]:
   """FLOPs of the training steps, of the final evaluation, and of both."""
-  plan, size = job.plan, job.config.data.image_size
+  plan, size = spec.plan, spec.config.data.image_size
   array = jax.ShapeDtypeStruct
   n = plan.train_images
   data = Batch(array((n, size, size, 3), jnp.uint8), array((n,), jnp.int32), array((n,), jnp.bool_))
   order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
   table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
   key = array((2,), jnp.uint32)
-  state = jax.eval_shape(on_mesh(init_state, job), key, data.image)
+  state = jax.eval_shape(on_mesh(init_state, spec), key, data.image)
   carry = Carry(state, jax.eval_shape(MetricSums.zero))
 
   train = 0.0
   kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
   for kind, number in kinds.items():
-    one = on_mesh(resident_step, job, phase=plan.phases[0], kind=kind)
+    one = on_mesh(resident_step, spec, phase=plan.phases[0], kind=kind)
     train += number * flops_of(one, carry, data, order, table)
 
-  views = job.config.eval.mode
+  views = spec.config.eval.mode
   images = array((plan.eval_batch_size, size, size, 3), jnp.float32)
 
   def evaluation(views: str) -> float:
     def logits(variables, images):
-      return eval_step.logits_of(variables, images, views, job=job)
+      return eval_step.logits_of(variables, images, views, spec=spec)
 
     return flops_of(logits, state.evaluated(), images) / plan.eval_batch_size
 
@@ -85,10 +85,10 @@ def main(arguments: list[str]) -> None:
   config = _CONFIG.value
   command_line.required("config", config and "given")
   config.precision = "float32"
-  job = make_job(config, make_plan(config), mesh_lib.make_mesh(1))
-  counted = count(job)
+  spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
+  counted = count(spec)
   with mock.patch("jaxspeed.models.layers.conv._convolve_with", with_padding):
-    padded = count(job)
+    padded = count(spec)
   for name in counted:
     print(
       f"{name:<9}{counted[name] / 1e12:9.1f} TFLOP, {padded[name] / 1e12:.1f} with the products of "

@@ -47,7 +47,7 @@ from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_epoch, resident_step, tabled_step
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
 _CONFIG = command_line.define_config_flag()
@@ -115,25 +115,25 @@ def choose_phase(config: ConfigDict, *, devices: int, image_size: int, batch_siz
   )
 
 
-def usual_kind(job: Job) -> StepKind:
+def usual_kind(spec: TrainSpec) -> StepKind:
   """The kind of most steps of a run."""
-  plan = job.plan
+  plan = spec.plan
   kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
   return kinds.most_common(1)[0][0]
 
 
-def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepProgram:
+def compile_step(spec: TrainSpec, phase: Phase, *, platform: str, steps: int) -> StepProgram:
   """The training program that a run would take for a phase, as an epoch of `steps` steps.
 
   Args:
-    job: on the devices to compile for.
+    spec: on the devices to compile for.
     phase: its image size and batch size.
     platform: "cpu" or "gpu".
     steps: in one call, of a set in memory on a GPU; elsewhere a call is one step.
   """
-  everywhere, parts = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
-  size, n = phase.image_size, job.plan.train_images
-  streams, kind = job.config.data.feed == "stream", usual_kind(job)
+  everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
+  size, n = phase.image_size, spec.plan.train_images
+  streams, kind = spec.config.data.feed == "stream", usual_kind(spec)
 
   def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -145,26 +145,26 @@ def compile_step(job: Job, phase: Phase, *, platform: str, steps: int) -> StepPr
       mask=array((n,), jnp.bool_, sharding),
     )
 
-  init = on_mesh(init_state, job)
+  init = on_mesh(init_state, spec)
   image = array((1, size, size, 3), jnp.uint8)
   data = batch(phase.batch_size, parts) if streams else batch(n, everywhere)
   state = jax.eval_shape(init, array((2,), jnp.uint32), image if streams else data.image)
   carry = mesh_lib.abstract(Carry(state, jax.eval_shape(MetricSums.zero)), everywhere)
-  table = {name: array(column.shape, jnp.float32) for name, column in job.plan.table.items()}
+  table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
   if streams:
     steps = 1
-    function = on_mesh(tabled_step, job, kind=kind, split=(False, True, True, False))
-    arguments = (carry, data, data.mask, table)
+    function = on_mesh(tabled_step, spec, kind=kind, split=(False, True, False))
+    arguments = (carry, data.replace(flip=data.mask), table)
   else:
     order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
     arguments = (carry, data, order, table)
     if platform == "cpu":
       steps = 1
-      function = on_mesh(resident_step, job, phase=phase, kind=kind)
+      function = on_mesh(resident_step, spec, phase=phase, kind=kind)
     else:
       segments = ((steps, (kind,)),)
-      function = on_mesh(resident_epoch, job, phase=phase, segments=segments)
-  options = job.compiler_options(platform)
+      function = on_mesh(resident_epoch, spec, phase=phase, segments=segments)
+  options = spec.compiler_options(platform)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
   return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
 
@@ -214,28 +214,31 @@ def _entry(kernel: Kernel) -> dict[str, Any]:
 # What a device does.
 
 
-def noise(program: StepProgram, job: Job) -> tuple[Any, ...]:
+def noise(program: StepProgram, spec: TrainSpec) -> tuple[Any, ...]:
   """Arguments of a program: a first state, and noise in place of images."""
   rng = np.random.default_rng(0)
-  _, data, order, table = program.arguments
-  image = mesh_lib.replicate(np.zeros(data.image.shape, np.uint8), job.mesh)
-  key = mesh_lib.replicate(np.asarray(seed_key(0)), job.mesh)
-  first = image[:1] if job.config.data.feed == "stream" else image
-  state = jax.jit(on_mesh(init_state, job))(key, first)
+  _, data, *order, _ = program.arguments
+  image = mesh_lib.replicate(np.zeros(data.image.shape, np.uint8), spec.mesh)
+  key = mesh_lib.replicate(np.asarray(seed_key(0)), spec.mesh)
+  first = image[:1] if spec.config.data.feed == "stream" else image
+  state = jax.jit(on_mesh(init_state, spec))(key, first)
 
   def fill(like: Any, high: int) -> Any:
     values = rng.integers(high, size=like.shape).astype(like.dtype)
     return jax.device_put(values, like.sharding)
 
-  batch = Batch(fill(data.image, 256), fill(data.label, job.config.data.classes), None)
-  batch = batch.replace(mask=jax.device_put(np.ones(data.mask.shape, bool), data.mask.sharding))
-  if isinstance(order, Order):
-    indices = rng.permutation(order.index.shape[0]).astype(np.int32)
-    order = mesh_lib.replicate(Order(indices, np.zeros(len(indices), bool)), job.mesh)
-  else:
-    order = fill(order, 2)
-  carry = Carry(state, mesh_lib.replicate(MetricSums.zero(), job.mesh))
-  return carry, batch, order, mesh_lib.replicate(job.plan.table_in(np.float32), job.mesh)
+  batch = Batch(
+    image=fill(data.image, 256),
+    label=fill(data.label, spec.config.data.classes),
+    mask=jax.device_put(np.ones(data.mask.shape, bool), data.mask.sharding),
+    flip=None if data.flip is None else fill(data.flip, 2),
+  )
+  if order:
+    n = order[0].index.shape[0]
+    orders = Order(rng.permutation(n).astype(np.int32), np.zeros(n, bool))
+    order = [mesh_lib.replicate(orders, spec.mesh)]
+  carry = Carry(state, mesh_lib.replicate(MetricSums.zero(), spec.mesh))
+  return carry, batch, *order, mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
 
 
 def record(program: StepProgram, arguments: tuple[Any, ...], folder: str, *, calls: int) -> float:
@@ -350,11 +353,11 @@ def summarize(
   }
 
 
-def profile(program: StepProgram, job: Job, *, steps: int, top: int) -> dict[str, Any]:
+def profile(program: StepProgram, spec: TrainSpec, *, steps: int, top: int) -> dict[str, Any]:
   """Milliseconds of one step by class, of a program that runs."""
   calls = -(-steps // program.steps)
   with tempfile.TemporaryDirectory(prefix="jaxspeed-profile-") as folder:
-    seconds = record(program, noise(program, job), folder, calls=calls)
+    seconds = record(program, noise(program, spec), folder, calls=calls)
     text = program.compiled.as_text()
     runs = read_profile(folder, kernels_lib.module_name(text))
   return summarize(runs, text, steps=calls * program.steps, seconds=seconds, top=top)
@@ -406,8 +409,8 @@ def main(arguments: list[str]) -> None:
   phase = choose_phase(
     config, devices=mesh.size, image_size=_IMAGE_SIZE.value, batch_size=_BATCH_SIZE.value
   )
-  job = make_job(config, make_plan(config), mesh)
-  program = compile_step(job, phase, platform=platform, steps=_STEPS.value)
+  spec = make_train_spec(config, make_plan(config), mesh)
+  program = compile_step(spec, phase, platform=platform, steps=_STEPS.value)
   report = {
     "what": f"scripts/profile_step.py: {__doc__.split(chr(10))[0]}",
     "config": config.name,
@@ -427,7 +430,7 @@ def main(arguments: list[str]) -> None:
       f"{report['temporary_gigabytes']:.2f} GB; compiled, not run"
     )
   else:
-    report |= profile(program, job, steps=_STEPS.value, top=_TOP.value)
+    report |= profile(program, spec, steps=_STEPS.value, top=_TOP.value)
     note = f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"
   print(
     f"{config.name} on {report['device']}, {mesh.size} of them, {report['batch_size']} images of "

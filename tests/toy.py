@@ -1,4 +1,4 @@
-"""A job that compiles in seconds: ResNet-9 of width 4 on random 8 x 8 images."""
+"""A training that compiles in seconds: ResNet-9 of width 4 on random 8 x 8 images."""
 
 import importlib.util
 import pathlib
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -54,5 +54,5 @@ def toy_arrays(config: ConfigDict, seed: int = 0) -> Arrays:
   return Arrays(*train, *held_out, class_names=names, source="random images")
 
 
-def toy_job(config: ConfigDict, devices: int = 1) -> Job:
-  return make_job(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
+def toy_spec(config: ConfigDict, devices: int = 1) -> TrainSpec:
+  return make_train_spec(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))

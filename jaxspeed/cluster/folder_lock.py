@@ -86,7 +86,7 @@ def end_superseded(message: str) -> None:
   processes.exit_now(SUPERSEDED)
 
 
-class Fence:
+class FolderLock:
   """The right to write to a run's folder; to be taken by one process of a run.
 
   Args:
@@ -122,7 +122,7 @@ class Fence:
       self._unlock()
       raise
     self._closed = threading.Event()
-    self._renewer = threading.Thread(target=self._renew, name="fence", daemon=True)
+    self._renewer = threading.Thread(target=self._renew, name="folder lock", daemon=True)
     self._renewer.start()
 
   @property
@@ -294,10 +294,10 @@ def _owner_of(found: Mapping[str, Any]) -> Owner | None:
 
 
 @contextlib.contextmanager
-def holding(folder: pathlib.Path) -> Iterator[Fence]:
-  """A fence around the block."""
-  fence = Fence(folder)
+def lock_folder(folder: pathlib.Path) -> Iterator[FolderLock]:
+  """The lock of a folder, held in the block."""
+  lock = FolderLock(folder)
   try:
-    yield fence
+    yield lock
   finally:
-    fence.close()
+    lock.close()

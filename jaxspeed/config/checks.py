@@ -159,9 +159,9 @@ def _check_together(values: Mapping[str, Any]) -> None:
       f"config.seed={values['seed']}: it must be at most {2**31 - values['runs']}, as "
       f"config.runs={values['runs']} counts on from it."
     )
-  _check_segments("schedule.pieces", values["schedule"]["pieces"], values["epochs"])
+  _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
   _check_segments(
-    "optimizer.momentum_pieces", values["optimizer"]["momentum_pieces"], values["epochs"]
+    "optimizer.momentum_segments", values["optimizer"]["momentum_segments"], values["epochs"]
   )
   for name in ("cutout", "crop_padding", "cutmix"):
     if augment[name] >= data["image_size"]:
@@ -172,7 +172,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: float) -> None:
-  """Makes sure that pieces lie side by side and are as long as the run."""
+  """Makes sure that segments lie side by side and are as long as the run."""
   if not segments:
     return
   edges = [0, *(segment[1] for segment in segments)]
@@ -180,12 +180,12 @@ def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: floa
   if begins != edges[:-1] or any(
     begin >= segment[1] for begin, segment in zip(begins, segments, strict=True)
   ):
-    field = fields.Schedule.model_fields["pieces"]
+    field = fields.Schedule.model_fields["segments"]
     what = schema.accepted(field.annotation, field.metadata)
     raise UserError(f"config.{name}={shown(segments)}: it must be {what}.")
   if edges[-1] != epochs:
     raise UserError(
       f"config.epochs={epochs:g}: config.{name} end with epoch {edges[-1]:g}, they do not scale "
-      f"with the run; set --config.{name} to pieces of that length, and "
+      f"with the run; set --config.{name} to segments of that length, and "
       f"--config.phases.first_epoch where the recipe has phases."
     )

@@ -65,10 +65,10 @@ def _evaluates_rectangles(config: ConfigDict) -> bool:
 
 
 def _has_momentum(config: ConfigDict) -> bool:
-  return bool(config.optimizer.momentum or config.optimizer.momentum_pieces)
+  return bool(config.optimizer.momentum or config.optimizer.momentum_segments)
 
 
-_NO_PIECES = "set --config.schedule.pieces='()' for a rate that rises and falls once"
+_NO_SEGMENTS = "set --config.schedule.segments='()' for a rate that rises and falls once"
 
 # Fields that depend on the machine, as allreduce.dtype on more than one device, are not idle: the
 # same command may run on another one.
@@ -221,9 +221,9 @@ RULES = (
   ),
   Rule(
     "optimizer.momentum",
-    "optimizer.momentum_pieces",
-    lambda c: not c.optimizer.momentum_pieces,
-    "set --config.optimizer.momentum_pieces='()' for one momentum",
+    "optimizer.momentum_segments",
+    lambda c: not c.optimizer.momentum_segments,
+    "set --config.optimizer.momentum_segments='()' for one momentum",
   ),
   Rule(
     "optimizer.nesterov",
@@ -247,9 +247,9 @@ RULES = (
   Rule(
     "schedule.read schedule.peak schedule.start schedule.final schedule.warmup "
     "schedule.flat_epochs schedule.power",
-    "schedule.pieces",
-    lambda c: not c.schedule.pieces,
-    _NO_PIECES,
+    "schedule.segments",
+    lambda c: not c.schedule.segments,
+    _NO_SEGMENTS,
   ),
   Rule(
     "schedule.start",

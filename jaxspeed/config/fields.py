@@ -124,8 +124,8 @@ class Optimizer(Group):
   """muon: Muon for the convolutions, SGD for the rest"""
   momentum: kinds.Share = 0.9
   """momentum of SGD and LARS"""
-  momentum_pieces: kinds.Segments = ()
-  """the momentum as in schedule.pieces, in place of the one number"""
+  momentum_segments: kinds.Segments = ()
+  """the momentum as in schedule.segments, in place of the one number"""
   nesterov: bool = True
   """whether the gradient is taken where the momentum leads"""
   rate_in_momentum: bool = False
@@ -163,9 +163,9 @@ class Optimizer(Group):
 
 
 class Schedule(Group):
-  """The learning rate: linear from start to peak to final, then flat; or in pieces."""
+  """The learning rate: linear from start to peak to final, then flat; or in segments."""
 
-  pieces: kinds.Segments = ()
+  segments: kinds.Segments = ()
   """((first epoch, end, rate there, rate at the end), ...) in place of the rest"""
   read: Literal["start", "end"] = "end"
   """at which end of a step: end (myrtle), start (airbench)"""
@@ -385,7 +385,7 @@ def imagenet() -> ConfigDict:
   return config
 
 
-def choose(variant: str | None, variants: tuple[str, ...], file: str) -> str:
+def variant_of(variant: str | None, variants: tuple[str, ...], file: str) -> str:
   """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
   if variant in variants:
     return str(variant)

@@ -48,7 +48,7 @@ Std = Annotated[
 Segments = Annotated[
   tuple[tuple[Epochs, Epochs, NotNegative, NotNegative], ...],
   Says(
-    "pieces of four numbers of at least 0 (first epoch, end, value there, value at the end), the "
+    "segments of four numbers of at least 0 (first epoch, end, value there, value at the end), the "
     "first from epoch 0 on and each from the end of the one before"
   ),
 ]

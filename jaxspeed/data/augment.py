@@ -1,7 +1,7 @@
 """Augmentation inside the compiled step: pure functions of a key and a batch of uint8 images.
 
 Every random number is drawn for the whole global batch and then sliced, so that image i gets the
-same crop, jitter, cutout and cutmix on one device as on eight. Whether it is mirrored comes with
+same crop, jitter, cutout and cutmix on one device as on eight. Whether it is flipped comes with
 the batch (`feed`): that may depend on the epoch and on the image's place in the set.
 """
 
@@ -25,7 +25,7 @@ def crop_and_flip(
   offset_x: Int[Array, "n"],
   flip: Bool[Array, "n"],
 ) -> UInt8[Array, "n h w c"]:
-  """Moves each image by its offsets over a reflecting border, and mirrors it where `flip`.
+  """Moves each image by its offsets over a reflecting border, and flips it where `flip`.
 
   One gather does both; the padded copy of the set that the original keeps is not needed.
   Equal to reflect-pad by p, crop at (p + offset_y, p + offset_x), mirror left to right.
@@ -100,7 +100,7 @@ def augment(
   *,
   first: Int[Array, ""] | int,
   global_batch: int,
-  mirror: Bool[Array, "n"] | None,
+  flip: Bool[Array, "n"] | None,
   crop_padding: int,
   cutout: int,
   brightness: float,
@@ -121,7 +121,7 @@ def augment(
     images: this device's part of the global batch.
     first: index of the part's first image in the global batch.
     global_batch: images of all devices.
-    mirror: which images are mirrored left to right; None: none.
+    flip: which images are flipped left to right; None: none.
     crop_padding: 0: no crop.
     cutout: side of the square; 0: none.
     brightness: the most that is added, in standard deviations; see `jitter`.
@@ -136,11 +136,11 @@ def augment(
       images,
       to_integers(uniform[0], -crop_padding, crop_padding),
       to_integers(uniform[1], -crop_padding, crop_padding),
-      jnp.zeros((n,), bool) if mirror is None else mirror,
+      jnp.zeros((n,), bool) if flip is None else flip,
     )
-  elif mirror is not None:
+  elif flip is not None:
     # Large images, which a gather would take row by row: read twice, in one pass.
-    images = jnp.where(mirror[:, None, None, None], images[:, :, ::-1], images)
+    images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
   result = normalize(images, mean, std, dtype)
   if brightness or contrast:
     result = jitter(result, uniform[4:6].astype(dtype), brightness=brightness, contrast=contrast)

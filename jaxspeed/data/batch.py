@@ -1,4 +1,4 @@
-"""What a step eats: batches of uint8 images, labels and a mask, from a set on the device.
+"""One batch of images, labels, mask and flips, and how batches are taken from a set on the device.
 
 The order of an epoch is a function of (seed, epoch) alone, so a run resumes at any step, and on
 any number of devices sees the same global batches.
@@ -17,11 +17,19 @@ ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY = range(7)
 
 
 class Batch(flax.struct.PyTreeNode):
-  """Images and labels of one device; examples whose mask is false do not count."""
+  """Images and labels of one device.
+
+  Attributes:
+    image: as stored.
+    label: from 0.
+    mask: false where the example does not count.
+    flip: true where training flips the image left to right; None: nowhere.
+  """
 
   image: UInt8[Any, "n h w 3"]
   label: Int[Any, "n"]
   mask: Bool[Any, "n"]
+  flip: Bool[Any, "n"] | None = None
 
 
 def seed_key(seed: int) -> UInt32[np.ndarray, "2"]:
@@ -38,10 +46,10 @@ def purpose_key(
 
 
 class Order(flax.struct.PyTreeNode):
-  """How an epoch visits a set: at each position which image, and whether it is mirrored."""
+  """How an epoch visits a set: at each position which image, and whether it is flipped."""
 
   index: Int[Any, "n"]
-  mirror: Bool[Any, "n"]
+  flip: Bool[Any, "n"]
 
 
 def epoch_order(
@@ -111,15 +119,15 @@ def take_batch(
   order: Order,
   first: Int[Array, ""] | int,
   size: int,
-) -> tuple[Batch, Bool[Array, "size"]]:
-  """`size` examples from position `first` of the order on, and which of them to mirror."""
+) -> Batch:
+  """`size` examples from position `first` of the order on."""
   part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), order)
-  batch = Batch(
+  return Batch(
     image=images.at[part.index].get(mode="promise_in_bounds"),
     label=labels.at[part.index].get(mode="promise_in_bounds"),
     mask=jnp.ones((size,), bool),
+    flip=part.flip,
   )
-  return batch, part.mirror
 
 
 def pad_batches(

@@ -25,7 +25,7 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 # Batches that wait on the devices for their turn. More would only hold memory: the host decodes
 # ahead by itself.
@@ -58,7 +58,7 @@ def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: 
   """
   mode, size = phase.eval_mode, phase.eval_size
   if mode.startswith("rect"):
-    shapes = rectangles.choose(
+    shapes = rectangles.choose_shapes(
       split.width,
       split.height,
       short_side=size,
@@ -77,20 +77,20 @@ def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: 
 
 
 def run_evaluation(
-  job: Job,
+  spec: TrainSpec,
   evaluation: Evaluation,
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
 ) -> tuple[MetricSums, dict[str, str]]:
   """Sums over the images of an evaluation, and those that this process could not read, and why."""
   split = evaluation.split
-  sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
+  sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
   under_way: collections.deque[MetricSums] = collections.deque()
-  stream = _eval_stream(job, evaluation)
+  stream = _eval_stream(spec, evaluation)
   for host in stream:
     batch = Batch(image=host.image, label=host.label, mask=host.mask)
     program = programs[host.image.shape[1:3]]
-    sums = program.call(variables, mesh_lib.split(batch, job.mesh), sums)
+    sums = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
     under_way.append(sums)
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
@@ -101,12 +101,12 @@ def run_evaluation(
   return sums, {split.name(i): reason for i, reason in sorted(broken.items())}
 
 
-def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
+def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> Any:
   split, batches = evaluation.split, evaluation.batches
   part = dict(process=jax.process_index(), processes=jax.process_count())
-  if job.config.data.synthetic:
+  if spec.config.data.synthetic:
     return NoiseEvaluation(split, batches, **part)
-  data = job.config.data
+  data = spec.config.data
   return EvalStream(
     split,
     batches,
@@ -118,38 +118,40 @@ def _eval_stream(job: Job, evaluation: Evaluation) -> Any:
   )
 
 
-def prepare_evaluation(sets: ImageSets, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+def prepare_evaluation(
+  sets: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
+) -> RunEvaluation:
   """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
-  size = job.plan.eval_batch_size
+  size = spec.plan.eval_batch_size
   split = sets.sets[phase.copies].eval
-  evaluation = make_evaluation(split, job.config, phase, size * job.devices)
-  abstract = mesh_lib.abstract(variables, mesh_lib.replicated(job.mesh))
-  compile_one = functools.partial(compile_evaluation, job, abstract, evaluation, batch_size=size)
+  evaluation = make_evaluation(split, spec.config, phase, size * spec.devices)
+  abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
+  compile_one = functools.partial(compile_evaluation, spec, abstract, evaluation, batch_size=size)
   programs = BackgroundCompiler(
     {s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}
   ).wait()
 
-  return lambda: run_evaluation(job, evaluation, programs, variables)
+  return lambda: run_evaluation(spec, evaluation, programs, variables)
 
 
 def compile_evaluation(
-  job: Job, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
+  spec: TrainSpec, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
 ) -> Program:
   """The program that evaluates one batch of images of `shape`, of `batch_size` a device."""
   function = on_mesh(
     eval_step.evaluate_batch,
-    job,
+    spec,
     mode=evaluation.mode,
     size=evaluation.size,
     split=(False, True, False),
   )
-  sums = mesh_lib.abstract(MetricSums.zero(job.accumulation), mesh_lib.replicated(job.mesh))
-  batch = abstract_batch(job, batch_size * job.devices, shape)
+  sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
+  batch = abstract_batch(spec, batch_size * spec.devices, shape)
   return compile_program(function, (variables, batch, sums))
 
 
-def abstract_batch(job: Job, batch_size: int, shape: tuple[int, int]) -> Batch:
-  parts = mesh_lib.sharded(job.mesh)
+def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> Batch:
+  parts = mesh_lib.sharded(spec.mesh)
   return Batch(
     image=jax.ShapeDtypeStruct((batch_size, *shape, 3), jnp.uint8, sharding=parts),
     label=jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=parts),

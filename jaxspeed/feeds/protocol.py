@@ -9,7 +9,7 @@ from rich.console import Console
 from jaxspeed.devices.compile import Program
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # Reasons why images cannot be read, by "train" or "eval" and their names.
@@ -96,23 +96,23 @@ class Feed(Protocol):
     ...
 
   @staticmethod
-  def prepare_evaluation(data: Any, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+  def prepare_evaluation(data: Any, spec: TrainSpec, phase: Phase, variables: Any) -> RunEvaluation:
     """What evaluates a model as a phase does, without a feed; its programs are compiled.
 
     Args:
       data: of `open_data`.
-      job: of the model.
-      phase: of the job's plan.
+      spec: of the model.
+      phase: of its plan.
       variables: on the devices.
     """
     ...
 
-  def __init__(self, data: Any, job: Job) -> None:
-    """Compiles the programs of a job, or begins to.
+  def __init__(self, data: Any, spec: TrainSpec) -> None:
+    """Compiles the programs of a run, or begins to.
 
     Args:
       data: of `open_data`.
-      job: of the run; of several runs, whose seeds differ, the first.
+      spec: of the run; of several runs, whose seeds differ, the first.
     """
 
   @property

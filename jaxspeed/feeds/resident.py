@@ -18,7 +18,7 @@ from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 
@@ -28,10 +28,10 @@ class ResidentFeed(Feed):
   On accelerators an epoch is one program; on CPUs a step is (`compile_programs`).
   """
 
-  def __init__(self, arrays: Arrays, job: Job) -> None:
-    self._job = job
+  def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
+    self._spec = spec
     self._arrays = arrays
-    self._programs = compile_programs(job)
+    self._programs = compile_programs(spec)
     self._uncounted = self._programs.all()
     self.carry = self._programs.carry
     self.benchmark, self.evaluated_on = arrays.benchmark, arrays.evaluated_on
@@ -72,14 +72,16 @@ class ResidentFeed(Feed):
     return arrays
 
   @staticmethod
-  def prepare_evaluation(data: Arrays, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+  def prepare_evaluation(
+    data: Arrays, spec: TrainSpec, phase: Phase, variables: Any
+  ) -> RunEvaluation:
     """What evaluates the set in one call of one program, whatever the phase."""
     padded = pad_batches(
-      data.eval_images, data.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+      data.eval_images, data.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
     )
-    placed = mesh_lib.replicate(padded, job.mesh)
-    abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(job.mesh))
-    program = compile_program(eval_step.evaluate_on_mesh(job), abstract)
+    placed = mesh_lib.replicate(padded, spec.mesh)
+    abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(spec.mesh))
+    program = compile_program(eval_step.evaluate_on_mesh(spec), abstract)
     return lambda: (program.call(variables, placed), {})
 
   @property
@@ -94,12 +96,12 @@ class ResidentFeed(Feed):
 
   def place(self) -> None:
     """Puts the set on the devices."""
-    self._resident = jax.block_until_ready(place(self._arrays, self._job))
+    self._resident = jax.block_until_ready(place(self._arrays, self._spec))
 
   @property
   def needs_warm_up(self) -> bool:
     """Whether the config wants a warm-up, or, where it leaves that open, an accelerator does."""
-    warmup = self._job.config.warmup
+    warmup = self._spec.config.warmup
     return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
 
   def warm_up(self) -> None:
@@ -108,13 +110,15 @@ class ResidentFeed(Feed):
     The first call of a program on a GPU loads its kernels and makes cuDNN's plans; airbench leaves
     that out of its clock in the same way. The state it ends with is thrown away.
     """
-    job, programs, resident = self._job, self._programs, self._resident
-    key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), job.mesh)
-    labels = np.random.default_rng(0).integers(job.config.data.classes, size=job.plan.train_images)
-    train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), job.mesh))
+    spec, programs, resident = self._spec, self._programs, self._resident
+    key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), spec.mesh)
+    labels = np.random.default_rng(0).integers(
+      spec.config.data.classes, size=spec.plan.train_images
+    )
+    train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), spec.mesh))
     state = programs.init.call(key, train.image)
-    carry = Carry(state, mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh))
-    order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+    carry = Carry(state, mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
+    order = programs.order.call(key, mesh_lib.replicate(np.int32(0), spec.mesh))
     for program in programs.train.values():
       carry, _ = program.call(carry, train, order, resident.table)
     jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
@@ -135,11 +139,11 @@ class ResidentFeed(Feed):
     Raises:
       UserError: an accelerator is to begin inside an epoch, which is one program there.
     """
-    plan, programs = self._job.plan, self._programs
+    plan, programs = self._spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
     epoch, step_in_epoch = plan.epoch_of(first_step)
     order = programs.order.call(
-      self._key(seed), mesh_lib.replicate(np.int32(epoch), self._job.mesh)
+      self._key(seed), mesh_lib.replicate(np.int32(epoch), self._spec.mesh)
     )
     if programs.whole_epochs:
       if step_in_epoch:
@@ -160,4 +164,4 @@ class ResidentFeed(Feed):
     return self._programs.evaluate.call(variables, self._resident.eval)
 
   def _key(self, seed: int) -> Any:
-    return mesh_lib.replicate(seed_key(seed), self._job.mesh)
+    return mesh_lib.replicate(seed_key(seed), self._spec.mesh)

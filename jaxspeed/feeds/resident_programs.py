@@ -18,13 +18,13 @@ from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, order_of, resident_epoch, resident_step
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """The compiled programs of a job.
+  """The compiled programs of a run.
 
   Attributes:
     train: epochs under what they consist of (`Plan.segments`); without `whole_epochs` single
@@ -52,18 +52,18 @@ class Resident:
   table: dict[str, jax.Array]
 
 
-def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
+def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Programs:
   """Every program of a run on a set in memory, compiled side by side.
 
   Args:
-    job: what to compile.
+    spec: what to compile.
     whole_epochs: an epoch as one program; None: on accelerators. XLA:CPU runs a convolution's
       backward pass 25 to 40 times slower inside a loop (jax issue 12868), so there it is a step.
   """
-  plan, config = job.plan, job.config
+  plan, config = spec.plan, spec.config
   if whole_epochs is None:
     whole_epochs = jax.default_backend() != "cpu"
-  everywhere = mesh_lib.replicated(job.mesh)
+  everywhere = mesh_lib.replicated(spec.mesh)
 
   def array(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
@@ -78,22 +78,22 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
 
   key = array((2,), jnp.uint32)
   train_set = batch(plan.train_images)
-  group = plan.eval_batch_size * job.devices
+  group = plan.eval_batch_size * spec.devices
   eval_set = batch(math.ceil(plan.eval_images / group) * group)
-  table = {name: array(column.shape, job.accumulation) for name, column in plan.table.items()}
+  table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
   order = Order(array((plan.train_images,), jnp.int32), array((plan.train_images,), jnp.bool_))
 
-  init = on_mesh(init_state, job)
+  init = on_mesh(init_state, spec)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
-  carry = Carry(state, mesh_lib.abstract(MetricSums.zero(job.accumulation), everywhere))
+  carry = Carry(state, mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere))
   arguments = (carry, train_set, order, table)
-  options = job.compiler_options(jax.default_backend())
+  options = spec.compiler_options(jax.default_backend())
 
   def train(phase: Phase, segments: Segments) -> Callable[[], Program]:
     function = (
-      on_mesh(resident_epoch, job, phase=phase, segments=segments)
+      on_mesh(resident_epoch, spec, phase=phase, segments=segments)
       if whole_epochs
-      else on_mesh(resident_step, job, phase=phase, kind=segments[0][1][0])
+      else on_mesh(resident_step, spec, phase=phase, kind=segments[0][1][0])
     )
     return lambda: compile_program(function, arguments, donate=(0,), options=options)
 
@@ -110,10 +110,10 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
     jobs
     | {
       "evaluate": lambda: compile_program(
-        eval_step.evaluate_on_mesh(job), (state.evaluated(), eval_set)
+        eval_step.evaluate_on_mesh(spec), (state.evaluated(), eval_set)
       ),
       "init": lambda: compile_program(init, (key, train_set.image)),
-      "order": lambda: compile_program(on_mesh(order_of, job), (key, array((), jnp.int32))),
+      "order": lambda: compile_program(on_mesh(order_of, spec), (key, array((), jnp.int32))),
     }
   ).wait()
   return Programs(
@@ -126,10 +126,10 @@ def compile_programs(job: Job, *, whole_epochs: bool | None = None) -> Programs:
   )
 
 
-def place(arrays: Arrays, job: Job) -> Resident:
+def place(arrays: Arrays, spec: TrainSpec) -> Resident:
   """The set and the plan's table on the devices."""
   evaluated = pad_batches(
-    arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+    arrays.eval_images, arrays.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
   )
   train = Batch(
     image=arrays.train_images,
@@ -137,7 +137,7 @@ def place(arrays: Arrays, job: Job) -> Resident:
     mask=np.ones(len(arrays.train_labels), bool),
   )
   return Resident(
-    train=mesh_lib.replicate(train, job.mesh),
-    eval=mesh_lib.replicate(evaluated, job.mesh),
-    table=mesh_lib.replicate(job.plan.table_in(job.accumulation), job.mesh),
+    train=mesh_lib.replicate(train, spec.mesh),
+    eval=mesh_lib.replicate(evaluated, spec.mesh),
+    table=mesh_lib.replicate(spec.plan.table_in(spec.accumulation), spec.mesh),
   )

@@ -33,37 +33,37 @@ from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 
 class StreamFeed(Feed):
   """Trains and evaluates on images that are read from disk while the devices work.
 
-  Batches arrive as uint8; what is mirrored and normalised is so on the devices. Programs are those
+  Batches arrive as uint8; the devices flip and normalise them. Programs are those
   of the shapes of the plan and of the rectangles; they are compiled in threads, in the order in
   which they are needed, and all but the first phase's while that one trains.
   """
 
-  def __init__(self, sets: ImageSets, job: Job) -> None:
-    self._sets, self._job = sets, job
-    config, plan = job.config, job.plan
-    everywhere = mesh_lib.replicated(job.mesh)
-    self._table = mesh_lib.replicate(plan.table_in(job.accumulation), job.mesh)
+  def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
+    self._sets, self._spec = sets, spec
+    config, plan = spec.config, spec.plan
+    everywhere = mesh_lib.replicated(spec.mesh)
+    self._table = mesh_lib.replicate(plan.table_in(spec.accumulation), spec.mesh)
     self._evaluations = {
       phase: make_evaluation(
-        sets.sets[phase.copies].eval, config, phase, plan.eval_batch_size * job.devices
+        sets.sets[phase.copies].eval, config, phase, plan.eval_batch_size * spec.devices
       )
       for phase in plan.phases
     }
     size = plan.phases[0].image_size
-    self._init = on_mesh(init_state, job)
+    self._init = on_mesh(init_state, spec)
     shapes = (
       jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
       jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8, sharding=everywhere),
     )
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
-    sums = mesh_lib.abstract(MetricSums.zero(job.accumulation), everywhere)
+    sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
     self.carry = Carry(state, sums)
     self.benchmark, self.evaluated_on = sets.benchmark, sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
@@ -75,7 +75,7 @@ class StreamFeed(Feed):
         jobs.setdefault(
           eval_key(evaluation, shape),
           functools.partial(
-            compile_evaluation, job, state.evaluated(), evaluation, shape, plan.eval_batch_size
+            compile_evaluation, spec, state.evaluated(), evaluation, shape, plan.eval_batch_size
           ),
         )
     self._ahead = BackgroundCompiler(jobs)
@@ -83,7 +83,7 @@ class StreamFeed(Feed):
     self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
     self._told: set[Phase] = set()
-    self._streams = TrainStreams(sets, job)
+    self._streams = TrainStreams(sets, spec)
     self._broken: Broken = {}  # of evaluations
     self._wait = InputWait()
 
@@ -108,9 +108,11 @@ class StreamFeed(Feed):
     return sets
 
   @staticmethod
-  def prepare_evaluation(data: ImageSets, job: Job, phase: Phase, variables: Any) -> RunEvaluation:
+  def prepare_evaluation(
+    data: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
+  ) -> RunEvaluation:
     """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
-    return prepare_evaluation(data, job, phase, variables)
+    return prepare_evaluation(data, spec, phase, variables)
 
   @property
   def programs(self) -> list[Program]:
@@ -131,17 +133,17 @@ class StreamFeed(Feed):
 
   def init(self, seed: int) -> TrainState:
     """The state before the first step."""
-    size = self._job.plan.phases[0].image_size
+    size = self._spec.plan.phases[0].image_size
     arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
-    return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._job.mesh))
+    return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._spec.mesh))
 
   def wait_for(self, step: int) -> list[str]:
     """Waits for the programs of the phase of a step; a line on when they were ready, once each."""
-    phase = self._job.plan.phase_of(step)
+    phase = self._spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
     ready, early = self._ahead.get(keys)
-    phases = self._job.plan.phases
+    phases = self._spec.plan.phases
     if phase in self._told or len(phases) == 1:
       return []
     self._told.add(phase)
@@ -160,23 +162,22 @@ class StreamFeed(Feed):
       first_step: the number of the first one, in the run.
       last_step: the end of the epoch of `first_step`.
     """
-    program = self._ahead[_train_key(self._job.plan.phase_of(first_step))]
+    program = self._ahead[_train_key(self._spec.plan.phase_of(first_step))]
     self._streams.seek(seed, first_step)
     self._wait.begin()
     for step in range(first_step + 1, last_step + 1):
       host = self._wait.take(self._streams.take)
-      batch = Batch(image=host.image, label=host.label, mask=host.mask)
-      placed, mirror = mesh_lib.split((batch, host.mirror), self._job.mesh)
-      carry, loss = program.call(carry, placed, mirror, self._table)
+      batch = Batch(image=host.image, label=host.label, mask=host.mask, flip=host.flip)
+      carry, loss = program.call(carry, mesh_lib.split(batch, self._spec.mesh), self._table)
       self._wait.dispatched(loss)
       self._streams.look_ahead()
       yield StepOutput(step, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
     """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
-    evaluation = self._evaluations[self._job.plan.phase_of(step - 1)]
+    evaluation = self._evaluations[self._spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
-    sums, broken = run_evaluation(self._job, evaluation, programs, variables)
+    sums, broken = run_evaluation(self._spec, evaluation, programs, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
     return sums
 
@@ -196,15 +197,16 @@ class StreamFeed(Feed):
     self._streams.close()
 
   def _compile_train(self, phase: Phase) -> Program:
-    job = self._job
-    function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
-    batch = abstract_batch(job, phase.batch_size, (phase.image_size, phase.image_size))
-    table = mesh_lib.abstract(self._table, mesh_lib.replicated(job.mesh))
+    spec = self._spec
+    function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
+    batch = abstract_batch(spec, phase.batch_size, (phase.image_size, phase.image_size))
+    batch = batch.replace(flip=batch.mask)
+    table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))
     return compile_program(
       function,
-      (self.carry, batch, batch.mask, table),
+      (self.carry, batch, table),
       donate=(0,),
-      options=job.compiler_options(jax.default_backend()),
+      options=spec.compiler_options(jax.default_backend()),
     )
 
 

@@ -10,7 +10,7 @@ from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.planning.plan import Phase, Plan
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 
 class TrainStreams:
@@ -18,11 +18,11 @@ class TrainStreams:
 
   Args:
     sets: of the images.
-    job: of the run.
+    spec: of the run.
   """
 
-  def __init__(self, sets: ImageSets, job: Job) -> None:
-    self._sets, self._job = sets, job
+  def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
+    self._sets, self._spec = sets, spec
     self._stream: TrainStream | NoiseStream | None = None
     self._position: tuple[int, int] | None = None  # seed and step: what comes next
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
@@ -31,7 +31,7 @@ class TrainStreams:
   def seek(self, seed: int, step: int) -> None:
     """Makes the batch of a step the next one; nothing is opened where it is that already."""
     if self._position != (seed, step) or self._stream is None:
-      self._open(self._job.plan.phase_of(step), seed, step)
+      self._open(self._spec.plan.phase_of(step), seed, step)
       self._position = (seed, step)
 
   def take(self) -> HostBatch:
@@ -45,7 +45,7 @@ class TrainStreams:
   def look_ahead(self) -> None:
     """Closes the stream of a phase that has ended; opens the next one in a phase's last epoch."""
     assert self._position is not None
-    plan, (seed, step) = self._job.plan, self._position
+    plan, (seed, step) = self._spec.plan, self._position
     phase, (epoch, _) = plan.phase_of(step - 1), plan.epoch_of(step - 1)
     if step == _end_of(phase, plan):
       self._close_stream()
@@ -68,7 +68,7 @@ class TrainStreams:
 
   def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
     """From a step on to the end of the phase."""
-    config, plan = self._job.config, self._job.plan
+    config, plan = self._spec.config, self._spec.plan
     split = self._sets.sets[phase.copies].train
     numbers = range(first_step, _end_of(phase, plan))
     steps = (plan.epoch_of(number) for number in numbers)
@@ -101,7 +101,7 @@ class TrainStreams:
     self._stream = self._make_stream(phase, seed, first_step)
 
   def _open_next(self, phase: Phase, seed: int) -> None:
-    following = [p for p in self._job.plan.phases if p.first_epoch > phase.first_epoch]
+    following = [p for p in self._spec.plan.phases if p.first_epoch > phase.first_epoch]
     if following:
       stream = self._make_stream(following[0], seed, following[0].first_step)
       self._next = (following[0], seed, stream)

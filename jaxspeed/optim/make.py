@@ -19,7 +19,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
   their own; a scale has the rate of the filters, with Muon it goes with the biases. "lars" is LARS
   for filters and head, and momentum without decay for biases and scales, all at one rate.
 
-  Its `update` takes the extra arguments `learning_rate`; with `config.optimizer.momentum_pieces`
+  Its `update` takes the extra arguments `learning_rate`; with `config.optimizer.momentum_segments`
   `momentum`; with `config.whitening.bias_epochs` `whiten_bias_rate`, a rate and no factor, which
   freezes that bias at 0; and with Muon `renormalize`, 0 or 1.
 
@@ -27,7 +27,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     UserError: an unknown name.
   """
   fields = config.optimizer
-  momentum = None if fields.momentum_pieces else fields.momentum
+  momentum = None if fields.momentum_segments else fields.momentum
   labels = labels_of
 
   def make_sgd(rate: float, decay: float, rate_name: str = "learning_rate"):
@@ -71,7 +71,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
       momentum=momentum, nesterov=fields.nesterov, weight_decay=0.0, rate_in_momentum=True
     )
     transforms |= {kind: plain for kind in ("scale", "bias", "head_bias")}
-    rates = [rate for piece in config.schedule.pieces for rate in piece[2:]]
+    rates = [rate for segment in config.schedule.segments for rate in segment[2:]]
     peak = max(rates, default=config.schedule.peak)
     transforms["filter"] = lars(
       momentum=momentum,

@@ -254,9 +254,9 @@ def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
 
 def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarray:
   schedule = config.schedule
-  if schedule.pieces:
+  if schedule.segments:
     epoch, number, steps = _positions(phases, total)
-    return schedules.pieces(epoch, number + 1, steps, schedule.pieces)
+    return schedules.segments(epoch, number + 1, steps, schedule.segments)
   shape = {name: schedule[name] for name in ("peak", "start", "final", "power")}
   if schedule.read == "end":
     # One step in, as myrtle and imagenet18: step 0 has the position of its end.
@@ -288,18 +288,18 @@ def _positions(
     np.array([getattr(phase, name) for phase in phases])[index]
     for name in ("first_step", "first_epoch", "steps_per_epoch")
   )
-  within = step - first_step
-  return first_epoch + within // steps, within % steps, steps
+  step_in_epoch = step - first_step
+  return first_epoch + step_in_epoch // steps, step_in_epoch % steps, steps
 
 
 def _table(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> dict[str, np.ndarray]:
   average, steps_per_epoch = config.average, phases[0].steps_per_epoch
   rate = _rate(config, phases, total)
   columns = {"learning_rate": rate}
-  if config.optimizer.momentum_pieces:
+  if config.optimizer.momentum_segments:
     epoch, number, steps = _positions(phases, total)
-    columns["momentum"] = schedules.pieces(
-      epoch, number + 1, steps, config.optimizer.momentum_pieces
+    columns["momentum"] = schedules.segments(
+      epoch, number + 1, steps, config.optimizer.momentum_segments
     )
   if average.kind == "ema":
     columns["average_keep"] = schedules.average_keep(

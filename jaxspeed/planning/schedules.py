@@ -65,24 +65,24 @@ def triangle(
   return np.where(np.asarray(positions) > top, peak * (final + (1 - final) * left**power), linear)
 
 
-def pieces(
+def segments(
   epoch: np.ndarray,
   number: np.ndarray,
   steps: np.ndarray,
-  pieces: Sequence[tuple[float, float, float, float]],
+  segments: Sequence[tuple[float, float, float, float]],
 ) -> Float[np.ndarray, "steps"]:
-  """Linear pieces by epoch, each step at its own end, as cybertronai/imagenet18_old has them.
+  """Linear segments by epoch, each step at its own end, as cybertronai/imagenet18_old has them.
 
-  The piece of a step is the last one that begins with its epoch or before. Its first step is one
+  The segment of a step is the last one that begins with its epoch or before. Its first step is one
   increment in, its last step has the value of its end; steps after that keep it.
 
   Args:
     epoch: of each step, from 0.
     number: of each step in its epoch, from 1.
     steps: in the epoch of each step.
-    pieces: (first epoch, end, rate there, rate at the end), ascending.
+    segments: (first epoch, end, rate there, rate at the end), ascending.
   """
-  first, end, start, final = np.asarray(pieces, np.float64).T
+  first, end, start, final = np.asarray(segments, np.float64).T
   index = np.searchsorted(first, epoch, side="right") - 1
   done = (epoch - first[index]) * steps + number
   rate = start[index] + done * (final - start)[index] / ((end - first)[index] * steps)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspeed.files import dump_json, plain, write_atomically
+from jaxspeed.files import dump_json, to_json, write_atomically
 
 
 def write_dawnbench(
@@ -61,7 +61,7 @@ def write_dawnbench(
     "hardware": hardware,
     "costPerHour": cost_per_hour,
     "timestamp": timestamp.isoformat(),
-    "misc": plain(misc),
+    "misc": to_json(misc),
   }
   optional = ("codeURL", "costPerHour")
   entry = {key: value for key, value in entry.items() if value or key not in optional}

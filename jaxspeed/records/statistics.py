@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxspeed.files import plain
+from jaxspeed.files import to_json
 
 RESULT_KEYS = (
   "config",
@@ -47,7 +47,7 @@ def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) 
       raise ValueError(f"a result row has {sorted(row)}, not {sorted(RESULT_KEYS)}")
   if len({row["evaluated_on"] for row in rows}) > 1:
     raise ValueError("rows of test images and of validation images have no common mean")
-  result = plain(rows[0] if len(rows) == 1 else summarize([plain(row) for row in rows]))
+  result = to_json(rows[0] if len(rows) == 1 else summarize([to_json(row) for row in rows]))
   if cost_per_hour > 0:
     seconds = {name: result["seconds"][name] for name in ("dawn", "to_target")}
     result["cost_usd"] = {

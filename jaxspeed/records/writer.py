@@ -20,7 +20,7 @@ from pydantic import Field
 from rich.console import Console
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, parse_json, plain, read_bytes, write_atomically
+from jaxspeed.files import dump_json, parse_json, read_bytes, to_json, write_atomically
 from jaxspeed.records.console import Screen, make_console, silent_console
 from jaxspeed.records.tensorboard import (
   FIRST_TAG,
@@ -172,7 +172,7 @@ class Records:
         memory_gb: most that a device has held; net_recv_gbit, net_transmit_gbit: a second.
         Other keys reach metrics.jsonl only.
     """
-    self.rows.append(plain(row))
+    self.rows.append(to_json(row))
     if self._metrics is None:
       return
     self.screen.epoch(row)

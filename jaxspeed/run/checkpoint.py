@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config.stored import FORMAT
 from jaxspeed.errors import UserError
 from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
@@ -69,7 +69,7 @@ class Checkpoints:
     folder: made when the first one is saved.
     keep: how many of the newest stay.
     incarnation: which start of the run this is.
-    fence: of process 0, where the run's folder is fenced.
+    lock: of the run's folder, in process 0.
   """
 
   def __init__(
@@ -78,12 +78,12 @@ class Checkpoints:
     *,
     keep: int = 2,
     incarnation: int = 0,
-    fence: Fence | None = None,
+    lock: FolderLock | None = None,
   ) -> None:
     self._folder = folder.absolute()
     self._keep = keep
     self._incarnation = incarnation
-    self._fence = fence
+    self._lock = lock
 
   def save(self, step: int, tree: Any, clock: dict[str, float]) -> None:
     """Writes a checkpoint, waits until it is whole on disk, then removes the oldest.
@@ -100,8 +100,8 @@ class Checkpoints:
       except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(said.split())[:200] or repr(error)
-        if self._fence is not None:
-          self._fence.check()
+        if self._lock is not None:
+          self._lock.check()
         self.remove_parts()
     if any(processes.gather(int(bool(reason)))):
       raise CheckpointError(
@@ -133,7 +133,7 @@ class Checkpoints:
       "files": _fingerprints(part),
     }
     write_atomically(part / MANIFEST, dump_json(manifest, indent=1) + "\n")
-    with self._fence.writing() if self._fence else contextlib.nullcontext():
+    with self._lock.writing() if self._lock else contextlib.nullcontext():
       # What is there was found broken by this start, or it would have been restored.
       self._remove(step)
       part.rename(self._folder / str(step))

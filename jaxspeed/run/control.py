@@ -3,7 +3,7 @@
 import jax
 
 from jaxspeed.cluster.agreement import Agreement
-from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import RunAction, Signals
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.run.folder import RunFolder
@@ -33,9 +33,9 @@ class RunControl:
     self.decided = RunAction.CONTINUE
 
   @property
-  def fence(self) -> Fence | None:
-    """The fence around the folder, in process 0."""
-    return self._owned.fence if self._owned else None
+  def lock(self) -> FolderLock | None:
+    """The lock of the folder, in process 0."""
+    return self._owned.lock if self._owned else None
 
   def ask(self, *, save_due: bool) -> jax.Array | RunAction:
     """Asks all processes what follows the step that was taken; `note` reads the answer.
@@ -80,4 +80,4 @@ class RunControl:
   def check_owner(self) -> None:
     """Makes sure that no later start has taken the folder."""
     if self._owned is not None:
-      self._owned.fence.check()
+      self._owned.lock.check()

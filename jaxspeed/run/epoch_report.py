@@ -21,7 +21,7 @@ from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_evaluation
 from jaxspeed.run.finish import reaches_target
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 # Share of the seconds of training: devices that wait longer for input are reported.
@@ -40,7 +40,7 @@ class EpochReport:
   """Writes and prints the epochs of one run.
 
   Args:
-    job: of the run.
+    spec: of the run.
     folder: of the run.
     feed: of the run: it says what it waited for, and which images were broken.
     control: of the run.
@@ -48,12 +48,12 @@ class EpochReport:
   """
 
   def __init__(
-    self, job: Job, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
+    self, spec: TrainSpec, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
   ) -> None:
-    self._job, self._folder = job, folder
+    self._spec, self._folder = spec, folder
     self._feed, self._control, self._clock = feed, control, clock
-    images = {"train": job.plan.train_images, "eval": job.plan.eval_images}
-    self._broken = BrokenImages(folder, images, job.config, control.keep_folder)
+    images = {"train": spec.plan.train_images, "eval": spec.plan.eval_images}
+    self._broken = BrokenImages(folder, images, spec.config, control.keep_folder)
     self._warned = False
     self._pace: dict[str, float] = {}  # of the epoch that was trained last
     self._records: Records
@@ -61,7 +61,7 @@ class EpochReport:
   @contextlib.contextmanager
   def open(self, step: int) -> Iterator[None]:
     """Opens the records of a run that begins after `step` steps, and prints how it begins."""
-    config, plan = self._job.config, self._job.plan
+    config, plan = self._spec.config, self._spec.plan
     with open_records(
       self._folder,
       resume_step=step,
@@ -99,11 +99,11 @@ class EpochReport:
     """Measures the training of the epoch that ends with step `end`. All processes must call it."""
     step, before, network = self._begun
     seconds = self._clock.dawn_seconds - before
-    plan = self._job.plan
+    plan = self._spec.plan
     images_per_second = (plan.examples(end) - plan.examples(step)) / seconds
     self._pace = {
       "images_per_second": images_per_second,
-      "images_per_second_per_device": images_per_second / self._job.devices,
+      "images_per_second_per_device": images_per_second / self._spec.devices,
       "step_seconds": seconds / (end - step),
       "data_wait": self._data_wait(seconds),
       **network.rates(),
@@ -124,11 +124,11 @@ class EpochReport:
 
   def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
     """Shows the progress after `step` steps."""
-    epoch, number = self._job.plan.epoch_of(step - 1)
+    epoch, number = self._spec.plan.epoch_of(step - 1)
     self._records.screen.progress(
       epoch=epoch + 1,
       step=number + 1,
-      steps=self._job.plan.steps_in_epoch(epoch),
+      steps=self._spec.plan.steps_in_epoch(epoch),
       loss=loss,
       images_per_second=images_per_second,
     )
@@ -165,14 +165,14 @@ class EpochReport:
       UserError: the run's last evaluation has a loss that is not finite, or too many images are
         broken.
     """
-    config = self._job.config
-    row = planned_row(self._job, step) | self._pace
+    config = self._spec.config
+    row = planned_row(self._spec, step) | self._pace
     row |= {f"train_{name}": value for name, value in carry.sums.means(config.data.classes).items()}
     if (loss_scale := carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
     if evaluation is not None:
       row["eval_seconds"] = evaluation.seconds
-      row["evaluated_weights"] = self._job.plan.evaluated_weights(step)
+      row["evaluated_weights"] = self._spec.plan.evaluated_weights(step)
     lines = self._settle_broken()
     row["train_images_broken"] = self._broken.count("train")
     row["decoder_warnings"], warned = self._decoder_warnings()
@@ -183,13 +183,13 @@ class EpochReport:
       if config.stop_at_target and reaches_target(row, config):
         # Only now it is known to be the last.
         self._clock.rename_last("final_validate")
-    row |= peak_memory(self._job.mesh.local_devices) | {
+    row |= peak_memory(self._spec.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
       "dawn_seconds": self._clock.dawn_seconds,
     }
     self._control.check_owner()
     self._records.epoch(row)
-    pace = pace_lines(self._job.plan, self.rows, step, stopped=self.stopped_at_target())
+    pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stopped_at_target())
     self.lines([*lines, *pace])
 
   def _decoder_warnings(self) -> tuple[int, list[str]]:
@@ -204,21 +204,21 @@ class EpochReport:
 
   def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
     """What the row of an epoch takes from the sums of its evaluation, and lines on it."""
-    plan, count = self._job.plan, int(sums.count)
+    plan, count = self._spec.plan, int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
-    classes, last = self._job.config.data.classes, step == plan.total_steps
+    classes, last = self._spec.config.data.classes, step == plan.total_steps
     means, said = check_evaluation(sums, step, classes=classes, last=last)
     return row | {f"eval_{name}": value for name, value in means.items()}, said
 
   def stopped_at_target(self) -> bool:
     """Whether the run ends with its last row, which reached the target."""
-    config, rows = self._job.config, self.rows
+    config, rows = self._spec.config, self.rows
     return bool(config.stop_at_target and rows and reaches_target(rows[-1], config))
 
 
-def planned_row(job: Job, step: int) -> dict[str, Any]:
+def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
   """What the plan says of the epoch that ends with `step`, and of its last step."""
-  plan = job.plan
+  plan = spec.plan
   epoch, _ = plan.epoch_of(step - 1)
   phase = plan.phase_of(step - 1)
   done = epoch + plan.steps_in_epoch(epoch) / phase.steps_per_epoch
@@ -228,10 +228,10 @@ def planned_row(job: Job, step: int) -> dict[str, Any]:
     "step": step,
     "examples": plan.examples(step),
     "learning_rate": float(plan.table["learning_rate"][step - 1]),
-    "momentum": float(job.config.optimizer.momentum if momentum is None else momentum[step - 1]),
+    "momentum": float(spec.config.optimizer.momentum if momentum is None else momentum[step - 1]),
     "image_size": phase.image_size,
     "batch_size": phase.batch_size,
-    "world": job.devices,
+    "world": spec.devices,
   }
 
 

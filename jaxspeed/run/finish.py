@@ -17,7 +17,7 @@ from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
 from jaxspeed.records.statistics import IMAGE_COUNTS, OPTIONAL_KEYS, RESULT_KEYS, SKIPPED
 from jaxspeed.steps.losses import has_top5
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 Row = Mapping[str, Any]
@@ -85,7 +85,7 @@ def reaches_target(row: Row, config: ConfigDict) -> bool:
 
 def finish(
   folder: pathlib.Path,
-  job: Job,
+  spec: TrainSpec,
   rows: list[dict[str, Any]],
   state: TrainState,
   clock: Clock,
@@ -97,7 +97,7 @@ def finish(
 
   Args:
     folder: of the run.
-    job: of the run.
+    spec: of the run.
     rows: of its epochs.
     state: after the last step, saved.
     clock: of the run.
@@ -107,7 +107,7 @@ def finish(
   Raises:
     UserError: the epochs' last row is missing, or float16 has let no step be taken.
   """
-  config, step = job.config, int(state.step)
+  config, step = spec.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
     raise UserError(
       f"{folder / 'metrics.jsonl'} has no row of the last step, {step}: put the file back, or "
@@ -119,7 +119,7 @@ def finish(
   row = result_row(
     config=stored.to_dict(config),
     evaluated_on=evaluated_on,
-    evaluated_weights=job.plan.evaluated_weights(step),
+    evaluated_weights=spec.plan.evaluated_weights(step),
     top1=last["eval_top1"],
     top5=last.get("eval_top5") if has_top5(config.data.classes) else None,
     seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from jaxspeed.cluster.folder_lock import LOCK, OWNER, OWNER_LOCK, Fence
+from jaxspeed.cluster.folder_lock import LOCK, OWNER, OWNER_LOCK, FolderLock
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
@@ -37,13 +37,13 @@ class RunFolder:
 
   Attributes:
     path: of the folder.
-    fence: around it.
+    lock: around it.
     is_new: whether no step of the run was taken yet, in this start or an earlier one.
   """
 
   def __init__(self, path: pathlib.Path) -> None:
     self.path = path
-    self.fence = Fence(path)
+    self.lock = FolderLock(path)
     self.is_new = False
 
   def begun(self) -> None:
@@ -65,9 +65,9 @@ class RunFolder:
             (folder / name).unlink()
         if folder != self.path:
           _remove_empty([folder])
-      self.fence.close(erase=True)
+      self.lock.close(erase=True)
     else:
-      self.fence.close()
+      self.lock.close()
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
     _remove_empty(made)
     raise
   try:
-    # Again, within the fence: another start may have been at work since.
+    # Again, under the lock: another start may have been at work since.
     folder.is_new = look(path)
     yield folder
   except BaseException as error:

@@ -17,17 +17,17 @@ from jaxspeed.records.console import Screen, images_of
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.setup import Setup
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 
 def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   """Prints what a run will do."""
-  config, data, job = setup.config, setup.data, setup.job
-  plan = job.plan
+  config, data, spec = setup.config, setup.data, setup.spec
+  plan = spec.plan
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
-  if job.devices > 1:
-    device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={job.devices}"
+  if spec.devices > 1:
+    device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
   screen.header(
     {
       "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
@@ -44,24 +44,24 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
     screen.line(note)
 
 
-def print_compiled(screen: Screen, job: Job, feed: Feed, clock: Clock) -> None:
+def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) -> None:
   """Prints what was compiled for the first steps."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
   # The body of a loop counts once, so this is a step in either case.
   programs = feed.programs
   flops = (
-    sum(program.flops for program in programs[:1]) / job.plan.phases[0].batch_size * job.devices
+    sum(program.flops for program in programs[:1]) / spec.plan.phases[0].batch_size * spec.devices
   )
   cold = sum(not program.cached for program in programs)
   wall = clock.state()["compile"]
   seconds = sum(program.seconds for program in programs)
   lines = {
-    "model": f"{job.config.model.name}, {parameters:,} parameters"
+    "model": f"{spec.config.model.name}, {parameters:,} parameters"
     + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
     "compiled": f"{len(programs)} programs in {wall:.1f} s: {cold} compiled, "
     f"{len(programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
   }
-  if job.devices > 1 and programs:
+  if spec.devices > 1 and programs:
     lines["gradients"] = f"{allreduce.describe(programs[0].text())} a step"
   screen.header(lines)
 

@@ -11,7 +11,7 @@ from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_loss
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.saver import Saver
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import StepOutput
 
 # A step's loss and action are read when so many later steps are on their way: the devices have
@@ -23,14 +23,16 @@ class LossWatcher:
   """Checks the loss of each step some steps later, together with what all processes want then.
 
   Args:
-    job: of the run.
+    spec: of the run.
     report: of its epochs.
     saver: of the run.
     control: of the run.
   """
 
-  def __init__(self, job: Job, report: EpochReport, saver: Saver, control: RunControl) -> None:
-    self._config, self._plan = job.config, job.plan
+  def __init__(
+    self, spec: TrainSpec, report: EpochReport, saver: Saver, control: RunControl
+  ) -> None:
+    self._config, self._plan = spec.config, spec.plan
     self._report, self._saver, self._control = report, saver, control
     self._unchecked: collections.deque[tuple[int, jax.Array, jax.Array | RunAction]] = (
       collections.deque()

@@ -24,7 +24,7 @@ from jaxspeed.files import open_regular
 from jaxspeed.planning.plan import Phase
 from jaxspeed.run.restore import load_config, open_pretrained, open_run
 from jaxspeed.steps import eval_step
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 Prediction = list[tuple[str, float]]
 # Takes the sentence on an image that cannot be read.
@@ -66,9 +66,9 @@ def _predict_run(
   top: int,
   on_error: OnError | None,
 ) -> list[Prediction | None]:
-  job, restored = open_run(folder, config, step)
-  phase = job.plan.phase_of(restored.step - 1)
-  return _predict(job, phase, restored.tree.state.evaluated(), images, names, top, on_error)
+  spec, restored = open_run(folder, config, step)
+  phase = spec.plan.phase_of(restored.step - 1)
+  return _predict(spec, phase, restored.tree.state.evaluated(), images, names, top, on_error)
 
 
 def predict_pretrained(
@@ -111,8 +111,8 @@ def predict_pretrained(
       )
   names = names or tuple(map(str, range(config.data.classes)))
   with precision.wide_enough(config.precision):
-    job, variables = open_pretrained(config)
-    return _predict(job, job.plan.phases[-1], variables, images, names, top, on_error)
+    spec, variables = open_pretrained(config)
+    return _predict(spec, spec.plan.phases[-1], variables, images, names, top, on_error)
 
 
 def _for_images(config: ConfigDict) -> ConfigDict:
@@ -124,7 +124,7 @@ def _for_images(config: ConfigDict) -> ConfigDict:
 
 
 def _predict(
-  job: Job,
+  spec: TrainSpec,
   phase: Phase,
   variables: Any,
   images: Sequence[str],
@@ -132,7 +132,7 @@ def _predict(
   top: int,
   on_error: OnError | None,
 ) -> list[Prediction | None]:
-  config = job.config
+  config = spec.config
   if config.data.feed == "stream":
     size, resize, antialias = phase.eval_size, int(phase.eval_resize), config.data.antialias
   else:
@@ -150,13 +150,13 @@ def _predict(
   batch = np.stack(list(found.values()))
 
   def probabilities(variables: Any, batch: Any) -> Any:
-    normal = normalize(batch, config.data.mean, config.data.std, job.accumulation)
+    normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
     normal = normal.astype(precision.DTYPES[config.precision])
     with precision.products(config.precision):
-      logits = eval_step.predict_logits(variables, normal, job=job)
+      logits = eval_step.predict_logits(variables, normal, spec=spec)
     return jax.nn.softmax(logits)
 
-  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, job.mesh)))
+  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, spec.mesh)))
   if not np.isfinite(rows).all():
     raise UserError(
       "the weights give logits that are not finite: choose another --step, or other weights."

@@ -30,7 +30,7 @@ from jaxspeed.run.setup import FEEDS, FOLLOWING, as_data_decide, decided, open_d
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
 
@@ -71,8 +71,8 @@ def _stored_plan(config: ConfigDict) -> Plan:
 
 def open_run(
   folder: pathlib.Path, config: ConfigDict, checkpoint_step: int | None
-) -> tuple[Job, Restored]:
-  """The job and a checkpoint of the run in `folder`.
+) -> tuple[TrainSpec, Restored]:
+  """The specification and a checkpoint of the run in `folder`.
 
   Raises:
     UserError: the folder holds no whole checkpoint.
@@ -81,15 +81,15 @@ def open_run(
   use_cache(config.compile_cache)
   mesh = mesh_lib.make_mesh()
   plan = _stored_plan(config)
-  job = make_job(config, plan, mesh)
+  spec = make_train_spec(config, plan, mesh)
   everywhere = mesh_lib.replicated(mesh)
   size = plan.phases[0].image_size
   state = jax.eval_shape(
-    on_mesh(init_state, job),
+    on_mesh(init_state, spec),
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
   )
-  target = mesh_lib.abstract(Carry(state, MetricSums.zero(job.accumulation)), everywhere)
+  target = mesh_lib.abstract(Carry(state, MetricSums.zero(spec.accumulation)), everywhere)
   checkpoints = Checkpoints(folder / "checkpoints")
   if checkpoint_step is None:
     checkpoint_step, notes = checkpoints.find_newest()
@@ -102,7 +102,7 @@ def open_run(
   restored = checkpoints.restore(target, step=checkpoint_step)
   assert restored is not None
   restored.check_state()
-  return job, restored
+  return spec, restored
 
 
 def evaluate(
@@ -129,9 +129,9 @@ def evaluate(
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
-    job, restored = open_run(folder, configs[0], step)
-    rows = _rows(configs, job.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
-  weights = job.plan.evaluated_weights(restored.step)
+    spec, restored = open_run(folder, configs[0], step)
+    rows = _rows(configs, spec.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
+  weights = spec.plan.evaluated_weights(restored.step)
   return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
 
 
@@ -153,14 +153,14 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
     for line in decided(config, data):
       output.say(f"note: {line}")
     configs = [as_data_decide(each, data) for each in configs]
-    job, variables = open_pretrained(configs[0])
+    spec, variables = open_pretrained(configs[0])
     resolved = [_resolved(each) for each in configs]
-    rows = _rows(resolved, job.mesh, job.plan.total_steps, variables, data)
+    rows = _rows(resolved, spec.mesh, spec.plan.total_steps, variables, data)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 
-def open_pretrained(config: ConfigDict) -> tuple[Job, dict[str, Any]]:
-  """The job of a recipe, and the weights that `config.pretrained.path` names, on every device.
+def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
+  """The specification of a recipe, and the weights of `config.pretrained.path` on every device.
 
   Raises:
     UserError: as `evaluate_pretrained`.
@@ -169,15 +169,15 @@ def open_pretrained(config: ConfigDict) -> tuple[Job, dict[str, Any]]:
   use_cache(config.compile_cache)
   config = _resolved(config)
   mesh = mesh_lib.make_mesh()
-  job = make_job(config, _stored_plan(config), mesh)
-  size = job.plan.phases[-1].image_size
+  spec = make_train_spec(config, _stored_plan(config), mesh)
+  size = spec.plan.phases[-1].image_size
   shapes = jax.eval_shape(
-    functools.partial(job.model.init, train=False),
+    functools.partial(spec.model.init, train=False),
     jax.random.key(0),
     jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
   )
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  return job, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+  return spec, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
 
 
 def check_named(config: ConfigDict) -> None:
@@ -262,8 +262,8 @@ def _rows(
   folder: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
   """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
-  jobs = [make_job(config, _stored_plan(config), mesh) for config in configs]
-  phases = [job.plan.phase_of(step - 1) for job in jobs]
+  jobs = [make_train_spec(config, _stored_plan(config), mesh) for config in configs]
+  phases = [spec.plan.phase_of(step - 1) for spec in jobs]
   # A stream opens only what this phase reads.
   if data is None:  # what they decide is compared here, with the run
     data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
@@ -272,9 +272,9 @@ def _rows(
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
-  for config, job, phase in zip(configs, jobs, phases, strict=True):
+  for config, spec, phase in zip(configs, jobs, phases, strict=True):
     prepare = FEEDS[config.data.feed].prepare_evaluation
-    run = prepare(data, job, phase, variables)
+    run = prepare(data, spec, phase, variables)
     start = time.perf_counter()
     sums, broken = jax.block_until_ready(run())
     images = data.evaluated_count(phase.copies)

@@ -13,7 +13,7 @@ from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.epoch_report import EpochReport
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 
@@ -21,7 +21,7 @@ class Saver:
   """Saves and restores one run.
 
   Args:
-    job: of the run.
+    spec: of the run.
     folder: of the run.
     report: of its epochs.
     control: of the run.
@@ -29,15 +29,20 @@ class Saver:
   """
 
   def __init__(
-    self, job: Job, folder: pathlib.Path, report: EpochReport, control: RunControl, clock: Clock
+    self,
+    spec: TrainSpec,
+    folder: pathlib.Path,
+    report: EpochReport,
+    control: RunControl,
+    clock: Clock,
   ) -> None:
-    self._job, self._folder = job, folder
+    self._spec, self._folder = spec, folder
     self._report, self._control, self._clock = report, control, clock
     self._checkpoints = Checkpoints(
       folder / "checkpoints",
-      keep=job.config.checkpoint.keep,
+      keep=spec.config.checkpoint.keep,
       incarnation=control.incarnation,
-      fence=control.fence,
+      lock=control.lock,
     )
     if processes.is_primary():
       self._checkpoints.remove_parts()
@@ -73,7 +78,7 @@ class Saver:
 
   def start_waiting(self) -> None:
     """Waits `checkpoint.every_seconds` from now on until the next checkpoint is due."""
-    self._due = time.monotonic() + self._job.config.checkpoint.every_seconds
+    self._due = time.monotonic() + self._spec.config.checkpoint.every_seconds
 
   def is_due(self) -> bool:
     """Whether a checkpoint is due: process 0's clock decides that."""
@@ -122,7 +127,7 @@ class Saver:
       return
     if step != self._saved:
       self.save(step, carry)
-    total = self._job.plan.total_steps
+    total = self._spec.plan.total_steps
     if step == self._saved:
       kept = f"saved step {step} of {total}"
     else:
@@ -136,7 +141,7 @@ class Saver:
         f"{error}: all steps are done, but without its weights the run is not finished; make "
         f"room and run the same command again, which resumes from step {self._saved}."
       ) from error
-    if self._job.config.checkpoint.on_error == "stop":
+    if self._spec.config.checkpoint.on_error == "stop":
       raise UserError(
         f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
         "and run the same command again."

@@ -34,7 +34,7 @@ from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
 from jaxspeed.run.setup import Setup, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 
 def run_name(index: int) -> str:
@@ -80,7 +80,7 @@ def train(
     print_header(session.screen, setup, session.folder)
     with (
       _ready_feed(setup, session.screen, clock) as feed,
-      session.steps(setup.job, clock) as make_control,
+      session.steps(setup.spec, clock) as make_control,
     ):
       with _memory_errors_told(setup.config):
         rows = _run_all(setup, feed, session, clock, make_control)
@@ -129,7 +129,7 @@ class Session:
         if processes.is_primary():
           owned = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
           stack.enter_context(_disk_errors_told(folder))
-      incarnation = processes.gather(owned.fence.incarnation if owned else 0)[0]
+      incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
       use_cache(config.compile_cache)
       yield cls(signals, folder, owned, incarnation, screen)
 
@@ -145,27 +145,27 @@ class Session:
       raise Stopped(sentence, action.exit_code)
 
   @contextlib.contextmanager
-  def steps(self, job: Job, clock: Clock) -> Iterator[Callable[[], RunControl]]:
+  def steps(self, spec: TrainSpec, clock: Clock) -> Iterator[Callable[[], RunControl]]:
     """Watches over the steps of all runs; gives what makes the control of each run."""
-    agreement = Agreement(job.mesh)
+    agreement = Agreement(spec.mesh)
     # All have their programs then: from here on none waits long for another.
     with clock.measure("others"):
       self.stop_before_steps()
     self.signals.begun = True
-    with watchdog(job.config.watchdog_seconds):
+    with watchdog(spec.config.watchdog_seconds):
       yield functools.partial(RunControl, self.signals, agreement, self.owned, self.incarnation)
 
 
 @contextlib.contextmanager
 def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
-  """The feed of a job, its programs compiled and its images in place."""
-  job = setup.job
-  with _memory_errors_told(job.config), clock.measure("compile"):
-    feed = make_feed(setup.data, job)
+  """The feed of a run, its programs compiled and its images in place."""
+  spec = setup.spec
+  with _memory_errors_told(spec.config), clock.measure("compile"):
+    feed = make_feed(setup.data, spec)
   with contextlib.closing(feed):
-    with _memory_errors_told(job.config), clock.measure("compile"):
+    with _memory_errors_told(spec.config), clock.measure("compile"):
       lines = feed.wait_for(0)
-    print_compiled(screen, job, feed, clock)
+    print_compiled(screen, spec, feed, clock)
     for line in lines:
       screen.line(line)
     with clock.measure("load"):
@@ -200,8 +200,8 @@ def _run_all(
     if index:
       # What the runs share is on the first one's clock; a later one's process begins with it.
       clock = Clock(later=True)
-    job = dataclasses.replace(setup.job, config=run_config)
-    rows.append(Trainer(job, folder, feed, make_control(), clock).run())
+    spec = dataclasses.replace(setup.spec, config=run_config)
+    rows.append(Trainer(spec, folder, feed, make_control(), clock).run())
   return rows
 
 
@@ -216,7 +216,7 @@ def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
     raise UserError(
       f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
       f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
-      f"the batch in as many pieces and keeps the recipe, and --config.eval.batch_size lower."
+      "the batch in as many micro-batches and keeps the recipe, and --config.eval.batch_size lower."
     ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a run is set up with: data, resolved config, job, feed, first weights."""
+"""What a run is set up with: data, resolved config, specification, feed, first weights."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.finish import finished_result
 from jaxspeed.steps.losses import has_top5
-from jaxspeed.steps.spec import Job, make_job
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
 
 # By `config.data.feed`.
@@ -59,10 +59,10 @@ class Setup:
   finished: dict[str, Any] | None
 
   @functools.cached_property
-  def job(self) -> Job:
-    """The job on all devices, with the one plan of the runs."""
+  def spec(self) -> TrainSpec:
+    """What is trained on all devices, with the one plan of the runs."""
     mesh = mesh_lib.make_mesh()
-    return make_job(self.config, plan_of(self.config, self.data, devices=mesh.size), mesh)
+    return make_train_spec(self.config, plan_of(self.config, self.data, devices=mesh.size), mesh)
 
 
 def set_up(
@@ -158,9 +158,9 @@ def plan_of(config: ConfigDict, data: OpenData, *, devices: int = 1) -> Plan:
   return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
 
 
-def make_feed(data: OpenData, job: Job) -> Feed:
+def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
   """The feed of a set; its programs are compiled, or begun to be."""
-  return FEEDS[job.config.data.feed](data, job)
+  return FEEDS[spec.config.data.feed](data, spec)
 
 
 def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
@@ -222,16 +222,16 @@ def _ensure_same(resolved: ConfigDict) -> None:
       raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
 
 
-def with_pretrained(state: TrainState, job: Job) -> TrainState:
+def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
   """A first state with the weights of `config.pretrained`, where there are any."""
   variables = {"params": state.params, "batch_stats": state.batch_stats}
-  loaded = load_pretrained(job.config, variables)
+  loaded = load_pretrained(spec.config, variables)
   if loaded is variables:
     return state
 
   def place() -> dict[str, Any]:
     # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
-    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), job.mesh)
+    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), spec.mesh)
 
   return state.replace(
     **place(),

@@ -22,7 +22,7 @@ from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.setup import with_pretrained
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 
@@ -30,7 +30,7 @@ class Trainer:
   """Trains one seed of a recipe, from wherever its folder stands to its result.
 
   Args:
-    job: of the run.
+    spec: of the run.
     folder: of the run, pinned to its config.
     feed: of the run's images.
     control: of the run.
@@ -38,18 +38,18 @@ class Trainer:
   """
 
   def __init__(
-    self, job: Job, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
+    self, spec: TrainSpec, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
   ) -> None:
-    self._job, self._plan, self._folder = job, job.plan, folder
+    self._spec, self._plan, self._folder = spec, spec.plan, folder
     self._feed, self._control, self._clock = feed, control, clock
-    self._report = EpochReport(job, folder, feed, control, clock)
-    self._saver = Saver(job, folder, self._report, control, clock)
-    self._losses = LossWatcher(job, self._report, self._saver, control)
+    self._report = EpochReport(spec, folder, feed, control, clock)
+    self._saver = Saver(spec, folder, self._report, control, clock)
+    self._losses = LossWatcher(spec, self._report, self._saver, control)
     self._carry: Carry
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    finished = finished_row(self._folder, self._job.config)
+    finished = finished_row(self._folder, self._spec.config)
     if finished is not None:
       return finished
     step = self._restore_or_start()
@@ -66,7 +66,7 @@ class Trainer:
     self._control.check_owner()
     return finish(
       self._folder,
-      self._job,
+      self._spec,
       self._report.rows,
       self._carry.state,
       self._clock,
@@ -89,7 +89,7 @@ class Trainer:
 
   def _advance(self, step: int, end: int) -> int:
     """Steps until the epoch ends or all processes want a checkpoint; returns the steps done."""
-    for steps in self._feed.train(self._carry, self._job.config.seed, step, end):
+    for steps in self._feed.train(self._carry, self._spec.config.seed, step, end):
       self._carry, step = steps.carry, steps.step
       self._report.note_broken()
       self._losses.add(steps)
@@ -113,7 +113,7 @@ class Trainer:
       self._carry = restored.tree
     else:
       with self._measure("init"):
-        state = with_pretrained(self._feed.init(self._job.config.seed), self._job)
+        state = with_pretrained(self._feed.init(self._spec.config.seed), self._spec)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
     self._saver.start_waiting()
@@ -137,7 +137,7 @@ class Trainer:
 
   def _plan_evaluates(self, step: int) -> bool:
     epoch, _ = self._plan.epoch_of(step - 1)
-    return self._is_last(step) or (epoch + 1) % self._job.config.eval.every_epochs == 0
+    return self._is_last(step) or (epoch + 1) % self._spec.config.eval.every_epochs == 0
 
   def _is_last(self, step: int) -> bool:
     return step == self._plan.total_steps
@@ -150,7 +150,7 @@ class Trainer:
     return Evaluation(sums, time.monotonic() - start)
 
   def _no_sums(self) -> MetricSums:
-    return mesh_lib.replicate(MetricSums.zero(self._job.accumulation), self._job.mesh)
+    return mesh_lib.replicate(MetricSums.zero(self._spec.accumulation), self._spec.mesh)
 
   def _count_programs(self) -> None:
     for program in self._feed.new_programs():

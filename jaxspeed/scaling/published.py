@@ -126,8 +126,8 @@ def published_runs() -> tuple[Published, ...]:
         "batch_size": 32_768,
         "phases.first_epoch": (0, 13, 24, 27),
         "phases.batch_size": (32_768, 32_768, 32_768, 16_384),
-        "schedule.pieces": ((0, 28, 1.0, 1.0),),
-        "optimizer.momentum_pieces": (),
+        "schedule.segments": ((0, 28, 1.0, 1.0),),
+        "optimizer.momentum_segments": (),
       },
     ),
     Published(

@@ -13,7 +13,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 
 # What each view counts for in the logits of its image, in the order of `make_views`; of "five" in
 # that of `five_crops`.
@@ -56,7 +56,7 @@ def logits_of(
   images: Float[Array, "n h w 3"],
   views: str,
   *,
-  job: Job,
+  spec: TrainSpec,
   size: int = 0,
 ) -> Float[Array, "n classes"]:
   """Logits of normalised images, the weighted mean over their views; `size` is of "five"."""
@@ -68,14 +68,14 @@ def logits_of(
   # One batch of all views. Six calls move as many bytes, but of airbench's net (H100, 1,000 images)
   # are 104 kernels in place of 46, and take 12 s to compile instead of 4.
   every = jnp.concatenate(parts)
-  logits: Any = job.model.apply(variables, every, train=False)
+  logits: Any = spec.model.apply(variables, every, train=False)
   logits = logits.reshape(len(weights), len(images), -1)
   # A sum and no product of matrices, which GPUs would compute in TF32.
   return sum(weight * view for weight, view in zip(weights, logits, strict=True))
 
 
 def predict_logits(
-  variables: dict[str, Any], images: Float[Array, "n h w 3"], *, job: Job
+  variables: dict[str, Any], images: Float[Array, "n h w 3"], *, spec: TrainSpec
 ) -> Float[Array, "n classes"]:
   """Logits of normalised images, the mean over the views of `config.eval.mode`.
 
@@ -84,20 +84,20 @@ def predict_logits(
   (KellerJordan/cifar10-airbench). "selective" (hiverge/cifar10-speedrun), which chooses among the
   images of a set, takes the plain mean of the six here, as for the images that it chooses.
   """
-  return logits_of(variables, images, job.config.eval.mode, job=job)
+  return logits_of(variables, images, spec.config.eval.mode, spec=spec)
 
 
 def logits_in_batches(
-  variables: dict[str, Any], images: UInt8[Array, "n h w 3"], views: str, *, job: Job
+  variables: dict[str, Any], images: UInt8[Array, "n h w 3"], views: str, *, spec: TrainSpec
 ) -> Float[Array, "n classes"]:
   """Logits of images as they are stored, at most `plan.eval_batch_size` of them at a time."""
-  config = job.config
+  config = spec.config
   # Batches of one size: 2,500 images are three of 834, not three of 1,000, half of the last empty.
-  batches = -(-len(images) // job.plan.eval_batch_size)
+  batches = -(-len(images) // spec.plan.eval_batch_size)
 
   def one(batch: UInt8[Array, "n h w 3"]) -> Float[Array, "n classes"]:
-    normal = normalize(batch, config.data.mean, config.data.std, job.accumulation)
-    return logits_of(variables, normal.astype(precision.DTYPES[config.precision]), views, job=job)
+    normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
+    return logits_of(variables, normal.astype(precision.DTYPES[config.precision]), views, spec=spec)
 
   # A loop and not one large batch: activations of 1,000 images at a time fill memory enough.
   logits = lax.map(one, images.reshape(batches, -1, *images.shape[1:]))
@@ -111,14 +111,14 @@ def sums_of(logits: Float[Array, "n classes"], batch: Batch) -> MetricSums:
   return masked_sums(logits, losses, batch.label, batch.mask)
 
 
-def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, job: Job) -> Batch:
+def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: TrainSpec) -> Batch:
   """This device's share of the first `count` images of an order of the set, in equal batches.
 
   Shares are of one size; what of them lies behind `count` is masked. As the set itself is whole
   batches on every device, they end within it.
   """
-  share = -(-count // job.devices)
-  batches = -(-share // job.plan.eval_batch_size)
+  share = -(-count // spec.devices)
+  batches = -(-share // spec.plan.eval_batch_size)
   share = batches * -(-share // batches)
   first = lax.axis_index(AXIS) * share
   index = lax.dynamic_slice_in_dim(order, first, share)
@@ -126,7 +126,7 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, job: Job)
   return taken.replace(mask=taken.mask & (first + jnp.arange(share, dtype=jnp.int32) < count))
 
 
-def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> MetricSums:
+def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> MetricSums:
   """Sums over the whole set, of which each device looks at its own part.
 
   With "selective" views the net first sees every image once. For the least confident quarter of
@@ -135,30 +135,36 @@ def evaluate(variables: dict[str, Any], data: Batch, *, job: Job) -> MetricSums:
   Args:
     variables: params and batch_stats, as `TrainState.evaluated` gives them.
     data: the set on every device, padded and masked by `data.batch.pad_batches`.
-    job: what does not change.
+    spec: what does not change.
   """
-  views = job.config.eval.mode
-  size = len(data.mask) // job.devices
+  views = spec.config.eval.mode
+  size = len(data.mask) // spec.devices
   first = lax.axis_index(AXIS) * size
   part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, size), data)
   if views != "selective":
-    return lax.psum(sums_of(logits_in_batches(variables, part.image, views, job=job), part), AXIS)
+    return lax.psum(sums_of(logits_in_batches(variables, part.image, views, spec=spec), part), AXIS)
 
-  logits = logits_in_batches(variables, part.image, "center", job=job)
+  logits = logits_in_batches(variables, part.image, "center", spec=spec)
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
   order = jnp.argsort(lax.all_gather(confidence, AXIS, tiled=True), stable=True)
-  selected = int(SELECTED * job.plan.eval_images)
+  selected = int(SELECTED * spec.plan.eval_images)
   # Each image's place in the order: the inverse of a permutation is what sorts it.
   place = lax.dynamic_slice_in_dim(jnp.argsort(order), first, size)
   sums = sums_of(logits, part.replace(mask=part.mask & (place >= selected)))
   if selected:
-    again = share_of_first(data, order, selected, job=job)
-    sums += sums_of(logits_in_batches(variables, again.image, views, job=job), again)
+    again = share_of_first(data, order, selected, spec=spec)
+    sums += sums_of(logits_in_batches(variables, again.image, views, spec=spec), again)
   return lax.psum(sums, AXIS)
 
 
 def evaluate_batch(
-  variables: dict[str, Any], batch: Batch, sums: MetricSums, *, job: Job, mode: str, size: int
+  variables: dict[str, Any],
+  batch: Batch,
+  sums: MetricSums,
+  *,
+  spec: TrainSpec,
+  mode: str,
+  size: int,
 ) -> MetricSums:
   """Sums over a batch of a stream, added to those over the batches before.
 
@@ -171,17 +177,17 @@ def evaluate_batch(
     variables: params and batch_stats.
     batch: this device's images, as they are stored.
     sums: over all devices, so far.
-    job: what does not change.
+    spec: what does not change.
     mode: one of the above.
     size: side of the squares that "five" cuts out.
   """
-  config = job.config
-  normal = normalize(batch.image, config.data.mean, config.data.std, job.accumulation)
+  config = spec.config
+  normal = normalize(batch.image, config.data.mean, config.data.std, spec.accumulation)
   images = normal.astype(precision.DTYPES[config.precision])
-  logits = logits_of(variables, images, mode, job=job, size=size)
+  logits = logits_of(variables, images, mode, spec=spec, size=size)
   return sums + lax.psum(sums_of(logits, batch), AXIS)
 
 
-def evaluate_on_mesh(job: Job) -> Any:
+def evaluate_on_mesh(spec: TrainSpec) -> Any:
   """`evaluate` with variables and set whole on every device."""
-  return on_mesh(evaluate, job)
+  return on_mesh(evaluate, spec)

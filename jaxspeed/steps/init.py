@@ -8,11 +8,13 @@ from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import INIT, PROXY, purpose_key
 from jaxspeed.devices import precision
 from jaxspeed.models.layers.whiten import whitening_kernel
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 
-def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job: Job) -> TrainState:
+def init_state(
+  key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, spec: TrainSpec
+) -> TrainState:
   """The state before the first step.
 
   Args:
@@ -20,10 +22,10 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
     images: the training set, or any image of its size; a whitening layer takes its filters from
       the first `config.whitening.images` of them.
   """
-  config = job.config
+  config = spec.config
   # float64's own random numbers are others: so its first weights are those of float32, but for
   # whitening filters, whose signs are free.
-  model = job.model if job.accumulation == jnp.float32 else job.model.clone(dtype=jnp.float32)
+  model = spec.model if spec.accumulation == jnp.float32 else spec.model.clone(dtype=jnp.float32)
   variables = model.init(
     # Threefry would take 8 s to compile on a CPU where this takes 1 s; the numbers are a
     # function of the seed and the kind of device.
@@ -31,11 +33,11 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
     jnp.zeros((1, *images.shape[1:]), jnp.float32),
     train=False,
   )
-  variables = jax.tree.map(lambda x: x.astype(job.accumulation), variables)
+  variables = jax.tree.map(lambda x: x.astype(spec.accumulation), variables)
   params = variables["params"]
   if "whiten" in params:
     first = images[: config.whitening.images]
-    first = normalize(first, config.data.mean, config.data.std, job.accumulation)
+    first = normalize(first, config.data.mean, config.data.std, spec.accumulation)
     filters, patch, _, _ = params["whiten"]["kernel"].shape
     params["whiten"]["kernel"] = whitening_kernel(
       first,
@@ -52,11 +54,11 @@ def init_state(key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, job:
     key=key,
     params=params,
     batch_stats=stats,
-    opt_state=job.optimizer.init(params),
+    opt_state=spec.optimizer.init(params),
     average=copied if config.average.kind == "ema" else None,
     slow=copied if config.average.kind == "lookahead" else None,
     loss_scale=precision.LossScale.create(config.loss_scale)
     if config.precision == "float16"
     else None,
-    proxy=init_state(purpose_key(key, PROXY, 0), images, job=job.proxy) if job.proxy else None,
+    proxy=init_state(purpose_key(key, PROXY, 0), images, spec=spec.proxy) if spec.proxy else None,
   )

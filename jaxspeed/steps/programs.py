@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxspeed.data.batch import Batch, Order, carried_order, epoch_order, take_batch
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import Phase, Segments, StepKind
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
 
@@ -31,15 +31,14 @@ _UNROLL = 2
 def tabled_step(
   carry: Carry,
   batch: Batch,
-  mirror: Bool[Array, "n"],
   table: Table,
   *,
-  job: Job,
+  spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
   """`train_step` with its row of the table; also returns its mean loss (`LossScale.told`)."""
   hyper = {name: column[carry.state.step] for name, column in table.items()}
-  state, sums = train_step(carry.state, batch, mirror, hyper, job=job, kind=kind)
+  state, sums = train_step(carry.state, batch, hyper, spec=spec, kind=kind)
   loss = sums.loss / jnp.maximum(sums.count, 1).astype(sums.loss.dtype)
   if state.loss_scale is not None:
     loss = state.loss_scale.told(loss)
@@ -52,16 +51,16 @@ def resident_step(
   order: Order,
   table: Table,
   *,
-  job: Job,
+  spec: TrainSpec,
   phase: Phase,
   kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
   """One step on a set that lives on the device; also returns the step's mean loss."""
-  size = phase.batch_size // job.devices
+  size = phase.batch_size // spec.devices
   position = (carry.state.step - phase.first_step) % phase.steps_per_epoch * phase.batch_size
   first = position + lax.axis_index(AXIS) * size
-  batch, mirror = take_batch(data.image, data.label, order, first, size)
-  return tabled_step(carry, batch, mirror, table, job=job, kind=kind)
+  batch = take_batch(data.image, data.label, order, first, size)
+  return tabled_step(carry, batch, table, spec=spec, kind=kind)
 
 
 def resident_epoch(
@@ -70,7 +69,7 @@ def resident_epoch(
   order: Order,
   table: Table,
   *,
-  job: Job,
+  spec: TrainSpec,
   phase: Phase,
   segments: Segments,
 ) -> tuple[Carry, Float[Array, "steps"]]:
@@ -81,7 +80,7 @@ def resident_epoch(
     def body(carry, _, kinds=kinds):
       losses = []
       for kind in kinds:
-        carry, loss = resident_step(carry, data, order, table, job=job, phase=phase, kind=kind)
+        carry, loss = resident_step(carry, data, order, table, spec=spec, phase=phase, kind=kind)
         losses.append(loss)
       return carry, jnp.stack(losses)
 
@@ -91,13 +90,17 @@ def resident_epoch(
 
 
 def on_mesh(
-  function: Callable[..., Any], job: Job, *, split: tuple[bool, ...] | None = None, **static: Any
+  function: Callable[..., Any],
+  spec: TrainSpec,
+  *,
+  split: tuple[bool, ...] | None = None,
+  **static: Any,
 ) -> Callable[..., Any]:
   """`function` on every device, arguments whole on each but those split by their first axis.
 
   Args:
-    function: takes `job` and `static` by name; its results are the same on every device.
-    job: what does not change.
+    function: takes `spec` and `static` by name; its results are the same on every device.
+    spec: what does not change.
     split: of each argument whether it is split; None: none is.
     static: bound before compilation.
 
@@ -106,22 +109,22 @@ def on_mesh(
   """
 
   def in_precision(*arguments: Any) -> Any:
-    with precision.products(job.config.precision):
-      return function(*arguments, job=job, **static)
+    with precision.products(spec.config.precision):
+      return function(*arguments, spec=spec, **static)
 
   return jax.shard_map(
     in_precision,
-    mesh=job.mesh,
+    mesh=spec.mesh,
     in_specs=P() if split is None else tuple(P(AXIS) if each else P() for each in split),
     out_specs=P(),
     check_vma=False,
   )
 
 
-def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, job: Job) -> Order:
-  """The order of an epoch of the job's training set."""
-  plan, flip = job.plan, job.config.augment.flip
-  if job.config.data.last_batch == "carry_over":
+def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, spec: TrainSpec) -> Order:
+  """The order of an epoch of the training set."""
+  plan, flip = spec.plan, spec.config.augment.flip
+  if spec.config.data.last_batch == "carry_over":
     used = plan.phases[0].images
     parts = dict(flip=flip, used=used, epochs=plan.epochs)
     return carried_order(key, epoch, plan.train_images, **parts)

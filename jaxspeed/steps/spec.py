@@ -19,7 +19,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class TrainSpec:
   """Everything that the programs of a run are made from; what they do not change."""
 
   config: ConfigDict
@@ -28,7 +28,7 @@ class Job:
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
   layer_order: tuple[int, ...]  # of the parameters, where gradients cross devices
-  proxy: "Job | None" = None  # of the net that chooses the images
+  proxy: "TrainSpec | None" = None  # of the net that chooses the images
 
   @property
   def devices(self) -> int:
@@ -59,20 +59,20 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
   return proxy
 
 
-def make_job(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
-  """A job of a resolved config, with another one inside for its proxy.
+def make_train_spec(config: ConfigDict, plan: Plan, mesh: Mesh) -> TrainSpec:
+  """What a resolved config trains, with another one inside for its proxy.
 
   Raises:
     UserError: the mesh's devices do not compute in the config's precision, or as `make_model`.
   """
   precision.resolve(config.precision, mesh.devices.flat[0])
-  proxy = _job_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None
-  return dataclasses.replace(_job_of(config, plan, mesh), proxy=proxy)
+  proxy = _spec_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None
+  return dataclasses.replace(_spec_of(config, plan, mesh), proxy=proxy)
 
 
-def _job_of(config: ConfigDict, plan: Plan, mesh: Mesh) -> Job:
+def _spec_of(config: ConfigDict, plan: Plan, mesh: Mesh) -> TrainSpec:
   model = make_model(config)
-  return Job(
+  return TrainSpec(
     config=config,
     plan=plan,
     mesh=mesh,

@@ -2,16 +2,16 @@
 
 import jax
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxspeed.data.augment import augment, cutmix
 from jaxspeed.data.batch import AUGMENT, CUTMIX, Batch, purpose_key
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import StepKind
-from jaxspeed.steps.hard_examples import choose
+from jaxspeed.steps.hard_examples import select_hard_examples
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 from jaxspeed.steps.update import update
 
@@ -19,10 +19,9 @@ from jaxspeed.steps.update import update
 def train_step(
   state: TrainState,
   batch: Batch,
-  mirror: Bool[Array, "n"],
   hyper: dict[str, Float[Array, ""]],
   *,
-  job: Job,
+  spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, MetricSums]:
   """One step on this device's part of the global batch.
@@ -34,30 +33,29 @@ def train_step(
   Args:
     state: donated by the callers.
     batch: images of this device.
-    mirror: which of them are mirrored.
     hyper: this step's row of the plan's table.
-    job: what does not change.
+    spec: what does not change.
     kind: what this step does beside the rest.
 
   Returns:
     The next state, and the sums over the examples of all devices.
   """
-  config = job.config
+  config = spec.config
   size = batch.image.shape[0]
   dtype = precision.DTYPES[config.precision]
-  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * job.devices)
+  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * spec.devices)
   with jax.named_scope("augment"):
     image = augment(
       purpose_key(state.key, AUGMENT, state.step),
       batch.image,
-      mirror=None if config.augment.flip == "none" else mirror,
+      flip=None if config.augment.flip == "none" else batch.flip,
       crop_padding=config.augment.crop_padding,
       cutout=config.augment.cutout,
       brightness=config.augment.brightness,
       contrast=config.augment.contrast,
       mean=config.data.mean,
       std=config.data.std,
-      dtype=job.accumulation,
+      dtype=spec.accumulation,
       **part,
     ).astype(dtype)
     partner, share = batch.label, 0.0
@@ -66,14 +64,14 @@ def train_step(
       image, partner, share = cutmix(
         cutmix_key, image, batch.label, size=config.augment.cutmix, **part
       )
-  batch = batch.replace(image=image)
+  batch = batch.replace(image=image, flip=None)
   proxy = state.proxy
-  if proxy is not None and job.proxy is not None:
-    proxy, kept = choose(proxy, batch, hyper, job=job.proxy, kind=kind)
+  if proxy is not None and spec.proxy is not None:
+    proxy, kept = select_hard_examples(proxy, batch, hyper, spec=spec.proxy, kind=kind)
     batch, partner = jax.tree.map(
       lambda x: x.at[kept].get(mode="promise_in_bounds"), (batch, partner)
     )
   state, sums = update(
-    state.replace(proxy=None), batch, partner, hyper, share=share, job=job, kind=kind
+    state.replace(proxy=None), batch, partner, hyper, share=share, spec=spec, kind=kind
   )
   return state.replace(proxy=proxy), sums

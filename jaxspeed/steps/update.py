@@ -15,7 +15,7 @@ from jaxspeed.devices import allreduce, precision
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
-from jaxspeed.steps.spec import Job
+from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 
@@ -26,7 +26,7 @@ def update(
   hyper: dict[str, Float[Array, ""]],
   *,
   share: float,
-  job: Job,
+  spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, MetricSums]:
   """From an augmented batch to the next state.
@@ -37,29 +37,29 @@ def update(
     partner: labels of what cutmix put into the images.
     hyper: this step's row of the plan's table.
     share: of the loss, that `partner` counts for.
-    job: what does not change.
+    spec: what does not change.
     kind: of the step.
 
   Returns:
     The next state, and the sums over the examples of all devices.
   """
-  config = job.config
+  config = spec.config
   size = batch.image.shape[0]
-  scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), job.accumulation)
+  scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), spec.accumulation)
 
   def loss_sum(params, part, partner):
     # A proxy has no epochs for its bias.
     if "whiten" in params and not (kind.whiten_bias and config.whitening.bias_epochs):
       params = params | {"whiten": lax.stop_gradient(params["whiten"])}
     variables = {"params": params, "batch_stats": state.batch_stats}
-    logits, updated = job.model.apply(variables, part.image, train=True, mutable=["batch_stats"])
+    logits, updated = spec.model.apply(variables, part.image, train=True, mutable=["batch_stats"])
     losses = smoothed_cross_entropy(logits, part.label, config.label_smoothing)
     if share:
       mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
       losses = (1 - share) * losses + share * mixed_in
     sums = masked_sums(logits, losses, part.label, part.mask)
     # Over the full batch already here, so that half precision sees a mean and not a sum.
-    return sums.loss * (scale / (size * job.devices)), (sums, updated["batch_stats"])
+    return sums.loss * (scale / (size * spec.devices)), (sums, updated["batch_stats"])
 
   gradient_of = jax.grad(loss_sum, has_aux=True)
   gradient, (sums, stats) = accumulate(
@@ -68,15 +68,15 @@ def update(
   stats = jax.tree.map(lambda x: x / config.accumulate, stats)
   gradient, (sums, stats) = sum_over_devices(
     gradient,
-    (sums, jax.tree.map(lambda x: x / job.devices, stats)),
-    job=job,
+    (sums, jax.tree.map(lambda x: x / spec.devices, stats)),
+    spec=spec,
   )
   with jax.named_scope("optimizer"):
-    counted = jnp.maximum(sums.count, 1).astype(job.accumulation)
-    full = size * job.devices / (scale * counted)
+    counted = jnp.maximum(sums.count, 1).astype(spec.accumulation)
+    full = size * spec.devices / (scale * counted)
     gradient = jax.tree.map(lambda g: g * full, gradient)
 
-    updates, opt_state = job.optimizer.update(gradient, state.opt_state, state.params, **hyper)
+    updates, opt_state = spec.optimizer.update(gradient, state.opt_state, state.params, **hyper)
     new = state.replace(
       step=state.step + 1,
       params=optax.apply_updates(state.params, updates),
@@ -98,14 +98,14 @@ def update(
   return new, sums
 
 
-def sum_over_devices(gradient: Any, rest: Any, *, job: Job) -> tuple[Any, Any]:
+def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any, Any]:
   """As `allreduce.sum_over_devices`; of one device, what is given."""
-  if job.devices == 1:
+  if spec.devices == 1:
     return gradient, rest
-  fields = job.config.allreduce
+  fields = spec.config.allreduce
   with jax.named_scope("allreduce"):
     return allreduce.sum_over_devices(
-      gradient, rest, order=job.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
+      gradient, rest, order=spec.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
     )
 
 

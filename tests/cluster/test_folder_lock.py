@@ -10,13 +10,13 @@ import time
 import pytest
 from commands import ROOT
 
-from jaxspeed.cluster import folder_lock as fence_lib
-from jaxspeed.cluster.folder_lock import LOCK, OWNER, Fence, holding, job_of, read_owner
+from jaxspeed.cluster import folder_lock as lock_lib
+from jaxspeed.cluster.folder_lock import LOCK, OWNER, FolderLock, job_of, lock_folder, read_owner
 from jaxspeed.errors import SUPERSEDED, UserError
 
 
 class Lost(Exception):
-  """What `Fence` calls here in place of the process's end."""
+  """What `FolderLock` calls here in place of the process's end."""
 
 
 def lose(message: str) -> None:
@@ -36,49 +36,49 @@ def no_scheduler(monkeypatch):
 
 def test_incarnations_count_up(tmp_path):
   for number in (1, 2, 3):
-    with holding(tmp_path) as fence:
-      assert fence.incarnation == number
+    with lock_folder(tmp_path) as lock:
+      assert lock.incarnation == number
       owner = read_owner(tmp_path)
       assert owner is not None and (owner.pid, owner.released) == (os.getpid(), False)
-      fence.check()
+      lock.check()
     owner = read_owner(tmp_path)
     assert owner is not None and owner.released
 
 
 def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
-  with holding(tmp_path):
+  with lock_folder(tmp_path):
     with pytest.raises(UserError, match=r"is in use by start 1 of its run \(process \d+ on "):
-      Fence(tmp_path)
+      FolderLock(tmp_path)
     before = read_owner(tmp_path)
   assert before is not None and before.incarnation == 1
-  Fence(tmp_path).close()
+  FolderLock(tmp_path).close()
 
 
 def test_who_was_killed_holds_nothing(tmp_path):
   code = (
-    "import pathlib, sys, time; from jaxspeed.cluster.folder_lock import Fence;"
-    "Fence(pathlib.Path(sys.argv[1])); print('taken', flush=True); time.sleep(60)"
+    "import pathlib, sys, time; from jaxspeed.cluster.folder_lock import FolderLock;"
+    "FolderLock(pathlib.Path(sys.argv[1])); print('taken', flush=True); time.sleep(60)"
   )
   with subprocess.Popen(
     [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
   ) as process:
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
     with pytest.raises(UserError, match="is in use by start 1"):
-      Fence(tmp_path)
+      FolderLock(tmp_path)
     process.kill()
-  with holding(tmp_path) as fence:
-    assert fence.incarnation == 2
+  with lock_folder(tmp_path) as lock:
+    assert lock.incarnation == 2
 
 
 def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeypatch):
   as_job(monkeypatch, "7", 0)
-  older = Fence(tmp_path, superseded=lose, renewed_every=60)
+  older = FolderLock(tmp_path, superseded=lose, renewed_every=60)
   older.check()
   as_job(monkeypatch, "8", 1)
   with pytest.raises(UserError, match="is in use by start 1 .*Slurm job 7"):
-    Fence(tmp_path)
+    FolderLock(tmp_path)
   as_job(monkeypatch, "7", 1)
-  newer = Fence(tmp_path, superseded=lose)
+  newer = FolderLock(tmp_path, superseded=lose)
   assert newer.incarnation == 2
   with pytest.raises(Lost, match="taken over by start 2 .* start 1, ends at once"):
     older.check()
@@ -89,32 +89,32 @@ def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeyp
   # The older start, late: it may not take the folder back, and its end gives nothing free.
   as_job(monkeypatch, "7", 0)
   with pytest.raises(UserError, match="is in use by start 2"):
-    Fence(tmp_path)
+    FolderLock(tmp_path)
   older.close()
   monkeypatch.delenv("SLURM_JOB_ID")
   with pytest.raises(UserError, match="is in use by start 2"):
-    Fence(tmp_path)
+    FolderLock(tmp_path)
   newer.close()
-  with holding(tmp_path) as fence:
-    assert fence.incarnation == 3
+  with lock_folder(tmp_path) as lock:
+    assert lock.incarnation == 3
 
 
 def test_an_older_start_notices_by_itself(tmp_path, monkeypatch):
   told = threading.Event()
   as_job(monkeypatch, "7", 0)
-  older = Fence(tmp_path, superseded=lambda _: told.set(), renewed_every=0.05)
+  older = FolderLock(tmp_path, superseded=lambda _: told.set(), renewed_every=0.05)
   as_job(monkeypatch, "7", 1)
-  with holding(tmp_path):
+  with lock_folder(tmp_path):
     assert told.wait(10)
   older.close()
 
 
 def test_the_process_ends_at_once_with_its_own_code(tmp_path):
   code = (
-    "import json, pathlib, sys; from jaxspeed.cluster.folder_lock import Fence;"
-    "folder = pathlib.Path(sys.argv[1]); fence = Fence(folder);"
+    "import json, pathlib, sys; from jaxspeed.cluster.folder_lock import FolderLock;"
+    "folder = pathlib.Path(sys.argv[1]); lock = FolderLock(folder);"
     "owner = json.loads((folder / 'owner.json').read_text()) | {'token': 'x', 'incarnation': 5};"
-    "(folder / 'owner.json').write_text(json.dumps(owner)); fence.check(); print('still here')"
+    "(folder / 'owner.json').write_text(json.dumps(owner)); lock.check(); print('still here')"
   )
   done = subprocess.run(
     [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
@@ -137,39 +137,39 @@ def test_an_owner_on_another_host_counts_as_long_as_it_gives_signs_of_life(tmp_p
   thread.start()
   try:
     with pytest.raises(UserError, match="is in use by start 4"):
-      Fence(tmp_path, renewed_every=0.2)
+      FolderLock(tmp_path, renewed_every=0.2)
   finally:
     done.set()
     thread.join()
   begun = time.monotonic()
-  fence = Fence(tmp_path, renewed_every=0.2)
-  assert fence.incarnation == 5 and time.monotonic() - begun >= 3 * 0.2
-  fence.close()
+  lock = FolderLock(tmp_path, renewed_every=0.2)
+  assert lock.incarnation == 5 and time.monotonic() - begun >= 3 * 0.2
+  lock.close()
 
 
 def test_a_lost_or_damaged_owner_file_ends_nobody(tmp_path):
-  with holding(tmp_path) as fence:
+  with lock_folder(tmp_path) as lock:
     (tmp_path / OWNER).write_text('{"incarnation": 1, "tok')
-    fence.check()
+    lock.check()
     (tmp_path / OWNER).unlink()
-    with fence.writing():
+    with lock.writing():
       pass
   assert read_owner(tmp_path) is None
 
 
 def test_a_start_that_stands_still_inside_a_short_lock(tmp_path, monkeypatch):
-  monkeypatch.setattr(fence_lib, "_SHORT", 0.2)
-  with holding(tmp_path) as fence, fence.writing():
+  monkeypatch.setattr(lock_lib, "_SHORT", 0.2)
+  with lock_folder(tmp_path) as lock, lock.writing():
     with (
       pytest.raises(UserError, match="is locked by a process that stands still"),
-      fence.writing(),
+      lock.writing(),
     ):
       pytest.fail("two in one lock")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
   with pytest.raises(UserError, match="cannot be taken for this run .No such file or directory"):
-    Fence(tmp_path / "none")
+    FolderLock(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

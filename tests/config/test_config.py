@@ -51,13 +51,13 @@ def test_places_are_fields_or_groups_of_the_base():
 
 
 def test_choose_returns_a_known_variant():
-  assert fields_lib.choose("b", ("a", "b"), "configs/some.py") == "b"
+  assert fields_lib.variant_of("b", ("a", "b"), "configs/some.py") == "b"
 
 
 @pytest.mark.parametrize("variant", ["c", "", None, "A"])
 def test_choose_lists_the_variants_to_who_names_another(variant):
   with pytest.raises(UserError) as caught:
-    fields_lib.choose(variant, ("a", "b"), "configs/some.py")
+    fields_lib.variant_of(variant, ("a", "b"), "configs/some.py")
   assert str(caught.value) == (
     f"some.py has no variant {variant!r}: write --config=some.py:NAME with NAME one of a, b."
   )
@@ -66,7 +66,7 @@ def test_choose_lists_the_variants_to_who_names_another(variant):
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   config = fields_lib.base()
   config.model = dict(name="airbench", widths=(8, 16, 32))
-  config.schedule.pieces = ((0, 1, 0.5, 0.25),)
+  config.schedule.segments = ((0, 1, 0.5, 0.25),)
   config.data.mean = ()
   config.schedule.peak = 0.1 + 0.2  # no float is rounded
   path = tmp_path / "config.json"
@@ -74,7 +74,7 @@ def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   loaded = stored.load(path)
   assert loaded.to_dict() == config.to_dict()
   assert loaded.model.widths == (8, 16, 32) and loaded.data.mean == ()
-  assert loaded.schedule.pieces == ((0, 1, 0.5, 0.25),)
+  assert loaded.schedule.segments == ((0, 1, 0.5, 0.25),)
   assert isinstance(loaded.data.std, tuple) and loaded.data.std[0] == 62.99
   assert stored.differences(config, loaded) == []
   assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
@@ -171,7 +171,7 @@ def test_a_flag_that_must_be_given():
     ),
     (
       [QUICKSTART, "--config.schedule.peek=3"],
-      "the config has no field schedule.peek: did you mean schedule.peak or schedule.pieces?",
+      "the config has no field schedule.peek: did you mean schedule.peak?",
     ),
     ([QUICKSTART, "--config.zebra=3"], "the config has no field zebra."),
     (

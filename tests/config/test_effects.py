@@ -23,8 +23,8 @@ ALWAYS = """
   checkpoint.keep checkpoint.on_error compile_cache compiler_options cost_per_hour data.classes
   data.eval_images data.feed data.last_batch data.mean data.std data.train_images epochs
   eval.batch_size eval.every_epochs heartbeat_seconds label_smoothing name
-  optimizer.momentum_pieces optimizer.name optimizer.weight_decay precision pretrained.path
-  proxy.keep runs schedule.pieces seed stop_at_target target_metric tune_on watchdog_seconds
+  optimizer.momentum_segments optimizer.name optimizer.weight_decay precision pretrained.path
+  proxy.keep runs schedule.segments seed stop_at_target target_metric tune_on watchdog_seconds
   whitening.bias_epochs
 """.split()
 
@@ -67,13 +67,13 @@ IDLE = [
   ("imagenette", dict(eval__mode="five"), "phases.eval_mode", dict(phases__eval_mode=())),
   ("imagenette", dict(augment__min_scale=0.5), "phases.min_scale", dict(phases__min_scale=())),
   ("imagenet18:1", dict(batch_size=256), "phases.batch_size", dict(phases__batch_size=())),
-  ("imagenet18:1", dict(schedule__peak=1.0), "schedule.pieces", dict(schedule__pieces=())),
-  ("imagenet18:1", dict(schedule__warmup=0.1), "schedule.pieces", dict(schedule__pieces=())),
+  ("imagenet18:1", dict(schedule__peak=1.0), "schedule.segments", dict(schedule__segments=())),
+  ("imagenet18:1", dict(schedule__warmup=0.1), "schedule.segments", dict(schedule__segments=())),
   (
     "imagenet_21epochs",
     dict(optimizer__momentum=0.8),
-    "optimizer.momentum_pieces",
-    dict(optimizer__momentum_pieces=()),
+    "optimizer.momentum_segments",
+    dict(optimizer__momentum_segments=()),
   ),
   ("imagenette", dict(loss_scale=8.0, precision="float32"), "precision", dict(precision="float16")),
   ("imagenette", dict(data__copies="a"), "data.feed", dict(phases__copies=(160, 160, 0))),
@@ -225,8 +225,8 @@ def test_streamed_recipes_of_ten_classes_take_any_length(name):
 @pytest.mark.parametrize("name, variant", STREAMED)
 def test_epochs_that_do_not_scale_are_refused(name, variant):
   config = get_config(name, variant)
-  if not config.schedule.pieces:
+  if not config.schedule.segments:
     return
   config.epochs -= 1
-  with pytest.raises(UserError, match="they do not scale with the run; set --config.schedule.piec"):
+  with pytest.raises(UserError, match="they do not scale with the run; set --config.schedule.segm"):
     make_plan(config)

@@ -21,7 +21,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 # bag_of_tricks.ipynb: rung -> epochs, highest rate, square that is cut out.
@@ -528,7 +528,7 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
   config = toy(get_config(name, variant))
   mesh = mesh_lib.make_mesh(1)
   plan = make_plan(config)
-  job = make_job(config, plan, mesh)
+  spec = make_train_spec(config, plan, mesh)
   rng = np.random.default_rng(0)
   size = config.data.image_size
   data = Batch(
@@ -537,10 +537,10 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
     mask=np.ones(70, bool),
   )
   key = np.array([0, 1], np.uint32)
-  state = jax.jit(on_mesh(init_state, job), compiler_options=QUICK)(key, data.image)
+  state = jax.jit(on_mesh(init_state, spec), compiler_options=QUICK)(key, data.image)
   carry = Carry(state, MetricSums.zero())
   order = Order(
-    index=rng.permutation(70).astype(np.int32), mirror=rng.integers(2, size=70).astype(bool)
+    index=rng.permutation(70).astype(np.int32), flip=rng.integers(2, size=70).astype(bool)
   )
   assert plan.total_steps == 2
   kinds = [plan.kind_of(number) for number in range(2)]
@@ -549,7 +549,7 @@ def test_a_recipe_takes_two_steps_on_random_images(name, variant):
   assert [kind.whiten_bias for kind in kinds] == [trains_bias, False]
   train = {
     kind: jax.jit(
-      on_mesh(resident_step, job, phase=plan.phases[0], kind=kind),
+      on_mesh(resident_step, spec, phase=plan.phases[0], kind=kind),
       compiler_options=QUICK,
     )
     for kind in kinds

@@ -18,7 +18,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRAIN_IMAGES = 1_281_167
@@ -193,9 +193,9 @@ def steps_of(data, rates, gpus):
 def steps_planned(plan):
   """The same of a plan, from its phases and its table."""
   for number, rate in enumerate(plan.table["learning_rate"]):
-    phase, (epoch, within) = plan.phase_of(number), plan.epoch_of(number)
+    phase, (epoch, step_in_epoch) = plan.phase_of(number), plan.epoch_of(number)
     images = plan.examples(number + 1) - plan.examples(number)
-    yield epoch, within + 1, phase.image_size, images, rate, phase.min_scale
+    yield epoch, step_in_epoch + 1, phase.image_size, images, rate, phase.min_scale
 
 
 def test_every_imagenet_recipe_is_here():
@@ -483,9 +483,9 @@ def test_a_recipe_builds(named):
   config.model.width = 4
   config.data.classes = 3
   config.precision = precision.resolve(config.precision, jax.devices()[0])
-  job = make_job(config, make_plan(config), mesh_lib.make_mesh(1))
+  spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
   state = jax.eval_shape(
-    on_mesh(init_state, job),
+    on_mesh(init_state, spec),
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((1, 32, 32, 3), np.uint8),
   )

@@ -33,7 +33,7 @@ def random_images(n, size, seed=0):
 
 
 OFF = dict(
-  mirror=None,
+  flip=None,
   crop_padding=0,
   cutout=0,
   brightness=0.0,
@@ -41,7 +41,7 @@ OFF = dict(
   mean=(0.0,) * 3,
   std=(1.0,) * 3,
 )
-jitted_augment = jax.jit(augment, static_argnames=("global_batch", *(OFF.keys() - {"mirror"})))
+jitted_augment = jax.jit(augment, static_argnames=("global_batch", *(OFF.keys() - {"flip"})))
 jitted_cutmix = jax.jit(cutmix, static_argnames=("global_batch", "size"))
 
 
@@ -112,18 +112,18 @@ def test_crops_have_all_81_offsets_alike_often():
 
 
 def test_the_images_of_the_mask_are_mirrored_and_no_others():
-  images, mirror = random_images(64, 6), coins(64)
-  result = augmented(images, mirror=mirror)
-  np.testing.assert_array_equal(result[mirror], images[mirror][:, :, ::-1])
-  np.testing.assert_array_equal(result[~mirror], images[~mirror])
+  images, flip = random_images(64, 6), coins(64)
+  result = augmented(images, flip=flip)
+  np.testing.assert_array_equal(result[flip], images[flip][:, :, ::-1])
+  np.testing.assert_array_equal(result[~flip], images[~flip])
 
 
 def test_mirrored_images_have_the_crop_that_they_had():
-  images, mirror = random_images(32, 12), coins(32)
+  images, flip = random_images(32, 12), coins(32)
   plain = augmented(images, crop_padding=4)
-  result = augmented(images, crop_padding=4, mirror=mirror)
+  result = augmented(images, crop_padding=4, flip=flip)
   np.testing.assert_array_equal(
-    result, np.where(mirror[:, None, None, None], plain[:, :, ::-1], plain)
+    result, np.where(flip[:, None, None, None], plain[:, :, ::-1], plain)
   )
 
 
@@ -176,10 +176,10 @@ def test_without_augmentation_images_are_only_normalized():
 def test_a_devices_part_is_augmented_as_in_the_whole_batch(devices):
   images, size = random_images(16, 12), 16 // devices
   fields = ALL | dict(mean=MEAN, std=STD)
-  whole = augmented(images, mirror=coins(16), **fields)
+  whole = augmented(images, flip=coins(16), **fields)
   for first in range(0, 16, size):
     own = slice(first, first + size)
-    part = augmented(images[own], mirror=coins(16)[own], first=first, global_batch=16, **fields)
+    part = augmented(images[own], flip=coins(16)[own], first=first, global_batch=16, **fields)
     np.testing.assert_array_equal(part, whole[own])
 
 
@@ -329,8 +329,8 @@ def test_cutmix_of_an_odd_part_is_refused():
 
 
 def test_one_gather_does_crop_and_flip_and_nothing_scatters():
-  def both(images, mirror, labels):
-    x = augment(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(mirror=mirror)))
+  def both(images, flip, labels):
+    x = augment(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(flip=flip)))
     return cutmix(key(1), x, labels, first=0, global_batch=8, size=3)
 
   program = str(jax.make_jaxpr(both)(random_images(8, 12), coins(8), jnp.arange(8)))

@@ -26,7 +26,7 @@ def some_set(n):
 def test_an_order_is_a_permutation(images):
   order = batch_lib.epoch_order(key(0), 3, images, flip="none")
   np.testing.assert_array_equal(np.sort(order.index), np.arange(images))
-  assert not np.asarray(order.mirror).any()
+  assert not np.asarray(order.flip).any()
 
 
 def test_an_order_is_a_function_of_seed_and_epoch_alone():
@@ -48,7 +48,7 @@ def test_how_often_an_image_is_mirrored(flip):
   mirrored = np.zeros((epochs, images), bool)
   for epoch in range(epochs):
     order = batch_lib.epoch_order(key(3), epoch, images, flip=flip)
-    mirrored[epoch, np.asarray(order.index)] = order.mirror
+    mirrored[epoch, np.asarray(order.index)] = order.flip
   # Standard deviation of the share in an epoch: 0.5 / sqrt(4000) = 0.008.
   np.testing.assert_allclose(mirrored.mean(axis=1), 0.5, atol=0.04)
   turned = mirrored[1:] != mirrored[:-1]
@@ -68,18 +68,18 @@ def test_alternating_epochs_are_those_of_airbenchs_loader():
   labels = jnp.arange(40)
   start = batch_lib.epoch_order(key(3), 0, 40, flip="alternating")
   flips = np.zeros(40, bool)
-  flips[np.asarray(start.index)] = start.mirror
+  flips[np.asarray(start.index)] = start.flip
   theirs = torch.tensor(images.transpose(0, 3, 1, 2).copy())
   theirs = torch.where(torch.tensor(flips).view(-1, 1, 1, 1), theirs.flip(-1), theirs)
   for epoch in range(4):
     order = batch_lib.epoch_order(key(3), epoch, 40, flip="alternating")
-    batch, mirror = batch_lib.take_batch(jnp.asarray(images), labels, order, 0, 40)
+    batch = batch_lib.take_batch(jnp.asarray(images), labels, order, 0, 40)
     ours = augment(
       key(9),
       batch.image,
       first=0,
       global_batch=40,
-      mirror=mirror,
+      flip=batch.flip,
       crop_padding=0,
       cutout=0,
       brightness=0.0,
@@ -103,13 +103,13 @@ def test_carried_epochs_are_one_row_of_permutations_as_in_airbenchs_endless_load
   theirs = [
     batch_lib.epoch_order(key(3), turn, images, flip="alternating") for turn in range(epochs)
   ]
-  rows = [np.concatenate([getattr(o, name) for o in theirs]) for name in ("index", "mirror")]
+  rows = [np.concatenate([getattr(o, name) for o in theirs]) for name in ("index", "flip")]
   for step in range(epochs * steps):
-    epoch, within = divmod(step, steps)
-    part = slice(within * batch, (within + 1) * batch)
+    epoch, step_in_epoch = divmod(step, steps)
+    part = slice(step_in_epoch * batch, (step_in_epoch + 1) * batch)
     row = slice(step * batch, (step + 1) * batch)
     np.testing.assert_array_equal(ours[epoch].index[part], rows[0][row])
-    np.testing.assert_array_equal(ours[epoch].mirror[part], rows[1][row])
+    np.testing.assert_array_equal(ours[epoch].flip[part], rows[1][row])
 
 
 def test_a_carried_epoch_begins_where_it_must_after_more_images_than_an_int32_counts():
@@ -120,7 +120,7 @@ def test_a_carried_epoch_begins_where_it_must_after_more_images_than_an_int32_co
   assert epoch * used > 2**31
   expected = batch_lib.epoch_order(key(0), turn, images, flip="alternating")
   np.testing.assert_array_equal(order.index[: images - offset], expected.index[offset:])
-  np.testing.assert_array_equal(order.mirror[: images - offset], expected.mirror[offset:])
+  np.testing.assert_array_equal(order.flip[: images - offset], expected.flip[offset:])
 
 
 def test_keys_of_different_purposes_epochs_and_seeds_differ():
@@ -145,13 +145,11 @@ def test_keys_of_different_purposes_epochs_and_seeds_differ():
 def test_take_batch_follows_the_order():
   images, labels = some_set(10)
   order = batch_lib.Order(jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8]), jnp.arange(10) % 2 == 0)
-  batch, mirror = batch_lib.take_batch(
-    jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4
-  )
+  batch = batch_lib.take_batch(jnp.asarray(images), jnp.asarray(labels, jnp.int32), order, 3, 4)
   np.testing.assert_array_equal(batch.label, [0, 1, 3, 4])
   np.testing.assert_array_equal(batch.image, images[[0, 1, 3, 4]])
   np.testing.assert_array_equal(batch.mask, [True] * 4)
-  np.testing.assert_array_equal(mirror, [False, True, False, True])
+  np.testing.assert_array_equal(batch.flip, [False, True, False, True])
   assert (batch.image.dtype, batch.label.dtype, batch.mask.dtype) == (jnp.uint8, jnp.int32, bool)
 
 
@@ -160,7 +158,7 @@ def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices(
   order = batch_lib.epoch_order(key(5), 0, 24, flip="none")
 
   def labels_from(first, size):
-    return batch_lib.take_batch(images, labels, order, first, size)[0].label
+    return batch_lib.take_batch(images, labels, order, first, size).label
 
   whole = [labels_from(first, 8) for first in (0, 8, 16)]
   assert sorted(np.concatenate(whole)) == list(range(24))

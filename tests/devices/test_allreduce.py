@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from tolerances import rounding
-from toy import load_recipe, toy_arrays, toy_config, toy_job
+from toy import load_recipe, toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import allreduce
@@ -21,7 +21,7 @@ from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, tabled_step
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 
@@ -33,15 +33,15 @@ def test_groups_are_closed_when_they_reach_the_limit():
 
 
 def test_layers_stand_in_the_order_in_which_they_run():
-  job = toy_job(toy_config(), devices=2)
+  spec = toy_spec(toy_config(), devices=2)
   params = jax.eval_shape(
-    lambda: job.model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), train=False)
+    lambda: spec.model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), train=False)
   )["params"]
   names = [path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  ordered = list(dict.fromkeys(names[i] for i in job.layer_order))
+  ordered = list(dict.fromkeys(names[i] for i in spec.layer_order))
   assert ordered[0] == "whiten" and ordered[-1] == "head"
   assert ordered != sorted(ordered)  # as jax.tree lists them
-  assert sorted(job.layer_order) == list(range(len(names)))
+  assert sorted(spec.layer_order) == list(range(len(names)))
 
 
 @pytest.mark.parametrize("group_mb", [0.0, 0.00005, 100.0])
@@ -102,7 +102,7 @@ def resnet50_job(group_mb, devices=8):
   config.phases.image_size = config.phases.batch_size = config.phases.first_epoch = ()
   config.allreduce.group_mb = group_mb
   config.data.image_size = 64
-  return make_job(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
+  return make_train_spec(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
 
 
 # 25,557,032 weights of 4 bytes are 102.2 MB. Each size is a minute of compilation.
@@ -115,16 +115,16 @@ def resnet50_job(group_mb, devices=8):
   ],
 )
 def test_the_groups_of_resnet50_on_eight_devices(group_mb, groups):
-  job = resnet50_job(group_mb)
-  everywhere, split = mesh_lib.replicated(job.mesh), mesh_lib.sharded(job.mesh)
-  init = on_mesh(init_state, job)
+  spec = resnet50_job(group_mb)
+  everywhere, split = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
+  init = on_mesh(init_state, spec)
   shapes = (
     jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
     jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.uint8, sharding=everywhere),
   )
   state = mesh_lib.abstract(jax.eval_shape(init, *shapes), everywhere)
   sums = mesh_lib.abstract(jax.eval_shape(MetricSums.zero), everywhere)
-  n = job.plan.phases[0].batch_size
+  n = spec.plan.phases[0].batch_size
 
   def array(*shape, dtype, sharding=split):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -133,12 +133,13 @@ def test_the_groups_of_resnet50_on_eight_devices(group_mb, groups):
     image=array(n, 64, 64, 3, dtype=jnp.uint8),
     label=array(n, dtype=jnp.int32),
     mask=array(n, dtype=jnp.bool_),
+    flip=array(n, dtype=jnp.bool_),
   )
-  table = mesh_lib.abstract(job.plan.table_in(np.float32), everywhere)
-  function = on_mesh(tabled_step, job, kind=StepKind(), split=(False, True, True, False))
+  table = mesh_lib.abstract(spec.plan.table_in(np.float32), everywhere)
+  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
   program = compile_program(
     function,
-    (Carry(state, sums), batch, batch.mask, table),
+    (Carry(state, sums), batch, table),
     # LLVM's part of the compilation, which this does not look at, is the longest.
     options=allreduce.compiler_options("cpu", 8) | {"xla_backend_optimization_level": 0},
   )
@@ -152,11 +153,11 @@ def test_the_groups_of_resnet50_on_eight_devices(group_mb, groups):
 
 def test_the_resident_step_has_one_all_reduce_a_group():
   config = toy_config(**{"allreduce.group_mb": 0.002, "model.width": 8})
-  job = toy_job(config, devices=2)
-  programs = compile_programs(job)
+  spec = toy_spec(config, devices=2)
+  programs = compile_programs(spec)
   (program,) = programs.train.values()
   sizes = allreduce.count(program.text())
-  order = [jax.tree.leaves(programs.carry.state.params)[i].size for i in job.layer_order]
+  order = [jax.tree.leaves(programs.carry.state.params)[i].size for i in spec.layer_order]
   groups = allreduce.make_groups([4 * n for n in reversed(order)], 2000)
   assert len(groups) > 3
   expected = [4 * sum(list(reversed(order))[i] for i in group) for group in groups]
@@ -169,14 +170,14 @@ def change_by(*, precision, **fields):
   results = []
   for each in ({}, fields):
     config = toy_config(precision=precision, **{f"allreduce.{k}": v for k, v in each.items()})
-    job = toy_job(config, devices=4)
+    spec = toy_spec(config, devices=4)
     arrays = toy_arrays(config)
-    programs = compile_programs(job)
+    programs = compile_programs(spec)
     feed = object.__new__(ResidentFeed)
-    feed._job, feed._arrays, feed._programs = job, arrays, programs
+    feed._spec, feed._arrays, feed._programs = spec, arrays, programs
     feed.place()
-    carry = Carry(feed.init(0), mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh))
-    for done in feed.train(carry, 0, 0, job.plan.end_of_epoch(0)):
+    carry = Carry(feed.init(0), mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
+    for done in feed.train(carry, 0, 0, spec.plan.end_of_epoch(0)):
       carry = done.carry
     results.append(jax.device_get(carry.state.params))
   one, other = (np.concatenate([x.reshape(-1) for x in jax.tree.leaves(r)]) for r in results)

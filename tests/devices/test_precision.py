@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy import toy_config, toy_job
+from toy import toy_config, toy_spec
 
 from jaxspeed.devices import precision
 from jaxspeed.devices.precision import LossScale
@@ -56,7 +56,7 @@ def test_float64_is_for_cpus_with_jaxs_64_bit_types(float64):
 
 def test_float64_without_jaxs_64_bit_types_is_told():
   with pytest.raises(UserError) as caught:
-    toy_job(toy_config(precision="float64"))
+    toy_spec(toy_config(precision="float64"))
   assert str(caught.value) == (
     "config.precision='float64': JAX's 64-bit types are off: set JAX_ENABLE_X64=1 in the "
     "environment."

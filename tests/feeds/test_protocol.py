@@ -27,19 +27,19 @@ class ToyFeed(Feed):
   open_data = staticmethod(ResidentFeed.open_data)
   prepare_evaluation = staticmethod(ResidentFeed.prepare_evaluation)
 
-  def __init__(self, data, job):
-    self.data, self.job, self.plan = data, job, job.plan
+  def __init__(self, data, spec):
+    self.data, self.spec, self.plan = data, spec, spec.plan
     self.benchmark, self.evaluated_on = data.benchmark, data.evaluated_on
-    split = (False, True, True, False)
-    self.step = jax.jit(on_mesh(tabled_step, job, kind=StepKind(), split=split))
-    self.first = jax.jit(on_mesh(init_state, job))
-    self.sums = jax.jit(eval_step.evaluate_on_mesh(job))
-    self.table = self.put(job.plan.table_in(np.float32))
-    carry = Carry(self.init(0), MetricSums.zero(job.accumulation))
-    self.carry = mesh_lib.abstract(carry, mesh_lib.replicated(job.mesh))
+    split = (False, True, False)
+    self.step = jax.jit(on_mesh(tabled_step, spec, kind=StepKind(), split=split))
+    self.first = jax.jit(on_mesh(init_state, spec))
+    self.sums = jax.jit(eval_step.evaluate_on_mesh(spec))
+    self.table = self.put(spec.plan.table_in(np.float32))
+    carry = Carry(self.init(0), MetricSums.zero(spec.accumulation))
+    self.carry = mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
 
   def put(self, tree):
-    return mesh_lib.replicate(tree, self.job.mesh)
+    return mesh_lib.replicate(tree, self.spec.mesh)
 
   def init(self, seed):
     return self.first(*self.put((seed_key(seed), self.data.train_images)))
@@ -50,12 +50,11 @@ class ToyFeed(Feed):
       drawn = np.random.default_rng((seed, step)).permutation(self.plan.train_images)[:size]
       images, labels = self.data.train_images[drawn], self.data.train_labels[drawn]
       batch = Batch(image=images, label=labels, mask=np.ones(size, bool))
-      parts = mesh_lib.split((batch, np.zeros(size, bool)), self.job.mesh)
-      carry, loss = self.step(carry, *parts, self.table)
+      carry, loss = self.step(carry, mesh_lib.split(batch, self.spec.mesh), self.table)
       yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables, step):
-    per_device = dict(batch=self.plan.eval_batch_size, devices=self.job.devices)
+    per_device = dict(batch=self.plan.eval_batch_size, devices=self.spec.devices)
     batches = pad_batches(self.data.eval_images, self.data.eval_labels, **per_device)
     return self.sums(variables, self.put(batches))
 

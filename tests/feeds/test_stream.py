@@ -35,7 +35,7 @@ from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
 from jaxspeed.run.trainer import Trainer
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 
 pytest.importorskip("tensorflow")
 
@@ -98,9 +98,9 @@ def test_one_device_counts_as_eight(finished, places):
   for devices in (1, 8):
     mesh = mesh_lib.make_mesh(devices)
     plan = plan_of(config, sets, devices=devices)
-    job = make_job(config, plan, mesh)
+    spec = make_train_spec(config, plan, mesh)
     variables = mesh_lib.replicate(trained, mesh)
-    sums, _ = prepare_evaluation(sets, job, plan.phases[-1], variables)()
+    sums, _ = prepare_evaluation(sets, spec, plan.phases[-1], variables)()
     assert int(sums.count) == 13
     losses.append(sums.means(4)["loss"])
   assert losses[0] == pytest.approx(losses[1], rel=EQUAL)

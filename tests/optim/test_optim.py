@@ -252,8 +252,8 @@ MOMENTA = list(np.interp(np.arange(STEPS), [0, 4, 9], [0.96, 0.90, 0.95]))
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_momentum_that_changes_is_torchs(nesterov):
-  # The plan's column stands for the pieces; what they say is the plan's business.
-  config = make_config(**(APART | dict(nesterov=nesterov, momentum_pieces=((0, 1, 0.9, 0.9),))))
+  # The plan's column stands for the segments; what they say is the plan's business.
+  config = make_config(**(APART | dict(nesterov=nesterov, momentum_segments=((0, 1, 0.9, 0.9),))))
   rates = [rate / 64 for rate in CHANGING]
   params, state = trained(config, rates, momenta=MOMENTA)
   assert_same(params, torch_trained(config, rates, momenta=MOMENTA))
@@ -262,17 +262,17 @@ def test_a_momentum_that_changes_is_torchs(nesterov):
   assert not np.allclose(params["head"]["kernel"], constant["head"]["kernel"], rtol=1e-3)
 
 
-def test_pieces_of_one_momentum_are_that_momentum():
+def test_segments_of_one_momentum_are_that_momentum():
   changes = dict(momentum=0.9, nesterov=True, weight_decay=0.05, rate_in_momentum=True)
-  pieces = make_config(momentum_pieces=((0, 1, 0.9, 0.9),), **changes)
-  params, _ = trained(pieces, CHANGING, momenta=[0.9] * STEPS)
+  segments = make_config(momentum_segments=((0, 1, 0.9, 0.9),), **changes)
+  params, _ = trained(segments, CHANGING, momenta=[0.9] * STEPS)
   expected = named_leaves(trained(make_config(**changes), CHANGING)[0])
   assert_same(params, expected)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "muon"])
 def test_an_optimizer_takes_what_the_plan_has_for_it(name):
-  config = make_config(name=name, momentum_pieces=((0, 1, 0.8, 0.9), (1, 2, 0.9, 0.6)))
+  config = make_config(name=name, momentum_segments=((0, 1, 0.8, 0.9), (1, 2, 0.9, 0.6)))
   config.update(epochs=2.0, batch_size=2)
   config.data.update(train_images=10)
   table = make_plan(config).table_in(np.float64)
@@ -284,7 +284,7 @@ def test_an_optimizer_takes_what_the_plan_has_for_it(name):
   with pytest.raises(TypeError, match="momentum"):
     del row["momentum"]
     first_update(config, small_net(), gradients_of_step(0), **row)
-  config.optimizer.momentum_pieces = ()
+  config.optimizer.momentum_segments = ()
   assert "momentum" not in make_plan(config).table
 
 
@@ -507,13 +507,13 @@ def test_the_pass_over_all_norms_is_lars_too(monkeypatch):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_lars_with_a_momentum_that_changes(nesterov):
   momenta = np.linspace(0.98, 0.9, LARS_STEPS)
-  config = lars_config(nesterov=nesterov, momentum_pieces=((0, 1, 0.98, 0.9),))
+  config = lars_config(nesterov=nesterov, momentum_segments=((0, 1, 0.98, 0.9),))
   params = lars_trained(make_optimizer(config), momenta)
   assert_lars(params, numpy_lars(config, momenta))
 
 
 @pytest.mark.parametrize(
-  "schedule", [dict(peak=13.0), dict(pieces=((0, 1, 0.5, 13.0), (1, 2, 13.0, 0.5)))]
+  "schedule", [dict(peak=13.0), dict(segments=((0, 1, 0.5, 13.0), (1, 2, 13.0, 0.5)))]
 )
 def test_a_decay_that_follows_the_rate_stands_in_the_ratio_as_at_the_peak(schedule):
   config = lars_config(decay_follows_rate=True)

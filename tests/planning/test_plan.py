@@ -204,15 +204,15 @@ def test_a_part_of_an_epoch_begins_no_phase():
     plan_with(epochs=9.0, phases__first_epoch=(0, 1.5, 3), **PHASED)
 
 
-@pytest.mark.parametrize("name", ["schedule.pieces", "optimizer.momentum_pieces"])
-def test_pieces_of_another_length_are_refused(name):
+@pytest.mark.parametrize("name", ["schedule.segments", "optimizer.momentum_segments"])
+def test_segments_of_another_length_are_refused(name):
   fields = {name.replace(".", "__"): ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))}
   assert plan_with(epochs=5.0, **fields).epochs == 5
   with pytest.raises(UserError) as caught:
     plan_with(epochs=3.0, **fields)
   assert str(caught.value) == (
     f"config.epochs=3: config.{name} end with epoch 5, they do not scale with the run; set "
-    f"--config.{name} to pieces of that length, and --config.phases.first_epoch where the recipe "
+    f"--config.{name} to segments of that length, and --config.phases.first_epoch where the recipe "
     f"has phases."
   )
 
@@ -376,7 +376,7 @@ AT_MOST = {
   "seed": 2**31 - 1,
 }
 PIECES = (
-  "it must be pieces of four numbers of at least 0 (first epoch, end, value there, value at the "
+  "it must be segments of four numbers of at least 0 (first epoch, end, value there, value at the "
   "end), the first from epoch 0 on and each from the end of the one before."
 )
 REFUSED = [
@@ -408,7 +408,7 @@ REFUSED = [
   ),
   *(
     (name, value, PIECES)
-    for name in ("schedule.pieces", "optimizer.momentum_pieces")
+    for name in ("schedule.segments", "optimizer.momentum_segments")
     for value in (
       ((0, 5, 0.1),),
       ((1, 5, 0.1, 0.2),),
@@ -546,8 +546,8 @@ def test_the_steps_are_printed_with_the_images_that_count():
     phases__image_size=(16, 32),
     phases__batch_size=(8, 16),
     phases__min_scale=(0.08, 0.5),
-    schedule__pieces=((0, 2, 1.0, 0.25), (2, 3, 0.1, 0.1)),
-    optimizer__momentum_pieces=((0, 3, 0.5, 0.5),),
+    schedule__segments=((0, 2, 1.0, 0.25), (2, 3, 0.1, 0.1)),
+    optimizer__momentum_segments=((0, 3, 0.5, 0.5),),
   )
   assert list(csv_lines(config, make_plan(config))) == [
     "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale",

@@ -104,20 +104,20 @@ def positions_of(epochs, steps):
   return np.repeat(np.arange(epochs), steps), np.tile(np.arange(steps) + 1, epochs), steps
 
 
-def test_pieces_give_the_rates_of_a_published_log():
+def test_segments_give_the_rates_of_a_published_log():
   # dawn/logs/single_machine of cybertronai/imagenet18_old: 157 steps in the first epoch.
   epoch, number, steps = positions_of(8, 157)
-  rates = schedules.pieces(epoch, number, steps, ((0, 6, 1.92, 3.84), (6, 8, 3.84, 1.0)))
+  rates = schedules.segments(epoch, number, steps, ((0, 6, 1.92, 3.84), (6, 8, 3.84, 1.0)))
   assert rates[0] == 1.9220382165605094
   assert rates[6 * 157 - 1] == 3.84 and rates[-1] == 1.0
   assert rates[6 * 157] == pytest.approx(3.84 - 2.84 / 314, rel=1e-14)
 
 
-def test_pieces_of_a_momentum_keep_their_end():
+def test_segments_of_a_momentum_keep_their_end():
   # Of another number of steps in each epoch: 2, then 4.
   epoch, number = np.array([0, 0, 1, 1, 1, 1]), np.array([1, 2, 1, 2, 3, 4])
   steps = np.array([2, 2, 4, 4, 4, 4])
-  momenta = schedules.pieces(epoch, number, steps, ((0, 1, 0.96, 0.90), (1, 1.5, 0.90, 0.96)))
+  momenta = schedules.segments(epoch, number, steps, ((0, 1, 0.96, 0.90), (1, 1.5, 0.90, 0.96)))
   np.testing.assert_allclose(momenta, [0.93, 0.90, 0.93, 0.96, 0.96, 0.96], rtol=1e-14)
 
 

@@ -7,7 +7,7 @@ from toy import load_recipe
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.run.setup import make_feed, open_data, plan_of, resolve
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 
@@ -15,14 +15,14 @@ def train(config, seed):
   """top-1 after each epoch, of the weights that are evaluated and of the live ones."""
   data = open_data(config)
   config, mesh = resolve(config, data), mesh_lib.make_mesh(1)
-  job = make_job(config, plan_of(config, data), mesh)
-  feed = make_feed(data, job)
+  spec = make_train_spec(config, plan_of(config, data), mesh)
+  feed = make_feed(data, spec)
   feed.place()
   carry = Carry(feed.init(seed), mesh_lib.replicate(MetricSums.zero(), mesh))
   rows = []
   first = 0
-  while first < job.plan.total_steps:
-    end = job.plan.end_of_epoch(first)
+  while first < spec.plan.total_steps:
+    end = spec.plan.end_of_epoch(first)
     for steps in feed.train(carry, seed, first, end):
       carry = steps.carry
     live = {"params": carry.state.params, "batch_stats": carry.state.batch_stats}

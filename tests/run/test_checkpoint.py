@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.cluster.folder_lock import Fence, holding
+from jaxspeed.cluster.folder_lock import FolderLock, lock_folder
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
@@ -398,15 +398,13 @@ def test_a_checkpoint_carries_its_start_and_an_older_one_writes_none(tmp_path, m
   folder = tmp_path / "checkpoints"
   monkeypatch.setenv("SLURM_JOB_ID", "7")
   monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-  older = Fence(tmp_path, superseded=lose)
-  Checkpoints(folder, incarnation=older.incarnation, fence=older).save(1, make_carry(1.0), CLOCK)
+  older = FolderLock(tmp_path, superseded=lose)
+  Checkpoints(folder, incarnation=older.incarnation, lock=older).save(1, make_carry(1.0), CLOCK)
   monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-  with holding(tmp_path) as newer:
-    Checkpoints(folder, incarnation=newer.incarnation, fence=newer).save(2, make_carry(2.0), CLOCK)
+  with lock_folder(tmp_path) as newer:
+    Checkpoints(folder, incarnation=newer.incarnation, lock=newer).save(2, make_carry(2.0), CLOCK)
     with pytest.raises(Lost, match="taken over by start 2"):
-      Checkpoints(folder, incarnation=older.incarnation, fence=older).save(
-        3, make_carry(3.0), CLOCK
-      )
+      Checkpoints(folder, incarnation=older.incarnation, lock=older).save(3, make_carry(3.0), CLOCK)
   older.close()
   starts = {
     p.name: json.loads((p / MANIFEST).read_text())["incarnation"]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from PIL import Image
-from toy import load_recipe, toy_config, toy_job
+from toy import load_recipe, toy_config, toy_spec
 
-from jaxspeed.cluster.folder_lock import Fence
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.devices.precision import LossScale
@@ -160,7 +160,7 @@ def test_what_a_killed_start_or_a_new_disk_leaves_is_nobodys(tmp_path, names):
     (tmp_path / name).mkdir()
   assert look(tmp_path)
   with taken(tmp_path) as folder:
-    assert folder.fence.incarnation == 1
+    assert folder.lock.incarnation == 1
 
 
 def test_a_folder_of_the_data_is_no_workdir(tmp_path):
@@ -200,11 +200,11 @@ def test_what_was_there_before_a_refused_start_stays(tmp_path):
 def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
   def faster(path):
     (path / "config.json").write_text((run / "config.json").read_text())
-    return Fence(path)
+    return FolderLock(path)
 
   with taken(run := tmp_path / "run"):
     stored.save(digits(), run / "config.json")
-  monkeypatch.setattr(folder_lib, "Fence", faster)
+  monkeypatch.setattr(folder_lib, "FolderLock", faster)
   with pytest.raises(UserError, match="no"), taken(tmp_path / "a"):
     raise UserError("no")
   assert (tmp_path / "a" / "config.json").exists()
@@ -373,7 +373,7 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
 
 
 def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
-  job = toy_job(toy_config(precision="float16"))
+  job = toy_spec(toy_config(precision="float16"))
   skipped = LossScale.create().replace(skipped=np.int32(8))
   state = types.SimpleNamespace(step=8, loss_scale=skipped)
   rows = [{"step": 8, "eval_top1": 0.1, "eval_top5": 0.5, "dawn_seconds": 1.0}]

@@ -29,7 +29,7 @@ def toy_imagenet18(cache):
   config.model.update(depth=18, width=4)
   config.data.update(synthetic=True, classes=10, train_images=72, eval_images=21)
   config.phases.update(first_epoch=(0, 1, 2), image_size=(16, 24, 32), batch_size=(32, 16, 16))
-  config.schedule.pieces = ((0, 1, 0.1, 0.2), (1, 2, 0.2, 0.02), (2, 3, 0.02, 0.002))
+  config.schedule.segments = ((0, 1, 0.1, 0.2), (1, 2, 0.2, 0.02), (2, 3, 0.02, 0.002))
   config.average.update(kind="ema", decay=0.9)
   config.eval.update(batch_size=1, shapes=2)
   config.checkpoint.update(every_seconds=0.0, keep=20)

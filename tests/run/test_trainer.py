@@ -124,7 +124,7 @@ def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
   # A scale that is halved some times before the first step is taken. A second costs a dollar.
   monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**26)
   config = digits(cache, **{"precision": "float16", "cost_per_hour": 3600.0})
-  config.optimizer.momentum_pieces = ((0, 1, 0.5, 0.75), (1, 2, 0.75, 0.25))
+  config.optimizer.momentum_segments = ((0, 1, 0.5, 0.75), (1, 2, 0.75, 0.25))
   result = train(config, str(tmp_path / "some"))
   rows = read_metrics(tmp_path / "some")
   # Over the run, not over the epoch.

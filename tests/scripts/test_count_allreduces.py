@@ -12,7 +12,7 @@ from toy import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.scaling.allreduce_time import exchange_of
-from jaxspeed.steps.spec import make_job
+from jaxspeed.steps.spec import make_train_spec
 
 SCRIPT = ROOT / "scripts" / "count_allreduces.py"
 
@@ -82,8 +82,8 @@ def test_groups_of_a_toy_net_are_those_that_are_counted(script, tmp_path):
   for group_mb in (0.0, 0.05):
     own = script.config_for(config, "cpu", devices=4, batch=1, image_size=8, group_mb=group_mb)
     assert (own.batch_size, own.data.image_size, own.precision) == (4, 8, "float32")
-    job = make_job(own, make_plan(own, devices=4), script.mesh_of("cpu", 4, 8))
-    row = script.report(job, script.compile_step(job, "cpu", {}), "cpu", {})
+    spec = make_train_spec(own, make_plan(own, devices=4), script.mesh_of("cpu", 4, 8))
+    row = script.report(spec, script.compile_step(spec, "cpu", {}), "cpu", {})
     expected = [size / 1e6 for _, size in exchange.groups(group_mb)]
     compiled = sorted(each["megabytes"] for each in row["all_reduces"])
     assert compiled == pytest.approx(sorted(expected), abs=1e-4)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tolerances import EQUAL
 from tolerances import assert_equal as assert_same
-from toy import toy_arrays, toy_config, toy_job
+from toy import toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import pad_batches, seed_key
@@ -43,46 +43,46 @@ class SmallNet(nn.Module):
 
 
 def small_job(views, devices=1, **fields):
-  job = toy_job(
+  spec = toy_spec(
     toy_config(**{"precision": "float64", "eval.mode": views, **fields}), devices=devices
   )
-  return dataclasses.replace(job, model=SmallNet())
+  return dataclasses.replace(spec, model=SmallNet())
 
 
-def small_variables(job, seed=0):
-  size = job.config.data.image_size
-  return job.model.init(
-    jax.random.key(seed), jnp.zeros((1, size, size, 3), job.accumulation), train=False
+def small_variables(spec, seed=0):
+  size = spec.config.data.image_size
+  return spec.model.init(
+    jax.random.key(seed), jnp.zeros((1, size, size, 3), spec.accumulation), train=False
   )
 
 
-def evaluate(job, variables, arrays=None):
-  arrays = arrays or toy_arrays(job.config)
+def evaluate(spec, variables, arrays=None):
+  arrays = arrays or toy_arrays(spec.config)
   data = pad_batches(
-    arrays.eval_images, arrays.eval_labels, batch=job.plan.eval_batch_size, devices=job.devices
+    arrays.eval_images, arrays.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
   )
-  program = jax.jit(eval_step.evaluate_on_mesh(job))
-  return program(*mesh_lib.replicate((variables, data), job.mesh))
+  program = jax.jit(eval_step.evaluate_on_mesh(spec))
+  return program(*mesh_lib.replicate((variables, data), spec.mesh))
 
 
-def view_logits(job, variables, images):
+def view_logits(spec, variables, images):
   """Logits of the six views of all images at once, [6, n, classes]; moved by NumPy."""
-  config = job.config
-  images = np.asarray(normalize(images, config.data.mean, config.data.std, job.accumulation))
+  config = spec.config
+  images = np.asarray(normalize(images, config.data.mean, config.data.std, spec.accumulation))
   h, w = images.shape[1:3]
   padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
-  apply = jax.jit(lambda x: job.model.apply(variables, x, train=False))
+  apply = jax.jit(lambda x: spec.model.apply(variables, x, train=False))
   moved = (images, padded[:, 0:h, 0:w], padded[:, 2 : 2 + h, 2 : 2 + w])
   return np.stack([apply(x) for view in moved for x in (view, view[:, :, ::-1])])
 
 
-def logits_by_hand(job, variables, images):
-  x, x_mirrored, *four = view_logits(job, variables, images).astype(np.float64)
-  if job.config.eval.mode == "center":
+def logits_by_hand(spec, variables, images):
+  x, x_mirrored, *four = view_logits(spec, variables, images).astype(np.float64)
+  if spec.config.eval.mode == "center":
     return x
-  if job.config.eval.mode == "flip":
+  if spec.config.eval.mode == "flip":
     return (x + x_mirrored) / 2
-  if job.config.eval.mode == "six":
+  if spec.config.eval.mode == "six":
     return 0.5 * (x + x_mirrored) / 2 + 0.5 * sum(four) / 4
   p = np.exp(x - x.max(axis=1, keepdims=True))
   confidence = (p / p.sum(axis=1, keepdims=True)).max(axis=1)
@@ -92,10 +92,10 @@ def logits_by_hand(job, variables, images):
   return result
 
 
-def by_hand(job, variables, arrays=None):
+def by_hand(spec, variables, arrays=None):
   """Accuracies of all images at once, in NumPy after the net."""
-  arrays = arrays or toy_arrays(job.config)
-  logits = logits_by_hand(job, variables, arrays.eval_images)
+  arrays = arrays or toy_arrays(spec.config)
+  logits = logits_by_hand(spec, variables, arrays.eval_images)
   shifted = logits - logits.max(axis=1, keepdims=True)
   log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
   best = np.argsort(-logits, axis=1, kind="stable")
@@ -117,25 +117,25 @@ def assert_equal(sums, expected, count):
 @pytest.mark.parametrize("views", VIEWS)
 def test_every_image_counts_once(devices, views):
   # 21 images in batches of 4 on one device, of 3 on eight: padding in both.
-  job = small_job(views, devices)
-  assert job.plan.eval_batch_size == (4 if devices == 1 else 3)
-  variables = small_variables(job)
-  assert_equal(evaluate(job, variables), by_hand(job, variables), 21)
+  spec = small_job(views, devices)
+  assert spec.plan.eval_batch_size == (4 if devices == 1 else 3)
+  variables = small_variables(spec)
+  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 21)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_the_least_confident_quarter_in_several_batches(devices):
   # A quarter of 203 is 50: four batches of 13 on one device, one of 7 on each of eight.
-  job = small_job("selective", devices, **{"data.eval_images": 203, "eval.batch_size": 16})
-  variables = small_variables(job)
-  assert_equal(evaluate(job, variables), by_hand(job, variables), 203)
+  spec = small_job("selective", devices, **{"data.eval_images": 203, "eval.batch_size": 16})
+  variables = small_variables(spec)
+  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 203)
 
 
 def test_the_net_of_the_recipe_with_its_running_statistics():
-  job = toy_job(toy_config(**{"precision": "float64", "eval.mode": "flip"}), devices=8)
-  init = jax.jit(on_mesh(init_state, job))
-  state = jax.device_get(init(seed_key(0), toy_arrays(job.config).train_images))
-  assert_equal(evaluate(job, state.evaluated()), by_hand(job, state.evaluated()), 21)
+  spec = toy_spec(toy_config(**{"precision": "float64", "eval.mode": "flip"}), devices=8)
+  init = jax.jit(on_mesh(init_state, spec))
+  state = jax.device_get(init(seed_key(0), toy_arrays(spec.config).train_images))
+  assert_equal(evaluate(spec, state.evaluated()), by_hand(spec, state.evaluated()), 21)
 
 
 class Bright(nn.Module):
@@ -148,14 +148,14 @@ class Bright(nn.Module):
 
 def bright_job(devices, **fields):
   plain = {"data.mean": (0.0,) * 3, "data.std": (1.0,) * 3}
-  job = toy_job(
+  spec = toy_spec(
     toy_config(**{"precision": "float64", "eval.mode": "selective"} | plain | fields),
     devices=devices,
   )
-  return dataclasses.replace(job, model=Bright())
+  return dataclasses.replace(spec, model=Bright())
 
 
-def bright_variables(job):
+def bright_variables(spec):
   # Sums of integers times 2^-16 are exact, in any order.
   weights = np.random.default_rng(0).integers(-99, 99, size=(3 * 8 * 8, 10)) / 2**16
   return {"params": {"head": {"kernel": weights}}}
@@ -163,25 +163,25 @@ def bright_variables(job):
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_padding_is_never_among_the_least_confident(devices):
-  job = bright_job(devices)
-  variables = bright_variables(job)
-  black = job.model.apply(variables, np.zeros((1, 8, 8, 3)), train=False)
+  spec = bright_job(devices)
+  variables = bright_variables(spec)
+  black = spec.model.apply(variables, np.zeros((1, 8, 8, 3)), train=False)
   np.testing.assert_array_equal(black, np.zeros((1, 10)))
-  assert_equal(evaluate(job, variables), by_hand(job, variables), 21)
+  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 21)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_of_equally_confident_images_the_first_are_chosen(devices):
-  job = bright_job(devices)
-  arrays = toy_arrays(job.config)
+  spec = bright_job(devices)
+  arrays = toy_arrays(spec.config)
   # One image 21 times, with labels of which the first 5 are others than the last.
   arrays = dataclasses.replace(
     arrays,
     eval_images=np.repeat(arrays.eval_images[:1], 21, axis=0),
     eval_labels=(np.arange(21) // 5).astype(np.int32),
   )
-  variables = bright_variables(job)
-  assert_equal(evaluate(job, variables, arrays), by_hand(job, variables, arrays), 21)
+  variables = bright_variables(spec)
+  assert_equal(evaluate(spec, variables, arrays), by_hand(spec, variables, arrays), 21)
 
 
 def test_of_three_images_none_is_chosen():
@@ -194,9 +194,9 @@ def test_of_three_images_none_is_chosen():
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_diverged_net_is_never_right_and_every_image_still_counts_once(devices):
-  job = small_job("selective", devices)
-  nan = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), small_variables(job))
-  sums = evaluate(job, nan)
+  spec = small_job("selective", devices)
+  nan = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), small_variables(spec))
+  sums = evaluate(spec, nan)
   assert (int(sums.count), int(sums.top1), int(sums.top5)) == (21, 0, 0)
   assert np.isnan(sums.loss)
 
@@ -208,11 +208,11 @@ def test_a_diverged_net_is_never_right_and_every_image_still_counts_once(devices
 )
 def test_the_net_sees_batches_of_equal_size_in_the_precision_of_the_config(views, sizes):
   fields = {"data.eval_images": 203, "eval.batch_size": 16, "precision": "bfloat16"}
-  job = small_job(views, **fields)
-  variables, arrays = small_variables(job), toy_arrays(job.config)
+  spec = small_job(views, **fields)
+  variables, arrays = small_variables(spec), toy_arrays(spec.config)
   data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=16, devices=1)
   SEEN.clear()
-  jax.eval_shape(eval_step.evaluate_on_mesh(job), variables, data)
+  jax.eval_shape(eval_step.evaluate_on_mesh(spec), variables, data)
   assert sorted(set(SEEN)) == [(size, jnp.bfloat16) for size in sizes]
 
 
@@ -221,7 +221,7 @@ def test_logits_are_weighted_means_over_the_views():
   variables, data = small_variables(jobs[0]), jobs[0].config.data
   images = toy_arrays(jobs[0].config).eval_images
   normal = normalize(images, data.mean, data.std, np.float64)
-  rows = [np.asarray(eval_step.predict_logits(variables, normal, job=job)) for job in jobs]
+  rows = [np.asarray(eval_step.predict_logits(variables, normal, spec=spec)) for spec in jobs]
   a, b, c, d, e, f = view_logits(jobs[0], variables, images)
   expected = [a, (a + b) / 2, (a + b) / 4 + (c + d + e + f) / 8, (a + b + c + d + e + f) / 6]
   assert_same(rows, expected)
@@ -246,10 +246,10 @@ class TestAgainstTorch:
 
     return net
 
-  def images_of(self, job):
+  def images_of(self, spec):
     import torch
 
-    arrays, data = toy_arrays(job.config), job.config.data
+    arrays, data = toy_arrays(spec.config), spec.config.data
     pixels = torch.from_numpy(arrays.eval_images).permute(0, 3, 1, 2).double()
     mean, std = (torch.tensor(v).double()[:, None, None] for v in (data.mean, data.std))
     return (pixels - mean) / std, torch.from_numpy(arrays.eval_labels).long()
@@ -282,26 +282,26 @@ class TestAgainstTorch:
 
   @pytest.mark.parametrize("views, of_a_batch", [("six", "six"), ("selective", "plain_mean")])
   def test_logits(self, views, of_a_batch):
-    job = small_job(views)
-    variables = small_variables(job)
+    spec = small_job(views)
+    variables = small_variables(spec)
     net = self.torch_net(variables)
-    x, _ = self.images_of(job)
-    logits = eval_step.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), job=job)
+    x, _ = self.images_of(spec)
+    logits = eval_step.predict_logits(variables, x.permute(0, 2, 3, 1).numpy(), spec=spec)
     assert_same(logits, getattr(self, of_a_batch)(net, x).numpy())
 
   @pytest.mark.parametrize("devices", [1, 8])
   @pytest.mark.parametrize("views", ["six", "selective"])
   def test_accuracy_and_loss(self, views, devices):
-    job = small_job(views, devices, **{"data.eval_images": 203, "eval.batch_size": 16})
-    variables = small_variables(job, seed=1)
+    spec = small_job(views, devices, **{"data.eval_images": 203, "eval.batch_size": 16})
+    variables = small_variables(spec, seed=1)
     net = self.torch_net(variables)
     import torch
 
-    x, labels = self.images_of(job)
+    x, labels = self.images_of(spec)
     logits = getattr(self, views)(net, x)
     expected = {
       "loss": float(torch.nn.functional.cross_entropy(logits, labels)),
       "top1": float((logits.argmax(1) == labels).double().mean()),
       "top5": float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()),
     }
-    assert_equal(evaluate(job, variables), expected, 203)
+    assert_equal(evaluate(spec, variables), expected, 203)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from tolerances import EQUAL, assert_equal
-from toy import load_recipe, toy_arrays, toy_job
+from toy import load_recipe, toy_arrays, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.planning.plan import StepKind
@@ -103,7 +103,7 @@ class Run:
   number of the start was moved by up to EQUAL.
   """
 
-  job: object
+  spec: object
   start: object
   end: object
   tolerance: float
@@ -112,36 +112,36 @@ class Run:
 
 
 def run(config, steps):
-  job = toy_job(config)
+  spec = toy_spec(config)
   data = toy_arrays(config)
-  shapes = jax.eval_shape(on_mesh(init_state, job), seed_key(0), data.train_images)
+  shapes = jax.eval_shape(on_mesh(init_state, spec), seed_key(0), data.train_images)
   start = filled(shapes, seed=0)
   state, moved = start, disturbed(start)
-  table, batch = job.plan.table_in(np.float64), config.batch_size
+  table, batch = spec.plan.table_in(np.float64), config.batch_size
   programs, images, labels = {}, [], []
   for step in range(steps):
-    kind = job.plan.kind_of(step)
+    kind = spec.plan.kind_of(step)
     if kind not in programs:
       # Half of the seconds would be the compiler's.
       programs[kind] = jax.jit(
-        on_mesh(train_step, job, kind=kind),
+        on_mesh(train_step, spec, kind=kind),
         compiler_options={"xla_backend_optimization_level": 0},
       )
     rows = (np.arange(batch) + step * batch) % len(data.train_labels)
     part = Batch(data.train_images[rows], data.train_labels[rows], np.ones(batch, bool))
     hyper = {name: column[step] for name, column in table.items()}
-    state, _ = programs[kind](state, part, np.zeros(batch, bool), hyper)
-    moved, _ = programs[kind](moved, part, np.zeros(batch, bool), hyper)
+    state, _ = programs[kind](state, part, hyper)
+    moved, _ = programs[kind](moved, part, hyper)
     normal = (part.image / 255 - np.array(config.data.mean) / 255) / (
       np.array(config.data.std) / 255
     )
     images.append(nchw(normal))
     labels.append(torch.tensor(part.label).long())
-  assert len(programs) == len({job.plan.kind_of(step) for step in range(steps)})
+  assert len(programs) == len({spec.plan.kind_of(step) for step in range(steps)})
   end = jax.device_get(state)
   tolerance = max(EQUAL, distance(jax.device_get(moved), end))
   assert tolerance < LARGEST_TOLERANCE
-  return Run(job, start, end, tolerance, images, labels)
+  return Run(spec, start, end, tolerance, images, labels)
 
 
 def leaves(tree, *, bias):
@@ -243,7 +243,7 @@ def test_airbench94_sgd_with_lookahead():
   for step in range(total):
     params["whiten"]["bias"].requires_grad_(step < 4)
     set_rates(optimizer, airbench_rate(step, total, 0.23, 0.07))
-    logits = airbench_logits(ours.job.model, params, stats, ours.images[step], train=True)
+    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
     optimizer.zero_grad(set_to_none=True)
     summed_loss(logits, ours.labels[step], 0.2).sum().backward()
     optimizer.step()
@@ -301,7 +301,7 @@ def load_muon(file, variant, *, batch, epochs, bias_epochs):
 
 def muon_run(ours, muon, *, steps, whiten_steps, sgd_momentum, bias_rate, head_rate, decay, rate):
   """What both recipes of Muon's share: `muon` makes theirs, the rest is torch's SGD."""
-  total, smoothing = ours.job.plan.total_steps, ours.job.config.label_smoothing
+  total, smoothing = ours.spec.plan.total_steps, ours.spec.config.label_smoothing
   params, stats = of_airbench(ours.start)
   others = [leaf for leaf in leaves(params, bias=False) if leaf.ndim == 2]
   filters = [leaf for leaf in leaves(params, bias=False) if leaf.ndim == 4]
@@ -319,7 +319,7 @@ def muon_run(ours, muon, *, steps, whiten_steps, sgd_momentum, bias_rate, head_r
   last = 0
   for step in range(steps):
     params["whiten"]["bias"].requires_grad_(step < whiten_steps)
-    logits = airbench_logits(ours.job.model, params, stats, ours.images[step], train=True)
+    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
     summed_loss(logits, ours.labels[step], smoothing).sum().backward()
     left = [1 - step / whiten_steps] + [1 - step / total] * 2
     for group, lr, share in zip(optimizer.param_groups, first, left, strict=True):
@@ -327,7 +327,7 @@ def muon_run(ours, muon, *, steps, whiten_steps, sgd_momentum, bias_rate, head_r
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     renormalize = True
-    if ours.job.config.optimizer.muon_renormalize == "growing":
+    if ours.spec.config.optimizer.muon_renormalize == "growing":
       # hiverge: 2 steps after the last time at first, 17 in the end.
       renormalize = step + 1 - last >= 2 + int(15 * (step + 1) / total)
       last = step + 1 if renormalize else last
@@ -376,7 +376,7 @@ def test_hiverge():
     )
 
   ours = run(config, 6)
-  assert ours.job.plan.table["renormalize"][:6].tolist() == [0, 1, 0, 0, 1, 0]
+  assert ours.spec.plan.table["renormalize"][:6].tolist() == [0, 1, 0, 0, 1, 0]
   muon_run(
     ours,
     muon,
@@ -400,7 +400,7 @@ def test_hlb_with_its_average():
   config.model.widths = (8, 32, 64)
   config.optimizer.weight_decay *= batch / 1024
   ours = run(config, steps)
-  total = ours.job.plan.total_steps
+  total = ours.spec.plan.total_steps
   assert total == 49
 
   params, stats = of_airbench(ours.start)
@@ -411,7 +411,7 @@ def test_hlb_with_its_average():
   average = None
   for step in range(steps):
     set_rates(optimizer, np.interp(step, [0, int(0.23 * total), total], [0, 1, 0.07]))
-    logits = airbench_logits(ours.job.model, params, stats, ours.images[step], train=True)
+    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
     optimizer.zero_grad(set_to_none=True)
     (summed_loss(logits, ours.labels[step], 0.2).sum() * 512 / batch).backward()
     optimizer.step()
@@ -440,7 +440,7 @@ def test_airbench96_with_a_proxy():
   config.schedule.peak *= batch / 1024
   steps = 6
   ours = run(config, steps)
-  assert {ours.job.plan.kind_of(step) for step in range(steps)} == {
+  assert {ours.spec.plan.kind_of(step) for step in range(steps)} == {
     StepKind(whiten_bias=True, proxy_learns=learns) for learns in (True, False)
   }
 
@@ -451,7 +451,7 @@ def test_airbench96_with_a_proxy():
   for step in range(steps):
     set_rates(small, airbench_rate(step, total, 0.1, 0.0))
     logits = airbench_logits(
-      ours.job.proxy.model, small_params, small_stats, ours.images[step], train=True
+      ours.spec.proxy.model, small_params, small_stats, ours.images[step], train=True
     )
     losses = summed_loss(logits, ours.labels[step], 0.2)
     chosen.append(losses.argsort()[-keep:])
@@ -465,7 +465,7 @@ def test_airbench96_with_a_proxy():
   lookahead = Lookahead(params, stats)
   for step, rows in enumerate(chosen):
     set_rates(optimizer, airbench_rate(step, total, 0.1, 0.0))
-    logits = airbench_logits(ours.job.model, params, stats, ours.images[step][rows], train=True)
+    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step][rows], train=True)
     optimizer.zero_grad(set_to_none=True)
     summed_loss(logits, ours.labels[step][rows], 0.2).sum().backward()
     optimizer.step()
@@ -485,7 +485,7 @@ def test_myrtles_ghost_norm_and_moving_average():
   config = load("cifar10_resnet9.py", "ema", batch=batch, epochs=13.0)
   config.model.width = 8
   ours = run(config, steps)
-  model, epochs = ours.job.model, config.epochs
+  model, epochs = ours.spec.model, config.epochs
 
   params = tensors(ours.start.params, gradients=True)
   params["whiten"]["kernel"].requires_grad_(False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend import core
-from toy import load_recipe, toy_config, toy_job
+from toy import load_recipe, toy_config, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.steps import eval_step
@@ -79,7 +79,7 @@ NETS = {
 
 def programs(config):
   """The precisions of the training step, the evaluation and the first state of a config."""
-  job = toy_job(config)
+  job = toy_spec(config)
   size, n = config.data.image_size, config.batch_size
   images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8)
   state = jax.eval_shape(on_mesh(init_state, job), seed_key(0), images)
@@ -87,7 +87,7 @@ def programs(config):
   hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
   step = on_mesh(train_step, job, kind=job.plan.kind_of(0))
   return (
-    precisions(step, state, batch, batch.mask, hyper),
+    precisions(step, state, batch.replace(flip=batch.mask), hyper),
     precisions(eval_step.evaluate_on_mesh(job), state.evaluated(), batch),
     precisions(on_mesh(init_state, job), seed_key(0), images),
   )

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
-from toy import load_recipe, toy_config, toy_job
+from toy import load_recipe, toy_config, toy_spec
 
 from jaxspeed.devices import allreduce
 from jaxspeed.errors import UserError
@@ -11,7 +11,7 @@ from jaxspeed.models.make import make_model
 
 
 def test_the_fields_of_the_config_reach_the_net():
-  job = toy_job(toy_config(**{"data.classes": 7, "precision": "bfloat16"}), devices=8)
+  job = toy_spec(toy_config(**{"data.classes": 7, "precision": "bfloat16"}), devices=8)
   assert (job.model.width, job.model.classes, job.model.dtype) == (4, 7, jnp.bfloat16)
   assert job.model.whiten and job.devices == 8
 
@@ -61,7 +61,7 @@ def test_a_head_that_cannot_begin_so_is_told():
 
 def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange():
   options = ("xla_gpu_graph_min_graph_size=7", "xla_gpu_autotune_level=0", "xla_gpu_x=True")
-  job = toy_job(toy_config(compiler_options=options), devices=2)
+  job = toy_spec(toy_config(compiler_options=options), devices=2)
   assert job.compiler_options("gpu") == {
     **allreduce.compiler_options("gpu", 2),
     "xla_gpu_graph_min_graph_size": "7",
@@ -71,4 +71,4 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
   with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
     compile_programs(job)
   with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):
-    toy_job(toy_config(compiler_options=("xla_gpu_x",)))
+    toy_spec(toy_config(compiler_options=("xla_gpu_x",)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tolerances import assert_equal, rounding
-from toy import load_recipe, toy_arrays, toy_config, toy_job
+from toy import load_recipe, toy_arrays, toy_config, toy_spec
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.data.batch import Batch, seed_key
@@ -15,7 +15,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import update as update_lib
-from jaxspeed.steps.hard_examples import choose
+from jaxspeed.steps.hard_examples import select_hard_examples
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
@@ -68,8 +68,8 @@ def assert_same_run(first, second, *parts):
 def test_accumulated_parts_are_ghost_batches(parts, devices):
   plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
   plain["precision"] = "float64"
-  ghosts = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain))
-  parted = toy_job(toy_config(accumulate=parts, **plain), devices=devices)
+  ghosts = toy_spec(toy_config(**{"model.ghost_splits": 8}, **plain))
+  parted = toy_spec(toy_config(accumulate=parts, **plain), devices=devices)
   whole, accumulated = run_steps(ghosts, 4), run_steps(parted, 4, regroup)
   assert_same_run(whole, accumulated, "params", "batch_stats", "opt_state")
   assert accumulated[0].sums.count == 256
@@ -82,8 +82,8 @@ def test_one_device_equals_eight():
   # i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
   plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
   plain["precision"] = "float64"
-  one = toy_job(toy_config(**{"model.ghost_splits": 8}, **plain), devices=1)
-  eight = toy_job(toy_config(**plain), devices=8)
+  one = toy_spec(toy_config(**{"model.ghost_splits": 8}, **plain), devices=1)
+  eight = toy_spec(toy_config(**plain), devices=8)
 
   carry_1, losses_1 = run_steps(one, 4)
   carry_8, losses_8 = run_steps(eight, 4, regroup)
@@ -98,7 +98,7 @@ def test_one_device_equals_eight():
 @pytest.mark.usefixtures("float64")
 def test_a_scanned_epoch_equals_a_loop_of_steps():
   fields = {"augment.flip": "random", "augment.cutout": 3, "precision": "float64"}
-  job = toy_job(toy_config(**fields))
+  job = toy_spec(toy_config(**fields))
   by_step, losses = run_steps(job, 4)
   programs = compile_programs(job, whole_epochs=True)
   resident = place(toy_arrays(job.config), job)
@@ -119,7 +119,7 @@ def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
     config = toy_config(
       **{"data.last_batch": last_batch, "data.train_images": 70, "augment.flip": "alternating"}
     )
-    job = toy_job(config, devices)
+    job = toy_spec(config, devices)
     order_of = jax.jit(on_mesh(order_of_job, job))
     orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
     assert (job.plan.total_steps, job.plan.examples(8)) == (8, 128)
@@ -130,17 +130,17 @@ def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
 
 
 def test_epochs_of_two_lengths_are_two_programs():
-  job = toy_job(toy_config(epochs=1.5))
+  job = toy_spec(toy_config(epochs=1.5))
   assert set(compile_programs(job, whole_epochs=True).train) == {((n, (PLAIN,)),) for n in (4, 2)}
 
 
 def test_the_step_learns():
-  _, losses = run_steps(toy_job(toy_config(epochs=8.0)), 32)
+  _, losses = run_steps(toy_spec(toy_config(epochs=8.0)), 32)
   assert np.mean(losses[-4:]) < losses[0] - 0.3
 
 
 def test_gradients_of_eight_devices_are_few_all_reduces():
-  job = toy_job(toy_config(), devices=8)
+  job = toy_spec(toy_config(), devices=8)
   text = compile_programs(job, whole_epochs=False).train[((1, (PLAIN,)),)].call.as_text()
   # 9 kernels, 8 norms, sums: without XLA's combination it would be about 50.
   assert len(re.findall(r"= .* all-reduce(?:-start)?\(", text)) <= 2
@@ -155,13 +155,13 @@ def masked_step(job, mask):
   state = init(key, mesh_lib.replicate(arrays.train_images, job.mesh))
   hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(1.0)}
   train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
-  return train(state, mesh_lib.replicate(batch, job.mesh), np.zeros(16, bool), hyper)
+  return train(state, mesh_lib.replicate(batch, job.mesh), hyper)
 
 
 def test_masked_examples_do_not_move_the_parameters():
   # Of 16 examples the last 8 are masked: their labels must not matter, their pixels only through
   # the norms. The mean is over 8.
-  job = toy_job(toy_config(**{"augment.crop_padding": 0}))
+  job = toy_spec(toy_config(**{"augment.crop_padding": 0}))
   mask = np.arange(16) < 8
   state, sums = masked_step(job, mask)
   whole, all_sums = masked_step(job, np.ones(16, bool))
@@ -176,8 +176,8 @@ def test_masked_examples_do_not_move_the_parameters():
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_near_float32(precision):
-  job32 = toy_job(toy_config())
-  job16 = toy_job(toy_config(precision=precision))
+  job32 = toy_spec(toy_config())
+  job16 = toy_spec(toy_config(precision=precision))
   carry32, losses32 = run_steps(job32, 3)
   carry16, losses16 = run_steps(job16, 3)
   np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, precision))
@@ -188,7 +188,7 @@ def test_half_precision_is_near_float32(precision):
 
 @pytest.mark.float16
 def test_an_overflow_skips_the_step_and_halves_the_scale():
-  job = toy_job(toy_config(precision="float16", **{"augment.crop_padding": 0}))
+  job = toy_spec(toy_config(precision="float16", **{"augment.crop_padding": 0}))
   arrays = toy_arrays(job.config)
   batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.ones(16, bool))
   key = mesh_lib.replicate(seed_key(0), job.mesh)
@@ -197,19 +197,18 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
   huge = mesh_lib.replicate(huge, job.mesh)
   hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(0.5)}
   train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
-  mirror = np.zeros(16, bool)
-  new, _ = train(huge, batch, mirror, hyper)
+  new, _ = train(huge, batch, hyper)
   jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
   jax.tree.map(np.testing.assert_array_equal, new.opt_state, state.opt_state)
   jax.tree.map(np.testing.assert_array_equal, new.average, state.average)
   assert float(new.loss_scale.scale) == 2.0**39
   assert int(new.step) == 1
   assert train._cache_size() == 1
-  train(new, batch, mirror, hyper)
+  train(new, batch, hyper)
   assert train._cache_size() == 1
 
 
-def airbench_job(variant, devices=1, **fields):
+def airbench_spec(variant, devices=1, **fields):
   config = load_recipe("cifar10_airbench.py", variant)
   config.precision = "float32"
   config.batch_size = 16
@@ -221,14 +220,14 @@ def airbench_job(variant, devices=1, **fields):
   config.data.update(image_size=12, train_images=64, eval_images=21)
   config.eval.batch_size = 4
   config.update_from_flattened_dict(fields)
-  return toy_job(config, devices)
+  return toy_spec(config, devices)
 
 
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
 def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
   fields = {"proxy.keep": 6, "model.depth": 2, "precision": "float64"}
-  job = airbench_job("96_faster", **fields)
+  job = airbench_spec("96_faster", **fields)
   arrays = toy_arrays(job.config)
   key = mesh_lib.replicate(seed_key(0), job.mesh)
   proxy = jax.jit(on_mesh(init_state, job))(key, arrays.train_images).proxy
@@ -249,7 +248,7 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
   hyper = {name: column[0] for name, column in job.plan.table_in(np.float64).items()}
   for learns in (True, False):
     kind = StepKind(whiten_bias=True, proxy_learns=learns)
-    call = jax.jit(on_mesh(choose, job.proxy, kind=kind))
+    call = jax.jit(on_mesh(select_hard_examples, job.proxy, kind=kind))
     new, kept = call(proxy, batch, hyper)
     assert sorted(kept.tolist()) == sorted(expected)
     assert int(new.step) == 1
@@ -267,14 +266,14 @@ def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_four
 
 
 def test_a_proxys_whitening_bias_stays_where_the_nets_moves():
-  job = airbench_job("96_faster", **{"proxy.keep": 6, "proxy.every": 1, "model.depth": 2})
+  job = airbench_spec("96_faster", **{"proxy.keep": 6, "proxy.every": 1, "model.depth": 2})
   carry, _ = run_steps(job, 2)
   assert np.abs(carry.state.params["whiten"]["bias"]).min() > 0
   np.testing.assert_array_equal(carry.state.proxy.params["whiten"]["bias"], np.zeros(24))
 
 
 def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
-  job = airbench_job("94_muon")
+  job = airbench_spec("94_muon")
   arrays = toy_arrays(job.config)
   resident = place(arrays, job)
   programs = compile_programs(job, whole_epochs=True)
@@ -285,14 +284,14 @@ def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
     carry, resident.train, order, resident.table
   )
   assert not np.array_equal(before, trained.state.params["whiten"]["bias"])
-  frozen_job = airbench_job("94_muon", **{"whitening.bias_epochs": 0.0})
+  frozen_job = airbench_spec("94_muon", **{"whitening.bias_epochs": 0.0})
   carry, _ = run_steps(frozen_job, 4)
   np.testing.assert_array_equal(carry.state.params["whiten"]["bias"], before)
 
 
 def test_whitening_comes_from_the_first_images():
   config = toy_config(**{"whitening.images": 32})
-  job = toy_job(config)
+  job = toy_spec(config)
   arrays = toy_arrays(config)
   init = jax.jit(on_mesh(init_state, job))
   key = mesh_lib.replicate(seed_key(0), job.mesh)
@@ -309,7 +308,7 @@ def test_whitening_comes_from_the_first_images():
 
 
 def test_the_seed_decides_the_parameters():
-  job = toy_job(toy_config())
+  job = toy_spec(toy_config())
   init = jax.jit(on_mesh(init_state, job))
   images = toy_arrays(job.config).train_images
   a, b, c = (init(seed_key(seed), images) for seed in (1, 1, 2))

@@ -11,17 +11,17 @@ class HostBatch:
   """This process's contiguous part of a global batch.
 
   Attributes:
-    image: as decoded; never mirrored.
+    image: as decoded; never flipped.
     label: of the images that are in `image`.
     mask: false where the image does not count.
-    mirror: true where the image is to be mirrored, on the device.
+    flip: true where the device flips the image left to right.
     index: numbers of the images asked for; another may stand for one that is broken.
   """
 
   image: UInt8[np.ndarray, "b h w 3"]
   label: Int32[np.ndarray, "b"]
   mask: Bool[np.ndarray, "b"]
-  mirror: Bool[np.ndarray, "b"]
+  flip: Bool[np.ndarray, "b"]
   index: Int64[np.ndarray, "b"]
 
 
@@ -32,5 +32,5 @@ class Request:
   index: Int64[np.ndarray, "b"]
   used: Int64[np.ndarray, "b"]
   mask: Bool[np.ndarray, "b"]
-  mirror: Bool[np.ndarray, "b"]
+  flip: Bool[np.ndarray, "b"]
   windows: tuple[np.ndarray, ...]

@@ -1,4 +1,4 @@
-"""The order of an epoch, the part of each image, and which are mirrored: all of it in NumPy.
+"""The order of an epoch, the part of each image, and which are flipped: all of it in NumPy.
 
 All of it is a function of (seed, epoch, step), so that a stream starts at any step without what
 comes before it, and any number of processes sees the same global batches.
@@ -26,8 +26,8 @@ def epoch_order(seed: int, epoch: int, images: int) -> Int64[np.ndarray, "n"]:
   return random_stream(seed, epoch, ORDER).permutation(images).astype(np.int64, copy=False)
 
 
-def epoch_mirror(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:
-  """Which images an epoch mirrors, by number.
+def epoch_flips(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:
+  """Which images an epoch flips left to right, by number.
 
   Args:
     seed: of the run.

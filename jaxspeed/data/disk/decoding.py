@@ -75,7 +75,7 @@ class Stream(abc.ABC):
 
   @abc.abstractmethod
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers, mask and mirror of this process's part of a step's batch."""
+    """Numbers, mask and flips of this process's part of a step's batch."""
 
   @abc.abstractmethod
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -125,14 +125,14 @@ class Stream(abc.ABC):
       image=image,
       label=self.split.label[request.used],
       mask=request.mask,
-      mirror=request.mirror,
+      flip=request.flip,
       index=request.index,
     )
 
   # Requests
 
   def _request(self, step: int) -> Request:
-    index, mask, mirror = self._ask(step)
+    index, mask, flip = self._ask(step)
     used = index.copy()
     for row in np.flatnonzero(self._repair.doubtful[used]):
 
@@ -142,7 +142,7 @@ class Stream(abc.ABC):
 
       used[row] = self._repair.next_whole(int(used[row]), windows_of)
     windows = self._windows(step, np.arange(len(used)), used)
-    return Request(index, used, self._counted(mask, used == index), mirror, windows)
+    return Request(index, used, self._counted(mask, used == index), flip, windows)
 
   def _counted(self, mask: np.ndarray, original: np.ndarray) -> np.ndarray:
     """The mask of a batch in which only the `original` images are those asked for."""

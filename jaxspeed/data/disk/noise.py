@@ -57,7 +57,7 @@ class NoiseStream:
     self._first = self._size * process
     rng = np.random.RandomState(self._first)
     self._image = rng.randint(0, 256, (self._size, size, size, 3)).astype(np.uint8)
-    self._mirror = rng.random_sample(self._size) < 0.5
+    self._flip = rng.random_sample(self._size) < 0.5
 
   def __iter__(self) -> "NoiseStream":
     return self
@@ -70,7 +70,7 @@ class NoiseStream:
       image=self._image,
       label=self.split.label[index],
       mask=place < self._phase.images,
-      mirror=self._mirror,
+      flip=self._flip,
       index=index,
     )
 
@@ -96,6 +96,6 @@ class NoiseEvaluation:
         image=rng.randint(0, 256, (part, *batch.shape, 3)).astype(np.uint8),
         label=self._split.label[batch.index[own]],
         mask=batch.mask[own],
-        mirror=np.zeros(part, bool),
+        flip=np.zeros(part, bool),
         index=batch.index[own],
       )

@@ -7,7 +7,7 @@
 An image is resized so that its short side is 1.14 times that of the shapes, and its centre is cut
 out. A square crop throws a third of a 3:2 photograph away; a shape of the image's own ratio keeps
 it. fast.ai's code (cybertronai/imagenet18) takes the mean ratio of every batch of sorted images,
-which makes 20 to 60 shapes, as many programs as that; `choose` makes at most `limit`.
+which makes 20 to 60 shapes, as many programs as that; `choose_shapes` makes at most `limit`.
 
 Sizes are in pixels, pairs are (height, width). An image of width or height 0 is broken: it has no
 shape and comes into no batch.
@@ -50,7 +50,7 @@ def resized_side(short_side: int) -> int:
   return int(short_side * 1.14)
 
 
-def choose(
+def choose_shapes(
   width: Int[np.ndarray, "n"],
   height: Int[np.ndarray, "n"],
   *,

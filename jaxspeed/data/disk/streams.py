@@ -6,7 +6,7 @@
       ...
     stream.broken  # {number: reason} of the images that others took the place of
 
-`crops.py` decides which images, which part of each, and which are mirrored, as a function of (seed,
+`crops.py` decides which images, which part of each, and which are flipped, as a function of (seed,
 epoch, step) alone. TensorFlow's graph reads, decodes, crops and resizes, and draws nothing
 (`decoding.py`). So a stream starts at any step without decoding what comes before it, and any
 number of processes sees the same global batches.
@@ -22,7 +22,7 @@ from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   central_windows,
   crop_boxes,
-  epoch_mirror,
+  epoch_flips,
   epoch_order,
   random_stream,
   stored_boxes,
@@ -69,7 +69,7 @@ class TrainStream(Stream):
       image_size: both sides, in pixels.
       batch_size: of all processes together, which divide it.
       min_scale: see `crop_boxes`.
-      flip: see `epoch_mirror`.
+      flip: see `epoch_flips`.
       steps: (epoch, step in the epoch) of each batch; the last step of an epoch may be short of
         images, and is filled with masked ones from the epoch's beginning: real images, for the
         sake of batch norm.
@@ -99,22 +99,22 @@ class TrainStream(Stream):
     )
 
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    epoch, within = map(int, self._numbers[step])
+    epoch, step_in_epoch = map(int, self._numbers[step])
     images = len(self.split)
     # By one name only: after a restart a thread that is about to end may still be here.
     kept = self._epoch
     if kept is None or kept[0] != epoch:
       order = epoch_order(self._seed, epoch, images)
-      kept = epoch, order, epoch_mirror(self._seed, epoch, images, flip=self._flip)
+      kept = epoch, order, epoch_flips(self._seed, epoch, images, flip=self._flip)
       self._epoch = kept
-    _, order, mirror = kept
-    place = within * self._global + np.arange(self._global)[self._rows]
+    _, order, flip = kept
+    place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
     index = order[place % images]
-    return index, place < images, mirror[index]
+    return index, place < images, flip[index]
 
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    epoch, within = map(int, self._numbers[step])
-    random = random_stream(self._seed, epoch, within, AUGMENT)
+    epoch, step_in_epoch = map(int, self._numbers[step])
+    random = random_stream(self._seed, epoch, step_in_epoch, AUGMENT)
     uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows][rows]
     size = self.split.width[used], self.split.height[used]
     box = crop_boxes(uniform, *size, min_scale=self._min_scale)

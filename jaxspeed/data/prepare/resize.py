@@ -29,8 +29,8 @@ from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.data.prepare.following import Follower, remove_copy
 from jaxspeed.data.prepare.index import Broken
 from jaxspeed.data.prepare.writing import (
-  holding,
   in_processes,
+  locked,
   refuse_inside,
   write_whole,
   writing,
@@ -147,7 +147,7 @@ def resize(
     refuse_inside(destination / str(size), source)  # a link may lead there
   others: collections.Counter[str] = collections.Counter()
   classes = _list_source(source, others)
-  with holding(destination), writing(destination):
+  with locked(destination), writing(destination):
     folders = [Follower(destination / str(size), source, quality) for size in sizes]
     for folder in folders:
       folder.begin()

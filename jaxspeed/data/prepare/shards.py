@@ -37,8 +37,8 @@ from jaxspeed.data.prepare.packing import (
   write_recorded,
 )
 from jaxspeed.data.prepare.writing import (
-  holding,
   in_processes,
+  locked,
   refuse_inside,
   write_whole,
   writing,
@@ -104,7 +104,7 @@ def write_shards(
     split: np.array_split(order, min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order)))
     for split, order in orders.items()
   }
-  with holding(folder), writing(folder):
+  with locked(folder), writing(folder):
     packed = PackedFolder(folder)
     packed.keep_settings(images.train.root, shards, names_digest(splits))
     planned = [

@@ -43,7 +43,7 @@ def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def holding(folder: pathlib.Path) -> Iterator[None]:
+def locked(folder: pathlib.Path) -> Iterator[None]:
   """Makes `folder` with its parents and keeps other commands from writing to it meanwhile.
 
   The lock ends with the process, however that ends.

@@ -25,7 +25,7 @@ from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   central_windows,
   crop_boxes,
-  epoch_mirror,
+  epoch_flips,
   epoch_order,
 )
 from jaxspeed.data.disk.imageset import Split, open_images
@@ -157,7 +157,7 @@ def test_the_order_is_frozen():
 
 def test_mirrored_images():
   def bits(epoch, flip):
-    return epoch_mirror(5, epoch, 1000, flip=flip)
+    return epoch_flips(5, epoch, 1000, flip=flip)
 
   assert not bits(0, "none").any()
   np.testing.assert_array_equal(bits(0, "alternating"), ~bits(1, "alternating"))
@@ -199,8 +199,8 @@ def test_a_stream_starts_at_any_step(noise, first):
 @needs_tensorflow
 def test_seed_and_flip_reach_the_batches(noise):
   (batch, *_), _ = train(noise, flip="alternating")
-  mirror = epoch_mirror(7, 0, 22, flip="alternating")
-  np.testing.assert_array_equal(batch.mirror, mirror[batch.index])
+  flip = epoch_flips(7, 0, 22, flip="alternating")
+  np.testing.assert_array_equal(batch.flip, flip[batch.index])
   (other, *_), _ = train(noise, seed=8)
   assert (other.index != batch.index).any()
 
@@ -415,7 +415,7 @@ def assert_centres(split, batches, resize):
     assert batch.image.shape[1:3] == asked.shape
     np.testing.assert_array_equal(batch.mask, asked.mask)
     np.testing.assert_array_equal(batch.label, split.label[asked.index])
-    assert not batch.mirror.any()
+    assert not batch.flip.any()
     for image, number in zip(batch.image[asked.mask], asked.index[asked.mask], strict=True):
       expected = centre_of(split.files[number], asked.shape, int(resize))
       difference = np.abs(image.astype(float) - expected)

@@ -76,14 +76,14 @@ def brute_force(sizes, short_side, limit, multiple, longest):
 def test_no_set_of_shapes_costs_less(seed, short_side, multiple, longest):
   sizes = some_sizes(seed, 1 + 3 * seed)
   for limit in (1, 2, 3, 4):
-    chosen = rect.choose(
+    chosen = rect.choose_shapes(
       *sizes, short_side=short_side, limit=limit, multiple=multiple, longest=longest
     )
     assert 1 <= len(chosen.shapes) <= limit
     least = brute_force(sizes, short_side, limit, multiple, longest)
     assert total_cost(sizes, chosen, short_side, longest) == least
     turned = sizes[::-1]  # portrait for landscape
-    chosen = rect.choose(
+    chosen = rect.choose_shapes(
       *turned, short_side=short_side, limit=limit, multiple=multiple, longest=longest
     )
     assert total_cost(turned, chosen, short_side, longest) == least
@@ -117,7 +117,7 @@ def brute_force_with_batches(sizes, short_side, limit, batch):
 def test_no_division_costs_less_when_padded_batches_count(seed):
   sizes = some_sizes(100 + seed, 5)
   for batch, limit in ((1, 3), (2, 2), (2, 4), (3, 3), (4, 3)):
-    chosen = rect.choose(*sizes, short_side=16, limit=limit, longest=2.0, batch=batch)
+    chosen = rect.choose_shapes(*sizes, short_side=16, limit=limit, longest=2.0, batch=batch)
     assert len(chosen.shapes) <= limit
     cost = total_cost(sizes, chosen, 16, 2.0) + padding_cost(chosen, batch)
     assert cost == brute_force_with_batches(sizes, 16, limit, batch)
@@ -127,10 +127,10 @@ def test_no_division_costs_less_when_padded_batches_count(seed):
 def test_with_batches_the_shapes_end_where_batches_end(batch):
   sizes = some_sizes(5, 9000, broken=0.01)
   whole = (sizes[0] > 0) & (sizes[1] > 0)
-  chosen = rect.choose(*sizes, short_side=SHORT, batch=batch)
+  chosen = rect.choose_shapes(*sizes, short_side=SHORT, batch=batch)
   assert_each_once(chosen, batch, whole)
   assert len(rect.batches(chosen, batch)) <= -(-np.count_nonzero(whole) // batch) + 2
-  without = rect.choose(*sizes, short_side=SHORT)
+  without = rect.choose_shapes(*sizes, short_side=SHORT)
   costs = [
     total_cost(sizes_of(sizes, whole), rectangles_of(each, whole), SHORT)
     + padding_cost(each, batch)
@@ -142,7 +142,7 @@ def test_with_batches_the_shapes_end_where_batches_end(batch):
 def test_the_batch_that_is_not_whole_may_be_the_first():
   # 601 = 4 * 128 + 89. 128 + 89 squares, among them 17 images of 3:2, leave 3 whole batches.
   width, height = np.array([300] * 401 + [200] * 200), np.full(601, 200)
-  chosen = rect.choose(width, height, short_side=SHORT, limit=2, batch=128)
+  chosen = rect.choose_shapes(width, height, short_side=SHORT, limit=2, batch=128)
   assert chosen.shapes == ((288, 432), (288, 288))
   assert np.bincount(chosen.shape_of).tolist() == [3 * 128, 128 + 89]
 
@@ -157,7 +157,7 @@ def rectangles_of(chosen, whole):
 
 def test_where_nothing_need_be_quantised_every_image_has_its_own_shape():
   width, height = np.array([300, 200, 100, 50]), np.array([200, 300, 100, 100])
-  chosen = rect.choose(width, height, short_side=64, limit=16)
+  chosen = rect.choose_shapes(width, height, short_side=64, limit=16)
   assert chosen.shapes == ((128, 64), (96, 64), (64, 96), (64, 64))  # largest first
   assert chosen.shape_of.dtype == np.int32
   assert [chosen.shapes[i] for i in chosen.shape_of] == [(64, 96), (96, 64), (64, 64), (128, 64)]
@@ -166,7 +166,7 @@ def test_where_nothing_need_be_quantised_every_image_has_its_own_shape():
 def test_shapes_keep_to_their_limits_and_none_is_unused():
   sizes = some_sizes(0, 5000)
   for limit, multiple in itertools.product((1, 2, 5, 16, 1000), (8, 32)):
-    chosen = rect.choose(*sizes, short_side=SHORT, limit=limit, multiple=multiple)
+    chosen = rect.choose_shapes(*sizes, short_side=SHORT, limit=limit, multiple=multiple)
     assert len(chosen.shapes) <= limit and len(set(chosen.shapes)) == len(chosen.shapes)
     assert set(chosen.shape_of) == set(range(len(chosen.shapes)))
     assert all(min(shape) == SHORT and max(shape) % multiple == 0 for shape in chosen.shapes)
@@ -176,7 +176,7 @@ def test_shapes_keep_to_their_limits_and_none_is_unused():
 def test_more_shapes_never_cost_more():
   sizes = some_sizes(1, 3000)
   costs = [
-    total_cost(sizes, rect.choose(*sizes, short_side=128, limit=limit), 128)
+    total_cost(sizes, rect.choose_shapes(*sizes, short_side=128, limit=limit), 128)
     for limit in (1, 2, 4, 8, 16, 64)
   ]
   assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
@@ -184,36 +184,38 @@ def test_more_shapes_never_cost_more():
 
 def test_an_extreme_image_gets_three_to_one():
   width, height = np.array([20_000, 10, 400, 30_000]), np.array([10, 20_000, 400, 1])
-  chosen = rect.choose(width, height, short_side=SHORT)
+  chosen = rect.choose_shapes(width, height, short_side=SHORT)
   assert [chosen.shapes[i] for i in chosen.shape_of] == [
     (288, 864),
     (864, 288),
     (288, 288),
     (288, 864),
   ]
-  longest = rect.choose(width, height, short_side=SHORT, multiple=32, longest=2.0)
+  longest = rect.choose_shapes(width, height, short_side=SHORT, multiple=32, longest=2.0)
   assert max(max(shape) for shape in longest.shapes) == 576
 
 
 def test_a_shape_is_never_longer_than_the_resized_image():
   # Nearest to 4:3 is 3:2 (384 and 432 of 288), but 4:3 is resized to 328 x 437 and 5:4 to 410.
   width, height = np.array([600] * 99 + [500]), np.array([400] * 99 + [400])
-  with_room = rect.choose(np.append(width, 400)[1:], np.append(height, 300)[1:], short_side=SHORT)
+  with_room = rect.choose_shapes(
+    np.append(width, 400)[1:], np.append(height, 300)[1:], short_side=SHORT
+  )
   assert with_room.shapes == ((288, 432), (288, 384), (288, 360))
-  one = rect.choose(width, height, short_side=SHORT, limit=1)
+  one = rect.choose_shapes(width, height, short_side=SHORT, limit=1)
   assert one.shapes == ((288, 408),)  # the largest multiple of 8 within 328 * 5 // 4 = 410
 
 
 def test_the_limit_must_leave_a_shape():
   with pytest.raises(UserError, match="limit of validation shapes is 0.*at least 1"):
-    rect.choose(*some_sizes(0, 3), short_side=SHORT, limit=0)
+    rect.choose_shapes(*some_sizes(0, 3), short_side=SHORT, limit=0)
 
 
 def test_what_images_are_resized_to_bounds_the_shapes():
   width, height = np.array([600] * 99 + [500]), np.full(100, 400)
   # 5:4 is 288 x 360; 3:2 is 288 x 432, and all take the one shape that 5:4 still fills.
   for resize, long_side in ((288, 360), (300, 368), (328, 408), (400, 432)):
-    chosen = rect.choose(width, height, short_side=SHORT, limit=1, resize=resize)
+    chosen = rect.choose_shapes(width, height, short_side=SHORT, limit=1, resize=resize)
     assert chosen.shapes == ((288, long_side),)
     kept = 288 * long_side / resize
     shares = [kept / (resize * 600 // 400)] * 99 + [kept / (resize * 500 // 400)]
@@ -221,7 +223,7 @@ def test_what_images_are_resized_to_bounds_the_shapes():
     assert share == pytest.approx(np.mean(shares), rel=1e-12)
     assert (resize * width // height >= long_side).all()  # no padding
   with pytest.raises(UserError, match="short side of 287 pixels do not fill shapes of 288"):
-    rect.choose(width, height, short_side=SHORT, resize=287)
+    rect.choose_shapes(width, height, short_side=SHORT, resize=287)
 
 
 def assert_each_once(chosen, batch_size, whole):
@@ -247,7 +249,7 @@ def test_every_image_is_in_one_batch_once_and_broken_ones_in_none(seed, batch_si
   whole = (sizes[0] > 0) & (sizes[1] > 0)
   assert n < 100 or not whole.all()
   for chosen in (
-    rect.choose(*sizes, short_side=128, limit=5),
+    rect.choose_shapes(*sizes, short_side=128, limit=5),
     rect.sorted_chunks(*sizes, short_side=128, batch=batch_size),
     rect.square(*sizes, 128),
   ):
@@ -256,16 +258,16 @@ def test_every_image_is_in_one_batch_once_and_broken_ones_in_none(seed, batch_si
 
 
 def test_largest_shapes_come_first():
-  chosen = rect.choose(*some_sizes(3, 500), short_side=128)
+  chosen = rect.choose_shapes(*some_sizes(3, 500), short_side=128)
   areas = [batch.shape[0] * batch.shape[1] for batch in rect.batches(chosen, 32)]
   assert areas == sorted(areas, reverse=True)
 
 
 def test_broken_images_change_nothing_for_the_others():
   width, height = some_sizes(4, 200)
-  chosen = rect.choose(width, height, short_side=SHORT, limit=4)
+  chosen = rect.choose_shapes(width, height, short_side=SHORT, limit=4)
   broken = np.insert(width, [0, 50, 200], 0), np.insert(height, [0, 50, 200], 0)
-  other = rect.choose(*broken, short_side=SHORT, limit=4)
+  other = rect.choose_shapes(*broken, short_side=SHORT, limit=4)
   assert other.shapes == chosen.shapes
   assert np.array_equal(other.shape_of, np.insert(chosen.shape_of, [0, 50, 200], -1))
   assert rect.kept_share(other, *broken, short_side=SHORT) == rect.kept_share(
@@ -276,7 +278,7 @@ def test_broken_images_change_nothing_for_the_others():
 @pytest.mark.parametrize("n", [0, 3])
 def test_a_set_without_whole_images_has_no_batches(n):
   sizes = np.zeros(n, np.int32), np.zeros(n, np.int32)
-  chosen = rect.choose(*sizes, short_side=SHORT)
+  chosen = rect.choose_shapes(*sizes, short_side=SHORT)
   assert chosen.shapes == () and chosen.shape_of.tolist() == [-1] * n
   assert rect.batches(chosen, 8) == [] == rect.batches(rect.square(*sizes, SHORT), 8)
 
@@ -340,8 +342,8 @@ def report(title, chosen, sizes, batch_size):
 
 def test_real_images(shared_data):
   sizes = sample_sizes(shared_data)
-  chosen = rect.choose(*sizes, short_side=SHORT)
-  with_batches = rect.choose(*sizes, short_side=SHORT, batch=8)
+  chosen = rect.choose_shapes(*sizes, short_side=SHORT)
+  with_batches = rect.choose_shapes(*sizes, short_side=SHORT, batch=8)
   original = rect.sorted_chunks(*sizes, short_side=SHORT, batch=8)
   center = rect.square(*sizes, SHORT)
   assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
@@ -366,7 +368,7 @@ def test_fifty_thousand_images(shared_data, batch):
   rng = np.random.default_rng(1)
   sizes = width + rng.integers(-8, 9, 50_000), height + rng.integers(-8, 9, 50_000)
   start = time.perf_counter()
-  chosen = rect.choose(*sizes, short_side=SHORT, batch=batch)
+  chosen = rect.choose_shapes(*sizes, short_side=SHORT, batch=batch)
   seconds = time.perf_counter() - start
   print(f"\nchoose with batch {batch}: {seconds:.3f} s")
   assert seconds < 5  # a tenth of a second where nothing else runs

@@ -25,7 +25,7 @@ from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, 
 from jaxspeed.data.prepare.index import write_index
 from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize
 from jaxspeed.data.prepare.shards import make_frames, write_shards
-from jaxspeed.data.prepare.writing import holding, in_processes
+from jaxspeed.data.prepare.writing import in_processes, locked
 from jaxspeed.errors import UserError
 
 
@@ -292,7 +292,7 @@ def test_copies_of_one_folder_have_one_quality(tmp_path):
 
 def test_two_commands_do_not_write_to_one_folder(tmp_path):
   source = small_set(tmp_path / "source")
-  with holding(tmp_path / "out"), pytest.raises(UserError, match="being written by another"):
+  with locked(tmp_path / "out"), pytest.raises(UserError, match="being written by another"):
     resize(source, tmp_path / "out", sizes=(16,))
   assert resize(source, tmp_path / "out", sizes=(16,)).read == 12
 
