@@ -6,6 +6,7 @@ A room is a folder of the package, or a file at its top.
 import ast
 import functools
 import pathlib
+import re
 
 import pytest
 
@@ -106,6 +107,16 @@ def longest_chain(graph):
   return max((below(node) for node in graph), key=len)
 
 
+def floors_of(graph):
+  """Each node with the length of the longest way down from it: the floor that it stands on."""
+
+  @functools.cache
+  def floor(node):
+    return 1 + max((floor(other) for other in graph[node]), default=0)
+
+  return {node: floor(node) for node in graph}
+
+
 def is_command(tree):
   """Whether a file does something when it is run."""
   return any(
@@ -125,6 +136,16 @@ def test_no_circle_between_rooms():
 def test_the_longest_chain_of_rooms_is_no_longer_than_the_house_is_high():
   chain = longest_chain(imports_of_rooms())
   assert len(chain) <= FLOORS, " -> ".join(chain)
+
+
+def test_the_documented_floors_are_those_of_the_imports():
+  rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs/architecture.md").read_text(), re.M)
+  documented = {
+    name.removesuffix(".py").rstrip("/").replace("/", "."): int(floor)
+    for floor, names in rows
+    for name in re.findall("`(.+?)`", names)
+  }
+  assert documented == floors_of(imports_of_rooms())
 
 
 def test_the_top_holds_commands_and_the_ground():
@@ -181,6 +202,7 @@ def test_circles_and_chains_are_found():
   assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
   graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
   assert circle_in(graph) == [] and longest_chain(graph) == ["a", "b", "c"]
+  assert floors_of(graph) == {"a": 3, "b": 2, "c": 1}
 
 
 def test_imports_of_every_form_are_seen():
