@@ -12,7 +12,7 @@ from jaxspeed.config import families, fields, names, schema
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
-# What each feed has, where both have the field.
+# What the package's feeds have, where both have the field; another feed checks them itself.
 _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
   "resident": {
     "data.name": ("cifar10", "cifar100", "digits"),
@@ -125,17 +125,16 @@ def _check_together(values: Mapping[str, Any]) -> None:
   """What a field may hold beside the others."""
   data, augment = values["data"], values["augment"]
   feed = data["feed"]
-  choices = _OF_FEED[feed]
+  choices = _OF_FEED.get(feed, {})
   for name, allowed in choices.items():
     group, _, field = name.partition(".")
     if values[group][field] not in allowed:
       raise UserError(
         f"config.{name}={shown(values[group][field])}: choose one of {', '.join(allowed)}."
       )
-  if unknown := [m for m in values["phases"]["eval_mode"] if m not in choices["eval.mode"]]:
-    raise UserError(
-      f"config.phases.eval_mode={unknown}: choose one of {', '.join(choices['eval.mode'])}."
-    )
+  modes = choices.get("eval.mode", ())
+  if unknown := [mode for mode in values["phases"]["eval_mode"] if modes and mode not in modes]:
+    raise UserError(f"config.phases.eval_mode={unknown}: choose one of {', '.join(modes)}.")
   if feed == "stream" and values["warmup"] == "on":
     raise UserError("config.warmup='on': a stream has no warm-up, set --config.warmup=auto.")
   for name in ("mean", "std"):

@@ -30,8 +30,8 @@ from jaxspeed.errors import UserError
 class Data(Group):
   """The data set."""
 
-  feed: Literal["resident", "stream"] = "resident"
-  """resident: the whole data set on every device; stream: images from disk"""
+  feed: kinds.Text = "resident"
+  """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
   name: kinds.Text = "cifar10"
   """cifar10, cifar100, digits, where there is no path; for a stream the name of a TFDS set"""
   path: kinds.Text = ""

@@ -14,7 +14,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, feed_of, open_data, plan_of
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import Cluster
 from jaxspeed.scaling.predict import measured_rate, step_of
@@ -75,6 +75,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
   """
+  feed_of(config)  # its mistake, also where no data are opened
   if not config.data.path or config.data.synthetic:
     config = _as_known(config, given)
     plan = make_plan(config, devices=devices)

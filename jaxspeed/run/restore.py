@@ -26,7 +26,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import Checkpoints, Restored
-from jaxspeed.run.setup import FEEDS, FOLLOWING, as_data_decide, decided, open_data
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
@@ -273,7 +273,7 @@ def _rows(
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
   for config, spec, phase in zip(configs, jobs, phases, strict=True):
-    prepare = FEEDS[config.data.feed].prepare_evaluation
+    prepare = feed_of(config).prepare_evaluation
     run = prepare(data, spec, phase, variables)
     start = time.perf_counter()
     sums, broken = jax.block_until_ready(run())

@@ -32,7 +32,7 @@ from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
-from jaxspeed.run.setup import Setup, make_feed, pin_config, set_up
+from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import TrainSpec
 
@@ -63,6 +63,7 @@ def train(
   clock = Clock()
   mesh_lib.keep_host_memory()
   checks.check(config)
+  feed_of(config)
   lay_out(config)  # its mistakes, before the seconds that data and folders take
   with Session.enter(config, workdir, peers, clock) as session:
     setup = set_up(

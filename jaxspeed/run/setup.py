@@ -101,6 +101,18 @@ def set_up(
   return Setup(resolved, data, finished_result(folder, resolved))
 
 
+def feed_of(config: ConfigDict) -> type[Feed]:
+  """The feed that `config.data.feed` names.
+
+  Raises:
+    UserError: there is no such feed.
+  """
+  name = config.data.feed
+  if name not in FEEDS:
+    raise UserError(f"config.data.feed={name!r}: choose one of {', '.join(FEEDS)}.")
+  return FEEDS[name]
+
+
 def open_data(
   config: ConfigDict,
   console: Console | None = None,
@@ -117,10 +129,10 @@ def open_data(
     phases: of a stream, those whose images are wanted; None: all of the plan.
 
   Raises:
-    UserError: as the feed's `open_data`.
+    UserError: as `feed_of`, and as the feed's `open_data`.
   """
-  feed = FEEDS[config.data.feed]
-  data = feed.open_data(config, console or silent_console(), follow=follow, phases=phases)
+  console = console or silent_console()
+  data = feed_of(config).open_data(config, console, follow=follow, phases=phases)
   return dataclasses.replace(data, notes=(*_followed(config, data), *data.notes))
 
 
@@ -160,7 +172,7 @@ def plan_of(config: ConfigDict, data: OpenData, *, devices: int = 1) -> Plan:
 
 def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
   """The feed of a set; its programs are compiled, or begun to be."""
-  return FEEDS[spec.config.data.feed](data, spec)
+  return feed_of(spec.config)(data, spec)
 
 
 def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:

@@ -224,6 +224,7 @@ FLAGS = {
   "--config.data.image_size=1000000000000": "it must be at most 8,192.",
   "--config.data.train_images=1000000000000": "it must be at most 1,000,000,000.",
   "--config.data.train_images=1000000000": "200,000,000 steps, and a plan has at most 10,000,000",
+  "--config.data.feed=strem": "config.data.feed='strem': choose one of resident, stream.",
   "--config.data.feed=stream": "config.data.mean=(): a stream's own is not computed",
   "--config.runs=1000000000000": "config.runs=1000000000000: it must be at most 10,000.",
   "--config.seed=2147483648": "config.seed=2147483648: it must be at most 2,147,483,647.",

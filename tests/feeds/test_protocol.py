@@ -62,8 +62,9 @@ class ToyFeed(Feed):
 # Its programs are compiled where they are first called.
 @pytest.mark.filterwarnings("ignore:.*compiled during:UserWarning")
 def test_a_third_feed_is_a_class_and_a_line(tmp_path, monkeypatch, capsys):
-  monkeypatch.setitem(setup.FEEDS, "resident", ToyFeed)
+  monkeypatch.setitem(setup.FEEDS, "toy", ToyFeed)
   config = load_recipe("quickstart.py")
+  config.data.feed = "toy"
   config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
   config.model.width = 4
   config.checkpoint.every_seconds = 0.0
