@@ -15,7 +15,6 @@ from jaxspeed.errors import UserError
 # What the package's feeds have, where both have the field; another feed checks them itself.
 _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
   "resident": {
-    "data.name": ("cifar10", "cifar100", "digits"),
     "data.last_batch": ("drop", "carry_over"),
     "eval.mode": ("center", "flip", "six", "selective"),
   },

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxspeed.data.memory.arrays import KNOWN
+from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.planning.make import make_plan
@@ -88,15 +88,15 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
-  """The config with the number of images of a set that is known without a path.
+  """The config with the number of images of a data set that is known without a path.
 
   Raises:
     UserError: the config says another size of the set's images, or another number of classes.
   """
-  known = KNOWN.get(config.data.name)
-  if known is None or config.data.feed != "resident" or config.data.synthetic:
+  if config.data.feed != "resident" or config.data.synthetic:
     return config
-  for field, value in (("image_size", known.image_size), ("classes", known.classes)):
+  found = known(config.data.name)
+  for field, value in (("image_size", found.image_size), ("classes", found.classes)):
     if config.data[field] != value:
       raise UserError(
         f"config.data.{field}={config.data[field]}, but {config.data.name} has {value}: set "
@@ -105,7 +105,7 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
   config = config.copy_and_resolve_references()
   for field in ("train_images", "eval_images"):
     if f"data.{field}" not in given:
-      config.data[field] = getattr(known, field)
+      config.data[field] = getattr(found, field)
   return config
 
 

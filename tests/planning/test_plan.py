@@ -421,7 +421,6 @@ REFUSED = [
   ),
   ("schedule.read", "middle", "choose one of start, end."),
   ("average.kind", "mean", "choose one of none, ema, lookahead."),
-  ("data.name", "mnist", "choose one of cifar10, cifar100, digits."),
   ("data.last_batch", "keep", "choose one of drop, carry_over."),
   *(
     (f"data.{name}", value, f"it must be three numbers {words}in units of 0 ... 255, or () for ")

@@ -119,6 +119,19 @@ class Arrays:
     return channel_statistics(self.train_images)
 
 
+def known(name: str) -> Known:
+  """What is known of the data set that `config.data.name` names without a path.
+
+  Raises:
+    UserError: there is no such data set.
+  """
+  if name not in KNOWN:
+    raise UserError(
+      f"config.data.name={name!r}: without config.data.path it is one of {', '.join(KNOWN)}."
+    )
+  return KNOWN[name]
+
+
 def open_arrays(
   *,
   name: str,
@@ -142,13 +155,11 @@ def open_arrays(
     UserError: nothing readable is at `path`, it is damaged, or has another number of classes.
   """
   cache_folder = expanded(cache or array_cache.DEFAULT_CACHE, "config.data.cache")
+  if not path:
+    known(name)
   try:
     if path:
       arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
-    elif name not in KNOWN:
-      raise UserError(
-        f"config.data.name is {name!r}: without config.data.path it is one of {', '.join(KNOWN)}."
-      )
     elif name == "digits":
       arrays = _read_digits()
     else:

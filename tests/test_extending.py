@@ -1,0 +1,82 @@
+"""docs/extending.md: every change that it shows is made in a copy of the package, and works."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "extending.md"
+BLOCK = re.compile(r"^```(python|diff|bash)\n(.*?)^```$", re.M | re.S)
+# The commands one after the other, in one process: JAX is imported once.
+RUNNER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from in_process import command
+for arguments in json.loads(sys.argv[1]):
+  done = command(*arguments)
+  assert done.returncode == 0, (arguments, done)
+"""
+
+
+def change(root: pathlib.Path, block: str) -> None:
+  """Makes one change of a diff, whose removed lines occur once, perhaps inside other lines."""
+  header, *lines = block.splitlines()
+  path = root / header.removeprefix("# ")
+  old = "\n".join(line[1:] for line in lines if line.startswith("-"))
+  new = "\n".join(line[1:] for line in lines if line.startswith("+"))
+  text = path.read_text()
+  assert text.count(old) == 1, (path, old)
+  path.write_text(text.replace(old, new))
+
+
+def test_every_change_of_the_page_works(tmp_path):
+  for folder in ("jaxspeed", "configs"):
+    shutil.copytree(ROOT / folder, tmp_path / folder)
+  commands = []
+  for kind, block in BLOCK.findall(PAGE.read_text()):
+    if kind == "python":
+      path = tmp_path / block.splitlines()[0].removeprefix("# ")
+      assert not path.exists()
+      path.write_text(block.partition("\n")[2])
+    elif kind == "diff":
+      change(tmp_path, block)
+    else:
+      python, module, name, *arguments = shlex.split(block.replace("\\\n", " "))
+      assert (python, module) == ("python", "-m")
+      commands.append([name.removeprefix("jaxspeed."), *arguments])
+  assert len(commands) == 6
+  done = subprocess.run(
+    [sys.executable, "-c", RUNNER.format(tests=str(ROOT / "tests")), json.dumps(commands)],
+    cwd=tmp_path,
+    env=os.environ
+    | {"PYTHONPATH": str(tmp_path), "JAXSPEED_COMPILE_CACHE": str(tmp_path / "cache")}
+    | {"JAX_NUM_CPU_DEVICES": "1"},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  results = {
+    path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")
+  }
+  assert set(results) == {"recipe", "model", "optimizer", "data", "feed", "metric"}
+  assert results["model"]["config"]["model"] == {"name": "tiny", "width": 12}
+  for name, result in results.items():
+    # Guessing gives a tenth, of the stripes a half.
+    assert result["top1"] > (0.8 if name == "data" else 0.4), (name, result["top1"])
+  rows = (tmp_path / "runs" / "metric" / "metrics.jsonl").read_text().splitlines()
+  row = json.loads(rows[-1])
+  assert row["eval_top1"] <= row["eval_top3"] <= row["eval_top5"]
+  assert "train_top3" in row
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "extending.md"])
+def test_the_readme_links_the_page(page):
+  assert f"(docs/{page})" in (ROOT / "README.md").read_text()
