@@ -9,8 +9,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "extending.md"
 BLOCK = re.compile(r"^```(python|diff|bash)\n(.*?)^```$", re.M | re.S)
@@ -75,8 +73,3 @@ def test_every_change_of_the_page_works(tmp_path):
   row = json.loads(rows[-1])
   assert row["eval_top1"] <= row["eval_top3"] <= row["eval_top5"]
   assert "train_top3" in row
-
-
-@pytest.mark.parametrize("page", ["architecture.md", "extending.md"])
-def test_the_readme_links_the_page(page):
-  assert f"(docs/{page})" in (ROOT / "README.md").read_text()
