@@ -1,0 +1,80 @@
+"""The sdist and the wheel: they hold every file, and the wheel works in another folder."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDERS = ("jaxspeed", "configs", "docs", "results", "scripts", "tests")
+FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+BUILD = """
+import sys
+from setuptools import build_meta
+out = sys.argv[1]  # which building changes
+build_meta.build_sdist(out)
+build_meta.build_wheel(out)
+"""
+
+
+def files_in(root, folders):
+  """Names of all files below some folders, without what Python and tests leave."""
+  return {
+    str(path.relative_to(root))
+    for folder in folders
+    for path in (root / folder).rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+  }
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+  """Contents of the sdist and of the wheel by name, and the wheel's unpacked folder."""
+  pytest.importorskip("setuptools", minversion="77")
+  source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("out")
+  for name in FOLDERS:
+    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+  for name in (*FILES, "CONTRIBUTING.md"):
+    shutil.copy(ROOT / name, source)
+  # Without PYTHONPATH, in which this checkout may stand.
+  environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+  subprocess.run(
+    [sys.executable, "-c", BUILD, str(out)], cwd=source, env=environment, check=True, timeout=300
+  )
+  (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+  with tarfile.open(sdist) as archive:
+    packed = {name.partition("/")[2] for name in archive.getnames()}
+  with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(out / "wheel")
+    return packed, set(archive.namelist()), out / "wheel"
+
+
+def test_the_sdist_holds_every_file(built):
+  packed, _, _ = built
+  assert files_in(ROOT, FOLDERS) | set(FILES) <= packed
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built):
+  _, names, _ = built
+  package = {name for name in names if ".dist-info/" not in name}
+  assert package == files_in(ROOT, ["jaxspeed"])
+
+
+def test_the_wheel_works_in_another_folder(built, tmp_path):
+  _, _, wheel = built
+  script = "import jaxspeed, runpy; runpy.run_module('jaxspeed.plan', run_name='__main__')"
+  done = subprocess.run(
+    [sys.executable, "-c", script, f"--config={ROOT / 'configs' / 'quickstart.py'}"],
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(wheel)},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0 and "20 epochs" in done.stdout, done
+  assert not list(tmp_path.iterdir())
