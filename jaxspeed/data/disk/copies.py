@@ -314,14 +314,14 @@ def _groups(
 
 
 def facts_at(path: str) -> Facts:
-  """The facts of a file, which may be away.
+  """The facts of a file, which may be away; a name that no file can have is of one that is.
 
   Raises:
     OSError: it is there and cannot be asked for.
   """
   try:
     return facts_of(os.stat(path))
-  except FileNotFoundError:
+  except (FileNotFoundError, ValueError):  # ValueError: a zero byte, or half of a surrogate pair
     return AWAY
 
 

@@ -1,6 +1,7 @@
 """Copies and shards that follow their images, and what a training says of those that do not."""
 
 import io
+import json
 import os
 
 import numpy as np
@@ -513,6 +514,17 @@ def test_a_shard_without_its_record_is_named(tmp_path, source):
   record = folder / ".jaxspeed/originals/set-train.tfrecord-00000-of-00001"
   record.write_text("{")
   with pytest.raises(UserError, match=f"{record} is missing or damaged: run .* --name=set\\."):
+    train(source, path=str(folder), sides=(0,))
+
+
+@pytest.mark.parametrize("name", ["a/\0.jpg", "a/\ud800.jpg"])
+def test_a_name_that_no_file_can_have_is_of_no_image(tmp_path, source, name):
+  folder = pack(source, tmp_path).folder
+  record = folder / ".jaxspeed/originals/set-train.tfrecord-00000-of-00001"
+  stored = json.loads(record.read_text())
+  stored["images"][0][0] = name
+  record.write_text(json.dumps(stored))
+  with pytest.raises(UserError, match="do not fit the images in .* 1 removed .*; run "):
     train(source, path=str(folder), sides=(0,))
 
 
