@@ -64,13 +64,16 @@ class PackedFolder:
 
     Raises:
       UserError: the folder holds shards of other images, or of another number.
+      OSError: a source cannot be asked for.
     """
     for each in (self._folder / ".jaxspeed", records_folder(self._folder)):
       finished_files(each)
     settings = Settings(root, shards, digest)
     stored = read_settings(self._folder)
     if stored is not None:
-      other = stored.source != root and stored.names != digest
+      # Sizes and times tell images of one folder apart, not those of two; a moved folder is one.
+      there = os.path.isdir(stored.source) and not os.path.samefile(stored.source, root)
+      other = stored.source != root and (there or stored.names != digest)
       if other or stored.shards != shards:
         number = f"another number (--shards={stored.shards})"
         what = f"other images ({stored.source})" if other else number
