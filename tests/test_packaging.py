@@ -76,5 +76,5 @@ def test_the_wheel_works_in_another_folder(built, tmp_path):
     text=True,
     timeout=300,
   )
-  assert done.returncode == 0 and "20 epochs" in done.stdout, done
+  assert done.returncode == 0 and "300 steps" in done.stdout, done
   assert not list(tmp_path.iterdir())
