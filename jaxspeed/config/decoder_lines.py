@@ -133,6 +133,6 @@ def describe(lines: Mapping[str, int], total: int) -> str:
   more = f" and {len(lines) - _NAMED:,} other warnings" if len(lines) > _NAMED else ""
   named = ", ".join(f'"{line}" ({count:,})' for line, count in common)
   return (
-    f"{total:,} damaged images were decoded all the same, as the decoder warns"
+    f"the decoder warned {total:,} times of damaged images, which it decoded all the same"
     f"{f': {named}{more}' if named else ''}"
   )

@@ -81,7 +81,7 @@ def load(path: pathlib.Path) -> ConfigDict:
   if not isinstance(loaded, dict):
     raise UserError(f"{path} holds no config: expected a JSON object.")
   known = "format" in loaded
-  if known and (loaded["format"] != FORMAT or isinstance(loaded["format"], bool)):
+  if known and (loaded["format"] != FORMAT or type(loaded["format"]) is not int):
     raise UserError(
       f"{path} is of format {ascii(loaded['format'])[:_SHOWN]}, and this version of jaxspeed reads "
       f"{FORMAT}: use the version that trained the run, or train again in another --workdir."

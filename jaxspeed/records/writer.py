@@ -167,7 +167,7 @@ class Records:
         train_seconds, dawn_seconds: of the run; eval_seconds: of this validation;
         eval_images, eval_images_skipped: those that the accuracies are over, and the others;
         train_images_broken: of the run so far, those that others took the place of;
-        decoder_warnings: damaged images that were decoded since the last row, ahead of training;
+        decoder_warnings: since the last row, of damaged images that were decoded all the same;
         skipped_steps: of the run, those whose float16 gradients overflowed;
         memory_gb: most that a device has held; net_recv_gbit, net_transmit_gbit: a second.
         Other keys reach metrics.jsonl only.

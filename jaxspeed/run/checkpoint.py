@@ -194,7 +194,10 @@ class Checkpoints:
         _check_fit(checkpointer.metadata(path).item_metadata.tree, wanted)
         state_dict = checkpointer.restore(path, wanted)
     except (ValueError, KeyError, TypeError) as error:
-      raise UserError(f"{path} does not fit the run's model: {_reason(error)}") from error
+      raise UserError(
+        f"{path} does not fit the run's model: {_reason(error).rstrip('.')}; move it away, or put "
+        "back the config.json that it was trained with."
+      ) from error
     except Exception as error:  # of what Orbax does not expect in its files
       raise UserError(
         f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): move it away, and the "

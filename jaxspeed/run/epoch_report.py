@@ -193,14 +193,14 @@ class EpochReport:
     self.lines([*lines, *pace])
 
   def _decoder_warnings(self) -> tuple[int, list[str]]:
-    """Images that any process decoded with a warning since the last call; a line, once."""
+    """The decoders' warnings in all processes since the last call; a line, once."""
     lines = decoder_lines.take()
     total = sum(processes.gather(lines.total()))
     if not total or self._warned:
       return total, []
     self._warned = True
     said = decoder_lines.describe(lines, total)
-    return total, [f"{said}; metrics.jsonl counts them (decoder_warnings), epoch by epoch"]
+    return total, [f"{said}; images are read ahead of training, metrics.jsonl has each row's count"]
 
   def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
     """What the row of an epoch takes from the sums of its evaluation, and lines on it."""
@@ -253,10 +253,11 @@ def pace_lines(
   if slow[-1] and not any(slow[:-1]):
     # Phases find their copies; a recipe of one phase is given them as its data.
     named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
+    copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
     lines.append(
-      f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: make "
-      f"resized copies (python -m jaxspeed.prepare resize){named}, or use more cores; "
-      f"--config.data.synthetic=True shows the machine without its disk"
+      f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: "
+      f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
+      "machine without its disk"
     )
   end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
   if plan.streams and (step == end or stopped):

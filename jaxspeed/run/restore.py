@@ -288,6 +288,10 @@ def _rows(
         f"the mean loss of {int(sums.count)} images is {means['loss']}: the weights give logits "
         "that are not finite, and accuracies would mean nothing; choose another --step."
       )
+    if folder is not None and images != config.data.eval_images:
+      output.say(
+        f"note: the run was evaluated on {config.data.eval_images:,} images, not {images:,}"
+      )
     rows.append(
       {
         "mode": config.eval.mode,

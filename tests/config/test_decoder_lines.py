@@ -87,12 +87,12 @@ def test_only_commands_catch_them():
 
 def test_what_is_said_of_them():
   assert decoder_lines.describe({}, 4) == (
-    "4 damaged images were decoded all the same, as the decoder warns"
+    "the decoder warned 4 times of damaged images, which it decoded all the same"
   )
   lines = {"a": 1, "b": 5, "c": 2, "d": 1, "e": 1}
   assert decoder_lines.describe(lines, 12) == (
-    '12 damaged images were decoded all the same, as the decoder warns: "b" (5), "c" (2), "a" (1) '
-    "and 2 other warnings"
+    "the decoder warned 12 times of damaged images, which it decoded all the same: "
+    '"b" (5), "c" (2), "a" (1) and 2 other warnings'
   )
 
 

@@ -138,12 +138,16 @@ def read_settings(copies: pathlib.Path) -> Settings | None:
     return None
   try:
     stored = load_json(path)
-    return Settings(int(stored["quality"]), str(stored.get("source", "")))
+    quality = stored["quality"]
+    if type(quality) is not int or not 1 <= quality <= 100:
+      raise ValueError("its quality is not 1 ... 100")
+    return Settings(quality, str(stored.get("source", "")))
   except FileNotFoundError:
     return None
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    why = f" ({error})" if isinstance(error, ValueError) else ""
     raise UserError(
-      f"{path} is damaged ({error}): remove {copies} and make the copies again."
+      f"{path} is damaged{why}: remove {copies} and make the copies again."
     ) from error
 
 
@@ -198,12 +202,15 @@ def mending(
   return f"python -m jaxspeed.prepare resize {' '.join(words)}"
 
 
-def require_mark(copies: pathlib.Path, source: str = "") -> dict[str, int] | None:
+def require_mark(
+  copies: pathlib.Path, source: str = "", *, sizes: Sequence[str] = ()
+) -> dict[str, int] | None:
   """The number of copies in each split; None of a folder that `prepare resize` did not write.
 
   Args:
     copies: a folder of images.
     source: of the originals, where it is known.
+    sizes: as `mending` takes them.
 
   Raises:
     UserError: the copies are not complete, or the originals of some are gone.
@@ -214,15 +221,17 @@ def require_mark(copies: pathlib.Path, source: str = "") -> dict[str, int] | Non
     mark = load_json(_own(copies) / "complete.json")
     images = {str(split): int(number) for split, number in mark["images"].items()}
     orphans = int(mark["orphans"])
-  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    if min(orphans, *images.values()) < 0:
+      raise ValueError
+  except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
     raise UserError(
-      f"{copies} holds resized copies that are not complete: run {mending(copies, source)}, which "
-      "goes on where it was."
+      f"{copies} holds resized copies that are not complete: run "
+      f"{mending(copies, source, sizes=sizes)}, which resumes where it was."
     ) from None
   if orphans:
     raise UserError(
       f"{copies} holds {orphans:,} copies whose originals are gone: run "
-      f"{mending(copies, source, prune=True)}, which removes them."
+      f"{mending(copies, source, prune=True, sizes=sizes)}, which removes them."
     )
   return images
 

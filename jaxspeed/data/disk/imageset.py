@@ -236,7 +236,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
   splits = _read_splits(root, folders, files, options)
-  source = f"{printable(root.name)}: folders {' and '.join(listed)}"
+  source = f"{_title(root)}: folders {' and '.join(listed)}"
   images = ImageSet(
     train=splits["train"],
     eval=splits["train" if tune else "val"],
@@ -245,6 +245,11 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
     notes=left_out(others),
   )
   return _with_images(images)
+
+
+def _title(root: pathlib.Path) -> str:
+  """A folder's name, with its parent's where it is a number, as those of resized copies are."""
+  return printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
 
 
 def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
@@ -256,7 +261,7 @@ def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
     )
   files = {"train": list_classes(root, others)}
   whole = _read_splits(root, {"train": root}, files, options)["train"]
-  source = f"{printable(root.name)}: class folders"
+  source = f"{_title(root)}: class folders"
   images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
   return hold_out(_with_images(images), "held-out")
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jaxspeed.data.formats.tfrecord import TfdsInfo
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 
 
 def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tuple[str, ...]:
@@ -17,13 +17,18 @@ def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tup
     labels: of the images of each split.
 
   Raises:
-    UserError: a label has no class.
+    UserError: a label has no class, or two classes have one name.
   """
   smallest = min(int(each.min()) for each in labels)
   largest = max(int(each.max()) for each in labels)
   if smallest < 0:
     raise UserError(
       f"a label of {info.folder} is {smallest}: labels count from 0, one for each image."
+    )
+  if len(set(info.class_names)) < len(info.class_names):
+    twice = next(name for name in info.class_names if info.class_names.count(name) > 1)
+    raise UserError(
+      f"{info.folder} has two classes of the name {printable(twice)}: mend its list of class names."
     )
   named = len(info.class_names)
   if named and largest >= named:

@@ -77,12 +77,16 @@ def read_settings(folder: pathlib.Path) -> Settings | None:
   try:
     # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
     stored = load_json(path)
-    return Settings(str(stored["source"]), int(stored["shards"]), str(stored["names"]))
+    settings = Settings(stored["source"], int(stored["shards"]), str(stored["names"]))
+    if not isinstance(settings.source, str) or settings.shards < 0:
+      raise ValueError("it names no source, or less than no shards")
+    return settings
   except (FileNotFoundError, NotADirectoryError):
     return None
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, OverflowError) as error:
+    why = f" ({error})" if isinstance(error, ValueError) else ""
     raise UserError(
-      f"{path} is damaged ({error}): remove {folder} and make the shards again."
+      f"{path} is damaged{why}: remove {folder} and make the shards again."
     ) from error
 
 
@@ -174,8 +178,8 @@ def require_complete(root: pathlib.Path) -> None:
   for folder in (root, root / VERSION, *sorted(root.glob(f"*/{VERSION}"))):
     if settings := read_settings(folder):
       raise UserError(
-        f"{folder} holds shards that are not complete: run {mending(folder, settings)}, which goes "
-        "on where it was."
+        f"{folder} holds shards that are not complete: run {mending(folder, settings)}, which "
+        "resumes where it was."
       )
 
 
@@ -224,12 +228,15 @@ def shard_differences(
     now = facts_at(str(source / name))
     if now != AWAY and not same(before, now):
       found.changed.append(name)
-  return found
+  # Shards hold their images in a pseudo-random order.
+  return Difference(sorted(found.new), sorted(found.changed), sorted(found.removed))
 
 
 def _unknown(source: pathlib.Path, folder: str, known: np.ndarray) -> list[str]:
   """Names of the images in a folder of classes whose keys are not known."""
-  new = []
+  new: list[str] = []
+  if not (source / folder).is_dir():
+    return new  # all its images are gone, which is said of each
   for name in list_folder(source / folder).folders:
     images = list_folder(source / folder / name).images
     names = [_below(folder, f"{name}/{image}") for image in images]

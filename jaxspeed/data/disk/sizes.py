@@ -233,10 +233,10 @@ def _find_index(
       return Index(columns, own)
     except ValueError as error:
       _log.warning(
-        "the index %s is passed over, and one in the cache takes its place (%s): "
-        "remove it or write it anew.",
+        "the index %s is not used (%s): write it anew with python -m jaxspeed.prepare index %s",
         own,
         error,
+        shlex.quote(str(root)),
       )
   cached = _cached_index(root, split_name, options.cache)
   stored = array_cache.load(cached, listing.source)

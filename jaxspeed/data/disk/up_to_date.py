@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.data.disk import copies, shard_records
 from jaxspeed.data.disk.copies import Difference
-from jaxspeed.data.formats.folders import has_splits
+from jaxspeed.data.formats.folders import has_splits, list_folder
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
@@ -49,14 +49,17 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
     if settings is not None:
       beside = side and path and packed is None and originals.is_dir()
       source = str(originals) if beside else settings.source
-      copies.require_mark(folder, source)
       copies_by_source.setdefault(source, []).append(folder)
     elif side and packed is None:
       notes.append(
         f"{printable(name)} was not written by prepare resize: whether its copies fit the "
         "originals is not known"
       )
+  if not any(sides) and path and not config.data.synthetic:
+    notes += _unread_copies(expanded(copies_of(config, 0), "config.data.copies").parent)
   for source, folders in copies_by_source.items():
+    for folder in folders:
+      copies.require_mark(folder, source, sizes=_alike(folder, folders))
     if source and (pathlib.Path(source) / "train").is_dir():
       _require_fitting_copies(pathlib.Path(source), folders, tune=tune)
   return notes
@@ -72,11 +75,12 @@ def _shards_in(folder: pathlib.Path, name: str) -> pathlib.Path | None:
 def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path:
   """Raises a UserError where images have changed since shards were made; returns their folder.
 
-  Shards of others, or whose images are not on this machine, are not looked at.
+  Shards of others, or whose images are not on this machine, are not looked at; an empty folder may
+  be where a disk is mounted.
   """
   settings = shard_records.read_settings(folder)
   source = pathlib.Path(settings.source if settings else "")
-  if settings is None or not source.is_dir() or source == pathlib.Path():
+  if settings is None or not settings.source or not _has_images(source):
     return folder
   info = open_tfds(folder, tune=tune)
   files = [shard.path.name for shard in info.train + info.eval]
@@ -90,6 +94,14 @@ def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path
       f"{shard_records.mending(folder, settings)}."
     )
   return source
+
+
+def _has_images(source: pathlib.Path) -> bool:
+  """Whether a folder has splits, or classes; one that cannot be read has, to be reported."""
+  try:
+    return source.is_dir() and bool(list_folder(source).folders)
+  except OSError:
+    return True
 
 
 def _require_fitting_copies(
@@ -112,20 +124,37 @@ def _require_fitting_copies(
 def _mend_all(stale: dict[pathlib.Path, Difference], source: pathlib.Path) -> str:
   """One command for the first stale folder and all sizes beside it that have its quality."""
   first = next(iter(stale))
+  sizes = _alike(first, list(stale))
+  together = [each for each in stale if each.parent == first.parent and each.name in sizes]
+  prune = any(stale[each].removed for each in together)
+  return copies.mending(first, str(source), prune=prune, sizes=sizes)
+
+
+def _alike(folder: pathlib.Path, folders: Sequence[pathlib.Path]) -> list[str]:
+  """The sizes beside a folder that have its quality, its own included: one command mends all."""
 
   def quality(folder: pathlib.Path) -> int | None:
     settings = copies.read_settings(folder)
     return settings.quality if settings else None
 
-  together = [
-    each for each in stale if each.parent == first.parent and quality(each) == quality(first)
+  return [
+    each.name
+    for each in folders
+    if each.parent == folder.parent and quality(each) == quality(folder)
   ]
-  return copies.mending(
-    first,
-    str(source),
-    prune=any(stale[each].removed for each in together),
-    sizes=[each.name for each in together],
-  )
+
+
+def _unread_copies(root: pathlib.Path) -> list[str]:
+  """A line on copies that lie where a run looks for them, and that no phase reads."""
+  folders = sorted(root.glob("*/.jaxspeed/resize.json"), key=lambda path: len(str(path)))
+  names = [path.parent.parent.name for path in folders]
+  if not names:
+    return []
+  return [
+    f"{printable(str(root))} holds resized copies ({', '.join(map(printable, names))}) that this "
+    f"recipe does not read: name one of these folders in --config.data.path, or, for a recipe with "
+    "phases, all in --config.phases.copies"
+  ]
 
 
 def _unreadable(error: OSError, source: pathlib.Path) -> UserError:

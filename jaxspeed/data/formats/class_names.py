@@ -72,7 +72,7 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
   Args:
     folder: of the run.
     names: of the data.
-    renamed: whether data may have other names for all classes, as sets without names do.
+    renamed: whether numbers may stand for names, as in data sets without names.
 
   Raises:
     UserError: the same numbers would mean other classes.
@@ -82,7 +82,7 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
       stored = load_json(path)
     except (OSError, ValueError):
       continue  # it is written anew
-    if renamed and not set(names) & set(map(str, stored)):
+    if renamed and isinstance(stored, list) and _one_has_numbers(names, list(map(str, stored))):
       continue
     if isinstance(stored, list) and stored != list(names):
       pairs = itertools.zip_longest(stored, names, fillvalue=None)
@@ -94,6 +94,12 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
         f"{path} names {before}, and the data set {now} in its place: undo that change of the "
         "data, or choose others or another --workdir."
       )
+
+
+def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
+  """Whether one list has numbers, as data sets without names do, and the other list has names."""
+  numbers = list(map(str, range(len(names))))
+  return numbers in (list(names), others) and not set(names) & set(others)
 
 
 def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:

@@ -256,8 +256,8 @@ def _check(
     (stored,) = struct.unpack_from("<I", content.data, place)
     if masked_checksum(part) != stored:
       raise UserError(
-        f"{path} is damaged: record {record} does not fit its checksum; copy it or prepare the "
-        "data set again."
+        f"{path} is damaged: record {record} does not fit its checksum; remove it, "
+        "and copy it or prepare the data set again."
       )
 
 

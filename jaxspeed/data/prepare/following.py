@@ -97,10 +97,11 @@ class Follower:
     """
     record = copies.read_record(self.folder, name)
     found = finished_files(self.folder / name)
+    regular = _regular_files(self.folder / name)  # a link or a folder is no copy, and is replaced
     sound = {
       file: facts
       for file, facts in record.copies.items()
-      if file in originals and file in found and copies.same(facts, originals[file])
+      if file in originals and file in regular and copies.same(facts, originals[file])
     }
     broken = {
       file: facts
@@ -223,6 +224,15 @@ class Follower:
     """
     images = {split: self._copies[split] for split in splits}
     copies.write_mark(self.folder, images, sum(map(len, self.orphans.values())))
+
+
+def _regular_files(folder: pathlib.Path) -> set[str]:
+  """Names of the files in a folder that are no links."""
+  try:
+    with os.scandir(folder) as entries:
+      return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+  except (FileNotFoundError, NotADirectoryError):
+    return set()
 
 
 def _forget(copies_folder: pathlib.Path, name: str) -> None:

@@ -1,6 +1,7 @@
 """How a folder of many files is written: whole files only, one command at a time, by processes."""
 
 import contextlib
+import errno
 import itertools
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
 
 _POLL_SECONDS = 0.05
@@ -36,8 +37,12 @@ def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    reason, name = error.strerror or str(error), os.fspath(error.filename or "")
+    # A full disk is everywhere; what is in the way is one file.
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
+      reason += f": {printable(str(name))}" if name and name != os.fspath(folder) else ""
     raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): nothing in it is half-written; "
+      f"{folder} cannot be written ({reason}): nothing in it is half-written; "
       "mend that and run the same command again, which goes on from here."
     ) from error
 

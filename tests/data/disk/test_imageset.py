@@ -564,7 +564,7 @@ def test_a_stale_index_beside_the_images_stays_and_is_passed_over(tmp_path, open
     images = opened(tmp_path / "set", cache=tmp_path / "other")
     assert images.eval.width.tolist() == [15, 99, 16, 17]
     assert len(warnings_of(caplog)) == run
-  assert f"the index {tmp_path / 'set' / '.jaxspeed' / 'val'} is passed over" in caplog.text
+  assert f"the index {tmp_path / 'set' / '.jaxspeed' / 'val'} is not used" in caplog.text
   assert "the files that it was made from have changed" in caplog.text
   assert scans == ["train", "val", "val"]
   (tmp_path / "set" / "val" / "bee" / "10.jpg").unlink()
@@ -591,8 +591,8 @@ def test_a_damaged_index_is_passed_over(tmp_path, opened, caplog):
   (own / "val" / "manifest.json").unlink()
   assert_holds(opened(tmp_path / "set", cache=tmp_path / "other"), files)
   first, second = warnings_of(caplog)
-  assert "train is passed over" in first and "width.npy does not fit its checksum" in first
-  assert "val is passed over" in second and "FileNotFoundError" in second
+  assert "train is not used" in first and "width.npy does not fit its checksum" in first
+  assert "val is not used" in second and "FileNotFoundError" in second
 
 
 def test_an_index_with_other_columns_is_passed_over(tmp_path, opened, caplog):

@@ -321,6 +321,60 @@ def test_one_command_mends_all_sizes_of_one_quality(tmp_path, source):
     train(source, sides=(8, 12, 16))
 
 
+def test_orphans_of_all_sizes_are_removed_by_one_command(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8, 16))
+  (source / "train/a/0.jpg").unlink()
+  resize(source, out, sizes=(8, 16))
+  mend = f"python -m jaxspeed.prepare resize {source} {out} --sizes=8,16 --prune"
+  with pytest.raises(UserError, match=f"/8 holds 1 copies whose originals are gone: run {mend}, "):
+    train(source, sides=(8, 16))
+  assert command(*mend.split()[2].split(".")[1:], *mend.split()[3:], "--workers=1").returncode == 0
+  assert train(source, sides=(8, 16)) == ()
+
+
+def test_copies_that_no_phase_reads_are_told(tmp_path, source):
+  resize(source, tmp_path / "set-sz", sizes=(16, 8))
+  (note,) = train(source, sides=(0,))
+  assert note == (
+    f"{tmp_path}/set-sz holds resized copies (8, 16) that this recipe does not read: name one of "
+    "these folders in --config.data.path, or, for a recipe with phases, all in "
+    "--config.phases.copies"
+  )
+  assert train(tmp_path / "set-sz/8", sides=(0,)) == ()
+
+
+def test_what_stands_in_the_place_of_a_copy_is_replaced_or_named(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8,))
+  before = tree(out)
+  copy = out / "8/train/a/0.jpg"
+  copy.unlink()
+  copy.symlink_to(source / "train/b/0.jpg")
+  assert resize(source, out, sizes=(8,)).read == 1
+  assert tree(out) == before
+  copy.unlink()
+  copy.mkdir()
+  with pytest.raises(UserError, match=rf"/train/a cannot be written \(Is a directory: {copy}\)"):
+    resize(source, out, sizes=(8,))
+  copy.rmdir()
+  assert resize(source, out, sizes=(8,)).read == 1 and tree(out) == before
+
+
+@pytest.mark.parametrize(
+  "content",
+  ["null", "{}", '{"quality": -5}', '{"quality": 1e308}', '{"quality": "x"}', '{"quality": 1e999}'],
+)
+def test_damaged_settings_are_one_short_sentence(tmp_path, source, content):
+  resize(source, tmp_path / "set-sz", sizes=(8,))
+  path = tmp_path / "set-sz/8/.jaxspeed/resize.json"
+  path.write_text(content)
+  with pytest.raises(
+    UserError, match=rf"^{path} is damaged( \([^)]*\))?: remove {tmp_path}/set-sz/8 a"
+  ):
+    train(source)
+
+
 def test_to_tune_only_the_training_images_are_compared(tmp_path, source):
   resize(source, tmp_path / "set-sz", sizes=(8,))
   edit(source / "val/a/9.jpg")
@@ -419,7 +473,7 @@ def test_shards_that_are_being_packed_again_are_no_set(tmp_path, source, monkeyp
   mend = f"python -m jaxspeed.prepare shards {source} {tmp_path}/sets --name=set --shards=3"
   for path in (folder, folder.parent, tmp_path / "sets"):
     message = (
-      f"{folder} holds shards that are not complete: run {mend}, which goes on where it was."
+      f"{folder} holds shards that are not complete: run {mend}, which resumes where it was."
     )
     with pytest.raises(UserError, match=message):
       open_images(name="", path=str(path), cache=str(tmp_path / "cache2"))
@@ -484,6 +538,36 @@ def test_to_tune_only_the_training_shards_are_compared(tmp_path, source):
   edit(source / "train/b/1.jpg")
   with pytest.raises(UserError, match=r"1 changed \(train/b/1.jpg\)"):
     open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
+
+
+def test_shards_stand_alone_where_a_disk_is_not_mounted(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (source / "val").rename(source / "validation")
+  with pytest.raises(UserError, match=r": 3 removed .val/a/9.jpg, val/b/9.jpg, val/c/9.jpg.; run"):
+    train(source, path=str(folder), sides=(0,))
+  source.rename(tmp_path / "away")
+  source.mkdir()
+  assert train(tmp_path / "away", path=str(folder), sides=(0,)) == ()
+
+
+def test_a_byte_that_changed_in_a_shard_is_found_before_training(tmp_path, source):
+  path = pack(source, tmp_path).folder / "set-train.tfrecord-00000-of-00001"
+  content = bytearray(path.read_bytes())
+  content[-100] ^= 1
+  path.write_bytes(content)
+  message = f"{path} is damaged: record 11 does not fit its checksum; remove it, and"
+  with pytest.raises(UserError, match=message):
+    train(source, path=str(path.parent), sides=(0,))
+  path.unlink()
+  assert pack(source, tmp_path).written == 12
+  assert train(source, path=str(path.parent), sides=(0,)) == ()
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (folder / "label.labels.txt").write_text("a\nb\na\n")
+  with pytest.raises(UserError, match="1.0.0 has two classes of the name a: mend its list"):
+    train(source, path=str(folder), sides=(0,))
 
 
 def test_shards_of_a_folder_without_splits_follow_it(tmp_path, source):
