@@ -1,6 +1,6 @@
-"""From a config to the table of every step: the one place where values are derived and checked.
+"""The plan of a config: the only place where its phases and step table are derived and checked.
 
-`python -m jaxspeed.plan` prints it.
+`python -m jaxspeed.plan` prints the plan.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
 from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
 
-# The table has a row for each in memory; 90 epochs of ImageNet in batches of 32 are 3.6 million.
+# The table keeps a row per step in memory; ImageNet for 90 epochs at batch size 32 has 3.6 million.
 MOST_STEPS = 10_000_000
-# Of a device's batch as uint8; its activations take a hundred times as much.
+# Size of one device's batch as uint8; its activations take a hundred times as much.
 _MOST_BYTES = 32 * 10**9
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The phases of a run and its images; a `Plan` adds what changes from step to step.
+  """The phases and image counts of a run; a `Plan` adds what changes from step to step.
 
   Attributes:
-    phases: of the run.
-    total_steps: of the run.
-    train_images: of the first phase, to choose from.
-    eval_images: of each evaluation.
+    phases: the phases of the run, in order.
+    total_steps: the number of steps in the run.
+    train_images: the number of training images available to the first phase.
+    eval_images: the number of images in each evaluation.
   """
 
   phases: tuple[Phase, ...]
@@ -47,21 +47,21 @@ def lay_out(
   train_images: int | Mapping[int, int] = 0,
   eval_images: int = 0,
 ) -> Layout:
-  """The phases of a config: the part of `make_plan` that finds every mistake.
+  """Return the phases of a config; this part of `make_plan` finds every mistake.
 
   Args:
-    config: as `config.fields.base` describes it.
-    devices: over which a batch is split.
-    train_images: images of the training set, or of each of its resized copies by their short
-      side; 0: as many as the config expects.
-    eval_images: likewise.
+    config: a config with the fields of `config.fields.base`.
+    devices: the number of devices that share a batch.
+    train_images: the size of the training set, or the size of each resized copy by its short
+      side; 0: the size that the config expects.
+    eval_images: the size of the evaluation set; 0: the size that the config expects.
 
   Raises:
-    UserError: a value that no run can have, with the field's name.
+    UserError: a field has a value that no run can use.
   """
   checks.check(config, model=False)
   if config.tune_on == "validation" and not train_images:
-    eval_images = config.data.train_images // 10 or 1  # as `data.memory.arrays.hold_out`
+    eval_images = config.data.train_images // 10 or 1  # as in `data.memory.arrays.hold_out`
     train_images = config.data.train_images - eval_images
   train_images = train_images or config.data.train_images
   eval_images = eval_images or config.data.eval_images
@@ -72,9 +72,9 @@ def lay_out(
   phases, total = _phases(config, columns, counts)
   if total > MOST_STEPS:
     raise UserError(
-      f"config.epochs={config.epochs:g} of config.batch_size={config.batch_size} are {total:,} "
-      f"steps, and a plan has at most {MOST_STEPS:,}: set --config.epochs lower or "
-      f"--config.batch_size higher."
+      f"config.epochs={config.epochs:g} with config.batch_size={config.batch_size} takes {total:,} "
+      f"steps, but a plan has at most {MOST_STEPS:,}: lower --config.epochs or raise "
+      f"--config.batch_size."
     )
   for phase, count in zip(phases, counts, strict=True):
     _check_sides(config, phase)
@@ -89,7 +89,7 @@ def make_plan(
   train_images: int | Mapping[int, int] = 0,
   eval_images: int = 0,
 ) -> Plan:
-  """The plan of a config; arguments and errors are those of `lay_out`."""
+  """Return the plan of a config; arguments and errors are those of `lay_out`."""
   layout = lay_out(config, devices=devices, train_images=train_images, eval_images=eval_images)
   first, last = layout.phases[0], layout.phases[-1]
   return Plan(
@@ -109,7 +109,7 @@ def make_plan(
 
 
 def _check_sides(config: ConfigDict, phase: Phase) -> None:
-  """Makes sure that the model takes images of a phase's sizes."""
+  """Check that the model accepts the image sizes of a phase."""
   name = config.model.get("name", "")
   least = families.FAMILIES[name].least_side if name in families.FAMILIES else 1
   trained = "phases.image_size" if config.phases.image_size else "data.image_size"
@@ -117,8 +117,8 @@ def _check_sides(config: ConfigDict, phase: Phase) -> None:
   for field, side in ((trained, phase.image_size), (evaluated, phase.eval_size)):
     if side < least:
       raise UserError(
-        f"config.{field}={side}: {name} takes images of {least} pixels a side and more: enlarge "
-        "them, or set config.model to another."
+        f"config.{field}={side}: {name} needs images of at least {least} pixels a side: enlarge "
+        "them, or choose another config.model."
       )
 
 
@@ -138,18 +138,19 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
   size = batch // devices * phase.image_size**2 * 3
   if size > _MOST_BYTES:
     raise UserError(
-      f"config.{field}={batch} images of {phase.image_size} pixels a side are {size / 1e9:.0f} GB "
-      f"a device: set --config.{field} or the image size lower."
+      f"config.{field}={batch} images of {phase.image_size} pixels a side take {size / 1e9:.0f} GB "
+      f"per device: lower --config.{field} or the image size."
     )
   if batch // devices % config.accumulate:
     raise UserError(
       f"config.{field}={batch} gives each of {devices} devices {batch // devices} images, which "
-      f"do not divide in config.accumulate={config.accumulate} parts: choose another number."
+      f"do not divide into config.accumulate={config.accumulate} micro-batches: choose another "
+      f"number."
     )
   if config.proxy.keep // devices % config.accumulate:
     raise UserError(
-      f"config.proxy.keep={config.proxy.keep} does not divide in "
-      f"config.accumulate={config.accumulate} parts on {devices} devices: choose another number."
+      f"config.proxy.keep={config.proxy.keep} on {devices} devices does not divide into "
+      f"config.accumulate={config.accumulate} micro-batches: choose another number."
     )
   if config.augment.cutmix and config.augment.cutmix_epochs and batch // devices % 2:
     raise UserError(
@@ -167,7 +168,7 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
 def _phases(
   config: ConfigDict, columns: dict[str, tuple], counts: list[int]
 ) -> tuple[tuple[Phase, ...], int]:
-  """The phases, and the steps of all; `counts` are images to choose from."""
+  """Return the phases and their total steps; `counts` are the images available to each."""
   starts = columns["first_epoch"]
   phases, first_step = [], 0
   for index, start in enumerate(starts):
@@ -206,7 +207,7 @@ def _phases(
 
 
 def _columns(config: ConfigDict) -> dict[str, tuple]:
-  """The columns of `config.phases`, empty ones filled from the fields that hold for all phases."""
+  """Return the columns of `config.phases`; empty ones take the value of the run-wide field."""
   given = {name: tuple(values) for name, values in config.phases.items()}
   if not given["first_epoch"] and config.data.feed == "stream":
     given = dict.fromkeys(given, ())
@@ -215,7 +216,7 @@ def _columns(config: ConfigDict) -> dict[str, tuple]:
   end = 1 if shares else config.epochs
   if starts[0] != 0 or list(starts) != sorted(set(starts)) or starts[-1] >= end:
     raise UserError(
-      f"config.phases.first_epoch={starts}: epochs count from 0, ascend, and end before "
+      f"config.phases.first_epoch={starts}: epochs must start at 0, ascend, and stay below "
       f"config.epochs={config.epochs:g}; set --config.phases.first_epoch to such epochs, or to "
       f"shares of the run, which are below 1."
     )
@@ -234,12 +235,12 @@ def _columns(config: ConfigDict) -> dict[str, tuple]:
   for name, values in given.items():
     if values and config.data.feed != "stream":
       raise UserError(
-        f"config.phases.{name}={values}: only a stream has phases, set --config.data.feed=stream."
+        f"config.phases.{name}={values}: only a stream has phases: set --config.data.feed=stream."
       )
     if values and len(values) != len(starts):
       raise UserError(
         f"config.phases.{name}={values} has {len(values)} values, but "
-        f"config.phases.first_epoch={starts} has {len(starts)}: give one for each phase."
+        f"config.phases.first_epoch={starts} has {len(starts)}: give one value per phase."
       )
   columns = {name: given[name] or (rest[name],) * len(starts) for name in rest}
   if shares:
@@ -248,7 +249,7 @@ def _columns(config: ConfigDict) -> dict[str, tuple]:
 
 
 def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
-  # The fraction is that of the decimal number: 9.9 epochs of 10 steps are 99 steps, not 100.
+  # Exact in decimals: 9.9 epochs of 10 steps are 99 steps, where doubles would round up to 100.
   return math.ceil(Fraction(str(epochs)) * steps_per_epoch)
 
 
@@ -259,7 +260,7 @@ def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarr
     return schedules.segments(epoch, number + 1, steps, schedule.segments)
   shape = {name: schedule[name] for name in ("peak", "start", "final", "power")}
   if schedule.read == "end":
-    # One step in, as myrtle and imagenet18: step 0 has the position of its end.
+    # As in myrtle and imagenet18, a step reads the schedule at its end, step 0 too.
     epoch, number, steps = _positions(phases, total)
     return schedules.triangle(
       epoch + (number + 1) / steps,
@@ -268,7 +269,7 @@ def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarr
       flat=schedule.flat_epochs,
       **shape,
     )
-  # In steps, with the peak at a whole one (airbench).
+  # Positions are steps, and the peak is at a whole step, as in airbench.
   return schedules.triangle(
     np.arange(total),
     total=total,
@@ -281,7 +282,7 @@ def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarr
 def _positions(
   phases: tuple[Phase, ...], total: int
 ) -> tuple[Int[np.ndarray, "steps"], Int[np.ndarray, "steps"], Int[np.ndarray, "steps"]]:
-  """Epoch of each step, its number in it, both from 0, and the steps of a whole epoch."""
+  """Return each step's epoch, its number in it (both from 0), and the steps of a full epoch."""
   step = np.arange(total)
   index = np.searchsorted([phase.first_step for phase in phases], step, side="right") - 1
   first_step, first_epoch, steps = (

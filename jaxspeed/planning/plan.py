@@ -1,4 +1,4 @@
-"""What a run will do: phases, kinds of steps, and the table with a row a step."""
+"""The plan of a run: its phases, its kinds of steps, and a table with one row per step."""
 
 import dataclasses
 import functools
@@ -12,15 +12,16 @@ from numpy.typing import DTypeLike
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """Epochs of one image size and one global batch size.
+  """A range of epochs with one image size and one global batch size.
 
   Attributes:
-    images: seen in an epoch.
-    min_scale: least share of an image's area in its random crop; of a stream, as the rest.
-    copies: short side of the resized copies that are read; 0: the originals.
-    eval_mode: of `steps.eval_step`.
-    eval_size: side of the squares that are evaluated, or short side of the rectangles.
-    eval_resize: short side to which an image is scaled before that is cut out of it.
+    images: the number of images seen per epoch.
+    min_scale: the smallest share of an image's area in a random crop; only streams use it and
+      the fields below.
+    copies: the short side of the resized copies to read; 0: the originals.
+    eval_mode: a mode of `steps.eval_step`.
+    eval_size: the side of the evaluated squares, or the short side of the rectangles.
+    eval_resize: the short side to which an image is resized before it is cropped to `eval_size`.
   """
 
   first_epoch: int
@@ -39,13 +40,13 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class StepKind:
-  """What is compiled into a step and differs between the steps of a run.
+  """The options that are compiled into a step and change during a run.
 
   Attributes:
     whiten_bias: whether the bias of the whitening layer is trained. Once it is frozen, the
-      gradient of the first layers' input is not computed.
-    cutmix: whether squares of other images are mixed in.
-    proxy_learns: whether the proxy takes a step too, or only scores the images.
+      gradient with respect to the whitening layer's output is not computed.
+    cutmix: whether cutmix is applied.
+    proxy_learns: whether the proxy also takes a training step, or only scores the images.
   """
 
   whiten_bias: bool = False
@@ -53,11 +54,11 @@ class StepKind:
   proxy_learns: bool = False
 
 
-# Share of the training images: an epoch that leaves out more is reported.
+# An epoch that drops more than this share of the training images is reported.
 _MUCH_LEFT_OUT = 0.01
 
-# Steps in a row, as a number and the kinds that are repeated so often. What an epoch consists of
-# names its program.
+# An epoch as (repeats, kinds) pairs: each tuple of kinds runs `repeats` times in a row. The pairs
+# name the program of the epoch.
 Segments = tuple[tuple[int, tuple[StepKind, ...]], ...]
 
 
@@ -65,9 +66,9 @@ Segments = tuple[tuple[int, tuple[StepKind, ...]], ...]
 class Plan:
   """What a run will do, step by step.
 
-  `table` holds columns with one value a step: `learning_rate`, and, where the recipe has them,
+  `table` holds columns with one value per step: `learning_rate` and, if the recipe uses them,
   `average_keep` and `average_pull` (`optim.averaging`), `momentum`, `whiten_bias_rate` and
-  `renormalize` (`optim`). The programs take them in the format of sums.
+  `renormalize` (`optim`). The programs take them in the accumulation dtype.
   """
 
   phases: tuple[Phase, ...]
@@ -76,10 +77,10 @@ class Plan:
   eval_images: int
   eval_batch_size: int
   table: dict[str, Float[np.ndarray, "steps"]]
-  whiten_bias_steps: int = 0  # the first ones
-  cutmix_steps: int = 0  # the last ones
-  proxy_every: int = 0  # steps between two in which a proxy learns; 0: there is none
-  streams: bool = False  # images come from disk, and a program is a step
+  whiten_bias_steps: int = 0  # first steps, in which the whitening bias is trained
+  cutmix_steps: int = 0  # last steps, which use cutmix
+  proxy_every: int = 0  # a proxy learns in every n-th step; 0: there is no proxy
+  streams: bool = False  # images come from disk, and one program runs one step
 
   @property
   def epochs(self) -> int:
@@ -87,32 +88,32 @@ class Plan:
     return self.phases[-1].first_epoch + self.phases[-1].epochs
 
   def phase_of(self, step: int) -> Phase:
-    """The phase of the step with this number, counted from 0; of the end, the last phase."""
+    """The phase of a step, counted from 0; the last phase if `step` is the end of the run."""
     return next(p for p in reversed(self.phases) if p.first_step <= step)
 
   def epoch_of(self, step: int) -> tuple[int, int]:
-    """(epoch, step in it), both from 0."""
+    """The epoch of a step and the step's number in it, both counted from 0."""
     phase = self.phase_of(step)
     epoch, step_in_epoch = divmod(step - phase.first_step, phase.steps_per_epoch)
     return phase.first_epoch + epoch, step_in_epoch
 
   def steps_in_epoch(self, epoch: int) -> int:
-    """Steps of an epoch, fewer in a last epoch that is cut short."""
+    """The number of steps in an epoch; a last epoch that is cut short has fewer."""
     first = self.first_step_of(epoch)
     return min(self.phase_of(first).steps_per_epoch, self.total_steps - first)
 
   def end_of_epoch(self, step: int) -> int:
-    """Number of the first step after the epoch of the step with this number."""
+    """The first step after the epoch that contains `step`."""
     epoch, _ = self.epoch_of(step)
     return self.first_step_of(epoch) + self.steps_in_epoch(epoch)
 
   def first_step_of(self, epoch: int) -> int:
-    """Number of the first step of an epoch, both from 0."""
+    """The first step of an epoch; both are counted from 0."""
     phase = next(p for p in reversed(self.phases) if p.first_epoch <= epoch)
     return phase.first_step + (epoch - phase.first_epoch) * phase.steps_per_epoch
 
   def examples(self, step: int) -> int:
-    """Training images seen in the first `step` steps."""
+    """The number of training images seen in the first `step` steps."""
     seen = 0
     for phase in self.phases:
       steps = max(0, min(step - phase.first_step, phase.epochs * phase.steps_per_epoch))
@@ -121,11 +122,11 @@ class Plan:
     return seen
 
   def table_in(self, dtype: DTypeLike) -> dict[str, Float[np.ndarray, "steps"]]:
-    """The table as programs with sums in `dtype` take it."""
+    """The table in `dtype`, the accumulation dtype of the programs."""
     return {name: column.astype(dtype) for name, column in self.table.items()}
 
   def kind_of(self, step: int) -> StepKind:
-    """The kind of the step with this number, counted from 0."""
+    """The kind of a step, counted from 0."""
     return StepKind(
       whiten_bias=step < self.whiten_bias_steps,
       cutmix=step >= self.total_steps - self.cutmix_steps,
@@ -133,10 +134,10 @@ class Plan:
     )
 
   def evaluated_weights(self, step: int) -> str:
-    """Which weights an evaluation after `step` steps is of: "average" or "live".
+    """Which weights an evaluation after `step` steps uses: "average" or "live".
 
-    A lookahead's are the live ones, which are their average in the steps that set them back to it,
-    the last one among them.
+    Lookahead evaluates the live weights. They equal their average right after the steps that pull
+    them back to it, and after the last step.
     """
     averaged = "average_keep" in self.table
     if "average_pull" in self.table:
@@ -144,7 +145,7 @@ class Plan:
     return "average" if averaged else "live"
 
   def segments(self, epoch: int) -> Segments:
-    """The steps of an epoch as runs of one kind, or of one cycle of a proxy."""
+    """The steps of an epoch, grouped into repeats of one kind or of one proxy cycle."""
     first, steps = self.first_step_of(epoch), self.steps_in_epoch(epoch)
     first_cutmix = self.total_steps - self.cutmix_steps
     return _segments(
@@ -156,7 +157,7 @@ class Plan:
     )
 
   def programs(self) -> list[str]:
-    """Names of the programs that a run compiles, each with its shape."""
+    """The names of the programs that a run compiles, each with its shape."""
     if self.streams:
       train = (f"train {p.batch_size}x{p.image_size}x{p.image_size}x3" for p in self.phases)
       evaluate = (
@@ -179,19 +180,19 @@ class Plan:
     ]
 
 
-# An epoch in the middle of a run is like the one before it.
+# Cached because most epochs of a run have the same segments.
 @functools.lru_cache(maxsize=64)
 def _segments(
   steps: int, *, whiten_bias: int, cutmix_from: int, proxy_every: int, begun: int
 ) -> Segments:
-  """Segments of an epoch of `steps` steps.
+  """The segments of one epoch.
 
   Args:
-    steps: in the epoch.
-    whiten_bias: the first steps, which train the bias.
-    cutmix_from: the first step with cutmix, or `steps`.
-    proxy_every: as `Plan.proxy_every`.
-    begun: steps since the proxy last learned before the epoch.
+    steps: the number of steps in the epoch.
+    whiten_bias: the number of first steps that train the whitening bias.
+    cutmix_from: the first step with cutmix; `steps` if there is none.
+    proxy_every: the same as `Plan.proxy_every`.
+    begun: the number of steps between the proxy's last training step and this epoch.
   """
   kinds = [
     StepKind(
@@ -212,11 +213,11 @@ def _mark(kind: StepKind) -> str:
 
 
 def left_out(config: ConfigDict, plan: Plan) -> list[str]:
-  """A line on the images that an epoch leaves out, where these are many of the set.
+  """Return one line about the images that an epoch leaves out, or none if they are few.
 
   Args:
-    config: of the plan.
-    plan: with the number of images that there are.
+    config: the config that the plan was made from.
+    plan: a plan made with the actual number of images.
   """
   most = max(plan.phases, key=lambda phase: plan.train_images - phase.images)
   number = plan.train_images - most.images
@@ -226,18 +227,19 @@ def left_out(config: ConfigDict, plan: Plan) -> list[str]:
   keep = ", or --config.data.last_batch=keep leaves none" if plan.streams else ""
   return [
     f"an epoch leaves out {number:,} of {plan.train_images:,} training images "
-    f"({number / plan.train_images:.0%}), other ones each time: they fill no batch of "
+    f"({number / plan.train_images:.0%}), different ones each time: they do not fill a batch of "
     f"{most.batch_size} (config.data.last_batch=drop); a smaller --config.{field} leaves out "
     f"fewer{keep}"
   ]
 
 
 def with_whole_epochs(columns: dict[str, tuple], epochs: float) -> dict[str, tuple]:
-  """The columns with epochs in place of shares of the run, rounded down.
+  """Convert shares of the run in `first_epoch` to whole epochs, rounded down.
 
-  Of phases that then begin with the same epoch the last one stays: a short run ends as a long one.
+  If several phases then start at the same epoch, only the last one is kept, so that a short run
+  ends like a long one.
   """
-  # 0.6 of 5 epochs are 3, which doubles may miss by their last digit.
+  # 0.6 of 5 epochs is 3, which doubles may miss by their last digit.
   starts = [int(share * epochs + 1e-9) for share in columns["first_epoch"]]
   kept = [i for i in range(len(starts)) if starts[i] not in starts[i + 1 :]]
   columns = columns | {"first_epoch": tuple(starts)}

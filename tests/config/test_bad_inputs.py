@@ -223,7 +223,7 @@ FLAGS = {
   "--config.name=a\x1b[2J": "config.name='a\\x1b[2J': it must be a name for a folder",
   "--config.data.image_size=1000000000000": "it must be at most 8,192.",
   "--config.data.train_images=1000000000000": "it must be at most 1,000,000,000.",
-  "--config.data.train_images=1000000000": "200,000,000 steps, and a plan has at most 10,000,000",
+  "--config.data.train_images=1000000000": "200,000,000 steps, but a plan has at most 10,000,000",
   "--config.data.feed=strem": "config.data.feed='strem': choose one of resident, stream.",
   "--config.data.feed=stream": "config.data.mean=(): a stream's own is not computed",
   "--config.runs=1000000000000": "config.runs=1000000000000: it must be at most 10,000.",
@@ -291,7 +291,7 @@ MORE = [
   (
     "plan",
     [LARS, "--config.data.image_size=8192"],
-    "config.batch_size=4096 images of 8192 pixels a side are 825 GB a device",
+    "config.batch_size=4096 images of 8192 pixels a side take 825 GB per device",
   ),
   (
     "plan",

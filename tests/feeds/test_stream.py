@@ -462,7 +462,7 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   assert "photos: class folders; 4 images, a tenth, are held out for evaluation" in printed
   assert "the data set decides: data.classes=2 in place of the recipe's 4\n" in printed
   assert "evaluation of 4 held-out images" in printed
-  assert "an epoch leaves out 4 of 36 training images (11%), other ones each time" in printed
+  assert "an epoch leaves out 4 of 36 training images (11%), different ones each time" in printed
   assert "1 files in the class folders are left out" in printed and ".heic (1)" in printed
   assert "\x1b" not in printed and "could not be read" not in printed
   shown = [str(tmp_path / "photos" / names[i % 2] / f"{i}.jpeg") for i in (0, 1)]
@@ -494,7 +494,7 @@ def test_dawnbenchs_entries_are_of_imagenet_only(places):
   [
     ({"data.classes": 5}, "has 4 classes, but config.data.classes is 5"),
     ({"phases.image_size": (16,)}, "has 1 values, but config.phases.first_epoch=.0, 1. has 2"),
-    ({"phases.first_epoch": (1, 0)}, "epochs count from 0, ascend"),
+    ({"phases.first_epoch": (1, 0)}, "epochs must start at 0, ascend"),
     (
       {"phases.batch_size": (16, 0)},
       "config.phases.batch_size=.16, 0.: .*each a whole number from 1",

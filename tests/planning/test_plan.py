@@ -668,9 +668,9 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   assert "leaves out" not in done.stdout
   done = plan_command(*flags, "--config.batch_size=32")
   assert (
-    "\nan epoch leaves out 8 of 40 training images (20%), other ones each time: they fill no batch "
-    "of 32 (config.data.last_batch=drop); a smaller --config.batch_size leaves out fewer, or "
-    "--config.data.last_batch=keep leaves none\n"
+    "\nan epoch leaves out 8 of 40 training images (20%), different ones each time: they do not "
+    "fill a batch of 32 (config.data.last_batch=drop); a smaller --config.batch_size leaves "
+    "out fewer, or --config.data.last_batch=keep leaves none\n"
   ) in done.stdout
   with contextlib.chdir(ROOT):
     given = mistake("plan", *flags, "--config.data.classes=5")
@@ -707,5 +707,5 @@ def test_a_model_says_how_small_its_images_may_be():
 
 
 def test_a_plan_of_too_many_steps_is_refused():
-  with pytest.raises(UserError, match="are 50,000,000 steps, and a plan has at most 10,000,000"):
+  with pytest.raises(UserError, match="takes 50,000,000 steps, but a plan has at most 10,000,000"):
     plan_with(batch_size=1, epochs=1000.0)
