@@ -37,7 +37,7 @@ def test_train_prints_plainly_into_a_pipe(trained):
   assert lines[0].split() == ["recipe", "quickstart,", "seed", "0,", "float32"]
   assert any(re.match(r" +2 .* 100 ", line) for line in lines)
   (weights,) = [line for line in lines if line.startswith("weights ")]
-  assert "evaluated are their exponential moving average (decay 0.99 a step, every step" in weights
+  assert "an exponential moving average (decay 0.99 per step, every step" in weights
   assert any(line.endswith("evaluation: average") for line in lines)
   assert lines[-2].split()[:2] == ["top1", "top5"]
 

@@ -1,15 +1,14 @@
-"""Groups of parameters that have learning rates and decays of their own."""
+"""Parameter groups, each with its own learning rate and weight decay."""
 
 import jax
 from jaxtyping import PyTree
 
 
 def labels_of(params: PyTree) -> PyTree:
-  """The kind of each parameter.
+  """Return the group of each parameter, as a tree of labels.
 
-  Filters are the kernels of convolutions, except for the whitening layer's, which is frozen; the
-  head's is the only kernel of a linear layer. The others are "head_bias", "scale", "bias" and
-  "whiten_bias".
+  "filter" is the kernel of a convolution, "frozen" that of the whitening layer, and "head" the only
+  kernel of a linear layer. The others are "head_bias", "scale", "bias" and "whiten_bias".
   """
 
   def label(path, leaf):
@@ -24,5 +23,5 @@ def labels_of(params: PyTree) -> PyTree:
 
 
 def labels_of_lars(params: PyTree) -> PyTree:
-  """As `labels_of`, with the head among the filters: one pass for all norms."""
+  """Like `labels_of`, but the head is a filter too, so that one pass computes all norms."""
   return jax.tree.map(lambda label: "filter" if label == "head" else label, labels_of(params))

@@ -1,4 +1,4 @@
-"""LARS: SGD with a trust ratio a layer, all norms in one pass."""
+"""LARS: SGD with a trust ratio per layer; one pass computes all norms."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 
 from jaxspeed.optim.sgd import scale_by_rate, trace
 
-# Numbers that a block of threads adds up, and arrays that one kernel reads: XLA fuses up to 96.
+# Numbers that one thread block sums, and arrays that one kernel reads; XLA fuses up to 96.
 _ROW, _ARRAYS = 4096, 64
 
 
 def norms_together(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leaves"]:
-  """In two kernels: of all arrays, cut into rows, then of the rows of each array."""
+  """Compute the norms in two kernels: sums of fixed-size rows, then sums of each array's rows."""
   owners = np.repeat(np.arange(len(leaves)), [-(-leaf.size // _ROW) for leaf in leaves])
   rows = [jnp.pad(x.reshape(-1), (0, -x.size % _ROW)).reshape(-1, _ROW) for x in leaves]
   parts = [jnp.concatenate(rows[i : i + _ARRAYS]) for i in range(0, len(rows), _ARRAYS)]
@@ -30,10 +30,10 @@ def norms_one_by_one(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "lea
 
 
 def norms(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leaves"]:
-  """The L2 norm of each array, of all arrays in one pass.
+  """Return the L2 norm of each array.
 
-  A CPU would copy them for that, so there it is one array after the other; on a GPU one pass is
-  128 kernels against 361 (results/lars.json).
+  A GPU computes all in one pass: 128 kernels against 361 (results/lars.json). A CPU would copy the
+  arrays for that, so it takes one after the other.
   """
   return lax.platform_dependent(tuple(leaves), cpu=norms_one_by_one, default=norms_together)
 
@@ -41,17 +41,12 @@ def norms(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leaves"]:
 def scale_by_trust_ratio(
   *, weight_decay: float, ratio_decay: float, eta: float, epsilon: float, clip: Sequence[float]
 ) -> optax.GradientTransformation:
-  """LARS: ratio (g + wd w) with the ratio eta |w| / (|g| + wd |w| + epsilon) of each array.
+  """LARS: scale g + wd w of each array by the ratio eta |w| / (|g| + wd |w| + epsilon).
 
-  The ratio is 1 where |w| or |g| is 0. mlcommons/training, tensorflow2/lars_optimizer.py; optax's
-  own divides by |g + wd w|.
-
-  Args:
-    weight_decay: that is added to the gradient.
-    ratio_decay: that of the ratio, the same but for Fujitsu's.
-    eta: the trust coefficient.
-    epsilon: where decay and gradient vanish.
-    clip: least and most ratio (Alibaba's DAWNBench entry); (): unbounded.
+  The ratio is 1 where |w| or |g| is 0, as in mlcommons/training, tensorflow2/lars_optimizer.py;
+  optax's own LARS divides by |g + wd w|. `weight_decay` is the decay wd in the gradient and
+  `ratio_decay` that in the ratio; only Fujitsu's differ. `clip` bounds the ratio from below and
+  above (Alibaba's DAWNBench entry); () leaves it unbounded.
   """
 
   def update(updates, state, params=None):
@@ -78,9 +73,9 @@ def lars(
   epsilon: float,
   clip: Sequence[float],
 ) -> optax.GradientTransformationExtraArgs:
-  """LARS with the rate in the momentum, as MLPerf's reference: `scale_by_trust_ratio`, then `sgd`.
+  """LARS with the learning rate inside the momentum, as in MLPerf's reference.
 
-  v = m v - rate ratio (g + wd w), the step is v, or with Nesterov m v - rate ratio (g + wd w).
+  v = m v - lr ratio (g + wd w); the step is v, or with Nesterov m v - lr ratio (g + wd w).
   """
   ratio = scale_by_trust_ratio(
     weight_decay=weight_decay, ratio_decay=ratio_decay, eta=eta, epsilon=epsilon, clip=clip

@@ -1,4 +1,4 @@
-"""The optimizer of a config, each parameter with the learning rate and the decay of its group."""
+"""The optimizer of a config; each parameter group has its own learning rate and weight decay."""
 
 import optax
 from ml_collections import ConfigDict
@@ -12,19 +12,23 @@ from jaxspeed.optim.sgd import hold_at_zero, sgd
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-  """The optimizer of a whole, resolved config.
+  """Make the optimizer of a complete, resolved config.
 
-  `config.optimizer.name` "sgd" is SGD for all, "muon" is Muon for the filters and SGD for the
-  rest. Biases, the head with its bias and the bias of a whitening layer have rates and decays of
-  their own; a scale has the rate of the filters, with Muon it goes with the biases. "lars" is LARS
-  for filters and head, and momentum without decay for biases and scales, all at one rate.
+  `config.optimizer.name` is one of:
+    "sgd": SGD for all parameters.
+    "muon": Muon for the filters, SGD for the rest.
+    "lars": LARS for filters and head; momentum without decay for biases and scales; one learning
+      rate for all.
+  With SGD and Muon, three groups have their own learning rates and decays: the biases, the head
+  with its bias, and the whitening bias. Scales use the filters' learning rate; with Muon they
+  belong to the biases.
 
-  Its `update` takes the extra arguments `learning_rate`; with `config.optimizer.momentum_segments`
-  `momentum`; with `config.whitening.bias_epochs` `whiten_bias_rate`, a rate and no factor, which
-  freezes that bias at 0; and with Muon `renormalize`, 0 or 1.
+  `update` needs the extra argument `learning_rate`. It also needs `momentum` with
+  `config.optimizer.momentum_segments`, `renormalize` (0 or 1) with Muon, and `whiten_bias_rate`
+  with `config.whitening.bias_epochs`: a learning rate, not a factor; 0 freezes the bias.
 
   Raises:
-    UserError: an unknown name.
+    UserError: the optimizer's name is unknown.
   """
   fields = config.optimizer
   momentum = None if fields.momentum_segments else fields.momentum

@@ -1,4 +1,4 @@
-"""Muon: momentum, made orthogonal by Newton and Schulz."""
+"""Muon: momentum, orthogonalized by a Newton-Schulz iteration."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,15 @@ from jaxtyping import Array, Float
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.optim.sgd import trace
 
-# As both published recipes: what counts is how fast small singular values grow, not the limit.
+# As in both published recipes: fast growth of small singular values matters more than the limit.
 NEWTON_SCHULZ_STEPS = 3
 
 
 def stack_matrices(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "layers height width"]:
-  """Arrays [o, ...] as matrices [o, rest], transposed if higher than wide, in one padded stack.
+  """Stack arrays [o, ...] as zero-padded matrices [o, rest], transposed if higher than wide.
 
-  Zeros at the end of rows and columns change nothing in `newton_schulz`: with X = [[x, 0], [0, 0]]
-  the product X X^T is [[x x^T, 0], [0, 0]], and any matrix times X keeps X's zero columns, its
-  polynomials also the zero rows. Norms do not see zeros.
+  The padding does not affect norms or `newton_schulz`: with X = [[x, 0], [0, 0]], X X^T is
+  [[x x^T, 0], [0, 0]]. So a polynomial in X X^T times X keeps the zero rows and columns of X.
   """
   matrices = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
   matrices = [x.T if x.shape[0] > x.shape[1] else x for x in matrices]
@@ -34,7 +33,7 @@ def stack_matrices(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "layer
 def unstack_matrices(
   stack: Float[Array, "layers height width"], like: Sequence[Float[Array, "..."]]
 ) -> list[Float[Array, "..."]]:
-  """The arrays of a stack, with the shapes of `like`."""
+  """Split a stack into its arrays, with the shapes of `like`."""
   leaves = []
   for padded, leaf in zip(stack, like, strict=True):
     high, wide = leaf.shape[0], leaf.size // leaf.shape[0]
@@ -46,7 +45,7 @@ def unstack_matrices(
 def frobenius_norms(
   x: Float[Array, "layers height width"], y: Float[Array, "layers height width"]
 ) -> tuple[Float[Array, "layers"], Float[Array, "layers"]]:
-  """The norms of the matrices of two stacks, in one pass: sums of pairs, not a pair of sums."""
+  """Return the norms of the matrices in two stacks; one reduction of pairs needs only one pass."""
   zero = jnp.zeros((), x.dtype)
   squares = lax.reduce(
     (jnp.square(x), jnp.square(y)), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1, 2)
@@ -57,14 +56,14 @@ def frobenius_norms(
 def newton_schulz(
   x: Float[Array, "layers height width"], *, coefficients: tuple[float, float, float]
 ) -> Float[Array, "layers height width"]:
-  """Each matrix U S V^T to about U V^T: singular values between 0 and 1 go to around 1.
+  """Map each matrix U S V^T to about U V^T: singular values between 0 and 1 move close to 1.
 
-  Three times X <- a X + (b X X^T + c (X X^T)^2) X: Keller Jordan's Muon. The polynomial is odd, so
-  that a transposed matrix gives the transposed result.
+  It repeats X <- a X + (b X X^T + c (X X^T)^2) X three times, as in Keller Jordan's Muon. The
+  polynomial is odd, so a transposed matrix gives the transposed result.
 
   Args:
-    x: matrices of Frobenius norm 1, no higher than wide, in the number format of the products.
-    coefficients: a, b, c.
+    x: matrices of Frobenius norm 1, no higher than wide, in the dtype of the products.
+    coefficients: the coefficients a, b, c.
   """
   a, b, c = coefficients
   sums = accumulation(x.dtype)
@@ -72,7 +71,7 @@ def newton_schulz(
   for _ in range(NEWTON_SCHULZ_STEPS):
     gram = jnp.matmul(x, x.mT)
     square = jnp.matmul(gram, gram, preferred_element_type=sums)
-    # a X is in the factor as a I, which saves a pass over the stack.
+    # Adding a I to the factor, in place of a X to the product, saves a pass over the stack.
     factor = a * identity + b * gram.astype(sums) + c * square
     x = jnp.matmul(factor.astype(x.dtype), x)
   return x
@@ -87,12 +86,12 @@ def muon(
   epsilon: float,
   dtype: DTypeLike,
 ) -> optax.GradientTransformationExtraArgs:
-  """Muon for kernels [o, ...]: w <- (s w - rate NS(u / (||u|| + epsilon))) (1 - rate decay).
+  """Muon for kernels [o, ...]: w <- (s w - lr NS(u / (||u|| + epsilon))) (1 - lr decay).
 
-  u is the gradient after (Nesterov) momentum, NS is `newton_schulz` in `dtype`; s = sqrt(o) / ||w||
-  where the extra argument `renormalize` is 1, else 1. KellerJordan/cifar10-airbench,
-  airbench94_muon.py; the decay is hiverge/cifar10-speedrun's. Nothing in it sees the order of a
-  kernel's axes after the first. The momentum is one stack.
+  u is the gradient after (Nesterov) momentum, which is kept as one stack. NS is `newton_schulz` in
+  `dtype`. s is sqrt(o) / ||w|| if the extra argument `renormalize` is 1, else 1. The result does
+  not depend on the order of a kernel's axes after the first. KellerJordan/cifar10-airbench,
+  airbench94_muon.py; the decay is from hiverge/cifar10-speedrun.
   """
   velocity = trace(momentum, nesterov)
 
@@ -103,7 +102,7 @@ def muon(
     del extra
     weights, structure = jax.tree.flatten(params)
     direction, state = velocity.update(stack_matrices(jax.tree.leaves(updates)), state)
-    # Not in `dtype`: squares of small gradients vanish in float16.
+    # Not in `dtype`: squares of small gradients underflow in float16.
     norms, weight_norms = frobenius_norms(direction, stack_matrices(weights))
     unit = (direction / (norms[:, None, None] + epsilon)).astype(dtype)
     directions = unstack_matrices(newton_schulz(unit, coefficients=coefficients), weights)
@@ -111,7 +110,7 @@ def muon(
     kept = 1.0 - learning_rate * decay
     new = []
     for weight, norm, u in zip(weights, weight_norms, directions, strict=True):
-      # An original adds 1e-7 to this norm, which its float16 rounds away: 1e-30 lets zeros stay.
+      # The original adds 1e-7, which float16 rounds away; 1e-30 only keeps zero weights at zero.
       scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + 1e-30), 1.0)
       new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(weight.dtype))
     return jax.tree.unflatten(structure, new), state

@@ -1,10 +1,9 @@
-"""SGD in the forms of PyTorch and of cifar10-fast.
+"""SGD as in PyTorch and as in cifar10-fast.
 
-It stays on the parameters as they are: one kernel each, which reads and writes what it must.
-Gathered into one vector a group, ResNet-9's whole step on an H100 had 176 kernels and moved
-5.41 GB instead of 160 and 4.90: XLA copied every parameter, to write the new ones in place of the
-old. What only reads is worth gathering: the norms of LARS are one pass over all layers, and
-Muon's products one stack of them.
+It updates each parameter in a kernel of its own. With one vector per parameter group, ResNet-9's
+step on an H100 had 176 kernels and moved 5.41 GB instead of 160 and 4.90: XLA copied every
+parameter to write the new values in place. Gathering pays only for reads: LARS computes the norms
+of all layers in one pass, and Muon multiplies one stack of matrices.
 """
 
 import jax
@@ -15,9 +14,9 @@ import optax
 def scale_by_rate(
   factor: float = 1.0, name: str = "learning_rate"
 ) -> optax.GradientTransformationExtraArgs:
-  """Multiplies by -factor * rate, where the step gives the rate as the extra argument `name`.
+  """Multiply updates by -factor * learning rate, which is the extra argument `name` of `update`.
 
-  A rate that is an argument and no constant of the program lets all rates share one program.
+  An argument, unlike a constant, lets one compiled program serve all learning rates.
   """
 
   def update(updates, state, params=None, **extra):
@@ -28,9 +27,9 @@ def scale_by_rate(
 
 
 def hold_at_zero(name: str) -> optax.GradientTransformationExtraArgs:
-  """No change, whatever momentum and gradient say, while the rate `name` is 0.
+  """Freeze the parameters, whatever their momentum, while the learning rate `name` is 0.
 
-  The update is then -0.0, the one number whose sum with any other, also -0.0, is that other.
+  The update is then -0.0: adding it changes no number, not even -0.0.
   """
 
   def update(updates, state, params=None, **extra):
@@ -41,10 +40,10 @@ def hold_at_zero(name: str) -> optax.GradientTransformationExtraArgs:
 
 
 def trace(momentum: float | None, nesterov: bool) -> optax.GradientTransformationExtraArgs:
-  """Momentum m: v = m v + g, the step is v, or with Nesterov m v + g.
+  """Momentum m: v = m v + g; the step is v, or with Nesterov m v + g.
 
-  With `momentum` None it may change: the step gives it as the extra argument `momentum`. PyTorch
-  likewise takes the momentum of the moment in both places.
+  If `momentum` is None, the step passes it as the extra argument `momentum`, so that it can change.
+  Like PyTorch, Nesterov then uses the current momentum in both places.
   """
   if momentum is not None:
     constant = optax.trace(momentum, nesterov) if momentum else optax.identity()
@@ -74,12 +73,12 @@ def sgd(
   rate_in_momentum: bool = False,
   rate_name: str = "learning_rate",
 ) -> optax.GradientTransformationExtraArgs:
-  """SGD with decay in the gradient: g + wd w, then momentum, then the rate (PyTorch's order).
+  """SGD in PyTorch's order: weight decay g + wd w, then momentum, then the learning rate.
 
-  With `rate_in_momentum` the rate comes before the momentum: v = m v - rate (g + wd w), the step
-  is v, or with Nesterov m v - rate (g + wd w): davidcpage/cifar10-fast. The two differ when the
-  rate changes. The step gives the rate as the extra argument `rate_name`, and the momentum where
-  it is None: `trace`.
+  With `rate_in_momentum` the learning rate comes before the momentum (davidcpage/cifar10-fast):
+  v = m v - lr (g + wd w); the step is v, or with Nesterov m v - lr (g + wd w). The two differ when
+  the learning rate changes. The step passes it as the extra argument `rate_name`, and the momentum
+  if `momentum` is None (`trace`).
   """
   velocity = trace(momentum, nesterov)
   rate = scale_by_rate(rate_factor, rate_name)

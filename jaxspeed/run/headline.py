@@ -35,7 +35,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
       f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
-      "weights": f"evaluated are {averaging.describe(config.average)}",
+      "weights": f"evaluation uses {averaging.describe(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }

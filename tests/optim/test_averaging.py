@@ -28,14 +28,14 @@ def test_the_weights_that_are_evaluated_are_described():
     fields.update(kind=kind, decay=0.95, every=5)
     said[kind] = averaging.describe(fields)
   assert said == {
-    "none": "the live ones",
-    "ema": "their exponential moving average (decay 0.95 a step, every 5 steps)",
-    "lookahead": "the live ones, which go back to their average every 5 steps and after the last "
+    "none": "the live weights",
+    "ema": "an exponential moving average (decay 0.95 per step, every 5 steps)",
+    "lookahead": "the live weights, set to their average every 5 steps and after the last step "
     "(lookahead)",
   }
   fields.update(kind="ema", every=1, reach=0.2)
   assert averaging.describe(fields) == (
-    "their exponential moving average (decay 0.95 a step, every step, over at most 20% of the "
+    "an exponential moving average (decay 0.95 per step, every step, over at most 20% of the "
     "steps so far)"
   )
 
