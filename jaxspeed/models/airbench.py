@@ -1,4 +1,4 @@
-"""The nets of airbench, hlb-CIFAR10 and hiverge: whitening, three groups, one linear layer.
+"""The models of airbench, hlb-CIFAR10 and hiverge: whitening, three groups, one linear layer.
 
 Sources: KellerJordan/cifar10-airbench, tysam-code/hlb-CIFAR10, hiverge/cifar10-speedrun.
 """
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Activation] = {
   "silu": jax.nn.silu,
 }
 
-# PyTorch's for 2x2 patches of 3 channels: U(+-1/sqrt(12)).
+# "uniform" is PyTorch's default for 2x2 patches of 3 channels: U(+-1/sqrt(12)).
 BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
   "none": None,
   "zero": nn.initializers.zeros_init(),
@@ -36,7 +36,7 @@ BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
 
 
 def dirac(shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array, "o k k i"]:
-  """OHWI filters that pass channel j on as output j, and zeros in outputs beyond the inputs."""
+  """Return OHWI filters that copy input channel j to output j; further outputs are zero."""
   middle = shape[1] // 2
   diagonal = jnp.eye(shape[0], shape[3], dtype=dtype)
   return jnp.zeros(shape, dtype).at[:, middle, middle].set(diagonal)
@@ -45,7 +45,7 @@ def dirac(shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array
 def dirac_init(
   key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "o k k i"]:
-  """PyTorch's default, but the first filters, one an input channel, pass it on (airbench)."""
+  """PyTorch's default, except that the first filters copy one input channel each (airbench)."""
   passes = jnp.arange(shape[0])[:, None, None, None] < shape[3]
   return jnp.where(passes, dirac(shape, dtype), conv_init(key, shape, dtype))
 
@@ -53,7 +53,7 @@ def dirac_init(
 def dirac_added_init(
   key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "o k k i"]:
-  """PyTorch's default plus `dirac`, brought back to the default's mean and spread (hlb)."""
+  """PyTorch's default plus `dirac`, rescaled to the mean and spread of the default (hlb)."""
   plain = conv_init(key, shape, dtype)
   added = plain + dirac(shape, dtype)
   return (added - added.mean()) / added.std() * plain.std() + plain.mean()
@@ -71,7 +71,7 @@ class Group(nn.Module):
   """Convolution, 2x2 max pool, norm, activation; convolution, norm, activation.
 
   With `depth` 3 a third convolution and norm follow, and the group's first activations are added
-  before the last one (airbench96). [n, h, w, i] to [n, h // 2, w // 2, features].
+  before its last activation (airbench96). [n, h, w, i] to [n, h // 2, w // 2, features].
   """
 
   features: int
@@ -105,33 +105,31 @@ class Group(nn.Module):
 
 @families.register("airbench", least_side=9)
 class Airbench(nn.Module):
-  """[n, h, w, 3] to logits [n, classes] in the `accumulation` format of `dtype`.
+  """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 
-  Images of 9 pixels and more will do.
-
-  Seven convolutions (ten with `depth` 3): 2x2 whitening filters and their negatives, frozen, with
-  a bias; three `Group`s of `widths`; the maximum over what is left of the map, 3x3 of
-  32 pixels; a linear layer without bias. Norms have no scale.
+  Seven convolutions (ten with `depth` 3): frozen 2x2 whitening filters and their negatives, with a
+  bias; three `Group`s of `widths`; a maximum over the last map, which is 3x3 for images of 32
+  pixels; a linear layer without bias. Norms have no scale. Images need at least 9 pixels a side.
   """
 
   classes: int = 10
   widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (64, 256, 256)
   """channels of the three groups"""
   depth: Literal[2, 3] = 2
-  """convolutions of a group"""
+  """convolutions per group"""
   activation: Literal["gelu", "silu"] = "gelu"
   """what follows each norm"""
   init_method: Literal["dirac", "dirac_added"] = "dirac"
-  """first weights of a group's first convolution; dirac_added: hlb's"""
+  """initial weights of a group's first convolution; dirac_added: hlb's"""
   norm_momentum: kinds.Share = 0.6
-  """share of the old running statistics of batch norm: 1 - PyTorch's"""
+  """share that batch norm keeps of its running statistics: 1 - PyTorch's momentum"""
   whiten_bias: Literal["none", "zero", "uniform"] = "zero"
-  """bias of the whitening filters: none (hlb), zero at first (airbench94), or uniform as PyTorch's
-  (Muon, hiverge)"""
+  """bias of the whitening filters: none (hlb), initially zero (airbench94), or PyTorch's uniform
+  initialization (Muon, hiverge)"""
   head_scale: kinds.Number = 1 / 9
   """factor on the logits"""
   head_unit_std: bool = False
-  """scales the last layer's first weights to a standard deviation of 1"""
+  """scales the last layer's initial weights to a standard deviation of 1"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

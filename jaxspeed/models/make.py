@@ -1,4 +1,4 @@
-"""From the fields of `config.model` to a model."""
+"""The model of a config."""
 
 import flax.linen as nn
 from ml_collections import ConfigDict
@@ -7,15 +7,15 @@ from jaxspeed.config import checks
 from jaxspeed.config.families import FAMILIES
 from jaxspeed.devices import precision
 
-# Importing a module registers its family.
+# Importing a module registers its model family.
 from jaxspeed.models import airbench, resnet, resnet9  # noqa: F401
 
 
 def make_model(config: ConfigDict) -> nn.Module:
-  """The model of `config.model`, computing in `config.precision` (resolved, not "auto").
+  """Make the model of `config.model`, which computes in `config.precision` (not "auto").
 
   Raises:
-    UserError: an unknown name, or a field that the model does not have or refuses.
+    UserError: the name is unknown, or the model lacks a field or rejects its value.
   """
   fields = config.model.to_dict()
   checks.check_model(fields)

@@ -1,7 +1,7 @@
-"""ResNet weights from and to .safetensors files, under the names of torchvision and timm.
+"""Loading and saving of ResNet weights as .safetensors, with the names of torchvision and timm.
 
-Those libraries name the tensors of a ResNet alike: conv1, bn1, layer1.0.conv1 ..., downsample.0,
-downsample.1, fc. Kernels are OIHW there and OHWI here; a linear layer is [out, in] there.
+Both libraries use the same names: conv1, bn1, layer1.0.conv1 ..., downsample.0, downsample.1, fc.
+Their kernels are OIHW, ours OHWI; their linear layers are [out, in].
 """
 
 import os
@@ -20,7 +20,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import expanded, open_regular, write_atomically
 from jaxspeed.models.resnet import STAGES, is_bottleneck
 
-_Path = tuple[str, ...]  # of an array in the variables, from "params" or "batch_stats" on
+_Path = tuple[str, ...]  # keys of an array in the variables: ("params" or "batch_stats", ...)
 
 _LEAVES = {
   "kernel": "weight",
@@ -39,17 +39,17 @@ def load_resnet(
   *,
   head: Literal["keep", "new"] = "keep",
 ) -> dict[str, Any]:
-  """The weights and running statistics of a file, as NumPy arrays of the dtypes of `variables`.
+  """Load weights and running statistics from a file as NumPy arrays of the dtypes of `variables`.
 
   Args:
-    path: a .safetensors file of torchvision's or timm's ResNet, float16 and bfloat16 included.
-    variables: what `ResNet.init` gave, or its shapes (`jax.eval_shape`); the result is such a tree.
-    head: "keep" takes the file's linear layer, "new" that of `variables`, which then holds arrays:
-      for other classes.
+    path: a .safetensors file of torchvision's or timm's ResNet, also in float16 or bfloat16.
+    variables: the result of `ResNet.init`, or its shapes (`jax.eval_shape`), as a template.
+    head: "keep" uses the linear layer of the file; "new", for other classes, uses that of
+      `variables`, which must then hold arrays.
 
   Raises:
-    UserError: the file is none, is a pickle or damaged; its net has another depth, width or number
-      of classes; tensors are missing, unknown, or hold no floats.
+    UserError: the file is missing, damaged or a pickle; its model has another depth, width or
+      number of classes; or tensors are missing, unknown or not floats.
   """
   path = pathlib.Path(path)
   ours = traverse_util.flatten_dict(
@@ -71,10 +71,10 @@ def load_resnet(
 
 
 def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
-  """Writes variables as a .safetensors file that torchvision's and timm's ResNets load.
+  """Save variables as a .safetensors file that torchvision's and timm's ResNets can load.
 
-  In torch: `model.load_state_dict(safetensors.torch.load_file(path))`. A net with `blurpool` gives
-  the same logits there only with the same blurs put in.
+  In torch: `model.load_state_dict(safetensors.torch.load_file(path))`. The logits of a model with
+  `blurpool` agree only if the torch model blurs at the same places.
 
   Raises:
     UserError: the file cannot be written.
@@ -84,7 +84,7 @@ def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
     {"params": variables["params"], "batch_stats": variables["batch_stats"]}
   )
   tensors = {_torch_name(place): _to_torch(np.asarray(x)) for place, x in places.items()}
-  # Torch's own mark, which other readers ask for.
+  # PyTorch writes this mark, and other readers require it.
   content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
   try:
     write_atomically(path, content, sync=False)
@@ -95,7 +95,7 @@ def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
 
 
 def _torch_name(place: _Path) -> str:
-  """("params", "stage1", "block2", "conv3", "kernel") to "layer1.1.conv3.weight"."""
+  """Map ("params", "stage1", "block2", "conv3", "kernel") to "layer1.1.conv3.weight"."""
   _, *modules, leaf = place
   if modules[0] == "stem":
     prefix = {"conv": "conv1", "norm": "bn1"}[modules[1]]
@@ -127,15 +127,15 @@ def _to_torch(x):
 def _open(path):
   if path.suffix.lower() in _PICKLES:
     raise UserError(
-      f"{path} is a pickle, which may run any code when it is read; convert it with "
+      f"{path} is a pickle, which may run any code when it is loaded; convert it with "
       f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), "
       f"{path.stem + '.safetensors'!r}) and name that file."
     )
   try:
-    open_regular(path).close()  # a pipe would be waited for
+    open_regular(path).close()  # refuses a pipe, on which safe_open would wait
     return safetensors.safe_open(path, framework="np")
   except FileNotFoundError as error:
-    raise UserError(f"{path} is not there: name a .safetensors file of weights.") from error
+    raise UserError(f"{path} does not exist: name a .safetensors file of weights.") from error
   except (OSError, safetensors.SafetensorError) as error:
     raise UserError(
       f"{path} cannot be read as .safetensors ({error}): copy or convert it again."
@@ -143,7 +143,7 @@ def _open(path):
 
 
 def _depth_of(names: Iterable[str]) -> int | None:
-  """The depth of the ResNet whose tensors have these names; None if there is none."""
+  """Return the depth of the ResNet with these tensor names; None if no ResNet has them."""
   names = set(names)
   bottleneck = "layer1.0.conv3.weight" in names
   for depth, stages in STAGES.items():
@@ -164,14 +164,14 @@ def _check_names(path, stored, wanted):
   theirs, ours = _depth_of(stored), _depth_of(wanted)
   if theirs not in (None, ours):
     raise UserError(
-      f"{path} holds a ResNet-{theirs}, and the net is a ResNet-{ours}: set "
+      f"{path} holds a ResNet-{theirs}, but the model is a ResNet-{ours}: set "
       f"config.model.depth={theirs} or name another file."
     )
-  for names, what in ((wanted - stored, "lacks"), (stored - wanted, "holds, for no layer here,")):
+  for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has unknown tensors:")):
     if names:
       raise UserError(
-        f"{path} {what} {_listed(names)}: it must be torchvision's or timm's ResNet-{ours}, "
-        "under their names."
+        f"{path} {what} {_listed(names)}; it must hold torchvision's or timm's ResNet-{ours}, "
+        "with their tensor names."
       )
 
 
@@ -179,39 +179,39 @@ def _check_tensor(path, name, tensor, expected):
   shape = list(tensor.get_shape())
   if name.startswith("fc.") and len(shape) == len(expected) and shape[0] != expected[0]:
     raise UserError(
-      f"{path} tells {shape[0]} classes apart and the net {expected[0]}: name their data "
-      "set; or, to train a new last layer, set config.pretrained.head='new'."
+      f"{path} has {shape[0]} classes, but the model has {expected[0]}: choose the data set of "
+      "these weights, or set config.pretrained.head='new' to train a new last layer."
     )
   if shape != expected:
     raise UserError(
-      f"{path}: {name} is {shape} and the net's is {expected}: name a file of a net of the same "
-      "width."
+      f"{path}: {name} has shape {shape}, but the model's has {expected}: name the weights of a "
+      "model of the same width."
     )
   if tensor.get_dtype() not in _FLOATS:
     raise UserError(
-      f"{path}: {name} is stored as {tensor.get_dtype()}, and only {', '.join(_FLOATS)} are read: "
+      f"{path}: {name} is stored as {tensor.get_dtype()}, but only {', '.join(_FLOATS)} are read: "
       "convert it to floats."
     )
 
 
 def check_pretrained(config: ConfigDict) -> None:
-  """Makes sure that weights can be loaded into the model of a config.
+  """Check that pretrained weights can be loaded into the model of a config.
 
   Raises:
-    UserError: the model is no ResNet.
+    UserError: the model is not a ResNet.
   """
   if config.model.name != "resnet":
     raise UserError(
-      f"config.pretrained.path={config.pretrained.path}: only a ResNet has weights to load, set "
+      f"config.pretrained.path={config.pretrained.path}: only a ResNet has weights to load; set "
       f"config.model.name='resnet'."
     )
 
 
 def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:
-  """`variables` with the weights of `config.pretrained.path`, where it names a file.
+  """Return `variables` with the weights of `config.pretrained.path`, if that is set.
 
   Raises:
-    UserError: the net is no ResNet, or as `load_resnet`.
+    UserError: the model is not a ResNet, or `load_resnet` rejects the file.
   """
   if not config.pretrained.path:
     return variables

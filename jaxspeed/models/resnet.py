@@ -1,7 +1,7 @@
-"""ResNet 18, 34, 50 and 101 (He et al. 2015), with the stride of a bottleneck in its 3x3: v1.5.
+"""ResNet-18, 34, 50 and 101 (He et al. 2015) in version 1.5: bottlenecks stride in their 3x3 layer.
 
-The definition is torchvision's, paddings and initial values included, so that weights go over; the
-head's initial values are torchvision's with `head_init` "uniform". Sources of the options:
+The definition is torchvision's, paddings and initial values included, so that weights can be
+exchanged; the head starts as torchvision's with `head_init` "uniform". Sources of the options:
 `zero_init` and `head_init` "normal" Goyal et al. 2017 (1706.02677), imagenet18's --init-bn0;
 `blurpool` Zhang 2019 (1904.11486) as in libffcv/ffcv-imagenet, train_imagenet.py.
 """
@@ -24,20 +24,20 @@ from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, Po
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import blur_pool
 
-# Blocks of the four stages; from 50 layers on they are bottlenecks.
+# Blocks in each of the four stages; with 50 layers or more they are bottlenecks.
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
-# Kaiming's normal distribution by fan-out.
+# Kaiming normal initialization by fan-out.
 _conv_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=-1, out_axis=0)
 
 
 def is_bottleneck(depth: int) -> bool:
-  """Whether a block of a ResNet of `depth` layers is 1x1, 3x3, 1x1 and not 3x3, 3x3."""
+  """Whether a ResNet of `depth` layers has blocks of 1x1, 3x3, 1x1 instead of 3x3, 3x3."""
   return depth >= 50
 
 
 def _uniform_init(fan_in):
-  """PyTorch's default for the weights and the bias of a linear layer."""
+  """PyTorch's default initialization for the weights and the bias of a linear layer."""
   bound = fan_in**-0.5
   return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -45,8 +45,8 @@ def _uniform_init(fan_in):
 class Block(nn.Module):
   """A residual block: [n, h, w, i] to [n, h / strides, w / strides, o].
 
-  The outputs are `features`, or four times as many with `bottleneck`. `conv` and `norm` are `Conv`
-  and `Norm` with what all layers of the net share.
+  o is `features`, or four times as many with `bottleneck`. `conv` and `norm` are `Conv` and `Norm`
+  with the arguments that all layers of the model share.
   """
 
   features: int
@@ -59,13 +59,13 @@ class Block(nn.Module):
 
   def _convolve(self, x, features, kernel_size, strides, name):
     if self.blurpool and strides > 1 and x.shape[-1] >= 16:
-      # A 1x1 convolution needs no more of the blurred map than it reads.
+      # For a 1x1 convolution, blur only the pixels that it reads.
       blur_strides = strides if kernel_size == 1 else 1
       x, strides = blur_pool(x, blur_strides), strides // blur_strides
     return self.conv(features, kernel_size, strides, name=name)(x)
 
   def _project(self, x, features, strides, conv, norm, shortcut=None, **fields):
-    """A 1x1 convolution with its norm, and the sum with a shortcut."""
+    """Apply a 1x1 convolution and its norm; with a shortcut, add it and apply a ReLU."""
     shared = self.norm.keywords
     if shared["splits"] > 1:
       x = self.norm(name=norm, **fields)(self._convolve(x, features, 1, strides, conv))
@@ -84,7 +84,7 @@ class Block(nn.Module):
     last, strided = len(sizes), sizes.index(3) + 1
 
     y = x
-    # Before the rest, so that a GPU adds the gradient of x in the kernel of conv1's.
+    # First, so that a GPU adds this gradient of x in the kernel of conv1's gradient.
     if self.strides > 1 or x.shape[-1] != outputs:
       x = self._project(x, outputs, self.strides, "shortcut_conv", "shortcut_norm")
     for number, size in enumerate(sizes[:-1], 1):
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class Stem(nn.Module):
-  """7x7 convolution of stride 2, norm, ReLU, 3x3 max pool of stride 2: a quarter of the side."""
+  """7x7 convolution of stride 2, norm, ReLU, 3x3 max pool of stride 2: the side shrinks to 1/4."""
 
   features: int
   conv: functools.partial[Conv]
@@ -112,7 +112,7 @@ class Stem(nn.Module):
 
 
 class Stage(nn.Module):
-  """Blocks one after the other, of which the first has the stride."""
+  """A sequence of blocks; the first one has the stride."""
 
   blocks: int
   strides: int
@@ -127,30 +127,28 @@ class Stage(nn.Module):
 
 @families.register("resnet")
 class ResNet(nn.Module):
-  """[n, h, w, 3] to logits [n, classes] in the `accumulation` format of `dtype`.
+  """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 
-  Images may have any size from 1 pixel on.
-
-  Parameters are stem, stage1 ... stage4 with block1 ..., and head, which the mean over the last
-  map feeds. Batch norm is that of one device.
+  Images may have any size. The parameters are stem, stage1 ... stage4 with block1 ..., and head,
+  which takes the mean over the last map. Batch norm uses the statistics of one device.
   """
 
   depth: Literal[18, 34, 50, 101] = 50
-  """layers with weights"""
+  """number of layers with weights"""
   classes: int = 1000
   width: kinds.FirstWidth = 64
-  """channels after the stem; a small model is depth 18, width 16"""
+  """channels after the stem; a small model has depth 18, width 16"""
   zero_init: bool = False
-  """the last norm of a block starts at scale 0, and so every block as its shortcut"""
+  """starts the last norm of each block at scale 0, so that a block starts as its shortcut"""
   blurpool: bool = False
-  """blurs the input of each convolution that has a stride and 16 channels or more"""
+  """blurs the input of each strided convolution of 16 channels or more"""
   head_init: Literal["normal", "uniform"] = "normal"
-  """first weights of the last layer: normal with a spread of 0.01, or uniform within
+  """initial weights of the last layer: normal with standard deviation 0.01, or uniform within
   1 / sqrt(inputs)"""
   ghost_splits: kinds.Splits = 1
-  """parts of a device's batch, each with the statistics of its own in batch norm"""
+  """parts of a device's batch that batch norm normalizes separately (ghost batches)"""
   norm_momentum: kinds.Share = 0.9
-  """share of the old running statistics of batch norm: 1 - PyTorch's"""
+  """share that batch norm keeps of its running statistics: 1 - PyTorch's momentum"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact

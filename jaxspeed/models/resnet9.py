@@ -56,29 +56,29 @@ class ConvNorm(nn.Module):
 class ResNet9(nn.Module):
   """Eight convolutions and a linear layer; [n, h, w, 3] to logits [n, classes].
 
-  Logits are in the `accumulation` format of `dtype`.
-  Images of 8 pixels and more will do: three 2x2 pools, then the maximum over what is left,
-  which for 32 pixels is the original's 4x4 pool. Batch norm is that of one device.
+  Logits have the `accumulation` dtype of `dtype`. Images need at least 8 pixels a side: three 2x2
+  pools, then the maximum over the last map, which for 32 pixels is the original's 4x4 pool. Batch
+  norm uses the statistics of one device.
 
-  The defaults are the ladder's first rung. Without `train_norm_scale` the original takes a
-  `celu_alpha` of 0.3 for 0.075 and a `head_scale` of 1/16 for 1/8.
+  The defaults are the ladder's first rung. Without `train_norm_scale` the original has a
+  `celu_alpha` of 0.3 instead of 0.075 and a `head_scale` of 1/16 instead of 1/8.
   """
 
   classes: int = 10
   width: kinds.FirstWidth = 64
   """channels of the first layer; the last has 8 times as many"""
   pool_position: PoolPosition = "after_activation"
-  """where a pool stands behind a convolution"""
+  """position of the pool after a convolution"""
   activation: Literal["relu", "celu"] = "relu"
   """what follows each norm"""
   celu_alpha: Annotated[float, Field(gt=0, le=1000)] = 0.075
-  """of celu: minus the value that it falls to"""
+  """alpha of celu, whose lower limit is -alpha"""
   ghost_splits: kinds.Splits = 1
-  """parts of a device's batch, each with the statistics of its own in batch norm"""
+  """parts of a device's batch that batch norm normalizes separately (ghost batches)"""
   train_norm_scale: bool = True
-  """whether the scales of batch norm are trained, or stay what they begin with"""
+  """whether the scales of batch norm are trained or stay at 1"""
   whiten: bool = False
-  """puts a frozen 3x3 whitening convolution and a 1x1 convolution in the place of the first one"""
+  """replaces the first convolution with a frozen 3x3 whitening and a 1x1 convolution"""
   head_scale: kinds.Number = 0.125
   """factor on the logits"""
   dtype: DTypeLike = jnp.float32

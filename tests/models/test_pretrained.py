@@ -124,23 +124,23 @@ def test_counters_of_batches_are_passed_over(saved):
   [
     (
       lambda t: t.pop("layer3.1.bn2.running_var"),
-      "lacks layer3.1.bn2.running_var: it must be torchvision's or timm's ResNet-18,",
+      "lacks layer3.1.bn2.running_var; it must hold torchvision's or timm's ResNet-18,",
     ),
     (
       lambda t: t.update({f"conv1.{i}.weight": np.zeros(3, np.float32) for i in range(5)}),
-      r"holds, for no layer here, conv1.0.weight, conv1.1.weight, conv1.2.weight and 2 more: it ",
+      r"has unknown tensors: conv1.0.weight, conv1.1.weight, conv1.2.weight and 2 more; it ",
     ),
     (
       lambda t: t.update({"bn1.weight": np.zeros(8, np.float32)}),
-      r"bn1.weight is \[8\] and the net's is \[4\]: name a file of a net of the same width",
+      r"bn1.weight has shape \[8\], but the model's has \[4\]: name the weights of a model of the ",
     ),
     (
       lambda t: t.update({"fc.weight": np.zeros((9, 32), np.float32)}),
-      "tells 9 classes apart and the net 5: name their data set; or, to train a new last layer",
+      "has 9 classes, but the model has 5: choose the data set of these weights, or set config",
     ),
     (
       lambda t: t.update({"conv1.weight": np.zeros((4, 3, 7, 7), np.int8)}),
-      "conv1.weight is stored as I8, and only F64, F32, F16, BF16 are read",
+      "conv1.weight is stored as I8, but only F64, F32, F16, BF16 are read",
     ),
   ],
   ids=["missing", "unknown", "shape", "classes", "integers"],
@@ -166,7 +166,7 @@ def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
 
 
 def test_a_file_that_is_missing_cut_off_or_something_else_is_told(saved, tmp_path):
-  with pytest.raises(UserError, match="is not there: name a .safetensors file"):
+  with pytest.raises(UserError, match="does not exist: name a .safetensors file"):
     load_resnet(tmp_path / "absent.safetensors", shapes_of(SMALL))
   saved.write_bytes(saved.read_bytes()[:-10])
   with pytest.raises(UserError, match="cannot be read as .safetensors .*copy or convert it again"):

@@ -112,7 +112,7 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
   weighed.data.path = str(write_folder(folder / "three", classes=3))
   with pytest.raises(UserError, match="has 3 classes, and config.data.classes is 4"):
     predict_pretrained(weighed, images, given=["data.classes"])
-  with pytest.raises(UserError, match="tells 4 classes apart and the net 3: name their data set"):
+  with pytest.raises(UserError, match="has 4 classes, but the model has 3: choose the data set"):
     predict_pretrained(weighed, images)
 
 

@@ -1,6 +1,6 @@
-"""Convolutions as each backend runs them best.
+"""Convolutions in the form that is fastest on each backend.
 
-Activations are NHWC. Kernels are kept as OHWI in float32, cuDNN's own layout, so that a GPU
+Activations are NHWC. Kernels are stored as OHWI in float32, cuDNN's own layout, so that a GPU
 transposes no weight and no gradient in a step.
 """
 
@@ -21,7 +21,7 @@ dense_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def convolve(x, kernel, strides, padding):
-  """Convolution of NHWC images with an OHWI kernel, as the backend runs it best."""
+  """Convolve NHWC images with an OHWI kernel, in the fastest form of the backend."""
   on_cpu = functools.partial(convolve_on_cpu, strides=strides, padding=padding)
   elsewhere = functools.partial(_convolve_with, layout="OHWI", strides=strides, padding=padding)
   if max(x.shape[1:3]) <= max(kernel.shape[1:3]) > 1 and strides == 1:
@@ -31,10 +31,10 @@ def convolve(x, kernel, strides, padding):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolve_small_map(x, kernel, padding):
-  """A convolution of maps no larger than its kernel, such as airbench's last, 3x3 of 3x3.
+  """Convolve maps no larger than the kernel, such as airbench's last: a 3x3 map and a 3x3 kernel.
 
-  XLA takes their weight gradient for a forward convolution and transposes both activations; of
-  maps a row and a column larger it makes cuDNN's weight gradient.
+  XLA mistakes their weight gradient for a forward convolution and transposes both activations. It
+  uses cuDNN's weight gradient if the maps have one more row and column.
   """
   return _convolve_with(x, kernel, "OHWI", 1, padding)
 
@@ -51,7 +51,7 @@ def _convolve_small_map_backward(padding, residuals, grad):
 
   (grad_x,) = jax.vjp(lambda x: convolve(x, kernel), x)[1](grad)
   larger = ((0, 0), (0, 1), (0, 1), (0, 0))
-  # Behind a barrier, or XLA folds the padding into the convolution and is where it was.
+  # The barrier keeps XLA from folding the padding into the convolution, which would undo it.
   x, grad = lax.optimization_barrier((jnp.pad(x, larger), jnp.pad(grad, larger)))
   (grad_kernel,) = jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](grad)
   return grad_x, grad_kernel
@@ -70,15 +70,15 @@ def _convolve_with(x, kernel, layout, strides, padding):
   )
 
 
-# Images whose weight gradient XLA:CPU computes at once. It transposes both operands, batch
-# innermost; of 512 images that runs out of the first cache. Seconds of 512 images against 16
-# chunks of 32: 64 -> 128 channels at 32 x 32 pixels 2.06 / 0.81, 128 -> 128 at 16 x 16 1.61 / 0.31.
+# Images per weight gradient on XLA:CPU. It transposes both operands, batch innermost, which does
+# not fit the first cache for 512 images. Seconds for 512 images at once / in 16 chunks of 32:
+# 64 -> 128 channels at 32 x 32 pixels 2.06 / 0.81, 128 -> 128 at 16 x 16 1.61 / 0.31.
 _CHUNK = 32
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve_on_cpu(x, kernel, strides, padding):
-  # XLA:CPU has a fast path for HWIO and a very slow one for the rest.
+  # XLA:CPU has a fast path for HWIO and is very slow with other layouts.
   return _convolve_with(x, kernel.transpose(1, 2, 3, 0), "HWIO", strides, padding)
 
 
@@ -95,7 +95,7 @@ def _convolve_on_cpu_backward(strides, padding, residuals, grad):
 
   with jax.named_scope("data_gradient"):
     (grad_x,) = jax.vjp(lambda x: convolve(x, hwio), x)[1](grad)
-  # Unrolled: a loop around a convolution's gradient is 25 to 40 times slower here (jax 12868).
+  # Unrolled: a loop around a convolution's gradient is 25 to 40 times slower (jax issue 12868).
   parts = max(x.shape[0] // _CHUNK, 1)
   with jax.named_scope("weight_gradient"):
     grad_kernel = sum(
@@ -111,9 +111,9 @@ convolve_on_cpu.defvjp(_convolve_on_cpu_forward, _convolve_on_cpu_backward)
 
 
 class Conv(nn.Module):
-  """2-D convolution, [n, h, w, i] to [n, h', w', features], computed in `dtype`.
+  """2-D convolution from [n, h, w, i] to [n, h', w', features], computed in `dtype`.
 
-  The parameter `kernel` is [features, kernel_size, kernel_size, i] in the `accumulation` format.
+  The parameter `kernel` is [features, kernel_size, kernel_size, i] in the `accumulation` dtype.
   `padding` is a number of pixels on each side; None means kernel_size // 2, PyTorch's "same" for
   odd kernels.
   """

@@ -1,4 +1,4 @@
-"""Batch norm in one piece with the 1x1 convolution before it, or the pool behind it."""
+"""Batch norm fused with the 1x1 convolution before it, or with the pool after it."""
 
 import functools
 
@@ -17,36 +17,35 @@ from jaxspeed.models.layers.pool import NOWHERE, first_maxima, max_pool_3x3, to_
 
 
 def _product(a, b):
-  """The sum over all pixels of a[p, i] b[p, j], in the format of sums."""
+  """Return the sum over all pixels p of a[p, i] b[p, j], in the accumulation dtype."""
   a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
-  # Of half precision the products are exact; of float32 a GPU would take TF32 by itself.
+  # Products of half precision are exact; for float32 a GPU would use TF32 by default.
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   over_pixels = (((0,), (0,)), ((), ()))
   return lax.dot_general(a, b, over_pixels, precision, accumulation(a.dtype))
 
 
 def _matmul(a, b):
-  """A product of small matrices, in full precision."""
+  """Multiply small matrices in full precision."""
   return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _pointwise(x, matrix, offset):
-  """A matrix [o, i] times each pixel, and an offset, on a GPU in one kernel with what follows."""
+  """Multiply each pixel by a matrix [o, i] and add an offset; a GPU fuses the next operations."""
   y = convolve(x, matrix.astype(x.dtype)[:, None, None], 1, 0)
   return y + offset.astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
-  """Batch norm of a 1x1 convolution that has at least as many outputs as inputs.
+  """1x1 convolution and batch norm, for at least as many outputs as inputs; also mean and variance.
 
-  With a `shortcut` it is added, and a ReLU follows. Returns also mean and variance.
+  A `shortcut` is added to the result, and a ReLU follows.
 
-  The statistics of y = W x are W m and the diagonal of W C W^T, with the mean m and the covariance
-  C of x. So the norm is known before the convolution, and goes into its weights and its bias; the
-  convolution's own output is never there. Neither is its gradient g: of the norm's three terms
-  (g - mean g - y_hat mean(g y_hat)) / sigma the last is linear in x as well, and meets W in a
-  matrix of the size of C.
+  The mean and variance of y = W x are W m and the diagonal of W C W^T, with the mean m and the
+  covariance C of x. So the norm is known before the convolution and is folded into its weights and
+  bias; y itself is never computed. Nor is its gradient, (g - mean g - y_hat mean(g y_hat)) / sigma:
+  its last term is linear in x too, and becomes a matrix of the size of C.
   """
   return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon)[0]
 
@@ -59,7 +58,7 @@ def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
   var = jnp.maximum(jnp.sum(spread * weight, axis=1), 0)
   inverse = lax.rsqrt(var + epsilon)
   folded = ((scale * inverse)[:, None] * weight).astype(x.dtype)
-  # What rounding the weights does to the mean is taken back.
+  # The offset uses the rounded weights, so that rounding does not shift the mean.
   y = _pointwise(x, folded, bias - _matmul(folded.astype(dtype), mean_x))
   if shortcut is not None:
     y = jnp.maximum(y + shortcut, 0)
@@ -93,11 +92,11 @@ _normalize_pointwise.defvjp(_normalize_pointwise_forward, _normalize_pointwise_b
 
 
 class PointwiseKernel(nn.Module):
-  """The parameter `kernel` of a 1x1 convolution whose norm computes it: `PointwiseNorm`."""
+  """The parameter `kernel` of a 1x1 convolution that `PointwiseNorm` computes."""
 
   features: int
   kernel_init: nn.initializers.Initializer = conv_init
-  dtype: DTypeLike = jnp.float32  # of the net
+  dtype: DTypeLike = jnp.float32  # the model's dtype
 
   @nn.compact
   def __call__(self, inputs: int) -> Float[Array, "o 1 1 i"]:
@@ -106,11 +105,11 @@ class PointwiseKernel(nn.Module):
 
 
 class PointwiseNorm(BatchNorm):
-  """A 1x1 convolution and its `Norm`, with a shortcut their sum and a ReLU: [n, h, w, i] to o.
+  """A 1x1 convolution and its `Norm`, [n, h, w, i] to [n, h, w, o]; with a shortcut, add and ReLU.
 
-  One kernel on a GPU, with no pass over the convolution's output for statistics or the norm's
-  gradient: `_normalize_pointwise`. Not with ghost batches, whose statistics do not go into one set
-  of weights.
+  A GPU runs it in one kernel, without a pass over the convolution's output for statistics or the
+  norm's gradient (`_normalize_pointwise`). It does not support ghost batches, because their
+  statistics do not fit into one set of weights.
   """
 
   @nn.compact
@@ -132,10 +131,10 @@ class PointwiseNorm(BatchNorm):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _normalize_pool(x, scale, bias, splits, epsilon):
-  """Batch norm, ReLU and `max_pool_3x3`; returns also mean and variance.
+  """Batch norm, ReLU and `max_pool_3x3`; also returns mean and variance.
 
-  The norm's gradient is 0 but at the maxima, so its sums need a quarter of the map: the input at
-  the maxima, which the forward pass keeps.
+  The gradient of the norm's output is 0 except at the maxima. So its sums need only a quarter of
+  the map: the input at the maxima, which the forward pass keeps.
   """
   return _normalize_pool_forward(x, scale, bias, splits, epsilon)[0]
 
@@ -170,7 +169,7 @@ _normalize_pool.defvjp(_normalize_pool_forward, _normalize_pool_backward)
 
 
 class PooledNorm(BatchNorm):
-  """`Norm`, ReLU and `max_pool_3x3`: [n, h, w, c] to half the side."""
+  """`Norm`, ReLU and `max_pool_3x3`: [n, h, w, c] to maps of half the side."""
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:

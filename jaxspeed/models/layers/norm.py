@@ -1,4 +1,4 @@
-"""Batch norm, also in ghost batches, with the activation behind it."""
+"""Batch norm with the activation after it, optionally in ghost batches."""
 
 import functools
 
@@ -14,7 +14,7 @@ from jaxspeed.models.layers.activations import Activation, recompute
 
 
 def ghosts(x, splits):
-  """[n, h, w, c] to [n / splits, splits, h * w, c]: sample i is in ghost batch i mod splits."""
+  """Reshape [n, h, w, c] to [n / splits, splits, h * w, c]: sample i is in split i mod splits."""
   n, h, w, c = x.shape
   return x.reshape(n // splits, splits, h * w, c)
 
@@ -29,7 +29,7 @@ def _normalize(x, scale, bias, splits, epsilon, activation):
 
 
 def two_sums(a, b):
-  """Sums of two arrays [n, s, p, c] over n and p, in one pass."""
+  """Return the sums of two arrays [n, s, p, c] over n and p, on a GPU in one pass."""
   # XLA:CPU has no fast code for sums of pairs.
   return lax.platform_dependent(a, b, cpu=_sums_apart, default=_sum_of_pairs)
 
@@ -39,7 +39,7 @@ def _sums_apart(a, b):
 
 
 def _sum_of_pairs(a, b):
-  """As `_sums_apart`; a GPU then finishes both sums in one kernel and not in two."""
+  """Like `_sums_apart`, but a GPU finishes both sums in one kernel."""
   zero = jnp.zeros((), a.dtype)
   return lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), (0, 2))
 
@@ -49,7 +49,7 @@ def normalize_forward(x, scale, bias, splits, epsilon, activation):
   total, squares = two_sums(values, values * values)
   count = x.size // total.size
   mean = total / count
-  # One pass over x, and never below zero by rounding.
+  # This form needs one pass over x; rounding must not make it negative.
   var = jnp.maximum(squares / count - mean * mean, 0)
   inverse = lax.rsqrt(var + epsilon)
   factor = (inverse * scale)[:, None]
@@ -83,7 +83,7 @@ _normalize.defvjp(normalize_forward, _normalize_backward)
 
 
 class BatchNorm(nn.Module):
-  """Fields, parameters and running statistics of `Norm` and of its sums with its neighbours."""
+  """Fields, parameters and running statistics shared by `Norm` and its fused variants."""
 
   use_running_average: bool
   momentum: float = 0.9
@@ -95,12 +95,12 @@ class BatchNorm(nn.Module):
   def _check(self, images):
     if images % self.splits:
       raise UserError(
-        f"ghost batch norm: the batch of a device, {images}, does not divide into "
+        f"ghost batch norm: the batch of one device, {images}, does not divide into "
         f"{self.splits} ghost batches; choose a multiple of {self.splits}"
       )
 
   def _variables(self, channels, dtype):
-    """Scale, bias, running mean and running variance of `channels`, for maps in `dtype`."""
+    """Return scale, bias, running mean and running variance for maps in `dtype`."""
     masters = accumulation(dtype)
     running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), masters)
     running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), masters)
@@ -112,7 +112,7 @@ class BatchNorm(nn.Module):
     return scale, bias, running_mean, running_var
 
   def _affine(self, scale, bias, running_mean, running_var):
-    """Factor and offset that evaluation takes."""
+    """Return the factor and the offset that evaluation uses."""
     factor = scale * lax.rsqrt(running_var.value + self.epsilon)
     return factor, bias - running_mean.value * factor
 
@@ -125,23 +125,24 @@ class BatchNorm(nn.Module):
 
 
 class Norm(BatchNorm):
-  """Batch norm over what one device sees, in `splits` ghost batches, then `activation`.
+  """Batch norm of one device's batch, in `splits` ghost batches, then `activation`.
 
-  Takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic are in that
-  of its sums (`accumulation`).
-  Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast, which keeps running
-  statistics for each ghost batch and averages them to evaluate; the average is kept here, and
-  since the update is linear the two agree. They do not for its moving average of the model, which
-  after its first epoch evaluates the statistics of ghost batch 0 alone: here it is all of them.
-  The running variance is unbiased, as PyTorch's.
-  The backward pass keeps the input and vectors of a channel, nothing else of the size of `x`,
-  and gives no gradient to the statistics it returns.
+  It takes and returns [n, h, w, c] in the dtype of the input; statistics and arithmetic use the
+  `accumulation` dtype. The running variance is unbiased, as in PyTorch.
 
-  `momentum` is the share of the old running statistics (1 - PyTorch's). Without `train_scale`
-  the scale is 1 and no parameter.
+  Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast. That code keeps running
+  statistics of each ghost batch and averages them to evaluate. Here only their average is kept,
+  which is the same because the update is linear. One difference: its moving average of the model
+  evaluates with ghost batch 0 alone after its first epoch, ours with all of them.
+
+  The backward pass keeps the input and vectors of one number per channel, nothing else of the size
+  of `x`. The returned statistics get no gradient.
+
+  `momentum` is the share kept of the running statistics (1 - PyTorch's momentum). Without
+  `train_scale` the scale is 1 and not a parameter.
 
   Raises:
-    UserError: the batch does not divide into `splits` (training only).
+    UserError: the batch does not divide into `splits` parts (only in training).
   """
 
   activation: Activation | None = None

@@ -1,4 +1,4 @@
-"""Pools without a scatter in their backward pass, and blur."""
+"""Max pools without a scatter in their backward pass, and blur pool."""
 
 import functools
 
@@ -10,27 +10,27 @@ from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
 
-# Places that a byte tells apart.
+# Positions that one byte can encode.
 _BYTE = 256
 
 
 def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
-  """Non-overlapping max pool; rows and columns beyond a multiple of `window` are left out.
+  """Non-overlapping max pool; rows and columns beyond a multiple of `window` are ignored.
 
-  The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
-  byte an output and writes in one pass: XLA's own is a scatter-add, slow on GPUs and CPUs.
+  The first maximum of a window gets the gradient, as in PyTorch. The backward pass keeps one byte
+  per output and writes in one pass; XLA's own is a scatter-add, slow on GPUs and CPUs.
   """
   with jax.named_scope("pool"):
     return _max_pool(x, (window, window))
 
 
 def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
-  """Maximum over each map, with the gradient of `max_pool`."""
+  """Return the maximum over each map, with the gradient of `max_pool`."""
   n, h, w, c = x.shape
   with jax.named_scope("pool"):
     if h * w <= _BYTE:
       return _max_pool(x, (h, w))[:, 0, 0]
-    # One scatter of n c numbers; above, each pixel is an operation of its own.
+    # One scatter of n * c numbers; the branch above needs one operation per pixel.
     flat = x.reshape(n, h * w, c)
     return jnp.take_along_axis(flat, flat.argmax(axis=1, keepdims=True), axis=1)[:, 0]
 
@@ -59,8 +59,8 @@ def _max_pool_backward(window, residuals, grad):
   tiles = jnp.where(place[:, :, None, :, None] == places, grad[:, :, None, :, None], 0)
   tiles = tiles.reshape(n, rows * high, columns * wide, c)
   grad_x = jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0)))
-  # XLA would write both this and the part without the padding, one for each of the convolution's
-  # gradients.
+  # Without the barrier XLA would write this with and without the padding, once for each gradient of
+  # the convolution.
   return (lax.optimization_barrier(grad_x),)
 
 
@@ -68,24 +68,24 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def _shifted(x, down, right):
-  """x[:, i + down, j + right] at i, j, with zeros beyond the end; shifts are 0 or 1."""
+  """Return x[:, i + down, j + right] at (i, j), zeros beyond the end; both shifts are 0 or 1."""
   return jnp.pad(x, ((0, 0), (0, down), (0, right), (0, 0)))[:, down:, right:]
 
 
 def _interleaved(terms, shape):
-  """Four arrays a pixel, [n, rows, 2, columns, 2, c], summed to one map cropped to `shape`."""
+  """Sum arrays [n, rows, 2, columns, 2, c] into one map, cropped to the pixels of `shape`."""
   total = sum(terms)
   n, rows, _, columns, _, c = total.shape
   return total.reshape(n, 2 * rows, 2 * columns, c)[:, : shape[0], : shape[1]]
 
 
 def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-  """3x3 max pool of stride 2 over a border of -inf, 1 pixel wide: h2 = (h + 1) // 2.
+  """3x3 max pool of stride 2 with a border of -inf, 1 pixel wide: h2 = (h + 1) // 2.
 
-  The first maximum of a window takes the gradient, as in PyTorch. The backward pass keeps one
-  byte an output and gathers, in one kernel, where XLA's own gradient scatters: forward and
-  backward of [256, 112, 112, 64] in bfloat16 are 2 kernels and 1.13 GB on an H100 for 5 and 4.99,
-  and on a CPU a third of the time (results/stem_pool.json).
+  The first maximum of a window gets the gradient, as in PyTorch. The backward pass keeps one byte
+  per output and gathers in one kernel, where XLA's own scatters. For [256, 112, 112, 64] in
+  bfloat16, forward and backward on an H100 take 2 kernels and 1.13 GB instead of 5 and 4.99, and on
+  a CPU a third of the time (results/stem_pool.json).
   """
   with jax.named_scope("pool"):
     return _max_pool_3x3(x)
@@ -93,14 +93,14 @@ def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
 
 @jax.custom_vjp
 def _max_pool_3x3(x):
-  # Without a gradient XLA's pool is the same kernel on a GPU and 0.4 of the time on a CPU.
+  # Without a gradient, XLA's pool is the same kernel on a GPU and takes 0.4 of the time on a CPU.
   return lax.reduce_window(
     x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
   )
 
 
 def first_maxima(x, *others):
-  """The maxima of 3x3 windows, their first places as bytes, and other arrays at these places."""
+  """Return the maxima of 3x3 windows, their positions as bytes, and other arrays at these."""
   _, h, w, _ = x.shape
   rows, columns = (h + 1) // 2, (w + 1) // 2
   border = ((0, 0), (1, 2 * rows - h), (1, 2 * columns - w), (0, 0))
@@ -132,14 +132,14 @@ def _max_pool_3x3_backward(residuals, grad):
   return (to_first_maxima(place, shape, grad).astype(grad.dtype),)
 
 
-# A place that is in no window.
+# A position that is in no window.
 NOWHERE = 9
 
 
 def to_first_maxima(place, shape, grad):
-  """The gradients of 3x3 windows at their places, summed (`accumulation`) on a map of a shape."""
-  # A pixel lies in up to four windows: (i, j) of four by (p, q) pixels is place (1 + p, 1 + q) of
-  # window (i, j), two less in the next. Odd pixels alone are in two windows.
+  """Sum the gradients of 3x3 windows at the positions of the maxima, in the accumulation dtype."""
+  # A pixel lies in up to four windows. Pixel (p, q) of 2x2 tile (i, j) has position (1 + p, 1 + q)
+  # in window (i, j). Odd pixels are also in the next window, at a position that is two less.
   terms = []
   for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
     places = np.full((2, 1, 2, 1), 255, np.uint8)
@@ -155,10 +155,10 @@ _max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
 
 
 def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
-  """[1 2 1] x [1 2 1] / 16 over each channel with a border of zeros; a stride of 1 or 2.
+  """Blur each channel with [1 2 1] x [1 2 1] / 16 and a border of zeros; the stride is 1 or 2.
 
-  Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As sums, one
-  kernel: convolutions of single channels are slow on GPUs.
+  Source: Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. Sums
+  need one kernel; convolutions of single channels are slow on GPUs.
   """
   with jax.named_scope("pool"):
     return _blur_pool(x, strides)

@@ -1,4 +1,4 @@
-"""The whitening convolution of the fast CIFAR-10 networks, and its filters."""
+"""The whitening convolution of the fast CIFAR-10 models, and its filters."""
 
 import functools
 
@@ -17,12 +17,12 @@ def _whiten_on_cpu(x, kernel, padding):
 
 
 def _sum_of_products(x, kernel, padding):
-  """A convolution as elementwise products, for few taps of few channels, in the format of sums.
+  """Convolve by elementwise products in the accumulation dtype, for few taps and channels.
 
-  A GPU does it, what follows and the cast in one kernel that reads the images once; cuDNN's is
-  slow at 3 channels and leaves bias and activation a pass of their own: 141 MB a step of airbench.
+  A GPU runs this, the cast and the next operations in one kernel that reads the images once. cuDNN
+  is slow with 3 channels and needs another pass for bias and activation: 141 MB per airbench step.
   """
-  # Behind the barrier: XLA could augment the images anew for every product.
+  # Without the barrier XLA could augment the images again for every product.
   dtype, x = x.dtype, lax.optimization_barrier(x)
   x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(
     accumulation(dtype)
@@ -39,11 +39,11 @@ def _sum_of_products(x, kernel, padding):
 
 
 class Whiten(nn.Module):
-  """Frozen convolution whose `kernel` comes from `whitening_kernel`: [n, h, w, c] to `features`.
+  """Convolution with a frozen `kernel` from `whitening_kernel`, with `features` output channels.
 
-  The kernel is among the parameters, so that it is saved with them, but gets no gradient, and
-  the weight gradient of a convolution of 3 channels, slow everywhere, is never computed. With a
-  `bias_init` there is a trained `bias`, as in airbench.
+  The kernel is a parameter, so that it is saved, but it gets no gradient: the weight gradient of a
+  convolution with 3 channels is slow everywhere. With a `bias_init` there is also a trained `bias`,
+  as in airbench.
   """
 
   features: int = 27
@@ -78,19 +78,18 @@ def whitening_kernel(
   epsilon: float = 1e-2,
   centered: bool = False,
 ) -> Float[Array, "filters p p c"]:
-  """Filters that decorrelate the patches of normalised images, in their dtype.
+  """Compute filters that decorrelate the patches of normalised images, in the images' dtype.
 
   Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
-  patches over sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance is
-  about zero, or about the mean patch where `centered` (hlb-CIFAR10). Of 2 * patch * patch * c
-  `filters` the second half are the negatives of the first (hlb-CIFAR10, airbench).
-  The work is done 256 images at a time, in 26 MB at CIFAR-10's size, where all patches of
-  10,000 images would fill 1 GB.
+  patches, divided by sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance
+  is about zero, or about the mean patch if `centered` (hlb-CIFAR10). If `filters` is
+  2 * patch * patch * c, the second half are the negatives of the first (hlb-CIFAR10, airbench).
+  Chunks of 256 images need 26 MB at CIFAR-10's size; all patches of 10,000 images would fill 1 GB.
   """
   n, h, w, c = images.shape
   rows, columns, size = h - patch + 1, w - patch + 1, patch * patch * c
   chunk = min(n, 256)
-  # Black images add nothing to a sum that is not centred.
+  # The padding images are zero and add nothing to the sums.
   chunks = jnp.pad(images, ((0, -n % chunk), (0, 0), (0, 0), (0, 0))).reshape(-1, chunk, h, w, c)
 
   def add_chunk(total, chunk_images):
