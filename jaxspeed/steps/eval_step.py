@@ -1,4 +1,4 @@
-"""The only code that turns predictions into accuracy: views of an image, averages, exact counts."""
+"""Evaluation: views of each image, averaged logits, and exact counts of correct predictions."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entrop
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
-# What each view counts for in the logits of its image, in the order of `make_views`; of "five" in
-# that of `five_crops`.
+# The weight of each view in an image's logits, in the order of `make_views`, or for "five" of
+# `five_crops`.
 WEIGHTS = {
   "center": (1.0,),
   "flip": (1 / 2,) * 2,
@@ -26,15 +26,15 @@ WEIGHTS = {
   "rect": (1.0,),
   "rect_flip": (1 / 2,) * 2,
 }
-# Of the evaluation images "selective" looks at the least confident again (hiverge).
+# The share of images, the least confident ones, that "selective" evaluates again (hiverge).
 SELECTED = 0.25
 
 
 def make_views(images: Float[Array, "n h w c"], count: int) -> list[Float[Array, "n h w c"]]:
-  """The first `count` of six views of each image.
+  """Return the first `count` of six views of each image.
 
-  These are the image, then the image moved one pixel down and right over a reflecting border,
-  then moved up and left; each is followed by its mirror image.
+  The views are the image, the image moved one pixel down and right with a reflected border, and the
+  image moved up and left; each is followed by its flipped copy.
   """
   _, h, w, _ = images.shape
   views = [images]
@@ -45,7 +45,7 @@ def make_views(images: Float[Array, "n h w c"], count: int) -> list[Float[Array,
 
 
 def five_crops(images: Float[Array, "n h w c"], size: int) -> list[Float[Array, "n s s c"]]:
-  """The four corners of squares, and their middles."""
+  """Crop the four corners and the middle of each image, as squares of `size` pixels."""
   end = images.shape[1] - size
   places = [(0, 0), (0, end), (end, 0), (end, end), (end // 2, end // 2)]
   return [images[:, y : y + size, x : x + size] for y, x in places]
@@ -59,30 +59,30 @@ def logits_of(
   spec: TrainSpec,
   size: int = 0,
 ) -> Float[Array, "n classes"]:
-  """Logits of normalised images, the weighted mean over their views; `size` is of "five"."""
+  """Return the weighted mean of the views' logits; only the views "five" use `size`."""
   weights = WEIGHTS[views]
   if views == "five":
     parts = five_crops(images, size)
   else:
     parts = make_views(images, len(weights))
-  # One batch of all views. Six calls move as many bytes, but of airbench's net (H100, 1,000 images)
-  # are 104 kernels in place of 46, and take 12 s to compile instead of 4.
+  # All views in one batch. Six calls would move as many bytes, but with airbench's model (H100,
+  # 1,000 images) they need 104 kernels instead of 46, and 12 s to compile instead of 4.
   every = jnp.concatenate(parts)
   logits: Any = spec.model.apply(variables, every, train=False)
   logits = logits.reshape(len(weights), len(images), -1)
-  # A sum and no product of matrices, which GPUs would compute in TF32.
+  # A sum, because GPUs would compute a matrix product in TF32.
   return sum(weight * view for weight, view in zip(weights, logits, strict=True))
 
 
 def predict_logits(
   variables: dict[str, Any], images: Float[Array, "n h w 3"], *, spec: TrainSpec
 ) -> Float[Array, "n classes"]:
-  """Logits of normalised images, the mean over the views of `config.eval.mode`.
+  """Return the logits of normalised images, the mean over the views of `config.eval.mode`.
 
-  "center" takes the image; "flip" also its mirror image (davidcpage/cifar10-fast, Kakao Brain);
-  "six" also both of the image moved by a pixel to each of two corners, at half the weight
-  (KellerJordan/cifar10-airbench). "selective" (hiverge/cifar10-speedrun), which chooses among the
-  images of a set, takes the plain mean of the six here, as for the images that it chooses.
+  "center" uses the image; "flip" also its flipped copy (davidcpage/cifar10-fast, Kakao Brain);
+  "six" also both of these moved by one pixel to two corners, at half the weight
+  (KellerJordan/cifar10-airbench). "selective" (hiverge/cifar10-speedrun) selects images from a data
+  set; here it uses the plain mean of the six views, as it does for the selected images.
   """
   return logits_of(variables, images, spec.config.eval.mode, spec=spec)
 
@@ -90,32 +90,32 @@ def predict_logits(
 def logits_in_batches(
   variables: dict[str, Any], images: UInt8[Array, "n h w 3"], views: str, *, spec: TrainSpec
 ) -> Float[Array, "n classes"]:
-  """Logits of images as they are stored, at most `plan.eval_batch_size` of them at a time."""
+  """Return the logits of uint8 images, in batches of at most `plan.eval_batch_size`."""
   config = spec.config
-  # Batches of one size: 2,500 images are three of 834, not three of 1,000, half of the last empty.
+  # Equal batches: 2,500 images make three of 834, not three of 1,000 with a half-empty last one.
   batches = -(-len(images) // spec.plan.eval_batch_size)
 
   def one(batch: UInt8[Array, "n h w 3"]) -> Float[Array, "n classes"]:
     normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
     return logits_of(variables, normal.astype(precision.DTYPES[config.precision]), views, spec=spec)
 
-  # A loop and not one large batch: activations of 1,000 images at a time fill memory enough.
+  # A loop instead of one large batch: activations of 1,000 images already take much memory.
   logits = lax.map(one, images.reshape(batches, -1, *images.shape[1:]))
   return logits.reshape(len(images), -1)
 
 
 def sums_of(logits: Float[Array, "n classes"], batch: Batch) -> MetricSums:
-  """Sums over the examples whose mask is true."""
-  # The loss that is reported is the cross entropy, without the smoothing of the training loss.
+  """Sum the metrics of the examples with a true mask."""
+  # The reported loss is the cross entropy without the label smoothing of training.
   losses = smoothed_cross_entropy(logits, batch.label)
   return masked_sums(logits, losses, batch.label, batch.mask)
 
 
 def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: TrainSpec) -> Batch:
-  """This device's share of the first `count` images of an order of the set, in equal batches.
+  """Return this device's share of the first `count` images in `order`, in equal batches.
 
-  Shares are of one size; what of them lies behind `count` is masked. As the set itself is whole
-  batches on every device, they end within it.
+  All shares have the same size, and images beyond `count` are masked. The shares fit into the data
+  set, because it is padded to whole batches on every device.
   """
   share = -(-count // spec.devices)
   batches = -(-share // spec.plan.eval_batch_size)
@@ -127,15 +127,11 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: Tra
 
 
 def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> MetricSums:
-  """Sums over the whole set, of which each device looks at its own part.
+  """Sum the metrics of the whole data set; each device evaluates its own part.
 
-  With "selective" views the net first sees every image once. For the least confident quarter of
-  all, by the largest softmax probability, the mean over six views then replaces the logits.
-
-  Args:
-    variables: params and batch_stats, as `TrainState.evaluated` gives them.
-    data: the set on every device, padded and masked by `data.batch.pad_batches`.
-    spec: what does not change.
+  With "selective" views the model first sees every image once. For the least confident quarter, by
+  the largest softmax probability, the mean over six views then replaces the logits. `data` is the
+  whole data set on every device, padded and masked by `data.batch.pad_batches`.
   """
   views = spec.config.eval.mode
   size = len(data.mask) // spec.devices
@@ -148,7 +144,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Metr
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
   order = jnp.argsort(lax.all_gather(confidence, AXIS, tiled=True), stable=True)
   selected = int(SELECTED * spec.plan.eval_images)
-  # Each image's place in the order: the inverse of a permutation is what sorts it.
+  # Sorting a permutation inverts it, which gives each image's place in the order.
   place = lax.dynamic_slice_in_dim(jnp.argsort(order), first, size)
   sums = sums_of(logits, part.replace(mask=part.mask & (place >= selected)))
   if selected:
@@ -166,20 +162,13 @@ def evaluate_batch(
   mode: str,
   size: int,
 ) -> MetricSums:
-  """Sums over a batch of a stream, added to those over the batches before.
+  """Add the metrics of one streamed batch, over all devices, to the sums so far.
 
-  "center" takes the middle square of `size` pixels of the resized image, "rect" a rectangle that
-  keeps almost all of it (fast.ai's DAWNBench entry; `disk.rectangles`), "flip" and "rect_flip" the
-  mean of that and its mirror image (libffcv/ffcv-imagenet), "five" the mean of the four corners
-  and the middle of the middle square of the resized image.
-
-  Args:
-    variables: params and batch_stats.
-    batch: this device's images, as they are stored.
-    sums: over all devices, so far.
-    spec: what does not change.
-    mode: one of the above.
-    size: side of the squares that "five" cuts out.
+  `batch` holds this device's uint8 images. With the `mode` "center" they are the middle squares of
+  the resized images; with "rect", rectangles that keep almost all of them (fast.ai's DAWNBench
+  entry; `disk.rectangles`). "flip" and "rect_flip" average each of these with its flipped copy
+  (libffcv/ffcv-imagenet). "five" averages the four corners and the middle of the middle square,
+  each a square of `size` pixels.
   """
   config = spec.config
   normal = normalize(batch.image, config.data.mean, config.data.std, spec.accumulation)
@@ -189,5 +178,5 @@ def evaluate_batch(
 
 
 def evaluate_on_mesh(spec: TrainSpec) -> Any:
-  """`evaluate` with variables and set whole on every device."""
+  """`evaluate` on all devices, with the variables and the data set replicated."""
   return on_mesh(evaluate, spec)

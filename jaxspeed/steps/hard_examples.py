@@ -1,4 +1,4 @@
-"""The images of a batch from which a large net learns, chosen by a small one."""
+"""Selection of a batch's hard examples for a large model, by a small proxy model."""
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +22,21 @@ def select_hard_examples(
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, Int[Array, "kept"]]:
-  """The images of this device with the highest loss, as a small net sees them.
+  """Select this device's images with the highest loss under the proxy model.
 
-  The net's norms see the whole batch, and where it learns, it learns from those images only
-  (KellerJordan/cifar10-airbench, airbench96_faster.py, where the small net runs to its end first:
-  as it does not depend on the large one, that comes to the same).
+  The proxy's norms see the whole batch; if it trains in this step, it learns from the selected
+  images only (KellerJordan/cifar10-airbench, airbench96_faster.py). There the proxy is trained
+  completely before the large model; the result is the same, because it does not depend on it.
 
   Args:
-    state: of the small net.
-    batch: augmented images of this device.
+    state: the proxy's state.
+    batch: the augmented images of this device.
     hyper: this step's row of the plan's table.
-    spec: of the small net.
-    kind: of the step.
+    spec: the proxy's spec.
+    kind: the kind of this step.
 
   Returns:
-    The net's next state and the places of the images in the batch.
+    The proxy's next state, and the indices of the selected images in the batch.
   """
   keep = spec.config.proxy.keep // spec.devices
   variables = {"params": state.params, "batch_stats": state.batch_stats}
@@ -44,7 +44,7 @@ def select_hard_examples(
   losses = smoothed_cross_entropy(logits, batch.label, spec.config.label_smoothing)
   highest, kept = lax.top_k(jnp.where(batch.mask, losses, -jnp.inf), keep)
   if kind.proxy_learns:
-    # The forward pass stands in `update` again: twice in one of four steps of a net that is small.
+    # `update` repeats the forward pass: a small model, in one of four steps.
     hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
     state, _ = update(state, hard, batch.label, hyper, share=0.0, spec=spec, kind=kind)
     return state, kept

@@ -15,20 +15,20 @@ from jaxspeed.steps.state import TrainState
 def init_state(
   key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, spec: TrainSpec
 ) -> TrainState:
-  """The state before the first step.
+  """Make the state before the first step.
 
   Args:
-    key: of the run.
-    images: the training set, or any image of its size; a whitening layer takes its filters from
-      the first `config.whitening.images` of them.
+    key: the run's key.
+    images: the training images, or any image of their size. A whitening layer gets its filters
+      from the first `config.whitening.images` of them.
   """
   config = spec.config
-  # float64's own random numbers are others: so its first weights are those of float32, but for
-  # whitening filters, whose signs are free.
+  # float64 would draw other random numbers. So its initial weights are drawn in float32 too and
+  # are equal, except for the whitening filters, which have arbitrary signs.
   model = spec.model if spec.accumulation == jnp.float32 else spec.model.clone(dtype=jnp.float32)
   variables = model.init(
-    # Threefry would take 8 s to compile on a CPU where this takes 1 s; the numbers are a
-    # function of the seed and the kind of device.
+    # Threefry takes 8 s to compile on a CPU, rbg 1 s; rbg's numbers also depend on the kind of
+    # device.
     jax.random.wrap_key_data(jnp.tile(purpose_key(key, INIT, 0), 2), impl="rbg"),
     jnp.zeros((1, *images.shape[1:]), jnp.float32),
     train=False,
@@ -47,7 +47,7 @@ def init_state(
       centered=config.whitening.centered,
     )
   stats = variables["batch_stats"]
-  # The average is a copy: a donated buffer must not stand in the state twice.
+  # The average is a copy, because a donated buffer must not appear in the state twice.
   copied = jax.tree.map(jnp.copy, {"params": params, "batch_stats": stats})
   return TrainState(
     step=jnp.int32(0),

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing, and the masked sums that accuracies are made of."""
+"""Cross entropy with label smoothing, and the masked sums behind losses and accuracies."""
 
 import math
 from typing import Any
@@ -16,19 +16,19 @@ from jaxspeed.devices.precision import accumulation
 def smoothed_cross_entropy(
   logits: Float[Array, "n classes"], labels: Int[Array, "n"], smoothing: float = 0.0
 ) -> Float[Array, "n"]:
-  """(1 - s) * -log p[label] + s * mean over classes of -log p, per example.
+  """Return (1 - s) * -log p[label] + s * mean over classes of -log p, per example.
 
-  The definition of torch.nn.CrossEntropyLoss(label_smoothing=s) and of davidcpage/cifar10-fast.
+  torch.nn.CrossEntropyLoss(label_smoothing=s) and davidcpage/cifar10-fast define it so.
   """
   log_p = jax.nn.log_softmax(logits.astype(accumulation(logits.dtype)))
-  # A one-hot product and no gather: the gradient of a gather is a scatter.
+  # A one-hot product, because the gradient of a gather is a scatter.
   target = jax.nn.one_hot(labels, logits.shape[-1], dtype=log_p.dtype)
   target = target * (1.0 - smoothing) + smoothing / logits.shape[-1]
   return -jnp.sum(target * log_p, axis=-1)
 
 
 class MetricSums(flax.struct.PyTreeNode):
-  """Sums over examples; divided only when they are read, so that every example counts once."""
+  """Sums over examples; they are divided only when read, so that every example counts once."""
 
   loss: Float[Any, ""]
   top1: Int[Any, ""]
@@ -37,18 +37,18 @@ class MetricSums(flax.struct.PyTreeNode):
 
   @classmethod
   def zero(cls, dtype: DTypeLike = np.float32) -> "MetricSums":
-    """Sums over nothing; the loss is in `dtype`."""
-    # NumPy: an array of JAX's made here would compile a program, perhaps inside the clock.
+    """Return sums over no examples; the loss is in `dtype`."""
+    # NumPy, because a JAX array would compile a program, perhaps while the clock runs.
     return cls(np.zeros((), dtype), *(np.zeros((), np.int32) for _ in range(3)))
 
   def __add__(self, other: "MetricSums") -> "MetricSums":
     return jax.tree.map(jnp.add, self, other)
 
   def means(self, classes: int) -> dict[str, float]:
-    """Mean loss and accuracies as fractions; of no examples, NaN.
+    """Return the mean loss and the accuracies as fractions; NaN if there are no examples.
 
     Args:
-      classes: that are told apart; without top5 where there is none (`has_top5`).
+      classes: the number of classes; with too few there is no top5 (`has_top5`).
     """
     count = float(self.count)
     sums = {"loss": self.loss, "top1": self.top1}
@@ -57,7 +57,7 @@ class MetricSums(flax.struct.PyTreeNode):
 
 
 def has_top5(classes: int) -> bool:
-  """Whether top-5 means anything: of five classes or fewer, all are among the five likeliest."""
+  """Whether top-5 is meaningful: with five classes or fewer it is always 100 %."""
   return classes > 5
 
 
@@ -67,16 +67,16 @@ def masked_sums(
   labels: Int[Array, "n"],
   mask: Bool[Array, "n"],
 ) -> MetricSums:
-  """Sums over the examples whose mask is true.
+  """Sum the metrics of the examples with a true mask.
 
-  The rank of the label is the number of classes that score higher, or as high and come before it:
-  the order of a stable sort, so that a net that answers a constant is not right by ties.
+  The rank of the label counts the classes with a higher logit, and those with an equal logit that
+  come before it, as in a stable sort. So a model with constant logits is not right because of ties.
   """
   classes = jnp.arange(logits.shape[-1], dtype=jnp.int32)
   is_label = classes[None, :] == labels[:, None]
   own = jnp.sum(jnp.where(is_label, logits, 0), axis=-1, keepdims=True)
   ahead = (logits > own) | ((logits == own) & (classes[None, :] < labels[:, None]))
-  # A NaN compares as not ahead: without these a diverged net would be right everywhere.
+  # A NaN never compares as higher: without this, a diverged model would always be right.
   ahead |= jnp.isnan(logits)
   rank = jnp.where(jnp.isfinite(own[:, 0]), jnp.sum(ahead & ~is_label, axis=-1), classes.size)
   return MetricSums(

@@ -1,6 +1,6 @@
-"""The programs around a step: its row of the table, an epoch in one program, every device.
+"""Programs built from the step: with its row of the table, a whole epoch, and on all devices.
 
-The functions below see one device's part of a batch. `on_mesh` puts them on the devices.
+The functions here see one device's part of a batch; `on_mesh` runs them on all devices.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
 
 Table = dict[str, Float[Array, "steps"]]
-# Steps in the body of an epoch's loop, where they divide its length: a rest is compiled once more.
-# In all but the first a kernel that updates a parameter also rounds it for the next convolution.
-# cifar10.py on an H100: 126 kernels a step become 118.5; with 4 steps 114.5, which take 2.6 times
-# as long to compile (results/h100_step.json).
+# Steps per iteration of an epoch's loop, if they divide its length; a remainder would be compiled
+# again. In all but the first of these steps, the kernel that updates a parameter also rounds it for
+# the next convolution. cifar10.py on an H100 has 126 kernels per step with 1 and 118.5 with 2; with
+# 4 it has 114.5, but takes 2.6 times as long to compile (results/h100_step.json).
 _UNROLL = 2
 
 
@@ -36,7 +36,7 @@ def tabled_step(
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
-  """`train_step` with its row of the table; also returns its mean loss (`LossScale.told`)."""
+  """Run `train_step` with its row of the table; also return its mean loss (`LossScale.told`)."""
   hyper = {name: column[carry.state.step] for name, column in table.items()}
   state, sums = train_step(carry.state, batch, hyper, spec=spec, kind=kind)
   loss = sums.loss / jnp.maximum(sums.count, 1).astype(sums.loss.dtype)
@@ -55,7 +55,7 @@ def resident_step(
   phase: Phase,
   kind: StepKind,
 ) -> tuple[Carry, Float[Array, ""]]:
-  """One step on a set that lives on the device; also returns the step's mean loss."""
+  """Run one step on a data set in device memory; also return the step's mean loss."""
   size = phase.batch_size // spec.devices
   position = (carry.state.step - phase.first_step) % phase.steps_per_epoch * phase.batch_size
   first = position + lax.axis_index(AXIS) * size
@@ -73,7 +73,7 @@ def resident_epoch(
   phase: Phase,
   segments: Segments,
 ) -> tuple[Carry, Float[Array, "steps"]]:
-  """The steps of an epoch as one program; also returns the mean loss of each."""
+  """Run all steps of an epoch in one program; also return the mean loss of each."""
   losses = []
   for repeats, kinds in segments:
 
@@ -96,22 +96,17 @@ def on_mesh(
   split: tuple[bool, ...] | None = None,
   **static: Any,
 ) -> Callable[..., Any]:
-  """`function` on every device, arguments whole on each but those split by their first axis.
+  """Run `function` on all devices; its result must be the same on each.
 
-  Args:
-    function: takes `spec` and `static` by name; its results are the same on every device.
-    spec: what does not change.
-    split: of each argument whether it is split; None: none is.
-    static: bound before compilation.
-
-  check_vma=False: with the check on, the gradient of a replicated parameter is already summed
-  over the devices, and the sum in `train_step` would count each device's part N times.
+  Every argument is replicated, or split by its first axis where `split` is true. `spec` and
+  `static` are passed by name and bound before compilation.
   """
 
   def in_precision(*arguments: Any) -> Any:
     with precision.products(spec.config.precision):
       return function(*arguments, spec=spec, **static)
 
+  # With check_vma, JAX already sums the gradients of replicated parameters; we would sum again.
   return jax.shard_map(
     in_precision,
     mesh=spec.mesh,
@@ -122,7 +117,7 @@ def on_mesh(
 
 
 def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, spec: TrainSpec) -> Order:
-  """The order of an epoch of the training set."""
+  """Return the order of the training images in an epoch."""
   plan, flip = spec.plan, spec.config.augment.flip
   if spec.config.data.last_batch == "carry_over":
     used = plan.phases[0].images

@@ -1,4 +1,4 @@
-"""Everything that the programs of a run are made from."""
+"""The constants that the programs of a run are built from."""
 
 import dataclasses
 from typing import Any
@@ -20,15 +20,15 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainSpec:
-  """Everything that the programs of a run are made from; what they do not change."""
+  """The constants that the programs of a run are built from."""
 
   config: ConfigDict
   plan: Plan
   mesh: Mesh
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
-  layer_order: tuple[int, ...]  # of the parameters, where gradients cross devices
-  proxy: "TrainSpec | None" = None  # of the net that chooses the images
+  layer_order: tuple[int, ...]  # order of parameters in the all-reduce; () on one device
+  proxy: "TrainSpec | None" = None  # spec of the model that selects hard examples
 
   @property
   def devices(self) -> int:
@@ -36,13 +36,13 @@ class TrainSpec:
 
   @property
   def accumulation(self) -> np.dtype:
-    """The number format of parameters, statistics and sums."""
+    """The dtype of parameters, statistics and sums."""
     return precision.accumulation(precision.DTYPES[self.config.precision])
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
-    """Options of XLA for a training program on "cpu" or "gpu": the exchange's and the config's.
+    """Return XLA's options for training on "cpu" or "gpu": the all-reduce's and the config's.
 
-    XLA takes booleans as such, and all other values also as text.
+    XLA accepts all values as text, except for booleans.
     """
     pairs = (option.split("=", 1) for option in self.config.compiler_options)
     named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
@@ -51,19 +51,19 @@ class TrainSpec:
 
 def _proxy_config(config: ConfigDict) -> ConfigDict:
   if config.model.name != "airbench":
-    raise UserError(f"config.proxy.keep={config.proxy.keep}: only airbench's nets have a proxy.")
+    raise UserError(f"config.proxy.keep={config.proxy.keep}: only airbench models have a proxy.")
   proxy = config.copy_and_resolve_references()
   proxy.model.update(widths=config.proxy.widths, depth=2)
   proxy.average.kind = "none"
-  proxy.whitening.bias_epochs = 0.0  # stays where it begins, at 0
+  proxy.whitening.bias_epochs = 0.0  # the bias stays at its initial 0
   return proxy
 
 
 def make_train_spec(config: ConfigDict, plan: Plan, mesh: Mesh) -> TrainSpec:
-  """What a resolved config trains, with another one inside for its proxy.
+  """Make the spec of a resolved config, with a second spec inside if it has a proxy.
 
   Raises:
-    UserError: the mesh's devices do not compute in the config's precision, or as `make_model`.
+    UserError: the devices do not support the config's precision, or `make_model` rejects it.
   """
   precision.resolve(config.precision, mesh.devices.flat[0])
   proxy = _spec_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None

@@ -1,4 +1,4 @@
-"""What a run carries from step to step, and all that a checkpoint must hold."""
+"""The state that a run carries from step to step; a checkpoint holds all of it."""
 
 import dataclasses
 from typing import Any
@@ -11,18 +11,18 @@ from jaxspeed.steps.losses import MetricSums
 
 
 class TrainState(flax.struct.PyTreeNode):
-  """One pytree, replicated over the devices and donated to the next step.
+  """A pytree that is replicated over the devices and donated to the next step.
 
   Attributes:
-    step: steps done; the number of the next one, counted from 0.
-    key: of the run; every other random number is a function of it and of a step or an epoch.
-    params: masters, in the format of sums (`precision.accumulation`).
+    step: the number of steps done, which is the next step's number, counted from 0.
+    key: the run's key; all randomness is a function of it and of a step or an epoch.
+    params: master weights in the accumulation dtype (`precision.accumulation`).
     batch_stats: running statistics of the norms, averaged over the devices.
-    opt_state: of the optimizer.
-    average: {"params", "batch_stats"} averaged over the steps; None when the recipe has none.
-    slow: likewise, lookahead's, to which params and batch_stats go back from time to time.
-    loss_scale: in float16 only, else None.
-    proxy: the state of a proxy net, where there is one.
+    opt_state: the optimizer's state.
+    average: {"params", "batch_stats"} averaged over the steps; None if the recipe has no average.
+    slow: lookahead's average of the same, which the model is regularly set to; or None.
+    loss_scale: the loss scale in float16, else None.
+    proxy: the state of the proxy model, if there is one.
   """
 
   step: Int[Array, ""]
@@ -36,14 +36,14 @@ class TrainState(flax.struct.PyTreeNode):
   proxy: "TrainState | None" = None
 
   def evaluated(self) -> dict[str, PyTree]:
-    """The variables that validation and prediction use: the average where there is one."""
+    """The variables that validation and prediction use: the average if there is one."""
     if self.average is not None:
       return self.average
     return {"params": self.params, "batch_stats": self.batch_stats}
 
 
 class Carry(flax.struct.PyTreeNode):
-  """A state and the sums over the examples of the epoch so far."""
+  """A state and the metric sums of the epoch so far."""
 
   state: TrainState
   sums: MetricSums
@@ -51,12 +51,12 @@ class Carry(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-  """Steps that are under way on the devices.
+  """The result of dispatched steps, which the devices may still be computing.
 
   Attributes:
-    step: steps of the run that are done with them.
-    carry: after them.
-    losses: of each of the newest ones, or of the newest one.
+    step: the number of steps of the run, including these.
+    carry: the carry after these steps.
+    losses: the mean loss of each newest step, or of the newest one.
   """
 
   step: int

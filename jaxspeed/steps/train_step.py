@@ -1,4 +1,4 @@
-"""One training step: augmentation, cutmix, the choice of images, the update."""
+"""One training step: augmentation, cutmix, selection of hard examples, update."""
 
 import jax
 from jax import lax
@@ -24,21 +24,21 @@ def train_step(
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, MetricSums]:
-  """One step on this device's part of the global batch.
+  """Run one step on this device's part of the global batch.
 
-  The gradient is that of the mean loss over the examples of all devices that count. Batch norm
-  sees this device's part only, and with `config.accumulate` one of its parts at a time, which is
-  what `ghost_splits` does; its running statistics are averaged in the same all-reduce.
+  The gradient is that of the mean loss over the unmasked examples of all devices. Batch norm sees
+  only this device's part, or with `config.accumulate` only one micro-batch, like `ghost_splits`.
+  Its running statistics are averaged in the same all-reduce as the gradient.
 
   Args:
-    state: donated by the callers.
-    batch: images of this device.
+    state: the state, which callers donate.
+    batch: the images of this device.
     hyper: this step's row of the plan's table.
-    spec: what does not change.
-    kind: what this step does beside the rest.
+    spec: the run's constants.
+    kind: the kind of this step.
 
   Returns:
-    The next state, and the sums over the examples of all devices.
+    The next state, and the metric sums over all devices.
   """
   config = spec.config
   size = batch.image.shape[0]

@@ -1,4 +1,4 @@
-"""From an augmented batch to the next state: gradient, all-reduce, optimizer, average."""
+"""The update of a step: gradient, all-reduce, optimizer and weight average."""
 
 import functools
 from collections.abc import Callable
@@ -29,26 +29,26 @@ def update(
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, MetricSums]:
-  """From an augmented batch to the next state.
+  """Update the state from an augmented batch.
 
   Args:
-    state: before the step.
-    batch: images of this device, in the number format of the net.
-    partner: labels of what cutmix put into the images.
+    state: the state before the step.
+    batch: the augmented images of this device, in the model's dtype.
+    partner: the labels of the images that cutmix pasted in.
     hyper: this step's row of the plan's table.
-    share: of the loss, that `partner` counts for.
-    spec: what does not change.
-    kind: of the step.
+    share: the weight of the `partner` labels in the loss.
+    spec: the run's constants.
+    kind: the kind of this step.
 
   Returns:
-    The next state, and the sums over the examples of all devices.
+    The next state, and the metric sums over all devices.
   """
   config = spec.config
   size = batch.image.shape[0]
   scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), spec.accumulation)
 
   def loss_sum(params, part, partner):
-    # A proxy has no epochs for its bias.
+    # A proxy never trains its whitening bias.
     if "whiten" in params and not (kind.whiten_bias and config.whitening.bias_epochs):
       params = params | {"whiten": lax.stop_gradient(params["whiten"])}
     variables = {"params": params, "batch_stats": state.batch_stats}
@@ -58,7 +58,7 @@ def update(
       mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
       losses = (1 - share) * losses + share * mixed_in
     sums = masked_sums(logits, losses, part.label, part.mask)
-    # Over the full batch already here, so that half precision sees a mean and not a sum.
+    # Divided by the global batch here, because a sum could overflow half precision.
     return sums.loss * (scale / (size * spec.devices)), (sums, updated["batch_stats"])
 
   gradient_of = jax.grad(loss_sum, has_aux=True)
@@ -99,7 +99,7 @@ def update(
 
 
 def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any, Any]:
-  """As `allreduce.sum_over_devices`; of one device, what is given."""
+  """`allreduce.sum_over_devices`, or the arguments themselves on one device."""
   if spec.devices == 1:
     return gradient, rest
   fields = spec.config.allreduce
@@ -110,7 +110,7 @@ def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any,
 
 
 def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int) -> Any:
-  """The sum of what `function` gives for equal parts of a batch, one after the other."""
+  """Sum the results of `function` over equal micro-batches, one after the other."""
   if parts == 1:
     return function(*batch)
   split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
@@ -120,6 +120,6 @@ def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int)
     return jax.tree.map(jnp.add, total, function(*part)), None
 
   rest = jax.tree.map(lambda x: x[1:], split)
-  # Loops are slow on a CPU (jax issue 12868); elsewhere they hold the memory of one part.
+  # Loops are slow on a CPU (jax issue 12868); elsewhere they need the memory of one part only.
   unroll = parts if jax.default_backend() == "cpu" else 1
   return lax.scan(add, first, rest, unroll=unroll)[0]
