@@ -1,24 +1,23 @@
-"""What a recipe takes on more devices, on paper: step, epoch, run, cost, input, memory.
+"""Predicted time, cost, input rate and memory of a recipe on more devices; it runs nothing.
 
   python -m jaxspeed.scaling --config=configs/imagenet_lars.py:81920 --devices=8,128,2048 \
       --device=v100
-  python -m jaxspeed.scaling --published      # the same arithmetic beside eight published runs
+  python -m jaxspeed.scaling --published      # the predictions for eight published runs
 
-A step is compute and what of the gradient's all-reduces the backward pass does not hide:
+The time of a step is its compute plus the part of its all-reduces that the kernels do not hide:
 
-  compute     launches + images a device * (side / 224)^2 / images_per_s, from a published rate of
-              ResNet-50, or from a measured step: --step-ms is that of the first phase on the first
-              number of --devices, without the exchange
-  exchange    groups of layers (`allreduce.make_groups`), each begun where it stands in the
-              compiled step (READY, LATE), one after the other; a ring or a hierarchy, whichever is
-              shorter
-  input       decoded images a second over what a core decodes; with --cores it bounds the step
-  validation  a forward pass, a third of a training step: the backward pass has two products for
-              each of its own
+  compute     launches + images per device * (side / 224)^2 / images_per_s, from a published rate
+              of ResNet-50, or from --step-ms: a measured step of the first phase on the first
+              number of --devices, without the all-reduce
+  all-reduce  groups of layers (`allreduce.make_groups`), one after the other, each started at its
+              place in the compiled step (READY, LATE), by the faster of a ring and a hierarchy
+  input       cores needed to decode the images; with --cores it bounds the step
+  validation  a forward pass, a third of a training step: the backward pass has two matrix products
+              for each of the forward pass
 
-Not in it: what differs from step to step, waiting for the slowest of many hosts, loading files,
-checkpoints, compilation. So it is rather a bound from below; results/scaling.json says by how much
-against published runs.
+The prediction leaves out variation between steps, waiting for the slowest of many hosts, file
+loading, checkpoints and compilation. So it is a lower bound; results/scaling.json says by how much
+it misses published runs.
 """
 
 from typing import Any
@@ -27,11 +26,11 @@ from jaxspeed.config import flags as command_line
 
 
 def main() -> None:
-  """Reads the flags and prints."""
+  """Parse the flags and print the predictions."""
   config_flag = command_line.define_config_flag()
   given: list[Any] = []
 
-  # What JAX refuses while it is imported becomes a sentence in these two.
+  # Imported inside these two, so that an error of JAX's import is reported as one sentence.
   def define(_: list[str]) -> None:
     from jaxspeed.scaling.command import define_flags
 

@@ -1,4 +1,4 @@
-"""What devices send in a step, and how long that takes beside the kernels."""
+"""Bytes that devices send in a step, and the time this takes beside the kernels."""
 
 import dataclasses
 import functools
@@ -19,20 +19,20 @@ from jaxspeed.steps.losses import MetricSums
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """What devices send in a step.
+  """The data that devices all-reduce in a step.
 
   Attributes:
-    tensors: bytes of each gradient, in the order in which the backward pass has them.
-    rest: bytes of running statistics and sums.
+    tensors: the bytes of each gradient, in the order of the backward pass.
+    rest: the bytes of running statistics and sums.
   """
 
   tensors: tuple[int, ...]
   rest: int
 
   def groups(self, group_mb: float) -> list[tuple[float, float]]:
-    """(share of the tensors' bytes up to its end, bytes) of each all-reduce.
+    """Return (cumulative share of the tensors' bytes, bytes) of each all-reduce.
 
-    The rest, which the forward pass has, travels at its end: share 0.
+    `rest` is sent at the end of the forward pass, with share 0.
     """
     total, before = sum(self.tensors), 0
     found = [(0.0, float(self.rest))]
@@ -44,7 +44,7 @@ class Exchange:
 
 
 def exchange_of(config: ConfigDict) -> Exchange:
-  """Bytes of a config's net, from its shapes; nothing is computed."""
+  """Return the bytes that a config sends, from the shapes of its model; nothing is computed."""
   config = config.copy_and_resolve_references()
   config.precision = "float32"
   side = (*config.phases.image_size, config.data.image_size)[0]
@@ -55,7 +55,7 @@ def exchange_of(config: ConfigDict) -> Exchange:
 
 @functools.cache
 def _sizes(model: nn.Module, side: int) -> tuple[tuple[int, ...], int]:
-  """Numbers in each gradient, in the order of the backward pass; in statistics and sums."""
+  """Count the elements of each gradient, in backward order, and of statistics and sums."""
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
   shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)
   leaves = jax.tree.leaves(shapes["params"])
@@ -65,9 +65,10 @@ def _sizes(model: nn.Module, side: int) -> tuple[tuple[int, ...], int]:
 
 
 def ring_s(size: float, hosts: int, cluster: Cluster) -> float:
-  """Seconds of one ring over all devices: 2 (n - 1) / n of the bytes pass each link.
+  """Return the seconds of one ring over all devices: each link carries 2 (n - 1) / n of the bytes.
 
-  Patarasuk and Yuan 2009. Between hosts the ring uses the whole line once in each direction.
+  Source: Patarasuk and Yuan 2009. Between hosts the ring uses the full bandwidth once in each
+  direction.
   """
   n = hosts * cluster.per_host
   if n == 1:
@@ -79,10 +80,10 @@ def ring_s(size: float, hosts: int, cluster: Cluster) -> float:
 
 
 def hierarchical_s(size: float, hosts: int, cluster: Cluster) -> float:
-  """Seconds of a reduce-scatter in each host, an all-reduce between hosts, an all-gather in each.
+  """Return the seconds of reduce-scatter in hosts, all-reduce between hosts, all-gather in hosts.
 
-  Jia et al. 2018 (1807.11205), Mikami et al. 2018 (1811.05233). Between hosts by a tree up and
-  down: 2 log2(hosts) hops, on which every host's line carries the bytes once each way.
+  Sources: Jia et al. 2018 (1807.11205), Mikami et al. 2018 (1811.05233). Hosts form a tree, up and
+  down: 2 log2(hosts) hops, and each host sends and receives the bytes once each way.
   """
   g = cluster.per_host
   local = 2 * (g - 1) / g * size / (cluster.local_gb_s * 1e9) + 2 * (g - 1) * LOCAL_HOP
@@ -93,19 +94,19 @@ def hierarchical_s(size: float, hosts: int, cluster: Cluster) -> float:
 
 
 def all_reduce_s(size: float, hosts: int, cluster: Cluster) -> float:
-  """Seconds of an all-reduce of `size` bytes, by the shorter of both ways."""
+  """Return the seconds of an all-reduce of `size` bytes, by the faster of both methods."""
   return min(ring_s(size, hosts, cluster), hierarchical_s(size, hosts, cluster))
 
 
 def overlapped_s(compute: float, groups: Sequence[tuple[float, float]], *, in_flight: int) -> float:
-  """Seconds of a step whose all-reduces run beside its kernels.
+  """Return the seconds of a step with its all-reduces beside its kernels.
 
   Args:
-    compute: seconds of the kernels alone.
-    groups: of each all-reduce, in order, the share of the step's work before it and its seconds.
-      What is left of the work after the last one's start is the optimizer's, which waits for all.
-    in_flight: how many are under way before the kernels wait for the oldest; 0: all wait until
-      the kernels are done.
+    compute: the seconds of the kernels alone.
+    groups: the share of the step's work before each all-reduce, and its seconds, in order. The work
+      after the last one's start is the optimizer's, which waits for all of them.
+    in_flight: the most all-reduces in flight before the kernels wait for the oldest; 0: all
+      all-reduces start after the kernels.
   """
   if in_flight == 0:
     return compute + sum(seconds for _, seconds in groups)
@@ -121,6 +122,6 @@ def overlapped_s(compute: float, groups: Sequence[tuple[float, float]], *, in_fl
 
 
 def ready_at(share: float, curve: Curve) -> float:
-  """Share of a step's work before that share of the gradient's bytes is sent."""
+  """Return the share of a step's work done before this share of the gradient's bytes is sent."""
   bytes_of, work = zip(*curve, strict=True)
   return float(np.interp(share, bytes_of, work))

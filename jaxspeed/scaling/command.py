@@ -1,4 +1,4 @@
-"""What `jaxspeed.scaling` takes and prints."""
+"""The flags and the output of `jaxspeed.scaling`."""
 
 import dataclasses
 import os
@@ -25,25 +25,25 @@ from jaxspeed.scaling.published import published_table
 
 
 def describe(config: ConfigDict, plan: Plan, prediction: Prediction, device: Device) -> list[str]:
-  """A prediction as lines of text."""
+  """Return a prediction as lines of text."""
   lines = []
   for phase, step, epoch in zip(plan.phases, prediction.steps, prediction.epochs, strict=True):
     hidden = step.exchange - step.exposed
     bound = ", bound by its input" if step.input_bound else ""
-    over = " (more than it has)" if step.memory_gb > device.memory_gb else ""
+    over = f" (it has {device.memory_gb:g} GB)" if step.memory_gb > device.memory_gb else ""
     lines.append(
       f"  epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}, "
-      f"{phase.image_size} px, {step.images:g} a device: step "
-      f"{1e3 * step.seconds:.1f} ms{bound} (compute {1e3 * step.compute:.1f}, exchange "
-      f"{1e3 * step.exchange:.1f} of which "
-      f"{1e3 * hidden:.1f} hidden), {phase.batch_size / step.seconds:,.0f} images/s, "
-      f"{step.cores:.3g} cores a host, {step.memory_gb:.1f} GB a device{over}; epoch {epoch:.1f} s"
+      f"{phase.image_size} px, {step.images:g} images per device: step "
+      f"{1e3 * step.seconds:.1f} ms{bound} (compute {1e3 * step.compute:.1f}, all-reduce "
+      f"{1e3 * step.exchange:.1f}, {1e3 * hidden:.1f} of it hidden), "
+      f"{phase.batch_size / step.seconds:,.0f} images/s, {step.cores:.3g} cores per host, "
+      f"{step.memory_gb:.1f} GB per device{over}; epoch {epoch:.1f} s"
     )
   cost = f", ${prediction.cost:,.2f}" if prediction.cost else ""
   lines.insert(
     0,
-    f"{prediction.devices} devices: {_duration(prediction.seconds)}, of which validation "
-    f"{_duration(prediction.validation)}{cost}",
+    f"{prediction.devices} devices: {_duration(prediction.seconds)}, including "
+    f"{_duration(prediction.validation)} of validation{cost}",
   )
   return lines
 
@@ -55,7 +55,7 @@ def _duration(seconds: float) -> str:
 
 
 def describe_published(table: Mapping[str, Any]) -> list[str]:
-  """The published runs as lines of text."""
+  """Return the published runs as lines of text."""
   lines = [
     f"{'run':<26}{'published':>10}  {'by data sheets':>20}  {'calibrated on 8 machines':>26}"
   ]
@@ -68,15 +68,15 @@ def describe_published(table: Mapping[str, Any]) -> list[str]:
   return lines
 
 
-# The most numbers that --devices lists, and the most devices.
+# The most numbers that --devices accepts, and the largest number.
 _NUMBERS, _MOST_DEVICES = 100, 1_000_000
 
 
 def device_counts(texts: Sequence[str]) -> list[int]:
-  """The numbers of --devices.
+  """Parse the numbers of --devices.
 
   Raises:
-    UserError: one is no number of devices, or there are too many of them.
+    UserError: one of them is not a number of devices, or there are too many numbers.
   """
   digits = [text.strip() for text in texts]
   good = all(text.isascii() and text.isdecimal() and len(text) <= 7 for text in digits)
@@ -92,7 +92,7 @@ def device_counts(texts: Sequence[str]) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """The command's flags; a number of 0 stands for what is usual."""
+  """The command's flags; a value of 0 stands for the usual value."""
 
   devices: flags.FlagHolder
   device: flags.FlagHolder
@@ -111,23 +111,23 @@ class Flags:
 def define_flags() -> Flags:
   number = command_line.define_number
   return Flags(
-    devices=flags.DEFINE_list("devices", ["8"], "How many devices, one number or several."),
-    device=flags.DEFINE_enum("device", "v100", list(DEVICES), "Their kind."),
+    devices=flags.DEFINE_list("devices", ["8"], "Numbers of devices, separated by commas."),
+    device=flags.DEFINE_enum("device", "v100", list(DEVICES), "The kind of device."),
     step_ms=number(
       "step-ms",
       0.0,
-      "A measured step of the first phase on the first number of --devices.",
+      "Milliseconds of a measured step of the first phase on the first number of --devices.",
       least=1e-3,
     ),
-    epochs=flags.DEFINE_integer("epochs", 0, "At which the target is reached; 0: all.", 0),
-    per_host=flags.DEFINE_integer("per-host", 8, "Devices of a host.", 1, _MOST_DEVICES),
-    network=number("network", 0.0, "A host's line in Gbit/s; 0: as usual.", least=1e-3, most=1e7),
-    latency=number("latency", 0.0, "From host to host in us; 0: as usual.", least=1e-3),
-    in_flight=flags.DEFINE_integer("in-flight", 1, "All-reduces under way at a time.", 0, 1_000),
-    cores=number("cores", 0.0, "Of a host that decode; 0: enough.", least=0.01, most=1e6),
-    price=number("price", 0.0, "USD a device and hour; 0: as usual.", least=1e-6, most=1e6),
-    published=flags.DEFINE_bool("published", False, "Compares with published runs."),
-    out=flags.DEFINE_string("out", "", "With --published, a JSON file for the table."),
+    epochs=flags.DEFINE_integer("epochs", 0, "Epochs until the target is reached; 0: all.", 0),
+    per_host=flags.DEFINE_integer("per-host", 8, "Devices per host.", 1, _MOST_DEVICES),
+    network=number("network", 0.0, "Gbit/s per host; 0: as usual.", least=1e-3, most=1e7),
+    latency=number("latency", 0.0, "us between hosts; 0: as usual.", least=1e-3),
+    in_flight=flags.DEFINE_integer("in-flight", 1, "All-reduces in flight at once.", 0, 1_000),
+    cores=number("cores", 0.0, "Decoding cores per host; 0: enough.", least=0.01, most=1e6),
+    price=number("price", 0.0, "USD per device and hour; 0: as usual.", least=1e-6, most=1e6),
+    published=flags.DEFINE_bool("published", False, "Compare with published runs."),
+    out=flags.DEFINE_string("out", "", "A JSON file for the table of --published."),
   )
 
 
@@ -154,7 +154,7 @@ def _cluster(given: Flags, plan: Plan, devices: int) -> Cluster:
 
 
 def _print_published(out: str) -> None:
-  """Prints the published runs, and writes them where `out` names a file."""
+  """Print the published runs, and write them to `out` if it names a file."""
   path = expanded(out, "--out")
   if out and (os.path.isdir(path) or not os.path.isdir(path.parent)):
     reason = "it is a folder" if os.path.isdir(path) else f"there is no folder {path.parent}"
@@ -169,31 +169,38 @@ def _print_published(out: str) -> None:
       raise UserError(f"--out={out} cannot be written ({error.strerror or error}).") from None
 
 
-def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
-  """The prediction of a recipe on each number of devices, as lines of text."""
+def _plans(config: ConfigDict, given: Flags) -> list[tuple[int, Plan]]:
+  """Return each number of devices with the plan of a recipe on them."""
   if config.data.path:
     raise UserError(
-      f"config.data.path={shown(config.data.path)}: this counts no images, it takes "
-      f"config.data.train_images={config.data.train_images}: set --config.data.path= and that."
+      f"config.data.path={shown(config.data.path)}: this command reads no images, it uses "
+      f"config.data.train_images={config.data.train_images}: set --config.data.path= and "
+      f"--config.data.train_images."
     )
-  counts, device = device_counts(given.devices.value), DEVICES[given.device.value]
-  plans = [make_plan(config, devices=count) for count in counts]
-  if given.epochs.value > plans[0].epochs:
-    raise UserError(
-      f"--epochs={given.epochs.value}: the run has {plans[0].epochs} epochs: set no more."
-    )
-  cluster = _cluster(given, plans[0], counts[0])
+  counts = device_counts(given.devices.value)
+  plans = [(count, make_plan(config, devices=count)) for count in counts]
+  epochs = plans[0][1].epochs
+  if given.epochs.value > epochs:
+    raise UserError(f"--epochs={given.epochs.value}: the run has {epochs} epochs; set no more.")
+  return plans
+
+
+def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
+  """Yield the predictions of a recipe on each number of devices, as lines of text."""
+  plans, device = _plans(config, given), DEVICES[given.device.value]
+  first_devices, first_plan = plans[0]
+  cluster = _cluster(given, first_plan, first_devices)
   exchange = exchange_of(config)
   yield (
-    f"{config.name} on {given.device.value}: {cluster.images_per_s:,.0f} images/s of 224 px a "
+    f"{config.name} on {given.device.value}: {cluster.images_per_s:,.0f} images/s of 224 px per "
     f"device, {'measured' if given.step_ms.value else device.source}"
   )
   groups = exchange.groups(config.allreduce.group_mb)
   yield (
     f"a step sends {sum(size for _, size in groups) / 1e6:.1f} MB in {len(groups)} all-reduces; "
-    f"{cluster.network_gb_s:.3g} GB/s a host, {cluster.local_gb_s:g} GB/s inside"
+    f"{cluster.network_gb_s:.3g} GB/s per host, {cluster.local_gb_s:g} GB/s inside"
   )
-  for devices, plan in zip(counts, plans, strict=True):
+  for devices, plan in plans:
     prediction = predict(
       config, plan, cluster, exchange, devices=devices, epochs=given.epochs.value
     )
@@ -201,7 +208,7 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
 
 
 def run(config: ConfigDict | None, given: Flags) -> None:
-  """Prints what a recipe takes on more devices, or the published runs."""
+  """Print the predictions of a recipe on more devices, or of the published runs."""
   if given.published.value:
     if config is not None:
       raise UserError("--config has no effect beside --published: leave out one of them.")
@@ -216,5 +223,5 @@ def run(config: ConfigDict | None, given: Flags) -> None:
     raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
   checks.check(config)
   effects.check(config, fields_lib.overridden())
-  find_devices()  # shapes are worked out without one, but not without JAX's backend
+  find_devices()  # computing shapes needs JAX's backend; this reports its errors
   print("\n".join(_predictions(config, given)))

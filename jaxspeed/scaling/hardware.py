@@ -1,23 +1,23 @@
-"""Devices, their hosts and what joins them, with published rates."""
+"""Devices, hosts and networks, with published rates."""
 
 import dataclasses
 from typing import Any
 
-# Side in pixels at which rates are quoted.
+# Image side in pixels to which rates refer.
 REFERENCE_SIDE = 224
-# About 870 to 1,000 kernels of a compiled step (results/allreduce_groups.json), and 5 us for each
-# to be launched, which is assumed.
+# Seconds to launch the 870 to 1,000 kernels of a compiled step (results/allreduce_groups.json), at
+# an assumed 5 us each.
 LAUNCH_S = 1000 * 5e-6
-# Share of the line that NCCL moves: over TCP 41 of 100 Gbit/s (NVIDIA/nccl issue 209, two
-# p3dn.24xlarge), over RDMA 600 of 800 (issue 495, RoCE).
+# Share of the network bandwidth that NCCL reaches: 41 of 100 Gbit/s over TCP (NVIDIA/nccl issue
+# 209, two p3dn.24xlarge), 600 of 800 over RDMA (issue 495, RoCE).
 TCP, RDMA = 0.41, 0.75
-# Seconds a hop: 4 bytes over 32 hosts take 71 us in 10 hops of a tree (NVIDIA/nccl issue 652,
-# InfiniBand). Of TCP no such figure was found; 50 us is assumed.
+# Seconds per hop: 4 bytes over 32 hosts take 71 us in 10 hops of a tree (NVIDIA/nccl issue 652,
+# InfiniBand). For TCP no such figure was found; 50 us is assumed.
 RDMA_HOP, TCP_HOP, LOCAL_HOP = 7e-6, 50e-6, 1e-6
-# Share of a step's work (forward, backward, optimizer) before the gradients of the last layers, up
-# to a share of all bytes, are sent: of the steps compiled for 2,048 described GPUs, groups of 4 MB
-# (results/allreduce_groups.json): (share of bytes, share of work). XLA knows how long a collective
-# takes on Hopper and later; for a V100 it puts them behind most of the backward pass.
+# (share of bytes, share of work): the share of a step's work (forward, backward, optimizer) before
+# this share of the gradient's bytes is sent, last layers first. From steps compiled for 2,048
+# described GPUs with groups of 4 MB (results/allreduce_groups.json). XLA knows the time of a
+# collective on Hopper and later; for a V100 it puts them after most of the backward pass.
 Curve = tuple[tuple[float, float], ...]
 READY: Curve = (
   (0.0, 0.316), (0.08, 0.318), (0.121, 0.326), (0.214, 0.333), (0.255, 0.339),
@@ -31,9 +31,8 @@ LATE: Curve = (
   (0.435, 0.88), (0.527, 0.885), (0.569, 0.888), (0.651, 0.893), (0.692, 0.895),
   (0.784, 0.901), (0.825, 0.904), (0.866, 0.906), (0.959, 0.912), (1.0, 0.919),
 )  # fmt: skip
-# Images a second of a core, by the copies that are read and the side from which on: without
-# antialiasing (results/input.json, AMD EPYC), over the times that antialiasing takes as long
-# (results/antialias.json).
+# Images/s that one core decodes, by source and image side: the rate without antialiasing
+# (results/input.json, AMD EPYC), divided by the slowdown of antialiasing (results/antialias.json).
 INPUT = {
   "originals": {128: 916 / 1.25, 224: 729 / 1.256},
   "copies of 160 px": {128: 3469 / 1.265},
@@ -43,18 +42,18 @@ INPUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """A kind of accelerator and the hosts that it usually stands in.
+  """A kind of accelerator and its usual hosts.
 
   Attributes:
-    images_per_s: of ResNet-50 at 224 px in training, one device's part of a server of eight that
-      is fed by a real pipeline, in half precision.
-    batch: images a device at which that was taken.
-    memory_gb: of one device.
+    images_per_s: one device's share of the images/s of a server of eight that trains ResNet-50 at
+      224 px in half precision from a real input pipeline.
+    batch: images per device in that measurement.
+    memory_gb: memory of one device.
     local_gb_s: bus bandwidth of an all-reduce inside a host, GB/s.
-    network_gb_s: of a host's line, GB/s.
-    share: of the line that is reached.
-    price: USD a device and hour; 0: not stated.
-    source: of the rates.
+    network_gb_s: network bandwidth of a host, GB/s.
+    share: share of the network bandwidth that is reached.
+    price: USD per device and hour; 0: not stated.
+    source: source of the rates.
   """
 
   images_per_s: float
@@ -94,19 +93,19 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Devices in hosts and what joins them.
+  """Devices in hosts, and the networks that connect them.
 
   Attributes:
-    images_per_s: as `Device`'s.
+    images_per_s: images/s of one device at 224 px, without `launch_s`.
     launch_s: seconds of a step that do not depend on the batch.
-    per_host: devices of a host.
+    per_host: devices per host.
     local_gb_s: bus bandwidth of an all-reduce inside a host, GB/s.
-    network_gb_s: that a host's line reaches, GB/s.
+    network_gb_s: network bandwidth that a host reaches, GB/s.
     hop_s: latency from host to host, seconds.
-    in_flight: all-reduces begun before the kernels wait for one; 0: none overlaps with kernels.
-    ready: when gradients are sent.
-    cores: of a host that decode; 0: enough.
-    price: USD a device and hour; 0: not stated.
+    in_flight: all-reduces in flight before the kernels wait for one; 0: none overlaps with kernels.
+    ready: share of a step's work before gradients are sent.
+    cores: decoding cores per host; 0: enough.
+    price: USD per device and hour; 0: not stated.
   """
 
   images_per_s: float
@@ -122,7 +121,7 @@ class Cluster:
 
 
 def cluster_of(device: Device, **fields: Any) -> Cluster:
-  """Usual hosts of a device, with what differs from them."""
+  """Return the usual cluster of a device, with `fields` replaced."""
   usual = dict(
     images_per_s=large_batch_rate(device.images_per_s, device.batch),
     local_gb_s=device.local_gb_s,
@@ -134,5 +133,5 @@ def cluster_of(device: Device, **fields: Any) -> Cluster:
 
 
 def large_batch_rate(images_per_s: float, batch: int, launch_s: float = LAUNCH_S) -> float:
-  """Images a second without the launches, from those of a batch with them."""
+  """Return images/s without the launches, from the images/s of a batch with them."""
   return batch / (batch / images_per_s - launch_s)

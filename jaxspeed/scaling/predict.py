@@ -1,4 +1,4 @@
-"""Time of a step, an epoch and a run on some number of devices."""
+"""Predicted time of a step, an epoch and a run on some number of devices."""
 
 import dataclasses
 import math
@@ -12,27 +12,28 @@ from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.scaling.allreduce_time import Exchange, all_reduce_s, overlapped_s, ready_at
 from jaxspeed.scaling.hardware import INPUT, LAUNCH_S, REFERENCE_SIDE, Cluster
 
+# Share of a training step that its forward pass takes.
 _FORWARD = 1 / 3
-# Of 224-pixel images by the forward pass of rectangles: 288 px ones have 1.37 times their square.
+# Mean area of evaluated rectangles over the square of their short side, at 288 px.
 _RECTANGLES = 1.37
 
 
 def compute_s(images: float, side: int, cluster: Cluster) -> float:
-  """Seconds of a training step of one device on `images` of `side` pixels, without exchange."""
+  """Return the seconds of a training step on one device's images, without the all-reduce."""
   return cluster.launch_s + images * (side / REFERENCE_SIDE) ** 2 / cluster.images_per_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """One phase's step on some number of devices; times in seconds.
+  """One phase's step on some number of devices; times are in seconds.
 
   Attributes:
-    images: of one device.
-    exposed: of the exchange, what the kernels do not hide.
-    exchange: of all all-reduces, one after the other.
+    images: images per device.
+    exposed: time of the all-reduces that the kernels do not hide.
+    exchange: total time of the all-reduces.
     input_bound: whether decoding takes longer than the rest.
-    cores: of each host that decode as fast as the step goes.
-    memory_gb: of one device.
+    cores: cores per host that decode as fast as the devices train.
+    memory_gb: memory used on one device.
   """
 
   images: float
@@ -48,7 +49,7 @@ class Step:
 def step_of(
   phase: Phase, devices: int, cluster: Cluster, exchange: Exchange, *, group_mb: float
 ) -> Step:
-  """The step of a phase."""
+  """Predict the step of a phase."""
   images = phase.batch_size / devices
   hosts, cluster = _hosts(devices, cluster)
   compute = compute_s(images, phase.image_size, cluster)
@@ -73,7 +74,7 @@ def step_of(
 
 
 def _hosts(devices: int, cluster: Cluster) -> tuple[int, Cluster]:
-  """Hosts, and the cluster with as many devices in each as there are."""
+  """Return the number of hosts, and the cluster with at most `devices` in each."""
   per_host = min(cluster.per_host, devices)
   if devices % per_host:
     raise UserError(
@@ -83,7 +84,7 @@ def _hosts(devices: int, cluster: Cluster) -> tuple[int, Cluster]:
 
 
 def decoded_per_core(phase: Phase) -> float:
-  """Images a second that a core decodes for a phase."""
+  """Return the images/s that one core decodes for a phase."""
   if not phase.copies:
     source = "originals"
   else:
@@ -94,16 +95,16 @@ def decoded_per_core(phase: Phase) -> float:
 
 
 def memory_gb(images: float, side: int) -> float:
-  """Gigabytes of one device: parameters and momentum, and activations in proportion to pixels.
+  """Return the GB on one device: parameters, momentum, and activations in proportion to pixels.
 
-  Of the step compiled for described H100s, 40 images of 224 px in half precision
-  (results/allreduce_groups.json): 0.21 GB and 1.8.
+  A step compiled for described H100s, with 40 images of 224 px in half precision, has 0.21 GB of
+  parameters and momentum and 1.8 GB of activations (results/allreduce_groups.json).
   """
   return 0.21 + 1.8 * images / 40 * (side / REFERENCE_SIDE) ** 2
 
 
 def validation_s(phase: Phase, images: int, devices: int, cluster: Cluster) -> float:
-  """Seconds in which all devices evaluate `images` as a phase does."""
+  """Return the seconds in which all devices evaluate `images` with a phase's settings."""
   area = (phase.eval_size / REFERENCE_SIDE) ** 2 * (_RECTANGLES if "rect" in phase.eval_mode else 1)
   passes = 2 if "flip" in phase.eval_mode else 5 if phase.eval_mode == "five" else 1
   each = math.ceil(images / devices)
@@ -112,13 +113,13 @@ def validation_s(phase: Phase, images: int, devices: int, cluster: Cluster) -> f
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A run on some number of devices; times in seconds.
+  """A run on some number of devices; times are in seconds.
 
   Attributes:
-    steps: of each phase.
-    epochs: of each phase, seconds of one with its validation where there is one.
-    training: without validation.
-    cost: in USD; 0 where no price is stated.
+    steps: the step of each phase.
+    epochs: the time of an epoch of each phase, with its share of validation.
+    training: the time without validation.
+    cost: the cost in USD; 0 if no price is stated.
   """
 
   devices: int
@@ -139,15 +140,15 @@ def predict(
   devices: int,
   epochs: int = 0,
 ) -> Prediction:
-  """A run of a plan.
+  """Predict the run of a plan.
 
   Args:
-    config: its groups and how often it evaluates.
-    plan: phases, batches, steps.
-    cluster: what the devices are.
-    exchange: what they send.
-    devices: how many.
-    epochs: after which the target is reached; 0: all.
+    config: the config; `allreduce.group_mb` and `eval.every_epochs` are used.
+    plan: the run's phases, batches and steps.
+    cluster: the devices and their network.
+    exchange: the data sent in each step.
+    devices: the number of devices.
+    epochs: the number of epochs until the target is reached; 0: all.
   """
   steps = tuple(
     step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
@@ -177,11 +178,12 @@ def predict(
 
 
 def fit_step(rows: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-  """Seconds of a step that no batch changes, and images a second of 224 px beyond them.
+  """Fit the fixed seconds of a step, and the images/s of 224 px beyond them.
+
+  The fit minimizes the squared relative error of the step times.
 
   Args:
-    rows: (side, images a device, images a second of one device); least squares of the relative
-      error of a step's time.
+    rows: (image side, images per device, images/s of one device) of each measurement.
   """
   seconds = np.array([images / rate for _, images, rate in rows])
   terms = np.array([[1.0, images * (side / REFERENCE_SIDE) ** 2] for side, images, _ in rows])
@@ -190,14 +192,14 @@ def fit_step(rows: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
 
 
 def measured_rate(milliseconds: float, images: float, side: int) -> float:
-  """Images of 224 px a second beyond the launches, from a measured step.
+  """Return the images/s of 224 px without the launches, from a measured step.
 
   Raises:
-    UserError: the step is shorter than the launches that are counted.
+    UserError: the step is shorter than its assumed launches.
   """
   if milliseconds / 1e3 <= LAUNCH_S:
     raise UserError(
-      f"--step-ms={milliseconds:g}: a step takes more than the {1e3 * LAUNCH_S:g} ms that its "
-      f"launches are counted with; measure a larger batch."
+      f"--step-ms={milliseconds:g}: a step must take longer than {1e3 * LAUNCH_S:g} ms, the "
+      f"assumed time of its launches; measure a larger batch."
     )
   return images * (side / REFERENCE_SIDE) ** 2 / (milliseconds / 1e3 - LAUNCH_S)

@@ -1,4 +1,4 @@
-"""Published runs beside the prediction."""
+"""Published runs compared with their predictions."""
 
 import dataclasses
 import pathlib
@@ -17,14 +17,14 @@ from jaxspeed.scaling.predict import fit_step, predict
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A run whose time to its target is published.
+  """A run with a published time to its target.
 
   Attributes:
-    recipe: file in configs/ and variant.
-    changes: fields of the config that differ.
-    epochs: until the target; of entries that number them from 0, the number and 1.
-    seconds: published.
-    why: of an error beyond 25 %, what the arithmetic leaves out.
+    recipe: the file in configs/ and its variant.
+    changes: config fields that differ from the recipe.
+    epochs: epochs until the target; one more than the number in entries that count from 0.
+    seconds: the published time.
+    why: the reason for an error above 25 %.
   """
 
   name: str
@@ -39,9 +39,9 @@ class Published:
   why: str = ""
 
 
-# (side, images a GPU, mean images/s a GPU) of imagenet18's 8 machines by phase: its
-# dawn/logs/single_machine, which is a run of 64 V100s. Two numbers fit the four within 2 %, and the
-# one that no batch changes is 118 ms: its exchange was not hidden.
+# (side, images per GPU, mean images/s per GPU) of each phase of imagenet18 on 8 machines, from its
+# dawn/logs/single_machine, a run on 64 V100s. Two numbers fit the four rows within 2 %; the time
+# that does not depend on the batch is 118 ms, so the all-reduce was not hidden.
 _FASTAI = (
   (128, 128, 47.4e3 / 64),
   (128, 256, 70.2e3 / 64),
@@ -49,34 +49,33 @@ _FASTAI = (
   (288, 128, 20.1e3 / 64),
 )
 _OLD_CODE = (
-  "By data sheets: the code of 2018 made 748 images/s of a V100 beside 118 ms a step that it did "
-  "not hide, where 1,062 and an exchange under the backward pass are counted."
+  "By data sheets: a V100 ran the code of 2018 at 748 images/s plus 118 ms per step that it did "
+  "not hide; the prediction assumes 1,062 images/s and an all-reduce hidden by the backward pass."
 )
 
 
 def fastai_cluster(**fields: Any) -> Cluster:
-  """What imagenet18 made of p3.16xlarge: rate and network of its 8 machines, no overlap."""
+  """The p3.16xlarge as imagenet18 used it: rate and network of its 8 machines, no overlap."""
   fixed, rate = fit_step(_FASTAI)
-  # 8 hosts send 2 * 7 / 8 of 51.1 MB, the gradient in half precision, in what the launches leave.
+  # 8 hosts send 2 * 7 / 8 of 51.1 MB (the half-precision gradient) in the time beyond the launches.
   network = 2 * 7 / 8 * 0.0511 / (fixed - LAUNCH_S)
   return cluster_of(DEVICES["v100"], images_per_s=rate, network_gb_s=network, in_flight=0, **fields)
 
 
 def published_runs() -> tuple[Published, ...]:
-  """The eight runs of the design, and one of another kind of GPU.
+  """Return the eight runs of the design, and one on another kind of GPU.
 
-  Every cluster is that of the run by data sheets, its gradients sent as soon as they are there;
-  `calibrated` is imagenet18's code as its 8 machines ran it. No run's own total time is used for
-  it, of 8 machines its images/s.
+  `cluster` follows the data sheets and sends gradients as soon as they are ready. `calibrated` is
+  imagenet18's code as it ran on 8 machines: from the images/s of that run, not from its total time.
   """
   v100, p40, titan = DEVICES["v100"], DEVICES["p40"], DEVICES["titan_rtx"]
   aws = cluster_of(v100, in_flight=8)
   dawnbench = "DAWNBench entry"
-  # As many images a second of a TITAN RTX to a V100 as of Lambda's other benchmarks.
+  # The ratio of a TITAN RTX to a V100 in Lambda's other benchmarks.
   slower = titan.images_per_s / v100.images_per_s
   fast = fastai_cluster()
   lambda_fast = cluster_of(titan, images_per_s=fast.images_per_s * slower, in_flight=0)
-  # gn6e: 32 Gbit/s a host.
+  # gn6e: 32 Gbit/s per host.
   alibaba = cluster_of(v100, network_gb_s=TCP * 4.0, in_flight=8, price=20.6 / 8)
   return (
     Published(
@@ -90,30 +89,30 @@ def published_runs() -> tuple[Published, ...]:
     Published(
       "fast.ai, 16 machines", ("imagenet18.py", "16"), 128, 38, 0.30144 * 3600, aws, dawnbench,
       calibrated=fast,
-      why=f"{_OLD_CODE} Calibrated it still lacks what 38 epochs take beside their steps: the log "
-      "of 8 machines has 4 to 8 s each for validation and loaders that start anew, and 53 s more "
-      "in the first epoch of rectangles, together about 250 of the 280 s that are missing.",
+      why=f"{_OLD_CODE} Calibrated, it still lacks the time of 38 epochs beside their steps: the "
+      "log of 8 machines has 4 to 8 s per epoch for validation and restarting the loaders, and "
+      "53 s more in the first epoch of rectangles: about 250 of the 280 s that are missing.",
     ),
     Published(
       "Lambda, 8 TITAN RTX", ("imagenet18_lambda.py", "8"), 8, 27, 2.3657 * 3600,
       cluster_of(titan, in_flight=8), dawnbench, calibrated=lambda_fast,
-      why="Eight of these cards in one server without NVLink do not run like eight times one: "
-      "Lambda's own benchmark has 5.1 times for eight 2080 Ti, where the arithmetic takes the "
-      "exchange alone, at PCIe's full rate, and counts nothing for the host.",
+      why="Eight of these cards in one server without NVLink are not eight times as fast as one: "
+      "in Lambda's own benchmark eight 2080 Ti are 5.1 times as fast. The prediction counts only "
+      "the all-reduce, at PCIe's full rate, and nothing for the host.",
     ),
     Published(
       "Fujitsu, 2,048 V100", ("imagenet_lars.py", "81920"), 2048, 90, 74.7,
-      # ABCI: 4 GPUs and two EDR lines of 12.5 GB/s a host.
+      # ABCI: 4 GPUs and two EDR links of 12.5 GB/s per host.
       cluster_of(v100, per_host=4, network_gb_s=RDMA * 25, hop_s=RDMA_HOP, in_flight=8, price=0),
       "arXiv 1903.12650",
     ),
     Published(
       "Tencent, 2,048 P40", ("imagenet_lars.py", "65536"), 2048, 90, 6.6 * 60,
-      # 8 GPUs and 100 Gbit/s a host are assumed.
+      # 8 GPUs and 100 Gbit/s per host are assumed.
       cluster_of(p40, in_flight=8), "arXiv 1807.11205", changes={"epochs": 90.0},
-      why="No rate of a P40 is published: it has the 1080 Ti's chip and 346 of its 484 GB/s. Were "
-      "its steps bound by memory, as ours compiled for newer GPUs are, the rate would be 149 "
-      "images/s and the error -4 %. Epochs and batch are known, network and stack are not.",
+      why="No rate of a P40 is published: it has the 1080 Ti's chip and 346 of its 484 GB/s. If "
+      "its steps were bound by memory, as ours compiled for newer GPUs are, the rate would be 149 "
+      "images/s and the error -4 %. Epochs and batch are known, network and software are not.",
     ),
     Published(
       "Alibaba, 1 machine", ("imagenet_21epochs.py", ""), 8, 21, 0.36046 * 3600, alibaba, dawnbench
@@ -138,30 +137,31 @@ def published_runs() -> tuple[Published, ...]:
 
 
 def recipe(file: str, variant: str) -> ConfigDict:
-  """The config of a recipe of this checkout's configs/."""
+  """Load a recipe from the configs/ of this checkout."""
   path = pathlib.Path(__file__).parents[2] / "configs" / file
   if not path.is_file():
     raise UserError(f"{path} is missing: --published needs a checkout with its configs.")
   return load_recipe(str(path), variant or None)
 
 
+def _row(predicted: float, published: float) -> dict[str, float]:
+  return {
+    "predicted_s": round(predicted, 1),
+    "error_percent": round(100 * (predicted / published - 1), 1),
+  }
+
+
 def compare(run: Published) -> dict[str, Any]:
-  """A published run beside its prediction, seconds."""
+  """Compare a published run with its prediction, in seconds."""
   config = recipe(*run.recipe)
   config.update_from_flattened_dict(dict(run.changes))
   config.allreduce.dtype = "float16"
   plan = make_plan(config, devices=run.devices)
   exchange = exchange_of(config)
 
-  def seconds(cluster: Cluster) -> float:
-    return predict(config, plan, cluster, exchange, devices=run.devices, epochs=run.epochs).seconds
-
   def row(cluster: Cluster) -> dict[str, float]:
-    predicted = seconds(cluster)
-    return {
-      "predicted_s": round(predicted, 1),
-      "error_percent": round(100 * (predicted / run.seconds - 1), 1),
-    }
+    found = predict(config, plan, cluster, exchange, devices=run.devices, epochs=run.epochs)
+    return _row(found.seconds, run.seconds)
 
   found: dict[str, Any] = {
     "run": run.name,
@@ -179,12 +179,12 @@ def compare(run: Published) -> dict[str, Any]:
 
 
 def published_table() -> dict[str, Any]:
-  """All published runs beside their predictions, as results/scaling.json holds them."""
+  """Return all published runs with their predictions, as stored in results/scaling.json."""
   what = (
-    "python -m jaxspeed.scaling --published: time to the target of published runs beside that of "
-    "the arithmetic in jaxspeed/scaling.py, with validation. by_data_sheets: published images/s "
-    "of the device in somebody else's code, lines by data sheet; by_imagenet18_on_8_machines: "
-    "rate and network of imagenet18's code from the mean images/s by phase of its run on 8 "
-    "machines, not from its total. Nothing was run for it. why: of errors beyond 25 %."
+    "python -m jaxspeed.scaling --published: time to the target of published runs, with "
+    "validation, and its prediction by jaxspeed/scaling. by_data_sheets: published images/s of the "
+    "device with other code, networks by data sheet; by_imagenet18_on_8_machines: rate and network "
+    "of imagenet18's code, from the mean images/s of each phase of its run on 8 machines, not from "
+    "its total time. Nothing was run for this table. why: reasons for errors above 25 %."
   )
   return {"what": what, "runs": [compare(run) for run in published_runs()]}

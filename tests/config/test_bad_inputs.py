@@ -313,7 +313,7 @@ MORE = [
   ("scaling", [LARS, "--epochs=1000"], "--epochs=1000: the run has"),
   ("scaling", [LARS, "--config.model.widht=1"], "did you mean model.width?"),
   ("scaling", [LARS, "--config.model.width=0"], "config.model.width=0: it must be at least 1."),
-  ("scaling", [LARS, "--config.data.path=/x"], "this counts no images, it takes config.data.train"),
+  ("scaling", [LARS, "--config.data.path=/x"], "reads no images, it uses config.data.train"),
   ("scaling", ["--published", LARS], "--config has no effect beside --published"),
   ("scaling", ["--published", "--epochs=3"], "--epochs=3 has no effect beside --published."),
   ("scaling", ["--published", "--devices=3"], "has no effect beside --published."),

@@ -273,7 +273,7 @@ def test_the_command_tells_of_each_number_of_devices():
   assert done.returncode == 0, done.stderr
   assert "8 devices: " in done.stdout and "2048 devices: " in done.stdout
   assert "102.4 MB" in done.stdout and "$" in done.stdout
-  assert "40 a device" in done.stdout
+  assert "40 images per device" in done.stdout
   wrong = run("scaling", recipe, "--devices=eight")
   assert wrong.returncode == 2
   assert wrong.stderr.startswith("jaxspeed: --devices=eight: ")
