@@ -1,10 +1,10 @@
-"""CIFAR-100 with airbench96, the net and recipe that bring CIFAR-10 to 96 %.
+"""CIFAR-100 with airbench96, the model and recipe that reach 96 % on CIFAR-10.
 
   python -m jaxspeed.train --config=configs/cifar100.py --config.data.path=PATH
 
 PATH is cifar-100-binary.tar.gz, its unpacked folder, or a folder prepared by TFDS.
-Source: KellerJordan/cifar10-airbench, legacy/airbench96.py, for CIFAR-10. There is no published
-time for CIFAR-100: nothing is tuned for it, and the target of 75 % is ours.
+Source: KellerJordan/cifar10-airbench, legacy/airbench96.py, for CIFAR-10. No time for CIFAR-100 is
+published. Nothing is tuned for it, and the target of 75 % is our choice.
 """
 
 from jaxspeed.config import fields
@@ -17,7 +17,7 @@ def get_config():
   config.batch_size = 1024
   config.label_smoothing = 0.2
   config.target = 0.75
-  # 0.5071, 0.4867, 0.4408 and 0.2675, 0.2565, 0.2761 of the range.
+  # (0.5071, 0.4867, 0.4408) and (0.2675, 0.2565, 0.2761) times 255.
   config.data.update(
     name="cifar100",
     classes=100,
@@ -36,12 +36,12 @@ def get_config():
     head_scale=1 / 9,
     head_unit_std=False,
   )
-  # Rate and decay of 1,024 examples, decay of the weights whatever the rate.
+  # Learning rate and decay for 1,024 examples; the decay does not follow the learning rate.
   rate, decay, momentum = 9.0, 0.012, 0.85
   config.optimizer.update(
     momentum=momentum, weight_decay=decay / rate, bias_rate=64.0, bias_decay=1 / 64
   )
-  # Divided by how much longer Nesterov's steps are than the gradients.
+  # Nesterov momentum lengthens each step by this factor.
   peak = rate / (1 + 1 / (1 - momentum))
   config.schedule.update(read="start", peak=peak, start=0.2, warmup=0.1, final=0.0)
   config.average.update(kind="lookahead", decay=0.95, every=5)

@@ -1,11 +1,11 @@
-"""CIFAR-10 to 94, 95 and 96 % with Keller Jordan's nets.
+"""CIFAR-10 to 94, 95 and 96 % with Keller Jordan's airbench models.
 
   python -m jaxspeed.train --config=configs/cifar10_airbench.py:94_muon --config.data.path=PATH
 
 Source: KellerJordan/cifar10-airbench: legacy/airbench94.py, airbench94_muon.py,
-legacy/airbench95.py, legacy/airbench96.py, airbench96_faster.py. Hardware of the published times:
-one A100, seconds of whitening, training and evaluation with six views. Ours: 94_muon 94.18 % (one
-run on a CPU, results/cifar10_airbench_94_muon.json).
+legacy/airbench95.py, legacy/airbench96.py, airbench96_faster.py. The published times are seconds of
+whitening, training and evaluation with six views on one A100. jaxspeed: 94_muon 94.18 % (one run on
+a CPU, results/cifar10_airbench_94_muon.json).
 
   variant   epochs  published seconds  published accuracy (runs)   TFLOP
   94           9.9         3.09-3.83           94.01 % (1000)        358
@@ -14,9 +14,9 @@ run on a CPU, results/cifar10_airbench_94_muon.json).
   96            37              34.7            96.03 % (400)      4,910
   96_faster     45              27.3            96.00 % (200)      3,100
 
-96_faster trains a small net along, which keeps the 512 images of 1,024 with the highest loss; of N
-devices each keeps 512 / N of its own. Its epochs have 48 steps, and what is left of a permutation
-is the beginning of the next epoch.
+96_faster also trains a small proxy model, which selects the 512 of 1,024 images with the highest
+loss; each of N devices selects 512 / N of its own. An epoch has 48 steps, and the rest of a
+permutation starts the next epoch.
 """
 
 from jaxspeed.config import fields
@@ -49,21 +49,21 @@ def get_config(variant="94_muon"):
     config.epochs = 45.0
     config.data.last_batch = "carry_over"
     config.proxy.keep = 512
-    # The same step for each image that is kept, of which a batch has half as many.
+    # Half of a batch is selected; this keeps the contribution of each image to the step.
     config.schedule.peak /= 2
     config.optimizer.weight_decay *= 2
-    # The original means to freeze the bias after 3 epochs, but never does. The small net's stays 0.
+    # The original should freeze the bias after 3 epochs, but never does. The proxy's stays 0.
     config.whitening.bias_epochs = 45.0
   return config
 
 
 def base():
-  """What all variants share."""
+  """Return what all variants share."""
   config = fields.base()
   config.epochs = 9.9
   config.batch_size = 1024
   config.label_smoothing = 0.2
-  # 0.4914, 0.4822, 0.4465 and 0.2470, 0.2435, 0.2616 of the range.
+  # (0.4914, 0.4822, 0.4465) and (0.2470, 0.2435, 0.2616) times 255.
   config.data.mean = (125.307, 122.961, 113.8575)
   config.data.std = (62.985, 62.0925, 66.708)
   config.augment.update(crop_padding=2, flip="alternating")
@@ -85,11 +85,11 @@ def base():
 
 
 def set_sgd(config, *, rate, decay):
-  """SGD and lookahead; rate and decay are those of 1,024 examples, decay that of the weights.
+  """Set SGD and lookahead, with a learning rate and a weight decay for 1,024 examples.
 
-  The rate is that of the mean loss here, of the sum in the original. With the factor
-  1 + 1 / (1 - momentum), steps are as long as gradients whatever the momentum; the decay does not
-  change with the rate. Biases have 64 times the rate and the decay of the rest.
+  The learning rate refers to the mean loss here, and to the summed loss in the original. Dividing
+  it by 1 + 1 / (1 - momentum) makes the step length independent of the momentum; the decay does not
+  follow the learning rate. Biases have 64 times the learning rate, and the same decay.
   """
   momentum = 0.85
   peak = rate / (1 + 1 / (1 - momentum)) * config.batch_size / 1024
@@ -104,9 +104,10 @@ def set_sgd(config, *, rate, decay):
 
 
 def set_muon(config, *, rate, momentum, bias_rate, head_rate, decay):
-  """Muon for the filters, SGD for the rest with rates of the summed loss; decay of an example.
+  """Set Muon for the filters and SGD for the rest, with learning rates for the summed loss.
 
-  All rates fall to 0 from the first step on, that of the whitening bias within its own epochs.
+  `decay` is per example. All learning rates fall to 0 from the first step on; that of the whitening
+  bias does so within `bias_epochs`.
   """
   batch = config.batch_size
   config.optimizer.update(

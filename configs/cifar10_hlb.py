@@ -2,17 +2,18 @@
 
   python -m jaxspeed.train --config=configs/cifar10_hlb.py --config.data.path=PATH
 
-Source: tysam-code/hlb-CIFAR10, main.py. Published: 94 % in 6.3 s on one A100. Its clock counts the
-training epochs alone: no whitening, padding, evaluation or loading. Ours: not yet measured.
+Source: tysam-code/hlb-CIFAR10, main.py. Published: 94 % in 6.3 s on one A100. That time covers the
+training epochs only: no whitening, padding, evaluation or loading. jaxspeed: not yet measured.
 
-What differs from the original:
-  crops    move by -2 ... +2 pixels; the original's by -2 ... +1
-  rate     at step t of 581, from 0, has its knots at 133 and 581; PyTorch's OneCycleLR at 132.63
-           and 580, one less than the shares of the run
-  cutmix   takes the square from a neighbour in the batch; the original from any image of the set
-  whitening  has one covariance of 50,000 images; the original averages the eigenvectors of ten
-           parts of 5,000
-  weights  and momentum are float32; the original's are float16
+Differences from the original:
+  crops          shift by -2 ... +2 pixels; the original's by -2 ... +1
+  learning rate  has its knots at steps 133 and 581 of 581, from 0; PyTorch's OneCycleLR at 132.63
+                 and 580, one less than the shares of the run
+  cutmix         takes the square from a neighbour in the batch; the original from any image of the
+                 data set
+  whitening      uses one covariance of 50,000 images; the original averages the eigenvectors of ten
+                 parts of 5,000
+  weights        and momentum are float32; the original's are float16
 """
 
 from jaxspeed.config import fields
@@ -25,7 +26,7 @@ def get_config():
   config.batch_size = batch = 1024
   config.label_smoothing = 0.2
   config.data.update(mean=(), std=())
-  # From epoch 7 of 12.1, counted from 0, on.
+  # Cutmix begins at epoch 7 of 12.1, counted from 0.
   config.augment.update(crop_padding=2, flip="random", cutmix=3, cutmix_epochs=5.1)
   config.model = dict(
     name="airbench",
@@ -38,7 +39,7 @@ def get_config():
     head_scale=1 / 9,
     head_unit_std=False,
   )
-  # The original's loss is half the sum over the batch, its rate 1.525 / 512.
+  # The original's loss is half the sum over the batch, and its learning rate 1.525 / 512.
   loss_scale = batch / 2
   config.optimizer.update(
     momentum=0.85,

@@ -1,28 +1,28 @@
-"""CIFAR-10 to 94 % with ResNet-9: the eleven rungs of myrtle.ai's ladder, each one change on.
+"""CIFAR-10 to 94 % with ResNet-9: the eleven rungs of myrtle.ai's ladder, one change per rung.
 
   python -m jaxspeed.train --config=configs/cifar10_resnet9.py:flip_tta --config.data.path=PATH
 
 PATH is cifar-10-binary.tar.gz, its unpacked folder, or a folder prepared by TFDS.
 Source: davidcpage/cifar10-fast, bag_of_tricks.ipynb, and myrtle.ai's "How to train your ResNet".
-Hardware of the published times: one V100, training without validation. The published accuracy of
-every rung is about 94.1 %, which it reaches in fewer and fewer epochs. Ours: a quarter of the width
-for 4 epochs on a CPU, ghost_norm 82.2 %, whitening 83.3 % (3 runs each,
-results/cifar10_resnet9_ladder); not yet timed on a GPU. Not the original's: in ema and flip_tta its
-averaged model evaluates with the norm statistics of one ghost batch of 16 from the second epoch on,
-because it combines them only once; ours always with the mean of all.
+The published times are training without validation on one V100. Every rung reaches about 94.1 %, in
+fewer and fewer epochs. jaxspeed: with a quarter of the width for 4 epochs on a CPU, ghost_norm
+82.2 %, whitening 83.3 % (3 runs each, results/cifar10_resnet9_ladder); not yet timed on a GPU.
+Difference from the original: in ema and flip_tta its averaged model evaluates from the second epoch
+on with the norm statistics of one ghost batch of 16, because it combines them only once; ours
+always uses the mean of all.
 
-  rung             epochs  peak rate  published  what changes
+  rung             epochs    peak lr  published  change
   baseline             24        0.4     74.7 s  crop, flip, cutout 8; pools after the activation
-  device_data          24        0.4      <70 s  data and augmentation on the device, as here always
+  device_data          24        0.4      <70 s  data and augmentation on the device (here always)
   early_pooling        25        0.4       64 s  pools before the norm
   label_smoothing      23        0.4       59 s  0.2
-  celu                 20        0.4       52 s  in place of ReLU
-  ghost_norm           18        0.6       46 s  norm statistics of 32 images; rate + 50 %
-  frozen_scale         17        0.6       43 s  norm scales are no parameters; bias rate x 64
-  whitening            15        0.6       39 s  first layer whitens patches and is frozen
+  celu                 20        0.4       52 s  CELU instead of ReLU
+  ghost_norm           18        0.6       46 s  norm statistics of 32 images; lr + 50 %
+  frozen_scale         17        0.6       43 s  constant norm scales; bias lr x 64
+  whitening            15        0.6       39 s  frozen first layer that whitens patches
   high_rate            14        1.0       36 s  cutout 5
-  ema                  13        1.0     33.5 s  averaged model; the rate ends at a tenth
-  flip_tta             10        1.0       26 s  evaluates the mirror image too; no cutout
+  ema                  13        1.0     33.5 s  averaged model; the lr ends at a tenth
+  flip_tta             10        1.0       26 s  evaluates the flipped image too; no cutout
 """
 
 from jaxspeed.config import fields
@@ -64,7 +64,7 @@ def get_config(rung="flip_tta"):
   config.optimizer.update(weight_decay=5e-4, rate_in_momentum=True)
   config.schedule.update(peak=0.4, warmup=5 / 24)
 
-  # device_data changes where the data are augmented and nothing that is computed.
+  # device_data changes only where the data are augmented, not the result.
   if height >= RUNGS.index("early_pooling"):
     config.epochs = 25.0
     config.model.pool_position = "before_norm"
@@ -81,8 +81,8 @@ def get_config(rung="flip_tta"):
     config.schedule.peak = 0.6
   if height >= RUNGS.index("frozen_scale"):
     config.epochs = 17.0
-    # A scale of 1/4 as a scale of 1: what follows it is rescaled by 4, the bias's rate by 4^2,
-    # which the original then tuned to 64.
+    # The original's scale of 1/4 is 1 here: what follows is rescaled by 4, the bias's learning rate
+    # by 4^2, which the original then tuned to 64.
     config.model.update(train_norm_scale=False, celu_alpha=0.3, head_scale=1 / 16)
     config.optimizer.update(bias_rate=64.0, bias_decay=1 / 64)
   if height >= RUNGS.index("whitening"):

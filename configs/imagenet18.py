@@ -4,21 +4,21 @@
 
 PATH holds train/CLASS/*.JPEG and val/CLASS/*.JPEG, PATH-sz/160 and PATH-sz/352 their resized copies
 (`python -m jaxspeed.prepare resize PATH PATH-sz --sizes=160,352`); without copies the originals are
-read. Source: cybertronai/imagenet18_old, train.py; of 2 machines cybertronai/imagenet18. Hardware
-of the published times: machines of eight V100s (p3.16xlarge); validation is in the time.
-Ours: not yet measured.
+read. Source: cybertronai/imagenet18_old, train.py; for 2 machines cybertronai/imagenet18. Published
+on machines of eight V100s (p3.16xlarge); the times include validation. jaxspeed: not yet measured.
 
-  machines  epochs  images a GPU             published      top-5
+  machines  epochs  images per GPU           published      top-5
   1             28  512, 224, 128             109 min     93.00 %
   2             30  256, 512, 224, 128         54 min     93.36 %
   4             30  256, 512, 224, 128      29 min 44     93.05 %
   8             36  128, 256, 128, 224, 128 19 min 04     93.01 %
   16            50  64, 128, 64, 192, 128   18 min 05     93.11 %
 
-The batch of a phase is that of a GPU times the 8 GPUs of each machine, and the rate belongs to it.
-On other GPUs, fewer or more, the batch stays the same as long as it divides by them: where memory
-does not hold it, --config.accumulate=N computes it in N parts. Batch norm sees one part of one GPU.
-Images are resized with Pillow's bilinear filter, as in the original (data.antialias=True).
+The batch size of a phase is its images per GPU times 8 GPUs per machine; the learning rate belongs
+to it. On fewer or more GPUs the batch size stays the same, and must be divisible by their number.
+If it does not fit in memory, --config.accumulate=N computes it in N micro-batches. Batch norm sees
+one micro-batch of one GPU. Images are resized with Pillow's bilinear filter, as in the original
+(data.antialias=True).
 """
 
 from jaxspeed.config import fields
@@ -38,9 +38,9 @@ def get_config(machines="1"):
 
 
 def set_phases(config, phases, *, gpus):
-  """Sets rows of first epoch, image size, batch of a GPU, copies, least scale of a crop.
+  """Set phases from rows of first epoch, image size, images per GPU, copies, smallest crop scale.
 
-  From 288 pixels on, rectangles are evaluated.
+  Phases of 288 pixels or more evaluate rectangles.
   """
   first_epoch, image_size, batch_size, copies, min_scale = zip(*phases, strict=True)
   config.phases.update(

@@ -4,18 +4,19 @@
 
 PATH holds train/CLASS/*.JPEG and val/CLASS/*.JPEG, PATH-sz/160 and PATH-sz/320 their resized copies
 (`python -m jaxspeed.prepare resize PATH PATH-sz --sizes=160,320`); without copies the originals are
-read. Source: lambdal/imagenet18, README; the times are Lambda's blog and its DAWNBench entry, with
-validation. Ours: not yet measured.
+read. Source: lambdal/imagenet18, README. The times are from Lambda's blog and its DAWNBench entry
+and include validation. jaxspeed: not yet measured.
 
-  GPUs  which        epochs  images a GPU   published  top-1    top-5
+  GPUs  model        epochs  images per GPU published  top-1    top-5
   8     TITAN RTX        28  512, 224, 128     2.37 h  75.92 %  93.02 % after 27 epochs
   4     GTX 1080 Ti      29  256, 112, 64     12.66 h  76.05 %  93.05 % for $19
 
-The batch of a phase is that of a GPU times the GPUs. On other GPUs, fewer or more, it stays the
-same as long as it divides by them: where memory does not hold it, --config.accumulate=N computes
-it in N parts. The accuracy falls where the rate is high, and in the first epoch of 224 px:
-8 GPUs published 32.3 % top-1 after epoch 5, 27.3 % after 6; 58.6 % after 13, 57.4 % after 14.
-Images are resized with Pillow's bilinear filter, as in the original (data.antialias=True).
+The batch size of a phase is its images per GPU times the GPUs. On fewer or more GPUs it stays the
+same, and must be divisible by their number. If it does not fit in memory, --config.accumulate=N
+computes it in N micro-batches. Accuracy drops while the learning rate is high, and in the first
+epoch of 224 px. Lambda's top-1 with 8 GPUs: 32.3 % after epoch 5, 27.3 % after 6; 58.6 % after 13,
+57.4 % after 14. Images are resized with Pillow's bilinear filter, as in the original
+(data.antialias=True).
 """
 
 from jaxspeed.config import fields
@@ -51,7 +52,7 @@ def get_config(gpus="8"):
 
 
 def set_phases(config, *, first_epoch, batch_size):
-  """Three phases of 128, 224 and 288 pixels."""
+  """Set three phases of 128, 224 and 288 pixels."""
   config.phases.update(
     first_epoch=first_epoch,
     image_size=(128, 224, 288),

@@ -3,19 +3,19 @@
   python -m jaxspeed.train --config=configs/imagenet_21epochs.py --config.data.path=PATH
 
 PATH holds train/CLASS/*.JPEG and val/CLASS/*.JPEG. Source: the json and tsv of Alibaba Cloud's
-entry in stanford-futuredata/dawn-bench-entries (gn6e, 1 machine). Hardware of the published time:
-eight V100s (32 GiB) for $20.60 an hour; 21.6 min to 93.05 % (top-1 75.58 %), with validation.
-Ours: not yet measured.
+entry in stanford-futuredata/dawn-bench-entries (gn6e, 1 machine). Published: 21.6 min to 93.05 %
+(top-1 75.58 %), with validation, on eight V100s (32 GiB) for $20.60 an hour.
+jaxspeed: not yet measured.
 
   epochs          1-12   13-18   19-20     21
   pixels            96     128     224    288, rectangles
-  images a GPU     256     256     256    128
+  images per GPU   256     256     256    128
 
-The batch is that of a GPU times 8. On other GPUs, fewer or more, it stays the same as long as it
-divides by them: where memory does not hold it, --config.accumulate=N computes it in N parts.
-The entry leaves open, and here it is: a warm-up that is linear from 0; momentum that falls from
-0.96 to 0.90 with it and goes back while the rate falls; no label smoothing; originals, no copies;
-images resized with Pillow's bilinear filter (data.antialias=True).
+The batch size is the images per GPU times 8. On fewer or more GPUs it stays the same, and must be
+divisible by their number. If it does not fit in memory, --config.accumulate=N computes it in N
+micro-batches. The entry does not specify these choices: a linear warm-up from 0; momentum that
+falls from 0.96 to 0.90 during it and rises again while the learning rate falls; no label smoothing;
+original images, no copies; resizing with Pillow's bilinear filter (data.antialias=True).
 """
 
 from jaxspeed.config import fields

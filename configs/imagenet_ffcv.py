@@ -1,10 +1,10 @@
-"""ImageNet with ResNet-50 in 16 to 88 epochs of 160 and 192 pixels: FFCV's recipes.
+"""ImageNet with ResNet-50 in 16 to 88 epochs at 160 and 192 pixels: FFCV's recipes.
 
   python -m jaxspeed.train --config=configs/imagenet_ffcv.py:32 --config.data.path=PATH
 
 PATH holds train/CLASS/*.JPEG and val/CLASS/*.JPEG. Source: libffcv/ffcv-imagenet, rn50_configs and
-train_imagenet.py; top-5 from assets/agg.csv. Hardware of the published times: eight A100s, with
-validation. Ours: not yet measured.
+train_imagenet.py; top-5 from assets/agg.csv. The published times are for eight A100s and include
+validation. jaxspeed: not yet measured.
 
   epochs  192 px from epoch   top-1     top-5   published
   16                     13  73.8 %   91.84 %    14.9 min
@@ -14,19 +14,19 @@ validation. Ours: not yet measured.
   56                     46  78.0 %   94.08 %    49.4 min
   88                     72  78.4 %   94.26 %    77.2 min
 
-The batch of 4,096 is 512 on each of 8 GPUs. On other GPUs, fewer or more, it stays the same as long
-as it divides by them: where memory does not hold it, --config.accumulate=N computes it in N parts.
-Three things are not the original's: its four downsample norms decay, because their names lack "bn";
-it trains on images cut down to 500 pixels, half of them compressed again; and it resizes with
-OpenCV's INTER_AREA, a box as wide as what is shrunk, in place of Pillow's triangle of twice the
-width (data.antialias=True).
+The batch size of 4,096 is 512 on each of 8 GPUs. On fewer or more GPUs it stays the same, and must
+be divisible by their number. If it does not fit in memory, --config.accumulate=N computes it in N
+micro-batches. The original differs in three ways: its four downsample norms have weight decay,
+because their names lack "bn"; its training images are resized to at most 500 pixels, half of them
+compressed again; and it resizes with OpenCV's INTER_AREA, a box filter, where Pillow's triangle is
+twice as wide (data.antialias=True).
 """
 
 import numpy as np
 
 from jaxspeed.config import fields
 
-# Epochs -> those between which the side grows from 160 to 192 pixels.
+# Epochs -> (start, end) of the epochs in which the side grows from 160 to 192 pixels.
 RAMPS = {
   "16": (11, 13),
   "24": (17, 20),
@@ -50,12 +50,12 @@ def get_config(epochs="32"):
   config.phases.update(first_epoch=(0, first_epoch_of_192(*RAMPS[epochs])), image_size=(160, 192))
   config.model.update(zero_init=False, blurpool=True, head_init="uniform")
   config.schedule.update(read="start", peak=1.7, start=1e-4, warmup=2 / config.epochs, final=0.0)
-  # The middle square of 224 / 256 of the short side, scaled to 256 pixels.
+  # The middle square of 224 / 256 of the short side, resized to 256 pixels.
   config.eval.update(mode="flip", batch_size=512, image_size=256, resize=256 / 224)
   return config
 
 
 def first_epoch_of_192(start, end):
-  """First epoch, from 0, whose point on the ramp is nearer to 192 than to 160, a multiple of 32."""
+  """Return the first epoch, from 0, at which the ramp rounded to multiples of 32 is 192."""
   side = np.interp(np.arange(end + 1), [start, end], [160, 192])
   return int(np.argmax(np.round(side / 32) * 32 == 192))

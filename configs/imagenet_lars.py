@@ -1,13 +1,13 @@
-"""ImageNet with ResNet-50 and LARS in batches of 1,632 to 81,920 images.
+"""ImageNet with ResNet-50 and LARS at batch sizes of 1,632 to 81,920.
 
   python -m jaxspeed.train --config=configs/imagenet_lars.py:32768 --config.data.path=PATH
 
 PATH holds train/CLASS/*.JPEG and val/CLASS/*.JPEG. Sources: MLPerf's reference convergence points
 (mlcommons/logging, rcps_resnet.json of training 4.0.0), which end at 75.9 % top-1, and the LARS of
-mlcommons/training; for 81,920 Fujitsu's 74.7 s to 75.08 % on 2,048 V100s (1903.12650) with the
-numbers of its MLPerf 0.6 entry. Ours: not yet measured.
+mlcommons/training; for 81,920 Fujitsu's 74.7 s to 75.08 % on 2,048 V100s (1903.12650), with the
+hyperparameters of its MLPerf 0.6 entry. jaxspeed: not yet measured.
 
-   batch    rate  warm-up  momentum    decay  steps of the fall  epochs, published
+   batch      lr  warm-up  momentum       wd     lr decay steps  epochs, published
     1632     7.4        2       0.9     5e-5             27,476              33-37
     3264    10.5        2       0.9     5e-5             14,523              34-37
     4096    10          5       0.9     2e-4             13,137              39-42
@@ -20,24 +20,26 @@ numbers of its MLPerf 0.6 entry. Ours: not yet measured.
    67840    24.699     31  0.951807     1e-4              1,133              85-87
    81920    13         36      0.96     5e-5                832                 90
 
-65536 is also Tencent's batch (1807.11205: half precision, 2,048 P40s, 75.8 % in 6.6 min), whose
-rates are not published. MLPerf's runs end at the target: --config.stop_at_target=True. The batch is
-that of all GPUs: 65,536 is 32 on each of 2,048. With fewer it stays the same as long as it divides
-by them: where memory does not hold it, --config.accumulate=N computes it in N parts. Not the
-originals': norms see one part of one GPU, theirs up to 424 images; Fujitsu's crops, of 5 to 90 % of
-an image with sides of 2:3 to 3:2, end after 85 epochs. Of the reference's crops only the least area
-is followed, as a field would serve these alone: they draw a height, in up to 100 attempts, and hold
-a tenth of an annotated box or of the image; ours, torchvision's, draw an area in up to 10. In 4:3
-photographs without boxes theirs are 39 % of the area on average, ours 42 %.
-MLPerf's reference resizes without antialiasing (tf.compat.v1.image.resize), and so do its points
-here (data.antialias=False); 81920 resizes with Pillow's filter: what Fujitsu's did was not found.
+Tencent also used a batch size of 65536 (1807.11205: half precision, 2,048 P40s, 75.8 % in 6.6 min)
+but did not publish its learning rates. MLPerf's runs stop at the target: set
+--config.stop_at_target=True. The batch size is that of all GPUs: 65,536 is 32 on each of 2,048. On
+fewer GPUs it stays the same, and must be divisible by their number. If it does not fit in memory,
+--config.accumulate=N computes it in N micro-batches.
+
+Differences from the originals: our norms see one micro-batch of one GPU, theirs up to 424 images.
+Fujitsu's crops, of 5 to 90 % of an image with sides of 2:3 to 3:2, end after 85 epochs. The
+reference's crops draw a height in up to 100 attempts and contain at least a tenth of an annotated
+box or of the image. Ours share only their smallest area: they are torchvision's, which draw an area
+in up to 10 attempts. In 4:3 photographs without boxes theirs cover 39 % of the area on average,
+ours 42 %. MLPerf's reference resizes without antialiasing (tf.compat.v1.image.resize), and so do
+its points here (data.antialias=False). 81920 resizes with Pillow's filter; Fujitsu's is unknown.
 """
 
 import math
 
 from jaxspeed.config import fields
 
-# Batch -> rate, epochs of warm-up, momentum, weight decay, steps of the fall from the highest rate.
+# Batch size -> peak lr, epochs of warm-up, momentum, weight decay, steps of the lr decay.
 POINTS = {
   "1632": (7.4, 2, 0.9, 5e-5, 27_476),
   "3264": (10.5, 2, 0.9, 5e-5, 14_523),
@@ -66,7 +68,7 @@ def get_config(batch="32768"):
 
 
 def base():
-  """What all batches share."""
+  """Return what all batch sizes share."""
   config = fields.imagenet()
   config.loss_scale = 0.0
   config.target_metric = "top1"
@@ -74,16 +76,16 @@ def base():
   config.model.zero_init = False
   config.augment.min_scale = 0.05
   config.optimizer.name = "lars"
-  # As often as in the originals, and from images with a short side of 256 pixels.
+  # As often as in the originals; crops of 224 pixels from images with a short side of 256.
   config.eval.update(every_epochs=4, resize=256 / 224)
   return config
 
 
 def set_point(config, rate, warmup, momentum, decay, fall):
-  """A row of the table: up in `warmup` epochs, down to 1e-4 in `fall` steps of full batches."""
+  """Set a row of the table: the learning rate rises for `warmup` epochs, then falls to 1e-4."""
   config.target = 0.759
   config.data.update(last_batch="drop", antialias=False)
-  # Rounded down, as a plan rounds the steps up.
+  # Rounded down, because a plan rounds the number of steps up.
   steps_per_epoch = config.data.train_images // config.batch_size
   config.epochs = math.floor((warmup + fall / steps_per_epoch) * 1e6) / 1e6
   config.optimizer.update(momentum=momentum, weight_decay=decay, lars_eta=0.001, lars_epsilon=0.0)
@@ -98,7 +100,7 @@ def set_point(config, rate, warmup, momentum, decay, fall):
 
 
 def set_fujitsu(config):
-  """90 epochs of 16 steps; the decay follows the rate, which is flat in the last two epochs."""
+  """Set 90 epochs of 16 steps; decay follows the learning rate, constant in the last 2 epochs."""
   config.epochs = 90.0
   config.target = 0.7508
   config.optimizer.update(

@@ -1,10 +1,10 @@
-"""Imagenette, ten classes of ImageNet, with the mechanics of imagenet18 on one GPU.
+"""Imagenette, ten classes of ImageNet, with the techniques of imagenet18 on one GPU.
 
   python -m jaxspeed.train --config=configs/imagenette.py --config.data.path=PATH/imagenette2-320
 
-Source of the set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 192, rectangles in the
-last phase, label smoothing, SGD with one cycle. The batch is that of all GPUs together. Images are
-resized with Pillow's bilinear filter (data.antialias=True).
+Source of the data set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 192, evaluation
+on rectangles in the last phase, label smoothing, and SGD with one cycle. The batch size is that of
+all GPUs together. Images are resized with Pillow's bilinear filter (data.antialias=True).
 """
 
 from jaxspeed.config import fields

@@ -1,9 +1,9 @@
-"""scikit-learn's digits (1,797 real 8 x 8 images inside a package): no download, a minute on a CPU.
+"""scikit-learn's digits, 1,797 real 8 x 8 images: no download, a minute on a CPU.
 
   python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-A ResNet-9 of a quarter of the usual width, with the tricks of the CIFAR-10 recipes: label
-smoothing, CELU, whitening, a moving average.
+A ResNet-9 of a quarter of the usual width, with techniques of the CIFAR-10 recipes: label
+smoothing, CELU, whitening, and a moving average of the weights.
 """
 
 from jaxspeed.config import fields
