@@ -162,7 +162,7 @@ class Plan:
       train = (f"train {p.batch_size}x{p.image_size}x{p.image_size}x3" for p in self.phases)
       evaluate = (
         f"evaluate {'rectangles of short side' if 'rect' in p.eval_mode else 'squares of'} "
-        f"{p.eval_size}, {self.eval_batch_size} a device at a time"
+        f"{p.eval_size}, {self.eval_batch_size} per device at a time"
         for p in self.phases
       )
       return ["init", *dict.fromkeys(train), *dict.fromkeys(evaluate)]
@@ -176,7 +176,7 @@ class Plan:
       names.append(f"train {shape}, {steps} steps an epoch")
     return [
       *names,
-      f"evaluate {self.eval_images} images, {self.eval_batch_size} a device at a time",
+      f"evaluate {self.eval_images} images, {self.eval_batch_size} per device at a time",
     ]
 
 

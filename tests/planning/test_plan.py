@@ -107,8 +107,8 @@ def test_steps_and_epochs_of_a_plan_of_two_phases():
     "init",
     "train 8x16x16x3",
     "train 16x32x32x3",
-    "evaluate squares of 16, 1000 a device at a time",
-    "evaluate squares of 32, 1000 a device at a time",
+    "evaluate squares of 16, 1000 per device at a time",
+    "evaluate squares of 32, 1000 per device at a time",
   ]
 
 
@@ -516,7 +516,7 @@ def test_describe_lists_phases_rates_and_programs():
     "program: init",
     "program: train 10x32x32x3, 10 steps an epoch",
     "program: train 10x32x32x3, 5 steps an epoch",
-    "program: evaluate 30 images, 30 a device at a time",
+    "program: evaluate 30 images, 30 per device at a time",
   ]
 
 
