@@ -52,7 +52,7 @@ def test_evaluate_prints_what_training_printed(trained):
   idle = run("evaluate", f"--workdir={folder}", "--config.schedule.peak=1")
   assert (idle.returncode, idle.stdout) == (2, "")
   assert idle.stderr == (
-    "jaxspeed: config.schedule.peak has no effect: it is of training, and this evaluates.\n"
+    "jaxspeed: config.schedule.peak has no effect: it applies to training only.\n"
   )
   named = run("evaluate", f"--workdir={folder}", "--step=30")
   assert json.loads(named.stdout) | {"seconds": row["seconds"]} == row

@@ -1,6 +1,6 @@
-"""Refuses a config that no run can have: what its fields hold, one by one and beside each other.
+"""Checks of a config: the value of each field, and values that contradict each other.
 
-`fields` states what each may hold; `planning.make` checks what depends on the number of images.
+`fields` states the values of each field; `planning.make` checks what depends on the data's size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from jaxspeed.config import families, fields, names, schema
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
-# What the package's feeds have, where both have the field; another feed checks them itself.
+# Allowed values of the package's feeds, for fields that both use; another feed checks its own.
 _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
   "resident": {
     "data.last_batch": ("drop", "carry_over"),
@@ -23,22 +23,22 @@ _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
     "eval.mode": ("center", "flip", "five", "rect", "rect_flip"),
   },
 }
-# Images of noise: each takes 60 bytes of memory.
+# Most images of noise: each takes 60 bytes of memory.
 _MOST_NOISE = 20_000_000
-# Missing fields that a sentence names.
+# Most missing fields named in a message.
 _NAMED = 3
 
 
 def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bool = True) -> None:
-  """Makes sure that a config has all fields and no others, and that each holds a possible value.
+  """Checks that a config has exactly the fields of `fields.Config`, each with a valid value.
 
   Args:
-    config: as a recipe returns it, the command line changes it, or config.json holds it.
-    source: the file that it comes from, for the sentence.
-    model: whether the fields of the model are checked too.
+    config: the config of a recipe, with or without overrides, or of a config.json.
+    source: the file that the config comes from, for the message.
+    model: whether to check the fields of the model too.
 
   Raises:
-    UserError: the first field that is wrong, with what it may hold.
+    UserError: names the first invalid field and the values that it accepts.
   """
   try:
     values = _plain(config)
@@ -77,7 +77,7 @@ def _check_types(values: Mapping[str, Any], *, model: bool) -> None:
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-  """Makes sure that `config.model` names a family and has fields of it only.
+  """Checks that `config.model` names a family and has only fields of that family.
 
   Raises:
     UserError: as `check`.
@@ -102,7 +102,7 @@ def check_model(values: Mapping[str, Any]) -> None:
 def _raise_first(
   found: Sequence[Problem], *, model: str = "", known: Sequence[str] = (), what: str = ""
 ) -> None:
-  """Raises the first problem as a sentence, and all missing fields as one."""
+  """Raises a UserError for the first problem; one error names all missing fields."""
   if not found:
     return
   first = found[0]
@@ -121,7 +121,7 @@ def _raise_first(
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
-  """What a field may hold beside the others."""
+  """Checks fields against each other."""
   data, augment = values["data"], values["augment"]
   feed = data["feed"]
   choices = _OF_FEED.get(feed, {})
@@ -135,10 +135,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
   if unknown := [mode for mode in values["phases"]["eval_mode"] if modes and mode not in modes]:
     raise UserError(f"config.phases.eval_mode={unknown}: choose one of {', '.join(modes)}.")
   if feed == "stream" and values["warmup"] == "on":
-    raise UserError("config.warmup='on': a stream has no warm-up, set --config.warmup=auto.")
+    raise UserError("config.warmup='on': a stream has no warm-up: set --config.warmup=auto.")
   for name in ("mean", "std"):
     if feed == "stream" and not data[name]:
-      raise UserError(f"config.data.{name}=(): a stream's own is not computed, give three numbers.")
+      raise UserError(f"config.data.{name}=(): it is not computed for a stream: set three numbers.")
   if values["model"].get("whiten") is True and feed == "stream":
     raise UserError("config.model.whiten=True: a stream has no first images, set it to False.")
   for name in ("train_images", "eval_images"):
@@ -155,7 +155,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
   if values["seed"] + values["runs"] > 2**31:
     raise UserError(
       f"config.seed={values['seed']}: it must be at most {2**31 - values['runs']}, as "
-      f"config.runs={values['runs']} counts on from it."
+      f"the seeds of config.runs={values['runs']} start there."
     )
   _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
   _check_segments(
@@ -170,7 +170,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: float) -> None:
-  """Makes sure that segments lie side by side and are as long as the run."""
+  """Checks that segments follow each other without gaps and end with the run."""
   if not segments:
     return
   edges = [0, *(segment[1] for segment in segments)]
@@ -185,5 +185,5 @@ def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: floa
     raise UserError(
       f"config.epochs={epochs:g}: config.{name} end with epoch {edges[-1]:g}, they do not scale "
       f"with the run; set --config.{name} to segments of that length, and "
-      f"--config.phases.first_epoch where the recipe has phases."
+      f"--config.phases.first_epoch if the recipe has phases."
     )

@@ -1,8 +1,8 @@
-"""Lines that image decoders write to descriptor 2, of images that they could decode: counted.
+"""Counts of the warnings that image decoders print for damaged images that they could decode.
 
-libjpeg writes "Corrupt JPEG data: ..." for an image with surplus or missing bytes, without its
-name, and has no setting against it. A process of its own reads descriptor 2, collects such lines
-and passes all others on: where this process crashes, its last words still come through.
+libjpeg writes "Corrupt JPEG data: ..." to descriptor 2 for an image with surplus or missing bytes,
+without its name, and has no setting against it. A separate process reads descriptor 2, collects
+such lines and passes all others on, so that the last words of a crashing process are not lost.
 """
 
 import collections
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from jaxspeed.config import output
 
-# How the warnings of libjpeg (jerror.h) and libpng begin.
+# First words of the warnings of libjpeg (jerror.h) and libpng.
 _BEGINNINGS = (
   "Corrupt JPEG data",
   "Premature end of JPEG file",
@@ -27,10 +27,10 @@ _BEGINNINGS = (
   "Warning: unknown JFIF revision",
   "libpng warning",
 )
-# Lines of this process that end what `take` waits for.
+# Prefix of the lines that this process writes so that `take` knows when it has read enough.
 _MARK = f"jaxspeed-{os.urandom(8).hex()} "
 _WAIT_SECONDS = 2.0
-# Different lines that a sentence holds.
+# Most different warnings named in a message.
 _NAMED = 3
 _PROGRAM = """
 import os, signal, sys
@@ -49,10 +49,10 @@ class _Filter:
   """The process that reads descriptor 2, and the file in which it collects decoders' lines."""
 
   def __init__(self) -> None:
-    """Starts it.
+    """Starts the process.
 
     Raises:
-      OSError: there is no room for a file, or for a process.
+      OSError: the file or the process cannot be created.
     """
     self._file = tempfile.TemporaryFile()
     self._read, self._marks = 0, 0
@@ -63,7 +63,7 @@ class _Filter:
         stdin=reading,
         stdout=self._file,
         stderr=output.error_descriptor(),
-        start_new_session=True,  # a terminal's signals are not for it
+        start_new_session=True,  # so that a terminal's signals do not reach it
       )
       os.dup2(writing, 2)
     finally:
@@ -72,11 +72,11 @@ class _Filter:
     self._pipe = _identity()
 
   def is_read(self) -> bool:
-    """Whether descriptor 2 still is what the process reads, and the process is there."""
+    """Whether the process is alive and descriptor 2 is still its input."""
     return _identity() == self._pipe and self._process.poll() is None
 
   def take(self) -> collections.Counter[str]:
-    """The lines since the last call, those included that were written just now."""
+    """The lines since the last call, including those written just now."""
     self._marks += 1
     mark = f"{_MARK}{self._marks}"
     if self.is_read():
@@ -108,26 +108,26 @@ _STARTING = threading.Lock()
 
 
 def catch() -> None:
-  """From now on decoders' lines are counted; in a command only (`output.guard`)."""
+  """Starts to count decoders' lines; does nothing outside a command (`output.guard`)."""
   global _filter
   with _STARTING:
     if not output.is_guarded() or (_filter is not None and _filter.is_read()):
       return
-    with contextlib.suppress(OSError):  # without room for that, they are seen
+    with contextlib.suppress(OSError):  # the lines are printed then
       _filter = _Filter()
 
 
 def take() -> collections.Counter[str]:
-  """Decoders' lines since the last call, with their numbers; none where they are not caught."""
+  """Decoders' lines since the last call, with their counts; empty if `catch` has no effect."""
   return _filter.take() if _filter is not None else collections.Counter()
 
 
 def describe(lines: Mapping[str, int], total: int) -> str:
-  """A sentence on lines that `take` returned.
+  """A sentence on the lines that `take` returned.
 
   Args:
-    lines: of this process.
-    total: number of lines, those of other processes included.
+    lines: the lines of this process, with their counts.
+    total: the number of lines in all processes.
   """
   common = collections.Counter(lines).most_common(_NAMED)
   more = f" and {len(lines) - _NAMED:,} other warnings" if len(lines) > _NAMED else ""

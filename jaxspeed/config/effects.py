@@ -1,7 +1,7 @@
-"""Which fields of a config have no effect beside the others, and why: one table.
+"""Fields that have no effect beside the values of others, and why: one table.
 
-A field that cannot change anything is refused on the command line, and gets a line in a recipe. One
-that a recipe sets and the command line makes idle is accepted.
+Such a field is an error on the command line and a warning in a recipe. A recipe's field that loses
+its effect by an override is accepted.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -16,13 +16,13 @@ from jaxspeed.errors import UserError
 
 
 class Rule(NamedTuple):
-  """When some fields have an effect.
+  """A condition under which some fields have an effect.
 
   Attributes:
-    fields: names with wildcards, separated by spaces.
-    beside: the fields that decide, likewise.
-    works: whether the fields have an effect.
-    instead: what to do, as the end of a sentence.
+    fields: the fields' names with wildcards, separated by spaces.
+    beside: the deciding fields, in the same form.
+    works: whether the fields have an effect in a config.
+    instead: the reason or the remedy, as the end of a sentence.
   """
 
   fields: str
@@ -31,12 +31,18 @@ class Rule(NamedTuple):
   instead: str
 
 
+def _only(fields: str, beside: str, value: str) -> Rule:
+  """The rule that fields have an effect with one value of another field only."""
+  group, _, name = beside.partition(".")
+  return Rule(fields, beside, lambda c: c[group][name] == value, f"it applies to {value} only")
+
+
 def _streams(config: ConfigDict) -> bool:
   return config.data.feed == "stream"
 
 
 def _column(config: ConfigDict, name: str) -> tuple:
-  """The values of a column of phases, () where each phase has those of the whole run."""
+  """A field's values by phase; () if all phases use the value of the whole run."""
   return tuple(config.phases[name]) if config.phases.first_epoch else ()
 
 
@@ -68,10 +74,10 @@ def _has_momentum(config: ConfigDict) -> bool:
   return bool(config.optimizer.momentum or config.optimizer.momentum_segments)
 
 
-_NO_SEGMENTS = "set --config.schedule.segments='()' for a rate that rises and falls once"
+_NO_SEGMENTS = "set --config.schedule.segments='()' for a learning rate that rises and falls once"
 
-# Fields that depend on the machine, as allreduce.dtype on more than one device, are not idle: the
-# same command may run on another one.
+# No rule depends on the machine (allreduce.dtype needs several devices): the same command may run
+# on another one.
 RULES = (
   # Data.
   Rule(
@@ -79,7 +85,7 @@ RULES = (
     "eval.resize augment.min_scale",
     "data.feed",
     _streams,
-    "it is of a stream",
+    "it applies to streams only",
   ),
   Rule(
     "data.copies",
@@ -92,7 +98,7 @@ RULES = (
     "phases.copies",
     "data.synthetic",
     lambda c: not c.data.synthetic,
-    "noise is made and no file is read",
+    "synthetic images are noise, and no file is read",
   ),
   Rule(
     "data.max_broken",
@@ -104,7 +110,7 @@ RULES = (
     "data.cache",
     "data.name data.path data.feed",
     lambda c: bool(c.data.name != "digits" or c.data.path) or _streams(c),
-    "digits are in a package",
+    "digits are read from a Python package",
   ),
   Rule("warmup", "data.feed", lambda c: not _streams(c) or c.warmup == "off", "a stream has none"),
   # Phases.
@@ -119,7 +125,7 @@ RULES = (
     "batch_size",
     "phases.batch_size",
     lambda c: _column(c, "batch_size")[:1] in ((), (c.batch_size,)),
-    "each phase has its own, and the rate belongs to it; set --config.phases.batch_size",
+    "each phase has its own, which its learning rate fits; set --config.phases.batch_size",
   ),
   Rule(
     "augment.min_scale",
@@ -156,7 +162,7 @@ RULES = (
     "model.celu_alpha",
     "model.activation",
     lambda c: _model(c).get("activation") == "celu",
-    "it is of celu",
+    "it applies to celu only",
   ),
   Rule(
     "augment.cutmix_epochs",
@@ -179,18 +185,13 @@ RULES = (
     "only float16 has a loss scale",
   ),
   # Optimizer.
-  Rule(
-    "optimizer.lars_* optimizer.decay_follows_rate",
-    "optimizer.name",
-    lambda c: c.optimizer.name == "lars",
-    "it is of lars",
-  ),
-  Rule("optimizer.muon_*", "optimizer.name", lambda c: c.optimizer.name == "muon", "it is of muon"),
+  _only("optimizer.lars_* optimizer.decay_follows_rate", "optimizer.name", "lars"),
+  _only("optimizer.muon_*", "optimizer.name", "muon"),
   Rule(
     "optimizer.bias_rate optimizer.head_rate optimizer.head_decay",
     "optimizer.name",
     lambda c: c.optimizer.name != "lars",
-    "with lars all parameters have one rate, and the last layer is a filter",
+    "with lars all parameters have one learning rate, and the last layer is treated as the others",
   ),
   Rule(
     "optimizer.bias_decay",
@@ -204,20 +205,20 @@ RULES = (
     lambda c: (
       c.optimizer.name == "sgd" or (c.optimizer.name, c.optimizer.scale_decay) == ("lars", 0)
     ),
-    "it is of sgd: with lars scales do not decay, with muon they go with the biases",
+    "it applies to sgd only: lars does not decay scales, muon decays them as biases",
   ),
   Rule(
     "optimizer.scale_decay",
     "model.name model.train_norm_scale",
     _has_scales,
-    "the scales of this net's norms are no parameters",
+    "this model's normalization layers have no trained scales",
   ),
   Rule(
     "optimizer.bias_decay optimizer.scale_decay optimizer.head_decay whitening.bias_decay "
     "optimizer.decay_follows_rate",
     "optimizer.weight_decay",
     lambda c: c.optimizer.weight_decay > 0,
-    "it is times the weight decay",
+    "it is a factor on the weight decay",
   ),
   Rule(
     "optimizer.momentum",
@@ -241,7 +242,7 @@ RULES = (
     "optimizer.rate_in_momentum",
     "optimizer.name",
     lambda c: c.optimizer.name != "lars",
-    "with lars the rate always is in the momentum",
+    "with lars the learning rate is always in the momentum",
   ),
   # Schedule and average.
   Rule(
@@ -255,7 +256,7 @@ RULES = (
     "schedule.start",
     "schedule.warmup",
     lambda c: c.schedule.warmup > 0 or c.schedule.start == 1,
-    "without a warm-up the rate starts at its peak",
+    "without a warm-up the learning rate starts at its peak",
   ),
   Rule(
     "average.decay average.every",
@@ -263,25 +264,20 @@ RULES = (
     lambda c: c.average.kind != "none",
     "set --config.average.kind to ema or lookahead",
   ),
-  Rule(
-    "average.from_epoch",
-    "average.kind",
-    lambda c: c.average.kind == "lookahead",
-    "it is of lookahead",
-  ),
-  Rule("average.reach", "average.kind", lambda c: c.average.kind == "ema", "it is of ema"),
+  _only("average.from_epoch", "average.kind", "lookahead"),
+  _only("average.reach", "average.kind", "ema"),
   # Whitening.
   Rule(
     "whitening.images whitening.epsilon whitening.centered",
     "model.name model.whiten",
     _whitens,
-    "this net does not begin with a whitening layer",
+    "this model does not begin with a whitening layer",
   ),
   Rule(
     "whitening.bias_*",
     "model.name model.whiten_bias",
     _whitens_with_bias,
-    "this net has no whitening layer with a bias",
+    "this model has no whitening layer with a bias",
   ),
   Rule(
     "whitening.bias_rate whitening.bias_decay whitening.bias_falls",
@@ -294,7 +290,7 @@ RULES = (
     "eval.shapes eval.multiple",
     "eval.mode phases.eval_mode",
     _evaluates_rectangles,
-    "they are of rectangles, of the modes rect and rect_flip",
+    "it applies to the modes rect and rect_flip only",
   ),
   Rule(
     "target",
@@ -306,22 +302,22 @@ RULES = (
     "records.*",
     "tune_on",
     lambda c: c.tune_on == "test",
-    "DAWNBench's entry, for which it is, is of the test set",
+    "it is for the DAWNBench entry, which is written for the test set only",
   ),
 )
 
-# Beside `RULES`, of a command: fields that its runs find out themselves.
+# In addition to `RULES`, for training: a run finds these fields out itself.
 _COUNTED = Rule(
   "data.train_images data.eval_images",
   "data.synthetic",
   lambda c: c.data.synthetic,
-  "a run counts its images; only a plan and noise take the number from the config",
+  "a run counts its images; only a plan and synthetic data take the number from the config",
 )
-# Of commands that do not train: the fields that they use, and why they take no others.
+# For commands that do not train: the fields that they use, and why they refuse the others.
 USED = {
   "evaluate": (
     "compile_cache data.* eval.* model.* phases.* precision pretrained.* tune_on",
-    "it is of training, and this evaluates",
+    "it applies to training only",
   ),
   "predict": (
     "compile_cache data.antialias data.classes data.feed data.image_size data.mean data.name "
@@ -336,13 +332,13 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   """Refuses overrides without an effect.
 
   Args:
-    config: with the overrides.
+    config: the config with its overrides.
     overridden: names of the fields that the command line sets.
-    command: "train", "evaluate" or "predict", which leave out some fields more than others do.
+    command: "train", "evaluate" or "predict", for rules of that command; '': none.
 
   Returns:
-    A sentence for each field that the recipe itself sets and that has no effect in it; none where
-    the command does not train.
+    A sentence for each field without an effect that the recipe sets; none if the command does not
+    train.
 
   Raises:
     UserError: a field of the command line has no effect.
@@ -355,8 +351,11 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   rules = (*RULES, _COUNTED) if command == "train" else RULES
   for name, sentence, _ in _idle(config, names, rules):
     raise UserError(f"config.{name}{sentence}.")
-  if command in USED:
-    return []
+  return [] if command in USED else _idle_in_recipe(config, names)
+
+
+def _idle_in_recipe(config: ConfigDict, names: Collection[str]) -> list[str]:
+  """A sentence for each field without an effect that the recipe sets, if not for an override."""
   shared = [dict(stored.leaves(base)) for base in (fields_lib.base(), fields_lib.imagenet())]
   own = {
     name
@@ -373,7 +372,7 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
 def _idle(
   config: ConfigDict, names: Collection[str], rules: Collection[Rule]
 ) -> Iterator[tuple[str, str, str]]:
-  """Name, rest of a sentence and deciding fields of those of `names` that have no effect."""
+  """Yields name, rest of a sentence and deciding fields for each of `names` without an effect."""
   fields = dict(stored.leaves(config))
   for name in sorted(names):
     for rule in rules:
@@ -389,12 +388,12 @@ def _idle(
 
 
 def _counts(config: ConfigDict, name: str) -> bool:
-  """Whether a field counts: columns of phases do where there are phases."""
+  """Whether a field is in use: the columns of phases are if there are phases."""
   is_column = name.startswith("phases.") and name != "phases.first_epoch"
   return bool(config.phases.first_epoch) or not is_column
 
 
 def _shown(value: Any) -> str:
-  """A value as it is written, of long tables the beginning."""
+  """A value as written in a recipe; a long table is cut short."""
   text = repr(value)
   return text if len(text) <= 60 else f"{text[:60]} ..."

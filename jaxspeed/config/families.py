@@ -1,11 +1,11 @@
-"""Families of models by the name in `config.model.name`, and the fields that each has.
+"""Families of models, by the name in `config.model.name`, and the fields of each.
 
-A model's fields are the attributes of its flax module, which states their types, ranges, defaults
-and, in the string below each, its meaning; nothing of them is repeated here:
+A model's fields are the attributes of its flax module, which states type, range, default and, in
+the string below it, the meaning of each:
 
   @families.register("tiny")
   class Tiny(nn.Module):
-    classes: int  # what `models.make` passes is no field: classes, dtype
+    classes: int  # passed by `models.make`, like dtype: not a field
     width: Annotated[int, Field(ge=1, le=4096)] = 16
     "channels of each layer"
 """
@@ -22,14 +22,14 @@ import pydantic
 
 from jaxspeed.config.schema import Group
 
-# Attributes of a module that are no fields of a config.
+# Attributes of a module that are not config fields.
 _NOT_FIELDS = ("classes", "dtype", "parent", "name")
 
 _Module = TypeVar("_Module", bound=type)
 
 
 class Family(NamedTuple):
-  """A flax module, the schema of its fields, and the least side of its images, in pixels."""
+  """A flax module, the schema of its fields, and the smallest side of its images in pixels."""
 
   module: Callable[..., Any]
   fields: type[Group]
@@ -41,11 +41,11 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
-  """A decorator that makes a flax module the family `name`.
+  """A decorator that registers a flax module as the family `name`.
 
   Args:
-    name: in `config.model.name`.
-    least_side: the fewest pixels that a side of its images may have.
+    name: the value of `config.model.name`.
+    least_side: the smallest side of its images, in pixels.
   """
 
   def add(module: _Module) -> _Module:
@@ -64,7 +64,7 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
 
 
 def _meanings(module: type) -> dict[str, str]:
-  """The strings below a class's attributes; none of a class without a source file."""
+  """The strings below a class's attributes; empty for a class without a source file."""
   try:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(module))).body
   except (OSError, TypeError, SyntaxError, ValueError):
@@ -82,9 +82,9 @@ def _meanings(module: type) -> dict[str, str]:
 
 
 def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of a model, the ones that are not set with their defaults.
+  """The fields of a model, with defaults for those that the recipe does not set.
 
-  So every field of the family can be set on the command line, whichever the recipe names.
+  So the command line can override every field of the family.
   """
   family = FAMILIES.get(str(model.get("name")))
   if family is None:

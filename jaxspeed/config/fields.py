@@ -1,4 +1,4 @@
-"""The fields that every recipe shares: value, type, range and meaning, each stated here alone.
+"""The fields that every recipe shares, with value, type, range and meaning, stated only here.
 
 A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
 
@@ -9,10 +9,10 @@ A recipe is a Python file whose `get_config(variant)` starts from `base()` and s
     config.epochs = 24.0
     return config
 
-A config holds primitives only. Everything derived (steps, rates, shapes) is worked out by
-`planning/` after the overrides, so that `--config.epochs=10` moves the whole schedule along.
-`checks` refuses what does not fit in here, `--help` prints it. The fields of `config.model` are
-those of the model that `config.model.name` names: see `families.py`.
+A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
+`planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule.
+`checks` refuses values that do not fit, and `--help` prints the strings below the fields. The
+fields of `config.model` are those of the model that `config.model.name` names: see `families.py`.
 """
 
 import os
@@ -33,48 +33,47 @@ class Data(Group):
   feed: kinds.Text = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
   name: kinds.Text = "cifar10"
-  """cifar10, cifar100, digits, where there is no path; for a stream the name of a TFDS set"""
+  """cifar10, cifar100 or digits, unless data.path is set; for a stream, a TFDS data set's name"""
   path: kinds.Text = ""
-  """folder or archive: TFDS, official binary files, images.npy and labels.npy; for a stream a
-  folder of train/CLASS/*.jpg and val/CLASS/*.jpg, of CLASS/*.jpg, or TFDS"""
+  """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
+  a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS"""
   copies: kinds.Text = ""
-  """folder of a stream's resized copies; '': the path with -sz behind it"""
+  """folder of a stream's resized copies; '': data.path with -sz appended"""
   cache: kinds.Text = ""
-  """folder of uint8 copies and of sizes; '': ~/.cache/jaxspeed/data"""
+  """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
-  """how many classes the data set has; images on disk and arrays of one's own decide it, unless it
-  is set"""
+  """number of classes; unless it is set, images on disk and your own arrays decide it"""
   image_size: kinds.Side = 32
-  """side of a training image in pixels; that of arrays of one's own, unless it is set"""
+  """side of a training image in pixels; unless it is set, your own arrays decide it"""
   train_images: kinds.Images = 50_000
-  """what a plan without the data counts with"""
+  """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
   eval_images: kinds.Images = 10_000
-  """as train_images, for evaluation"""
+  """number of evaluation images, as train_images"""
   mean: kinds.Mean = (125.31, 122.95, 113.87)
-  """mean of the pixels, 0 ... 255; (): the training set's own"""
+  """mean of each channel, 0 ... 255; (): computed from the training images"""
   std: kinds.Std = (62.99, 62.09, 66.70)
-  """standard deviation of the pixels; (): the training set's own"""
+  """standard deviation of each channel; (): computed from the training images"""
   last_batch: Literal["drop", "keep", "carry_over"] = "drop"
-  """what no batch of an epoch takes; keep: a short batch, of a stream; carry_over: it goes to the
-  next epoch, of a set in memory"""
+  """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
+  batch (stream only); carry_over: they start the next epoch (resident only)"""
   antialias: bool = True
-  """resize images of a stream by Pillow's bilinear filter, as wide as what is shrunk; False:
-  between the nearest pixels, TensorFlow's default"""
+  """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
+  False: interpolate between the nearest pixels, TensorFlow's default"""
   on_error: Literal["skip", "raise"] = "skip"
-  """skip: an image that cannot be read is replaced and named; raise: it ends the run"""
+  """skip: an unreadable image is replaced and reported; raise: it ends the run"""
   max_broken: kinds.Share = 0.01
-  """share of a split's images that may be unreadable; above 0, one image may always be"""
+  """largest share of unreadable images in a split; above 0, one image is always allowed"""
   read_threads: Annotated[int, Field(ge=1, le=1024)] = 64
-  """images of a stream that are read at a time, which hides a network disk's latency"""
+  """number of threads that read a stream's images; many hide a network disk's latency"""
   synthetic: bool = False
-  """noise in place of a stream: what the machine does without its disk"""
+  """noise in place of a stream's images, to measure the machine without its disk"""
 
 
 class Phases(Group):
-  """Phases of a stream: columns with a value a phase; (): the field in [] in all of them."""
+  """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
 
   first_epoch: tuple[kinds.Epochs, ...] = ()
-  """first epoch of each phase, from 0; or its share of the run, below 1; (): there is one phase"""
+  """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
   image_size: tuple[kinds.Side, ...] = ()
   """[data.image_size]"""
   batch_size: tuple[kinds.Batch, ...] = ()
@@ -82,39 +81,39 @@ class Phases(Group):
   min_scale: tuple[kinds.PositiveShare, ...] = ()
   """[augment.min_scale]"""
   copies: tuple[kinds.Pixels, ...] = ()
-  """short side of the resized copies that are read; 0: the originals [0]"""
+  """short side in pixels of the resized copies to read; 0: the original images [0]"""
   eval_mode: tuple[kinds.EvalMode, ...] = ()
   """[eval.mode]"""
 
 
 class Pretrained(Group):
-  """Weights to begin with in place of random ones, of ResNets."""
+  """Pretrained initial weights, for ResNets."""
 
   path: kinds.Text = ""
-  """a .safetensors file under torchvision's or timm's names"""
+  """a .safetensors file with torchvision's or timm's parameter names"""
   head: Literal["keep", "new"] = "keep"
-  """keep: the file's last layer; new: a random one, for other classes"""
+  """keep: use the file's last layer; new: initialise it at random, for other classes"""
 
 
 class Augment(Group):
   """Augmentation of the training images."""
 
   crop_padding: kinds.Pixels = 0
-  """reflected pixels on each side, from which a random crop is taken"""
+  """pixels of reflection padding on each side, before a random crop"""
   min_scale: kinds.PositiveShare = 0.08
-  """least share of an image's area in its random crop, for a stream"""
+  """smallest share of an image's area in its random crop, for a stream"""
   flip: Literal["none", "random", "alternating"] = "none"
-  """random: with probability 1/2; alternating: every other epoch"""
+  """random: flip with probability 1/2; alternating: flip every other epoch"""
   cutout: kinds.Pixels = 0
-  """side of the square that is set to the mean, in pixels"""
+  """side in pixels of the square that is set to the mean; 0: no cutout"""
   brightness: Annotated[float, Field(ge=0, le=1000)] = 0.0
-  """most that is added to a normalised image"""
+  """largest number added to or subtracted from a normalised image, at random"""
   contrast: Annotated[float, Field(ge=0, le=1000)] = 0.0
-  """most by which its scale differs from 1"""
+  """largest difference from 1 of the random factor on a normalised image"""
   cutmix: kinds.Pixels = 0
-  """side of the square that comes from another image of the batch, in pixels"""
+  """side in pixels of the square pasted from another image of the batch; 0: no cutmix"""
   cutmix_epochs: kinds.Epochs = 0.0
-  """epochs with cutmix, at the end of the run"""
+  """number of epochs with cutmix, at the end of the run"""
 
 
 class Optimizer(Group):
@@ -125,202 +124,203 @@ class Optimizer(Group):
   momentum: kinds.Share = 0.9
   """momentum of SGD and LARS"""
   momentum_segments: kinds.Segments = ()
-  """the momentum as in schedule.segments, in place of the one number"""
+  """momentum over the epochs, written as schedule.segments; replaces momentum"""
   nesterov: bool = True
-  """whether the gradient is taken where the momentum leads"""
+  """whether momentum is Nesterov momentum"""
   rate_in_momentum: bool = False
-  """v = m v + rate g (myrtle) instead of v = m v + g (PyTorch)"""
+  """v = m v + lr g (myrtle) instead of v = m v + g (PyTorch), with lr the learning rate"""
   weight_decay: kinds.Factor = 0.0
-  """times the weights, added to the gradient"""
+  """this times the weights is added to the gradient"""
   bias_rate: kinds.Factor = 1.0
-  """times the rate, for biases"""
+  """factor on the learning rate of biases"""
   bias_decay: kinds.Factor = 1.0
-  """times the weight decay, for biases"""
+  """factor on the weight decay of biases"""
   scale_decay: kinds.Factor = 1.0
-  """times the weight decay, for the scales of norms"""
+  """factor on the weight decay of the scales of normalization layers"""
   head_rate: kinds.Factor = 1.0
-  """times the rate, for the last layer"""
+  """factor on the learning rate of the last layer"""
   head_decay: kinds.Factor = 1.0
-  """times the weight decay, for the last layer"""
+  """factor on the weight decay of the last layer"""
   decay_follows_rate: bool = False
-  """lars: peak * weight decay stands in the ratio (Fujitsu)"""
+  """lars: the trust ratio uses schedule.peak * weight_decay (Fujitsu) in place of weight_decay"""
   lars_eta: Annotated[float, Field(gt=0, le=1e6)] = 0.001
-  """trust coefficient"""
+  """trust coefficient of LARS"""
   lars_epsilon: kinds.NotNegative = 0.0
   """added to the denominator of the trust ratio"""
   lars_clip: kinds.TrustRatios = ()
-  """least and most trust ratio; (): unbounded"""
+  """smallest and largest trust ratio; (): unbounded"""
   muon_momentum: kinds.Share = 0.6
   """momentum of Muon"""
   muon_decay: kinds.Factor = 0.0
-  """times the rate, taken from the weights"""
+  """decoupled weight decay of Muon, multiplied by the learning rate"""
   muon_coefficients: kinds.Coefficients = (3.4445, -4.7750, 2.0315)
   """coefficients of the Newton-Schulz polynomial"""
   muon_epsilon: Annotated[float, Field(gt=0, le=1e6)] = 1e-10
-  """added to the norm of the mean loss's gradient"""
+  """added to the norm by which Muon divides the mean loss's gradient"""
   muon_renormalize: Literal["every_step", "growing"] = "every_step"
-  """growing: every 2 to 17 steps (hiverge)"""
+  """when weights are scaled back to a fixed norm; growing: every 2 to 17 steps (hiverge)"""
 
 
 class Schedule(Group):
   """The learning rate: linear from start to peak to final, then flat; or in segments."""
 
   segments: kinds.Segments = ()
-  """((first epoch, end, rate there, rate at the end), ...) in place of the rest"""
+  """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
   read: Literal["start", "end"] = "end"
-  """at which end of a step: end (myrtle), start (airbench)"""
+  """point of a step at which the schedule is read: its end (myrtle) or its start (airbench)"""
   peak: Annotated[float, Field(gt=0, le=1e6)] = 0.1
-  """highest rate"""
+  """highest learning rate"""
   start: kinds.NotNegative = 0.0
-  """times the peak"""
+  """initial learning rate, as a factor of the peak"""
   final: kinds.NotNegative = 0.0
-  """times the peak"""
+  """final learning rate, as a factor of the peak"""
   warmup: kinds.Share = 0.2
-  """fraction of the run at which the peak is reached"""
+  """share of the run after which the peak is reached"""
   flat_epochs: kinds.Epochs = 0.0
-  """epochs at the end that keep the final rate"""
+  """number of epochs at the end with the final learning rate"""
   power: Annotated[float, Field(gt=0, le=100)] = 1.0
-  """power of the fall from the peak: 1 is linear, 2 LARS's polynomial"""
+  """exponent of the decay from the peak: 1 is linear, 2 the polynomial decay of LARS"""
 
 
 class Average(Group):
   """The average of parameters and running statistics over the steps."""
 
   kind: Literal["none", "ema", "lookahead"] = "none"
-  """lookahead: the model goes back to its average"""
+  """ema: exponential moving average; lookahead: the model is also set back to its average"""
   decay: kinds.Share = 0.99
-  """what the average keeps of itself a step; with lookahead it grows to that from 0"""
+  """share of the average kept at each step; lookahead raises it from 0 to this"""
   reach: kinds.Share = 0.0
-  """most of the steps so far that an ema reaches back over, as a share; 0: unbounded"""
+  """ema: longest window of the average, as a share of the steps so far; 0: unbounded"""
   every: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-  """steps between two updates, each with decay ** every"""
+  """steps from one update of the average to the next; each uses decay ** every"""
   from_epoch: Annotated[int, Field(ge=0, le=100_000)] = 0
-  """lookahead begins with the first update of this epoch"""
+  """epoch, counted from 0, in which lookahead begins"""
 
 
 class Whitening(Group):
   """The first layer of models that begin with a whitening convolution."""
 
   images: kinds.Images = 10_000
-  """first images of the training set, whose patches are decorrelated"""
+  """number of training images, the first ones, from which the filters are computed"""
   epsilon: kinds.NotNegative = 1e-2
-  """added to the eigenvalues"""
+  """added to the eigenvalues of the patches' covariance"""
   centered: bool = False
-  """whether the covariance is about the mean"""
+  """whether the mean is subtracted before the covariance is computed"""
   bias_epochs: kinds.Epochs = 0.0
-  """epochs from the first on in which a whitening layer's bias is trained"""
+  """number of epochs, from the first, in which the whitening layer's bias is trained"""
   bias_rate: kinds.Factor = 1.0
-  """times the rate"""
+  """factor on the learning rate of that bias"""
   bias_decay: kinds.Factor = 1.0
-  """times the weight decay"""
+  """factor on the weight decay of that bias"""
   bias_falls: bool = False
-  """its rate falls to 0 over its own epochs"""
+  """whether that bias's learning rate decays to 0 over bias_epochs"""
 
 
 class Proxy(Group):
-  """A small model that trains along and leaves the easy images out (airbench)."""
+  """A small model trained alongside, which selects the hard images of a batch (airbench)."""
 
   keep: Annotated[int, Field(ge=0, le=2**24)] = 0
-  """images of a batch, those with the highest loss, of each device as many; 0: no proxy"""
+  """images of a batch to train on, those with the highest loss, as many on each device; 0: no
+  proxy"""
   every: Annotated[int, Field(ge=1, le=1_000_000)] = 4
-  """steps between two in which it learns"""
+  """steps from one update of the proxy to the next"""
   widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (32, 64, 64)
-  """channels of its three groups of layers"""
+  """channels of the proxy's three groups of layers"""
 
 
 class Eval(Group):
   """Evaluation."""
 
   mode: kinds.EvalMode = "center"
-  """what is evaluated of an image: see `steps/eval_step.py`; of phases, phases.eval_mode"""
+  """which views of an image are evaluated: see `steps/eval_step.py`; per phase: phases.eval_mode"""
   batch_size: Annotated[int, Field(ge=1, le=2**20)] = 1000
-  """images that a device evaluates at a time"""
+  """images per device and step of an evaluation"""
   image_size: kinds.Pixels = 0
-  """side of an evaluated image of a stream; 0: that of the phase"""
+  """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
   resize: Annotated[float, Field(ge=1, le=10)] = 1.14
-  """times the image size: the short side of an image of a stream before it is cropped"""
+  """short side of a stream's image before its crop, in multiples of the image size"""
   shapes: Annotated[int, Field(ge=1, le=1000)] = 16
-  """most shapes of rectangles"""
+  """largest number of shapes of rectangles"""
   multiple: Annotated[int, Field(ge=1, le=1024)] = 8
-  """the sides of rectangles are multiples of this, in pixels"""
+  """pixels of which the sides of rectangles are multiples"""
   every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
-  """epochs from one evaluation to the next; one more at the end"""
+  """epochs from one evaluation to the next; the last epoch is always evaluated"""
 
 
 class Allreduce(Group):
-  """The all-reduce of the gradients, where there are several devices."""
+  """The all-reduce of the gradients, on several devices."""
 
   group_mb: kinds.NotNegative = 8.0
-  """megabytes at which a group of layers is closed and sent; 0: all in one"""
+  """megabytes of gradients after which a group of layers is sent; 0: all layers at once"""
   dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-  """dtype in which gradients travel"""
+  """dtype in which gradients are sent and summed"""
 
 
 class Checkpoint(Group):
   """Checkpoints."""
 
   every_seconds: Annotated[float, Field(ge=0, le=1e9)] = 60.0
-  """seconds of training between two checkpoints; one more is saved at the end"""
+  """seconds of training between two checkpoints; the end of a run is always saved"""
   keep: Annotated[int, Field(ge=1, le=1_000_000)] = 2
-  """how many checkpoints stay"""
+  """number of checkpoints that are kept"""
   on_error: Literal["continue", "stop"] = "continue"
-  """what happens where a checkpoint cannot be written"""
+  """whether a run continues or stops when a checkpoint cannot be written"""
 
 
 class Records(Group):
-  """What a run writes about itself."""
+  """Facts for the DAWNBench entry of a run."""
 
   author: kinds.Text = "jaxspeed"
-  """author of the DAWNBench entry"""
+  """author in the DAWNBench entry"""
   author_email: kinds.Text = "jaxspeed@example.org"
-  """address of the DAWNBench entry"""
+  """e-mail address in the DAWNBench entry"""
   code_url: kinds.Text = ""
-  """address of the code of the DAWNBench entry"""
+  """address of the code in the DAWNBench entry"""
 
 
 class Config(Group):
   """Every field of a config."""
 
   name: kinds.Name = ""
-  """names the run's folder and its rows"""
+  """name of the run and of its folder"""
   seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-  """seed of initialisation, order and augmentation"""
+  """seed of initialisation, shuffling and augmentation"""
   runs: Annotated[int, Field(ge=1, le=10_000)] = 1
-  """runs N seeds (seed, seed + 1, ...) with one compilation"""
+  """number of runs, which share one compilation; their seeds are seed, seed + 1, ..."""
   epochs: Annotated[float, Field(gt=0, le=100_000)] = 1.0
-  """may be fractional: steps = ceil(epochs * steps an epoch)"""
+  """number of epochs; may be fractional: steps = ceil(epochs * steps per epoch)"""
   batch_size: kinds.Batch = 512
-  """images of a batch on all devices together"""
+  """images in a batch, summed over all devices"""
   accumulate: Annotated[int, Field(ge=1, le=65_536)] = 1
-  """parts of a device's batch, one after the other, each with its own norms"""
+  """micro-batches per device, run one after the other, each with its own batch norm"""
   precision: Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"] = "auto"
-  """auto: the fastest that the device has; tf32: float32 whose products GPUs round to TF32;
-  float64: on CPUs, to compare programs"""
+  """auto: the fastest for the device; tf32: float32 with products that GPUs round to TF32;
+  float64: for CPUs, to compare programs"""
   loss_scale: Annotated[float, Field(ge=0, le=1e38)] = 0.0
-  """factor on the loss in float16; 0: as large as it will go"""
+  """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
   label_smoothing: kinds.Share = 0.0
-  """share of the target that all classes have alike"""
+  """share of the target that is spread evenly over all classes"""
   target: kinds.Share = 0.94
-  """accuracy as a fraction; the time at which it was first reached is reported"""
+  """accuracy to reach, as a fraction; the time when it is first reached is reported"""
   target_metric: Literal["top1", "top5"] = "top1"
-  """which accuracy the target is of"""
+  """accuracy that is compared with the target"""
   stop_at_target: bool = False
   """whether the run ends once the target is reached"""
   tune_on: Literal["test", "validation"] = "test"
-  """validation: a tenth of the training images, held out"""
+  """images to evaluate on; validation: a tenth of the training images, held out"""
   warmup: Literal["auto", "on", "off"] = "auto"
-  """a run on random labels before the clock; auto: on accelerators"""
+  """training on random labels before the clock starts; auto: on accelerators only"""
   cost_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-  """USD of all the hardware; 0: not stated"""
+  """price of all the hardware in USD; 0: not stated"""
   compile_cache: kinds.Text = ""
-  """folder of compiled programs, not stored; '': JAXSPEED_COMPILE_CACHE or
+  """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
   ~/.cache/jaxspeed/programs"""
   data: Data = Data()
   phases: Phases = Phases()
   pretrained: Pretrained = Pretrained()
   augment: Augment = Augment()
   model: dict[str, Any] = {}
-  """name, and the fields of the model that it names"""
+  """the model's name and fields"""
   optimizer: Optimizer = Optimizer()
   schedule: Schedule = Schedule()
   average: Average = Average()
@@ -329,27 +329,27 @@ class Config(Group):
   eval: Eval = Eval()
   allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()
-  """options of XLA for the training programs: ("NAME=VALUE", ...)"""
+  """XLA options for the training programs: ("NAME=VALUE", ...)"""
   checkpoint: Checkpoint = Checkpoint()
   watchdog_seconds: kinds.WatchdogSeconds = 600.0
-  """seconds after which a run that stands still is ended; 0: never"""
+  """seconds without progress after which a run is ended; 0: never"""
   heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
-  """seconds after which a process that is not heard of counts as lost"""
+  """seconds without a sign of life after which a process counts as lost"""
   records: Records = Records()
 
 
 def base() -> ConfigDict:
-  """Every shared field with its default; a recipe sets `model`, its name and own fields.
+  """Every shared field with its default; a recipe sets `name`, `model` and what differs.
 
-  It is locked: a name that is no field raises an error where the recipe assigns to it.
+  The config is locked: a recipe that assigns to an unknown field gets an error on that line.
   """
   return ConfigDict(Config().model_dump()).lock()
 
 
 def imagenet() -> ConfigDict:
-  """What ImageNet's recipes share: the set, ResNet-50, SGD without decay of norms, 93 % top-5.
+  """The base of ImageNet's recipes: data, ResNet-50, SGD without decay of norms, 93 % top-5.
 
-  The bias of the last layer decays with it, as in the original recipes.
+  The bias of the last layer decays like its weights, as in the original recipes.
   """
   config = base()
   config.loss_scale = 1024.0
@@ -396,5 +396,5 @@ def variant_of(variant: str | None, variants: tuple[str, ...], file: str) -> str
 
 
 def overridden() -> tuple[str, ...]:
-  """Dotted names of the fields that the command line sets, once it is parsed."""
+  """Dotted names of the fields that the command line sets; call it after flags are parsed."""
   return tuple(config_flags.get_override_values(flags.FLAGS["config"]))

@@ -1,4 +1,4 @@
-"""How a command line becomes a config, and a mistake an exit code."""
+"""Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
 from jaxspeed.files import read_bytes
 
 _CONFIG_HELP = "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
-# Characters of a value that a sentence shows.
+# Longest value shown in a message, in characters.
 _SHOWN = 80
 # --config.FIELD, -config.FIELD and --noconfig.FIELD.
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 class ConfigFlag:
-  """The flag --config=FILE[:VARIANT] with its overrides --config.FIELD=VALUE."""
+  """The flag --config=FILE[:VARIANT] and its overrides --config.FIELD=VALUE."""
 
   @property
   def value(self) -> ConfigDict | None:
@@ -34,16 +34,16 @@ class ConfigFlag:
 
 
 def define_config_flag() -> ConfigFlag:
-  """Defines --config; the recipe is run and checked as `run` begins to parse the flags."""
+  """Defines --config; `run` executes and checks the recipe before it parses the other flags."""
   flags.DEFINE_string("config", None, _CONFIG_HELP)
   return ConfigFlag()
 
 
 def _read_recipe(argv: Sequence[str]) -> None:
-  """Puts the recipe that --config names in the place of the flag, so that its fields are known.
+  """Loads the recipe that --config names and defines a flag for each of its fields.
 
   Raises:
-    UserError: as `load_recipe`, or an override of a field that the config does not have.
+    UserError: as `load_recipe`, or an override names an unknown field.
   """
   if "config" not in flags.FLAGS or isinstance(flags.FLAGS["config"].value, ConfigDict):
     return
@@ -60,10 +60,10 @@ def _read_recipe(argv: Sequence[str]) -> None:
 
 
 def define_config(config: ConfigDict, argv: Sequence[str], help_text: str) -> ConfigFlag:
-  """Defines --config.FIELD=VALUE, which change a config that is there.
+  """Defines the flags --config.FIELD=VALUE, which override fields of `config`.
 
   Raises:
-    UserError: an override of a field that the config does not have.
+    UserError: an override names an unknown field.
   """
   model = str(config.model.get("name", ""))
   known = tuple(names.all_fields(model))
@@ -80,14 +80,14 @@ def define_config(config: ConfigDict, argv: Sequence[str], help_text: str) -> Co
 
 
 def overridden_in(argv: Sequence[str], group: str) -> list[str]:
-  """Dotted names of the fields of a group that the command line sets."""
+  """Dotted names of the fields of `group` that the command line sets."""
   return [name for name in _overridden(argv) if name.partition(".")[0] == group]
 
 
 def define_number(
   name: str, default: float, help_text: str, *, least: float = 0.0, most: float = 1e9
 ) -> flags.FlagHolder:
-  """A flag of a finite number between `least` and `most`; its default may lie outside of them."""
+  """Defines a flag for a number from `least` to `most`; its default may lie outside that range."""
 
   def accepts(value: float) -> bool:
     return value == default or (math.isfinite(value) and least <= value <= most)
@@ -98,24 +98,24 @@ def define_number(
 
 
 def required(flag: str, value: str | None) -> str:
-  """The value of a flag that must be given."""
+  """Returns the value of a flag, or raises a UserError if it is missing."""
   if not value:
     raise UserError(f"--{flag} is missing; see --help for the flags.")
   return value
 
 
 def nothing_left(arguments: list[str]) -> None:
-  """Refuses what stands on a command line and is no flag, as in `epochs=10` without the dashes."""
+  """Refuses arguments that are not flags, such as `epochs=10` without the dashes."""
   if arguments:
     raise UserError(f"{arguments[0]!r} is no flag; see --help for the flags.")
 
 
 def without_effect(because: str, *holders: flags.FlagHolder) -> None:
-  """Refuses flags that change nothing beside the others.
+  """Refuses the flags `holders` if they are given, as they have no effect.
 
   Args:
     because: the end of the sentence, after "has no effect".
-    holders: the flags.
+    holders: the flags to refuse.
   """
   for holder in holders:
     if flags.FLAGS[holder.name].present:
@@ -129,17 +129,17 @@ def run(
   output_is_result: bool = True,
   fields: str = "*",
 ) -> None:
-  """Parses the flags, calls `main` with what is left, and ends with an exit code.
+  """Parses the flags, calls `main` with the other arguments, and exits with a code.
 
-  A UserError is told in its sentence and ends with MISTAKE, Ctrl-C with INTERRUPTED. Any other
-  exception is reported in a sentence too, with its traceback in a file, and ends with FAULT.
+  A UserError prints its sentence and exits with MISTAKE, Ctrl-C with INTERRUPTED. Any other
+  exception prints a sentence, writes its traceback to a file, and exits with FAULT.
 
   Args:
-    main: takes the arguments that are no flags.
-    define: takes all of them before they are parsed, to define flags that depend on others.
-    output_is_result: whether the command has failed where standard output takes no more; a reader
-      that has enough, such as `head`, is none.
-    fields: which of a config's --help lists, as names with wildcards.
+    main: the command, which takes the arguments that are not flags.
+    define: takes all arguments before parsing, to define flags that depend on others.
+    output_is_result: whether the command fails if standard output cannot be written; a pipe closed
+      by its reader, such as `head`, is no failure.
+    fields: the config fields that --help lists, as names with wildcards.
   """
   output.guard()
   begun = False
@@ -162,7 +162,7 @@ def run(
 
 
 def _exit_code_of(function: Callable[[], None]) -> int:
-  """Calls a function; returns the exit code, after the sentence on what ended it early."""
+  """Calls a function, reports the exception that ends it, and returns the exit code."""
   try:
     function()
   except UserError as error:
@@ -203,13 +203,13 @@ def _parse(argv: list[str], define: Callable[[list[str]], None] | None, fields: 
 
 
 def _check_flag_files(argv: Sequence[str]) -> None:
-  """Refuses a --flagfile that absl would wait for, or would end with a traceback at."""
+  """Refuses a --flagfile on which absl would block or raise a traceback."""
   for flag, value in _flags_of(argv):
     if flag == "flagfile":
       try:
         read_bytes(pathlib.Path(value)).decode()
       except (OSError, ValueError) as error:
-        # A UnicodeDecodeError's own words are of bytes and positions.
+        # The message of a UnicodeDecodeError only lists bytes and positions.
         reason = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise UserError(
           f"--flagfile={value} cannot be read ({getattr(error, 'strerror', None) or reason}): name "
@@ -218,13 +218,13 @@ def _check_flag_files(argv: Sequence[str]) -> None:
 
 
 def _parse_values(argv: list[str]) -> list[str]:
-  """What absl leaves of a command line; what its parsers raise is a mistake in a value."""
+  """Parses flags with absl and returns the other arguments; parsers' errors become flags.Error."""
   try:
     return flags.FLAGS(argv)
   except (TypeError, ValueError) as error:
     raise flags.Error(str(error)) from None
   except (MemoryError, RecursionError):
-    # Of Python's parser, which does not say at which of them; only a long one is nested so deeply.
+    # Python's parser does not say for which argument; only a long one can be nested so deeply.
     longest = max(argv[1:], key=len, default="")
     raise flags.Error(f"{longest[:_SHOWN]}... is nested too deeply") from None
 
@@ -259,17 +259,14 @@ def _without(argv: Sequence[str]) -> list[str]:
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:
-  """VALUE of the last --NAME=VALUE or --NAME VALUE, as absl takes it, before the flags are parsed.
-
-  None where there is none.
-  """
+  """The value of the last --NAME=VALUE or --NAME VALUE, before flags are parsed; None if absent."""
   return next((value for flag, value in reversed([*_flags_of(argv)]) if flag == name), None)
 
 
 def _help(fields: str) -> str:
-  """The command's own docstring, its flags and the fields of a config.
+  """The text of --help: the command's docstring, its flags, and the fields of a config.
 
-  absl adds --help only to what its `app.run` starts.
+  absl defines --help only for programs that its `app.run` starts.
   """
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
@@ -277,13 +274,13 @@ def _help(fields: str) -> str:
       lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
   if "config" in flags.FLAGS:
     which = "Fields of a config" if fields == "*" else "Fields of a config that this command uses"
-    lines += ["", f"{which}, with what most recipes keep:", ""]
+    lines += ["", f"{which}, with their defaults:", ""]
     lines += [f"  --config.{line}" for line in names.described(fields)]
   return "\n".join(lines)
 
 
 def _illegal(message: str) -> str:
-  """A sentence on a value that a flag does not take, from absl's own."""
+  """A sentence on a value that a flag refuses, from absl's message."""
   found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
   if found and (accepted := names.accepted(found[1])):
     return f"config.{found[1]}={shown(found[2])}: it must be {accepted}."
@@ -291,6 +288,6 @@ def _illegal(message: str) -> str:
 
 
 def _sentence(message: str) -> str:
-  """The last line of a message, which may have a traceback before it, and the way on."""
+  """The last line of a message, which may begin with a traceback, and a pointer to --help."""
   last = message.strip().splitlines()[-1]
   return last.removeprefix("ValueError: ").rstrip(".") + "; see --help for the flags."

@@ -1,6 +1,6 @@
-"""The kinds of values that several fields take, with their ranges.
+"""Types of values that several fields share, with their ranges.
 
-The upper bounds are no advice: beyond them memory, an int32 or a float32 would overflow.
+The upper bounds are not advice: beyond them memory, an int32 or a float32 would overflow.
 """
 
 from typing import Annotated, Literal
@@ -17,11 +17,11 @@ Text = Annotated[
 # An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
 Side = Annotated[int, Field(ge=1, le=8192)]
 Pixels = Annotated[int, Field(ge=0, le=8192)]
-# Channels of a layer; and of a model's first one, where the last has 8 to 32 times as many. A
-# ResNet-50 of 1,024 has 6.5 billion parameters.
+# Channels of a layer, and of a model's first layer, when its last has 8 to 32 times as many. A
+# ResNet-50 of width 1,024 has 6.5 billion parameters.
 Width = Annotated[int, Field(ge=1, le=4096)]
 FirstWidth = Annotated[int, Field(ge=1, le=1024)]
-# Parts of a batch, each with its own norms.
+# Parts of a batch, each with its own batch norm statistics.
 Splits = Annotated[int, Field(ge=1, le=65_536)]
 Batch = Annotated[int, Field(ge=1, le=2**24)]
 Images = Annotated[int, Field(ge=1, le=10**9)]
@@ -30,7 +30,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]
-# A factor on a rate or a decay: its product with any rate is a float32.
+# A factor on a learning rate or decay: its product with any learning rate fits a float32.
 Factor = Annotated[float, Field(ge=0, le=1e9)]
 
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
@@ -59,7 +59,7 @@ TrustRatios = Annotated[
 Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
 XlaOption = Annotated[Text, must_be("NAME=VALUE, an option of XLA", lambda text: "=" in text)]
 
-# A watchdog of fewer seconds ends runs that only save or evaluate.
+# A watchdog of fewer seconds would end runs while they save or evaluate.
 _LEAST_WATCHDOG = 5
 WatchdogSeconds = Annotated[
   float,
@@ -79,7 +79,7 @@ def _is_name(text: str) -> bool:
   )
 
 
-# NAME or NAME/VARIANT: a folder of runs/ is called like it, with a dash for the slash.
+# NAME or NAME/VARIANT: also the name of a folder in runs/, with a dash for the slash.
 Name = Annotated[
   str,
   Field(max_length=100),

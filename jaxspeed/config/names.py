@@ -1,4 +1,4 @@
-"""Names of fields: all that a config has, and those that a mistyped one may mean."""
+"""Names of config fields: lists, suggestions for mistyped names, and the lines of --help."""
 
 import difflib
 import fnmatch
@@ -8,7 +8,7 @@ from typing import Any
 from jaxspeed.config import families, fields, schema
 from jaxspeed.config.schema import Group, shown
 
-# What other projects call a field.
+# Names that other projects use for a field.
 COMMON = {
   "accum": "accumulate",
   "accum_steps": "accumulate",
@@ -52,13 +52,13 @@ COMMON = {
   "wd": "optimizer.weight_decay",
   "weights": "pretrained.path",
 }
-# How alike two names must be, of 1, and how much less alike than the nearest one.
+# Least similarity of a suggestion, from 0 to 1, and its largest distance behind the nearest name.
 _ALIKE, _BEHIND = 0.7, 0.1
 _NAMED = 3
 
 
 def all_fields(model: str = "") -> Iterator[str]:
-  """Dotted names of every field, and of the fields of the family `model` where one is named."""
+  """Dotted names of all shared fields, and of the fields of the model family `model` if given."""
   yield from _names(fields.Config, "")
   if family := families.FAMILIES.get(model):
     yield from _names(family.fields, "model.")
@@ -77,7 +77,7 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
   """At most three fields that `name` may mean, the likeliest first.
 
   Args:
-    name: dotted, or only the last part of one.
+    name: a dotted name, or its last part.
     known: dotted names of all fields.
   """
   name = name.lower().replace("-", "_")
@@ -89,7 +89,7 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
   }
   least = max(_ALIKE, max(scores.values(), default=0) - _BEHIND)
   alike = [field for field in known if scores[field] >= least and not found]
-  # Among names with the same ending, the one in the group that was named comes first.
+  # Among names with the same last part, the one in the named group comes first.
   order = sorted([*found, *alike], key=lambda field: _likeness(name, field), reverse=True)
   return list(dict.fromkeys([*found[:1], *order]))[:_NAMED]
 
@@ -99,11 +99,11 @@ def _likeness(a: str, b: str) -> float:
 
 
 def no_field(name: str, model: str = "", *, known: Sequence[str] = ()) -> str:
-  """The sentence, without its end, that a config has no field of this name.
+  """A sentence that a config has no field of this name, with suggestions.
 
   Args:
-    name: dotted, or only the last part of one.
-    model: the config's model, whose fields may be meant too.
+    name: a dotted name, or its last part.
+    model: the config's model family, to suggest its fields too.
     known: dotted names to choose from; (): all fields.
   """
   near = nearest(name, known or tuple(all_fields(model)))
@@ -114,7 +114,7 @@ def no_field(name: str, model: str = "", *, known: Sequence[str] = ()) -> str:
 
 
 def field_of(name: str) -> Any:
-  """The pydantic field of a dotted name; of a model's own one, the first family's that has it."""
+  """The pydantic field of a dotted name; for a model's field, that of the first family with it."""
   groups: list[type[Group]] = [fields.Config]
   if name.startswith("model."):
     name = name.removeprefix("model.")
@@ -130,22 +130,18 @@ def field_of(name: str) -> Any:
 
 
 def accepted(name: str) -> str:
-  """The values that a field takes, in words; '' where there is no such field."""
+  """The values that a field accepts, in words; '' for an unknown field."""
   field = field_of(name)
   return "" if field is None else schema.accepted(field.annotation, field.metadata)
 
 
 def matches(name: str, patterns: str) -> bool:
-  """Whether a field is one of those that the patterns name."""
+  """Whether a field's name matches one of the patterns, which spaces separate."""
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
 def described(patterns: str = "*") -> Iterator[str]:
-  """A line for each field: FIELD=DEFAULT (what it takes): meaning.
-
-  Args:
-    patterns: of the fields that are wanted.
-  """
+  """Lines FIELD=DEFAULT (accepted values): meaning, for the fields that match `patterns`."""
   for name in all_fields():
     field = field_of(name)
     if matches(name, patterns):
@@ -158,7 +154,7 @@ def described(patterns: str = "*") -> Iterator[str]:
       what = schema.accepted(field.annotation, field.metadata)
       default = "" if field.is_required() else f"={field.default!r}"
       if name != "name":
-        yield f"model.{name}{default} ({what}): of {family}: {_meaning(field)}"
+        yield f"model.{name}{default} ({what}): {family}: {_meaning(field)}"
 
 
 def _meaning(field: Any) -> str:

@@ -1,4 +1,4 @@
-"""Standard output and error: closed, full or of few characters, they never end a command."""
+"""Standard output and error that never end a command: closed, full, or in a narrow encoding."""
 
 import contextlib
 import errno
@@ -19,14 +19,14 @@ from jaxspeed.files import write_atomically
 
 
 class _Descriptor(io.RawIOBase):
-  """The lowest layer of a stream; it drops what can no longer be written.
+  """The lowest layer of a stream, which drops all output after the first failed write.
 
   Args:
-    descriptor: of the file, pipe or terminal.
-    failure: why nothing can be written from the beginning; None: it can.
+    descriptor: the number of an open file, pipe or terminal.
+    failure: why nothing can be written from the start; None: it can.
 
   Attributes:
-    failure: why writing failed first; None: everything was written.
+    failure: why a write failed first; None: everything was written.
   """
 
   def __init__(self, descriptor: int, failure: OSError | None = None) -> None:
@@ -46,7 +46,7 @@ class _Descriptor(io.RawIOBase):
     while self.failure is None:
       try:
         return os.write(self._descriptor, data)
-      except BlockingIOError:  # another program has set the shared descriptor so
+      except BlockingIOError:  # another program made the shared descriptor non-blocking
         select.select([], [self._descriptor], [])
       except OSError as error:
         self.failure = error
@@ -54,10 +54,10 @@ class _Descriptor(io.RawIOBase):
 
 
 def guard() -> None:
-  """Replaces sys.stdout and sys.stderr by streams that raise nothing, and opens closed descriptors.
+  """Replaces sys.stdout and sys.stderr by streams that never raise, and opens closed descriptors.
 
-  A descriptor 1 that is closed would become that of the next file, into which libraries then print.
-  Characters that the encoding lacks are written as escapes. Streams of others, as of a test, stay.
+  If descriptor 1 is closed, the next file would get its number and libraries would print into it.
+  Characters that the encoding lacks become escapes. A stream that a test has put there stays.
   """
   missing = [number for number in range(3) if not _is_open(number)]
   for number in missing:
@@ -75,13 +75,13 @@ def guard() -> None:
 
 
 class _Own:
-  """The descriptor to which this package writes errors: of its own, so that `held` leaves it."""
+  """The descriptor to which this package writes errors: a copy, which `held` does not silence."""
 
   error = 2
 
 
 def is_guarded() -> bool:
-  """Whether sys.stderr has a descriptor of its own (`guard`), as in every command."""
+  """Whether `guard` gave sys.stderr a descriptor of its own, as in every command."""
   return _Own.error != 2
 
 
@@ -91,16 +91,16 @@ def error_descriptor() -> int:
 
 
 def write_error(sentence: str) -> None:
-  """Writes "jaxspeed: " and a sentence to standard error without any lock, from any thread."""
+  """Writes "jaxspeed: " and a sentence to standard error, without a lock, from any thread."""
   with contextlib.suppress(OSError):
     os.write(_Own.error, f"jaxspeed: {sentence}\n".encode("utf-8", "backslashreplace"))
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-  """Drops what libraries write to descriptor 2 in the block; where it raises, they are heard.
+  """Drops what libraries write to descriptor 2 in the block; prints it if the block raises.
 
-  Python's own sys.stderr is not held after `guard`. Of several threads one at a time may hold.
+  After `guard`, Python's own sys.stderr is not affected. One thread at a time can be in the block.
   """
   try:
     file = tempfile.TemporaryFile()
@@ -146,7 +146,7 @@ def _make_stream(old: TextIO | None, descriptor: _Descriptor) -> io.TextIOWrappe
 
 
 def lost() -> str | None:
-  """Why standard output did not take everything; None where it did, or its reader had enough."""
+  """Why output to standard output was lost; None if none was, or the reader closed the pipe."""
   sys.stdout.flush()
   descriptor = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
   failure = descriptor.failure if isinstance(descriptor, _Descriptor) else None
@@ -156,12 +156,12 @@ def lost() -> str | None:
 
 
 def say(sentence: object) -> None:
-  """Prints a sentence on standard error, in one line and without control characters."""
+  """Prints a sentence on standard error, on one line and without control characters."""
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
 
 
 def environment_mistake(error: BaseException) -> str:
-  """What to say of a variable of the environment that JAX refuses while it is imported; or ''."""
+  """A sentence on the environment variable that JAX refused at import; '' for other errors."""
   found = re.search(r"(?:environment '(JAX_\w+)'|JAX flag (jax_\w+))", str(error))
   name = (found[1] or found[2]).upper() if found and isinstance(error, ValueError) else ""
   if name not in os.environ:
@@ -170,23 +170,23 @@ def environment_mistake(error: BaseException) -> str:
 
 
 def report(error: BaseException, folder: pathlib.Path | None, name: str = "traceback.txt") -> None:
-  """Puts the traceback of an exception that nobody foresaw in a file, and says so in a sentence.
+  """Writes the traceback of an unexpected exception to a file, and prints a sentence about it.
 
   Args:
     error: the exception.
-    folder: where the file is written; None, or where that fails: the temporary folder.
-    name: of the file in `folder`.
+    folder: the folder of the file; the temporary folder if None, or if writing fails.
+    name: the file's name in `folder`.
   """
   text = "".join(traceback.format_exception(error))
   first = next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".")
   path = _keep(text, folder, name)
   where = f"the traceback is in {path}" if path else "there is no room for the traceback"
   reason = f" ({first})" if first else ""
-  say(f"an error that nobody foresaw ended this command, {type(error).__name__}{reason}: {where}.")
+  say(f"an unexpected error ended this command, {type(error).__name__}{reason}: {where}.")
 
 
 def _keep(text: str, folder: pathlib.Path | None, name: str) -> pathlib.Path | None:
-  """Where the text was written; None: nowhere."""
+  """Writes the text and returns its path; None if no file can be written."""
   data = text.encode("utf-8", "backslashreplace").decode()
   if folder is not None:
     try:

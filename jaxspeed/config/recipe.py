@@ -1,4 +1,4 @@
-"""A recipe file, run and checked: whatever is wrong in it becomes a sentence with file and line."""
+"""Loading of recipe files: any mistake in one becomes a sentence with its file and line."""
 
 import importlib.machinery
 import importlib.util
@@ -18,28 +18,37 @@ from jaxspeed.config import checks, families, names
 from jaxspeed.config.schema import is_plain
 from jaxspeed.errors import UserError
 
-# Characters of an error of the recipe's own that a sentence repeats.
+# Longest text of a recipe's own exception in a message, in characters.
 _SHOWN = 300
 _LIBRARY = str(pathlib.Path(ml_collections.__file__).parent)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-  """Neither reads nor writes __pycache__: its entry is stale for a second after an edit."""
+  """Loads without __pycache__, which is stale for a second after an edit."""
 
   def path_stats(self, path: Any) -> Any:
     raise OSError("not cached")
 
 
 def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
-  """What `get_config` of a recipe file returns, checked, with every field of its model.
+  """The checked config of a recipe file, with every field of its model.
 
   Args:
-    file: a Python file.
-    variant: what stands behind the colon of --config=FILE:VARIANT; None: no colon.
+    file: the path of a Python file.
+    variant: the text after the colon of --config=FILE:VARIANT; None: no colon.
 
   Raises:
-    UserError: no such file, an exception inside of it, or no config that a run can have.
+    UserError: there is no such file, it raises an exception, or its config is invalid.
   """
+  config = _returned_by(file, variant)
+  checks.check(config, source=file)
+  config = config.copy_and_resolve_references()
+  config.model = families.with_defaults(config.model.to_dict())
+  return config.lock()
+
+
+def _returned_by(file: str, variant: str | None) -> ConfigDict:
+  """The config that `get_config` of a recipe file returns; raises a UserError as `load_recipe`."""
   if not os.path.isfile(file):
     raise UserError(f"--config={file}: there is no such file.")
   module = _guarded(file, lambda: _import(file))
@@ -55,13 +64,10 @@ def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
     config = ConfigDict(config)
   if not isinstance(config, ConfigDict):
     raise UserError(
-      f"{file}: get_config() returned {_kind(config)}: it must return the config that base() of "
-      f"jaxspeed.config.fields makes."
+      f"{file}: get_config() returned {_kind(config)}: it must return the config of base() of "
+      f"jaxspeed.config.fields."
     )
-  checks.check(config, source=file)
-  config = config.copy_and_resolve_references()
-  config.model = families.with_defaults(config.model.to_dict())
-  return config.lock()
+  return config
 
 
 def _import(file: str) -> types.ModuleType:
@@ -75,17 +81,17 @@ def _import(file: str) -> types.ModuleType:
 
 
 def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -> list[str]:
-  """The arguments of `get_config`: its variant, where one is named.
+  """The arguments for `get_config`: the variant, if one is given.
 
   Raises:
-    UserError: the recipe takes none, or needs one.
+    UserError: the recipe takes no variant, or needs one.
   """
   if variant == "":
-    raise UserError(f"--config={file}: names no variant behind the colon: leave the colon out.")
+    raise UserError(f"--config={file}: names no variant after the colon: leave the colon out.")
   arguments = [] if variant is None else [variant]
   try:
     signature = inspect.signature(get_config)
-  except (TypeError, ValueError):  # a callable without one
+  except (TypeError, ValueError):  # a callable without a signature
     return arguments
   try:
     signature.bind(*arguments)
@@ -97,7 +103,7 @@ def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -
 
 
 def _guarded(file: str, run: Callable[[], Any]) -> Any:
-  """What `run` returns, which is the recipe's own code; its exceptions become UserErrors."""
+  """Runs the recipe's own code and returns its result; its exceptions become UserErrors."""
   try:
     return run()
   except (UserError, KeyboardInterrupt):
@@ -121,7 +127,7 @@ def _refuse(file: str, line: int | None, reason: str) -> NoReturn:
 
 
 def _line(error: BaseException, file: str) -> int | None:
-  """The last line of the recipe on the way to an exception; None where it was not in the recipe."""
+  """The innermost line of the recipe in an exception's traceback; None if there is none."""
   frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
   lines = [line for frame, line in traceback.walk_tb(error.__traceback__)]
   own = [i for i, frame in enumerate(frames) if frame.f_code.co_filename == file]
@@ -129,7 +135,7 @@ def _line(error: BaseException, file: str) -> int | None:
 
 
 def _reason(error: BaseException) -> str:
-  """What an exception says; of a config's own exceptions, which field is meant."""
+  """An exception in words; an exception of ml_collections names the config field."""
   last = list(traceback.walk_tb(error.__traceback__))[-1:]
   of_config = any(frame.f_code.co_filename.startswith(_LIBRARY) for frame, _ in last)
   text = _text(error)
@@ -146,7 +152,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-  """An exception's message; ml_collections wraps a KeyError in an AttributeError."""
+  """An exception's message, also of a KeyError that ml_collections wraps in an AttributeError."""
   inner: Any = error
   while inner.args and isinstance(inner.args[0], BaseException):
     inner = inner.args[0]

@@ -1,11 +1,10 @@
-"""How a group of fields states value, type, range and meaning in one place, and is checked by it.
+"""Groups of config fields, each stated once with default, type, range and meaning, and checked.
 
-The library is pydantic, in its strict mode: `True` is no number, 3.0 no whole number, a word no
-tuple; NaN, infinities and unknown fields are refused, and each error comes as data from which one
-sentence is made. Of the others, msgspec reports its first error as text only, jsonschema knows
-neither tuples nor Python's types and keeps the ranges away from the fields, and attrs leaves every
-check to be written. `ml_collections.ConfigDict` still carries the values: recipes assign to it and
-the command line overrides its fields.
+The library is pydantic in strict mode: `True` is not a number, 3.0 not an integer, a string not a
+tuple. It refuses NaN, infinities and unknown fields, and returns errors as data, from which we
+write sentences. Alternatives: msgspec reports only its first error, as text; jsonschema has no
+tuples and keeps ranges apart from the fields; attrs leaves every check to its user. The values live
+in an `ml_collections.ConfigDict`: recipes assign to it and the command line overrides its fields.
 """
 
 import types
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
-# Characters of a value that a sentence shows.
+# Longest value shown in a message, in characters.
 _SHOWN = 80
 
 
@@ -34,13 +33,13 @@ class Group(pydantic.BaseModel):
 
 
 class Says(NamedTuple):
-  """What values a field takes, as the end of "it must be ..."; in place of what its type says."""
+  """The values that a field accepts, as the end of "it must be ..."; replaces the type's words."""
 
   text: str
 
 
 def must_be(text: str, accepts: Callable[[Any], bool]) -> Any:
-  """What to add to `Annotated`: a further condition, and `text` as the end of "it must be ..."."""
+  """A condition to add to `Annotated`, with `text` as the end of its error "it must be ..."."""
 
   def check(value: Any) -> Any:
     if not accepts(value):
@@ -52,12 +51,12 @@ def must_be(text: str, accepts: Callable[[Any], bool]) -> Any:
 
 
 def is_plain(text: str) -> bool:
-  """Whether a text has no control characters, line separators or halves of characters."""
+  """Whether a text has no control characters, line separators or lone surrogates."""
   return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
 class Problem(NamedTuple):
-  """What is wrong with a field: 'unknown', 'missing' or 'value', and the end of a sentence."""
+  """An error in a field: its kind, name and value, and the end of a sentence about it."""
 
   kind: Literal["unknown", "missing", "value"]
   name: str
@@ -68,12 +67,12 @@ class Problem(NamedTuple):
 def problems(
   group: type[Group], values: Mapping[Any, Any], *, complete: bool = False
 ) -> list[Problem]:
-  """What is wrong with the values of a group; unknown names first, then missing ones.
+  """Errors in the values of a group: unknown fields first, then missing ones, then values.
 
   Args:
     group: the schema.
-    values: nested as the schema is, with tuples and not lists.
-    complete: whether every field must be there, also one that has a default.
+    values: nested like the schema, with tuples instead of lists.
+    complete: whether every field must be present, even those with a default.
   """
   found: list[Problem] = []
   try:
@@ -82,7 +81,7 @@ def problems(
     found = _problems(group, values, error)
   if complete:
     found += [Problem("missing", name, None, "") for name in _missing(group, values, "")]
-  # A NumPy number passes for a number, but is none in JSON.
+  # pydantic accepts a NumPy number, JSON does not.
   found += [
     Problem("value", name, value, f"it must be of Python's own types, not {strange}.")
     for name, value in _leaves(values, "")
@@ -113,7 +112,7 @@ def _leaves(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _strange(value: Any) -> str:
-  """The type of the first part of a value that is none of Python's own; '' where there is none."""
+  """The type of the first part of a value that is not a plain Python type; '' if none."""
   if isinstance(value, tuple):
     return next((found for each in value if (found := _strange(each))), "")
   own = value is None or isinstance(value, bool | int | float | str)
@@ -125,19 +124,7 @@ def _problems(
 ) -> list[Problem]:
   found = []
   for each in error.errors(include_url=False, include_input=False):
-    schema: Any = group
-    value: Any = values
-    names: list[str] = []
-    field = None
-    # Down to the field; what follows is a place inside its value.
-    for part in each["loc"]:
-      known = isinstance(schema, type) and issubclass(schema, Group)
-      if not known or not isinstance(value, Mapping):
-        break
-      names.append(str(part))
-      field = schema.model_fields.get(str(part))
-      value = value.get(part)
-      schema = field.annotation if field else None
+    names, field, value = _locate(group, values, each["loc"])
     name = ".".join(names)
     if each["type"] == "extra_forbidden" or each["type"] == "invalid_key" or field is None:
       found.append(Problem("unknown", name, value, ""))
@@ -151,15 +138,34 @@ def _problems(
   return found
 
 
+def _locate(
+  group: type[Group], values: Mapping[Any, Any], place: tuple[int | str, ...]
+) -> tuple[list[str], Any, Any]:
+  """Names down to the field at a place of pydantic's, the field (None: unknown) and its value."""
+  schema: Any = group
+  value: Any = values
+  names: list[str] = []
+  field = None
+  for part in place:  # what follows the field is a place inside its value
+    known = isinstance(schema, type) and issubclass(schema, Group)
+    if not known or not isinstance(value, Mapping):
+      break
+    names.append(str(part))
+    field = schema.model_fields.get(str(part))
+    value = value.get(part)
+    schema = field.annotation if field else None
+  return names, field, value
+
+
 def _range_text(error: Any, field: Any) -> str:
-  """The end of a sentence about a value: the bound that it passes, or all that it may be."""
+  """The end of a sentence about a value: the bound that it violates, or the values accepted."""
   context = error.get("ctx", {})
   bounds = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
     "less_than_equal": ("le", "at most"),
   }
-  # In a tuple it is one of several numbers that passes.
+  # In a tuple, only one of several numbers violates the bound.
   if error["type"] in bounds and not _parts(field.annotation):
     key, words = bounds[error["type"]]
     return f"it must be {words} {context[key]:,.15g}."
@@ -180,7 +186,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def accepted(annotation: Any, metadata: Any = ()) -> str:
-  """The values that a type takes, in words, as the end of "it must be ..."."""
+  """The values that a type accepts, in words, as the end of "it must be ..."."""
   while typing.get_origin(annotation) is Annotated:
     annotation, *more = typing.get_args(annotation)
     metadata = (*metadata, *more)
@@ -205,7 +211,7 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-  """The range of a number in words; pydantic keeps it as objects with `gt`, `ge` and `le`."""
+  """The range of a number in words, from pydantic's objects with `gt`, `ge` and `le`."""
   parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
   above, least, most = (
     next((f" {words} {getattr(part, key):,.15g}" for part in parts if hasattr(part, key)), "")
@@ -215,7 +221,7 @@ def _bounds(metadata: Any) -> str:
 
 
 def shown(value: Any) -> str:
-  """A value as a sentence shows it: on one line, and of a long one its beginning."""
+  """A value as a message shows it: on one line and, if long, cut short."""
   try:
     text = ascii(value) if isinstance(value, str) and not is_plain(value) else repr(value)
   except Exception:  # an object's own __repr__, or an int of more digits than Python prints

@@ -1,4 +1,4 @@
-"""A config as a run's folder stores it: JSON, its leaves, and the differences of two."""
+"""Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
 import os
 import pathlib
@@ -11,14 +11,14 @@ from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
-# config.json and the manifests of checkpoints hold it. It rises when a version can no longer use
+# Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
 FORMAT = 1
-# Differences of two configs that a sentence lists.
+# Most differences listed in a message.
 _LISTED = 5
-# Characters of a value in such a list.
+# Longest value in such a list, in characters.
 _SHOWN = 80
-# Fields that say where a run reads and writes and how it is watched, and cannot change its result.
+# Fields that cannot change a run's result: where it reads and writes, and how it is watched.
 PLACES = (
   "data.path",
   "data.copies",
@@ -34,13 +34,13 @@ PLACES = (
   "cost_per_hour",
 )
 
-# Fields that are not stored, and not believed where a config.json holds them: who gives somebody a
-# run's folder could name programs to run. They come from the command line or the environment.
+# Fields that are neither stored nor read from a config.json: a run's folder from somebody else
+# could name programs to execute. They come from the command line or the environment.
 NOT_STORED = ("compile_cache",)
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """Pairs of dotted field name and value, depth first, names sorted."""
+  """Yields pairs of a dotted field name and its value, depth first, names sorted."""
   for name in sorted(config):
     value = config[name]
     if isinstance(value, ConfigDict):
@@ -50,36 +50,22 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, tuples as lists, without `NOT_STORED`."""
+  """A config as JSON stores it: nested dicts, with tuples as lists and without `NOT_STORED`."""
   return parse_json(dump_json(_without_paths_to_code(config).to_dict()))
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
-  """Writes a config and `FORMAT` as JSON, whole or not at all."""
+  """Writes a config and `FORMAT` as JSON, atomically."""
   write_atomically(path, dump_json({"format": FORMAT} | to_dict(config), indent=2) + "\n")
 
 
 def load(path: pathlib.Path) -> ConfigDict:
-  """Reads what `save` wrote, and checks it.
+  """Reads and checks a config that `save` wrote.
 
   Raises:
-    UserError: the file is missing, is no JSON, is of another format, or holds no config that a run
-      can have.
+    UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
-  if os.path.exists(path) and not os.path.isfile(path):
-    raise UserError(
-      f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
-    )
-  try:
-    loaded = load_json(path)
-  except FileNotFoundError:
-    raise UserError(
-      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
-    ) from None
-  except (OSError, ValueError) as error:
-    raise UserError(f"{path} cannot be read as a config ({error}).") from None
-  if not isinstance(loaded, dict):
-    raise UserError(f"{path} holds no config: expected a JSON object.")
+  loaded = _read_object(path)
   known = "format" in loaded
   if known and (loaded["format"] != FORMAT or type(loaded["format"]) is not int):
     raise UserError(
@@ -97,8 +83,27 @@ def load(path: pathlib.Path) -> ConfigDict:
   return _without_paths_to_code(ConfigDict(values))
 
 
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  """The JSON object in a run's config.json, or a UserError that says why there is none."""
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise UserError(
+      f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
+    )
+  try:
+    loaded = load_json(path)
+  except FileNotFoundError:
+    raise UserError(
+      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
+    ) from None
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read as a config ({error}).") from None
+  if not isinstance(loaded, dict):
+    raise UserError(f"{path} holds no config: expected a JSON object.")
+  return loaded
+
+
 def _without_paths_to_code(config: ConfigDict) -> ConfigDict:
-  """A copy with the fields that are not stored empty."""
+  """A copy in which the fields of `NOT_STORED` are empty."""
   config = config.copy_and_resolve_references()
   for name in NOT_STORED:
     if name in config:
@@ -113,7 +118,7 @@ def _tuples(value: Any) -> Any:
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-  """Lines 'field: old -> new' for every field that may change a result and differs."""
+  """Lines 'field: old -> new' for the fields that differ and may change a result."""
   before, after = dict(leaves(old)), dict(leaves(new))
   rows = []
   for name in sorted(before.keys() | after.keys()):
@@ -126,12 +131,12 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def _short(value: Any) -> str:
-  """A value as text, of a long one its beginning."""
+  """A value as text, cut short if long."""
   text = str(value)
   return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def listed(rows: list[str]) -> str:
-  """The first few of `differences` and the number of the rest, for a sentence."""
+  """The first few rows of `differences` and the number of the rest, for a message."""
   more = f"; and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
   return "; ".join(rows[:_LISTED]) + more

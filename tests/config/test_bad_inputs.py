@@ -225,7 +225,7 @@ FLAGS = {
   "--config.data.train_images=1000000000000": "it must be at most 1,000,000,000.",
   "--config.data.train_images=1000000000": "200,000,000 steps, but a plan has at most 10,000,000",
   "--config.data.feed=strem": "config.data.feed='strem': choose one of resident, stream.",
-  "--config.data.feed=stream": "config.data.mean=(): a stream's own is not computed",
+  "--config.data.feed=stream": "config.data.mean=(): it is not computed for a stream",
   "--config.runs=1000000000000": "config.runs=1000000000000: it must be at most 10,000.",
   "--config.seed=2147483648": "config.seed=2147483648: it must be at most 2,147,483,647.",
   "--config.model.width=1000000000000": "config.model.width=1000000000000: it must be at most",
@@ -273,9 +273,9 @@ def test_a_flag_with_a_mistake(flag):
 MORE = [
   ("plan", ["--config=configs"], "--config=configs: there is no such file."),
   ("plan", ["--config="], "--config=: there is no such file."),
-  ("plan", [f"{QUICKSTART}:"], "names no variant behind the colon: leave the colon out."),
+  ("plan", [f"{QUICKSTART}:"], "names no variant after the colon: leave the colon out."),
   ("plan", [f"{QUICKSTART}:x"], "has no variants: leave out the colon."),
-  ("plan", [LARS.replace("4096", "")], "names no variant behind the colon"),
+  ("plan", [LARS.replace("4096", "")], "names no variant after the colon"),
   ("plan", ["--config.epochs=3"], "--config.epochs changes a recipe: name it with --config=FILE"),
   (
     "plan",

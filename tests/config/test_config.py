@@ -220,9 +220,9 @@ def test_help_prints_the_commands_flags_and_every_field(flag):
   assert "\n  --config: Recipe: FILE.py or FILE.py:VARIANT;" in done.stdout
   for name, value in stored.leaves(fields_lib.base()):
     assert f"\n  --config.{name}={value!r} (" in done.stdout
-  assert "seconds after which a run that stands still is ended; 0: never" in done.stdout
+  assert "seconds without progress after which a run is ended; 0: never" in done.stdout
   assert (
-    "--config.model.width=64 (a whole number from 1 to 1,024): of resnet9: channels of the first"
+    "--config.model.width=64 (a whole number from 1 to 1,024): resnet9: channels of the first"
     in done.stdout
   )
 

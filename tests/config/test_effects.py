@@ -173,9 +173,7 @@ def test_an_evaluation_does_not_take_fields_of_training():
   assert effects.check(config, names[:1], command="evaluate") == []
   with pytest.raises(UserError) as caught:
     effects.check(config, ("schedule.peak",), command="evaluate")
-  assert str(caught.value) == (
-    "config.schedule.peak has no effect: it is of training, and this evaluates."
-  )
+  assert str(caught.value) == "config.schedule.peak has no effect: it applies to training only."
 
 
 def test_a_prediction_takes_what_it_uses():

@@ -83,7 +83,7 @@ def test_an_unforeseen_end_is_a_sentence_that_names_a_file(tmp_path):
   (path,) = tmp_path.iterdir()
   assert code == FAULT
   assert sentence == (
-    "jaxspeed: an error that nobody foresaw ended this command, KeyError ('unforeseen'): "
+    "jaxspeed: an unexpected error ended this command, KeyError ('unforeseen'): "
     f"the traceback is in {path}."
   )
   assert path.read_text().startswith("Traceback ") and "KeyError: 'unforeseen'" in path.read_text()

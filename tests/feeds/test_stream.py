@@ -502,7 +502,7 @@ def test_dawnbenchs_entries_are_of_imagenet_only(places):
     ({"phases.batch_size": (16, 12)}, "config.phases.batch_size=12 does not divide over 8 devices"),
     ({"eval.mode": "six"}, "choose one of center, flip, five, rect, rect_flip"),
     ({"phases.eval_mode": ("six", "rect")}, "choose one of center, flip, five, rect, rect_flip"),
-    ({"data.mean": ()}, r"config.data.mean=\(\): a stream's own is not computed"),
+    ({"data.mean": ()}, r"config.data.mean=\(\): it is not computed for a stream"),
     ({"data.path": "nowhere"}, "nowhere does not exist"),
     ({"model.whiten": True}, "whiten=True: a stream has no first images"),
     ({"warmup": "on"}, "a stream has no warm-up"),
