@@ -4,7 +4,7 @@ import os
 
 
 def usable_cpus() -> int:
-  """The CPUs that this process may run on: those of its affinity, where the system has one."""
+  """The number of CPUs that this process may run on: its affinity, if the system supports it."""
   if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

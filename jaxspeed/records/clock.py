@@ -1,4 +1,4 @@
-"""What counts as time: seconds under names, and the rules that make clocks of them.
+"""The clock of a run: seconds by activity, and the rules that sum them into published times.
 
     clock = Clock()
     with clock.measure("train"):
@@ -7,7 +7,7 @@
       ...
     print(clock.train_seconds, clock.dawn_seconds, clock.process_seconds)
 
-JAX returns before the device is done: an interval must end with `jax.block_until_ready`.
+JAX returns before the device has finished: end an interval with `jax.block_until_ready`.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ NAMES = (
   "checkpoint",
   "compile",  # waiting for programs
   "warmup",
-  "connect",  # with the other processes of the run
-  "others",  # waiting for those that are not as far before the first step
+  "connect",  # to the other processes of the run
+  "others",  # waiting for slower processes before the first step
   "load",  # reading data before the first step
   "restore",  # of a checkpoint
   "compile_cold",  # seconds of XLA, summed over the threads that compile
@@ -36,8 +36,8 @@ NAMES = (
 
 _PARTS_OF_START = ("connect", "load", "compile", "warmup", "others", "restore", "init")
 
-# Each epoch asks whether its programs are there, in microseconds.
-_ASKING = 0.01
+# Each epoch checks whether its programs are compiled, which takes microseconds.
+_CHECKING = 0.01
 
 _IMPORTED = time.perf_counter()
 
@@ -45,16 +45,16 @@ _IMPORTED = time.perf_counter()
 def process_age(stat_file: str | os.PathLike[str] = "/proc/self/stat") -> float:
   """Seconds since this process started.
 
-  Linux tells the start in field 22 of /proc/self/stat, in ticks of its boot clock (proc(5)), so the
-  interpreter's start and every earlier import are counted. Elsewhere, and where that figure
-  contradicts this module's import (a sandbox with a clock of its own), the import is the start.
+  Linux reports the start in field 22 of /proc/self/stat, in ticks of its boot clock (proc(5)), so
+  the interpreter's start and earlier imports count. On other systems, and if that figure is later
+  than this module's import (a sandbox with its own clock), the import counts as the start.
 
   Args:
-    stat_file: what to read instead of /proc/self/stat.
+    stat_file: the file to read instead of /proc/self/stat.
   """
   since_import = time.perf_counter() - _IMPORTED
   try:
-    # The second field is the program's name in brackets, which may itself hold spaces and brackets.
+    # The second field is the program's name in brackets, which may contain spaces and brackets.
     fields = pathlib.Path(stat_file).read_text().rpartition(")")[2].split()
     started = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
@@ -64,13 +64,13 @@ def process_age(stat_file: str | os.PathLike[str] = "/proc/self/stat") -> float:
 
 
 class Clock:
-  """Accumulates seconds under the names of `NAMES`; one interval at a time.
+  """Sums of seconds under the names of `NAMES`, measured one interval at a time.
 
-  Reading a clock counts the intervals that have ended. `add` may be called from any thread.
+  A reading counts only intervals that have ended. `add` may be called from any thread.
 
   Args:
-    now: seconds of a clock that never goes back.
-    later: of a run that is not the first of its process, and begins now.
+    now: returns the seconds of a monotonic clock.
+    later: whether this is not the first run of its process, so that it begins now.
   """
 
   def __init__(self, now: Callable[[], float] = time.perf_counter, *, later: bool = False) -> None:
@@ -86,11 +86,11 @@ class Clock:
 
   @contextlib.contextmanager
   def measure(self, name: str) -> Iterator[None]:
-    """Adds the seconds of the `with` block to `name`, also when the block raises.
+    """Adds the seconds of the `with` block to `name`, even if the block raises.
 
     Raises:
-      RuntimeError: another interval is running; its seconds would be counted twice.
-      ValueError: no such name.
+      RuntimeError: another interval is running, and seconds would be counted twice.
+      ValueError: `name` is unknown.
     """
     self._check(name)
     with self._lock:
@@ -106,10 +106,10 @@ class Clock:
       self._running = None
 
   def rename_last(self, name: str) -> None:
-    """Counts the interval that `measure` ended last under another name.
+    """Moves the last interval of `measure` to another name.
 
     Raises:
-      ValueError: no such name.
+      ValueError: `name` is unknown.
     """
     self._check(name)
     before, seconds = self._last_interval
@@ -121,7 +121,7 @@ class Clock:
     """Adds seconds measured elsewhere.
 
     Raises:
-      ValueError: no such name.
+      ValueError: `name` is unknown.
     """
     self._check(name)
     with self._lock:
@@ -147,22 +147,22 @@ class Clock:
 
   @property
   def process_seconds(self) -> float:
-    """Everything: since the start of this process (`process_age`), plus the seconds of the
-    processes that ran before it in the same run, each up to the state it left."""
+    """All seconds since the start of this process (`process_age`), plus those of the run's earlier
+    processes, each up to its last saved state."""
     return self._earlier_processes + self._now() - self._process_start
 
   def summary(self) -> dict[str, Any]:
     """The `seconds` of a result: train, dawn, process, and compile {wall, cold, cached}.
 
-    Wall is what the run waited for programs; cold and cached are sums over the threads that compile
-    side by side. Each is None where there was nothing to wait for, compile or read from the cache.
+    `wall` is the time that the run waited for programs; `cold` and `cached` are sums over threads
+    that compile in parallel. Each is None if there was nothing to wait for, compile or read.
     """
     wall = self._seconds["compile"]
     return {
       "train": self.train_seconds,
       "dawn": self.dawn_seconds,
       "compile": {
-        "wall": wall if wall >= _ASKING else None,
+        "wall": wall if wall >= _CHECKING else None,
         "cold": self._seconds["compile_cold"] or None,
         "cached": self._seconds["compile_cached"] or None,
       },
@@ -170,18 +170,18 @@ class Clock:
     }
 
   def state(self) -> dict[str, float]:
-    """Seconds of every name of `NAMES` and of "process": what a checkpoint holds."""
+    """The seconds of `NAMES` and of "process", for a checkpoint."""
     with self._lock:
       return self._seconds | {"process": self.process_seconds}
 
   def restore(self, state: Mapping[str, float]) -> None:
-    """Adds what an earlier process of the run left; to be called once, early in a resumed run.
+    """Adds the seconds of an earlier process of the run; call it once, early in a resumed run.
 
     Args:
-      state: what `state` returned there.
+      state: the value of `state` in that process.
 
     Raises:
-      ValueError: `state` holds a name that is not in `NAMES`.
+      ValueError: `state` contains a name that is not in `NAMES`.
     """
     for name, seconds in state.items():
       if name == "process":
@@ -191,14 +191,14 @@ class Clock:
         self._earlier[name] += seconds
 
   def starting(self) -> str:
-    """How long it took from the start of the process, or of a later run, until now, in words."""
+    """The time since the start of the process, or of a later run, and its parts, in words."""
     parts = {name: self._seconds[name] - self._earlier[name] for name in _PARTS_OF_START}
     age = self._now() - self._process_start
     rest = "the rest" if self._later else "imports and the rest"
     parts = {rest: age - sum(parts.values())} | parts
-    told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
     begin = "this run" if self._later else "the process"
-    return f"{age:.1f} s after {begin} began" + (told and f": {told}")
+    return f"{age:.1f} s after {begin} began" + (shown and f": {shown}")
 
   def _check(self, name: str) -> None:
     if name not in NAMES:

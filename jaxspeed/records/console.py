@@ -1,7 +1,7 @@
-"""What a run prints: a header, one row an epoch, its progress, the result.
+"""The printed output of a run: a header, a row per epoch, its progress, the result.
 
-A terminal shows the progress in a live line. Into a pipe or a file go plain lines of fixed columns
-without control characters or wrapping, and a line of progress each minute.
+A terminal shows the progress in a live line. A pipe or a file gets plain lines in fixed columns,
+without control characters or wrapping, and a line of progress every minute.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from rich.progress import (
 
 from jaxspeed.errors import printable
 
-# Drawing the live line takes 0.6 ms: four a second cost 0.25 % of one core.
+# Drawing the live line takes 0.6 ms: four times a second is 0.25 % of one core.
 _SECONDS_BETWEEN_DRAWINGS = 0.25
 _SECONDS_BETWEEN_LINES = 60.0
 
-# Title, width, key of the row and format of each column; 98 characters.
+# Title, width, key of the row and format of each column; 98 characters in all.
 _COLUMNS = (
   ("epoch", 5, "epoch", "g"),
   ("lr", 7, "learning_rate", ".3g"),
@@ -43,22 +43,22 @@ _COLUMNS = (
 
 
 def make_console() -> Console:
-  """A console on standard output that is live on a terminal only.
+  """A console on standard output that is live only on a terminal.
 
-  rich alone would also take FORCE_COLOR, which CI services set, for a terminal.
+  rich by itself would treat FORCE_COLOR, which CI services set, as a terminal.
   """
   live = None if sys.stdout.isatty() else False
   return Console(file=sys.stdout, force_interactive=live)
 
 
 def silent_console() -> Console:
-  """A console that prints nothing, for all processes of a run but the first."""
+  """A console that prints nothing, for every process of a run except the first."""
   return Console(quiet=True, force_interactive=False)
 
 
 @contextlib.contextmanager
 def progress_bar(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
-  """What shows how many of how many images are done: a bar on a terminal, else a line a minute."""
+  """Yields show(done, total) for images: a bar on a terminal, otherwise a line every minute."""
   columns = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -85,9 +85,9 @@ class Screen:
   """Prints one run.
 
   Args:
-    console: where to; live when it is interactive.
+    console: the console to print on, with a live line if it is interactive.
     total_epochs: the end of the progress line; may be fractional (airbench's 9.9).
-    evaluated: which weights the rows of epochs are of, for their title.
+    evaluated: the weights that are evaluated, for the title of the rows.
   """
 
   def __init__(self, console: Console, *, total_epochs: int | float, evaluated: str = "") -> None:
@@ -101,11 +101,11 @@ class Screen:
     self._wait_for_line()
 
   def line(self, text: str) -> None:
-    """Prints `text` above the live line, control characters of names in it escaped."""
+    """Prints `text` above the live line, with control characters escaped."""
     self.console.out(printable(text), highlight=False)
 
   def begin(self, epochs: float) -> None:
-    """Notes that training begins now, with `epochs` done: the time left follows from its pace."""
+    """Marks the start of training, with `epochs` done, to estimate the time left from its pace."""
     self._begun = (epochs, time.monotonic())
     self._wait_for_line()
 
@@ -114,13 +114,13 @@ class Screen:
       self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_LINES
 
   def header(self, fields: Mapping[str, str]) -> None:
-    """Prints one line a field, the values aligned."""
+    """Prints a line for each field, with aligned values."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
       self.line(f"{name:<{width}}  {value}")
 
   def epoch(self, row: Mapping[str, Any]) -> None:
-    """Prints the row of an epoch, and the titles before the first one."""
+    """Prints the row of an epoch, and the titles before the first row."""
     if not self._printed_titles:
       for title in epoch_titles(self._evaluated):
         self.line(title)
@@ -129,31 +129,34 @@ class Screen:
     self._wait_for_line()
 
   def progress_due(self) -> bool:
-    """Whether new progress would be seen: ask before fetching a loss from the device."""
+    """Whether new progress would be shown; check it before fetching a loss from the device."""
     return not self.console.quiet and time.monotonic() >= self._next_drawing
 
   def progress(
     self, *, epoch: int, step: int, steps: int, loss: float, images_per_second: float
   ) -> None:
-    """Draws the live line; without a terminal, prints a line where one is due.
+    """Draws the live line; without a terminal, prints a line if one is due.
 
     Args:
-      epoch: the running epoch, from 1.
-      step: steps done in this epoch.
-      steps: steps of this epoch.
-      loss: of a recent step.
-      images_per_second: of recent steps.
+      epoch: the current epoch, from 1.
+      step: the number of steps done in this epoch.
+      steps: the number of steps of this epoch.
+      loss: the loss of a recent step.
+      images_per_second: the pace of recent steps.
     """
     done = min(epoch - 1 + step / steps, self._total_epochs)
     text = (
       f"epoch {epoch}/{self._total_epochs:g}  step {step}/{steps}  loss {loss:.4f}  "
       f"{images_per_second:,.0f} img/s"
     )
-    if not self.console.is_interactive:
-      if self.progress_due():
-        self.line(f"{text}  {self._time_left(done)} left")
-        self._wait_for_line()
-      return
+    if self.console.is_interactive:
+      self._draw(done, text)
+    elif self.progress_due():
+      self.line(f"{text}  {self._time_left(done)} left")
+      self._wait_for_line()
+
+  def _draw(self, done: float, text: str) -> None:
+    """Draws the live line, with `done` epochs."""
     self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
     if self._progress is None:
       self._progress = _start_progress(self.console, self._total_epochs)
@@ -162,7 +165,7 @@ class Screen:
     )
 
   def _time_left(self, done: float) -> str:
-    """As H:MM:SS, from the pace of the epochs since `begin`; "-" before there is one."""
+    """The time left as H:MM:SS, from the pace since `begin`; "-" before there is one."""
     before, start = self._begun
     if done <= before:
       return "-"
@@ -176,14 +179,14 @@ class Screen:
       self.line(line)
 
   def close(self) -> None:
-    """Takes the live line away."""
+    """Removes the live line."""
     if self._progress is not None:
       self._progress.stop()
       self._progress = None
 
 
 def epoch_titles(evaluated: str = "") -> tuple[str, str]:
-  """The two title lines over the rows of `format_epoch`, with which weights are evaluated."""
+  """The two title lines above the rows of `format_epoch`, which name the evaluated weights."""
   widths = [width for _, width, _, _ in _COLUMNS]
   evaluation = f"evaluation: {evaluated}" if evaluated else "evaluation"
   groups = "training".rjust(sum(widths[:6]) + 5) + evaluation.rjust(sum(widths[6:9]) + 3)
@@ -191,17 +194,17 @@ def epoch_titles(evaluated: str = "") -> tuple[str, str]:
 
 
 def format_epoch(row: Mapping[str, Any]) -> str:
-  """One line of fixed columns; "-" for what the row does not hold, behind them broken images.
+  """An epoch's row in fixed columns, with "-" for missing values and broken images at the end.
 
   Args:
-    row: accuracies as fractions (printed as percent), times in seconds.
+    row: a row of `Records.epoch`: accuracies as fractions (printed as percent), times in seconds.
   """
   line = " ".join(_format(row.get(key), spec).rjust(width) for _, width, key, spec in _COLUMNS)
   return line + _format_missing(row)
 
 
 def _format_missing(row: Mapping[str, Any]) -> str:
-  """What stands behind the columns where images were broken; '' where none was."""
+  """The numbers of broken images, to follow the columns; '' if there are none."""
   parts = []
   if skipped := row.get("eval_images_skipped"):
     parts.append(f"{skipped:,} of {row['eval_images'] + skipped:,} evaluation images skipped")
@@ -213,28 +216,28 @@ def _format_missing(row: Mapping[str, Any]) -> str:
 def format_phase(
   number: int, row: Mapping[str, Any], pace: Mapping[str, float], *, epochs: int | float
 ) -> str:
-  """One line on a phase of training.
+  """A line on a phase of training.
 
   Args:
-    number: of the phase, from 1.
-    row: of its last epoch.
-    pace: of all of them (`results.mean_pace`).
-    epochs: of the phase so far; may be fractional.
+    number: the phase's number, from 1.
+    row: the row of its last epoch.
+    pace: the mean pace of its epochs (`results.mean_pace`).
+    epochs: the number of its epochs so far; may be fractional.
   """
   return (
     f"phase {number}: {row['image_size']} px, batch {row['batch_size']:,}: "
     f"{epochs:.3g} {'epoch' if epochs == 1 else 'epochs'}, "
     f"{pace['images_per_second']:,.0f} images/s, "
-    f"{pace['images_per_second_per_device']:,.0f} a device, "
+    f"{pace['images_per_second_per_device']:,.0f} per device, "
     f"waited for input {pace['data_wait']:.1%} of the time"
   )
 
 
 def format_result(result: Mapping[str, Any]) -> list[str]:
-  """The lines of a result.json: of several runs a row each, two of titles and values, the test.
+  """The lines that show a result: titles and values; for several runs also their rows and a t-test.
 
   Args:
-    result: what `results.write_result` returns.
+    result: the return value of `results.write_result`.
   """
   if "n" not in result:
     return _format_figures(result)
@@ -242,7 +245,7 @@ def format_result(result: Mapping[str, Any]) -> list[str]:
 
 
 def _format_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-  """A row of fixed columns for each run, under its titles."""
+  """A row for each run, in fixed columns below their titles."""
   cells = [
     (
       str(run["seed"]),
@@ -256,11 +259,9 @@ def _format_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _format_test(result: Mapping[str, Any]) -> list[str]:
-  """How fast the runs were, how many reached the target, and what their mean says of it."""
+  """Lines on the speed of the runs, how many reached the target, and the t-test of their mean."""
   seconds, target = result["seconds"], _format(result["target"], ".3%")
-  when = (
-    f", after {_format(seconds['to_target'], '.2f')} s in the mean" if result["reached"] else ""
-  )
+  when = f", after {_format(seconds['to_target'], '.2f')} s on average" if result["reached"] else ""
   return [
     f"train s: mean {_format(seconds['train'], '.3f')}, "
     f"min {_format(result['seconds_min']['train'], '.3f')}",
@@ -271,7 +272,7 @@ def _format_test(result: Mapping[str, Any]) -> list[str]:
 
 
 def _format_figures(result: Mapping[str, Any]) -> list[str]:
-  """What compiling took; titles and values of one run, or of the means of several."""
+  """The line on compiling, then titles and values of one run or of the means of several."""
   seconds = result["seconds"]
   cells = [("top1", _format(result["top1"], ".3%"))]
   if "n" in result:
@@ -296,7 +297,7 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
 
 
 def images_of(evaluated_on: str) -> str:
-  """What to call the images that are evaluated, one of `results.EVALUATED_ON`."""
+  """The words for the evaluated images, one of `results.EVALUATED_ON`."""
   return "test images" if evaluated_on == "test" else "held-out images"
 
 
@@ -315,12 +316,12 @@ def _align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _format(value: Any, spec: str) -> str:
-  # float: rows may hold scalars of NumPy or JAX, which know fewer formats.
+  # float: rows may contain scalars of NumPy or JAX, which support fewer formats.
   return "-" if value is None else format(float(value), spec)
 
 
 def _format_compile(seconds: Mapping[str, float | None]) -> list[str]:
-  """The line on the sums over threads, which may be more than the seconds that passed."""
+  """The line on compile times, summed over threads: the sum may exceed the elapsed seconds."""
   names = {"cold": "cold", "cached": "from the cache"}
   parts = [
     f"{seconds[kind]:.2f} s {name}" for kind, name in names.items() if seconds.get(kind) is not None
@@ -329,7 +330,7 @@ def _format_compile(seconds: Mapping[str, float | None]) -> list[str]:
 
 
 def _format_skipped(steps: Mapping[str, float]) -> str:
-  """Steps without an update for want of finite gradients, as a number and a share of all."""
+  """Steps skipped because their gradients were not finite, as a number and a share of all."""
   return f"{steps['number']:g} steps, {steps['share']:.2%}"
 
 
@@ -340,18 +341,18 @@ def _format_cost(dollars: Mapping[str, Any]) -> str:
 
 
 def _dollars(value: float) -> str:
-  # A run of CIFAR-10 costs parts of a cent.
+  # A run of CIFAR-10 costs a fraction of a cent.
   return f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
 
 
 def _start_progress(console: Console, total_epochs: int | float) -> Progress:
-  # No thread that draws by itself: it would take the interpreter from the loop ten times a second.
+  # No refresh thread: it would interrupt the training loop ten times a second.
   progress = Progress(
     TextColumn("{task.description}", markup=False),
     BarColumn(bar_width=16),
     TimeRemainingColumn(),
     console=console,
-    # rich's 30 s would know no time left where steps take longer.
+    # With rich's default, 30 s, longer steps would show no time left.
     speed_estimate_period=300,
     auto_refresh=False,
     transient=True,

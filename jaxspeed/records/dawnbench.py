@@ -1,6 +1,6 @@
-"""DAWNBench's two files a run, in the format of stanford-futuredata/dawn-bench-entries.
+"""DAWNBench's two files of a run, in the format of stanford-futuredata/dawn-bench-entries.
 
-The benchmark took its last entries in 2020; its format is still what published times compare in.
+The benchmark accepted its last entries in 2020; published times still use its format.
 """
 
 import datetime
@@ -30,23 +30,23 @@ def write_dawnbench(
   """Writes AUTHOR_MODEL_HARDWARE_FRAMEWORK.json and .tsv, and returns their paths.
 
   Args:
-    folder: created where needed.
-    task: "CIFAR10" or "ImageNet"; decides the columns: CIFAR-10 has no top-5.
-    epochs: rows with epoch, dawn_seconds, eval_top1 and, for ImageNet, eval_top5 (fractions); a row
-      without accuracies, of an epoch without validation, is left out.
-    author: name of the author or the team.
-    author_email: of the author.
-    model: such as "ResNet-50".
-    hardware: such as "8 x NVIDIA H100 80GB HBM3".
-    framework: such as "JAX 0.10.2".
+    folder: the folder to write to, created if needed.
+    task: "CIFAR10" or "ImageNet", which decides the columns: CIFAR-10 has no top-5.
+    epochs: rows with epoch, dawn_seconds, eval_top1 and, for ImageNet, eval_top5 (fractions); rows
+      without accuracies, of epochs without validation, are left out.
+    author: the name of the author or team.
+    author_email: the author's e-mail address.
+    model: the model's name, such as "ResNet-50".
+    hardware: the hardware, such as "8 x NVIDIA H100 80GB HBM3".
+    framework: the framework and its version, such as "JAX 0.10.2".
     cost_per_hour: US dollars for all the hardware; 0 leaves the field out.
-    code_url: empty leaves the field out.
-    misc: whatever else reproduces the run; DAWNBench's reviewers asked for optimizer, schedule and
-      CUDA versions.
+    code_url: the address of the code; '' leaves the field out.
+    misc: other facts that reproduce the run; DAWNBench's reviewers asked for optimizer, schedule
+      and CUDA versions.
     timestamp: the day of the run.
 
   Raises:
-    ValueError: no row has been validated: DAWNBench refuses an empty table.
+    ValueError: no row has accuracies, and DAWNBench refuses an empty table.
   """
   rows = [row for row in epochs if row.get("eval_top1") is not None]
   if not rows:
@@ -89,5 +89,5 @@ def _table(task: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _file_name_part(text: str) -> str:
-  """`text` with nothing but letters, digits, dots and dashes, as "_" separates the parts."""
+  """`text` reduced to letters, digits, dots and dashes, as "_" separates the parts."""
   return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "unknown"

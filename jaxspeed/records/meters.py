@@ -1,4 +1,4 @@
-"""What a run takes of its machine beside time: bytes over the network, memory of a device."""
+"""Meters of a run's machine: bytes over the network, memory of a device."""
 
 import os
 import pathlib
@@ -9,21 +9,21 @@ import jax
 
 
 def network_bytes(path: str | os.PathLike[str] = "/proc/net/dev") -> tuple[int, int] | None:
-  """Bytes that this host has received and transmitted since it started, loopback left out.
+  """Bytes that this host has received and transmitted since it started, without loopback.
 
   Args:
-    path: of Linux's table of the network interfaces (proc_net(5)).
+    path: Linux's table of network interfaces (proc_net(5)).
 
   Returns:
-    None where there is no such table.
+    Bytes received and bytes transmitted; None if there is no such table.
   """
   try:
     lines = pathlib.Path(path).read_text().splitlines()
   except OSError:
     return None
   received = transmitted = 0
-  for line in lines[2:]:  # below two lines of titles
-    # Long numbers of old kernels follow the colon without a space.
+  for line in lines[2:]:  # after two lines of titles
+    # In old kernels a long number follows the colon without a space.
     name, _, counts = line.partition(":")
     if name.strip() != "lo":
       fields = counts.split()
@@ -32,11 +32,11 @@ def network_bytes(path: str | os.PathLike[str] = "/proc/net/dev") -> tuple[int, 
 
 
 class NetworkMeter:
-  """The network's mean rates from the meter's making on.
+  """Mean transfer rates of the network since the meter was created.
 
   Args:
-    read: bytes received and transmitted so far; None where they are not known.
-    now: seconds of a clock that never goes back.
+    read: returns bytes received and transmitted so far; None if unknown.
+    now: returns the seconds of a monotonic clock.
   """
 
   def __init__(
@@ -48,7 +48,7 @@ class NetworkMeter:
     self._bytes, self._start = read(), now()
 
   def rates(self) -> dict[str, float]:
-    """net_recv_gbit and net_transmit_gbit, gigabits (10^9) a second; empty where not known."""
+    """net_recv_gbit and net_transmit_gbit in gigabits (10^9) per second; empty if unknown."""
     after, seconds = self._read(), self._now() - self._start
     if self._bytes is None or after is None or seconds <= 0:
       return {}
@@ -60,7 +60,7 @@ class NetworkMeter:
 
 
 def peak_memory(devices: Iterable[jax.Device]) -> dict[str, float]:
-  """memory_gb: most of 10^9 bytes that one of these devices has held; empty where none tells."""
+  """memory_gb: peak memory of the fullest device, in 10^9 bytes; empty if no device reports it."""
   stats = [device.memory_stats() or {} for device in devices]
   peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
   return {"memory_gb": max(peaks) / 1e9} if peaks else {}

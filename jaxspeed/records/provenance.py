@@ -1,4 +1,4 @@
-"""What a result was got with: the device, the versions, the commit."""
+"""Provenance of a result: devices, versions and commit."""
 
 import functools
 import importlib.metadata
@@ -11,7 +11,7 @@ from jaxspeed.devices.cpus import usable_cpus
 
 
 def describe_device() -> str:
-  """The devices of all processes: "2 x NVIDIA H100 80GB HBM3" or "CPU: AMD EPYC (2 cores)"."""
+  """The devices of all processes, as "2 x NVIDIA H100 80GB HBM3" or "CPU: AMD EPYC (2 cores)"."""
   import jax
 
   devices = jax.devices()
@@ -28,12 +28,12 @@ def _cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
         return line.partition(":")[2].strip()
   except OSError:
     pass
-  # No /proc on macOS, no model name on ARM.
+  # macOS has no /proc, and ARM no model name.
   return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str | None]:
-  """Versions of Python and of the packages that decide speed and numbers; None: not installed."""
+  """Versions of Python and of the packages that affect speed and results; None: not installed."""
   found: dict[str, str | None] = {"python": platform.python_version()}
   for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "jaxspeed"):
     try:
@@ -45,21 +45,20 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def commit(checkout: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None:
-  """The commit of a checkout, with "-dirty" when tracked files have changed since; asked once.
+  """The commit of a checkout, with "-dirty" if tracked files have changed since; asked once.
 
-  None outside a checkout, also when an installed package lies inside somebody else's, and without
-  git.
+  It is None without git, outside a checkout, and for a package installed in somebody else's.
   """
   if not (checkout / ".git").exists():
     return None
-  # One call for both answers; without the index's lock, which would disturb a commit just then.
+  # One call answers both; without the index's lock, which would disturb a concurrent commit.
   command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2"]
   command += ["--branch", "--untracked-files=no"]
   try:
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
   except (OSError, subprocess.SubprocessError):
     return None
-  # A repository without a commit says "(initial)".
+  # In a repository without a commit the line says "(initial)".
   found = re.search(r"^# branch\.oid ([0-9a-f]+)$", done.stdout, re.MULTILINE)
   dirty = any(not line.startswith("#") for line in done.stdout.splitlines())
   return found[1] + ("-dirty" if dirty else "") if found else None

@@ -1,4 +1,4 @@
-"""The result of a run: its row, result.json, and the pace of its epochs."""
+"""Results of runs: a run's row, result.json, and the mean pace of its epochs."""
 
 import dataclasses
 import pathlib
@@ -11,26 +11,23 @@ from jaxspeed.files import dump_json, read_json, write_atomically
 from jaxspeed.records.provenance import commit, describe_device, versions
 from jaxspeed.records.statistics import result_of
 
-# Where the accuracies come from: the set's own evaluation images; a part that was held out of a set
-# without such images; or, by the config's `tune_on`, training images that were held out.
+# Images of the accuracies: the data set's evaluation images; images held out of a data set without
+# any; or training images held out because of the config's `tune_on`.
 EVALUATED_ON = ("test", "held-out", "validation")
 
 
 def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
-  """images_per_second, images_per_second_per_device and data_wait of several epochs together.
+  """The means of images_per_second, images_per_second_per_device and data_wait over epochs.
 
   Args:
-    rows: of epochs in a row, as `Records.epoch` takes them; those without a pace, whose last step
-      an earlier start has made, are passed over.
-    examples: seen before the first of them.
-
-  Returns:
-    Nothing where no row has a pace.
+    rows: consecutive rows of `Records.epoch`; a row without a pace, of an epoch that an earlier
+      process finished, is skipped. The means are empty if no row has a pace.
+    examples: the number of images seen before the first row.
   """
   images = seconds = device_seconds = waited = 0.0
   for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
     if row.get("images_per_second"):
-      # An epoch that was resumed within has been timed in part: its rate holds for all of it.
+      # An epoch in which the run resumed was timed in part: its pace counts for all of it.
       took = (row["examples"] - before) / row["images_per_second"]
       images += row["examples"] - before
       seconds += took
@@ -55,20 +52,20 @@ def result_row(
   seconds: Mapping[str, Any],
   seed: int,
 ) -> dict[str, Any]:
-  """The result of one run, with what was used to get it.
+  """The result of one run, with the device, versions, commit and command that produced it.
 
   Args:
-    config: resolved.
-    evaluated_on: the images that top1 and top5 are of, one of `EVALUATED_ON`.
-    evaluated_weights: "average" or "live", as `Plan.evaluated_weights`.
-    top1: fraction.
-    top5: fraction; None for five classes or fewer.
+    config: the resolved config.
+    evaluated_on: the images that top1 and top5 refer to, one of `EVALUATED_ON`.
+    evaluated_weights: "average" or "live", as in `Plan.evaluated_weights`.
+    top1: the top-1 accuracy as a fraction.
+    top5: the top-5 accuracy as a fraction; None for five classes or fewer.
     seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
-      at least config.target; None for a run that did not reach it.
-    seed: of the run.
+      at least config.target; None if the run did not reach it.
+    seed: the run's seed.
 
   Raises:
-    ValueError: `evaluated_on` is none of them.
+    ValueError: `evaluated_on` is not in `EVALUATED_ON`.
   """
   if evaluated_on not in EVALUATED_ON:
     raise ValueError(f"evaluated_on is {evaluated_on!r}, not one of {EVALUATED_ON}")
@@ -90,15 +87,15 @@ def result_row(
 def write_result(
   workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
 ) -> dict[str, Any]:
-  """Writes result.json, atomically, and returns what it holds: `result_of` of the same arguments.
+  """Writes `result_of` of the same arguments to result.json, atomically, and returns it.
 
   Args:
-    workdir: a folder that exists.
-    rows: as `result_of`.
-    cost_per_hour: as `result_of`.
+    workdir: an existing folder.
+    rows: as in `result_of`.
+    cost_per_hour: as in `result_of`.
 
   Raises:
-    ValueError: as `result_of`.
+    ValueError: as in `result_of`.
   """
   result = result_of(rows, cost_per_hour=cost_per_hour)
   write_atomically(workdir / "result.json", dump_json(result, indent=2) + "\n")
@@ -150,7 +147,7 @@ class _RunOfSeveral:
 
 @dataclasses.dataclass
 class _Several(_Result):
-  """The result of several runs; its fields have no defaults, as all of them are printed."""
+  """The result of several runs; its fields have no defaults, since all of them are printed."""
 
   n: int = dataclasses.field(kw_only=True)
   mean: float = dataclasses.field(kw_only=True)
@@ -164,14 +161,14 @@ class _Several(_Result):
 
 
 def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any] | None:
-  """What result.json of a finished run holds; None for one that is not finished.
+  """The content of a finished run's result.json; None if the run is not finished.
 
   Args:
-    folder: of the run.
-    several: whether it is one of several runs.
+    folder: the run's folder.
+    several: whether the result is one of several runs.
 
   Raises:
-    UserError: it holds something else.
+    UserError: the file contains something else.
   """
-  advice = "move it away, and the same command writes it anew from the newest checkpoint"
+  advice = "move it away, and the same command writes it again from the newest checkpoint"
   return read_json(folder / "result.json", _Several if several else _Result, advice)

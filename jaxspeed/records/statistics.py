@@ -1,4 +1,4 @@
-"""One result of several runs: means, deviations, intervals, a t-test against the target."""
+"""Results of runs, and of several runs: means, deviations, intervals, a t-test of the target."""
 
 import math
 import statistics
@@ -20,27 +20,25 @@ RESULT_KEYS = (
   "commit",
   "command",
 )
-# A row of a float16 run holds this as well: {"number", "share"} of the steps that were not taken.
+# Only in a row of a float16 run: {"number", "share"} of the skipped steps.
 SKIPPED = "skipped_steps"
-# And these, where they were counted: images evaluated and not, training images that were replaced.
+# Only in a row of a run that counts them: images evaluated and skipped, training images replaced.
 IMAGE_COUNTS = ("eval_images", "eval_images_skipped", "train_images_broken")
 OPTIONAL_KEYS = (SKIPPED, *IMAGE_COUNTS)
-# Of several runs, what each one's row holds; the rest only where it is not the same in all of them.
+# Keys of each run in a result of several; other keys only if they differ between the runs.
 _OWN_KEYS = ("seed", "top1", "top5", "seconds", SKIPPED)
 
 
 def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
-  """What result.json holds of one run or several.
+  """The content of result.json for one run, or for several (`summarize`).
 
   Args:
-    rows: one `result_row` a run. For several runs `summarize` makes one result of them.
-    cost_per_hour: US dollars for all the hardware; above 0 the result has cost_usd, of a run's
-      seconds.dawn and seconds.to_target: DAWNBench's rule, which counts neither validation nor what
-      comes before training.
+    rows: one `result_row` per run.
+    cost_per_hour: US dollars for all the hardware; above 0 it adds cost_usd, for seconds.dawn and
+      seconds.to_target: DAWNBench's rule, without validation and all that precedes training.
 
   Raises:
-    ValueError: a row has other keys than `RESULT_KEYS`, or rows of several runs are of different
-      images.
+    ValueError: a row's keys are not `RESULT_KEYS`, or runs were evaluated on different images.
   """
   for row in rows:
     if set(row) - {*OPTIONAL_KEYS} != set(RESULT_KEYS):
@@ -58,30 +56,30 @@ def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) 
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """One result of several runs that differ in their seeds.
+  """The result of several runs that differ in their seeds.
 
   Args:
-    rows: at least two of `result_row`; their configs hold `target` and `target_metric`.
+    rows: at least two `result_row`; their configs contain `target` and `target_metric`.
 
   Returns:
-    The keys of a row, with top1, top5 and seconds as means (of the runs that have the figure: of
-    compile.cold, the runs that compiled) and the first run's seed; and
-      n: runs,
-      mean, sd: of the accuracy that the target is of; the standard deviation with n - 1,
+    The keys of a row, with the first run's seed; top1, top5 and seconds are means over the runs
+    that have the figure (compile.cold: the runs that compiled). Also
+      n: the number of runs,
+      mean, sd: mean and standard deviation (n - 1) of the accuracy config.target_metric,
       ci95: half the width of the 95 % interval of the mean, by Student's t,
       target: config.target,
-      p_value: of the one-sided t-test whose null hypothesis is "the true mean is at most the
-        target" (`p_value_of_at_most`): small where the mean is above,
-      reached: runs that reached the target, of which seconds.to_target is the mean,
-      seconds_min: the least of each of the seconds,
-      runs: a row a run, in order: seed, top1, top5, seconds and what is not the same in all runs.
+      p_value: the p of the one-sided t-test of "the true mean is at most the target"
+        (`p_value_of_at_most`): small if the mean is above,
+      reached: the number of runs that reached the target, over which seconds.to_target is a mean,
+      seconds_min: the minimum of each of the seconds,
+      runs: a row per run, in order: seed, top1, top5, seconds and the keys that differ.
   """
   target, metric = (rows[0]["config"][name] for name in ("target", "target_metric"))
   accuracies = [row[metric] for row in rows]
   sd = statistics.stdev(accuracies)
   keys = (*RESULT_KEYS, *IMAGE_COUNTS)
   differing = {key for key in keys if any(row.get(key) != rows[0].get(key) for row in rows)}
-  # Configs differ in the seed alone, which stands beside them.
+  # Configs differ only in the seed, which has a key of its own.
   kept = {*_OWN_KEYS, *differing} - {"config"}
   seconds = [row["seconds"] for row in rows]
   skipped = [row[SKIPPED] for row in rows if SKIPPED in row]
@@ -107,16 +105,15 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def p_value_of_at_most(values: Sequence[float], bound: float) -> float:
-  """p of the one-sided one-sample t-test of "the true mean is at most `bound`".
+  """The p of the one-sided one-sample t-test of "the true mean is at most `bound`".
 
-  The probability of a sample mean this far above `bound`, or farther, if the true mean were `bound`
-  itself: small where the true mean is above it (the statement of KellerJordan/cifar10-airbench,
-  "p<0.0001 for the true mean being below 94%"). Values that are all the same leave no doubt: 0
-  above the bound, else 1.
+  It is the probability of a sample mean at least this far above `bound` if the true mean were
+  `bound`, so it is small if the true mean is above (KellerJordan/cifar10-airbench: "p<0.0001 for
+  the true mean being below 94%"). For identical values it is 0 above the bound, else 1.
 
   Args:
-    values: at least two.
-    bound: in the unit of the values.
+    values: at least two numbers.
+    bound: a number in the unit of the values.
   """
   from scipy import special
 
@@ -130,7 +127,7 @@ def p_value_of_at_most(values: Sequence[float], bound: float) -> float:
 def _over_runs(
   figure: Callable[[list[float]], float], seconds: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """`figure` of each of the seconds, in their own nested form."""
+  """Applies `figure` to each of the seconds over the runs, and keeps their nesting."""
   return {
     key: _over_runs(figure, [one[key] for one in seconds])
     if isinstance(seconds[0][key], Mapping)
@@ -148,7 +145,7 @@ def _over_known(
 
 def _student_t(degrees: int) -> float:
   """The 97.5 % quantile of Student's t."""
-  # scipy.special: 0.07 s to import, against 0.6 s for scipy.stats; several runs only pay it.
+  # scipy.special takes 0.07 s to import, scipy.stats 0.6 s; only results of several runs need it.
   from scipy import special
 
   return float(special.stdtrit(degrees, 0.975))

@@ -1,4 +1,4 @@
-"""TensorBoard's tags, and its event files without TensorFlow."""
+"""TensorBoard's tags, and its event files, written without TensorFlow."""
 
 import logging
 import pathlib
@@ -9,10 +9,10 @@ from typing import Any
 _log = logging.getLogger("jaxspeed")
 
 
-# Tags, units and x axis (examples seen) of imagenet18 (cybertronai/imagenet18_old,
-# training/logger.py), so that its published event files compare: accuracies in percent, steps in
-# milliseconds, the batch of one device under sizes/batch. A value is that of an epoch, not of a
-# step, and epochs count from 1, not from 0. Key of a row: tag and what the value is multiplied by.
+# Keys of a row, with their tag and factor. Tags, units and x axis (examples seen) are imagenet18's
+# (cybertronai/imagenet18_old, training/logger.py), to compare with its published event files:
+# accuracies in percent, steps in milliseconds, the batch of one device in sizes/batch. Differences:
+# a value belongs to an epoch, not a step, and epochs count from 1, not from 0.
 TENSORBOARD_TAGS = {
   "epoch": ("epoch", 1),
   "world": ("sizes/world", 1),
@@ -33,8 +33,7 @@ TENSORBOARD_TAGS = {
   "memory_gb": ("memory/max_allocated_gb", 1),
   "net_recv_gbit": ("net/recv_gbit", 1),
   "net_transmit_gbit": ("net/transmit_gbit", 1),
-  # Without a counterpart there, whose times/8gpu_images_per_sec is eight times that of one GPU,
-  # however many there are.
+  # Not in imagenet18, where times/8gpu_images_per_sec is always eight times the value of one GPU.
   "eval_loss": ("losses/test_xent", 1),
   "skipped_steps": ("losses/skipped_steps", 1),
   "images_per_second": ("times/images_per_sec", 1),
@@ -42,13 +41,13 @@ TENSORBOARD_TAGS = {
   "train_seconds": ("times/train_seconds", 1),
   "dawn_seconds": ("times/dawn_seconds", 1),
 }
-# Its value and its wall time are those of the start.
+# A tag for the start of the run: its value and its wall time.
 FIRST_TAG = "first"
 ROOM_FOR_TENSORBOARD = 2**20  # bytes
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
-  """What TensorBoard shows of a row of `Records.epoch`, in the units of `TENSORBOARD_TAGS`."""
+  """The values by tag of a row of `Records.epoch`, in the units of `TENSORBOARD_TAGS`."""
   values = dict(row)
   if "data_wait" in row:
     values["data_seconds"] = row["data_wait"] * row["step_seconds"]
@@ -64,10 +63,10 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
 def open_tensorboard(folder: pathlib.Path, purge_from: int) -> Any:
   try:
     import tensorboardX
-  except ImportError:  # a machine for timings, with little installed
+  except ImportError:  # a machine for timings, with few packages
     _log.warning("tensorboardX is not installed: nothing is written for TensorBoard")
     return None
-  # File names hold whole seconds: without the suffix a quick resume would overwrite a file.
+  # File names have whole seconds: without the suffix a quick resume would overwrite a file.
   return tensorboardX.SummaryWriter(
     str(folder), purge_step=purge_from, flush_secs=1, filename_suffix=f".{time.time_ns()}"
   )

@@ -1,4 +1,4 @@
-"""The records of a run: metrics.jsonl, TensorBoard's event files, and the run's screen.
+"""The records of a run: metrics.jsonl, TensorBoard's event files and the screen.
 
 with open_records(workdir, resume_step=None, total_epochs=18) as records:
   records.screen.header({"device": describe_device(), ...})
@@ -29,21 +29,21 @@ from jaxspeed.records.tensorboard import (
   scalars_of,
 )
 
-# tensorboardX imports torch where there is one: 1.1 s against 0.03 s without. A run that is over by
-# then pays at its end, a longer one after its first epoch.
+# tensorboardX imports torch if it is installed: 1.1 s against 0.03 s without. A shorter run pays
+# for it at its end, a longer one after its first epoch.
 _SECONDS_BEFORE_TENSORBOARD = 10.0
 
 
 @dataclasses.dataclass
 class _Row:
-  """What the rest of a run, and its result, take from a row of metrics.jsonl."""
+  """The part of a row of metrics.jsonl that a resumed run and its result read."""
 
   epoch: float
   step: Annotated[int, Field(ge=1)]
   examples: Annotated[int, Field(ge=1)]
   world: Annotated[int, Field(ge=1)]
   dawn_seconds: Annotated[float, Field(ge=0)]
-  # Of an epoch whose last step an earlier start has made, the pace is not known.
+  # None for an epoch that an earlier process finished.
   images_per_second: Annotated[float, Field(gt=0)] | None = None
   data_wait: float = 0.0
   eval_loss: float | None = None
@@ -56,12 +56,27 @@ class _Row:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The rows of metrics.jsonl, without a last line that a kill cut off; none without the file.
+  """The rows of metrics.jsonl, except a last line that a kill cut off; empty without the file.
 
   Raises:
-    UserError: another line is no JSON, or no row of a run.
+    UserError: another line is not JSON, or not a row of a run.
   """
   path = workdir / "metrics.jsonl"
+  rows: list[dict[str, Any]] = []
+  for number, line in enumerate(_whole_lines(path), start=1):
+    try:
+      row = parse_json(line, _Row)
+      if rows and row["step"] <= rows[-1]["step"]:
+        raise ValueError(f"step {row['step']} comes after step {rows[-1]['step']}")
+    except ValueError as error:
+      raise UserError(
+        f"{path}, line {number}, is no row of a run ({error}): repair or delete the line."
+      ) from None
+    rows.append(row)
+  return rows
+
+
+def _whole_lines(path: pathlib.Path) -> list[bytes]:
   try:
     lines = read_bytes(path).split(b"\n")
   except FileNotFoundError:
@@ -70,18 +85,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     raise UserError(f"{path} cannot be read ({error}): move it away.") from None
   if not lines[-1] or _is_cut_off(lines[-1]):
     lines.pop()
-  rows: list[dict[str, Any]] = []
-  for number, line in enumerate(lines, start=1):
-    try:
-      row = parse_json(line, _Row)
-      if rows and row["step"] <= rows[-1]["step"]:
-        raise ValueError(f"step {row['step']} comes after step {rows[-1]['step']}")
-    except ValueError as error:
-      raise UserError(
-        f"{path}, line {number}, is no row of a run ({error}): mend or delete the line."
-      ) from None
-    rows.append(row)
-  return rows
+  return lines
 
 
 def _is_cut_off(line: bytes) -> bool:
@@ -101,17 +105,17 @@ def open_records(
   console: Console | None = None,
   primary: bool = True,
 ) -> "Records":
-  """Opens the records of a new run, or of one that goes on.
+  """Opens the records of a new or resumed run.
 
   Args:
-    workdir: a folder that exists.
-    resume_step: the step of the restored checkpoint: later rows are dropped, as their steps will
-      be done again. None: a new run, without any earlier row.
-    total_epochs: of the whole run; may be fractional.
-    evaluated: as `Screen` takes it.
-    console: instead of standard output.
-    primary: False in all processes of a run but one: nothing is written or printed. They read what
-      there is, as all have to see alike whether the target was reached.
+    workdir: an existing folder.
+    resume_step: the step of the restored checkpoint; rows of later steps, which will be repeated,
+      are dropped. None: a new run, without earlier rows.
+    total_epochs: the epochs of the whole run; may be fractional.
+    evaluated: the evaluated weights, as in `Screen`.
+    console: the console to print on; None: standard output.
+    primary: whether this process writes and prints; one does. The others only read, so that all
+      agree whether the target was reached.
 
   Raises:
     UserError: metrics.jsonl of the run to resume is damaged.
@@ -127,11 +131,11 @@ def open_records(
 
 
 class Records:
-  """Writes the epochs of one run; `open_records` makes it. Close it, or use `with`.
+  """The writer of a run's epochs, from `open_records`. Close it, or use `with`.
 
   Attributes:
-    rows: every epoch of the run so far, those before a resume included.
-    screen: where the run is printed.
+    rows: a row for each epoch of the run so far, including those before a resume.
+    screen: the printed output of the run.
   """
 
   def __init__(
@@ -141,14 +145,14 @@ class Records:
     self.screen = screen
     self._workdir = workdir
     self._metrics = open(workdir / "metrics.jsonl", "ab", buffering=0) if workdir else None
-    self._unwritten = b""  # of metrics.jsonl, for want of room on the disk
+    self._unwritten = b""  # lines of metrics.jsonl for which the disk had no room
     self._opened = time.monotonic()
     self._tensorboard: Any = None
-    # x, Unix time and what to write there: the tools that read these files take times from them.
+    # x, Unix time and values of each entry: tools read the times from the files.
     self._waiting_for_tensorboard: list[tuple[int, float, dict[str, float]]] = []
     if not rows:
       self._waiting_for_tensorboard.append((0, time.time(), {FIRST_TAG: time.time()}))
-    # TensorBoard hides what earlier processes of this run wrote from this x on.
+    # TensorBoard hides entries of earlier processes of this run from this x on.
     self._purge_from = rows[-1]["examples"] + 1 if rows else 0
 
   def epoch(self, row: Mapping[str, Any]) -> None:
@@ -182,14 +186,14 @@ class Records:
       self._write_tensorboard()
 
   def close(self) -> None:
-    """Ends the live line and writes what is not yet on the disk."""
+    """Removes the live line and writes all that is not yet on the disk."""
     self.screen.close()
     if self._metrics is not None:
       self._write_metrics()
       self._metrics.close()
     self._write_tensorboard()
     if self._tensorboard is not None:
-      # On a full disk what it has buffered is lost, which metrics.jsonl holds as well.
+      # On a full disk its buffer is lost; metrics.jsonl has the same values.
       with contextlib.suppress(OSError):
         self._tensorboard.close()
 
@@ -205,7 +209,7 @@ class Records:
     self.close()
 
   def write_waiting(self) -> str:
-    """Writes what a full disk has left unwritten of metrics.jsonl; why it cannot, or ''."""
+    """Writes the lines of metrics.jsonl that wait for room on the disk; why it failed, or ''."""
     try:
       while self._unwritten and self._metrics is not None:
         self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
@@ -215,15 +219,15 @@ class Records:
     return ""
 
   def _write_metrics(self, line: bytes = b"") -> None:
-    """A line behind what a full disk has left unwritten; the run goes on without."""
+    """Writes waiting lines and this one; on a full disk the run continues, and they wait."""
     self._unwritten += line
     if reason := self.write_waiting():
-      self.screen.line(f"{reason}: it is tried again after the next epoch")
+      self.screen.line(f"{reason}: jaxspeed tries again after the next epoch")
 
   def _write_tensorboard(self) -> None:
     if not self._waiting_for_tensorboard or self._workdir is None:
       return
-    # On a full disk tensorboardX's thread would die with a traceback: the rows wait.
+    # On a full disk tensorboardX's thread would die with a traceback, so the rows wait.
     if shutil.disk_usage(self._workdir).free < ROOM_FOR_TENSORBOARD:
       return
     if self._tensorboard is None:

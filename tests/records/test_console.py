@@ -220,7 +220,7 @@ def test_a_phase_is_one_line_with_its_pace():
     "data_wait": 0.0123,
   }
   assert format_phase(1, row, pace, epochs=10) == (
-    "phase 1: 128 px, batch 4,096: 10 epochs, 12,346 images/s, 1,543 a device, "
+    "phase 1: 128 px, batch 4,096: 10 epochs, 12,346 images/s, 1,543 per device, "
     "waited for input 1.2% of the time"
   )
   assert format_phase(2, row, pace, epochs=1).startswith("phase 2: 128 px, batch 4,096: 1 epoch, ")
@@ -284,7 +284,7 @@ def test_result_of_several_runs_is_a_table_the_interval_and_the_test():
   assert titles.startswith("   top1   95 % CI      sd  runs  top5  train s")
   assert values.startswith("94.010%  +-0.018%  0.131%     3     -     2.59")
   assert seconds == "train s: mean 2.594, min 2.551"
-  assert target == "target: 94.000%, reached by 2 of 3 runs, after 2.25 s in the mean"
+  assert target == "target: 94.000%, reached by 2 of 3 runs, after 2.25 s on average"
   assert test == (
     'p = 0.00012 for "the true mean is at most 94.000%" (one-sided t-test): a small p says that it '
     "is above"

@@ -317,7 +317,7 @@ def test_a_damaged_file_is_named_and_nothing_else_touched(run, tmp_path, name, t
   with pytest.raises(UserError) as error:
     train(digits(), str(folder))
   assert str(error.value).startswith(str(folder / name)) and words in str(error.value)
-  assert re.search(r"(move it away|mend or delete the line|remove owner.json)", str(error.value))
+  assert re.search(r"(move it away|repair or delete the line|remove owner.json)", str(error.value))
   after = contents(folder)
   changed = {name for name in before | after if before.get(name) != after.get(name)}
   assert changed <= {"owner.json"} - {name}
