@@ -45,6 +45,7 @@ def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bo
     _check_types(values, model=model)
     if model:
       check_model(values["model"])
+    _check_feed(values)
     _check_together(values)
   except UserError as error:
     if not source:
@@ -120,10 +121,9 @@ def _raise_first(
   raise UserError(f"config.{first.name}={shown(first.value)}: {first.text}")
 
 
-def _check_together(values: Mapping[str, Any]) -> None:
-  """Checks fields against each other."""
-  data, augment = values["data"], values["augment"]
-  feed = data["feed"]
+def _check_feed(values: Mapping[str, Any]) -> None:
+  """Checks the fields that depend on `data.feed`."""
+  feed = values["data"]["feed"]
   choices = _OF_FEED.get(feed, {})
   for name, allowed in choices.items():
     group, _, field = name.partition(".")
@@ -137,10 +137,15 @@ def _check_together(values: Mapping[str, Any]) -> None:
   if feed == "stream" and values["warmup"] == "on":
     raise UserError("config.warmup='on': a stream has no warm-up: set --config.warmup=auto.")
   for name in ("mean", "std"):
-    if feed == "stream" and not data[name]:
+    if feed == "stream" and not values["data"][name]:
       raise UserError(f"config.data.{name}=(): it is not computed for a stream: set three numbers.")
   if values["model"].get("whiten") is True and feed == "stream":
     raise UserError("config.model.whiten=True: a stream has no first images, set it to False.")
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+  """Checks the other fields that depend on each other."""
+  data, augment = values["data"], values["augment"]
   for name in ("train_images", "eval_images"):
     if data["synthetic"] and data[name] > _MOST_NOISE:
       raise UserError(

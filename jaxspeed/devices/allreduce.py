@@ -1,10 +1,10 @@
-"""The sum of gradients over the devices, in groups that start while the backward pass runs.
+"""The all-reduce of gradients, in groups that start while the backward pass runs.
 
-Fujitsu (Yamazaki et al. 2019, arXiv 1903.12650) sums groups of layers of a few megabytes as soon
-as their gradients are there, the last layers' first. XLA combines all-reduces by itself, but not by
-layer: of ResNet-50's step for 2,048 described H100s at 4 MB, two thirds of the bytes went out in
-the last 40 of 660 kernels (results/allreduce_groups.json). So each group is one flat vector here,
-which XLA would have made of it anyway, and its own combining is off.
+Fujitsu (Yamazaki et al. 2019, arXiv 1903.12650) sums groups of layers of a few megabytes as soon as
+their gradients are ready, the last layers' first. XLA combines all-reduces too, but not by layer:
+for ResNet-50 on 2,048 described H100s at 4 MB, two thirds of the bytes were sent in the last 40 of
+a step's 660 kernels (results/allreduce_groups.json). So here each group is one flat vector, which
+XLA would build anyway, and XLA's own combining is off.
 """
 
 import re
@@ -22,19 +22,19 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 
 _MEGABYTE = 1e6
-# A line of a compiled program with an all-reduce, or its start where it is asynchronous.
+# A line of a compiled program with an all-reduce, or with the start of an asynchronous one.
 _ALL_REDUCE = re.compile(r"^[^=\n]*= ([^=\n]*?) all-reduce(?:-start)?\(", re.MULTILINE)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 
 def layer_order(model: nn.Module, image_size: int) -> tuple[int, ...]:
-  """Positions of a net's parameters, as jax.tree.leaves lists them, in the order of its layers."""
+  """Positions of a model's parameters in jax.tree.leaves, in the order of its layers."""
   order: list[tuple[str, ...]] = []
 
   def init(key: Array) -> PyTree:
     images = jnp.zeros((1, image_size, image_size, 3))
     params = model.init(key, images, train=False)["params"]
-    order.extend(_paths(params))  # dicts in the order in which the layers were made
+    order.extend(_paths(params))  # these dicts keep the order of the layers
     return params
 
   shapes = jax.eval_shape(init, jax.random.key(0))
@@ -48,17 +48,17 @@ def layer_order(model: nn.Module, image_size: int) -> tuple[int, ...]:
 def _paths(tree: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
   if not isinstance(tree, dict):
     return [prefix]
-  # A shortcut's gradient is there when its block's is, however early it runs in the block.
+  # A shortcut's gradient is ready with its block's, however early the shortcut runs in the block.
   names = sorted(tree, key=lambda name: name.startswith("shortcut"))
   return [path for name in names for path in _paths(tree[name], (*prefix, name))]
 
 
 def make_groups(sizes: Sequence[int], limit: float) -> list[list[int]]:
-  """Consecutive positions in groups that are closed once they reach a limit.
+  """Consecutive positions in groups; a group ends once its size reaches the limit.
 
   Args:
-    sizes: in the order in which they are ready.
-    limit: in the unit of the sizes; 0: one group of all.
+    sizes: the sizes of the gradients, in the order in which they are ready.
+    limit: the limit, in the unit of the sizes; 0: a single group.
   """
   groups: list[list[int]] = [[]]
   filled = 0.0
@@ -74,22 +74,22 @@ def make_groups(sizes: Sequence[int], limit: float) -> list[list[int]]:
 def sum_over_devices(
   gradient: PyTree, rest: PyTree, *, order: Sequence[int], group_mb: float, dtype: str
 ) -> tuple[PyTree, PyTree]:
-  """Sums of the devices' gradients and of some small numbers beside them.
+  """Sums of the gradients and of some small values over the devices.
 
   Args:
-    gradient: leaves of one format.
-    rest: scalars and statistics of that format, or integers below 2 ** 24 in sum: one more
-      all-reduce.
-    order: positions of the gradient's leaves, first layers first (`layer_order`).
-    group_mb: megabytes (1e6 bytes) at which a group is closed; 0: one group.
-    dtype: float32 | bfloat16 | float16, in which gradients travel and are summed; in float32 they
-      do so in their own format.
+    gradient: a tree of gradients of one dtype.
+    rest: scalars and statistics of that dtype, or integers with sums below 2 ** 24, which one
+      more all-reduce sums.
+    order: the positions of the gradient's leaves, first layers first (`layer_order`).
+    group_mb: the megabytes (1e6 bytes) at which a group ends; 0: a single group.
+    dtype: float32 | bfloat16 | float16, in which gradients are sent and summed; float32: the
+      gradients' own dtype.
 
   Returns:
-    Both, the same on all devices.
+    The summed gradient and rest, the same on all devices.
   """
   leaves, structure = jax.tree.flatten(gradient)
-  # The backward pass has the last layers' gradients first.
+  # The backward pass computes the last layers' gradients first.
   ready = list(reversed(order))
   own = leaves[0].dtype
   wire = own if dtype == "float32" else precision.DTYPES[dtype]
@@ -105,7 +105,7 @@ def sum_over_devices(
 
 
 def _sum_flat(leaves: Sequence[Array], dtype: Any) -> list[Array]:
-  """Each array summed over the devices, all of them in one vector."""
+  """Sums each array over the devices, all of them in one vector."""
   vector = jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
   total = lax.psum(vector, AXIS)
   ends = np.cumsum([leaf.size for leaf in leaves])
@@ -116,11 +116,11 @@ def _sum_flat(leaves: Sequence[Array], dtype: Any) -> list[Array]:
 
 
 def compiler_options(platform: str, devices: int) -> dict[str, Any]:
-  """Options of a training program in which the groups stay what they are, and start early."""
+  """XLA options for a training program that keep the groups apart and start them early."""
   if devices == 1:
     return {}
   if platform == "cpu":
-    # It would make one of all that do not wait for each other, whatever their size.
+    # This pass would merge all independent all-reduces, whatever their size.
     return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
   return {
     "xla_gpu_all_reduce_combine_threshold_bytes": 1,
@@ -132,7 +132,7 @@ def count(program: str) -> list[int]:
   """Bytes of each all-reduce of a compiled program.
 
   Args:
-    program: the optimised HLO, as `compiled.as_text()` gives it.
+    program: the optimised HLO, from `compiled.as_text()`.
   """
   return [
     sum(
@@ -148,7 +148,7 @@ def _bytes_of(kind: str) -> int:
 
 
 def describe(program: str) -> str:
-  """ "13 all-reduces of 0.4 to 9.4 MB, 102.2 MB in all", of a compiled program."""
+  """A compiled program's all-reduces, as "13 all-reduces of 0.4 to 9.4 MB, 102.2 MB in all"."""
   found = count(program)
   if not found:
     return "no all-reduce"

@@ -1,4 +1,4 @@
-"""Every program of a run compiled ahead of its clock, side by side, from a cache on disk."""
+"""Ahead-of-time compilation of a run's programs, in parallel and with a cache on disk."""
 
 import concurrent.futures
 import contextlib
@@ -30,13 +30,13 @@ class CompiledInsideClock(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled program, what it cost to get, and how much it computes.
+  """A compiled program, the time it took to compile, and the operations it computes.
 
   Attributes:
-    call: takes arguments of exactly the shapes and shardings it was compiled for.
-    seconds: to trace, lower and compile, or to read from the cache.
-    cached: whether the cache on disk had it.
-    flops: of one call (`flops.count_flops`).
+    call: the program, for arguments of exactly the shapes and shardings it was compiled for.
+    seconds: the time to trace, lower and compile it, or to read it from the cache.
+    cached: whether it came from the cache on disk.
+    flops: the operations of one call (`flops.count_flops`).
   """
 
   call: jax.stages.Compiled
@@ -45,19 +45,15 @@ class Program:
   flops: float
 
   def text(self) -> str:
-    """The optimised program in XLA's notation, megabytes of it."""
+    """The optimised program as HLO, megabytes of text."""
     return self.call.as_text() or ""
 
 
 def use_cache(folder: str = "") -> pathlib.Path | None:
-  """Turns the cache of compiled programs on.
-
+  """Turns on the cache of programs; returns its folder, or None, with a warning, if not writable.
   Args:
-    folder: compiled programs are code, so it comes from the command line and never from a run's
-      folder; '': the one that JAXSPEED_COMPILE_CACHE names, or ~/.cache/jaxspeed/programs.
-
-  Returns:
-    None, after a warning, when the folder cannot be written: the run goes on without.
+    folder: the cache's folder, from the command line only, since compiled programs are code; '':
+      JAXSPEED_COMPILE_CACHE, or ~/.cache/jaxspeed/programs.
   """
   path = pathlib.Path(folder or os.environ.get("JAXSPEED_COMPILE_CACHE") or DEFAULT_CACHE)
   try:
@@ -71,15 +67,15 @@ def use_cache(folder: str = "") -> pathlib.Path | None:
     return None
   if jax.config.values["jax_compilation_cache_dir"] != str(path):
     jax.config.update("jax_compilation_cache_dir", str(path))
-    compilation_cache.reset_cache()  # JAX keeps the folder of its first program otherwise
-  # Also the small programs: each one that is missing is compiled again at the next start.
+    compilation_cache.reset_cache()  # otherwise JAX keeps the folder of its first program
+  # Cache small programs too: any that is missing is compiled again at the next start.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   return path
 
 
 class _Counts(threading.local):
-  """Programs that this thread compiled or read; others compile ahead while a clock runs."""
+  """Programs that this thread compiled or read; other threads compile while a clock runs."""
 
   from_cache = 0
   compiled = 0
@@ -108,13 +104,13 @@ def compile_program(
   """Compiles `function` for arguments given as ShapeDtypeStructs with shardings.
 
   Args:
-    function: pure, of arrays.
-    arguments: abstract.
-    donate: positions of arguments whose memory the results may take.
-    options: of XLA, for this program only; a flag that it does not know would end the process.
+    function: a pure function of arrays.
+    arguments: the abstract arguments.
+    donate: the positions of arguments that lend their memory to the results.
+    options: XLA options for this program only; an unknown one in XLA_FLAGS would end the process.
 
   Raises:
-    UserError: XLA does not know an option or its value.
+    UserError: XLA does not accept an option or its value.
   """
   start, hits = time.perf_counter(), _counts.from_cache
   traced = jax.jit(function, donate_argnums=donate).trace(*arguments)
@@ -135,19 +131,19 @@ def compile_program(
 
 
 def compiling_threads() -> int:
-  """How many programs are compiled at a time: one a core for a CPU, else one.
+  """The number of programs to compile at once: one per core for a CPU, otherwise one.
 
-  XLA times kernels on a GPU while it compiles: two at once would disturb, and take memory from,
-  each other. To be raised when it has been measured on one.
+  XLA times kernels on a GPU while it compiles: two compilations would disturb each other and
+  compete for memory. More than one has not been measured on a GPU.
   """
   return usable_cpus() if jax.default_backend() == "cpu" else 1
 
 
 class BackgroundCompiler:
-  """Programs that threads compile in the order given while others go on, on a CPU side by side.
+  """Compiles programs in background threads, in the order given; on a CPU several at once.
 
   Args:
-    jobs: what makes each program, by any name.
+    jobs: a function that compiles each program, by any name.
   """
 
   def __init__(self, jobs: Mapping[Any, Callable[[], Program]]) -> None:
@@ -165,7 +161,7 @@ class BackgroundCompiler:
     return program
 
   def __getitem__(self, name: Any) -> Program:
-    """The program, waited for; what its compilation raised is raised here."""
+    """Waits for a program and returns it, or raises the exception of its compilation."""
     return self._futures[name].result()
 
   def is_ready(self, name: Any) -> bool:
@@ -175,8 +171,8 @@ class BackgroundCompiler:
     """Waits for programs.
 
     Returns:
-      Seconds from the beginning of all until the last of these was ready, and from then until now;
-      where they had to be waited for, the second is what was waited, below 0.
+      Seconds from the start of the compiler until the last of the programs was ready, and from then
+      until this call; the second is negative if the call had to wait.
     """
     asked = time.monotonic() - self._started
     for name in names:
@@ -185,7 +181,7 @@ class BackgroundCompiler:
     return ready, asked - ready
 
   def wait(self) -> dict[Any, Program]:
-    """All programs; the first error is raised, and what has not begun by then is given up."""
+    """Waits for all programs and returns them; at the first error, cancels those not begun."""
     try:
       return {name: self[name] for name in self._futures}
     except BaseException:
@@ -193,17 +189,17 @@ class BackgroundCompiler:
       raise
 
   def cancel(self) -> None:
-    """Gives up what has not begun."""
+    """Cancels the programs whose compilation has not begun."""
     for future in self._futures.values():
       future.cancel()
 
   def ready(self) -> dict[Any, Program]:
-    """The programs that are there by now."""
+    """The programs that are compiled by now."""
     return {name: self[name] for name in self._futures if self.is_ready(name)}
 
 
 def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-  """Calls a function beside what follows; the result is asked for where it is needed."""
+  """Calls a function in a thread of its own, and returns a future of its result."""
   pool = concurrent.futures.ThreadPoolExecutor(1)
   future = pool.submit(function)
   pool.shutdown(wait=False)
@@ -212,7 +208,7 @@ def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
 
 @contextlib.contextmanager
 def warn_on_compile(what: str) -> Iterator[None]:
-  """Warns with CompiledInsideClock when the block compiled a program after all."""
+  """Warns with CompiledInsideClock if the block compiles a program."""
   before = _counts.compiled
   yield
   compiled = _counts.compiled - before

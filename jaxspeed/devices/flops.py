@@ -1,7 +1,7 @@
-"""Floating-point operations of a traced program, counted in its equations.
+"""Counts of floating-point operations of a traced program, from its equations.
 
-XLA's own count is of no use here: GPU plugins have none of a program that is not compiled, and in a
-compiled one cuDNN's convolutions are calls that it cannot look into.
+XLA's own count does not serve: GPU plugins have none before compilation, and afterwards cuDNN's
+convolutions are opaque calls.
 """
 
 import math
@@ -10,37 +10,41 @@ from typing import Any
 
 
 def count_flops(jaxpr: Any) -> float:
-  """Operations of the matrix products and convolutions of one call, two for each product.
+  """Operations in the matrix products and convolutions of one call, two for each product.
 
-  The body of a loop counts once, and of several branches the largest; products with the padding
-  of a convolution count, as in published figures, and everything else does not, 1 % of a ResNet.
+  The body of a loop counts once; of several branches, the largest counts. Products with a
+  convolution's padding count, as in published figures. All else, 1 % of a ResNet, does not.
 
   Args:
-    jaxpr: of a `jax.stages.Traced`, or any other, closed or not.
+    jaxpr: a jaxpr, closed or not, such as that of a `jax.stages.Traced`.
   """
   total = 0.0
   for equation in _needed(getattr(jaxpr, "jaxpr", jaxpr)):
-    name, parameters = equation.primitive.name, equation.params
-    if name == "dot_general":
-      ((contracted, _), _) = parameters["dimension_numbers"]
-      sides = equation.invars[0].aval.shape
-      products = math.prod(sides[axis] for axis in contracted)
-    elif name == "conv_general_dilated":
-      kernel, layout = equation.invars[1].aval.shape, parameters["dimension_numbers"].rhs_spec
-      # A product for each weight of an output channel: its input channels and its places.
-      products = math.prod(kernel) / kernel[layout[0]]
-      # The gradient of a strided one: the zeros between its inputs are no products.
-      products /= math.prod(parameters["lhs_dilation"])
+    name = equation.primitive.name
+    if name in ("dot_general", "conv_general_dilated"):
+      total += 2.0 * _products_per_output(equation) * math.prod(equation.outvars[0].aval.shape)
     else:
-      inner = [count_flops(each) for each in _inner(parameters.values())]
+      inner = [count_flops(each) for each in _inner(equation.params.values())]
       total += max(inner, default=0.0) if name == "cond" else sum(inner)
-      continue
-    total += 2.0 * products * math.prod(equation.outvars[0].aval.shape)
   return total
 
 
+def _products_per_output(equation: Any) -> float:
+  """Products in each number that a matrix product or a convolution returns."""
+  numbers = equation.params["dimension_numbers"]
+  if equation.primitive.name == "dot_general":
+    ((contracted, _), _) = numbers
+    sides = equation.invars[0].aval.shape
+    return math.prod(sides[axis] for axis in contracted)
+  kernel = equation.invars[1].aval.shape
+  # One for each weight of an output channel, over the input channels and positions.
+  products = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+  # In the gradient of a strided convolution, the zeros between its inputs are no products.
+  return products / math.prod(equation.params["lhs_dilation"])
+
+
 def _needed(jaxpr: Any) -> Iterator[Any]:
-  """The equations that a result depends on, last first; a vector-Jacobian product leaves others."""
+  """The equations that results depend on, last first; a vector-Jacobian product has unused ones."""
   needed = {id(variable) for variable in jaxpr.outvars}
   for equation in reversed(jaxpr.eqns):
     if any(id(variable) in needed for variable in equation.outvars):

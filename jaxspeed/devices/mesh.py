@@ -1,4 +1,4 @@
-"""The one axis of data parallelism: the mesh, and arrays from the host to all of its devices."""
+"""The mesh of devices with its one axis, data parallelism, and the placing of host arrays on it."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from jaxspeed.errors import UserError
 
 AXIS = "data"
 
-# What Linux has below /dev for the GPUs of NVIDIA, AMD and Windows' subsystem, and for TPUs.
+# Files in Linux's /dev for GPUs (NVIDIA, AMD, Windows' subsystem for Linux) and TPUs.
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "accel[0-9]*", "vfio/[0-9]*")
 
 
@@ -23,11 +23,11 @@ def find_devices() -> list[jax.Device]:
   """The devices of all processes of the run.
 
   Raises:
-    UserError: JAX finds none, or none of the kind that JAX_PLATFORMS asks for.
+    UserError: JAX finds no device, or none of the kind that JAX_PLATFORMS names.
   """
   try:
     return jax.devices()
-  # An AssertionError without a word where the plugin for CUDA is missing (jax 0.10).
+  # An AssertionError without a message: the plugin for CUDA is missing (jax 0.10).
   except (RuntimeError, AssertionError) as error:
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     reason = str(error).partition(" (set JAX")[0].rstrip(".")
@@ -47,11 +47,11 @@ def find_devices() -> list[jax.Device]:
 def may_have_accelerator(
   environment: Mapping[str, str] = os.environ, folder: pathlib.Path = pathlib.Path("/dev")
 ) -> bool:
-  """Whether JAX might take another device than the CPU, told without waking it.
+  """Whether JAX might use a device other than the CPU, found without initialising JAX.
 
   Args:
-    environment: with JAX_PLATFORMS and CUDA_VISIBLE_DEVICES.
-    folder: of the devices' files.
+    environment: the environment, for JAX_PLATFORMS and CUDA_VISIBLE_DEVICES.
+    folder: the folder of the devices' files.
   """
   if platforms := environment.get("JAX_PLATFORMS"):
     return platforms.split(",")[0] != "cpu"
@@ -61,13 +61,13 @@ def may_have_accelerator(
 
 
 def keep_host_memory() -> None:
-  """Lets glibc keep freed memory for the next step instead of giving it back to the kernel.
+  """Lets glibc keep freed memory for the next step instead of returning it to the kernel.
 
-  XLA:CPU takes a step's memory anew each time: of the 1.2 GB of a ResNet-9 of width 16, batch 512,
-  the page faults were a fifth of the step (1.6 against 2.0 s). It costs one arena, whose lock the
-  threads that decode images for a GPU would share, so nothing happens where there may be one, nor
-  where the C library has no mallopt. To be called before JAX makes its threads: called after, it
-  left all 79,000 page faults of a step, before 16,000 to 24,000.
+  XLA:CPU allocates a step's memory anew every time: for a ResNet-9 of width 16 at batch 512, with
+  1.2 GB, the page faults took a fifth of the step (2.0 s with them, 1.6 s without). The setting
+  leaves one arena, for whose lock the threads that decode images for a GPU would compete. So it
+  does nothing if there may be a GPU, or if the C library has no mallopt. Call it before JAX starts
+  its threads: 16,000 to 24,000 page faults per step remain; called later, all 79,000.
   """
   if may_have_accelerator():
     return
@@ -82,7 +82,7 @@ def keep_host_memory() -> None:
 
 
 def make_mesh(devices: int = 0) -> Mesh:
-  """The first `devices` devices (0: all) on the axis "data"; one device is a mesh of one."""
+  """The mesh of the first `devices` devices (0: all) on the axis "data"."""
   chosen = find_devices()[: devices or None]
   return jax.make_mesh(
     (len(chosen),), (AXIS,), devices=chosen, axis_types=(jax.sharding.AxisType.Auto,)
@@ -90,18 +90,18 @@ def make_mesh(devices: int = 0) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """The sharding with the whole array on every device."""
   return NamedSharding(mesh, P())
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-  """Host arrays, whole on every device; every process gives the same ones."""
+  """Copies host arrays to every device, whole; all processes pass the same arrays."""
   sharding = replicated(mesh)
   if sharding.is_fully_addressable:
     return jax.device_put(tree, sharding)
 
   def place(x: Any) -> jax.Array:
-    # device_put would compare the processes' arrays, over the network.
+    # device_put would compare the arrays of all processes over the network.
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
@@ -109,16 +109,16 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def sharded(mesh: Mesh) -> NamedSharding:
-  """A part of the first axis on each device, in order."""
+  """The sharding with a part of the first axis on each device, in order."""
   return NamedSharding(mesh, P(AXIS))
 
 
 def split(tree: Any, mesh: Mesh) -> Any:
-  """Host arrays, this process's part of the first axis, split over its devices.
+  """Splits host arrays, this process's part of the first axis, over the process's devices.
 
-  Every process gives a part of the same size, in the order of the processes.
+  All processes pass parts of the same size, in the order of the processes.
   """
-  # Without the global shape, processes whose parts differ in size would build different arrays.
+  # Without the global shape, processes with parts of different sizes would build different arrays.
   count = len({device.process_index for device in mesh.devices.flat})
   return jax.tree.map(
     lambda x: jax.make_array_from_process_local_data(
@@ -129,8 +129,8 @@ def split(tree: Any, mesh: Mesh) -> Any:
 
 
 def abstract(tree: Any, sharding: NamedSharding) -> Any:
-  """Shapes and dtypes with a sharding, as ahead-of-time compilation wants them.
+  """Shapes and dtypes with a sharding, as arguments for ahead-of-time compilation.
 
-  Without the real sharding the first call would compile a second time.
+  Without the real sharding, the first call would compile a second time.
   """
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -1,9 +1,9 @@
-"""Which number format the net computes in, and loss scaling where the format needs it.
+"""The dtype in which a model computes, and loss scaling for float16.
 
-Parameters, statistics and the loss are in the format of sums (`accumulation`): float32, also beside
-half precision, where only activations and the weights that convolutions read are cast. In float64,
-on CPUs, nothing is smaller: two programs that should agree then do so to 1e-11 over a few steps,
-whatever code XLA writes for the processor (tests/tolerances.py).
+Parameters, statistics and the loss are in the dtype of sums (`accumulation`), which is float32 even
+with half precision: only activations and the weights that convolutions read are cast. With float64,
+on CPUs, everything is float64: programs that should agree do so to 1e-11 over a few steps, whatever
+code XLA generates for the processor (tests/tolerances.py).
 """
 
 import contextlib
@@ -30,15 +30,15 @@ DTYPES: dict[str, Any] = {
 
 
 def accumulation(dtype: DTypeLike) -> np.dtype:
-  """The format of parameters, statistics and sums of a net that computes in `dtype`."""
+  """The dtype of parameters, statistics and sums of a model that computes in `dtype`."""
   return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
 def products(name: str) -> contextlib.AbstractContextManager[Any]:
-  """A block in which products and convolutions are traced in a precision, backward passes too.
+  """A block that traces matrix products and convolutions, and their gradients, in a precision.
 
-  GPUs from Ampere on multiply float32 numbers of 8 bits less, TF32, unless each product asks for
-  more: in "float32" each does that names no precision of its own; "tf32" takes what the GPU does.
+  GPUs since Ampere round float32 factors to TF32 unless a product asks for more precision. In
+  "float32" every product without a precision of its own does ask; "tf32" keeps the GPU's default.
   """
   if name == "float32":
     return jax.default_matmul_precision("highest")
@@ -47,9 +47,9 @@ def products(name: str) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def wide_enough(name: str) -> Iterator[None]:
-  """A block in which JAX has a precision's types: for "float64" its 64-bit ones, else no change.
+  """A block in which JAX supports a precision: "float64" enables 64-bit types, others do nothing.
 
-  In all threads, as programs are compiled in several; `jax.enable_x64` is of this one only.
+  It holds in all threads, because several compile; `jax.enable_x64` covers only the current one.
   """
   before = jax.config.read("jax_enable_x64")
   jax.config.update("jax_enable_x64", before or name == "float64")
@@ -60,20 +60,13 @@ def wide_enough(name: str) -> Iterator[None]:
 
 
 def resolve(name: str, device: jax.Device) -> str:
-  """`name`, or for "auto" the fastest format of `device` that the recipes hold their accuracy in.
-
-  float32 on a CPU, which gains nothing from less; float16 on GPUs before Ampere, whose tensor cores
-  know no bfloat16; bfloat16 elsewhere.
+  """`name`, or for "auto" the fastest precision on `device` that keeps the recipes' accuracy.
 
   Raises:
     UserError: an unknown name, or float64 anywhere but on a CPU in a `wide_enough` block.
   """
   if name == "auto":
-    if device.platform == "cpu":
-      return "float32"
-    # "7.0" on NVIDIA's GPUs; AMD's are named like gfx90a, TPUs have none, and both know bfloat16.
-    capability = re.fullmatch(r"(\d+)\.\d+", getattr(device, "compute_capability", ""))
-    return "float16" if capability and int(capability[1]) < 8 else "bfloat16"
+    return _fastest(device)
   if name not in DTYPES:
     raise UserError(f"config.precision={name!r}: choose one of auto, {', '.join(DTYPES)}.")
   if name == "float64" and device.platform != "cpu":
@@ -89,28 +82,37 @@ def resolve(name: str, device: jax.Device) -> str:
   return name
 
 
-# Doubled after this many steps without an overflow, halved at each: the values of
-# flax.training.dynamic_scale and of NVIDIA's apex.
+def _fastest(device: jax.Device) -> str:
+  """float32 on a CPU, float16 on GPUs before Ampere, which have no bfloat16, else bfloat16."""
+  if device.platform == "cpu":
+    return "float32"
+  # "7.0" on NVIDIA's GPUs; AMD's are named like gfx90a, TPUs have none; both support bfloat16.
+  capability = re.fullmatch(r"(\d+)\.\d+", getattr(device, "compute_capability", ""))
+  return "float16" if capability and int(capability[1]) < 8 else "bfloat16"
+
+
+# The scale is doubled after this many steps without an overflow and halved at each overflow, as in
+# flax.training.dynamic_scale and NVIDIA's apex.
 GROWTH_STEPS = 2000
 FIRST_SCALE = 2.0**16
-# Steps in a row without finite gradients, after which a run is stopped. The first scale has 16
-# halvings down to 1, from which it does not fall: what overflows then is not the scale's fault.
+# Consecutive steps without finite gradients after which a run stops. 16 halvings take the first
+# scale down to 1, its minimum: an overflow after that has another cause.
 MOST_SKIPPED = 24
-# The loss of a step that is one too many; a cross entropy is never below 0.
+# The loss that reports `MOST_SKIPPED` steps in a row; a cross entropy is never below 0.
 TOO_MANY_SKIPPED = float("-inf")
 
 
 class LossScale(flax.struct.PyTreeNode):
-  """The factor on the loss that keeps float16 gradients from vanishing, and its history.
+  """The factor on the loss that keeps float16 gradients from underflowing, and its history.
 
-  What changes is an array from the start: as Python numbers they would compile a second program at
+  Values that change are arrays from the start: Python numbers would cost a second compilation at
   the second step.
 
   Attributes:
     scale: the factor.
-    good_steps: without an overflow since the scale last changed.
-    skipped: steps whose gradients were not finite.
-    in_row: such steps since the last one with finite gradients.
+    good_steps: the steps without an overflow since the scale last changed.
+    skipped: the steps with gradients that were not finite.
+    in_row: the consecutive skipped steps up to now.
     dynamic: whether the scale changes.
   """
 
@@ -122,7 +124,7 @@ class LossScale(flax.struct.PyTreeNode):
 
   @classmethod
   def create(cls, scale: float = 0.0) -> "LossScale":
-    """The scale of the first step: `scale` for good, or for 0 one that changes."""
+    """The loss scale of the first step: fixed at `scale`, or dynamic if that is 0."""
     return cls(
       scale=jnp.float32(scale or FIRST_SCALE),
       good_steps=jnp.int32(0),
@@ -147,12 +149,12 @@ class LossScale(flax.struct.PyTreeNode):
     )
 
   def told(self, loss: Float[Array, ""]) -> Float[Array, ""]:
-    """The loss of a step, or `TOO_MANY_SKIPPED`: the host sees no more of a step than its loss."""
+    """The loss of a step, or `TOO_MANY_SKIPPED`, as the host reads only the loss of a step."""
     return jnp.where(self.in_row >= MOST_SKIPPED, TOO_MANY_SKIPPED, loss)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-  """Whether every number is finite, by one sum a leaf."""
+  """Whether every number is finite, from one sum per leaf."""
   return jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree)))
 
 
