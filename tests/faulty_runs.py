@@ -253,7 +253,7 @@ def lose_one(
 
 def sentence_of_loss(ended: Ended) -> str:
   line = sentence(ended.err, "has lost another process")
-  assert "checkpoints are whole" in line and "same command goes on" in line
+  assert "checkpoints are whole" in line and "same command resumes" in line
   return line
 
 
@@ -268,7 +268,7 @@ def hang_one(run: FaultyRun, victim: int) -> Row:
     (ended,) = Processes([group[1 - victim]]).wait(WITHIN)
     seconds = time.monotonic() - begun
     assert ended.code == LOST_PEER and seconds > seconds_of_dog
-    line = next(x for x in ended.err.splitlines() if "has stood still" in x)
+    line = next(x for x in ended.err.splitlines() if "made no progress" in x)
     assert "another process hangs perhaps" in line and "loop.py" in ended.err  # where it stands
   codes = [LOST_PEER, LOST_PEER]
   codes[victim] = -signal.SIGSTOP
@@ -315,7 +315,7 @@ def interrupt_twice(run: FaultyRun) -> Row:
     group[1].signal(signal.SIGSTOP)
     time.sleep(1.0)
     group[0].signal(signal.SIGINT)
-    group[0].wait_for("SIGINT: saves after this step", 10)
+    group[0].wait_for("SIGINT: the run saves after this step", 10)
     time.sleep(1.0)
     assert group[0].running()
     group[0].signal(signal.SIGINT)

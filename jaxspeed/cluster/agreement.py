@@ -1,4 +1,4 @@
-"""What all processes of a run do after the same step, whoever of them wanted it."""
+"""Agreement of all processes of a run on what follows a step: continue, save or stop."""
 
 import functools
 
@@ -18,11 +18,11 @@ from jaxspeed.devices.mesh import AXIS
 class Agreement:
   """Asks all processes what follows a step; the answer is the largest action.
 
-  The number travels in an all-reduce of its own, four bytes behind the step's, and is read some
-  steps later like the losses are, so that no process waits for it.
+  A separate all-reduce of four bytes after the step's carries the action. It is read some steps
+  later, like the losses, so that no process waits for it.
 
   Args:
-    mesh: of the run.
+    mesh: the run's mesh.
   """
 
   def __init__(self, mesh: Mesh) -> None:
@@ -36,7 +36,7 @@ class Agreement:
       self._program = compile_program(largest, (array,))
 
   def ask(self, action: RunAction) -> jax.Array | RunAction:
-    """What `read` makes the answer of; to be asked after the same steps in all processes."""
+    """Asks without waiting; `read` waits for the answer. All processes ask after the same steps."""
     if not self._several:
       return action
     own = np.full(len(self._mesh.local_devices), action, np.int32)
@@ -44,5 +44,5 @@ class Agreement:
 
   @staticmethod
   def read(answer: jax.Array | RunAction) -> RunAction:
-    """Waits for an answer."""
+    """Waits for the answer and returns it."""
     return RunAction(int(np.max(np.asarray(answer))))

@@ -1,9 +1,9 @@
-"""Ownership of a run's folder: one job at a time writes to it, and an older one never again.
+"""Ownership of a run's folder: one job at a time writes to it, and an older job never again.
 
-`owner.json` names the incarnation of the run that may write: a number that every start raises. The
-holder keeps a lock on `run.lock` as long as it lives, and renews that file's time, for file
-systems on which locks do not reach other hosts. Who finds another's name in `owner.json` ends at
-once: a process that was stopped, or cut off from the disk, while its job was started again.
+`owner.json` names the incarnation of the run that may write, a number that every start increments.
+The owner holds a lock on `run.lock` while it lives, and touches that file for file systems on which
+locks do not reach other hosts. A process that finds another owner in `owner.json` ends at once: it
+was stopped, or cut off from the disk, while its job was started again.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ from jaxspeed.files import (
 
 OWNER, OWNER_LOCK, LOCK = "owner.json", ".owner.lock", "run.lock"
 RENEWED_EVERY = 5.0  # seconds
-# A holder of the short lock renames and removes a folder; one that takes longer was stopped.
+# The short lock covers renaming and removing a folder; a process that holds it longer was stopped.
 _SHORT = 30.0
-_MOST_STARTS = 2**30  # processes tell each other in 32 bits
+_MOST_STARTS = 2**30  # processes send each other this number in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-  """What owner.json holds.
+  """The content of owner.json: the start of a run that may write to its folder.
 
   Attributes:
-    incarnation: from 1, raised by every start.
-    token: of this start only.
-    host: on which process 0 runs.
-    pid: its number there.
-    job: of a scheduler, '' without one.
-    restart: how often the scheduler has started that job again.
-    released: whether it has ended in good order.
+    incarnation: the number of the start, from 1.
+    token: a random name of this start.
+    host: the host of process 0.
+    pid: the process id of process 0.
+    job: the scheduler's job; '': none.
+    restart: the number of times that the scheduler restarted the job.
+    released: whether the run ended normally.
   """
 
   incarnation: int
@@ -66,10 +66,10 @@ class Owner:
 
 
 def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-  """The scheduler's job that this process belongs to, and how often it was started again.
+  """The scheduler's job of this process, and the number of the job's restarts.
 
   Raises:
-    UserError: that is no number.
+    UserError: the environment's number of restarts is not a number.
   """
   for kind, job, restarts in (
     ("Slurm job", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
@@ -81,21 +81,22 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def end_superseded(message: str) -> None:
-  """Ends this process at once: an orderly end would still write records."""
+  """Prints a message and ends this process at once; a normal exit would still write records."""
   processes.say(message)
   processes.exit_now(SUPERSEDED)
 
 
 class FolderLock:
-  """The right to write to a run's folder; to be taken by one process of a run.
+  """The right to write to a run's folder; one process of a run takes it.
 
   Args:
-    folder: of the run, which exists.
-    renewed_every: seconds between two signs of life, and looks whether the folder is still its own.
-    superseded: what is called with a sentence where it is not, from any thread.
+    folder: the run's existing folder.
+    renewed_every: seconds between two signs of life, each with a check that the folder is still
+      owned.
+    superseded: a function called with a message, from any thread, if another start owns the folder.
 
   Raises:
-    UserError: another job that is alive has the folder, or nothing can be written to it.
+    UserError: another live job owns the folder, or nothing can be written to it.
   """
 
   def __init__(
@@ -105,9 +106,7 @@ class FolderLock:
     renewed_every: float = RENEWED_EVERY,
     superseded: Callable[[str], None] = end_superseded,
   ) -> None:
-    self._folder = folder
-    self._renewed_every = renewed_every
-    self._superseded = superseded
+    self._folder, self._renewed_every, self._superseded = folder, renewed_every, superseded
     self._descriptor: int | None = None
     try:
       self._owner = self._take()
@@ -115,7 +114,7 @@ class FolderLock:
       self._erase_locks()
       self._unlock()
       raise UserError(
-        f"{folder} cannot be taken for this run ({error.strerror or error}): make room or choose "
+        f"{folder} cannot be locked for this run ({error.strerror or error}): make room or choose "
         "another --workdir."
       ) from error
     except BaseException:
@@ -131,9 +130,9 @@ class FolderLock:
     return self._owner.incarnation
 
   def check(self) -> None:
-    """Makes sure that no later start has taken the folder over; `superseded` is called if so."""
+    """Calls `superseded` if a later start has taken the folder over."""
     found = read_owner(self._folder)
-    # A file that is gone or cannot be read just now names nobody else.
+    # A missing or unreadable file does not name another owner.
     if found is not None and found.token != self._owner.token:
       self._superseded(
         f"{self._folder} was taken over by {found}: this older one, start {self.incarnation}, "
@@ -142,20 +141,20 @@ class FolderLock:
 
   @contextlib.contextmanager
   def writing(self) -> Iterator[None]:
-    """A block in which no later start can take the folder over; `check` comes first."""
+    """A block in which no later start can take the folder over; it begins with `check`."""
     with self._short_lock():
       self.check()
       yield
 
   def close(self, *, erase: bool = False) -> None:
-    """Gives the folder back.
+    """Releases the folder.
 
     Args:
-      erase: also removes the files that say whose it is, of a run that has not begun.
+      erase: whether to remove the files of ownership, for a run that has not begun.
     """
     self._closed.set()
     self._renewer.join()
-    # Nothing depends on it but the patience of a next start on another host.
+    # If this fails, a next start on another host only waits longer.
     with contextlib.suppress(OSError, UserError), self._short_lock():
       if read_owner(self._folder) == self._owner:
         if erase:
@@ -168,7 +167,7 @@ class FolderLock:
   def _take(self) -> Owner:
     before = self._read()
     job, restart = job_of()
-    # The same job, started again: what is left of its last start must not write any more.
+    # The same job, started again: processes left from its last start must stop writing.
     succeeds = before is not None and job and before.job == job and before.restart < restart
     if before is not None and not (before.released or succeeds) and self._is_alive(before):
       raise self._refusal(before)
@@ -191,14 +190,14 @@ class FolderLock:
 
   @contextlib.contextmanager
   def _short_lock(self) -> Iterator[None]:
-    """Held for moments only: between a look at owner.json and what follows from it."""
+    """A lock held only from reading owner.json to the action that depends on it."""
     deadline = time.monotonic() + _SHORT
     while (descriptor := open_locked(self._folder / OWNER_LOCK)) is None:
       if time.monotonic() > deadline:
-        # Of a start that was stopped in these moments; it sees the new owner when it goes on.
+        # A start was stopped while it held the lock; it sees the new owner when it continues.
         raise UserError(
-          f"{self._folder / OWNER_LOCK} is locked by a process that stands still: end that one, "
-          "or choose another --workdir."
+          f"{self._folder / OWNER_LOCK} is locked by a process that hangs: end that process, or "
+          "choose another --workdir."
         )
       time.sleep(0.02)
     try:
@@ -207,13 +206,13 @@ class FolderLock:
       os.close(descriptor)
 
   def _lock(self) -> bool:
-    """Whether the lock was to be had; also where there are none."""
+    """Takes run.lock if no other process has it; True on success, or without locks."""
     self._unlock()
     self._descriptor = open_locked(self._folder / LOCK)
     return self._descriptor is not None
 
   def _replace_lock(self) -> None:
-    """Takes a lock of a new file in place of the one that an older start of the job holds."""
+    """Replaces run.lock, which an older start of the job holds, by a new file, and locks that."""
     self._unlock()
     new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
     self._descriptor = create(new)
@@ -221,7 +220,7 @@ class FolderLock:
     new.rename(self._folder / LOCK)
 
   def _erase_locks(self) -> None:
-    """Removes the files of the locks, where this start has them and the folder has no owner."""
+    """Removes the lock files if this start has run.lock and the folder has no owner."""
     if self._descriptor is not None and not (self._folder / OWNER).exists():
       for name in (LOCK, OWNER_LOCK):
         with contextlib.suppress(OSError):
@@ -233,10 +232,10 @@ class FolderLock:
       self._descriptor = None
 
   def _is_alive(self, owner: Owner) -> bool:
-    """Whether an owner on another host still gives signs of life; of this one, the lock tells."""
+    """Whether an owner on another host gives signs of life; for this host, the lock decides."""
     if owner.host == socket.gethostname() or not (self._folder / LOCK).exists():
       return False
-    # By its changes and no clock: those of two hosts differ.
+    # Look for a change of the file's time: the clocks of two hosts differ.
     seen = os.stat(self._folder / LOCK).st_mtime_ns
     deadline = time.monotonic() + 3 * self._renewed_every
     while time.monotonic() < deadline:
@@ -252,10 +251,10 @@ class FolderLock:
         os.utime(self._folder / LOCK)
 
   def _read(self) -> Owner | None:
-    """As `read_owner`, before this start is one itself.
+    """The owner before this start; None: nobody.
 
     Raises:
-      UserError: the file is damaged: it may hide the name of a job that is alive.
+      UserError: owner.json is damaged, and may hide the name of a live job.
     """
     path = self._folder / OWNER
     advice = f"remove {path.name} if no other job writes there, or choose another --workdir"
@@ -279,7 +278,7 @@ class FolderLock:
 
 
 def read_owner(folder: pathlib.Path) -> Owner | None:
-  """Who last took a run's folder; None where nobody has, or the file is damaged."""
+  """The last owner of a run's folder; None if there is none, or the file is damaged."""
   try:
     return _owner_of(load_json(folder / OWNER, Owner))
   except (OSError, ValueError):
@@ -287,7 +286,7 @@ def read_owner(folder: pathlib.Path) -> Owner | None:
 
 
 def _owner_of(found: Mapping[str, Any]) -> Owner | None:
-  """The owner that an object names; None where it counts what cannot be counted on."""
+  """The owner in a JSON object; None if its incarnation is out of range."""
   names = {field.name for field in dataclasses.fields(Owner)}
   owner = Owner(**{name: value for name, value in found.items() if name in names})
   return owner if 0 < owner.incarnation < _MOST_STARTS else None
@@ -295,7 +294,7 @@ def _owner_of(found: Mapping[str, Any]) -> Owner | None:
 
 @contextlib.contextmanager
 def lock_folder(folder: pathlib.Path) -> Iterator[FolderLock]:
-  """The lock of a folder, held in the block."""
+  """Holds the lock of a folder in the block."""
   lock = FolderLock(folder)
   try:
     yield lock

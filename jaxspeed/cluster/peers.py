@@ -1,7 +1,7 @@
-"""Who takes part in a run, and which GPUs are whose.
+"""The processes of a run, and the GPUs of each.
 
-Under Slurm, Open MPI and in a Kubernetes job the environment says who takes part; by hand the flags
---coordinator, --num_processes and --process_id do.
+Slurm, Open MPI and a Kubernetes job name the processes in the environment; a user names them by the
+flags --coordinator, --num_processes and --process_id.
 """
 
 import dataclasses
@@ -16,21 +16,21 @@ from jaxspeed.errors import UserError
 
 # Above the ports that Linux gives to clients (ip_local_port_range ends at 60999).
 _FIRST_PORT, _PORTS = 61440, 4096
-# A count that fits into JAX's 32 bits; \d and str.isdecimal take digits of all scripts.
+# A count that fits into JAX's 32 bits; \d and str.isdecimal would accept digits of any script.
 _NUMBER = "[0-9]{1,9}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-  """The processes of a run, as one of them sees them.
+  """The processes of a run, from the point of view of one of them.
 
   Attributes:
     coordinator: HOST:PORT, where process 0 listens.
-    processes: of the run, at least 1.
-    process: this one's number, from 0.
-    local: processes on this host, where known.
-    local_process: this one's number among them.
-    found_by: what said so, for messages.
+    processes: the number of processes, at least 1.
+    process: the number of this process, from 0.
+    local: the number of processes on this host; None: unknown.
+    local_process: the number of this process on this host, from 0.
+    found_by: the source of these numbers, for messages.
   """
 
   coordinator: str
@@ -47,14 +47,14 @@ def find_peers(
   process_id: int | None = None,
   environment: Mapping[str, str] = os.environ,
 ) -> Peers | None:
-  """Who takes part in this run; None for a process on its own.
+  """The processes of this run; None for a single process.
 
-  In this order: the three arguments; JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
-  (in a Kubernetes job JOB_COMPLETION_INDEX) in the environment; a step of Slurm (srun); Open MPI
-  (mpirun). An address that is given counts also where a scheduler says the rest.
+  The sources, in this order: the three arguments; JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+  JAX_PROCESS_ID (in a Kubernetes job JOB_COMPLETION_INDEX) in the environment; a step of Slurm
+  (srun); Open MPI (mpirun). A given address overrides that of a scheduler.
 
   Raises:
-    UserError: one of the values is missing or makes no sense.
+    UserError: one of the values is missing or invalid.
   """
   address = coordinator or environment.get("JAX_COORDINATOR_ADDRESS")
   flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
@@ -66,16 +66,9 @@ def find_peers(
   if "JAX_NUM_PROCESSES" in environment and number is not None:
     if not address:
       raise UserError("JAX_NUM_PROCESSES is set, but JAX_COORDINATOR_ADDRESS=HOST:PORT is not.")
-    return _checked(
-      Peers(
-        address,
-        integer("JAX_NUM_PROCESSES", environment["JAX_NUM_PROCESSES"]),
-        integer("JAX_PROCESS_ID", number),
-        None,
-        0,
-        "JAX_NUM_PROCESSES",
-      )
-    )
+    processes = integer("JAX_NUM_PROCESSES", environment["JAX_NUM_PROCESSES"])
+    process = integer("JAX_PROCESS_ID", number)
+    return _checked(Peers(address, processes, process, None, 0, "JAX_NUM_PROCESSES"))
   if "SLURM_STEP_NODELIST" in environment and "SLURM_PROCID" in environment:
     return _checked(_of_slurm(environment, address))
   if "OMPI_COMM_WORLD_SIZE" in environment:
@@ -93,10 +86,10 @@ def _missing(flag: str) -> UserError:
 
 
 def integer(name: str, value: str) -> int:
-  """The number that a variable of the environment holds.
+  """The number in an environment variable.
 
   Raises:
-    UserError: it holds anything but a few ASCII digits.
+    UserError: the value is anything but one to nine ASCII digits.
   """
   if not re.fullmatch(_NUMBER, value):
     raise UserError(f"{name}={value} is no number: set it to one, or unset it.")
@@ -117,7 +110,7 @@ def _checked(peers: Peers) -> Peers | None:
   if peers.processes == 1:
     return None
   host, colon, port = peers.coordinator.rpartition(":")
-  # XLA's server ends the process where it cannot read a port.
+  # XLA's server ends the process if it cannot parse the port.
   if not (colon and host and re.fullmatch(_NUMBER, port) and 0 < int(port) < 2**16):
     raise UserError(
       f"the coordinator {peers.coordinator!r} ({peers.found_by}) is no HOST:PORT of process 0, as "
@@ -146,7 +139,7 @@ def _of_slurm(environment: Mapping[str, str], address: str | None) -> Peers:
 
 
 def _tasks_on_node(tasks: str, node: int) -> int | None:
-  """How many tasks Slurm has on a node: "2(x3),1" is 2, 2, 2 and 1; None where it does not say."""
+  """Slurm's number of tasks on a node, where "2(x3),1" is 2, 2, 2 and 1; None if unknown."""
   if not tasks:
     return None
   for part in tasks.split(","):
@@ -163,19 +156,7 @@ def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
   processes = integer("OMPI_COMM_WORLD_SIZE", environment["OMPI_COMM_WORLD_SIZE"])
   local = integer("OMPI_COMM_WORLD_LOCAL_SIZE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
   if address is None:
-    # Version 4 tells of the launcher, where the first process runs; version 5 does not.
-    launcher = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    job, _, uri = launcher.partition(".")
-    found = re.search(r"tcp://([0-9.]+)", uri)
-    if local == processes:
-      address = f"127.0.0.1:{_port(environment.get('PMIX_NAMESPACE', job))}"
-    elif found:
-      address = f"{found.group(1)}:{_port(job)}"
-    else:
-      raise UserError(
-        "mpirun does not say where process 0 runs: add --coordinator=HOST:PORT with the first host "
-        "and a free port."
-      )
+    address = _coordinator_of_open_mpi(environment, one_host=local == processes)
   return Peers(
     coordinator=address,
     processes=processes,
@@ -188,28 +169,43 @@ def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
   )
 
 
+def _coordinator_of_open_mpi(environment: Mapping[str, str], *, one_host: bool) -> str:
+  # Version 4 names the launcher's address, where process 0 runs; version 5 does not.
+  launcher = environment.get("OMPI_MCA_orte_hnp_uri", "")
+  job, _, uri = launcher.partition(".")
+  found = re.search(r"tcp://([0-9.]+)", uri)
+  if one_host:
+    return f"127.0.0.1:{_port(environment.get('PMIX_NAMESPACE', job))}"
+  if found:
+    return f"{found.group(1)}:{_port(job)}"
+  raise UserError(
+    "mpirun does not say where process 0 runs: add --coordinator=HOST:PORT with the first host "
+    "and a free port."
+  )
+
+
 def _port(job: str) -> int:
-  """The same in all processes of a job, and mostly another one in other jobs."""
+  """A port that is the same in all processes of a job, and usually different in other jobs."""
   return _FIRST_PORT + int(hashlib.sha256(job.encode()).hexdigest(), 16) % _PORTS
 
 
 def first_host(hosts: str) -> str:
-  """The first of Slurm's list of hosts: "n[07-09,12],m1" begins with n07."""
+  """The first host in Slurm's list: n07 in "n[07-09,12],m1"."""
   name = re.match(r"([^,\[]*)(?:\[([0-9]+))?", hosts)
   assert name is not None
   return name.group(1) + (name.group(2) or "")
 
 
 def own_gpus(peers: Peers, gpus: list[str], bound: bool) -> list[int] | None:
-  """Which of the GPUs that a process can see it is to use; None: all.
+  """The positions of the visible GPUs that this process uses; None: all of them.
 
   Args:
-    peers: who takes part.
-    gpus: that the process can see.
-    bound: whether the scheduler may have shown it only its own (CUDA_VISIBLE_DEVICES is set).
+    peers: the processes of the run.
+    gpus: the GPUs that this process can see.
+    bound: whether the scheduler may show each process only its own (CUDA_VISIBLE_DEVICES is set).
 
   Raises:
-    UserError: more processes on this host than GPUs, or no whole number of GPUs for each.
+    UserError: the GPUs of this host do not divide evenly among its processes.
   """
   if not gpus or peers.local in (None, 1) or (bound and len(gpus) < (peers.local or 1)):
     return None
@@ -218,13 +214,13 @@ def own_gpus(peers: Peers, gpus: list[str], bound: bool) -> list[int] | None:
   if rest or not each:
     raise UserError(
       f"{peers.local} processes share the {len(gpus)} GPUs of {socket.gethostname()}: start one "
-      "process a GPU, or one a host."
+      "process per GPU, or one per host."
     )
   return list(range(peers.local_process * each, (peers.local_process + 1) * each))
 
 
 def visible_gpus() -> tuple[list[str], bool]:
-  """The GPUs that this process can see, without waking CUDA, and whether they were chosen."""
+  """The GPUs that this process can see, found without CUDA, and whether they were chosen for it."""
   chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
   if chosen is not None:
     return [name for name in chosen.split(",") if name.strip()], True

@@ -1,4 +1,4 @@
-"""Several processes of one run: how they join, gather numbers, and notice that one is gone."""
+"""The processes of one run: joining them, gathering numbers, and noticing that one is lost."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ from jaxspeed.cluster.peers import Peers, own_gpus, visible_gpus
 from jaxspeed.config.output import write_error
 from jaxspeed.errors import LOST_PEER, UserError
 
-# Of the exceptions that JAX, gloo and NCCL raise where another process has gone.
+# Words in the exceptions of JAX, gloo and NCCL after the loss of another process.
 _GONE = re.compile(
   r"gloo|nccl|unavailable|deadline.?exceeded|heartbeat|coordination service|connection (closed|re)",
   re.IGNORECASE,
@@ -27,17 +27,17 @@ _GONE = re.compile(
 
 
 def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None:
-  """Joins the other processes; to be called before anything asks for a device.
+  """Joins the other processes; call it before anything asks for a device.
 
-  Process 0 listens at the coordinator's address only, not at all of its host's.
+  Process 0 listens only at the coordinator's address, not at all addresses of its host.
 
   Args:
-    peers: who takes part.
-    heartbeat_seconds: after which a process that is not heard of counts as lost.
-    timeout: seconds in which all must have come.
+    peers: the processes of the run.
+    heartbeat_seconds: the seconds without a sign of life after which a process counts as lost.
+    timeout: the seconds in which all processes must join.
 
   Raises:
-    UserError: the address is not known, in use or not answered, or not all came in time.
+    UserError: the address is unknown, in use or without answer, or a process joined too late.
   """
   deadline = time.monotonic() + timeout
   host, _, port = peers.coordinator.rpartition(":")
@@ -46,7 +46,7 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
     _ensure_free(family, address, int(port), peers)
   else:
     _wait_for_answer(family, address, int(port), deadline, peers)
-  # What stops a run, all processes learn from `Agreement`; JAX's own service would take SIGTERM.
+  # JAX's own service would take SIGTERM; here all processes learn of a stop from `Agreement`.
   jax.config.update("jax_enable_preemption_service", False)
   at = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
   try:
@@ -72,13 +72,13 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
 
 
 def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, str]:
-  """Family and address of the coordinator; names of pods that start are known after a while."""
+  """Family and address of the coordinator; the names of starting pods resolve after a while."""
   deadline = time.monotonic() + patience
   while True:
     try:
       family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
       return family, str(address[0])
-    except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
+    except (OSError, ValueError) as error:  # a ValueError: an impossible name
       if isinstance(error, ValueError) or time.monotonic() >= deadline:
         reason = getattr(error, "strerror", None) or "it is no name of a host"
         raise UserError(
@@ -91,7 +91,7 @@ def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, s
 def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
   try:
     with socket.socket(family) as probe:
-      # As the server will: a port whose last owner has just ended can be taken at once.
+      # Like the server: a port can be reused right after its last owner has ended.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       probe.bind((address, port))
   except OSError as error:
@@ -102,7 +102,7 @@ def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
 
 
 def _wait_for_answer(family: int, address: str, port: int, deadline: float, peers: Peers) -> None:
-  # JAX itself would end the process with SIGABRT where nobody ever answers.
+  # JAX would end the process with SIGABRT if nobody answers.
   while True:
     try:
       with socket.socket(family) as probe:
@@ -119,10 +119,9 @@ def _wait_for_answer(family: int, address: str, port: int, deadline: float, peer
 
 
 def _exit_where_xla_aborts() -> None:
-  """Turns the abort() of JAX's C++ threads, where a peer is lost, into a sentence and a code.
+  """Turns the abort() of JAX's C++ threads after the loss of a peer into a message and exit code.
 
-  They call it when heartbeats fail, or process 0 is gone while this one waits for something else;
-  Python is not asked.
+  They call it, without Python, when heartbeats fail or process 0 is gone.
   """
 
   def on_abort(_: int) -> None:
@@ -140,19 +139,19 @@ _joined: Peers | None = None
 
 
 def lost_peer(reason: str) -> NoReturn:
-  """Ends this process at once, with a sentence and the code on which a scheduler starts again.
+  """Ends this process at once, with a message and the code after which a scheduler restarts a job.
 
-  An orderly exit would wait for the lost process, in the barrier of jax.distributed's shutdown.
+  A normal exit would wait for the lost process in the shutdown barrier of jax.distributed.
   """
   say(
     f"{whoami()} has lost another process of the run ({reason}): checkpoints are whole, and the "
-    "same command goes on from the newest."
+    "same command resumes from the newest."
   )
   exit_now(LOST_PEER)
 
 
 def exit_now(code: int) -> NoReturn:
-  """Ends this process at once, without waiting for others; what was printed is not lost."""
+  """Ends this process at once, without waiting for others, after flushing what was printed."""
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(Exception):
       stream.flush()
@@ -165,7 +164,7 @@ def several() -> bool:
 
 
 def is_primary() -> bool:
-  """Whether this process prints, and writes records."""
+  """Whether this process prints and writes records."""
   return _joined is None or _joined.process == 0
 
 
@@ -177,7 +176,7 @@ def whoami() -> str:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-  """Whether an exception says that another process has gone, as gloo and NCCL put it."""
+  """Whether an exception reports the loss of another process, in the words of gloo and NCCL."""
   return (
     several()
     and isinstance(error, jax.errors.JaxRuntimeError | ValueError | RuntimeError)
@@ -187,7 +186,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def exit_on_lost_peer() -> Iterator[None]:
-  """A block that another process's loss ends at once, with all that is around it."""
+  """A block in which the loss of another process ends this process at once."""
   try:
     yield
   except Exception as error:
@@ -197,7 +196,7 @@ def exit_on_lost_peer() -> Iterator[None]:
 
 
 def gather(value: int) -> list[int]:
-  """A number of each process, in their order. All must call it; it waits for all."""
+  """The numbers of all processes, in order. All must call it; it waits for all."""
   if not several():
     return [value]
   from jax.experimental import multihost_utils
@@ -206,7 +205,7 @@ def gather(value: int) -> list[int]:
 
 
 def gather_bytes(value: bytes) -> list[bytes]:
-  """Some bytes of each process, in their order. All must call it; it waits for all."""
+  """The bytes of all processes, in order. All must call it; it waits for all."""
   lengths = gather(len(value))
   if not several() or not max(lengths):
     return [value] * len(lengths)
@@ -219,7 +218,7 @@ def gather_bytes(value: bytes) -> list[bytes]:
 
 
 def describe() -> str:
-  """How many processes on how many hosts, in words. All must call it."""
+  """The numbers of processes and hosts, in words. All must call it."""
   hosts = len(set(gather(zlib.crc32(socket.gethostname().encode()) >> 1)))
   processes = jax.process_count()
   return (
@@ -229,10 +228,10 @@ def describe() -> str:
 
 @contextlib.contextmanager
 def all_or_none(what: str) -> Iterator[None]:
-  """A part of the start that must succeed in every process, or ends all of them.
+  """A block of the start-up that ends all processes if it fails in one.
 
   Raises:
-    UserError: of the block; or another process failed in it.
+    UserError: the block raised it, here or in another process.
   """
   mistake = None
   try:
@@ -243,10 +242,10 @@ def all_or_none(what: str) -> Iterator[None]:
   if mistake is not None:
     raise mistake
   if failed:
-    raise UserError(f"{what} failed in process {failed[0]}, whose own message says why.")
+    raise UserError(f"{what} failed in process {failed[0]}; its own message says why.")
 
 
 def say(sentence: str) -> None:
-  """Writes a sentence to standard error, from any thread, also where nobody reads it any more."""
-  # No print: the line that the screen is writing has a lock.
+  """Writes a sentence to standard error, from any thread, even if nobody reads it any more."""
+  # Not by print, which waits for the lock of a line that the screen is writing.
   write_error(sentence)

@@ -1,8 +1,8 @@
 """Signals that end a run early.
 
-SIGTERM: save and end; whoever sends it sees to what follows. SIGUSR1: the same, with the exit code
-that asks a scheduler to start the job again. SIGINT (Ctrl-C): the same by hand, and twice: at once.
-In a run of several processes any one of them may get the signal (`agreement.py`).
+SIGTERM: save and end; the sender decides what follows. SIGUSR1: the same, with the exit code that
+asks a scheduler to start the job again. SIGINT (Ctrl-C): the same, by hand; a second one ends the
+run at once. Of several processes, any one may get the signal (`agreement.py`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jaxspeed.errors import DONE, INTERRUPTED, REQUEUE
 
 
 class RunAction(enum.IntEnum):
-  """What a process wants of the others after a step; the largest counts."""
+  """What a process asks of all processes after a step; the largest request wins."""
 
   CONTINUE = 0
   SAVE = 1
@@ -36,11 +36,11 @@ if hasattr(signal, "SIGUSR1"):  # not on Windows
   _ACTIONS[signal.SIGUSR1] = RunAction.REQUEUE
 
 
-class Stopped(Exception):  # noqa: N818  (as KeyboardInterrupt: no error)
-  """A run ended early on a signal, with everything saved.
+class Stopped(Exception):  # noqa: N818  (like KeyboardInterrupt, not an error)
+  """A signal ended the run early, with everything saved.
 
   Attributes:
-    exit_code: of the command.
+    exit_code: the command's exit code.
   """
 
   def __init__(self, message: str, exit_code: int) -> None:
@@ -49,11 +49,11 @@ class Stopped(Exception):  # noqa: N818  (as KeyboardInterrupt: no error)
 
 
 class Signals:
-  """What signals have asked for since `catch_signals` began.
+  """The requests of signals since `catch_signals` began.
 
   Attributes:
-    action: what they ask for, in all.
-    begun: whether there is something to save; before, a process on its own ends at once.
+    action: the largest request.
+    begun: whether there is something to save; before that, a single process ends at once.
   """
 
   def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Signals:
     self.begun = False
 
   def handle(self, number: int) -> None:
-    """Notes a signal, and says on the standard error what follows."""
+    """Notes a signal, and prints on standard error what follows."""
     name = signal.Signals(number).name
     if number == signal.SIGINT and self.action is RunAction.INTERRUPT:
       say(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
@@ -71,16 +71,16 @@ class Signals:
       say(f"{name}: ended before the first step of this start; what was saved before stays.")
       processes.exit_now(action.exit_code)
     self.action = max(self.action, action)
-    twice = ", and a second Ctrl-C ends at once" if number == signal.SIGINT else ""
-    say(f"{name}: saves after this step and ends{twice}.")
+    twice = "; a second Ctrl-C ends it at once" if number == signal.SIGINT else ""
+    say(f"{name}: the run saves after this step and ends{twice}.")
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[Signals]:
-  """Collects the signals above in the block; in other threads than the main one they act as ever.
+  """Collects the signals above in the block; does nothing outside the main thread.
 
-  A thread of its own handles them: Python's handlers wait while the main thread is in XLA, for
-  minutes where it compiles, for ever in a collective with a process that hangs.
+  A separate thread handles them. Python's handlers would wait while the main thread is in XLA: for
+  minutes in a compilation, for ever in a collective with a process that hangs.
   """
   signals = Signals()
   if threading.current_thread() is not threading.main_thread():
@@ -96,7 +96,7 @@ def catch_signals() -> Iterator[Signals]:
 
   thread = threading.Thread(target=handle_all, name="signals", daemon=True)
   thread.start()
-  # These do nothing themselves, but with SIG_DFL or SIG_IGN nothing would be written.
+  # These handlers do nothing, but with SIG_DFL or SIG_IGN nothing would be written to the socket.
   before = {number: signal.signal(number, lambda *_: None) for number in _ACTIONS}
   descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
   try:

@@ -1,4 +1,4 @@
-"""A watchdog over a run that stands still."""
+"""A watchdog that ends a run which makes no progress."""
 
 import contextlib
 import faulthandler
@@ -13,46 +13,29 @@ from jaxspeed.errors import LOST_PEER
 
 
 class _Pulse:
-  """When the run last got on; None: nothing is expected of it."""
+  """The time of the run's last progress; None: not watched."""
 
   last: float | None = None
 
 
 def heartbeat() -> None:
-  """Tells the watchdog that the run gets on."""
+  """Reports progress to the watchdog."""
   if _Pulse.last is not None:
     _Pulse.last = time.monotonic()
 
 
 @contextlib.contextmanager
 def watchdog(seconds: float) -> Iterator[None]:
-  """Ends the process with LOST_PEER where no `heartbeat` came for some seconds (0: never).
+  """Ends the process with LOST_PEER if no `heartbeat` comes for some seconds (0: never).
 
-  A collective with a process that hangs never returns and raises nothing (jax issue 38503).
+  A collective with a process that hangs neither returns nor raises (jax issue 38503).
   """
   if seconds <= 0:
     yield
     return
   done = threading.Event()
-  tick = min(1.0, seconds / 4)
-
-  def watch() -> None:
-    # Counted in ticks of its own: a process that was stopped and goes on has not stood still.
-    stood, seen = 0, _Pulse.last
-    while not done.wait(tick):
-      stood = stood + 1 if seen is not None and _Pulse.last == seen else 0
-      seen = _Pulse.last
-      if stood * tick > seconds:
-        faulthandler.dump_traceback(sys.stderr)
-        say(
-          f"{processes.whoami()} has stood still for {seconds:g} s (--config.watchdog_seconds), "
-          "where, its threads above say: another process hangs perhaps; the same command goes on "
-          "from the newest checkpoint."
-        )
-        processes.exit_now(LOST_PEER)
-
   _Pulse.last = time.monotonic()
-  thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+  thread = threading.Thread(target=_watch, args=(seconds, done), name="watchdog", daemon=True)
   thread.start()
   try:
     yield
@@ -62,9 +45,26 @@ def watchdog(seconds: float) -> Iterator[None]:
     thread.join()
 
 
+def _watch(seconds: float, done: threading.Event) -> None:
+  tick = min(1.0, seconds / 4)
+  # Counts its own ticks, so that time in which this process was stopped does not count.
+  idle, seen = 0, _Pulse.last
+  while not done.wait(tick):
+    idle = idle + 1 if seen is not None and _Pulse.last == seen else 0
+    seen = _Pulse.last
+    if idle * tick > seconds:
+      faulthandler.dump_traceback(sys.stderr)
+      say(
+        f"{processes.whoami()} made no progress for {seconds:g} s (--config.watchdog_seconds; its "
+        "threads are above): perhaps another process hangs; the same command resumes from the "
+        "newest checkpoint."
+      )
+      processes.exit_now(LOST_PEER)
+
+
 @contextlib.contextmanager
 def watchdog_paused() -> Iterator[None]:
-  """A block that may take any time."""
+  """A block that the watchdog does not watch."""
   watched, _Pulse.last = _Pulse.last is not None, None
   try:
     yield

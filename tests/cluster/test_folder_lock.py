@@ -161,14 +161,14 @@ def test_a_start_that_stands_still_inside_a_short_lock(tmp_path, monkeypatch):
   monkeypatch.setattr(lock_lib, "_SHORT", 0.2)
   with lock_folder(tmp_path) as lock, lock.writing():
     with (
-      pytest.raises(UserError, match="is locked by a process that stands still"),
+      pytest.raises(UserError, match="is locked by a process that hangs"),
       lock.writing(),
     ):
       pytest.fail("two in one lock")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
-  with pytest.raises(UserError, match="cannot be taken for this run .No such file or directory"):
+  with pytest.raises(UserError, match="cannot be locked for this run .No such file or directory"):
     FolderLock(tmp_path / "none")
 
 

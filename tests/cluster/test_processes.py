@@ -141,7 +141,7 @@ def test_gpus_are_shared_out_among_the_processes_of_a_host():
   assert own_gpus(peers_of(8, 5), ["3"], bound=True) is None
   assert own_gpus(peers_of(2), [], bound=False) is None
   with pytest.raises(
-    UserError, match="3 processes share the 8 GPUs of .*: start one process a GPU"
+    UserError, match="3 processes share the 8 GPUs of .*: start one process per GPU"
   ):
     own_gpus(peers_of(3), eight, bound=False)
 

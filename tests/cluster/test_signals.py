@@ -142,8 +142,8 @@ def test_signals_are_noted_while_the_block_lasts(capfd):
     assert signals.action is RunAction.REQUEUE  # a weaker one takes nothing back
   said = capfd.readouterr().err.splitlines()
   assert said[:2] == [
-    "jaxspeed: SIGTERM: saves after this step and ends.",
-    "jaxspeed: SIGUSR1: saves after this step and ends.",
+    "jaxspeed: SIGTERM: the run saves after this step and ends.",
+    "jaxspeed: SIGUSR1: the run saves after this step and ends.",
   ]
 
 
@@ -175,7 +175,7 @@ def test_a_second_interrupt_ends_also_a_run_that_is_stuck():
   process = started(STUCK.format(begun=True))
   assert process.stdout.readline() == "ready\n"
   process.send_signal(signal.SIGINT)
-  assert "a second Ctrl-C ends at once" in process.stderr.readline()
+  assert "a second Ctrl-C ends it at once" in process.stderr.readline()
   assert process.poll() is None
   process.send_signal(signal.SIGINT)
   out, err = process.communicate(timeout=30)
@@ -212,7 +212,7 @@ def test_the_watchdog_ends_what_stands_still(block, code):
   assert process.returncode == code, err
   assert ("alive" in out) == (code == DONE)
   if code == LOST_PEER:
-    assert "has stood still for 0.8 s" in err and 'File "<string>", line' in err
+    assert "made no progress for 0.8 s" in err and 'File "<string>", line' in err
 
 
 def test_a_process_that_was_stopped_has_not_stood_still():
