@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, locked, and JSON that is checked where it is read."""
+"""Files: atomic writes, locks, and JSON that is checked when it is read."""
 
 import contextlib
 import errno
@@ -22,10 +22,10 @@ try:
 except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
-# What a file or folder is called until it is whole. Short, for names that are as long as names can
-# be, and with 64 random bits, so that nobody can have put a link there.
+# Prefix of a file's or folder's name until it is complete. The name is short, in case the final one
+# has the maximal length, and has 64 random bits, so that nobody can have put a link there.
 TEMPORARY = ".jaxspeed-"
-# metrics.jsonl of 100,000 epochs has 60 MB; the nesting of a config is 3.
+# metrics.jsonl of 100,000 epochs has 60 MB; a config is nested 3 deep.
 _MOST_BYTES = 1 << 28
 _MOST_DEPTH = 64
 _MOST_WHOLE = 2**63
@@ -36,15 +36,15 @@ NOT_REGULAR = "it is no regular file"
 def write_atomically(
   path: str | os.PathLike[str], content: str | bytes | Iterable[bytes], *, sync: bool = True
 ) -> None:
-  """Writes a file so that a reader, or a run after a kill, finds the old content or the new one.
+  """Writes a file so that a reader, even after a kill, finds either the old or the new content.
 
   Args:
-    path: of the file; its permissions are those of any new file (the process's umask).
-    content: text is written as UTF-8.
-    sync: waits until the content is on the disk; False, where a power failure may lose it.
+    path: the file's path; the file gets the permissions of any new file (the process's umask).
+    content: the file's content; text becomes UTF-8.
+    sync: whether to wait until the content is on the disk, so that a power failure keeps it.
 
   Raises:
-    OSError: it cannot be written, and `path` holds what it held; its filename is `path`.
+    OSError: the file cannot be written, and is unchanged; the error's filename is `path`.
   """
   if isinstance(content, str):
     content = content.encode()
@@ -59,8 +59,8 @@ def write_atomically(
     os.replace(temporary, path)
   except OSError as error:
     if error.filename not in (None, str(temporary)):
-      raise  # of what `content` reads
-    # The temporary name says nothing to anybody.
+      raise  # an error of a file that `content` reads
+    # The temporary name would mean nothing to the user.
     raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
   finally:
     with contextlib.suppress(OSError):
@@ -68,9 +68,9 @@ def write_atomically(
 
 
 def _refuse_device(path: str | os.PathLike[str]) -> None:
-  """Raises an OSError where a file would take the place of a device, a pipe or a socket.
+  """Raises an OSError if a file would replace a device, a pipe or a socket.
 
-  Root may do that to /dev/null, or to /dev/stdout, a link.
+  Root could replace /dev/null like that, or the link /dev/stdout.
   """
   try:
     mode = os.stat(path).st_mode
@@ -81,10 +81,10 @@ def _refuse_device(path: str | os.PathLike[str]) -> None:
 
 
 def create(path: str | os.PathLike[str]) -> int:
-  """Opens a new file to read and write it; never one that is there, nor what a link there names.
+  """Creates a file and opens it to read and write; never opens an existing file or follows a link.
 
   Raises:
-    OSError: it cannot be made.
+    OSError: the file cannot be created.
   """
   return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666)
 
@@ -93,7 +93,7 @@ def sync(path: pathlib.Path) -> None:
   """Waits until a file is on the disk.
 
   Raises:
-    OSError: it did not get there: a file system may find out late that there is no room.
+    OSError: it could not be written: a file system may notice late that there is no room.
   """
   with open_regular(path) as file:
     os.fsync(file.fileno())
@@ -101,10 +101,10 @@ def sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A folder to fill, which becomes `path` when the block ends well and vanishes when it does not.
+  """Yields a new folder that becomes `path` if the block succeeds, and is removed if it fails.
 
   Raises:
-    OSError: it cannot be made, or `path` is there already.
+    OSError: the folder cannot be created, or `path` exists.
   """
   partial = _beside(path)
   try:
@@ -116,19 +116,19 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
-  """A new temporary name in the folder of `path`."""
+  """A new temporary path in the folder of `path`."""
   return pathlib.Path(os.path.dirname(path), f"{TEMPORARY}{secrets.token_hex(8)}")
 
 
 def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
-  """A path with the home folder in the place of its ~.
+  """A path with its ~ replaced by the home folder.
 
   Args:
-    path: as a user gave it.
-    what: names it in a sentence, `config.data.path` for one.
+    path: a path from the user.
+    what: the name of the path in a message, such as `config.data.path`.
 
   Raises:
-    UserError: nobody has such a home, as in ~nobody/x, or where a container's user has no name.
+    UserError: there is no such home, as in ~nobody/x or for a container's user without a name.
   """
   try:
     return pathlib.Path(path).expanduser()
@@ -139,9 +139,9 @@ def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
 
 
 def try_lock(descriptor: int) -> bool:
-  """Takes the lock of an open file until it is closed; False where another process has it.
+  """Locks an open file until it is closed; False if another process has the lock.
 
-  A file system without locks always gives it.
+  On a file system without locks it is always True.
   """
   if fcntl is None:
     return True
@@ -155,17 +155,17 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_locked(path: pathlib.Path) -> int | None:
-  """Opens a file, made where needed, with its lock; None where another process has that.
+  """Opens and locks a file, created if needed; None if another process has the lock.
 
   Raises:
-    OSError: it cannot be opened.
+    OSError: the file cannot be opened.
   """
   while True:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
     if not try_lock(descriptor):
       os.close(descriptor)
       return None
-    # Another process may have removed the file, or put a new one there, since it was opened.
+    # Another process may have removed or replaced the file since it was opened.
     with contextlib.suppress(FileNotFoundError):
       if os.path.samestat(os.fstat(descriptor), os.stat(path)):
         return descriptor
@@ -173,12 +173,12 @@ def open_locked(path: pathlib.Path) -> int | None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-  """Opens a file to read it; what is no regular file (a pipe, a device) is refused, not waited for.
+  """Opens a regular file to read it; refuses a pipe or a device instead of waiting for it.
 
   Raises:
-    OSError: it is missing, may not be read, or is no regular file.
+    OSError: the file is missing, may not be read, or is not a regular file.
   """
-  # Without O_NONBLOCK a pipe would be waited for until someone writes into it.
+  # Without O_NONBLOCK, opening a pipe would wait for a writer.
   descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
   try:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -190,7 +190,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def to_json(value: Any) -> Any:
-  """`value` as JSON holds it: scalars of NumPy and JAX as numbers, NaN and infinities as None."""
+  """`value` in JSON's types: scalars of NumPy and JAX as numbers, NaN and infinities as None."""
   if isinstance(value, Mapping):
     return {str(key): to_json(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
@@ -203,10 +203,10 @@ def to_json(value: Any) -> Any:
 
 
 def dump_json(value: Any, indent: int | None = None, *, sort_keys: bool = False) -> str:
-  """Strict JSON, which has no NaN and no infinities.
+  """`value` as strict JSON, which has no NaN and no infinities.
 
   Raises:
-    ValueError: `value` holds such a number.
+    ValueError: `value` contains such a number.
   """
   return json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False)
 
@@ -215,11 +215,11 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
   """The value of a text in strict JSON.
 
   Args:
-    text: UTF-8.
-    kind: a type that the value must have, as pydantic reads types, in its strict mode.
+    text: the text; bytes are UTF-8.
+    kind: the type that the value must have, checked by pydantic in strict mode.
 
   Raises:
-    ValueError: it is no such text; the message says why in a few words.
+    ValueError: the text is not such a value; the message says why in a few words.
   """
   try:
     string = text if isinstance(text, str) else text.decode()
@@ -242,8 +242,8 @@ def load_json(path: pathlib.Path, kind: Any = Any) -> Any:
   """`parse_json` of a file.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it cannot be read, or holds something else; the message says why in a few words.
+    FileNotFoundError: the file does not exist.
+    ValueError: it cannot be read or parsed; the message says why in a few words.
   """
   return parse_json(read_bytes(path), kind)
 
@@ -252,8 +252,8 @@ def read_bytes(path: pathlib.Path) -> bytes:
   """The content of a regular file.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it cannot be read, or is too large to be one of ours.
+    FileNotFoundError: the file does not exist.
+    ValueError: it cannot be read, or has more than `_MOST_BYTES`.
   """
   try:
     with open_regular(path) as file:
@@ -269,15 +269,15 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:
-  """`parse_json` of a file; None where there is no such file.
+  """`parse_json` of a file; None if the file does not exist.
 
   Args:
-    path: of the file.
-    kind: as `parse_json`.
-    advice: how the sentence ends that says what is wrong with the file.
+    path: the file's path.
+    kind: as in `parse_json`.
+    advice: what to do about a damaged file, as the end of a sentence.
 
   Raises:
-    UserError: it holds something else.
+    UserError: the file cannot be read or parsed.
   """
   try:
     return load_json(path, kind)
@@ -293,9 +293,9 @@ def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def _misfit(text: str, kind: Any) -> str:
-  """Why a text in JSON is not of a type, in a few words; '' where it is."""
+  """Why a JSON text does not have a type, in a few words; '' if it does."""
   try:
-    # `True` is no number and 3.0 no whole number; a list is a tuple all the same.
+    # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
     _checker(kind).validate_json(text, strict=True)
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False, include_context=False)[0]
@@ -329,7 +329,7 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-  # Python itself refuses thousands of digits in other words.
+  # Python refuses thousands of digits with a different message.
   if len(text) > 20 or abs(int(text)) > _MOST_WHOLE:
     raise ValueError(f"{text[:20]} is too large a number")
   return int(text)
