@@ -354,7 +354,7 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   return [] if command in USED else _idle_in_recipe(config, names)
 
 
-def _idle_in_recipe(config: ConfigDict, names: Collection[str]) -> list[str]:
+def _idle_in_recipe(config: ConfigDict, names: set[str]) -> list[str]:
   """A sentence for each field without an effect that the recipe sets, if not for an override."""
   shared = [dict(stored.leaves(base)) for base in (fields_lib.base(), fields_lib.imagenet())]
   own = {
