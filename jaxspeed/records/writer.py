@@ -159,22 +159,18 @@ class Records:
     """Records the end of an epoch in metrics.jsonl, on the screen and in TensorBoard.
 
     Args:
-      row: epoch (from 1; fractional where training ends inside one), step and examples (since the
-        start of the run), and any of
-        world: devices; batch_size: of all of them; image_size; learning_rate and momentum: of the
-          last step;
-        train_loss, train_top1, train_top5 and, after a validation, eval_loss, eval_top1, eval_top5:
-          accuracies as fractions;
-        images_per_second, images_per_second_per_device, step_seconds: means of the training;
-        data_wait: fraction of the training's seconds in which no step was under way because the
-          next batch was not there;
-        train_seconds, dawn_seconds: of the run; eval_seconds: of this validation;
-        eval_images, eval_images_skipped: those that the accuracies are over, and the others;
-        train_images_broken: of the run so far, those that others took the place of;
-        decoder_warnings: since the last row, of damaged images that were decoded all the same;
-        skipped_steps: of the run, those whose float16 gradients overflowed;
-        memory_gb: most that a device has held; net_recv_gbit, net_transmit_gbit: a second.
-        Other keys reach metrics.jsonl only.
+      row: epoch (from 1; fractional if training ends inside one), step and examples (since the
+        start of the run), and any of the following; other keys reach metrics.jsonl only.
+        world: devices; batch_size; image_size; learning_rate, momentum: at the last step;
+        train_loss, eval_loss; train_top1, train_top5, eval_top1, eval_top5: fractions;
+        images_per_second, images_per_second_per_device, step_seconds: means over training;
+        data_wait: share of the training time in which the devices waited for a batch;
+        train_seconds, dawn_seconds: of the run; eval_seconds: of this evaluation;
+        eval_images, eval_images_skipped: images in the accuracies, and images left out;
+        train_images_broken: images replaced by others in the run so far;
+        decoder_warnings: the decoder's warnings of damaged images since the last row;
+        skipped_steps: steps of the run with overflowing float16 gradients;
+        memory_gb: peak of a device; net_recv_gbit, net_transmit_gbit: per second.
     """
     self.rows.append(to_json(row))
     if self._metrics is None:
