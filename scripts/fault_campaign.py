@@ -81,7 +81,7 @@ def finish(run: faulty_runs.FaultyRun, what: str, count: int = 2) -> Row:
   begun = time.monotonic()
   out = run.finish(count)
   run.assert_as_undisturbed(count)
-  printed = faulty_runs.sentence(out, "goes on from")
+  printed = faulty_runs.sentence(out, "resumes from")
   seconds = time.monotonic() - begun
   return Row(f"{what} goes on to its end", printed, (DONE,) * count, seconds, "bits as undisturbed")
 

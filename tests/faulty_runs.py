@@ -216,7 +216,7 @@ def sentence(text: str, part: str) -> str:
 
 
 def resumed_from(out: str) -> int:
-  found = re.search(r"goes on from the checkpoint of step (\d+)", out)
+  found = re.search(r"resumes from the checkpoint of step (\d+)", out)
   return int(found.group(1)) if found else 0
 
 
@@ -381,7 +381,7 @@ def fill_disk(lab: Lab, count: int, on_error: str) -> Row:
       if on_error == "continue":
         ended = group.wait(START)
         assert [e.code for e in ended] == [DONE] * count, [e.err for e in ended]
-        printed = sentence(ended[0].out, "the run goes on")
+        printed = sentence(ended[0].out, "the run continues")
         assert "(No space left on device)" in printed
         kept_in_words = f"step {kept} stayed; the run went on to its end"
     if on_error == "stop":
@@ -412,7 +412,7 @@ def make_unwritable(lab: Lab, count: int) -> Row:
       assert remount("rw")
       ended = group.wait(START)
       assert [e.code for e in ended] == [DONE] * count, [e.err for e in ended]
-      printed = sentence(ended[0].out, "the run goes on")
+      printed = sentence(ended[0].out, "the run continues")
     run.assert_as_undisturbed(count)
   fault = f"the folder turns read-only, {count} process{'es' * (count > 1)}"
   after = f"step {kept} stayed; the run went on to its end"
@@ -558,7 +558,7 @@ def go_on_with(lab: Lab, first: int, then: int, *, devices: int = 4) -> Row:
     f"went on from step {saved}; losses differ from those of an undisturbed run by {near:.0e} in "
     f"the next two epochs, later by {worst:.0e} at most"
   )
-  return Row(fault, sentence(out, "goes on from"), (DONE,) * then, seconds, after)
+  return Row(fault, sentence(out, "resumes from"), (DONE,) * then, seconds, after)
 
 
 # Networks.

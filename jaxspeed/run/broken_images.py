@@ -1,4 +1,4 @@
-"""Images that a run does without: which, why, in which file, and when they are too many."""
+"""The broken images of a run: the file that lists them, and the limit on their number."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _TITLES = "split\tname\treason\n"
 
 
 class BrokenImages:
-  """The broken images of one run, of all its processes."""
+  """The broken images of one run, as all its processes find them."""
 
   def __init__(
     self,
@@ -24,33 +24,33 @@ class BrokenImages:
     config: ConfigDict,
     keep_folder: Callable[[], None],
   ) -> None:
-    """Reads what earlier starts of the run have found.
+    """Reads what earlier starts of the run found.
 
     Args:
-      folder: of the run, in which process 0 keeps `FILE`.
-      images: how many "train" and "eval" have.
-      config: resolved.
-      keep_folder: called when `FILE` holds what the end of the run refers to.
+      folder: the run's folder, where process 0 keeps `FILE`.
+      images: the number of "train" and of "eval" images.
+      config: the resolved config.
+      keep_folder: called before an error refers to `FILE`, so that the folder is not removed.
     """
     self._path = folder / FILE
     self._images, self._keep_folder = images, keep_folder
     self._max_broken = config.data.max_broken
     self._all: Broken = _read(self._path) if processes.is_primary() else {}
-    self._found: Broken = {}  # in this start, of all processes
-    self._own: Broken = dict(self._all)  # of this process, not yet known to the others
-    self._settled: set[tuple[str, str]] = set()  # in this start
+    self._found: Broken = {}  # in this start, by any process
+    self._own: Broken = dict(self._all)  # by this process, not yet sent to the others
+    self._settled: set[tuple[str, str]] = set()  # sent to all processes in this start
     self._written = len(self._all)
 
   def count(self, kind: str) -> int:
-    """Different images of "train" or "eval" that were broken in the run so far."""
+    """The number of "train" or "eval" images found broken in the run so far, each counted once."""
     return sum(split == kind for split, _ in self._all)
 
   def note(self, broken: Broken) -> None:
-    """Takes in what this process has found.
+    """Adds the images that this process found broken.
 
     Raises:
-      UserError: it is alone, and they are too many. Several processes find that out in `settle`,
-        where all of them end.
+      UserError: too many images are broken. Several processes raise this in `settle` instead, where
+        all of them end.
     """
     broken = {key: reason for key, reason in broken.items() if key not in self._settled}
     if broken:
@@ -61,13 +61,13 @@ class BrokenImages:
         self._check()
 
   def settle(self) -> list[str]:
-    """Makes what any process has found known to all, and writes it down. All must call it.
+    """Tells all processes what any of them found, and writes it to `FILE`. All must call it.
 
     Returns:
-      Lines on what is new.
+      Lines on newly found images.
 
     Raises:
-      UserError: they are too many, in all processes.
+      UserError: too many images are broken; raised in all processes.
     """
     own = [[*key, reason, key in self._found] for key, reason in self._own.items()]
     self._own = {}
@@ -84,7 +84,7 @@ class BrokenImages:
     return describe(new, self._path.name) + lines
 
   def _write(self) -> list[str]:
-    """Writes the file where it lacks something; a line where that fails."""
+    """Writes `FILE` if it lacks something; returns a line if that fails."""
     if len(self._all) == self._written:
       return []
     rows = sorted(
@@ -94,7 +94,7 @@ class BrokenImages:
       write_atomically(self._path, _TITLES + "".join("\t".join(row) + "\n" for row in rows))
     except OSError as error:
       reason = error.strerror or error
-      return [f"{self._path} could not be written ({reason}): it is tried again later"]
+      return [f"{self._path} could not be written ({reason}): it will be tried again later"]
     self._written = len(self._all)
     return []
 
@@ -110,7 +110,7 @@ class BrokenImages:
 
 
 def _read(path: pathlib.Path) -> Broken:
-  """What the file of an earlier start lists; lines that are none of ours are left out."""
+  """The images that `FILE` lists from earlier starts; malformed lines are left out."""
   try:
     lines = read_bytes(path).decode(errors="replace").splitlines()[1:]
   except (FileNotFoundError, ValueError):

@@ -1,13 +1,13 @@
-"""Checkpoints: Orbax writes and reads them, a manifest says which of them are whole.
+"""Checkpoints: Orbax writes and reads them, a manifest says which are whole.
 
-checkpoints/STEP/ is Orbax's folder of the carry (nested dicts of arrays, as
-flax.serialization.to_state_dict names them); its `manifest.json`, written last, holds the step,
-every file's size and CRC-32, the run's clock, and which of its starts wrote it. What is being
-written or removed has a name of that start, so that a rename decides. A folder without a fitting
-manifest is no checkpoint, and one that was renamed or copied is of the step in its manifest.
+checkpoints/STEP/ holds the carry as Orbax stores it (nested dicts of arrays, named by
+flax.serialization.to_state_dict). Its `manifest.json`, written last, holds the step, every file's
+size and CRC-32, the run's clock, and the number of the start that wrote it. A checkpoint that is
+being written or removed has a temporary name, so that one rename makes it appear or disappear. A
+folder without a valid manifest is no checkpoint; a renamed or copied one keeps its manifest's step.
 
-Every process has the whole carry, so process 0 writes it alone: Orbax's own way, a part from each,
-has barriers in which all wait ten minutes for one whose disk is full.
+Every process has the whole carry, so process 0 writes it alone. If each wrote a part, as Orbax does
+by default, all would wait ten minutes in a barrier when one process's disk is full.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
 from jaxspeed.records.clock import NAMES
 
 MANIFEST = "manifest.json"
-_PART = ".part-"  # and incarnation and step
+_PART = ".part-"  # followed by incarnation and step
 _log = logging.getLogger("jaxspeed")
 
 
@@ -43,22 +43,22 @@ class CheckpointError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """A checkpoint that was read: its step, the tree, and the clock that was saved with it."""
+  """A checkpoint that was read: its step, its tree, and the clock saved with it."""
 
   step: int
   tree: Any
   clock: dict[str, float]
 
   def check_state(self) -> None:
-    """Makes sure that the state counts as many steps as the manifest.
+    """Makes sure that the state and the manifest are of the same step.
 
     Raises:
-      UserError: it does not: the manifest was written by hand, or belongs to another checkpoint.
+      UserError: they are not: the manifest was edited, or belongs to another checkpoint.
     """
     if (counted := int(self.tree.state.step)) != self.step:
       raise UserError(
-        f"the checkpoint of step {self.step} holds a state of step {counted}: its {MANIFEST} is "
-        "another one's; move that checkpoint away."
+        f"the checkpoint of step {self.step} holds a state of step {counted}: its {MANIFEST} "
+        "belongs to another checkpoint; move this one away."
       )
 
 
@@ -66,10 +66,10 @@ class Checkpoints:
   """The checkpoints of one run.
 
   Args:
-    folder: made when the first one is saved.
-    keep: how many of the newest stay.
-    incarnation: which start of the run this is.
-    lock: of the run's folder, in process 0.
+    folder: the folder of all checkpoints, created with the first one.
+    keep: the number of newest checkpoints to keep.
+    incarnation: the number of this start of the run.
+    lock: the lock of the run's folder; None except in process 0.
   """
 
   def __init__(
@@ -88,10 +88,10 @@ class Checkpoints:
   def save(self, step: int, tree: Any, clock: dict[str, float]) -> None:
     """Writes a checkpoint, waits until it is whole on disk, then removes the oldest.
 
-    Every process of a run calls it, and learns how it went.
+    All processes of a run must call it.
 
     Raises:
-      CheckpointError: it could not be written; the earlier ones stay.
+      CheckpointError: it could not be written; raised in all processes, and older ones stay.
     """
     reason = ""
     if processes.is_primary():
@@ -119,7 +119,7 @@ class Checkpoints:
 
   def _write(self, step: int, tree: Any, clock: dict[str, float]) -> None:
     part = self._part(step)
-    # Of a run of several processes Orbax takes no array that is this process's alone.
+    # As NumPy arrays: with several processes, Orbax refuses JAX arrays of one process alone.
     arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
     self._folder.mkdir(parents=True, exist_ok=True)
     _ensure_room(part, sum(array.nbytes for array in jax.tree.leaves(arrays)))
@@ -134,11 +134,10 @@ class Checkpoints:
     }
     write_atomically(part / MANIFEST, dump_json(manifest, indent=1) + "\n")
     with self._lock.writing() if self._lock else contextlib.nullcontext():
-      # What is there was found broken by this start, or it would have been restored.
+      # A checkpoint already there is broken: this start would have restored a whole one.
       self._remove(step)
       part.rename(self._folder / str(step))
-    # Only what is a checkpoint counts as one, or folders of other makings, and copies that somebody
-    # has named, would push it out.
+    # Foreign folders and renamed copies do not count, or they would push checkpoints out.
     own = [step for step, path in self._found() if path.name == str(step)]
     for old in [each for each in own if each <= step][: -self._keep]:
       self._remove(old)
@@ -156,13 +155,13 @@ class Checkpoints:
     return self._folder / f"{_PART}{self._incarnation}-{step}"
 
   def newest(self) -> int | None:
-    """Step of the newest whole checkpoint; a sentence is logged for each that is passed over."""
+    """The step of the newest whole checkpoint, or None; logs each one that is passed over."""
     step, notes = self.find_newest()
     log(notes)
     return step
 
   def find_newest(self) -> tuple[int | None, list[str]]:
-    """Step of the newest whole checkpoint, or None, and a sentence for each that is passed over."""
+    """The step of the newest whole checkpoint, or None; a sentence on each one passed over."""
     notes: list[str] = []
     for step, path in reversed(self._found(notes)):
       fault = _content_fault(path)
@@ -174,41 +173,23 @@ class Checkpoints:
     return None, notes
 
   def restore(self, target: Any, *, step: int | None = None) -> Restored | None:
-    """Reads the checkpoint of `step`, or the newest whole one; None when there is none.
+    """Reads the checkpoint of `step`, or the newest whole one; None if there is none.
 
     Args:
       target: ShapeDtypeStructs with shardings, in the structure that was saved.
-      step: of the one wanted.
+      step: the step to restore; None: that of the newest whole checkpoint.
 
     Raises:
-      UserError: `step` is not there or not whole, or it holds another model.
+      UserError: the checkpoint of `step` is missing or damaged, or it holds another model.
     """
-    if step is None:
-      step = self.newest()
-      if step is None:
-        return None
+    if step is None and (step := self.newest()) is None:
+      return None
     path = self._path_of(step)
-    wanted = flax.serialization.to_state_dict(target)
-    try:
-      with _checkpointer() as checkpointer:
-        _check_fit(checkpointer.metadata(path).item_metadata.tree, wanted)
-        state_dict = checkpointer.restore(path, wanted)
-    except (ValueError, KeyError, TypeError) as error:
-      raise UserError(
-        f"{path} does not fit the run's model: {_reason(error).rstrip('.')}; move it away, or put "
-        "back the config.json that it was trained with."
-      ) from error
-    except Exception as error:  # of what Orbax does not expect in its files
-      raise UserError(
-        f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): move it away, and the "
-        "checkpoint before it is the newest."
-      ) from error
-    clock = load_json(path / MANIFEST, _Manifest)["clock"]
-    tree = flax.serialization.from_state_dict(target, state_dict)
-    return Restored(step=step, tree=tree, clock=clock)
+    tree = _read_tree(path, target)
+    return Restored(step=step, tree=tree, clock=load_json(path / MANIFEST, _Manifest)["clock"])
 
   def _path_of(self, step: int) -> pathlib.Path:
-    """The folder of a step's whole checkpoint.
+    """The folder of the whole checkpoint of `step`.
 
     Raises:
       UserError: there is none.
@@ -225,15 +206,15 @@ class Checkpoints:
     raise UserError(f"{path}: {fault}; steps there: {have}.")
 
   def _found(self, notes: list[str] | None = None) -> list[tuple[int, pathlib.Path]]:
-    """Step and folder of each sound manifest, the newest last; of copies, the original last.
+    """The step and folder of each valid manifest, by step; an original comes after its copies.
 
     Args:
-      notes: takes a sentence for each folder with a step's name that has none.
+      notes: gets a sentence on each folder that is named like a step but has no valid manifest.
     """
     if not self._folder.is_dir():
       return []
     found = []
-    # ASCII: what Python itself writes.
+    # ASCII digits, as Python writes a step.
     paths = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdecimal()]
     for path in sorted(filter(pathlib.Path.is_dir, paths), key=_by_number, reverse=True):
       try:
@@ -252,7 +233,7 @@ def log(notes: Iterable[str]) -> None:
 
 @dataclasses.dataclass
 class _Manifest:
-  """What a manifest.json has to hold; of a clock, these seconds and perhaps more."""
+  """The fields of a manifest.json."""
 
   format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
   step: Annotated[int, Field(ge=1, lt=2**31)]
@@ -265,11 +246,11 @@ class _Manifest:
 
 
 def load_manifest(path: pathlib.Path) -> dict[str, Any]:
-  """The manifest of a checkpoint's folder.
+  """The manifest in a checkpoint's folder.
 
   Raises:
-    ValueError: it is not there, or damaged; the message says what is wrong with the checkpoint.
-    UserError: a later version of jaxspeed wrote it: it is whole, and must not be passed over.
+    ValueError: it is missing or damaged; the message says what is wrong with the checkpoint.
+    UserError: a later version of jaxspeed wrote it: the checkpoint must not be passed over.
   """
   try:
     stored = load_json(path / MANIFEST)
@@ -280,8 +261,7 @@ def load_manifest(path: pathlib.Path) -> dict[str, Any]:
           f"{FORMAT}: use the version that wrote it, or move that checkpoint away."
         )
     manifest = load_json(path / MANIFEST, _Manifest)
-    names = {*NAMES, "process"}
-    if unknown := sorted(manifest["clock"].keys() - names):
+    if unknown := sorted(manifest["clock"].keys() - {*NAMES, "process"}):
       raise ValueError(f"clock: {ascii(unknown[0])[:60]} is no time of a run")
     if missing := sorted({"init", "train", "process"} - manifest["clock"].keys()):
       raise ValueError(f"clock: {missing[0]} is missing")
@@ -304,10 +284,10 @@ def _manifest_fault(path: pathlib.Path) -> str:
 
 
 def _content_fault(path: pathlib.Path) -> str | None:
-  """What has happened to a checkpoint's files since its manifest was written; None: nothing."""
+  """What happened to a checkpoint's files since its manifest was written; None: nothing."""
   for name, (size, checksum) in load_manifest(path)["files"].items():
     file = path / name
-    if not os.path.isfile(file):  # also where no file can have such a name
+    if not os.path.isfile(file):  # also for names that no file can have
       return f"its file {name} is missing"
     if file.stat().st_size != size:
       return f"its file {name} has {file.stat().st_size} bytes, not {size}"
@@ -328,30 +308,47 @@ def _reason(error: Exception) -> str:
 
 
 def _checkpointer() -> Any:
-  # Imported late: orbax.checkpoint takes 0.7 s, and a first step need not wait for it.
+  # Imported late: it takes 0.7 s, and the first step need not wait for it.
   import orbax.checkpoint as ocp
 
   own = jax.process_index()
-  # Nobody waits for the others here: what they must agree on, they say by `processes.gather`.
+  # No barriers between processes: they agree through `processes.gather` instead.
   alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-  # Where a folder made beside the writing cannot be made, the writers wait for it ten minutes.
+  # If an asynchronously created folder fails, the writers wait ten minutes for it.
   beside = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
 
 
-def _check_fit(stored: Any, wanted: Any) -> None:
-  """Compares names and shapes of two trees of arrays, before any array is read.
+def _read_tree(path: pathlib.Path, target: Any) -> Any:
+  """A checkpoint's arrays in the structure of `target`; a UserError where they do not fit."""
+  wanted = flax.serialization.to_state_dict(target)
+  try:
+    with _checkpointer() as checkpointer:
+      _check_fit(checkpointer.metadata(path).item_metadata.tree, wanted)
+      state_dict = checkpointer.restore(path, wanted)
+  except (ValueError, KeyError, TypeError) as error:
+    raise UserError(
+      f"{path} does not fit the run's model: {_reason(error).rstrip('.')}; move it away, or put "
+      "back the config.json that it was trained with."
+    ) from error
+  except Exception as error:  # Orbax raises anything on files that it does not expect
+    raise UserError(
+      f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): move it away, and the "
+      "checkpoint before it is the newest."
+    ) from error
+  return flax.serialization.from_state_dict(target, state_dict)
 
-  Where Orbax itself finds that one does not fit, each of its other readers, dozens, prints a
-  traceback when it ends.
+
+def _check_fit(stored: Any, wanted: Any) -> None:
+  """Compares the names and shapes of two trees of arrays, before any array is read.
 
   Raises:
-    ValueError: the first arrays in which they differ.
+    ValueError: they differ. If Orbax found that, dozens of its readers would print tracebacks.
   """
   have, want = _shapes(stored), _shapes(wanted)
   for names, phrase in (
-    (want.keys() - have.keys(), "the model has {} and the checkpoint has not"),
-    (have.keys() - want.keys(), "the checkpoint has {} and the model has not"),
+    (want.keys() - have.keys(), "the model has {} and the checkpoint does not"),
+    (have.keys() - want.keys(), "the checkpoint has {} and the model does not"),
   ):
     if names:
       more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
@@ -370,9 +367,9 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _ensure_room(path: pathlib.Path, size: int) -> None:
-  """Takes and gives back room for a file of `size` bytes, and a megabyte for what describes it.
+  """Makes sure that the disk has room for `size` bytes and a megabyte of metadata.
 
-  Where Orbax itself finds a disk full, each of its threads prints its own traceback.
+  Orbax finds a full disk too, but then each of its threads prints a traceback.
 
   Raises:
     OSError: there is no room, or the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What may end a run before its last step: signals, the other processes, a later start."""
+"""The control of a run: what may end it early (a signal, another process, a later start)."""
 
 import jax
 
@@ -10,16 +10,16 @@ from jaxspeed.run.folder import RunFolder
 
 
 class RunControl:
-  """What all processes of one run do after a step: continue, save, or stop.
+  """Decides, together with all processes, what follows a step: continue, save, or stop.
 
   Args:
-    signals: that this process has got.
-    agreement: with the other processes.
-    owned: the folder that this start has taken, in process 0.
-    incarnation: which start of the run this is, the same in all processes.
+    signals: the signals that this process has received.
+    agreement: the means of agreeing with the other processes.
+    owned: the folder that this start owns; None except in process 0.
+    incarnation: the number of this start of the run, the same in all processes.
 
   Attributes:
-    decided: by all processes, since the last checkpoint.
+    decided: what all processes have decided since the last checkpoint.
     incarnation: as above.
   """
 
@@ -34,13 +34,13 @@ class RunControl:
 
   @property
   def lock(self) -> FolderLock | None:
-    """The lock of the folder, in process 0."""
+    """The lock of the folder; None except in process 0."""
     return self._owned.lock if self._owned else None
 
   def ask(self, *, save_due: bool) -> jax.Array | RunAction:
-    """Asks all processes what follows the step that was taken; `note` reads the answer.
+    """Asks all processes what follows the step just taken; `note` reads the answer.
 
-    A process that is alone has decided when this returns.
+    A lone process has decided when this returns.
 
     Args:
       save_due: whether this process wants a checkpoint.
@@ -49,31 +49,31 @@ class RunControl:
     if own is RunAction.CONTINUE and save_due:
       own = RunAction.SAVE
     answer = self._agreement.ask(own)
-    if isinstance(answer, RunAction):  # a process that is alone need not wait for the step
+    if isinstance(answer, RunAction):  # a lone process need not wait for the step
       self.note(answer)
     return answer
 
   def note(self, answer: jax.Array | RunAction) -> None:
-    """Waits for an answer, and decides what it says."""
+    """Waits for an answer of `ask`, and updates `decided`."""
     self.decided = max(self.decided, self._agreement.read(answer))
 
   def agree(self, *, save_due: bool) -> RunAction:
-    """What all processes do now; waits for them."""
+    """Waits for all processes; returns what they do now."""
     self.note(self.ask(save_due=save_due))
     return self.decided
 
   def saved(self) -> None:
-    """Notes that a checkpoint was tried, so that none is asked for."""
+    """Notes that a checkpoint was tried, so that none is due any longer."""
     if self.decided is RunAction.SAVE:
       self.decided = RunAction.CONTINUE
 
   def step_taken(self) -> None:
-    """Notes that the run gets on, and that its folder now holds something to keep."""
+    """Notes that the run makes progress, and that its folder is worth keeping."""
     heartbeat()
     self.keep_folder()
 
   def keep_folder(self) -> None:
-    """Notes that the folder holds something to keep."""
+    """Notes that the folder is worth keeping."""
     if self._owned is not None:
       self._owned.begun()
 

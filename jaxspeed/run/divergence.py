@@ -1,4 +1,4 @@
-"""Losses and weights that are not finite: what is said of them, and where they end a run."""
+"""Checks that losses and weights are finite, and the errors that end a run when they are not."""
 
 import math
 from collections.abc import Callable
@@ -16,47 +16,48 @@ from jaxspeed.steps.losses import MetricSums
 def check_loss(
   loss: float, step: int, *, total_steps: int, config: ConfigDict, newest: Callable[[], int | None]
 ) -> None:
-  """Ends a run whose training loss is not finite, or whose float16 steps are all skipped.
+  """Ends a run if its training loss is not finite or its float16 steps are all skipped.
 
   Args:
-    loss: of a step, as `LossScale.told` gives it.
-    step: its number, from 0.
-    total_steps: of the run.
-    config: of the run.
-    newest: gives the step of the newest checkpoint.
+    loss: the loss of a step, as `LossScale.told` gives it.
+    step: the step's number, from 0.
+    total_steps: the number of steps of the run.
+    config: the run's config.
+    newest: a function that returns the step of the newest checkpoint.
 
   Raises:
-    UserError: what happened, and what stays.
+    UserError: the run ends; the message says why, and which checkpoint stays.
   """
   if math.isfinite(loss):
     return
   what, advice = f"the training loss is {loss}", "lower --config.schedule.peak"
   if loss == TOO_MANY_SKIPPED:
-    what = (
-      f"{MOST_SKIPPED} steps in a row were skipped, as their float16 gradients were not finite,"
-    )
-    advice = (
-      f"--config.loss_scale={config.loss_scale:g} is too large, 0 finds a scale by itself"
-      if config.loss_scale
-      else "lower --config.schedule.peak, or set another --config.precision"
-    )
+    what, advice = _skipped(config.loss_scale)
   raise UserError(
     f"{what} at step {step + 1} of {total_steps}: the run stops, {_stays(newest())}; {advice}."
   )
 
 
-def check_weights(params: Any, step: int, *, newest: Callable[[], int | None]) -> None:
-  """Ends a run whose weights are not finite, of which no checkpoint would be of use.
+def _skipped(loss_scale: float) -> tuple[str, str]:
+  """What happened where all float16 steps are skipped, and what to do."""
+  what = f"{MOST_SKIPPED} steps in a row were skipped, as their float16 gradients were not finite,"
+  if loss_scale:
+    return what, f"--config.loss_scale={loss_scale:g} is too large, 0 finds a scale by itself"
+  return what, "lower --config.schedule.peak, or set another --config.precision"
 
-  The loss of the step that made them so may be finite. All processes have the same weights.
+
+def check_weights(params: Any, step: int, *, newest: Callable[[], int | None]) -> None:
+  """Ends a run if its weights are not finite: a checkpoint of them would be useless.
+
+  The loss of the step that spoiled them may be finite. All processes have the same weights.
 
   Args:
     params: the weights after `step` steps.
-    step: steps done.
-    newest: as `check_loss` takes it.
+    step: the number of steps done.
+    newest: as in `check_loss`.
 
   Raises:
-    UserError: what happened, and what stays.
+    UserError: the run ends; the message says why, and which checkpoint stays.
   """
   if not all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(params)):
     raise UserError(
@@ -72,16 +73,16 @@ def _stays(newest: int | None) -> str:
 def check_evaluation(
   sums: MetricSums, step: int, *, classes: int, last: bool
 ) -> tuple[dict[str, float], list[str]]:
-  """The means of an evaluation, without accuracies where the loss is not finite, and what to say.
+  """The means of an evaluation, and lines to print; no accuracies if the loss is not finite.
 
   Args:
-    sums: over the evaluation's images.
-    step: after which it was made.
-    classes: that are told apart.
-    last: whether it is that of the run's end.
+    sums: the sums over the evaluation's images.
+    step: the number of steps before the evaluation.
+    classes: the number of classes.
+    last: whether this is the run's last evaluation.
 
   Raises:
-    UserError: the last one has a loss that is not finite, from which there is no result.
+    UserError: the last evaluation has a loss that is not finite, so there is no result.
   """
   means = sums.means(classes)
   if math.isfinite(means["loss"]):

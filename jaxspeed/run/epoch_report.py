@@ -1,4 +1,4 @@
-"""The report of a run: rows of its epochs, lines below them, images that were broken."""
+"""The report of a run: a row for each epoch, lines below it, and broken images."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.config import decoder_lines
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
-from jaxspeed.planning.plan import Plan
+from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import format_phase
 from jaxspeed.records.meters import NetworkMeter, peak_memory
@@ -24,13 +24,13 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
-# Share of the seconds of training: devices that wait longer for input are reported.
+# Warn when devices waited for input longer than this share of the training time.
 _MUCH_WAITING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """The sums of an evaluation, and the seconds that it took."""
+  """The sums of an evaluation, and the seconds it took."""
 
   sums: MetricSums
   seconds: float
@@ -40,11 +40,11 @@ class EpochReport:
   """Writes and prints the epochs of one run.
 
   Args:
-    spec: of the run.
-    folder: of the run.
-    feed: of the run: it says what it waited for, and which images were broken.
-    control: of the run.
-    clock: of the run.
+    spec: the run's specification.
+    folder: the run's folder.
+    feed: the run's feed, which measures waiting and collects broken images.
+    control: the run's control.
+    clock: the run's clock.
   """
 
   def __init__(
@@ -55,12 +55,12 @@ class EpochReport:
     images = {"train": spec.plan.train_images, "eval": spec.plan.eval_images}
     self._broken = BrokenImages(folder, images, spec.config, control.keep_folder)
     self._warned = False
-    self._pace: dict[str, float] = {}  # of the epoch that was trained last
+    self._pace: dict[str, float] = {}  # of the last epoch trained
     self._records: Records
 
   @contextlib.contextmanager
   def open(self, step: int) -> Iterator[None]:
-    """Opens the records of a run that begins after `step` steps, and prints how it begins."""
+    """Opens the records of a run that starts, or resumes after `step` steps, and prints that."""
     config, plan = self._spec.config, self._spec.plan
     with open_records(
       self._folder,
@@ -74,7 +74,7 @@ class EpochReport:
       epoch, step_in_epoch = plan.epoch_of(step)
       screen.begin(epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch)
       if step:
-        screen.line(f"goes on from the checkpoint of step {step}")
+        screen.line(f"resumes from the checkpoint of step {step}")
       yield
 
   @property
@@ -88,11 +88,11 @@ class EpochReport:
       self._records.screen.line(line)
 
   def write_waiting(self) -> str:
-    """Writes the rows that a full disk has kept waiting; why it cannot, or ''."""
+    """Writes the rows that a full disk has delayed; returns why it cannot, or ''."""
     return self._records.write_waiting()
 
   def begin_training(self, step: int) -> None:
-    """Begins to measure the training of an epoch, after `step` steps."""
+    """Starts measuring the training of an epoch, after `step` steps."""
     self._begun = (step, self._clock.dawn_seconds, NetworkMeter())
 
   def end_training(self, end: int) -> None:
@@ -112,14 +112,14 @@ class EpochReport:
   def _data_wait(self, seconds: float) -> float:
     """The share of `seconds` of training in which the devices waited for input.
 
-    Of several processes it is that of the one that waited longest: the others' devices stand in the
-    all-reduce meanwhile, and look busy.
+    With several processes, it is the share of the one that waited longest: the others' devices wait
+    for it in the all-reduce, and look busy.
     """
     millionths = processes.gather(round(1e6 * self._feed.take_waited_seconds() / seconds))
     return max(millionths) / 1e6
 
   def progress_due(self) -> bool:
-    """Whether new progress would be seen."""
+    """Whether new progress would be shown."""
     return self._records.screen.progress_due()
 
   def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
@@ -134,18 +134,18 @@ class EpochReport:
     )
 
   def note_broken(self) -> None:
-    """Takes in the images that this process could not read.
+    """Records the images that this process could not read.
 
     Raises:
-      UserError: they are too many.
+      UserError: there are too many.
     """
     self._broken.note(self._feed.take_broken())
 
   def settle_broken(self) -> None:
-    """Reports images that any process could not read since the last time. All must call it.
+    """Reports images that any process could not read since the last call. All must call it.
 
     Raises:
-      UserError: they are too many.
+      UserError: there are too many.
     """
     self.lines(self._settle_broken())
 
@@ -157,9 +157,9 @@ class EpochReport:
     """Reports the epoch that ended with `step`. All processes must call it.
 
     Args:
-      step: steps done.
-      carry: after them, with the sums of the epoch.
-      evaluation: of the epoch, where there was one.
+      step: the number of steps done.
+      carry: the carry after them, with the epoch's sums.
+      evaluation: the epoch's evaluation; None if there was none.
 
     Raises:
       UserError: the run's last evaluation has a loss that is not finite, or too many images are
@@ -181,7 +181,7 @@ class EpochReport:
       evaluated, said = self._evaluated(step, evaluation.sums)
       row, lines = row | evaluated, lines + said
       if config.stop_at_target and reaches_target(row, config):
-        # Only now it is known to be the last.
+        # Only now is it known to be the last evaluation.
         self._clock.rename_last("final_validate")
     row |= peak_memory(self._spec.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
@@ -203,7 +203,7 @@ class EpochReport:
     return total, [f"{said}; images are read ahead of training, metrics.jsonl has each row's count"]
 
   def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
-    """What the row of an epoch takes from the sums of its evaluation, and lines on it."""
+    """What an evaluation adds to the row of its epoch, and lines to print."""
     plan, count = self._spec.plan, int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
     classes, last = self._spec.config.data.classes, step == plan.total_steps
@@ -211,13 +211,13 @@ class EpochReport:
     return row | {f"eval_{name}": value for name, value in means.items()}, said
 
   def stopped_at_target(self) -> bool:
-    """Whether the run ends with its last row, which reached the target."""
+    """Whether the run ends because its last row reached the target."""
     config, rows = self._spec.config, self.rows
     return bool(config.stop_at_target and rows and reaches_target(rows[-1], config))
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
-  """What the plan says of the epoch that ends with `step`, and of its last step."""
+  """The plan's part in the row of the epoch that ends with `step`."""
   plan = spec.plan
   epoch, _ = plan.epoch_of(step - 1)
   phase = plan.phase_of(step - 1)
@@ -238,30 +238,35 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
 def pace_lines(
   plan: Plan, rows: Sequence[Mapping[str, Any]], step: int, *, stopped: bool
 ) -> list[str]:
-  """Lines on a stream after a step: that it is too slow, once a phase, and a phase's pace.
+  """Lines on speed after an epoch: slow input, once a phase, and a phase's pace at its end.
 
   Args:
-    plan: of the run.
-    rows: of its epochs so far.
-    step: the last one of an epoch.
-    stopped: whether the run ends here, as its target is reached.
+    plan: the run's plan.
+    rows: the rows of its epochs so far.
+    step: the last step of an epoch.
+    stopped: whether the run ends here because it reached its target.
   """
   phase = plan.phase_of(step - 1)
   rows = [row for row in rows if row["step"] > phase.first_step]
   lines = []
   slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
   if slow[-1] and not any(slow[:-1]):
-    # Phases find their copies; a recipe of one phase is given them as its data.
-    named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
-    copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
-    lines.append(
-      f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: "
-      f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
-      "machine without its disk"
-    )
+    lines.append(_waiting_line(plan, phase, rows[-1]["data_wait"]))
   end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
   if plan.streams and (step == end or stopped):
     if pace := mean_pace(rows, examples=plan.examples(phase.first_step)):
       epochs = rows[-1]["epoch"] - phase.first_epoch
       lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
   return lines
+
+
+def _waiting_line(plan: Plan, phase: Phase, share: float) -> str:
+  """What to do when the devices wait; a run that reads copies is not advised to make them."""
+  # A recipe of several phases finds the copies by itself, one of a single phase must name them.
+  named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
+  copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
+  return (
+    f"the devices waited for input {share:.0%} of this epoch's training: "
+    f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
+    "machine without its disk"
+  )

@@ -1,4 +1,4 @@
-"""The end of a run: its result, DAWNBench's entry, and what makes neither of them."""
+"""The end of a run: its result and DAWNBench's entry."""
 
 import datetime
 import pathlib
@@ -24,26 +24,26 @@ Row = Mapping[str, Any]
 
 
 def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
-  """What result.json of a run holds, where process 0 finds the run finished. All must call it.
+  """The content of result.json if process 0 finds the run finished, else None. All must call it.
 
   Args:
-    folder: of the run.
-    config: resolved.
+    folder: the run's folder.
+    config: the resolved config.
 
   Raises:
-    UserError: it is damaged, or the result of another config.
+    UserError: the result is damaged, or of another config.
   """
   found = None
   with processes.all_or_none("reading the result"):
     if processes.is_primary():
       found = _result_of(folder, config)
-  # Of a run that is just being finished, some processes might see the result and some not.
+  # While a run is being finished, some processes might see the result and others not.
   if not processes.gather(int(found is not None))[0]:
     return None
   with processes.all_or_none("reading the result"):
     found = found or _result_of(folder, config)
     if found is None:
-      raise UserError(f"{folder / 'result.json'} is not seen by {processes.whoami()}: start again.")
+      raise UserError(f"{processes.whoami()} does not see {folder / 'result.json'}: start again.")
   return found
 
 
@@ -55,7 +55,7 @@ def finished_row(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | N
   finished = finished_result(folder, config)
   if finished is None:
     return None
-  # Results of earlier versions do not say which weights they are of.
+  # Earlier versions did not store which weights were evaluated.
   row = {key: finished.get(key) for key in RESULT_KEYS}
   return row | {key: finished[key] for key in OPTIONAL_KEYS if key in finished}
 
@@ -71,14 +71,14 @@ def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | Non
   if rows:
     raise UserError(
       f"{folder / 'result.json'} is the result of another config ({rows[0].strip()}"
-      f"{', ...' if len(rows) > 1 else ''}): move it away, and the same command writes it anew "
-      "from the newest checkpoint."
+      f"{', ...' if len(rows) > 1 else ''}): move it away, and the same command writes a new "
+      "one from the newest checkpoint."
     )
   return result
 
 
 def reaches_target(row: Row, config: ConfigDict) -> bool:
-  """Whether the evaluation of an epoch, where there was one, reached the target."""
+  """Whether the epoch of `row` was evaluated and reached the target."""
   reached = row.get(f"eval_{config.target_metric}")
   return reached is not None and reached >= config.target
 
@@ -93,19 +93,19 @@ def finish(
   benchmark: str,
   evaluated_on: str,
 ) -> dict[str, Any]:
-  """The result row of a run that has come to its end; process 0 writes it to result.json.
+  """Returns the result row of a run after its last step; process 0 writes it to result.json.
 
   Args:
-    folder: of the run.
-    spec: of the run.
-    rows: of its epochs.
-    state: after the last step, saved.
-    clock: of the run.
-    benchmark: DAWNBench's name of the data set; '' where it has none.
+    folder: the run's folder.
+    spec: the run's specification.
+    rows: the rows of its epochs.
+    state: the state after the last step, already saved.
+    clock: the run's clock.
+    benchmark: DAWNBench's name of the data set, or ''.
     evaluated_on: as in `results.result_row`.
 
   Raises:
-    UserError: the epochs' last row is missing, or float16 has let no step be taken.
+    UserError: the row of the last epoch is missing, or every step was skipped in float16.
   """
   config, step = spec.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
@@ -144,7 +144,7 @@ def finish(
 def _write_dawnbench(
   folder: pathlib.Path, config: ConfigDict, rows: list[dict[str, Any]], benchmark: str
 ) -> None:
-  """DAWNBench's entry, which is of the test set of one of its two data sets."""
+  """Writes DAWNBench's entry, for the test set of one of its two data sets."""
   write_dawnbench(
     folder / "dawnbench",
     task=benchmark,

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, what lies in it, and what is left of a start that was refused."""
+"""A run's folder: its ownership, its files, and the clean-up after a refused start."""
 
 import contextlib
 import os
@@ -25,20 +25,20 @@ _FILES = (
   LOCK,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
-# What a start leaves that was killed before it wrote its config, and a new disk is born with.
+# Files of a start that was killed before it wrote its config, and the folder on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "lost+found")
-# Folders whose own folders are classes of images.
+# Folders of images, with a subfolder for each class.
 _SPLITS = ("train", "val", "validation", "test")
-_SHOWN = 3  # names of foreign files
+_SHOWN = 3  # foreign files named in a message
 
 
 class RunFolder:
-  """The folder of a run, taken for this start; `taken` makes it.
+  """The folder of a run, owned by this start; made by `taken`.
 
   Attributes:
-    path: of the folder.
-    lock: around it.
-    is_new: whether no step of the run was taken yet, in this start or an earlier one.
+    path: the folder's path.
+    lock: the folder's lock.
+    is_new: whether no start of the run has taken a step yet.
   """
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -47,18 +47,18 @@ class RunFolder:
     self.is_new = False
 
   def begun(self) -> None:
-    """Says that a step was taken: from now on the folder stays, whatever happens."""
+    """Notes that a step was taken: from now on the folder stays, whatever happens."""
     self.is_new = False
 
   def close(self, *, refused: bool) -> None:
-    """Gives the folder back.
+    """Releases the folder.
 
     Args:
-      refused: removes what this start wrote to a folder in which no step was taken.
+      refused: whether to remove what this start wrote, if no step was taken.
     """
     if refused and self.is_new:
       for folder in (*_subfolders(self.path), self.path):
-        # What a start writes before its first step is done.
+        # The files that a start writes before its first step is done.
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         for name in (CONFIG, "classes.json", "metrics.jsonl"):
           with contextlib.suppress(OSError):
@@ -72,16 +72,16 @@ class RunFolder:
 
 @contextlib.contextmanager
 def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[RunFolder]:
-  """Makes a run's folder where it is missing, and takes it for this start.
+  """Creates a run's folder if it is missing, and takes ownership of it for this start.
 
-  Where the block fails before the first step of a new run, what was made is removed.
+  If the block fails before the first step of a new run, what was created is removed.
 
   Args:
     workdir: the folder.
     data_path: `config.data.path`.
 
   Raises:
-    UserError: the folder holds something else, another job has it, or it cannot be written.
+    UserError: the folder holds something else, belongs to another job, or cannot be written.
   """
   path = _local(workdir)
   _refuse_among_data(path, data_path)
@@ -93,7 +93,7 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
     _remove_empty(made)
     raise
   try:
-    # Again, under the lock: another start may have been at work since.
+    # Again, under the lock: another start may have written since.
     folder.is_new = look(path)
     yield folder
   except BaseException as error:
@@ -104,10 +104,10 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
 
 
 def look(path: pathlib.Path) -> bool:
-  """Whether a folder holds no run yet, and nothing else either; it need not be there.
+  """Whether `path` is free for a new run: missing, or empty but for traces. Not if it has a run.
 
   Raises:
-    UserError: it holds files that are no run's, or what a run writes has another kind.
+    UserError: it holds files of something else, or a file in place of a run's folder or vice versa.
   """
   try:
     names = sorted(os.listdir(path))
@@ -120,7 +120,7 @@ def look(path: pathlib.Path) -> bool:
     if foreign:
       shown = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
       raise UserError(
-        f"{path} is not empty and holds no run, which has a {CONFIG} ({shown}): choose another "
+        f"{path} is not empty and holds no run, since {CONFIG} is missing ({shown}): choose another "
         "--workdir; nothing was written."
       )
   for name in names:
@@ -129,8 +129,8 @@ def look(path: pathlib.Path) -> bool:
     ):
       kind = "file" if name in _FILES else "folder"
       raise UserError(
-        f"{path / name} is no {kind}, as which a run writes it: move it away, or choose another "
-        "--workdir."
+        f"{path / name} is no {kind}, but a run writes a {kind} of that name: move it away, or "
+        "choose another --workdir."
       )
   if CONFIG not in names:
     return True
@@ -141,13 +141,10 @@ def look(path: pathlib.Path) -> bool:
 
 
 def make(path: pathlib.Path) -> list[pathlib.Path]:
-  """Makes a folder with its parents, and makes sure that it can be written.
-
-  Returns:
-    What was made, the outermost first.
+  """Creates a writable folder and its parents; returns those created, the outermost first.
 
   Raises:
-    UserError: it cannot be made or written; nothing is left of it.
+    UserError: it cannot be created or written; nothing is left of it.
   """
   missing: list[pathlib.Path] = []
   for each in (path, *path.parents):
@@ -157,7 +154,7 @@ def make(path: pathlib.Path) -> list[pathlib.Path]:
   made = []
   try:
     for each in missing:
-      # Another start may have been faster.
+      # Another start may have created it first.
       with contextlib.suppress(FileExistsError):
         each.mkdir()
         made.append(each)
@@ -193,12 +190,12 @@ def _local(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _refuse_among_data(path: pathlib.Path, data_path: str) -> None:
-  """Refuses a folder whose files would lie among the data, or be taken for a class of images."""
+  """Refuses a folder among the data, where it could be taken for a class of images."""
   if not data_path:
     return
   try:
     folder, data = path.resolve(), pathlib.Path(data_path).resolve()
-  except (OSError, RuntimeError, ValueError):  # a circle of links
+  except (OSError, RuntimeError, ValueError):  # a loop of symbolic links
     return
   if folder == data or any(folder.is_relative_to(data / split) for split in _SPLITS):
     raise UserError(
@@ -208,16 +205,16 @@ def _refuse_among_data(path: pathlib.Path, data_path: str) -> None:
 
 
 def _is_trace(path: pathlib.Path) -> bool:
-  """Whether a file says nothing of whose a folder is: it can be written over, or holds nothing."""
+  """Whether a file or folder does not count: a start's trace, a temporary file, an empty folder."""
   name = path.name
-  if name in _FOLDERS:  # a disk of its own perhaps
+  if name in _FOLDERS:  # perhaps the mount point of a disk
     with contextlib.suppress(OSError):
       return not os.listdir(path)
   return name in _TRACES or name.startswith(TEMPORARY)
 
 
 def _subfolders(path: pathlib.Path) -> list[pathlib.Path]:
-  """The folders of the runs that a config with several has."""
+  """The folders of the single runs of a config with several runs."""
   found = (each for each in path.glob("run_*") if each.name[4:].isdecimal())
   return sorted(each for each in found if each.is_dir())
 

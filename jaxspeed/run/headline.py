@@ -1,4 +1,4 @@
-"""What is printed before the first step of a run, or in place of its steps."""
+"""The lines printed before the first step of a run, or instead of its steps."""
 
 import pathlib
 from typing import Any
@@ -45,9 +45,9 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
 
 
 def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) -> None:
-  """Prints what was compiled for the first steps."""
+  """Prints the model's size, and what was compiled for the first steps."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
-  # The body of a loop counts once, so this is a step in either case.
+  # XLA counts the body of a loop once, so the program of an epoch also gives one step.
   programs = feed.programs
   flops = (
     sum(program.flops for program in programs[:1]) / spec.plan.phases[0].batch_size * spec.devices
@@ -70,11 +70,11 @@ def print_finished(
   screen: Screen, config: ConfigDict, folder: pathlib.Path, result: dict[str, Any]
 ) -> None:
   """Prints the result of a run that needs no more steps."""
-  screen.line(f"{folder} holds this run, finished:")
+  screen.line(f"{folder} holds this run, already finished:")
   screen.result(result)
   alone = config.runs == 1 and processes.is_primary()
   if alone and Checkpoints(folder / "checkpoints").newest() is None:
     screen.line(
-      f"{folder} holds no whole checkpoint any more: remove {folder / 'result.json'} to train "
+      f"{folder} no longer holds a whole checkpoint: remove {folder / 'result.json'} to train "
       "it again"
     )

@@ -1,4 +1,4 @@
-"""The losses of steps that are under way: waited for late, checked, and shown as progress."""
+"""The losses of steps under way: read some steps later, checked, and shown as progress."""
 
 import collections
 import time
@@ -14,19 +14,19 @@ from jaxspeed.run.saver import Saver
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import StepOutput
 
-# A step's loss and action are read when so many later steps are on their way: the devices have
-# work while the host waits for a number.
+# A step's loss and action are read when this many later steps are under way: the devices have work
+# while the host waits for a number.
 _STEPS_AHEAD = 2
 
 
 class LossWatcher:
-  """Checks the loss of each step some steps later, together with what all processes want then.
+  """Checks each step's loss some steps later, and reads what all processes decided at that step.
 
   Args:
-    spec: of the run.
-    report: of its epochs.
-    saver: of the run.
-    control: of the run.
+    spec: the run's specification.
+    report: the report of its epochs.
+    saver: the run's saver.
+    control: the run's control.
   """
 
   def __init__(
@@ -40,11 +40,11 @@ class LossWatcher:
     self._progress_from = (0, time.monotonic())
 
   def begin(self, step: int) -> None:
-    """Begins to measure the pace, after `step` steps."""
+    """Starts measuring the pace, after `step` steps."""
     self._progress_from = (step, time.monotonic())
 
   def add(self, steps: StepOutput) -> None:
-    """Takes in steps that are under way, and waits for older ones.
+    """Adds steps that are under way, and checks older ones.
 
     Raises:
       UserError: an older loss is not finite.
@@ -55,7 +55,7 @@ class LossWatcher:
       self._check_losses(*self._unchecked.popleft())
 
   def finish(self) -> None:
-    """Waits for all steps that are under way.
+    """Waits for all steps that are under way, and checks them.
 
     Raises:
       UserError: a loss is not finite.
@@ -64,7 +64,7 @@ class LossWatcher:
       self._check_losses(*self._unchecked.popleft())
 
   def _check_losses(self, step: int, losses: jax.Array, answer: jax.Array | RunAction) -> None:
-    """Waits for the losses of the steps up to `step`, checks and shows them."""
+    """Waits for the losses of the steps up to `step`; checks them and shows progress."""
     values = np.atleast_1d(np.asarray(losses))
     self._control.note(answer)
     self._control.step_taken()

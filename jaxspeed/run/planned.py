@@ -1,4 +1,4 @@
-"""What `jaxspeed.plan` prints: a plan as text or as a table, and the images that it counts."""
+"""The output of `jaxspeed.plan`: a plan as text or CSV, its all-reduces and parameters."""
 
 import dataclasses
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ from jaxspeed.scaling.predict import measured_rate, step_of
 
 
 def describe(config: ConfigDict, plan: Plan) -> str:
-  """The plan as lines of text: phases, rates at their turning points, shapes, programs."""
+  """The plan as text: phases, learning rates at turning points, evaluation and programs."""
   rate = plan.table["learning_rate"]
   turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
   lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
@@ -31,7 +31,7 @@ def describe(config: ConfigDict, plan: Plan) -> str:
       f"{phase.steps_per_epoch} steps an epoch, batch {phase.batch_size}, "
       f"{phase.image_size} x {phase.image_size} pixels"
     )
-  lines += [f"rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
+  lines += [f"learning rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
   modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
   lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
   lines += [f"program: {name}" for name in plan.programs()]
@@ -39,10 +39,10 @@ def describe(config: ConfigDict, plan: Plan) -> str:
 
 
 def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
-  """A header and a line for every step: epochs from 0, steps in them from 1.
+  """A CSV header and a line for each step; epochs count from 0, the steps in them from 1.
 
-  The batch counts images that the step learns from, so that it is smaller in the short last step of
-  an epoch. Numbers have all the digits that tell them from their neighbours.
+  `global_batch` counts the images that a step learns from: it is smaller in a short last step of an
+  epoch. Numbers have all the digits needed to read back the same value.
   """
   yield "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale"
   rate = plan.table["learning_rate"].tolist()
@@ -57,7 +57,7 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-  """A plan, the config with what its data decide, and lines on the images that it counts."""
+  """A plan, the config with the fields that its data decide, and lines to print."""
 
   config: ConfigDict
   plan: Plan
@@ -65,12 +65,12 @@ class Planned:
 
 
 def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) -> Planned:
-  """The plan of a config, whose images are counted where a path is given.
+  """The plan of a config; if the config has a path, the images there are counted.
 
   Args:
-    config: of a run.
-    devices: of the run.
-    given: names of the fields that the command line sets.
+    config: the config of a run.
+    devices: the number of devices.
+    given: the fields that the command line sets.
 
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
@@ -88,10 +88,10 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
-  """The config with the number of images of a data set that is known without a path.
+  """The config with the number of images, for a data set that is known without a path.
 
   Raises:
-    UserError: the config says another size of the set's images, or another number of classes.
+    UserError: the config has another image size or number of classes than the data set.
   """
   if config.data.feed != "resident" or config.data.synthetic:
     return config
@@ -100,7 +100,7 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
     if config.data[field] != value:
       raise UserError(
         f"config.data.{field}={config.data[field]}, but {config.data.name} has {value}: set "
-        f"--config.data.{field}={value}, or the path of a set of your own."
+        f"--config.data.{field}={value}, or the path of a data set of your own."
       )
   config = config.copy_and_resolve_references()
   for field in ("train_images", "eval_images"):
@@ -111,7 +111,7 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """What joins the devices: GB/s, microseconds from one to another, milliseconds of a step."""
+  """A network between devices: GB/s, microseconds a hop; milliseconds of a step without it."""
 
   bandwidth: float
   latency: float
@@ -121,7 +121,7 @@ class Network:
 def exchange_lines(
   config: ConfigDict, plan: Plan, *, devices: int, network: Network | None
 ) -> Iterator[str]:
-  """What each device sends in a step, and how long that takes where a network is given."""
+  """Lines on the all-reduces of a step: their size, and their time on `network` if given."""
   exchange = exchange_of(config)
   groups = exchange.groups(config.allreduce.group_mb)[1:]
   how = f"{len(groups)} all-reduce{'s' if len(groups) > 1 else ''}"
@@ -131,14 +131,7 @@ def exchange_lines(
   )
   if network is None:
     return
-  first = plan.phases[0]
-  cluster = Cluster(
-    images_per_s=measured_rate(network.step_ms, first.batch_size / devices, first.image_size),
-    per_host=1,
-    network_gb_s=network.bandwidth,
-    local_gb_s=network.bandwidth,
-    hop_s=network.latency / 1e6,
-  )
+  cluster = _cluster(network, plan, devices)
   for phase in plan.phases:
     step = step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
     epochs = f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}"
@@ -149,8 +142,19 @@ def exchange_lines(
     )
 
 
+def _cluster(network: Network, plan: Plan, devices: int) -> Cluster:
+  first = plan.phases[0]
+  return Cluster(
+    images_per_s=measured_rate(network.step_ms, first.batch_size / devices, first.image_size),
+    per_host=1,
+    network_gb_s=network.bandwidth,
+    local_gb_s=network.bandwidth,
+    hop_s=network.latency / 1e6,
+  )
+
+
 def parameter_table(config: ConfigDict) -> str:
-  """Name, shape and size of each parameter, as text."""
+  """A table of each parameter's name, shape and size, as text."""
   from clu import parameter_overview
 
   config = config.copy_and_resolve_references()

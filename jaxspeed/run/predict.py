@@ -27,7 +27,7 @@ from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
 Prediction = list[tuple[str, float]]
-# Takes the sentence on an image that cannot be read.
+# Called with the error of an image that cannot be read.
 OnError = Callable[[UserError], None]
 
 
@@ -42,14 +42,14 @@ def predict(
   """The likeliest classes of image files, with their probabilities.
 
   Args:
-    folder: of the run whose weights are used.
-    images: names of files.
-    step: of the checkpoint; None: the newest whole one.
-    top: classes of each image.
-    on_error: called for each file that is no image, which then has None; None: it is raised.
+    folder: the folder of the run whose weights are used.
+    images: the names of the image files.
+    step: the step of the checkpoint; None: that of the newest whole one.
+    top: the number of classes to return for each image.
+    on_error: called for each file that is no image, whose result is then None; None: it is raised.
 
   Raises:
-    UserError: a file that is no image, a folder that holds no run, or logits that are not finite.
+    UserError: a file is no image, the folder holds no run, or logits are not finite.
   """
   config = _for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
@@ -81,20 +81,26 @@ def predict_pretrained(
 ) -> list[Prediction | None]:
   """`predict` with the weights that `config.pretrained.path` names.
 
-  Classes have the names of the data set at `config.data.path`, or numbers where none is given; its
-  names also say how many there are.
-
   Args:
-    config: a recipe; its last phase counts.
-    images: names of files.
-    top: classes of each image.
-    given: names of fields that the command line sets, which the data set does not overrule.
+    config: a recipe, of which the last phase is used; the data set at `config.data.path`, if any,
+      gives the number and the names of the classes.
+    images: the names of the image files.
+    top: the number of classes to return for each image.
+    given: the fields that the command line sets, which the data set does not override.
     on_error: as in `predict`.
 
   Raises:
     UserError: as `predict` and `restore.open_pretrained`, or the data set has other classes.
   """
   config = _for_images(config)
+  names = _class_names(config, given)
+  with precision.wide_enough(config.precision):
+    spec, variables = open_pretrained(config)
+    return _predict(spec, spec.plan.phases[-1], variables, images, names, top, on_error)
+
+
+def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
+  """The names of a data set's classes, whose number is set in the config; numbers without names."""
   names: tuple[str, ...] = ()
   if config.data.path:
     names = class_names_of(name=config.data.name, path=config.data.path)
@@ -109,14 +115,11 @@ def predict_pretrained(
         f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
         f"is {config.data.classes}: name the data set that the weights were trained on, or none."
       )
-  names = names or tuple(map(str, range(config.data.classes)))
-  with precision.wide_enough(config.precision):
-    spec, variables = open_pretrained(config)
-    return _predict(spec, spec.plan.phases[-1], variables, images, names, top, on_error)
+  return names or tuple(map(str, range(config.data.classes)))
 
 
 def _for_images(config: ConfigDict) -> ConfigDict:
-  """The config with a mode of evaluation that takes any image alone."""
+  """The config with an evaluation mode that takes single images of any shape."""
   config = config.copy_and_resolve_references()
   if config.data.feed == "stream":
     config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
@@ -172,14 +175,14 @@ def _predict(
 def read_image(
   path: str, size: int, resize: int, *, antialias: bool = True
 ) -> UInt8[np.ndarray, "size size 3"]:
-  """An image file as the model sees it: RGB, short side scaled to `resize`, the middle square.
+  """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
 
-  As `streams.EvalStream` prepares it, to a grey level or two, by Pillow in place of TensorFlow.
+  Pillow gives the pixels of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
 
   Args:
-    path: of a file in one of `pixels.FORMATS`.
-    size: both sides of the result, in pixels; what the resized image lacks of it is black.
-    resize: the short side before the cut, in pixels.
+    path: the path of a file in one of `pixels.FORMATS`.
+    size: both sides of the result, in pixels; black beyond the edges of the resized image.
+    resize: the short side before the crop, in pixels.
     antialias: as in `streams.TrainStream`.
 
   Raises:
@@ -195,7 +198,7 @@ def read_image(
       raise UserError(f"{path} is a folder: name its files, as in {path.rstrip('/')}/*.") from None
     raise UserError(f"{path} cannot be read as an image: {reason_of(error)}.") from None
   short = min(image.size)
-  # Only what the square shows is resized: a strip of 1 x 50,000 pixels would not fit in memory.
+  # Only the crop is resized: a strip of 1 x 50,000 pixels would not fit in memory.
   (left, right, x, width), (top, bottom, y, height) = (
     _shown(side, resize * side // short, size) for side in image.size
   )
@@ -206,10 +209,10 @@ def read_image(
 
 
 def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
-  """What the middle `size` pixels show of a side, rounded as `crops.central_windows` does.
+  """The part of a side that a center crop shows, rounded as in `crops.central_windows`.
 
   Returns:
-    First and last place in the image, first pixel of the result and number of its pixels.
+    The part's begin and end in the image, and its first pixel and length in the result.
   """
   room = resized - size
   first = round(room / 2) if room >= 0 else -(-room // 2)
@@ -225,7 +228,7 @@ def _resize(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image
 
 
 def _interpolate(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
-  """Between the nearest pixels; in float32, because Pillow would drop the fractions."""
+  """Interpolates between the nearest pixels; in float32, as Pillow would drop the fractions."""
   how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
   planes = [plane.convert("F").transform(size, *how) for plane in image.split()]
   values = np.stack([np.asarray(plane) for plane in planes], -1)

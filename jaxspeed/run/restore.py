@@ -1,4 +1,4 @@
-"""From a run's folder back to a model: evaluation and prediction."""
+"""Evaluation and export of the model in a run's folder, or of published weights."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_resnet
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
+from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run import checkpoint
 from jaxspeed.run.checkpoint import Checkpoints, Restored
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
@@ -35,10 +35,10 @@ from jaxspeed.steps.state import Carry
 
 
 def load_config(folder: pathlib.Path) -> ConfigDict:
-  """The config of the run in `folder`, with the mode in which it was evaluated last as its own.
+  """The config of the run in `folder`, with the evaluation mode of its last phase.
 
-  Its `compile_cache` is left out: compiled programs are code, which may not come from where a
-  downloaded run says.
+  Its `compile_cache` is emptied: compiled programs are code, which must not come from a place that
+  a downloaded run names.
 
   Raises:
     UserError: the folder holds no run, or several.
@@ -53,7 +53,7 @@ def load_config(folder: pathlib.Path) -> ConfigDict:
 
 
 def with_last_mode(config: ConfigDict) -> ConfigDict:
-  """The config with the mode of its last phase as its own, which `evaluate` takes."""
+  """The config with the evaluation mode of its last phase in eval.mode, as `evaluate` needs it."""
   if config.phases.first_epoch and config.phases.eval_mode:
     config = config.copy_and_resolve_references()
     config.eval.mode = config.phases.eval_mode[-1]
@@ -62,8 +62,8 @@ def with_last_mode(config: ConfigDict) -> ConfigDict:
 
 
 def _stored_plan(config: ConfigDict) -> Plan:
-  """The plan of a run's config, for evaluation: training batches need not divide over devices."""
-  # Told the sizes, the plan takes no hold-out from them: the stored ones are those without it.
+  """The plan of a run's config, for evaluation: training batches need not divide by the devices."""
+  # The stored sizes are those after the hold-out; given here, the plan takes no second one.
   return make_plan(
     config, train_images=config.data.train_images, eval_images=config.data.eval_images
   )
@@ -77,19 +77,9 @@ def open_run(
   Raises:
     UserError: the folder holds no whole checkpoint.
   """
-  # Empty, unless the command line of `evaluate` names a folder (`stored.NOT_STORED`).
+  # Empty unless the command line of `evaluate` names a folder (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
-  mesh = mesh_lib.make_mesh()
-  plan = _stored_plan(config)
-  spec = make_train_spec(config, plan, mesh)
-  everywhere = mesh_lib.replicated(mesh)
-  size = plan.phases[0].image_size
-  state = jax.eval_shape(
-    on_mesh(init_state, spec),
-    jax.ShapeDtypeStruct((2,), np.uint32),
-    jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8),
-  )
-  target = mesh_lib.abstract(Carry(state, MetricSums.zero(spec.accumulation)), everywhere)
+  spec = make_train_spec(config, _stored_plan(config), mesh_lib.make_mesh())
   checkpoints = Checkpoints(folder / "checkpoints")
   if checkpoint_step is None:
     checkpoint_step, notes = checkpoints.find_newest()
@@ -99,33 +89,43 @@ def open_run(
       reason = f" ({notes[0]})" if notes else ""
       raise UserError(f"{folder} holds no whole checkpoint{reason}: {advice}.")
     checkpoint.log(notes)
-  restored = checkpoints.restore(target, step=checkpoint_step)
+  restored = checkpoints.restore(_abstract_carry(spec), step=checkpoint_step)
   assert restored is not None
   restored.check_state()
   return spec, restored
 
 
+def _abstract_carry(spec: TrainSpec) -> Carry:
+  """Shapes and shardings of a run's carry, to restore a checkpoint into."""
+  size = spec.plan.phases[0].image_size
+  state = jax.eval_shape(
+    on_mesh(init_state, spec),
+    jax.ShapeDtypeStruct((2,), np.uint32),
+    jax.ShapeDtypeStruct((spec.config.data.train_images, size, size, 3), np.uint8),
+  )
+  carry = Carry(state, MetricSums.zero(spec.accumulation))
+  return mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
+
+
 def evaluate(
   folder: pathlib.Path, *, step: int | None = None, config: ConfigDict | None = None
 ) -> list[dict[str, Any]]:
-  """Accuracies of a checkpoint on the images that its run was evaluated on.
+  """Accuracies of a checkpoint on the evaluation images of its run.
 
   Args:
-    folder: of the run.
-    step: of the checkpoint; None: the newest whole one.
-    config: what `load_config` gives, where fields of it are changed: other data, or another
-      eval.mode, or several with commas in between.
+    folder: the run's folder.
+    step: the step of the checkpoint; None: that of the newest whole one.
+    config: the result of `load_config`, if fields of it are changed: other data, or another
+      eval.mode, or several separated by commas.
 
   Returns:
     For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
-    "images_skipped", "loss", "top1", "top5", "seconds"}; accuracies as fractions, data where the
-    images come from, images those that were evaluated, images_skipped those that could not be
-    read, evaluated_on and evaluated_weights as in `results.result_row`, seconds without those of
-    compiling and of finding the images.
+    "images_skipped", "loss", "top1", "top5", "seconds"}. Accuracies are fractions; "data" says
+    where the images come from; "images" were evaluated, "images_skipped" could not be read;
+    "seconds" excludes compiling and finding images; `results.result_row` explains the others.
 
   Raises:
-    UserError: as `open_run`, a mode that is none, more broken images than data.max_broken lets
-      pass, or logits that are not finite.
+    UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
@@ -136,11 +136,11 @@ def evaluate(
 
 
 def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
-  """Accuracies of the weights that `config.pretrained.path` names, as `evaluate` gives them.
+  """Accuracies of the weights at `config.pretrained.path`, in the rows of `evaluate`.
 
   Args:
-    config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase counts.
-    given: names of fields that the command line sets, which the data do not overrule.
+    config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase is used.
+    given: the fields that the command line sets, which the data do not override.
 
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
@@ -160,7 +160,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
 
 
 def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
-  """The specification of a recipe, and the weights of `config.pretrained.path` on every device.
+  """The specification of a recipe, and the weights at `config.pretrained.path` on every device.
 
   Raises:
     UserError: as `evaluate_pretrained`.
@@ -181,7 +181,7 @@ def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
 
 
 def check_named(config: ConfigDict) -> None:
-  """Makes sure that a config names weights with a last layer, and a model that takes them.
+  """Makes sure that a config names weights with a last layer, and a model that can load them.
 
   Raises:
     UserError: as `evaluate_pretrained`.
@@ -195,7 +195,7 @@ def check_named(config: ConfigDict) -> None:
 
 
 def _resolved(config: ConfigDict) -> ConfigDict:
-  """The config with the precision that this machine has."""
+  """The config with its precision resolved for this machine."""
   config = config.copy_and_resolve_references()
   config.precision = precision.resolve(config.precision, mesh_lib.find_devices()[0])
   return config
@@ -205,18 +205,18 @@ def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
   """Makes sure that `export` can write, before anything is evaluated.
 
   Raises:
-    UserError: the run's model is no ResNet, or there is no folder for the file.
+    UserError: the run's model is no ResNet, or the file's folder is missing or not writable.
   """
   if load_config(folder).model.name != "resnet":
     raise UserError(f"--export={path}: only a ResNet is written, and the run's is another model.")
   if os.path.isdir(path) or not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
     raise UserError(
-      f"--export={path} cannot be written: name a file in a folder that is there and yours."
+      f"--export={path} cannot be written: name a file in a folder that you can write to."
     )
 
 
 def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
-  """Writes the weights that a run evaluates as .safetensors, under torchvision's names.
+  """Writes the weights that a run is evaluated with as .safetensors, under torchvision's names.
 
   Raises:
     UserError: as `check_export` and `open_run`, or the file cannot be written.
@@ -229,7 +229,7 @@ def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None)
 
 
 def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
-  """A config for each of the modes that stand in eval.mode with commas in between, checked."""
+  """A checked config for each of the modes in eval.mode, which commas separate."""
   configs = []
   for mode in config.eval.mode.split(","):
     configs.append(config.copy_and_resolve_references())
@@ -239,7 +239,7 @@ def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
 
 
 def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData) -> None:
-  """Makes sure that the run in `folder` was trained on the classes and the size of `data`.
+  """Makes sure that the run in `folder` was trained on the classes and the image size of `data`.
 
   Raises:
     UserError: it was not.
@@ -248,7 +248,7 @@ def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData)
     if value != config.data[name]:
       raise UserError(
         f"{config.data.path or config.data.name} has data.{name}={value}, and the run in {folder} "
-        f"was trained with {config.data[name]}: name data like those in --config.data.path."
+        f"was trained with {config.data[name]}: set --config.data.path to such data."
       )
   check_class_names(folder, data.class_names, renamed=True)
 
@@ -261,47 +261,46 @@ def _rows(
   data: OpenData | None = None,
   folder: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
-  """What `evaluate` says of each mode, as in the phase of the last of `step` steps."""
-  jobs = [make_train_spec(config, _stored_plan(config), mesh) for config in configs]
-  phases = [spec.plan.phase_of(step - 1) for spec in jobs]
-  # A stream opens only what this phase reads.
-  if data is None:  # what they decide is compared here, with the run
+  """The row of each mode, evaluated as in the phase that trained step `step`."""
+  specs = [make_train_spec(config, _stored_plan(config), mesh) for config in configs]
+  phases = [spec.plan.phase_of(step - 1) for spec in specs]
+  if data is None:
+    # A stream opens only what this phase reads; what the data decide is compared below.
     data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
   if folder is not None:
     _require_same_kind(folder, configs[0], data)
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   rows = []
-  for config, spec, phase in zip(configs, jobs, phases, strict=True):
-    prepare = feed_of(config).prepare_evaluation
-    run = prepare(data, spec, phase, variables)
-    start = time.perf_counter()
-    sums, broken = jax.block_until_ready(run())
+  for config, spec, phase in zip(configs, specs, phases, strict=True):
+    row = {"mode": config.eval.mode, "data": source, "evaluated_on": data.evaluated_on}
+    rows.append(row | _evaluate_mode(config, spec, phase, variables, data))
     images = data.evaluated_count(phase.copies)
-    for line in check_evaluated(broken, images, config):
-      output.say(f"note: {line}")
-    if warned := decoder_lines.take():
-      output.say(f"note: {decoder_lines.describe(warned, warned.total())}")
-    means = sums.means(config.data.classes)
-    if not math.isfinite(means["loss"]):
-      raise UserError(
-        f"the mean loss of {int(sums.count)} images is {means['loss']}: the weights give logits "
-        "that are not finite, and accuracies would mean nothing; choose another --step."
-      )
     if folder is not None and images != config.data.eval_images:
       output.say(
         f"note: the run was evaluated on {config.data.eval_images:,} images, not {images:,}"
       )
-    rows.append(
-      {
-        "mode": config.eval.mode,
-        "data": source,
-        "evaluated_on": data.evaluated_on,
-        "images": int(sums.count),
-        "images_skipped": images - int(sums.count),
-        **means,
-        "top5": means.get("top5"),
-        "seconds": round(time.perf_counter() - start, 3),
-      }
-    )
   return rows
+
+
+def _evaluate_mode(
+  config: ConfigDict, spec: TrainSpec, phase: Phase, variables: Any, data: OpenData
+) -> dict[str, Any]:
+  """The numbers of a row: images, loss, accuracies and seconds."""
+  prepare = feed_of(config).prepare_evaluation
+  run = prepare(data, spec, phase, variables)
+  start = time.perf_counter()
+  sums, broken = jax.block_until_ready(run())
+  images, count = data.evaluated_count(phase.copies), int(sums.count)
+  for line in check_evaluated(broken, images, config):
+    output.say(f"note: {line}")
+  if warned := decoder_lines.take():
+    output.say(f"note: {decoder_lines.describe(warned, warned.total())}")
+  means = sums.means(config.data.classes)
+  if not math.isfinite(means["loss"]):
+    raise UserError(
+      f"the mean loss of {count} images is {means['loss']}: the weights give logits that are not "
+      "finite, and accuracies would mean nothing; choose another --step."
+    )
+  row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
+  return row | {"seconds": round(time.perf_counter() - start, 3)}

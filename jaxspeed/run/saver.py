@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when one is due, what a failure does, and where a stop leaves the run."""
+"""The saving of a run: when a checkpoint is due, what a failure does, how a stop ends the run."""
 
 import math
 import pathlib
@@ -21,11 +21,11 @@ class Saver:
   """Saves and restores one run.
 
   Args:
-    spec: of the run.
-    folder: of the run.
-    report: of its epochs.
-    control: of the run.
-    clock: of the run; a checkpoint holds its seconds.
+    spec: the run's specification.
+    folder: the run's folder.
+    report: the report of its epochs.
+    control: the run's control.
+    clock: the run's clock, which a checkpoint stores.
   """
 
   def __init__(
@@ -50,19 +50,19 @@ class Saver:
     self._due = math.inf
 
   def newest(self) -> int | None:
-    """Step of the newest whole checkpoint."""
+    """The step of the newest whole checkpoint, or None."""
     return self._checkpoints.newest()
 
   def restore(self, target: Carry) -> Restored | None:
-    """The newest checkpoint; None where there is none. All processes must call it.
+    """Reads the newest checkpoint; None if there is none. All processes must call it.
 
     Args:
-      target: shapes and shardings of what a checkpoint holds.
+      target: the shapes and shardings of a checkpoint's arrays.
 
     Raises:
       UserError: it cannot be read, is of a later format, or holds another model.
     """
-    # All take the one that process 0 sees: a shared disk may show others an older state.
+    # All use the one that process 0 sees: a shared disk may show the others an older state.
     with processes.all_or_none("looking for a checkpoint"):
       newest = self.newest() if processes.is_primary() else None
     chosen = processes.gather(-1 if newest is None else newest)[0]
@@ -77,30 +77,29 @@ class Saver:
     return restored
 
   def start_waiting(self) -> None:
-    """Waits `checkpoint.every_seconds` from now on until the next checkpoint is due."""
+    """Makes the next checkpoint due in `checkpoint.every_seconds` from now."""
     self._due = time.monotonic() + self._spec.config.checkpoint.every_seconds
 
   def is_due(self) -> bool:
-    """Whether a checkpoint is due: process 0's clock decides that."""
+    """Whether a checkpoint is due by the clock of process 0; False in the others."""
     return processes.is_primary() and time.monotonic() >= self._due
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
-    """Saves a checkpoint; a failure ends the run or not, as the config says.
+    """Saves a checkpoint; the config decides whether a failure ends the run.
 
     Args:
-      step: steps done.
-      carry: after them.
-      last: at the end of the run, where a failure always ends it.
+      step: the number of steps done.
+      carry: the carry after them.
+      last: whether this is the end of the run, where a failure always ends it.
 
     Raises:
-      UserError: it could not be saved, and the run may not go on without; or the weights are not
-        finite.
+      UserError: the checkpoint could not be saved and that ends the run, or weights are not finite.
     """
     self._report.settle_broken()
     check_weights(carry.state.params, step, newest=self.newest)
     try:
       with self._clock.measure("checkpoint"):
-        # A run that goes on from here would miss the rows that a full disk has kept waiting.
+        # A run that resumed from here would lack the rows that a full disk has delayed.
         if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
           raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
         self._checkpoints.save(step, carry, self._clock.state())
@@ -112,7 +111,7 @@ class Saver:
     self.start_waiting()
 
   def save_last(self, step: int, carry: Carry) -> None:
-    """Saves the last step, where that was not done."""
+    """Saves the last step unless it is saved already."""
     if step != self._saved:
       self.save(step, carry, last=True)
 
@@ -120,7 +119,7 @@ class Saver:
     """Ends the run after a signal to any of its processes.
 
     Raises:
-      Stopped: once what there is has been saved.
+      Stopped: the processes decided to stop; `step` has been saved, or the message says it was not.
     """
     decided = self._control.decided
     if decided < RunAction.STOP:
@@ -132,7 +131,7 @@ class Saver:
       kept = f"saved step {step} of {total}"
     else:
       kept = f"step {step} of {total} could not be saved"
-    raise Stopped(f"{kept} in {self._folder}; the same command goes on.", decided.exit_code)
+    raise Stopped(f"{kept} in {self._folder}; the same command resumes the run.", decided.exit_code)
 
   def _handle(self, error: CheckpointError, *, last: bool) -> None:
     """Reports that a checkpoint could not be saved, or ends the run."""
@@ -146,5 +145,5 @@ class Saver:
         f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
         "and run the same command again."
       ) from error
-    said = f"{error}: the run goes on, the last whole checkpoint is of step {self._saved}"
+    said = f"{error}: the run continues, the last whole checkpoint is of step {self._saved}"
     self._report.lines([said])

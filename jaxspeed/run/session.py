@@ -1,4 +1,4 @@
-"""A call of train: what surrounds its runs, and one run after the other."""
+"""One call of `train`: what surrounds its runs, and the runs one after the other."""
 
 import contextlib
 import dataclasses
@@ -45,26 +45,26 @@ def run_name(index: int) -> str:
 def train(
   config: ConfigDict, workdir: str, peers: Peers | None = None, given: Collection[str] = ()
 ) -> dict[str, Any]:
-  """Trains what `config` says into `workdir`, or goes on with what is there.
+  """Trains `config` in `workdir`, or resumes the run that is there.
 
   Args:
-    config: not yet resolved.
+    config: the config, not yet resolved.
     workdir: the run's folder, the same one for all processes.
-    peers: the processes of the run, which call this together; None: this one alone.
-    given: names of fields that the command line sets, which one's own arrays do not overrule.
+    peers: the processes of the run, which all must call this; None: this one alone.
+    given: the fields that the command line sets, which the data do not override.
 
   Returns:
-    What result.json holds.
+    The content of result.json.
 
   Raises:
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
-    Stopped: a signal ended the run early, and it is saved.
+    Stopped: a signal ended the run early, after saving it.
   """
   clock = Clock()
   mesh_lib.keep_host_memory()
   checks.check(config)
   feed_of(config)
-  lay_out(config)  # its mistakes, before the seconds that data and folders take
+  lay_out(config)  # raises on mistakes, before data and folders take seconds
   with Session.enter(config, workdir, peers, clock) as session:
     setup = set_up(
       config,
@@ -83,7 +83,7 @@ def train(
       _ready_feed(setup, session.screen, clock) as feed,
       session.steps(setup.spec, clock) as make_control,
     ):
-      with _memory_errors_told(setup.config):
+      with _explain_memory_errors(setup.config):
         rows = _run_all(setup, feed, session, clock, make_control)
       if not processes.is_primary():
         return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
@@ -94,14 +94,14 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-  """What surrounds the runs of a call of `train`, from `enter` on.
+  """What surrounds the runs of one call of `train`; made by `enter`.
 
   Attributes:
-    signals: caught.
-    folder: of the run.
-    owned: the folder as this start has taken it, in process 0.
-    incarnation: which start of the run this is, the same in all processes.
-    screen: where the session prints.
+    signals: the signals caught so far.
+    folder: the run's folder.
+    owned: the folder as owned by this start; None except in process 0.
+    incarnation: the number of this start of the run, the same in all processes.
+    screen: the screen on which the session prints.
   """
 
   signals: Signals
@@ -115,7 +115,7 @@ class Session:
   def enter(
     cls, config: ConfigDict, workdir: str, peers: Peers | None, clock: Clock
   ) -> Iterator["Session"]:
-    """Catches signals, meets the other processes, and takes the folder; arguments as `train`."""
+    """Catches signals, connects the processes and takes the folder; arguments as in `train`."""
     with contextlib.ExitStack() as stack:
       signals = stack.enter_context(catch_signals())
       stack.enter_context(precision.wide_enough(config.precision))
@@ -129,16 +129,16 @@ class Session:
       with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
           owned = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
-          stack.enter_context(_disk_errors_told(folder))
+          stack.enter_context(_explain_disk_errors(folder))
       incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
       use_cache(config.compile_cache)
       yield cls(signals, folder, owned, incarnation, screen)
 
   def stop_before_steps(self) -> None:
-    """Ends the run where a signal came to one of its processes before there was anything to save.
+    """Ends the run if a signal reached any of its processes before there was anything to save.
 
     Raises:
-      Stopped: in all processes.
+      Stopped: a signal came; raised in all processes.
     """
     action = RunAction(max(processes.gather(self.signals.action)))
     if action >= RunAction.STOP:
@@ -147,9 +147,9 @@ class Session:
 
   @contextlib.contextmanager
   def steps(self, spec: TrainSpec, clock: Clock) -> Iterator[Callable[[], RunControl]]:
-    """Watches over the steps of all runs; gives what makes the control of each run."""
+    """Runs the watchdog over the steps of all runs; yields the factory of each run's control."""
     agreement = Agreement(spec.mesh)
-    # All have their programs then: from here on none waits long for another.
+    # After this, all have their programs, and none waits long for another.
     with clock.measure("others"):
       self.stop_before_steps()
     self.signals.begun = True
@@ -159,12 +159,12 @@ class Session:
 
 @contextlib.contextmanager
 def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
-  """The feed of a run, its programs compiled and its images in place."""
+  """Yields the feed of a run, with its programs compiled and its images in place."""
   spec = setup.spec
-  with _memory_errors_told(spec.config), clock.measure("compile"):
+  with _explain_memory_errors(spec.config), clock.measure("compile"):
     feed = make_feed(setup.data, spec)
   with contextlib.closing(feed):
-    with _memory_errors_told(spec.config), clock.measure("compile"):
+    with _explain_memory_errors(spec.config), clock.measure("compile"):
       lines = feed.wait_for(0)
     print_compiled(screen, spec, feed, clock)
     for line in lines:
@@ -178,13 +178,9 @@ def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
 
 
 def _run_all(
-  setup: Setup,
-  feed: Feed,
-  session: Session,
-  clock: Clock,
-  make_control: Callable[[], RunControl],
+  setup: Setup, feed: Feed, session: Session, clock: Clock, make_control: Callable[[], RunControl]
 ) -> list[dict[str, Any]]:
-  """The result rows of `config.runs` seeds, one after the other."""
+  """Trains `config.runs` seeds one after the other; returns their result rows."""
   config, rows = setup.config, []
   for index in range(config.runs):
     run_config = config.copy_and_resolve_references()
@@ -199,7 +195,7 @@ def _run_all(
         pin_config(folder, run_config)
       store_class_names(folder, setup.data.class_names)
     if index:
-      # What the runs share is on the first one's clock; a later one's process begins with it.
+      # The first run's clock has the seconds that the runs share; a later clock starts here.
       clock = Clock(later=True)
     spec = dataclasses.replace(setup.spec, config=run_config)
     rows.append(Trainer(spec, folder, feed, make_control(), clock).run())
@@ -207,8 +203,8 @@ def _run_all(
 
 
 @contextlib.contextmanager
-def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
-  """Says what to change where the devices have too little memory, as a UserError."""
+def _explain_memory_errors(config: ConfigDict) -> Iterator[None]:
+  """Turns an error of too little device memory into a UserError that says what to change."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
@@ -222,8 +218,8 @@ def _memory_errors_told(config: ConfigDict) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
-  """Says what to do where records or the result cannot be written, as a UserError."""
+def _explain_disk_errors(folder: pathlib.Path) -> Iterator[None]:
+  """Turns a failure to write records or the result into a UserError that says what to do."""
   try:
     yield
   except OSError as error:
@@ -231,8 +227,8 @@ def _disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
     path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
     if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
       raise
-    advice = "make room" if full else "mend that"
+    advice = "make room" if full else "fix that"
     raise UserError(
       f"{path} could not be written ({error.strerror or error}): {advice}; the same command "
-      "goes on from the newest checkpoint."
+      "resumes from the newest checkpoint."
     ) from error

@@ -1,4 +1,4 @@
-"""What a run is set up with: data, resolved config, specification, feed, first weights."""
+"""The set-up of a run: data, resolved config, specification, feed and first weights."""
 
 import dataclasses
 import functools
@@ -33,25 +33,25 @@ from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
 
-# By `config.data.feed`.
+# The feed of each `config.data.feed`.
 FEEDS: dict[str, type[Feed]] = {
   "resident": ResidentFeed,
   "stream": StreamFeed,
 }
 
-# Fields that describe a recipe's own data set, where the command line does not set them: own
-# arrays decide both, images on disk their classes.
+# Fields that the data may decide unless the command line sets them: arrays of the user's own decide
+# both, images on disk only the classes.
 FOLLOWING = frozenset({"data.classes", "data.image_size"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """What the runs of a call of `train` are made from.
+  """What the runs of one call of `train` are made from.
 
   Attributes:
-    config: resolved, to which the run's folder is pinned.
-    data: of the config, open.
-    finished: what result.json holds, where no more steps are needed.
+    config: the resolved config, stored in the run's folder.
+    data: the open data of the config.
+    finished: the content of result.json if no more steps are needed, else None.
   """
 
   config: ConfigDict
@@ -60,7 +60,7 @@ class Setup:
 
   @functools.cached_property
   def spec(self) -> TrainSpec:
-    """What is trained on all devices, with the one plan of the runs."""
+    """The specification of training on all devices, with the plan that all runs share."""
     mesh = mesh_lib.make_mesh()
     return make_train_spec(self.config, plan_of(self.config, self.data, devices=mesh.size), mesh)
 
@@ -74,19 +74,19 @@ def set_up(
   console: Console,
   given: Collection[str] = (),
 ) -> Setup:
-  """Opens the data of a config and pins the run's folder to it. All processes must call it.
+  """Opens the data of a config and pins the config to its folder. All processes must call it.
 
   Args:
-    config: not yet resolved.
-    folder: of the run, taken by process 0.
-    incarnation: which start of the run this is.
-    clock: of the run.
-    console: where the reading of headers is shown.
-    given: names of fields that the command line sets, which the data do not overrule.
+    config: the config, not yet resolved.
+    folder: the run's folder, owned by process 0.
+    incarnation: the number of this start of the run.
+    clock: the run's clock.
+    console: the console that shows the progress of reading headers.
+    given: the fields that the command line sets, which the data do not override.
 
   Raises:
-    UserError: as `open_data`, `pin_config` and `finished_result`; the processes do not see the same
-      folder, or were not started alike.
+    UserError: as `open_data`, `pin_config` and `finished_result`; or the processes do not see the
+      same folder, or were not started alike.
   """
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
@@ -96,7 +96,7 @@ def set_up(
     if processes.is_primary():
       pin_config(folder, resolved)
       check_class_names(folder, data.class_names)
-      read_metrics(folder)  # its damages, before the seconds that programs take
+      read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
   return Setup(resolved, data, finished_result(folder, resolved))
 
@@ -120,13 +120,13 @@ def open_data(
   follow: Collection[str] = (),
   phases: Sequence[Phase] | None = None,
 ) -> OpenData:
-  """The set of a config, in memory or on disk, with a hold-out for evaluation where it tunes.
+  """Opens the data set of a config, in memory or on disk; holds images out if the config tunes.
 
   Args:
-    config: of which `data` and `tune_on` count, and the phases.
-    console: where the reading of a million headers is shown; None: nowhere.
-    follow: which of `FOLLOWING` the data may decide, whatever the config says (`resolve`).
-    phases: of a stream, those whose images are wanted; None: all of the plan.
+    config: the config; uses `data`, `tune_on` and `phases`.
+    console: the console that shows the progress of reading headers; None: none.
+    follow: those of `FOLLOWING` that the data may decide, whatever the config says (`resolve`).
+    phases: the phases whose images a stream opens; None: all of the plan.
 
   Raises:
     UserError: as `feed_of`, and as the feed's `open_data`.
@@ -144,7 +144,7 @@ def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
 
 
 def decided(config: ConfigDict, data: OpenData) -> list[str]:
-  """A line on the fields of a recipe that do not hold for the data."""
+  """A line on the fields of a recipe that the data override; none if they agree."""
   rows = [
     f"data.{name}={value} in place of the recipe's {config.data[name]}"
     for name, value in data.decides.items()
@@ -154,29 +154,29 @@ def decided(config: ConfigDict, data: OpenData) -> list[str]:
 
 
 def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
-  """Lines on what the data decide, and on what follows for the target."""
+  """Lines on what the data decide, and on a target that cannot be reached with them."""
   lines, classes = decided(config, data), len(data.class_names)
   if config.target_metric == "top5" and not has_top5(classes):
     lines.append(
-      f"there is no top-5 of {classes} classes, and no target is reached: "
-      "--config.target_metric=top1 sets one of top-1"
+      f"there is no top-5 accuracy with {classes} classes, so the target cannot be reached: "
+      "--config.target_metric=top1 sets a top-1 target"
     )
   return tuple(lines)
 
 
 def plan_of(config: ConfigDict, data: OpenData, *, devices: int = 1) -> Plan:
-  """The plan of a config with the images that there are."""
+  """The plan of a config, with the actual number of images."""
   train, evaluated = data.counts
   return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
 
 
 def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
-  """The feed of a set; its programs are compiled, or begun to be."""
+  """The feed of a data set; its programs are compiled or being compiled."""
   return feed_of(spec.config)(data, spec)
 
 
 def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
-  """The config with what machine and data decide filled in, as the run's folder has it."""
+  """The config with the fields filled in that machine and data decide, as a folder stores it."""
   resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
   train, evaluated = data.counts
@@ -189,7 +189,7 @@ def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
 
 
 def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
-  """Takes a folder for a resolved config, or makes sure that it was taken for this one.
+  """Stores a resolved config in a folder, or makes sure that the stored one is the same.
 
   Raises:
     UserError: the folder holds a run of another config; the message lists the differences.
@@ -203,12 +203,12 @@ def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
   if rows:
     raise UserError(
       f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
-      f"choose another --workdir, or undo the changes to go on with that run."
+      f"choose another --workdir, or undo the changes to resume that run."
     )
 
 
 def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
-  """Makes sure that this process sees the folder that process 0 has taken."""
+  """Makes sure that this process sees the folder that process 0 owns."""
   owner = read_owner(folder)
   if owner is None or owner.incarnation != incarnation:
     raise UserError(
@@ -218,7 +218,7 @@ def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
 
 
 def _ensure_same(resolved: ConfigDict) -> None:
-  """Makes sure that all processes were started alike, on as many devices each."""
+  """Makes sure that all processes have the same config, version of jax and number of devices."""
   fields = {
     name: value
     for name, value in stored_lib.leaves(resolved)
@@ -235,14 +235,14 @@ def _ensure_same(resolved: ConfigDict) -> None:
 
 
 def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
-  """A first state with the weights of `config.pretrained`, where there are any."""
+  """The first state, with the weights at `config.pretrained.path` if there are any."""
   variables = {"params": state.params, "batch_stats": state.batch_stats}
   loaded = load_pretrained(spec.config, variables)
   if loaded is variables:
     return state
 
   def place() -> dict[str, Any]:
-    # From memory of its own: a CPU takes an array of NumPy's as it is, and donates it.
+    # Copied: a CPU uses the memory of a NumPy array as it is, and donates it.
     return mesh_lib.replicate(jax.tree.map(np.copy, loaded), spec.mesh)
 
   return state.replace(

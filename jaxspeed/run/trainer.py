@@ -1,4 +1,4 @@
-"""The story of a run: restore or start, epochs of steps, validate, save, stop."""
+"""The story of a run: restore or start, train and evaluate epochs, save, stop."""
 
 import contextlib
 import pathlib
@@ -27,14 +27,14 @@ from jaxspeed.steps.state import Carry
 
 
 class Trainer:
-  """Trains one seed of a recipe, from wherever its folder stands to its result.
+  """Trains one seed of a recipe to its result, from the newest checkpoint in its folder if any.
 
   Args:
-    spec: of the run.
-    folder: of the run, pinned to its config.
-    feed: of the run's images.
-    control: of the run.
-    clock: of the run.
+    spec: the run's specification.
+    folder: the run's folder, which stores its config.
+    feed: the feed of the run's images.
+    control: the run's control.
+    clock: the run's clock.
   """
 
   def __init__(
@@ -49,8 +49,7 @@ class Trainer:
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    finished = finished_row(self._folder, self._spec.config)
-    if finished is not None:
+    if (finished := finished_row(self._folder, self._spec.config)) is not None:
       return finished
     step = self._restore_or_start()
     with self._report.open(step), processes.exit_on_lost_peer():
@@ -75,7 +74,7 @@ class Trainer:
     )
 
   def _train_epoch(self, step: int) -> int:
-    """Steps to the end of the epoch that `step` is in, with a checkpoint where one is due."""
+    """Trains to the end of the epoch of `step`, with a checkpoint where one is due."""
     end = self._plan.end_of_epoch(step)
     self._begin_epoch(step)
     while step < end:
@@ -88,7 +87,7 @@ class Trainer:
     return end
 
   def _advance(self, step: int, end: int) -> int:
-    """Steps until the epoch ends or all processes want a checkpoint; returns the steps done."""
+    """Trains until the epoch ends or all decide to save or stop; returns the steps done."""
     for steps in self._feed.train(self._carry, self._spec.config.seed, step, end):
       self._carry, step = steps.carry, steps.step
       self._report.note_broken()
@@ -100,14 +99,14 @@ class Trainer:
     return step
 
   def _validate(self, step: int) -> None:
-    """Reports the epoch that ended with `step`, evaluated where it is due, and begins new sums."""
+    """Evaluates the epoch that ended with `step` where due, reports it, and resets the sums."""
     evaluation = self._evaluate(step) if self._plan_evaluates(step) else None
     self._report.epoch(step, self._carry, evaluation)
     self._count_programs()
     self._carry = self._carry.replace(sums=self._no_sums())
 
   def _restore_or_start(self) -> int:
-    """Sets the carry; returns the number of steps done."""
+    """Sets the carry, restored or new; returns the number of steps done."""
     restored = self._saver.restore(self._feed.carry)
     if restored is not None:
       self._carry = restored.tree
@@ -120,7 +119,7 @@ class Trainer:
     return restored.step if restored is not None else 0
 
   def _epoch_ended(self, step: int) -> bool:
-    """Whether an epoch ended with `step` that was not evaluated yet, also in an earlier process."""
+    """Whether an epoch ended with `step` and no start of the run has reported it yet."""
     at_end = step == self._plan.total_steps or self._plan.epoch_of(step)[1] == 0
     return step > 0 and at_end and int(self._carry.sums.count) > 0
 
@@ -128,7 +127,7 @@ class Trainer:
     return step >= self._plan.total_steps or self._report.stopped_at_target()
 
   def _begin_epoch(self, step: int) -> None:
-    """Waits for the programs of an epoch, and begins to measure it."""
+    """Waits for the programs of an epoch, and starts measuring it."""
     with self._clock.measure("compile"), watchdog_paused():
       lines = self._feed.wait_for(step)
     self._report.lines(lines)
@@ -158,6 +157,6 @@ class Trainer:
 
   @contextlib.contextmanager
   def _measure(self, name: str) -> Iterator[None]:
-    """Measures a part that may not compile anything."""
+    """Measures a part of the run that must not compile anything."""
     with self._clock.measure(name), warn_on_compile(name):
       yield

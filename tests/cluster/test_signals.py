@@ -102,7 +102,9 @@ def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
   before = signal.getsignal(number)
   with monkeypatch.context() as patched:
     moment(patched, once(number))
-    with pytest.raises(Stopped, match=rf"saved step {saved} of 18 in .* goes on") as stopped:
+    with pytest.raises(
+      Stopped, match=rf"saved step {saved} of 18 in .* resumes the run"
+    ) as stopped:
       session.train(digits(), str(tmp_path))
   assert stopped.value.exit_code == code
   assert signal.getsignal(number) is before

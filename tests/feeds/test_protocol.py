@@ -82,7 +82,7 @@ def test_a_third_feed_is_a_class_and_a_line(tmp_path, monkeypatch, capsys):
       train(config, str(tmp_path))
   result = train(config, str(tmp_path))
   # From inside the second epoch.
-  assert "goes on from the checkpoint of step 13" in capsys.readouterr().out
+  assert "resumes from the checkpoint of step 13" in capsys.readouterr().out
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows] == [9, 18]
   assert rows[1]["train_loss"] < rows[0]["train_loss"]

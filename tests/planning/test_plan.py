@@ -509,9 +509,9 @@ def test_describe_lists_phases_rates_and_programs():
   assert describe(config, make_plan(config)).splitlines() == [
     "some: 25 steps, 250 images",
     "epochs 1-3: 10 steps an epoch, batch 10, 32 x 32 pixels",
-    "rate at step 1: 0.1",
-    "rate at step 5: 0.5",
-    "rate at step 25: 0.05",
+    "learning rate at step 1: 0.1",
+    "learning rate at step 5: 0.5",
+    "learning rate at step 25: 0.05",
     "evaluation: 30 images, mode center",
     "program: init",
     "program: train 10x32x32x3, 10 steps an epoch",
@@ -531,7 +531,7 @@ def test_the_command_prints_the_plan_of_a_recipe_with_its_overrides():
   assert (done.returncode, done.stderr) == (0, "")
   assert done.stdout.startswith("quickstart: 30 steps, 3000 images\n")
   # 1,500 images in batches of 100; the peak of 0.3 after a fifth of 30 steps.
-  assert re.search(r"^rate at step 6: 0\.3$", done.stdout, re.MULTILINE)
+  assert re.search(r"^learning rate at step 6: 0\.3$", done.stdout, re.MULTILINE)
 
 
 def test_the_steps_are_printed_with_the_images_that_count():
@@ -689,7 +689,7 @@ def test_a_plan_knows_the_sets_that_need_no_path():
     told = mistake("plan", *flags)
     assert told == (
       "config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path "
-      "of a set of your own."
+      "of a data set of your own."
     )
     flags.append("--config.data.image_size=32")
     assert "set --config.data.classes=100" in mistake("plan", *flags)

@@ -276,7 +276,9 @@ def test_a_state_of_another_step_than_its_manifest(two, tmp_path):
   store = Checkpoints(two)
   restored = store.restore(target(make_carry(0.0)))
   assert restored is not None
-  with pytest.raises(UserError, match="of step 2 holds a state of step 7: its manifest.json is an"):
+  with pytest.raises(
+    UserError, match="of step 2 holds a state of step 7: its manifest.json belongs"
+  ):
     restored.check_state()
   dataclasses.replace(restored, step=7).check_state()
 
@@ -438,9 +440,9 @@ def test_a_checkpoint_of_another_model_is_refused_before_it_is_read(tmp_path, mo
     f"{name}.kernel has the shape {kernel.shape} there and (4, 4) in the model"
   )
   more = layer | {"scale": kernel, "shift": kernel}
-  assert refusal(more) == f"the model has {name}.scale and 1 more and the checkpoint has not"
+  assert refusal(more) == f"the model has {name}.scale and 1 more and the checkpoint does not"
   fewer = {"bias": layer["bias"]}
-  assert refusal(fewer) == f"the checkpoint has {name}.kernel and the model has not"
+  assert refusal(fewer) == f"the checkpoint has {name}.kernel and the model does not"
   read.assert_not_called()
 
 

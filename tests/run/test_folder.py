@@ -340,7 +340,9 @@ def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
   (folder / name).unlink()
   for put, remove in ((pathlib.Path.mkdir, os.rmdir), (os.mkfifo, os.unlink)):
     put(folder / name)
-    with pytest.raises(UserError, match=f"{name} is no file, as which a run writes it: move it"):
+    with pytest.raises(
+      UserError, match=f"{name} is no file, but a run writes a file of that name: move it"
+    ):
       train(digits(), str(folder))
     remove(folder / name)
 
@@ -351,7 +353,9 @@ def test_a_file_in_place_of_a_folder(run, tmp_path, name):
   shutil.rmtree(folder / name, ignore_errors=True)  # digits are no benchmark
   (folder / name).write_text("precious")
   before = contents(folder)
-  with pytest.raises(UserError, match=f"{name} is no folder, as which a run writes it: move it"):
+  with pytest.raises(
+    UserError, match=f"{name} is no folder, but a run writes a folder of that name: move"
+  ):
     train(digits(), str(folder))
   assert contents(folder) == before
 
@@ -386,7 +390,7 @@ def test_a_finished_run_without_its_checkpoints_says_what_to_do(run, tmp_path, c
   folder = shutil.copytree(run, tmp_path / "a")
   shutil.rmtree(folder / "checkpoints")
   train(digits(), str(folder))
-  words = f"holds no whole checkpoint any more: remove {folder / 'result.json'} to train it again"
+  words = f"no longer holds a whole checkpoint: remove {folder / 'result.json'} to train it again"
   assert words in capsys.readouterr().out
 
 
@@ -479,7 +483,7 @@ def test_a_checkpoint_that_was_renamed_goes_on_from_its_own_step(run, tmp_path, 
   (before,) = (folder / "checkpoints").iterdir()
   before.rename(folder / "checkpoints" / "999")
   result = train(digits(), str(folder))
-  assert f"goes on from the checkpoint of step {before.name}\n" in capsys.readouterr().out
+  assert f"resumes from the checkpoint of step {before.name}\n" in capsys.readouterr().out
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
   assert evaluate(folder)[0]["step"] == 18
 
