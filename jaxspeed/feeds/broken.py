@@ -1,4 +1,4 @@
-"""Images that cannot be read: how many may be, and what is said of them."""
+"""The limit on images that cannot be read, and the messages on them."""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -16,10 +16,10 @@ WORDS = {"train": "training", "eval": "evaluation"}
 
 
 def allowed(images: int, max_broken: float) -> int:
-  """How many of a split's images may be broken: of few images one may, unless none is to be.
+  """The number of images of a split that may be broken: at least one, unless `max_broken` is 0.
 
   Args:
-    images: of the split.
+    images: the number of images in the split.
     max_broken: `config.data.max_broken`.
   """
   return max(1, int(images * max_broken)) if max_broken else 0
@@ -28,42 +28,36 @@ def allowed(images: int, max_broken: float) -> int:
 def check_headers(
   sets: ImageSets, config: ConfigDict, splits: Collection[str] = ("train", "eval")
 ) -> None:
-  """Makes sure that few enough headers of a set's images could not be read.
+  """Makes sure that no more image headers of a data set are unreadable than `allowed`.
 
   Args:
-    sets: opened.
-    config: its `data` counts; with on_error="raise" the stream refuses the first image.
-    splits: of "train" and "eval".
+    sets: the open image sets.
+    config: the config; with data.on_error="raise", the stream itself refuses the first image.
+    splits: "train", "eval" or both.
 
   Raises:
-    UserError: there are more than `allowed`.
+    UserError: there are more.
   """
+  limit = config.data.max_broken
   if config.data.on_error == "raise":
     return
   for images in {id(each): each for each in sets.sets.values()}.values():
     for kind in splits:
       split = images.train if kind == "train" else images.eval
       broken = np.flatnonzero(split.width == 0).tolist()
-      if len(broken) > allowed(len(split), config.data.max_broken):
+      if len(broken) > allowed(len(split), limit):
         named = [f"{split.name(i)} ({why_broken(split, i)})" for i in broken[:NAMED]]
-        raise too_many(
-          kind,
-          named,
-          len(broken),
-          len(split),
-          config.data.max_broken,
-          where=f"in {split.root} ",
-          after=f"{FILE} in the workdir of such a run lists all",
-        )
+        where, after = f"in {split.root} ", f"{FILE} in the workdir of such a run lists all"
+        raise too_many(kind, named, len(broken), len(split), limit, where=where, after=after)
 
 
 def check_evaluated(broken: Mapping[str, str], images: int, config: ConfigDict) -> list[str]:
-  """A line on images that an evaluation went without; none where there are none.
+  """A line on the images that an evaluation could not read; none if it read all.
 
   Args:
-    broken: reasons by name.
-    images: of the split.
-    config: its `data` counts.
+    broken: the reason for each such image, by name.
+    images: the number of images in the split.
+    config: the config; uses data.max_broken.
 
   Raises:
     UserError: there are more than `allowed`.
@@ -88,22 +82,22 @@ def too_many(
   after: str = "",
 ) -> UserError:
   more = f" and {broken - NAMED:,} more" if broken > NAMED else ""
-  # Rounded up, so that this share lets them pass.
+  # Rounded up, so that this share allows them.
   enough = min(1.0, -(-10_000 * broken // images) / 10_000)
   return UserError(
     f"{broken:,} of {images:,} {WORDS[kind]} images {where}could not be read, and "
-    f"config.data.max_broken={max_broken:g} lets {allowed(images, max_broken):,} pass: "
-    f"{', '.join(named[:NAMED])}{more}; mend them, or go on without them with "
+    f"config.data.max_broken={max_broken:g} allows {allowed(images, max_broken):,}: "
+    f"{', '.join(named[:NAMED])}{more}; repair them, or continue without them with "
     f"--config.data.max_broken={enough:g}{f' ({after})' if after else ''}."
   )
 
 
 def describe(new: Broken, file: str = "") -> list[str]:
-  """A line a split on images that are newly known to be broken, and the file that lists all."""
+  """A line for each split on newly found broken images, with the file that lists all."""
   lines = []
   for kind, effect in (
-    ("train", "the next one takes the place of each"),
-    ("eval", "they do not count"),
+    ("train", "each replaced by the next one"),
+    ("eval", "left out of the accuracies"),
   ):
     broken = {name: reason for (split, name), reason in new.items() if split == kind}
     if broken:

@@ -1,4 +1,4 @@
-"""Evaluation of images from disk: batches by shape, programs, broken images."""
+"""The evaluation of images from disk: batches by shape, programs, broken images."""
 
 import collections
 import dataclasses
@@ -27,14 +27,13 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
-# Batches that wait on the devices for their turn. More would only hold memory: the host decodes
-# ahead by itself.
+# Batches that wait on the devices. More would only hold memory: the host decodes ahead anyway.
 _EVALUATED_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """How a phase evaluates: the global batches, and the mode."""
+  """How a phase evaluates: its images, global batches, mode and sizes in pixels."""
 
   split: Split
   batches: list[rectangles.EvalBatch]
@@ -48,13 +47,11 @@ class Evaluation:
 
 
 def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
-  """The batches in which a set is evaluated, each image in one of them.
+  """The evaluation of a phase: every image of `split` that has a header is in one batch.
 
   Args:
-    split: of the evaluation.
-    config: its `eval` has the bounds of rectangles.
-    phase: whose mode and size count.
-    batch_size: of all devices.
+    config: the config; `eval` limits the shapes of rectangles.
+    batch_size: the batch size of all devices.
   """
   mode, size = phase.eval_mode, phase.eval_size
   if mode.startswith("rect"):
@@ -64,12 +61,12 @@ def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: 
       short_side=size,
       limit=config.eval.shapes,
       multiple=config.eval.multiple,
-      # As for a server of eight GPUs: with them the shapes, and so accuracies, would change.
+      # That of eight GPUs everywhere: shapes, and so accuracies, must not depend on devices.
       batch=8 * config.eval.batch_size,
       resize=phase.eval_resize,
     )
   else:
-    # Of "five" the device takes its crops from the middle square of the resized image.
+    # "five": the device takes its crops from the middle square of the resized image.
     side = phase.eval_resize if mode == "five" else size
     shapes = rectangles.square(split.width, split.height, side)
   batches = rectangles.batches(shapes, batch_size)
@@ -82,7 +79,7 @@ def run_evaluation(
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
 ) -> tuple[MetricSums, dict[str, str]]:
-  """Sums over the images of an evaluation, and those that this process could not read, and why."""
+  """The sums over an evaluation's images, and why this process could not read some, by name."""
   split = evaluation.split
   sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
   under_way: collections.deque[MetricSums] = collections.deque()
@@ -121,7 +118,7 @@ def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> Any:
 def prepare_evaluation(
   sets: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
 ) -> RunEvaluation:
-  """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
+  """Compiles the programs of a phase's evaluation; returns a function that runs it."""
   size = spec.plan.eval_batch_size
   split = sets.sets[phase.copies].eval
   evaluation = make_evaluation(split, spec.config, phase, size * spec.devices)
@@ -137,7 +134,7 @@ def prepare_evaluation(
 def compile_evaluation(
   spec: TrainSpec, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
 ) -> Program:
-  """The program that evaluates one batch of images of `shape`, of `batch_size` a device."""
+  """The program that evaluates a batch of images of `shape`, `batch_size` on each device."""
   function = on_mesh(
     eval_step.evaluate_batch,
     spec,

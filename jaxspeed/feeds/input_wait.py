@@ -1,4 +1,4 @@
-"""How long the devices wait for input."""
+"""The time in which the devices wait for input."""
 
 import time
 from collections.abc import Callable
@@ -7,21 +7,21 @@ from typing import Any
 
 
 def _end_of(loss: Any) -> float:
-  """Waits for the step that computes a loss; returns the seconds of the clock at its end."""
+  """Waits for the step that computes `loss`; returns the time of its end, in seconds."""
   loss.block_until_ready()
   return time.monotonic()
 
 
 class InputWait:
-  """Measures the seconds in which the devices had no step under way, for want of a batch.
+  """Measures the seconds in which the devices had no step under way because a batch was missing.
 
-  These run from the end of the last step, or from when the next batch was asked for if that was
-  later, to when the batch came. A thread waits for the end of each step: the loop itself stands in
-  the wait for the batch when it comes.
+  They start at the end of the last step, or at the request for the next batch if that is later, and
+  end when the batch comes. A thread waits for the end of each step, because the loop itself is then
+  waiting for the batch.
 
   Args:
-    end_of: waits for a step's loss, and returns when the step ended.
-    now: seconds of the same clock.
+    end_of: a function that waits for a step's loss and returns the time of the step's end.
+    now: a function that returns the time, in seconds of the same clock.
   """
 
   def __init__(
@@ -39,11 +39,11 @@ class InputWait:
     self._step = None
 
   def dispatched(self, loss: Any) -> None:
-    """Notes that a step is under way, which computes `loss`."""
+    """Notes that the step that computes `loss` is under way."""
     self._step = loss, self._pool.submit(self._end_of, loss)
 
   def take(self, take: Callable[[], Any]) -> Any:
-    """The next batch, which `take` returns; counts the wait for it while no step is under way."""
+    """Returns the batch from `take`; counts the wait for it while no step is under way."""
     start = self._now()
     batch = take()
     end = self._now()
@@ -51,16 +51,16 @@ class InputWait:
     return batch
 
   def take_seconds(self) -> float:
-    """The seconds since the last call."""
+    """The seconds measured since the last call."""
     seconds, self._seconds = self._seconds, 0.0
     return seconds
 
   def close(self) -> None:
-    """Ends the thread once the steps under way have ended; does not wait for that."""
+    """Ends the thread after the steps under way, without waiting for them."""
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _idle_since(self, now: float) -> float:
-    """When the last step ended; `now` where it has not, or has failed, which the loop finds out."""
+    """When the last step ended; `now` if it has not, or if it failed, which the loop finds out."""
     if self._step is None:
       return float("-inf")
     loss, ended = self._step

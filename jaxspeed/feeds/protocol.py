@@ -1,4 +1,4 @@
-"""What a run asks of a feed, which brings images to the steps, and of the data that it opens."""
+"""The interfaces of a feed, which brings images to the steps, and of the data that it opens."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,14 +12,14 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
-# Reasons why images cannot be read, by "train" or "eval" and their names.
+# Why images cannot be read, by split ("train" or "eval") and name.
 Broken = dict[tuple[str, str], str]
-# Evaluates once: sums, and the images that could not be read, by name, with the reason.
+# Evaluates once; returns the sums, and why images could not be read, by name.
 RunEvaluation = Callable[[], tuple[MetricSums, dict[str, str]]]
 
 
 class OpenData(Protocol):
-  """A data set that a feed has opened: a frozen dataclass with `notes` among its fields."""
+  """A data set that a feed has opened: a frozen dataclass with a field `notes`."""
 
   @property
   def class_names(self) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ class OpenData(Protocol):
 
   @property
   def notes(self) -> tuple[str, ...]:
-    """Lines on what the user should know."""
+    """Lines to print on what the user should know."""
 
   @property
   def evaluated_on(self) -> str:
@@ -39,11 +39,11 @@ class OpenData(Protocol):
 
   @property
   def benchmark(self) -> str:
-    """DAWNBench's name of the data set; '' where it is none of its sets."""
+    """DAWNBench's name of the data set, or ''."""
 
   @property
   def counts(self) -> tuple[int | Mapping[int, int], int]:
-    """Images to train on, all or by the short side of their copies, and images to evaluate on."""
+    """The numbers of images to train on, in all or by resized side, and to evaluate on."""
 
   @property
   def decides(self) -> dict[str, int]:
@@ -51,24 +51,24 @@ class OpenData(Protocol):
 
   @property
   def decider(self) -> str:
-    """Who decides them, for a sentence: "the arrays decide"."""
+    """The subject and verb of a sentence on them: "the arrays decide"."""
 
   def evaluated_count(self, copies: int) -> int:
-    """Images that a phase with these copies (`Phase.copies`) evaluates."""
+    """The number of images that a phase with these copies (`Phase.copies`) evaluates."""
 
   def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels, 0 ... 255, where the config has none."""
+    """Mean and standard deviation of the channels, 0 ... 255, for a config that has none."""
 
 
 class Feed(Protocol):
-  """Brings images to the steps of a run, and has the programs for them.
+  """Brings images to the steps of a run, and holds the programs for them.
 
-  A feed derives from this class, whose methods with a body serve where nothing is to be said. Its
-  name stands in `run.setup.FEEDS`. Steps are those of the run, counted from 0.
+  A feed derives from this class; methods with a body are defaults. `run.setup.FEEDS` lists the
+  feeds by name. Steps are those of the run, counted from 0.
   """
 
   carry: Carry
-  """Shapes and shardings of what a run carries, for a checkpoint to be read into."""
+  """Shapes and shardings of a run's carry, to restore a checkpoint into."""
   benchmark: str
   """As `OpenData.benchmark`."""
   evaluated_on: str
@@ -85,10 +85,10 @@ class Feed(Protocol):
     """Opens the data set of a config, an `OpenData`.
 
     Args:
-      config: its `data` and `tune_on` count, and the phases.
-      console: where long readings are shown.
-      follow: fields, such as data.classes, that the data may decide.
-      phases: those whose images are evaluated, and no others are wanted; None: all, to train.
+      config: the config; uses `data`, `tune_on` and `phases`.
+      console: the console that shows the progress of long reads.
+      follow: the fields, such as data.classes, that the data may decide.
+      phases: the only phases to evaluate, without training; None: all, to train.
 
     Raises:
       UserError: the data cannot be read, or do not fit the config.
@@ -97,39 +97,39 @@ class Feed(Protocol):
 
   @staticmethod
   def prepare_evaluation(data: Any, spec: TrainSpec, phase: Phase, variables: Any) -> RunEvaluation:
-    """What evaluates a model as a phase does, without a feed; its programs are compiled.
+    """Compiles the programs of a phase's evaluation; returns a function that runs it.
 
     Args:
-      data: of `open_data`.
-      spec: of the model.
-      phase: of its plan.
-      variables: on the devices.
+      data: the result of `open_data`.
+      spec: the specification of the model.
+      phase: a phase of its plan.
+      variables: the model's variables, on the devices.
     """
     ...
 
   def __init__(self, data: Any, spec: TrainSpec) -> None:
-    """Compiles the programs of a run, or begins to.
+    """Compiles the programs of a run, or starts to.
 
     Args:
-      data: of `open_data`.
-      spec: of the run; of several runs, whose seeds differ, the first.
+      data: the result of `open_data`.
+      spec: the run's specification; that of the first, if there are several with different seeds.
     """
 
   @property
   def programs(self) -> list[Program]:
-    """Those compiled by now, a training program first."""
+    """The programs compiled by now, a training program first."""
     return []
 
   def new_programs(self) -> list[Program]:
-    """Those that were compiled since the last call."""
+    """The programs compiled since the last call."""
     return []
 
   def wait_for(self, step: int) -> list[str]:
-    """Waits for the programs of the epoch of a step; lines on when they were ready."""
+    """Waits for the programs of the epoch of `step`; returns lines on when they were ready."""
     return []
 
   def place(self) -> None:
-    """Puts in place what the steps need, after `wait_for(0)`."""
+    """Loads what the steps need, after `wait_for(0)`."""
     return
 
   @property
@@ -146,26 +146,26 @@ class Feed(Protocol):
     ...
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """The steps `first_step <= step < last_step`, each yielded once it is under way.
+    """Takes the steps `first_step <= step < last_step`; yields each once it is under way.
 
     Args:
-      carry: after `first_step` steps; donated.
-      seed: of the run.
-      first_step: the number of the first one.
+      carry: the carry after `first_step` steps; donated.
+      seed: the run's seed.
+      first_step: the number of the first step.
       last_step: the end of the epoch of `first_step`.
     """
     ...
 
   def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
+    """Sums over all evaluation images, each counted once, as in the phase of step `step - 1`."""
     ...
 
   def take_waited_seconds(self) -> float:
-    """Seconds in which the devices had nothing to do for want of images, since the last call."""
+    """The seconds since the last call in which the devices had no images to work on."""
     return 0.0
 
   def take_broken(self) -> Broken:
-    """Images that this process could not read, since the last call."""
+    """The images that this process could not read since the last call."""
     return {}
 
   def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The feed of a set in memory."""
+"""The feed of a data set in memory."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -23,9 +23,9 @@ from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 
 class ResidentFeed(Feed):
-  """Trains and evaluates on a set that lives on every device.
+  """Trains and evaluates on a data set that every device holds in memory.
 
-  On accelerators an epoch is one program; on CPUs a step is (`compile_programs`).
+  One program runs an epoch on accelerators, a step on CPUs (`compile_programs`).
   """
 
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
@@ -44,10 +44,10 @@ class ResidentFeed(Feed):
     follow: Collection[str],
     phases: Sequence[Phase] | None,
   ) -> Arrays:
-    """Reads a set into memory; images of one's own may decide the side, where `follow` has it.
+    """Reads a data set into memory; the user's own arrays may decide the fields in `follow`.
 
     Raises:
-      UserError: as `open_arrays`, or images have another size than the config says.
+      UserError: as `open_arrays`, or the images do not have the size in the config.
     """
     data = config.data
     arrays = open_arrays(
@@ -58,24 +58,14 @@ class ResidentFeed(Feed):
       follow="data.classes" in follow,
       tune=config.tune_on == "validation",
     )
-    height, width = arrays.train_images.shape[1:3]
-    if height != width:
-      raise UserError(
-        f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
-        "trains from memory takes squares only: cut or resize them."
-      )
-    if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
-      raise UserError(
-        f"the images of {data.path or data.name} have {height} x {width} pixels but "
-        f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
-      )
+    _check_size(arrays, config, follow)
     return arrays
 
   @staticmethod
   def prepare_evaluation(
     data: Arrays, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
-    """What evaluates the set in one call of one program, whatever the phase."""
+    """Compiles one program that evaluates the data set; returns a function that calls it."""
     padded = pad_batches(
       data.eval_images, data.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
     )
@@ -86,29 +76,29 @@ class ResidentFeed(Feed):
 
   @property
   def programs(self) -> list[Program]:
-    """Those compiled by now, a training program first."""
+    """The programs compiled by now, a training program first."""
     return [*self._programs.train.values(), *self._programs.all()[:2], self._programs.evaluate]
 
   def new_programs(self) -> list[Program]:
-    """All of them the first time, afterwards none."""
+    """All programs at the first call, none afterwards."""
     new, self._uncounted = self._uncounted, []
     return new
 
   def place(self) -> None:
-    """Puts the set on the devices."""
+    """Copies the data set to the devices."""
     self._resident = jax.block_until_ready(place(self._arrays, self._spec))
 
   @property
   def needs_warm_up(self) -> bool:
-    """Whether the config wants a warm-up, or, where it leaves that open, an accelerator does."""
+    """Whether the config asks for a warm-up; with "auto", accelerators get one."""
     warmup = self._spec.config.warmup
     return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
 
   def warm_up(self) -> None:
     """Runs every program once on random labels, from which nothing can be learned.
 
-    The first call of a program on a GPU loads its kernels and makes cuDNN's plans; airbench leaves
-    that out of its clock in the same way. The state it ends with is thrown away.
+    On a GPU, the first call of a program loads its kernels and makes cuDNN's plans; airbench leaves
+    that out of its clock in the same way. The resulting state is thrown away.
     """
     spec, programs, resident = self._spec, self._programs, self._resident
     key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), spec.mesh)
@@ -128,16 +118,10 @@ class ResidentFeed(Feed):
     return self._programs.init.call(self._key(seed), self._resident.train.image)
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """The steps `first_step <= step < last_step`, each yielded once it is under way.
-
-    Args:
-      carry: after `first_step` steps; donated.
-      seed: of the run.
-      first_step: the number of the first one, in the run.
-      last_step: the end of the epoch of `first_step`.
+    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`.
 
     Raises:
-      UserError: an accelerator is to begin inside an epoch, which is one program there.
+      UserError: an accelerator would have to resume inside an epoch, which is one program there.
     """
     plan, programs = self._spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
@@ -149,7 +133,7 @@ class ResidentFeed(Feed):
       if step_in_epoch:
         raise UserError(
           "the newest checkpoint lies inside an epoch, where a CPU saved it; "
-          "an accelerator goes on from the end of an epoch only: finish the epoch on a CPU."
+          "an accelerator resumes only from the end of an epoch: finish the epoch on a CPU."
         )
       carry, losses = programs.train[plan.segments(epoch)].call(carry, data, order, table)
       yield StepOutput(last_step, carry, losses)
@@ -160,8 +144,23 @@ class ResidentFeed(Feed):
       yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over the evaluation images, after `step` steps."""
+    """Sums over all evaluation images, each counted once."""
     return self._programs.evaluate.call(variables, self._resident.eval)
 
   def _key(self, seed: int) -> Any:
     return mesh_lib.replicate(seed_key(seed), self._spec.mesh)
+
+
+def _check_size(arrays: Arrays, config: ConfigDict, follow: Collection[str]) -> None:
+  """Makes sure that images are squares of the config's size, or may decide it (`follow`)."""
+  data, (height, width) = config.data, arrays.train_images.shape[1:3]
+  if height != width:
+    raise UserError(
+      f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
+      "trains from memory takes squares only: crop or resize them."
+    )
+  if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
+    raise UserError(
+      f"the images of {data.path or data.name} have {height} x {width} pixels but "
+      f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
+    )

@@ -1,4 +1,4 @@
-"""The programs of a run on a set in memory, compiled ahead side by side."""
+"""The programs of a run on a data set in memory, compiled side by side before the first step."""
 
 import dataclasses
 import math
@@ -27,9 +27,9 @@ class Programs:
   """The compiled programs of a run.
 
   Attributes:
-    train: epochs under what they consist of (`Plan.segments`); without `whole_epochs` single
-      steps, likewise.
-    carry: shapes and shardings of what `train` takes and returns, for a checkpoint to be read into.
+    train: the program of each kind of epoch, by its segments (`Plan.segments`); without
+      `whole_epochs`, of each kind of step, as an epoch of one step.
+    carry: shapes and shardings of what `train` takes and returns, to restore a checkpoint into.
   """
 
   init: Program
@@ -45,7 +45,7 @@ class Programs:
 
 @dataclasses.dataclass(frozen=True)
 class Resident:
-  """A whole set on every device."""
+  """A whole data set on every device, with the plan's table."""
 
   train: Batch
   eval: Batch
@@ -53,12 +53,12 @@ class Resident:
 
 
 def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Programs:
-  """Every program of a run on a set in memory, compiled side by side.
+  """Compiles every program of a run on a data set in memory, side by side.
 
   Args:
-    spec: what to compile.
-    whole_epochs: an epoch as one program; None: on accelerators. XLA:CPU runs a convolution's
-      backward pass 25 to 40 times slower inside a loop (jax issue 12868), so there it is a step.
+    spec: the run's specification.
+    whole_epochs: whether one program runs an epoch, not a step; None: on accelerators. XLA:CPU runs
+      a convolution's backward pass 25 to 40 times slower inside a loop (jax issue 12868).
   """
   plan, config = spec.plan, spec.config
   if whole_epochs is None:
@@ -97,7 +97,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
     )
     return lambda: compile_program(function, arguments, donate=(0,), options=options)
 
-  # A dict and no set: in the order in which they are needed.
+  # A dict, not a set: it keeps the order in which they are needed.
   epochs = dict.fromkeys(plan.segments(epoch) for epoch in range(plan.epochs))
   steps = dict.fromkeys(
     ((1, (kind,)),) for segments in epochs for _, kinds in segments for kind in kinds
@@ -127,7 +127,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
 
 
 def place(arrays: Arrays, spec: TrainSpec) -> Resident:
-  """The set and the plan's table on the devices."""
+  """Copies the data set and the plan's table to the devices."""
   evaluated = pad_batches(
     arrays.eval_images, arrays.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
   )

@@ -1,4 +1,4 @@
-"""The feed of images from disk: programs by shape, batches to the devices."""
+"""The feed of images from disk: programs by shape, batches sent to the devices."""
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -40,9 +40,9 @@ from jaxspeed.steps.state import Carry, StepOutput, TrainState
 class StreamFeed(Feed):
   """Trains and evaluates on images that are read from disk while the devices work.
 
-  Batches arrive as uint8; the devices flip and normalise them. Programs are those
-  of the shapes of the plan and of the rectangles; they are compiled in threads, in the order in
-  which they are needed, and all but the first phase's while that one trains.
+  Batches arrive as uint8; the devices flip and normalise them. Each shape of the plan and of the
+  rectangles has its own program. Threads compile them in the order in which they are needed, those
+  of later phases while the first one trains.
   """
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
@@ -79,12 +79,12 @@ class StreamFeed(Feed):
           ),
         )
     self._ahead = BackgroundCompiler(jobs)
-    # Beside the compilation, in which no Python runs.
+    # Imported during the compilation, in which no Python runs.
     self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
-    self._told: set[Phase] = set()
+    self._reported: set[Phase] = set()
     self._streams = TrainStreams(sets, spec)
-    self._broken: Broken = {}  # of evaluations
+    self._broken: Broken = {}  # found by evaluations
     self._wait = InputWait()
 
   @staticmethod
@@ -95,7 +95,7 @@ class StreamFeed(Feed):
     follow: Collection[str],
     phases: Sequence[Phase] | None,
   ) -> ImageSets:
-    """Opens the sets that phases read, without their images.
+    """Opens the image sets that phases read, without their images.
 
     Raises:
       UserError: as `open_sets` and `check_headers`.
@@ -103,7 +103,7 @@ class StreamFeed(Feed):
     with progress_bar(console, "reading headers") as show:
       wanted = lay_out(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
-    # Who asks for a phase evaluates.
+    # A caller that names phases only evaluates.
     check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
     return sets
 
@@ -111,23 +111,23 @@ class StreamFeed(Feed):
   def prepare_evaluation(
     data: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
-    """What evaluates as a phase does (`run_evaluation`), with its programs compiled."""
+    """Compiles the programs of a phase's evaluation; returns a function that runs it."""
     return prepare_evaluation(data, spec, phase, variables)
 
   @property
   def programs(self) -> list[Program]:
-    """Those compiled by now, a training program first."""
+    """The programs compiled by now, a training program first."""
     return list(self._ahead.ready().values())
 
   def new_programs(self) -> list[Program]:
-    """Those that were compiled since the last time."""
+    """The programs compiled since the last call."""
     ready = self._ahead.ready()
     new = [program for key, program in ready.items() if key not in self._counted]
     self._counted |= ready.keys()
     return new
 
   def place(self) -> None:
-    """Images come with each step; what reads them is loaded, which takes some seconds."""
+    """Waits until TensorFlow, which reads the images, is imported; that takes some seconds."""
     if self._loading is not None:
       self._loading.result()
 
@@ -138,15 +138,15 @@ class StreamFeed(Feed):
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._spec.mesh))
 
   def wait_for(self, step: int) -> list[str]:
-    """Waits for the programs of the phase of a step; a line on when they were ready, once each."""
+    """Waits for the programs of the phase of `step`; a line on when they were ready, once each."""
     phase = self._spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
     ready, early = self._ahead.get(keys)
     phases = self._spec.plan.phases
-    if phase in self._told or len(phases) == 1:
+    if phase in self._reported or len(phases) == 1:
       return []
-    self._told.add(phase)
+    self._reported.add(phase)
     number = phases.index(phase) + 1
     when = f"the {len(keys)} programs of phase {number} were ready {ready:.1f} s after the start"
     if early < 0:
@@ -154,14 +154,7 @@ class StreamFeed(Feed):
     return [f"{when}, {early:.1f} s before they were needed"]
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """The steps `first_step <= step < last_step`, each yielded once it is under way.
-
-    Args:
-      carry: after `first_step` steps; donated.
-      seed: of the run.
-      first_step: the number of the first one, in the run.
-      last_step: the end of the epoch of `first_step`.
-    """
+    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
     program = self._ahead[_train_key(self._spec.plan.phase_of(first_step))]
     self._streams.seek(seed, first_step)
     self._wait.begin()
@@ -174,7 +167,7 @@ class StreamFeed(Feed):
       yield StepOutput(step, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over the evaluation images, each of them once, as in the phase that `step` steps end."""
+    """Sums over all evaluation images, each counted once, as in the phase of step `step - 1`."""
     evaluation = self._evaluations[self._spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
     sums, broken = run_evaluation(self._spec, evaluation, programs, variables)
@@ -182,11 +175,11 @@ class StreamFeed(Feed):
     return sums
 
   def take_waited_seconds(self) -> float:
-    """Seconds in which the devices had nothing to do for want of a batch, since the last call."""
+    """The seconds since the last call in which the devices had no batch to work on."""
     return self._wait.take_seconds()
 
   def take_broken(self) -> Broken:
-    """Images that this process could not read since the last call."""
+    """The images that this process could not read since the last call."""
     broken, self._broken = self._streams.take_broken() | self._broken, {}
     return broken
 

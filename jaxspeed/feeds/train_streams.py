@@ -1,4 +1,4 @@
-"""The streams of a run's training batches: that of a phase, and the next phase's, opened ahead."""
+"""The streams of training batches: that of the current phase, and the next, opened ahead."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ from jaxspeed.steps.spec import TrainSpec
 
 
 class TrainStreams:
-  """The training batches of a run, step by step from any step on.
+  """The training batches of a run, one for each step, from any step on.
 
   Args:
-    sets: of the images.
-    spec: of the run.
+    sets: the open image sets.
+    spec: the run's specification.
   """
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
     self._sets, self._spec = sets, spec
     self._stream: TrainStream | NoiseStream | None = None
-    self._position: tuple[int, int] | None = None  # seed and step: what comes next
+    self._position: tuple[int, int] | None = None  # seed and step of the next batch
     self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
     self._broken: Broken = {}
 
   def seek(self, seed: int, step: int) -> None:
-    """Makes the batch of a step the next one; nothing is opened where it is that already."""
+    """Makes the batch of `step` the next one; opens nothing if it already is."""
     if self._position != (seed, step) or self._stream is None:
       self._open(self._spec.plan.phase_of(step), seed, step)
       self._position = (seed, step)
@@ -43,18 +43,18 @@ class TrainStreams:
     return batch
 
   def look_ahead(self) -> None:
-    """Closes the stream of a phase that has ended; opens the next one in a phase's last epoch."""
+    """Closes the stream of an ended phase; opens the next phase's in the last epoch before it."""
     assert self._position is not None
     plan, (seed, step) = self._spec.plan, self._position
     phase, (epoch, _) = plan.phase_of(step - 1), plan.epoch_of(step - 1)
     if step == _end_of(phase, plan):
       self._close_stream()
     elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
-      # So that its first batches are there when the phase begins.
+      # Its first batches are then ready when the phase begins.
       self._open_next(phase, seed)
 
   def take_broken(self) -> Broken:
-    """Images that could not be read, since the last call."""
+    """The images that could not be read since the last call."""
     self._note_broken()
     broken, self._broken = self._broken, {}
     return broken
@@ -67,7 +67,7 @@ class TrainStreams:
       self._next = None
 
   def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
-    """From a step on to the end of the phase."""
+    """The stream of a phase's batches, from `first_step` on."""
     config, plan = self._spec.config, self._spec.plan
     split = self._sets.sets[phase.copies].train
     numbers = range(first_step, _end_of(phase, plan))

@@ -120,8 +120,8 @@ def look(path: pathlib.Path) -> bool:
     if foreign:
       shown = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
       raise UserError(
-        f"{path} is not empty and holds no run, since {CONFIG} is missing ({shown}): choose another "
-        "--workdir; nothing was written."
+        f"{path} is not empty and holds no run, since {CONFIG} is missing ({shown}): choose "
+        "another --workdir; nothing was written."
       )
   for name in names:
     if (name in _FILES and not (path / name).is_file()) or (

@@ -82,8 +82,7 @@ def predict_pretrained(
   """`predict` with the weights that `config.pretrained.path` names.
 
   Args:
-    config: a recipe, of which the last phase is used; the data set at `config.data.path`, if any,
-      gives the number and the names of the classes.
+    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`.
     images: the names of the image files.
     top: the number of classes to return for each image.
     given: the fields that the command line sets, which the data set does not override.

@@ -115,8 +115,7 @@ def evaluate(
   Args:
     folder: the run's folder.
     step: the step of the checkpoint; None: that of the newest whole one.
-    config: the result of `load_config`, if fields of it are changed: other data, or another
-      eval.mode, or several separated by commas.
+    config: the result of `load_config` with changes: other data, or modes separated by commas.
 
   Returns:
     For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",

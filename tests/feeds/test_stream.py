@@ -194,7 +194,7 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   ]
   (row,) = evaluate(tmp_path / "skip")
   assert (row["images"], row["images_skipped"]) == (11, 2)
-  with pytest.raises(UserError, match="^2 of 13 evaluation images .*lets 1 pass: "):
+  with pytest.raises(UserError, match="^2 of 13 evaluation images .*allows 1: "):
     evaluate(tmp_path / "skip", config=toy_stream(images, tmp_path / "cache"))
   with pytest.raises(UserError, match="class_1/001.jpg .* cannot be decoded"):
     train(
@@ -213,16 +213,16 @@ def test_more_vanished_images_than_max_broken_end_the_run(places, tmp_path):
   with pytest.raises(UserError) as error:
     train(config, str(run))
   assert str(error.value) == (
-    f"2 of 13 evaluation images could not be read, and config.data.max_broken=0.01 lets 1 pass: "
-    f"val/class_2/002.jpg ({gone}), val/class_2/006.jpg ({gone}); mend them, or go on without them "
-    f"with --config.data.max_broken=0.1539 ({run / 'broken_images.tsv'} lists all)."
+    f"2 of 13 evaluation images could not be read, and config.data.max_broken=0.01 allows 1: "
+    f"val/class_2/002.jpg ({gone}), val/class_2/006.jpg ({gone}); repair them, or continue without "
+    f"them with --config.data.max_broken=0.1539 ({run / 'broken_images.tsv'} lists all)."
   )
   assert (run / "broken_images.tsv").read_text().count(gone) == 2
   config.data.max_broken = 0.1539
   result = train(config, str(run))
   assert (result["eval_images"], result["eval_images_skipped"]) == (11, 2)
   assert (run / "broken_images.tsv").read_text().count(gone) == 2
-  with pytest.raises(UserError, match="^2 of 13 evaluation images .*lets 0 pass: "):
+  with pytest.raises(UserError, match="^2 of 13 evaluation images .*allows 0: "):
     config.data.max_broken = 0.0
     evaluate(run, config=config)
 
@@ -234,9 +234,7 @@ def test_too_many_headers_that_cannot_be_read_are_told_before_anything_is_compil
   for number in (1, 5, 9):
     (images / "train" / "class_1" / f"00{number}.jpg").write_bytes(b"<html>" * (number == 5))
   config = toy_stream(images, tmp_path / "cache")
-  sentence = (
-    "^3 of 40 training images in .* lets 1 pass: train/class_1/001.jpg .it is empty.*=0.075 "
-  )
+  sentence = "^3 of 40 training images in .* allows 1: train/class_1/001.jpg .it is empty.*=0.075 "
   with pytest.raises(UserError, match=sentence):
     train(config, str(tmp_path / "run"))
   assert not (tmp_path / "run").exists()

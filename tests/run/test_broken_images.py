@@ -43,9 +43,11 @@ def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
   broken = ledger(tmp_path)
   broken.note(images("train", 7) | images("eval", 1, "no\tJPEG\n"))
   told = broken.settle()
-  assert told[0].startswith("7 training images could not be read, the next one takes the place of")
+  assert told[0].startswith("7 training images could not be read, each replaced by the next one: ")
   assert "train/4.jpg (it is empty) and 2 more (broken_images.tsv)" in told[0]
-  assert told[1].startswith("1 evaluation image could not be read, they do not count: eval/0.jpg")
+  assert told[1].startswith(
+    "1 evaluation image could not be read, left out of the accuracies: eval"
+  )
   broken.note(images("train", 8))
   assert "train/7.jpg" in broken.settle()[0]
   assert broken.settle() == []
@@ -67,7 +69,7 @@ def test_a_resumed_run_adds_to_the_list_and_counts_anew_what_is_too_many(tmp_pat
   again.note(images("train", 3) | {("train", "train/new.jpg"): "it is empty"})
   again.settle()
   assert len(lines(tmp_path)) == 1 + 5
-  # Who mends images, or lets more pass, goes on with the same folder.
+  # With repaired images, or a larger limit, the run resumes in the same folder.
   last = ledger(tmp_path, max_broken=0.02)
   last.settle()
   assert last.count("train") == 5
@@ -82,7 +84,7 @@ def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
   with pytest.raises(UserError) as error:
     broken.note({("train", "train/one more.jpg"): "it is empty"})
   assert str(error.value).startswith(
-    "6 of 100 training images could not be read, and config.data.max_broken=0.05 lets 5 pass: "
+    "6 of 100 training images could not be read, and config.data.max_broken=0.05 allows 5: "
     "train/0.jpg (it is empty), "
   )
   assert "train/4.jpg (it is empty) and 1 more; " in str(error.value)
@@ -118,8 +120,8 @@ def test_what_an_evaluation_may_go_without():
   names = {f"{number}.jpg": "it is empty" for number in range(3)}
   assert check_evaluated({}, 300, config()) == []
   (line,) = check_evaluated(names, 300, config())
-  assert line.startswith("3 evaluation images could not be read, they do not count: 0.jpg (it is")
-  with pytest.raises(UserError, match=r"3 of 299 .*lets 2 pass: .*max_broken=0.0101\.$"):
+  assert line.startswith("3 evaluation images could not be read, left out of the accuracies: 0.jpg")
+  with pytest.raises(UserError, match=r"3 of 299 .*allows 2: .*max_broken=0.0101\.$"):
     check_evaluated(names, 299, config())
 
 
