@@ -1,4 +1,4 @@
-"""Restores a run's checkpoint and prints the accuracies that training printed.
+"""Prints the accuracies of a run's checkpoint, as training printed them, or of published weights.
 
 python -m jaxspeed.evaluate --workdir=runs/quickstart
 python -m jaxspeed.evaluate --workdir=runs/imagenette --config.eval.mode=center,flip,five,rect
@@ -17,10 +17,10 @@ from jaxspeed.files import dump_json
 
 
 def main() -> None:
-  """Reads the flags and evaluates a run, or published weights as a recipe would."""
-  workdir = flags.DEFINE_string("workdir", None, "The folder of a run of jaxspeed.train.")
+  """Reads the flags and evaluates a run, or published weights with a recipe."""
+  workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
   step = flags.DEFINE_integer(
-    "step", None, "Which checkpoint; the default is the newest whole one."
+    "step", None, "The step of the checkpoint; the default is the newest whole one."
   )
   export = flags.DEFINE_string(
     "export", "", "Also writes the weights to this .safetensors file, for torchvision."
@@ -42,8 +42,8 @@ def main() -> None:
     config = load_config(pathlib.Path(folder))
     if changed := command_line.overridden_in(argv, "model"):
       raise UserError(
-        f"--config.{changed[0]}: the weights in {folder} belong to the model that was trained, "
-        f"whose fields stay as they are."
+        f"--config.{changed[0]}: the weights in {folder} belong to the model that was trained: "
+        f"its fields cannot be changed."
       )
     help_text = "--config.FIELD=VALUE changes a field of the run: data.path, eval.mode, ..."
     config_flag.append(command_line.define_config(config, argv, help_text))
@@ -58,7 +58,7 @@ def main() -> None:
     if config is not None:
       effects.check(config, fields.overridden(), command="evaluate")
     if export.value:
-      # Before an evaluation that may take hours.
+      # Checked before an evaluation that may take hours.
       trained, exported = command_line.required("workdir", workdir.value), export.value
       restore_lib.check_export(pathlib.Path(trained), pathlib.Path(exported))
     if workdir.value or config is None:

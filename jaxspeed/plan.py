@@ -1,11 +1,11 @@
-"""Prints the plan of a config; nothing is compiled for it.
+"""Prints the plan of a config, without compiling anything.
 
 python -m jaxspeed.plan --config=configs/cifar10_resnet9.py:ema
 python -m jaxspeed.plan --config=configs/imagenet18.py:8 --csv
 python -m jaxspeed.plan --config=configs/imagenette.py --config.data.path=PATH
 
-Without a path it counts with data.train_images and data.eval_images, with one it counts the images
-that are there; of an image on disk it reads the header, and keeps its size for the run.
+Without --config.data.path the plan uses data.train_images and data.eval_images. With it the plan
+counts the images there: it reads their headers from disk, and caches their sizes for the run.
 """
 
 from absl import flags
@@ -16,15 +16,17 @@ from jaxspeed.errors import UserError
 
 
 def main() -> None:
-  """Reads the flags and prints."""
+  """Reads the flags and prints the plan."""
   config_flag = command_line.define_config_flag()
-  csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as comma-separated values.")
+  csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
   bandwidth = command_line.define_number(
-    "bandwidth", 0.0, "GB/s from device to device, to time the all-reduces.", least=1e-3, most=1e6
+    "bandwidth", 0.0, "GB/s between two devices, to time the all-reduces.", least=1e-3, most=1e6
   )
-  latency = command_line.define_number("latency", 7.0, "Microseconds from device to device.")
+  latency = command_line.define_number(
+    "latency", 7.0, "Latency between two devices in microseconds."
+  )
   step_ms = command_line.define_number(
     "step-ms", 0.0, "Milliseconds of the first phase's step, without all-reduces.", least=1e-3
   )
@@ -33,14 +35,14 @@ def main() -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 
   def run(arguments: list[str]) -> None:
-    # Here, so that what JAX refuses while it is imported becomes a sentence.
+    # Imported here, so that an error in JAX's import becomes a sentence.
     from jaxspeed.devices.mesh import find_devices
     from jaxspeed.run import planned
 
     command_line.nothing_left(arguments)
     config = config_flag.value
     if config is None:
-      raise UserError("--config=FILE.py names the recipe whose plan is wanted.")
+      raise UserError("set --config=FILE.py to the recipe to plan.")
     checks.check(config)
     if csv.value:
       command_line.without_effect("beside --csv", bandwidth, latency, step_ms, parameters)
@@ -52,7 +54,7 @@ def main() -> None:
     else:
       command_line.without_effect("without --bandwidth", latency, step_ms)
     notes = effects.check(config, fields.overridden())
-    find_devices()  # shapes are worked out without one, but not without JAX's backend
+    find_devices()  # shapes need no device, but JAX's backend
     found = planned.planned(config, devices=devices.value, given=fields.overridden())
     config, plan = found.config, found.plan
     for note in notes:

@@ -3,8 +3,8 @@
 python -m jaxspeed.predict --workdir=runs/quickstart cat.jpg ship.png
 python -m jaxspeed.predict --config=configs/imagenet18.py:1 --config.pretrained.path=FILE cat.jpg
 
-Of a file that is no image a sentence says why, on standard error; the others are predicted, and the
-exit code is 2.
+For a file that is no image, a sentence on standard error says why; the others are still predicted,
+and the exit code is 2.
 """
 
 import pathlib
@@ -18,10 +18,10 @@ from jaxspeed.errors import MISTAKE, UserError, printable
 
 
 def main() -> None:
-  """Reads the flags and the names of images; prints one block an image."""
-  workdir = flags.DEFINE_string("workdir", None, "The folder of a run of jaxspeed.train.")
+  """Reads the flags and the names of images; prints a block for each image."""
+  workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
   step = flags.DEFINE_integer(
-    "step", None, "Which checkpoint; the default is the newest whole one."
+    "step", None, "The step of the checkpoint; the default is the newest whole one."
   )
   config_flag = command_line.define_config_flag()
 

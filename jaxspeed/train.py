@@ -1,14 +1,14 @@
-"""Trains a recipe, or goes on with the run that its folder holds.
+"""Trains a recipe, or resumes the run in its folder.
 
 python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Several processes train together where srun, mpirun or a Kubernetes job starts them, or, by hand,
-with --coordinator=HOST:PORT --num_processes=N --process_id=I for each.
+To train with several processes, start them with srun, mpirun or a Kubernetes job, or start each by
+hand with --coordinator=HOST:PORT --num_processes=N --process_id=I.
 
-Exit codes: 0 done, or saved after SIGTERM; 1 a fault of the program, whose traceback is in a file;
-2 a mistake, told in a sentence; 75 another process was lost, or the run stood still; 76 a later
-start of the run has its folder; 85 saved after SIGUSR1; 130 saved after Ctrl-C. After 75 and 85 the
-same command goes on.
+Exit codes: 0 done, or saved after SIGTERM; 1 a bug in the program, with its traceback in a file;
+2 a mistake, explained in one sentence; 75 another process was lost, or the run hung; 76 a later
+start of the run owns its folder; 85 saved after SIGUSR1; 130 saved after Ctrl-C. After 75 and 85
+the same command resumes the run.
 """
 
 import pathlib
@@ -25,13 +25,15 @@ def main() -> None:
   """Reads the flags and trains."""
   config_flag = command_line.define_config_flag()
   workdir_flag = flags.DEFINE_string(
-    "workdir", "", "The run's folder; the default is runs/ and the recipe's name."
+    "workdir", "", "The run's folder; the default is runs/NAME_OF_THE_RECIPE."
   )
   coordinator_flag = flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT at which process 0 of several listens; a free port of its host."
+    "coordinator", None, "HOST:PORT where process 0 of several listens: any free port of its host."
   )
-  processes_flag = flags.DEFINE_integer("num_processes", None, "How many processes train together.")
-  process_flag = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+  processes_flag = flags.DEFINE_integer(
+    "num_processes", None, "The number of processes that train together."
+  )
+  process_flag = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
@@ -55,7 +57,9 @@ def main() -> None:
       for note in notes:
         output.say(f"note: {note}")
     if not (workdir_flag.value or config.name):
-      raise UserError("config.name is empty: set --config.name, after which runs/NAME is called.")
+      raise UserError(
+        "config.name is empty: set --config.name for the folder runs/NAME, or --workdir."
+      )
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.exit_on_lost_peer():
@@ -68,7 +72,7 @@ def main() -> None:
       if not processes.several():
         raise
       output.say(f"{processes.whoami()}: {error}")
-      # The orderly way out waits for the other processes, which wait for this one.
+      # A normal exit would wait for the other processes, which wait for this one.
       processes.exit_now(MISTAKE)
     except Exception as error:
       _report(error, pathlib.Path(workdir), peers.process if peers else None)
@@ -80,7 +84,7 @@ def main() -> None:
 
 
 def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:
-  """Reports a fault of the program, with its traceback in the run's folder."""
+  """Reports a bug in the program, with its traceback in the run's folder."""
   from jaxspeed.cluster.folder_lock import read_owner
 
   name = "traceback.txt" if process is None else f"traceback_{process}.txt"

@@ -204,7 +204,7 @@ def test_a_flag_that_must_be_given():
       "Unknown command line flag 'workdirs'; see --help for the flags.",
     ),
     ([QUICKSTART, "epochs=3"], "'epochs=3' is no flag; see --help for the flags."),
-    ([], "--config=FILE.py names the recipe whose plan is wanted."),
+    ([], "set --config=FILE.py to the recipe to plan."),
     ([QUICKSTART, "--config.epochs=-1"], "config.epochs=-1.0: it must be greater than 0."),
   ],
 )
