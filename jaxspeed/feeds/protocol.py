@@ -112,7 +112,7 @@ class Feed(Protocol):
 
     Args:
       data: the result of `open_data`.
-      spec: the run's specification; that of the first, if there are several with different seeds.
+      spec: the specification of the run, or of the first of several that differ in their seeds.
     """
 
   @property

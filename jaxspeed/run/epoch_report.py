@@ -60,7 +60,7 @@ class EpochReport:
 
   @contextlib.contextmanager
   def open(self, step: int) -> Iterator[None]:
-    """Opens the records of a run that starts, or resumes after `step` steps, and prints that."""
+    """Opens the records of a run after `step` steps, and prints whether it resumes."""
     config, plan = self._spec.config, self._spec.plan
     with open_records(
       self._folder,

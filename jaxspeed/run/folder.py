@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from jaxspeed.cluster.folder_lock import LOCK, OWNER, OWNER_LOCK, FolderLock
 from jaxspeed.cluster.signals import Stopped
@@ -76,12 +76,8 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
 
   If the block fails before the first step of a new run, what was created is removed.
 
-  Args:
-    workdir: the folder.
-    data_path: `config.data.path`.
-
   Raises:
-    UserError: the folder holds something else, belongs to another job, or cannot be written.
+    UserError: the folder is foreign, another job's, among the data (`data_path`), or not writable.
   """
   path = _local(workdir)
   _refuse_among_data(path, data_path)
@@ -93,8 +89,7 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
     _remove_empty(made)
     raise
   try:
-    # Again, under the lock: another start may have written since.
-    folder.is_new = look(path)
+    folder.is_new = look(path)  # again, under the lock: another start may have written since
     yield folder
   except BaseException as error:
     folder.close(refused=not isinstance(error, Stopped))
@@ -104,7 +99,7 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
 
 
 def look(path: pathlib.Path) -> bool:
-  """Whether `path` is free for a new run: missing, or empty but for traces. Not if it has a run.
+  """Whether `path` is free for a new run: missing, or empty but for traces; False if it has a run.
 
   Raises:
     UserError: it holds files of something else, or a file in place of a run's folder or vice versa.
@@ -115,6 +110,17 @@ def look(path: pathlib.Path) -> bool:
     return True
   except (OSError, ValueError) as error:
     raise _unusable(path, error) from error
+  _refuse_foreign(path, names)
+  if CONFIG not in names:
+    return True
+  stored.load(path / CONFIG)
+  for folder in _subfolders(path):
+    look(folder)
+  return False
+
+
+def _refuse_foreign(path: pathlib.Path, names: Collection[str]) -> None:
+  """Refuses a folder in which `names` are not those of a run; errors as in `look`."""
   if CONFIG not in names:
     foreign = [name for name in names if not _is_trace(path / name)]
     if foreign:
@@ -132,12 +138,6 @@ def look(path: pathlib.Path) -> bool:
         f"{path / name} is no {kind}, but a run writes a {kind} of that name: move it away, or "
         "choose another --workdir."
       )
-  if CONFIG not in names:
-    return True
-  stored.load(path / CONFIG)
-  for folder in _subfolders(path):
-    look(folder)
-  return False
 
 
 def make(path: pathlib.Path) -> list[pathlib.Path]:

@@ -75,7 +75,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
   """
-  feed_of(config)  # its mistake, also where no data are opened
+  feed_of(config)  # raises on an unknown feed, even if no data are opened
   if not config.data.path or config.data.synthetic:
     config = _as_known(config, given)
     plan = make_plan(config, devices=devices)

@@ -46,7 +46,7 @@ def predict(
     images: the names of the image files.
     step: the step of the checkpoint; None: that of the newest whole one.
     top: the number of classes to return for each image.
-    on_error: called for each file that is no image, whose result is then None; None: it is raised.
+    on_error: the function to call for a file that is no image, whose result is None; None: raise.
 
   Raises:
     UserError: a file is no image, the folder holds no run, or logits are not finite.
@@ -99,7 +99,7 @@ def predict_pretrained(
 
 
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
-  """The names of a data set's classes, whose number is set in the config; numbers without names."""
+  """The names of the data set's classes, or numbers; sets data.classes to their number."""
   names: tuple[str, ...] = ()
   if config.data.path:
     names = class_names_of(name=config.data.name, path=config.data.path)

@@ -63,7 +63,7 @@ def train(
   clock = Clock()
   mesh_lib.keep_host_memory()
   checks.check(config)
-  feed_of(config)
+  feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
   with Session.enter(config, workdir, peers, clock) as session:
     setup = set_up(

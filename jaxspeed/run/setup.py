@@ -33,7 +33,7 @@ from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
 
-# The feed of each `config.data.feed`.
+# The feeds by `config.data.feed`.
 FEEDS: dict[str, type[Feed]] = {
   "resident": ResidentFeed,
   "stream": StreamFeed,
@@ -46,7 +46,7 @@ FOLLOWING = frozenset({"data.classes", "data.image_size"})
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """What the runs of one call of `train` are made from.
+  """The config and the data from which the runs of one call of `train` are made.
 
   Attributes:
     config: the resolved config, stored in the run's folder.
