@@ -11,11 +11,11 @@ class HostBatch:
   """This process's contiguous part of a global batch.
 
   Attributes:
-    image: as decoded; never flipped.
-    label: of the images that are in `image`.
-    mask: false where the image does not count.
-    flip: true where the device flips the image left to right.
-    index: numbers of the images asked for; another may stand for one that is broken.
+    image: decoded pixels, never flipped.
+    label: labels of the images in `image`.
+    mask: false for images that do not count.
+    flip: true for images that the device flips left to right.
+    index: numbers of the images requested; another image may replace a broken one.
   """
 
   image: UInt8[np.ndarray, "b h w 3"]
@@ -27,7 +27,7 @@ class HostBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """A batch before it is decoded: `used` are the images that stand for `index`."""
+  """A batch before it is decoded; `used` is `index` with its broken images replaced."""
 
   index: Int64[np.ndarray, "b"]
   used: Int64[np.ndarray, "b"]

@@ -1,12 +1,12 @@
-"""Resized copies and their originals: what each copy was made of, and whether all are there.
+"""Records of the original of each resized copy, and checks that a folder of copies is complete.
 
-COPIES/.jaxspeed, where COPIES is the folder of one size, holds
+COPIES is the folder of one size, and COPIES/.jaxspeed holds its records:
 
     resize.json            the quality of the copies and the folder of their originals
-    originals/train/CLASS  for each copy the size and time of its original, as it was read
+    originals/train/CLASS  the size and time of each copy's original when it was read
     complete.json          the number of copies in each split; written last, removed before any work
 
-Folders without resize.json were not written by `prepare resize`, and nothing is asked of them.
+Folders without resize.json were not written by `prepare resize` and are not checked.
 """
 
 import dataclasses
@@ -22,27 +22,26 @@ from jaxspeed.data.formats.folders import EVAL_FOLDERS, list_folder
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, load_json, write_atomically
 
-# Bytes and modification time, in ns, of an original; of one that is away, a dangling link say,
-# AWAY.
+# Size in bytes and modification time in ns of an original; AWAY for a missing one (a dead link).
 Facts = tuple[int, int]
 AWAY = (-1, 0)
 
 SPLITS = ("train", *EVAL_FOLDERS)
-_QUALITY = 75  # of `prepare resize` where none is given
+_QUALITY = 75  # the default of `prepare resize`
 _THREADS = 32
-# Files that a thread asks for at a time.
+# Files of one thread's job.
 _CHUNK = 500
-# Names of images in a sentence.
+# The most names of images in a message.
 _NAMED = 3
 
 
 @dataclasses.dataclass
 class Record:
-  """The originals of one class, by the names of their files.
+  """The originals of one class, by file name.
 
   Attributes:
-    copies: those whose copies are there.
-    broken: those that could not be read, and have no copy.
+    copies: originals with a copy.
+    broken: originals that could not be read and have no copy.
     pending: names of copies that are being made, or were when the work was killed.
   """
 
@@ -52,13 +51,13 @@ class Record:
 
   @property
   def names(self) -> set[str]:
-    """The files that we may have written."""
+    """The files that `prepare resize` may have written."""
     return self.copies.keys() | self.pending
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How the copies of a folder are made: the quality, and the originals' folder ('' unknown)."""
+  """How copies are made: the JPEG quality, and the originals' folder ('' if unknown)."""
 
   quality: int
   source: str
@@ -69,20 +68,20 @@ def _own(copies: pathlib.Path) -> pathlib.Path:
 
 
 def records_folder(copies: pathlib.Path) -> pathlib.Path:
-  """The folder of the records, in which lies one for each SPLIT/CLASS."""
+  """Return the folder of the records, one file for each SPLIT/CLASS."""
   return _own(copies) / "originals"
 
 
 def read_record(copies: pathlib.Path, name: str) -> Record:
-  """The record of a class; an empty one where there is none, or a damaged one.
+  """Return the record of a class, empty where it is missing or damaged.
 
   Args:
     copies: the folder of one size.
-    name: SPLIT/CLASS.
+    name: the class, SPLIT/CLASS.
   """
   try:
     stored = load_json(records_folder(copies) / name)
-    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
     return Record(
       _facts_by_name(stored["copies"]), _facts_by_name(stored["broken"]), set(stored["pending"])
     )
@@ -95,10 +94,10 @@ def _facts_by_name(stored: Mapping[str, Any]) -> dict[str, Facts]:
 
 
 def write_record(copies: pathlib.Path, name: str, record: Record) -> None:
-  """Writes the record of a class, whole or not at all.
+  """Write the record of a class, whole or not at all.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: the record cannot be written.
   """
   path = records_folder(copies) / name
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ def write_record(copies: pathlib.Path, name: str, record: Record) -> None:
 
 
 def recorded_classes(copies: pathlib.Path) -> list[str]:
-  """SPLIT/CLASS of each class that has a record."""
+  """Return SPLIT/CLASS of each class that has a record."""
   return [
     f"{split}/{file}"
     for split in SPLITS
@@ -128,10 +127,10 @@ def _names_in(folder: pathlib.Path) -> list[str]:
 
 
 def read_settings(copies: pathlib.Path) -> Settings | None:
-  """The settings of a folder of copies; None of a folder that `prepare resize` did not write.
+  """Return a folder's settings, or None where `prepare resize` did not write it.
 
   Raises:
-    UserError: they are damaged.
+    UserError: the settings are damaged.
   """
   path = _own(copies) / "resize.json"
   if not path.parent.is_dir():
@@ -152,10 +151,10 @@ def read_settings(copies: pathlib.Path) -> Settings | None:
 
 
 def write_settings(copies: pathlib.Path, settings: Settings) -> None:
-  """Writes the settings of a folder of copies.
+  """Write the settings of a folder of copies.
 
   Raises:
-    OSError: they cannot be written.
+    OSError: the settings cannot be written.
   """
   _own(copies).mkdir(parents=True, exist_ok=True)
   content = dump_json(dataclasses.asdict(settings))
@@ -163,12 +162,12 @@ def write_settings(copies: pathlib.Path, settings: Settings) -> None:
 
 
 def write_mark(copies: pathlib.Path, images: Mapping[str, int], orphans: int) -> None:
-  """Marks a folder of copies as complete.
+  """Mark a folder of copies as complete.
 
   Args:
     copies: the folder of one size.
     images: number of copies by split.
-    orphans: copies beside them whose originals are gone.
+    orphans: number of further copies, without originals.
 
   Raises:
     OSError: the mark cannot be written.
@@ -178,20 +177,20 @@ def write_mark(copies: pathlib.Path, images: Mapping[str, int], orphans: int) ->
 
 
 def remove_mark(copies: pathlib.Path) -> None:
-  """From now on the folder of copies is not complete."""
+  """Mark a folder of copies as incomplete."""
   (_own(copies) / "complete.json").unlink(missing_ok=True)
 
 
 def mending(
   copies: pathlib.Path, source: str = "", *, prune: bool = False, sizes: Sequence[str] = ()
 ) -> str:
-  """The command that completes a folder of copies or makes it fit its originals.
+  """Return the command that completes a folder of copies or updates it to its originals.
 
   Args:
     copies: the folder of one size.
-    source: of the originals; '' takes the one that the copies were made of.
-    prune: it also removes copies whose originals are gone.
-    sizes: names of the folders of all sizes that it mends; () for this one alone.
+    source: the originals' folder; '' means the recorded one.
+    prune: whether the command removes copies without originals.
+    sizes: folder names of all sizes to update; () means this one only.
   """
   settings = read_settings(copies) or Settings(_QUALITY, "")
   source = source or settings.source
@@ -205,15 +204,15 @@ def mending(
 def require_mark(
   copies: pathlib.Path, source: str = "", *, sizes: Sequence[str] = ()
 ) -> dict[str, int] | None:
-  """The number of copies in each split; None of a folder that `prepare resize` did not write.
+  """Return the number of copies in each split, or None where `prepare resize` wrote none.
 
   Args:
     copies: a folder of images.
-    source: of the originals, where it is known.
-    sizes: as `mending` takes them.
+    source: the originals' folder, if known.
+    sizes: folder names of all sizes to update, as in `mending`.
 
   Raises:
-    UserError: the copies are not complete, or the originals of some are gone.
+    UserError: copies are missing, or the originals of some are gone.
   """
   if read_settings(copies) is None:
     return None
@@ -229,18 +228,18 @@ def require_mark(
       f"{mending(copies, source, sizes=sizes)}, which resumes where it was."
     ) from None
   if orphans:
+    command = mending(copies, source, prune=True, sizes=sizes)
     raise UserError(
-      f"{copies} holds {orphans:,} copies whose originals are gone: run "
-      f"{mending(copies, source, prune=True, sizes=sizes)}, which removes them."
+      f"{copies} holds {orphans:,} copies without originals: run {command}, which removes them."
     )
   return images
 
 
 def check_counts(copies: pathlib.Path, marked: Mapping[str, int], found: Mapping[str, int]) -> None:
-  """Compares the number of images in each split with that of the copies that were written.
+  """Compare the number of images in each split with the number of copies written.
 
   Raises:
-    UserError: copies are gone, or there are more images than copies.
+    UserError: there are fewer or more images than copies.
   """
   for split, number in found.items():
     written = marked.get(split, 0)
@@ -261,7 +260,7 @@ def facts_of(stat: os.stat_result) -> Facts:
 
 
 def same(one: Facts, other: Facts) -> bool:
-  """Whether an original is unchanged; a time in whole seconds, as tar keeps it, is enough."""
+  """Return whether an original is unchanged; whole seconds, as tar keeps them, are enough."""
   if one == other:
     return True
   second = 10**9
@@ -272,16 +271,16 @@ def same(one: Facts, other: Facts) -> bool:
 def originals_facts(
   root: pathlib.Path, classes: Iterable[tuple[str, Sequence[str]]]
 ) -> Iterator[tuple[str, dict[str, Facts]]]:
-  """For each class its name and the facts of its images, in order; asked for by 32 threads.
+  """Yield each class's name and the facts of its images, in order.
 
-  A network disk answers each question late, and many at a time.
+  32 threads ask for them: a network disk answers late, but many requests concurrently.
 
   Args:
-    root: of the originals.
+    root: the originals' folder.
     classes: SPLIT/CLASS and the names of its images.
 
   Raises:
-    UserError: an image that is there cannot be asked for.
+    UserError: the size and time of an existing image cannot be read.
   """
 
   def ask(folder: str, names: Sequence[str]) -> list[Facts]:
@@ -310,7 +309,7 @@ def originals_facts(
 def _groups(
   classes: Iterable[tuple[str, Sequence[str]]],
 ) -> Iterator[list[tuple[str, Sequence[str]]]]:
-  """Classes that are asked for together: enough for all threads, and few enough for the memory."""
+  """Group classes: enough in a group for all threads, few enough for the memory."""
   group: list[tuple[str, Sequence[str]]] = []
   jobs = 0
   for each in classes:
@@ -323,10 +322,10 @@ def _groups(
 
 
 def facts_at(path: str) -> Facts:
-  """The facts of a file, which may be away; a name that no file can have is of one that is.
+  """Return the facts of a file, or AWAY where it is missing or its name cannot be a file's.
 
   Raises:
-    OSError: it is there and cannot be asked for.
+    OSError: the file exists, but its size and time cannot be read.
   """
   try:
     return facts_of(os.stat(path))
@@ -360,17 +359,17 @@ def _some(names: Sequence[str]) -> str:
 def differences(
   originals: pathlib.Path, copies: Sequence[pathlib.Path], *, tune: bool
 ) -> list[Difference]:
-  """How the originals that there are differ from those that each folder of copies was made of.
+  """Return how the originals on disk differ from those recorded, for each folder of copies.
 
-  Originals that were broken and still are do not count.
+  Originals that were broken and have not changed do not count.
 
   Args:
-    originals: a folder of train/CLASS/NAME and the other split.
+    originals: a folder with train/CLASS/NAME and the other split.
     copies: folders of one size each, with records.
-    tune: 'train' alone is looked at.
+    tune: whether to check 'train' only.
 
   Raises:
-    UserError: an image cannot be asked for.
+    UserError: the size and time of an image cannot be read.
     OSError: a folder cannot be read.
   """
   splits = ["train"]

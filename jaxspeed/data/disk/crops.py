@@ -1,7 +1,7 @@
-"""The order of an epoch, the part of each image, and which are flipped: all of it in NumPy.
+"""The order of an epoch, the crop of each image, and its flip, computed in NumPy.
 
-All of it is a function of (seed, epoch, step), so that a stream starts at any step without what
-comes before it, and any number of processes sees the same global batches.
+All of them depend on (seed, epoch, step) alone, so a stream can start at any step, and any number
+of processes sees the same global batches.
 """
 
 import numpy as np
@@ -10,31 +10,30 @@ from jaxtyping import Bool, Float, Int, Int32, Int64
 from jaxspeed.data.batch import FLIP, ORDER
 from jaxspeed.data.formats.pixels import TURNS
 
-# Of torchvision's RandomResizedCrop: two numbers an attempt, and two for the position.
+# From torchvision's RandomResizedCrop: two numbers for each attempt, and two for the position.
 _ATTEMPTS = 10
 _RATIOS = (3 / 4, 4 / 3)
 CROP_NUMBERS = 2 * _ATTEMPTS + 2
 
 
 def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
-  """A stream that NumPy has frozen (NEP 19): equal on all machines and in all versions."""
+  """Return a stream that NumPy has frozen (NEP 19): equal on all machines and versions."""
   return np.random.RandomState([seed % 2**32, *numbers])
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> Int64[np.ndarray, "n"]:
-  """The order in which an epoch visits the images; its step s takes the s-th batch of it."""
+  """Return the order of the images in an epoch; step s takes its s-th batch."""
   return random_stream(seed, epoch, ORDER).permutation(images).astype(np.int64, copy=False)
 
 
 def epoch_flips(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:
-  """Which images an epoch flips left to right, by number.
+  """Return which images an epoch flips left to right, by number.
 
   Args:
-    seed: of the run.
-    epoch: from 0.
-    images: in the set.
-    flip: "none"; "random", each image with probability 1/2; "alternating", each image with
-      probability 1/2 in the first epoch and then in every other one (see `batch.epoch_order`).
+    seed: the run's seed.
+    epoch: number from 0.
+    images: size of the data set.
+    flip: "none", "random" or "alternating", as in `batch.epoch_order`.
   """
   if flip == "none":
     return np.zeros(images, bool)
@@ -49,20 +48,19 @@ def crop_boxes(
   *,
   min_scale: float,
 ) -> Int32[np.ndarray, "n 4"]:
-  """The random part of each image that torchvision's RandomResizedCrop takes.
+  """Return a random crop of each image, as torchvision's RandomResizedCrop chooses it.
 
-  Ten attempts draw an area, uniform from `min_scale` of the image to all of it, and a ratio, whose
-  logarithm is uniform between those of 3/4 and 4/3; the first that fits is taken, at a uniform
-  place. Where none fits it is the central part with the nearest ratio.
+  Each of ten attempts draws an area, uniform from `min_scale` of the image to all of it, and a
+  ratio, log-uniform from 3/4 to 4/3. The first crop that fits is taken, at a uniform place; if none
+  fits, the central crop with the nearest ratio.
 
   Args:
     uniform: numbers in [0, 1): areas and ratios of the attempts, then the place, vertical first.
-    width: of each image.
-    height: of each image.
-    min_scale: least part of an image's area.
+    width, height: size of each image.
+    min_scale: smallest share of an image's area.
 
   Returns:
-    y, x, height and width, in pixels.
+    y, x, height and width of each crop, in pixels.
   """
   width, height = width.astype(np.int64), height.astype(np.int64)
   area = (width * height)[:, None] * (min_scale + (1 - min_scale) * uniform[:, :_ATTEMPTS])
@@ -74,7 +72,7 @@ def crop_boxes(
   w = np.where(any_fits, widths[first], np.minimum(width, np.rint(height * _RATIOS[1])))
   h = np.where(any_fits, heights[first], np.minimum(height, np.rint(width / _RATIOS[0])))
   place = np.where(any_fits[:, None], uniform[:, 2 * _ATTEMPTS :], 0.5)
-  # With a place of 1/2 the floor of (free + 1) / 2 would lean to the far side by half a pixel.
+  # A central crop adds no 1: the floor of (free + 1) / 2 would be half a pixel off centre.
   free = np.stack([height - h, width - w], 1) + any_fits[:, None]
   y, x = np.floor(place * free).T
   return np.stack([y, x, h, w], 1).astype(np.int32)
@@ -87,18 +85,16 @@ def central_windows(
   shape: tuple[int, int],
   resize: int,
 ) -> tuple[Int32[np.ndarray, "n 4"], Float[np.ndarray, "n 2"], Float[np.ndarray, "n 2"]]:
-  """What torchvision's Resize(resize) and CenterCrop(shape) need of each image.
+  """Return the part of each image that torchvision's Resize and CenterCrop(shape) use.
 
   Args:
-    width: of each image.
-    height: of each image.
-    shape: (height, width) of what is cut out; it may be larger than the resized image.
+    width, height: size of each image.
+    shape: (height, width) of the crop; it may be larger than the resized image.
     resize: the short side after resizing.
 
   Returns:
-    The part of each image to be decoded (y, x, height, width), and the (vertical, horizontal)
-    scale and translation that take it to the shape, as `tf.raw_ops.ScaleAndTranslate` counts:
-    output = scale * input + translation. The part has a margin as wide as the filter.
+    The box to decode (y, x, height, width), with a margin as wide as the filter; and the (vertical,
+    horizontal) scale and translation to the shape: output = scale * input + translation.
   """
   size = np.stack([height, width], 1).astype(np.int64)
   resized = resize * size // size.min(1, keepdims=True)
@@ -113,7 +109,7 @@ def central_windows(
   return box, scale.astype(np.float32), (start * scale - first).astype(np.float32)
 
 
-# By EXIF's number: rows and columns swapped, upside down, left to right.
+# For each EXIF number: whether rows and columns are swapped, then upside down, then left to right.
 _TURNS = np.array([TURNS.get(number, TURNS[1]) for number in range(9)])
 
 
@@ -123,18 +119,17 @@ def stored_boxes(
   height: Int[np.ndarray, "n"],
   orientation: Int[np.ndarray, "n"],
 ) -> Int32[np.ndarray, "n 4"]:
-  """Where boxes of images as they are shown lie in the images as they are stored.
+  """Convert boxes of images as shown to boxes of the images as stored.
 
   Args:
     box: y, x, height and width, in pixels.
-    width: of each image as it is shown.
-    height: of each image as it is shown.
+    width, height: size of each image as shown.
     orientation: EXIF's number, 1 where both are the same.
   """
-  swap, upside_down, mirror = _TURNS[orientation].T
+  swap, upside_down, flip = _TURNS[orientation].T
   y, x, h, w = box.T
   y = np.where(upside_down, height - y - h, y)
-  x = np.where(mirror, width - x - w, x)
+  x = np.where(flip, width - x - w, x)
   return np.where(swap, [x, y, w, h], [y, x, h, w]).T.astype(np.int32)
 
 
@@ -148,7 +143,7 @@ def stored_windows(
   *,
   shape: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Int32[np.ndarray, "n 2"]]:
-  """`central_windows` of images as they are stored, and the shape that each has before its turn.
+  """Convert `central_windows` to images as stored, and add each one's shape before its turn.
 
   An axis that the turn reverses is counted from its other end: output = scale * input +
   translation becomes shape - output = scale * (box - input) + translation.

@@ -1,4 +1,4 @@
-"""The base of the streams in `streams.py`: batches in order, decoded ahead by TensorFlow."""
+"""The base class of the streams in `streams.py`: ordered batches, decoded ahead by TensorFlow."""
 
 import abc
 import collections
@@ -19,24 +19,23 @@ from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 
 _PREFETCHED = 2
-# Images that are handed over at once; 64 originals of ImageNet have 7 MB.
+# Images handed to TensorFlow at once; 64 originals of ImageNet take 7 MB.
 _CHUNK = 64
-# Images that are read at a time: at 20 ms each, 3,200 a second.
+# Images read concurrently: at 20 ms each, 3,200 a second.
 READ_THREADS = 64
 
 
 class Stream(abc.ABC):
   """An iterator of HostBatch, decoded ahead by threads of TensorFlow.
 
-  An image whose part cannot be decoded is replaced by the next one by number of which the same can
-  be decoded, which depends on nothing but the image and the part. TensorFlow fails for the whole
-  batch and names no image: the doubtful ones are then found one by one, and the stream goes on from
-  this batch. From then on parts of doubtful images are tried before they are asked for.
+  Where a crop of an image cannot be decoded, the next image by number that decodes there takes its
+  place. TensorFlow fails for the whole batch and names no image, so the stream tries the images of
+  that batch one by one, marks the broken ones as doubtful, and resumes at that batch. From then on
+  it tries doubtful images before it requests them.
 
   Attributes:
     split: the images.
-    broken: reasons by number, of those images that were replaced in the batches so far; the caller
-      may clear it.
+    broken: the reason for each image replaced so far, by number; the caller may clear it.
   """
 
   # dtype and shape of what `_windows` returns for each image.
@@ -58,41 +57,39 @@ class Stream(abc.ABC):
     self.broken: dict[int, str] = {}
     self._tf = import_tensorflow()
     pixels.drop_warnings()
-    self._steps, self._batch = steps, batch
-    self._antialias = antialias
-    self._delivered = 0
+    self._steps, self._batch, self._antialias = steps, batch, antialias
+    self._delivered, self._restarted_at = 0, -1
     self._turned = bool((split.orientation > 1).any())
     self._failure: Exception | None = None
-    self._restarted_at = -1
-    # Outside of a graph, what Pillow decodes raises what `numpy_function` called.
+    # Outside a graph, `numpy_function` passes on the ValueError of the Python function.
     failures = (self._tf.errors.OpError, ValueError)
     self._repair = Repair(split, self._decode_part, failures=failures, on_error=on_error)
     self._read_threads = read_threads
-    # Not TensorFlow's threads, which spin while they wait for work: 72 of them took a third of the
-    # cores from the two that decode.
+    # Threads of our own: 72 idle ones of TensorFlow spun and took a third of two cores' decoding.
     self._reader = ReadAhead(self._read, threads=read_threads)
     self._start()
 
   @abc.abstractmethod
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers, mask and flips of this process's part of a step's batch."""
+    """Return the numbers, mask and flips of this process's part of a step's batch."""
 
   @abc.abstractmethod
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What is decoded of the images `used`, in rows `rows` of the batch, and its new size."""
+    """Return the part to decode and the new size of images `used`, at `rows` of the batch."""
 
   @abc.abstractmethod
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
-    """TensorFlow's operations on one image."""
+    """Apply TensorFlow's operations to one image."""
 
   def __iter__(self) -> "Stream":
     return self
 
   def __next__(self) -> HostBatch:
-    """The next batch; its image is only to be read.
+    """Return the next batch; its images are read-only.
 
     Raises:
-      UserError: an image is not what was indexed, or broken with on_error="raise", or all are.
+      UserError: an image has changed since it was indexed, is broken with on_error="raise", or all
+        images are broken.
     """
     while self._delivered < self._steps:
       try:
@@ -100,13 +97,13 @@ class Stream(abc.ABC):
       except self._tf.errors.OpError as error:
         self._recover(error)
         continue
-      # The buffers of TensorFlow's tensors, without the copy that .numpy() makes.
+      # Without the copy of the tensors that .numpy() makes.
       return self._deliver(np.asarray(memoryview(image)), np.asarray(memoryview(length)))
     self.close()
     raise StopIteration
 
   def close(self) -> None:
-    """Ends the threads; there are no more batches."""
+    """End the threads; no batches follow."""
     self._delivered = self._steps
     self._batches = iter(())
     self._reader.close()
@@ -145,13 +142,13 @@ class Stream(abc.ABC):
     return Request(index, used, self._counted(mask, used == index), flip, windows)
 
   def _counted(self, mask: np.ndarray, original: np.ndarray) -> np.ndarray:
-    """The mask of a batch in which only the `original` images are those asked for."""
+    """Return the mask of a batch; images that are not `original` stand in for broken ones."""
     return mask
 
   # TensorFlow's part
 
   def _start(self) -> None:
-    """Begins to decode at the first batch that is not delivered yet."""
+    """Start to decode at the first batch not delivered yet."""
     self._pending = collections.deque()
     chunk = min(self._batch, _CHUNK)
     self._batches = _decoded(
@@ -164,21 +161,21 @@ class Stream(abc.ABC):
     )
 
   def _load(self, loaded: Iterator[tuple[np.ndarray, ...]], _: int) -> tuple[np.ndarray, ...]:
-    """What the graph needs for the next part of a batch."""
+    """Return the graph's input for the next part of a batch."""
     try:
       return next(loaded)
     except Exception as error:
-      # TensorFlow makes text of it, and asks again.
+      # TensorFlow turns it into text and calls again.
       self._failure = self._failure or error
       raise
 
   def _loaded(
     self, pending: "collections.deque[Request]", chunk: int
   ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Encoded images and their windows, for `chunk` images of a batch at a time.
+    """Yield encoded images and their windows, in parts of at most `chunk` images of one batch.
 
     Args:
-      pending: gets the batches as they are asked for.
+      pending: queue to which requested batches are appended.
       chunk: images of a part.
     """
     asked: collections.deque[list[np.ndarray]] = collections.deque()
@@ -200,27 +197,27 @@ class Stream(abc.ABC):
       return self.split.read(number)
     except OSError as error:
       if self.split.whole_files:
-        return b""  # it cannot be decoded, and counts as broken
+        return b""  # decoding fails, so the image counts as broken
       raise UserError(
         f"{self.split.name(number)} in {self.split.root} cannot be read "
         f"({error.strerror or error}): the data set is not complete, or not readable for you."
       ) from error
 
   def _decode_part(self, encoded: bytes, *windows: np.ndarray) -> None:
-    """Decodes part of one image, as the graph would."""
+    """Decode part of one image, as the graph does."""
     self._finish(self._tf.constant(encoded), *map(self._tf.constant, windows), mixed=True)
 
   def _recover(self, error: Exception) -> None:
-    """Finds out which images of the batch are broken, and starts again at this batch.
+    """Find the broken images of the batch and restart at this batch.
 
     Raises:
-      UserError: as `__next__`.
+      UserError: as in `__next__`.
     """
     self._batches = iter(())
     if self._failure:
       raise self._failure
     news = self._repair.examine(self._pending[0], self._read_threads)
-    # A disk may have failed for a moment, but not twice in the same place.
+    # A disk may fail for a moment, but not twice in the same place.
     if not news and self._restarted_at == self._delivered:
       raise error
     self._restarted_at = self._delivered
@@ -236,14 +233,15 @@ def _decoded(
   parts: int,
   batch: int,
 ) -> Iterator[tuple[Any, Any]]:
-  """Batches of decoded images and of their encoded lengths, made ahead by threads of TensorFlow.
+  """Iterate over batches of decoded images and encoded lengths, computed ahead by TensorFlow.
 
   Args:
     tf: TensorFlow.
-    load: returns the encoded images of the next part and their windows; called for one at a time.
+    load: function that returns the next part's encoded images and windows; never called twice at
+      once.
     finish: TensorFlow's operations on an encoded image and its windows.
     window_types: dtype and shape of each window of an image.
-    parts: how often `load` is called.
+    parts: number of calls of `load`.
     batch: images of a batch.
   """
   types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in window_types)]
@@ -264,10 +262,10 @@ def _decoded(
   options = tf.data.Options()
   options.deterministic = True
   options.autotune.enabled = False
-  options.experimental_warm_start = True  # decodes from now on, not from the first next()
+  options.experimental_warm_start = True  # decode from now on, not from the first next()
   options.threading.private_threadpool_size = threads
   options.threading.max_intra_op_parallelism = 1
-  # Of about 1,200 us of an image, 41 are spent around its decoding, 64 with from_generator.
+  # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
   dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
   dataset = dataset.map(decode, num_parallel_calls=threads)
   dataset = dataset.batch(batch).prefetch(_PREFETCHED)

@@ -1,4 +1,4 @@
-"""Headers of images, read by many processes: width, height, orientation and place of each.
+"""Readers of image headers in many processes: width, height, orientation and place of each image.
 
 for rows in scan([("files", "/data/train/cat", ["1.jpg", "2.jpg"])], images=2):
   ...  # an int64 array of shape [2, 4]
@@ -28,22 +28,22 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, open_regular, parse_json
 
 _NO_HEADER = pixels.Header(0, 0, 1)
-# The header of 98 in 100 JPEGs of ImageNet ends before it; the rest carry previews and profiles.
+# Holds the headers of 98 % of ImageNet's JPEGs; the others carry previews and profiles.
 _HEADER_BYTES = 1 << 14
-# A header takes 75 us and a process 0.7 s to start, which come out even at 10,000 on 16 cores.
+# A header takes 75 us and a process 0.7 s to start: they break even at 10,000 on 16 cores.
 _IMAGES_FOR_PROCESSES = 10_000
 
-# The name of a function in _SCANS and its arguments, of types that JSON has.
+# The name of a function in _SCANS and its arguments, which JSON can hold.
 Job = tuple[Any, ...]
 
 
 def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
-  """Width, height, orientation and bytes of each file; a size of 0 where there is no header.
+  """Return each file's width, height (0 without a header), orientation and size in bytes.
 
-  A link to a file that is missing is a broken image, of no byte.
+  A link to a missing file counts as a broken image of 0 bytes.
 
   Raises:
-    UserError: a file cannot be opened or read, or is no regular one.
+    UserError: a file cannot be opened or read, or is not a regular file.
   """
   rows = []
   for name in names:
@@ -59,13 +59,13 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
 
 
 def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64[np.ndarray, "n 7"]:
-  """Width, height, orientation, bytes, offset in the file, label and `name_digest` of each image.
+  """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
 
-  The shard is mapped, so that no record is copied: 7,500 records/s a core, of which the headers
-  take half. The kernel's read-ahead is left on although it reads the whole shard: from a cold disk
-  3,600 records/s a core came with it and 2,200 without (MADV_RANDOM), which reads a fifth of the
-  bytes; and the first epoch finds them in memory (results/input_decisions.json). Both checksums of
-  each record are checked: 1 to 4 % of the CPU time at 14 KB an image.
+  The shard is mapped, so no record is copied: 7,500 records/s on a core; headers take half of the
+  time. The kernel's read-ahead stays on although it reads the whole shard: it gave 3,600 records/s
+  on a core from a cold disk, against 2,200 without it (MADV_RANDOM), which reads a fifth of the
+  bytes; the first epoch then finds the shard in memory (results/input_decisions.json). Both
+  checksums of each record are verified: 1 to 4 % of the CPU time at 14 KB an image.
 
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
@@ -95,7 +95,7 @@ def _scan_open_shard(
     try:
       image, label, name = parse_example(record, image_key, label_key)
     except (ValueError, IndexError) as error:
-      raise UserError(f"{path}: record {number} is no image with a label: {error}") from error
+      raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
     offset = _address(np.asarray(image)) - _address(content)
     header = _header_within(file, offset, len(image))
     rows.append((*header, len(image), offset, label, name_digest(name)))
@@ -103,7 +103,7 @@ def _scan_open_shard(
 
 
 def name_digest(name: bytes) -> int:
-  """A signed 64-bit digest of a file's name without its folders; 0 of no name."""
+  """Return a signed 64-bit digest of a file's name without its folders; 0 for an empty name."""
   base = name.rpartition(b"/")[2]
   digest = hashlib.blake2b(base, digest_size=8).digest()
   return int.from_bytes(digest, "little", signed=True) if base else 0
@@ -114,7 +114,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _header_within(file: BinaryIO, offset: int, length: int) -> pixels.Header:
-  """The header of the image at `offset` of a file, most often without reading all of it."""
+  """Return the header of the image at `offset` of a file, mostly without reading all of it."""
   header = _NO_HEADER
   for part in (_HEADER_BYTES, length):
     header = _header(io.BytesIO(os.pread(file.fileno(), min(part, length), offset)))
@@ -124,15 +124,15 @@ def _header_within(file: BinaryIO, offset: int, length: int) -> pixels.Header:
 
 
 def _header(file: BinaryIO) -> pixels.Header:
-  """Size and orientation of an image; a size of 0 where Pillow finds no header.
+  """Return an image's size and orientation; size 0 where Pillow finds no header.
 
   Raises:
-    OSError: with a number, from the file system.
+    OSError: the file system failed; it has an errno.
   """
   try:
     with pixels.open_image(file) as image:
       return pixels.header_of(image)
-  # Parsers of damaged headers raise whatever they stumble over; a decompression bomb is one, too.
+  # Parsers raise almost anything on a damaged header; a decompression bomb counts as one.
   except Exception as error:
     if isinstance(error, OSError) and error.errno is not None:
       raise
@@ -153,7 +153,7 @@ _SCANS: dict[str, Callable[..., Int64[np.ndarray, "n columns"]]] = {
 
 
 def scan(jobs: Sequence[Job], images: int) -> Generator[Int64[np.ndarray, "n columns"], None, None]:
-  """The rows of each job, in order; of many images in as many processes as there are cores.
+  """Yield the rows of each job in order; for many images, with one process for each core.
 
   Raises:
     UserError: a file cannot be opened, or a shard is damaged.
@@ -173,11 +173,11 @@ def _scan_here(job: Job) -> Int64[np.ndarray, "n columns"]:
 def _scan_in_processes(
   jobs: Sequence[Job], workers: int
 ) -> Generator[Int64[np.ndarray, "n columns"], None, None]:
-  """The rows of each job, in order, from processes that import neither JAX nor TensorFlow.
+  """Yield the rows of each job in order, from processes that import neither JAX nor TensorFlow.
 
-  Those of `multiprocessing` import the main module again before their first job, which is JAX with
-  `python -m jaxspeed.train` (2 s and 150 MB each), and fail where a script of the user's has no
-  `if __name__ == "__main__"`.
+  Processes of `multiprocessing` would import the main module again: with `python -m
+  jaxspeed.train` that is JAX (2 s and 150 MB each), and a user's script without
+  `if __name__ == "__main__"` would fail.
   """
   environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
   idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
@@ -207,7 +207,7 @@ def _scan_in_processes(
 
 
 def _ask(process: "subprocess.Popen[str]", job: Job) -> Int64[np.ndarray, "n columns"]:
-  """Has the process do a job; where it has died (for want of memory, say), this one does it."""
+  """Have the process do a job, or do it here if the process has died (out of memory, say)."""
   assert process.stdin and process.stdout
   try:
     process.stdin.write(dump_json(job) + "\n")
@@ -221,7 +221,7 @@ def _ask(process: "subprocess.Popen[str]", job: Job) -> Int64[np.ndarray, "n col
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-  """Closes the pipes of a process, at which it ends; one that has died leaves them broken."""
+  """End a process by closing its pipes, which are broken if it has died."""
   for pipe in (process.stdin, process.stdout):
     with contextlib.suppress(OSError):
       if pipe:
@@ -230,8 +230,8 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _serve() -> None:
-  """Answers one job a line until the other process closes the pipe."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that asks
+  """Answer one job for each line of standard input, until the parent closes the pipe."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
   for line in sys.stdin:
     try:
       answer: dict[str, Any] = {"rows": _scan_here(parse_json(line)).tolist()}

@@ -1,6 +1,6 @@
-"""Decoding of one image: TensorFlow's graph, or the same operations one by one.
+"""Functions that decode, crop and resize one image, in TensorFlow's graph or eagerly.
 
-This is the only module that imports TensorFlow, when a stream is made.
+Only this module imports TensorFlow, when a stream is made.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jaxspeed.config.output import held
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
-# The first bytes of the formats that are read, and their names.
+# The first bytes of the formats that can be read, and their names.
 _FORMATS = {
   b"\xff\xd8\xff": "JPEG",
   b"\x89PNG\r\n\x1a\n": "PNG",
@@ -31,15 +31,15 @@ _FORMATS = {
 
 
 def import_tensorflow() -> Any:
-  """TensorFlow, quiet, and kept from the GPUs, whose memory it would take from JAX.
+  """Import TensorFlow, quietly and without GPUs, because it would take their memory from JAX.
 
-  What it writes on machines without CUDA, before any level of its log counts, is dropped; what its
-  decoders write is counted.
+  Lines that it writes on machines without CUDA, before its log level applies, are dropped; lines
+  of its decoders are counted.
 
   Raises:
-    UserError: it is not installed.
+    UserError: TensorFlow cannot be imported.
   """
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # of no use here, and it logs two lines
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # not used here, and logs two lines
   try:
     with held(), _quiet():
       tf = importlib.import_module("tensorflow")
@@ -55,10 +55,10 @@ def import_tensorflow() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """A level of TensorFlow's log, which it reads when it is loaded, without each broken image.
+  """Lower TensorFlow's log level, which it reads on import.
 
-  It writes two lines on each, without a name; a stream names and counts them. JAX sets the level 1
-  for itself when it is imported, which must not count for TensorFlow; another one is the user's.
+  Otherwise it writes two lines, without a name, for each broken image; streams name and count
+  those. JAX sets level 1 for itself on import; any other level was set by the user and stays.
   """
   name = "TF_CPP_MIN_LOG_LEVEL"
   before = os.environ.get(name)
@@ -75,22 +75,22 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def _hide_gpus(tf: Any) -> None:
-  """Once: TensorFlow refuses it after its first operation."""
+  """Hide the GPUs, once: TensorFlow refuses this after its first operation."""
   tf.config.set_visible_devices([], "GPU")
 
 
 def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> Any:
-  """Part of an image: uint8 [h, w, 3], both sides divided by `ratio` if it is a JPEG.
+  """Decode part of an image: uint8 [h, w, 3]; sides of a JPEG are divided by `ratio`.
 
-  Only the rows and columns of the box are decoded of a JPEG. A choice between formats costs 2 to
-  4 % of an image, so there is one only in streams where it is needed (mixed). What TensorFlow
-  does not decode, or not as Pillow does, Pillow decodes.
+  Of a JPEG only the box is decoded. The choice between formats costs 2 to 4 % of an image's time,
+  so only `mixed` streams have it. Pillow decodes what TensorFlow cannot, or would decode
+  differently from Pillow.
   """
 
   def jpeg() -> Any:
-    # Division of a box loses up to a pixel at its edges, of twice the pixels asked for or more.
+    # Rounding loses at most a pixel at an edge; the box has at least twice the pixels needed.
     window = box if ratio == 1 else box // ratio
-    # Pillow's transform; TensorFlow's fast one saves at most 3 % and makes a grey level of error.
+    # Pillow's transform; TensorFlow's fast one saves at most 3 % and is a grey level off.
     return tf.io.decode_and_crop_jpeg(
       encoded, window, channels=3, ratio=ratio, dct_method="INTEGER_ACCURATE"
     )
@@ -116,10 +116,10 @@ def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> 
 
 
 def _decode_with_pillow(encoded: Any, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
-  """A box of an image; `encoded` is bytes, outside of a graph an array of them.
+  """Decode a box of an image; `encoded` is bytes or, outside a graph, an array of them.
 
   Raises:
-    ValueError: it is no image, or a damaged one.
+    ValueError: it is not an image, or is damaged.
   """
   y, x, height, width = box.tolist()
   try:
@@ -130,28 +130,26 @@ def _decode_with_pillow(encoded: Any, box: np.ndarray) -> UInt8[np.ndarray, "h w
 
 
 def turn(tf: Any, image: Any, orientation: Any) -> Any:
-  """A decoded part of an image as it is shown: turned by EXIF's orientation, a number."""
+  """Turn a decoded part of an image by EXIF's orientation number."""
   table = tf.constant([pixels.TURNS.get(number, pixels.TURNS[1]) for number in range(9)])
-  swap, upside_down, mirror = tf.unstack(tf.gather(table, orientation))
+  swap, upside_down, flip = tf.unstack(tf.gather(table, orientation))
   image = tf.cond(swap, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
-  # Reading an axis backwards where its step is -1, forwards where it is 1.
-  steps = [1 - 2 * tf.cast(each, tf.int32) for each in (upside_down, mirror)]
+  # A step of -1 reads an axis backwards.
+  steps = [1 - 2 * tf.cast(each, tf.int32) for each in (upside_down, flip)]
   return image[:: steps[0], :: steps[1]]
 
 
 def _to_uint8(tf: Any, images: Any) -> Any:
-  """float32 [1, h, w, 3] to uint8 [h, w, 3]."""
+  """Round float32 [1, h, w, 3] to uint8 [h, w, 3]."""
   return tf.cast(tf.round(tf.squeeze(images, 0)), tf.uint8)
 
 
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:
-  """ScaleAndTranslate by Pillow's bilinear filter: uint8 [h, w, 3] to uint8 [*shape, 3].
+  """Resize uint8 [h, w, 3] to uint8 [*shape, 3] with Pillow's bilinear filter.
 
-  The operation is fast along the first axis only, where a whole row is a pixel of many channels;
-  along the second it takes three numbers at a time. So this takes the first axis twice, and turns
-  the image between: 1.24 to 1.31 instead of 1.28 to 1.58 times the CPU time of a crop without
-  antialiasing. Decoding JPEGs to half where that is still twice as large gains nothing. As in
-  Pillow, what is between the passes has 8 bits.
+  ScaleAndTranslate is fast along the first axis only, where a row is one pixel of many channels.
+  So two passes resize the first axis, with a transpose and, as in Pillow, 8 bits between them: 1.24
+  to 1.31 times the CPU time of a crop without antialiasing, instead of 1.28 to 1.58.
   """
 
   def along_rows(image: Any, number: int) -> Any:
@@ -176,9 +174,10 @@ def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any
 def random_crop(
   tf: Any, encoded: Any, box: Any, *, size: int, halve: bool, mixed: bool, antialias: bool
 ) -> Any:
-  """A box of an image, resized to uint8 [size, size, 3] by bilinear interpolation."""
+  """Decode a box of an image and resize it to uint8 [size, size, 3] by bilinear interpolation."""
   whole = functools.partial(_decode, tf, encoded, box, mixed=mixed)
   if antialias:
+    # Decoding JPEGs to half their size saves nothing here.
     scale = float(size) / tf.cast(box[2:], tf.float32)
     return _resize(tf, whole(), scale, (0.0, 0.0), (size, size))
   half = functools.partial(whole, ratio=2)
@@ -200,7 +199,7 @@ def central_crop(
   mixed: bool,
   antialias: bool,
 ) -> Any:
-  """A box of an image, resized and cut or padded to uint8 [*shape, 3]."""
+  """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3]."""
   part = _decode(tf, encoded, box, mixed=mixed)
   if antialias:
     return _resize(tf, part, scale, translation, shape)
@@ -216,13 +215,13 @@ def central_crop(
 
 
 def describe_failure(encoded: bytes) -> str:
-  """Why bytes that are not decoded are no image."""
+  """Return why bytes could not be decoded as an image."""
   if not encoded:
     return "it is empty"
   if not encoded.startswith(tuple(_FORMATS)):
     *formats, last = dict.fromkeys(_FORMATS.values())
-    return f"it is no {', '.join(formats)} or {last}"
-  # Of the formats that Pillow reads there are kinds that it does not, and it says which.
+    return f"it is not a {', '.join(formats)} or {last}"
+  # Pillow names the variants of its formats that it cannot read.
   if not encoded.startswith(pixels.TENSORFLOW_SIGNATURES):
     try:
       pixels.decode(encoded)

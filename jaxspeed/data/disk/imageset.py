@@ -1,12 +1,11 @@
-"""Sets of encoded images on the disk, of any size: which images there are, where, of which class.
+"""Data sets of encoded images on disk, of any size: the place and class of each image.
 
     images = open_images(name="imagenet2012", path="/data/imagenet", cache="")
     encoded = images.train.read(0)
 
-What lies at `path` is a folder of train/CLASS/*.jpg and val/CLASS/*.jpg, a folder of CLASS/*.jpg,
-a tenth of which is held out, or one that TFDS prepared (`tfrecord.py`), whose TFRecords hold the
-encoded images. No image is decoded here, and TensorFlow is not needed, except by TFDS where it is
-to download a set.
+`path` is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, a folder with CLASS/*.jpg (a tenth
+is held out), or a folder of TFRecords that TFDS prepared (`tfrecord.py`). This module decodes no
+image, and needs TensorFlow only where TFDS downloads a data set.
 """
 
 import collections
@@ -52,22 +51,22 @@ _HELD_OUT = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-  """The images of one split, by number 0 ... n - 1.
+  """The images of one split, numbered 0 ... n - 1.
 
   Attributes:
-    files: absolute names; one an image, or shards that hold many.
-    file: which of `files` holds the image.
-    offset: of the encoded image's first byte in it.
-    length: the encoded image's bytes.
-    label: from 0.
-    width: in pixels, from its header, as the image is shown; 0 where that cannot be read.
+    files: absolute paths, one for each image, or those of shards.
+    file: index in `files` of the file that holds the image.
+    offset: place of the encoded image's first byte in the file.
+    length: size of the encoded image, in bytes.
+    label: class number from 0.
+    width: width in pixels as the image is shown, from its header; 0 without a readable header.
     height: as `width`.
     orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
-    whole_files: every image is a file of its own, and offset is 0.
-    root: what names in messages are relative to.
-    digest: `headers.name_digest` of the files that the images of shards were, 0 where the shards
-      hold no name; None where every image is a file of its own.
-    index_folder: that `width` and the like are stored in; '' where they are not.
+    whole_files: whether every image is a file of its own, with offset 0.
+    root: folder that names in messages are relative to.
+    digest: `headers.name_digest` of each image's file name in its shard, 0 without a name; None
+      where every image is a file of its own.
+    index_folder: folder that stores the sizes; '' where they are not stored.
   """
 
   files: tuple[str, ...]
@@ -87,22 +86,22 @@ class Split:
     return len(self.label)
 
   def take(self, index: Int64[np.ndarray, "m"]) -> "Split":
-    """The split of these images alone, in their order."""
+    """Return a split of these images only, in this order."""
     columns = ["file", "offset", "length", "label", "width", "height", "orientation"]
     columns += [] if self.digest is None else ["digest"]
     return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in columns})
 
   def path(self, index: int) -> str:
-    """The file that holds an image, below `root`."""
+    """Return the path below `root` of the file that holds an image."""
     return os.path.relpath(self.files[self.file[index]], self.root)
 
   def name(self, index: int) -> str:
-    """What to call an image in a message."""
+    """Return an image's name for messages."""
     name = printable(self.path(index))
     return name if self.whole_files else f"{name}, byte {self.offset[index]}"
 
   def read(self, index: int) -> bytes:
-    """The encoded image.
+    """Read an encoded image.
 
     Raises:
       OSError: its file cannot be read.
@@ -116,11 +115,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-  """A set of two splits, and what it is and whence; labels index `class_names`.
+  """A data set of two splits; labels index `class_names`.
 
   Attributes:
-    notes: lines on what was left out.
-    whole: all images, where the splits were made of them.
+    source: what the data set is and where it was found.
+    notes: lines about files that were left out.
+    whole: all images, where the splits were cut out of one folder.
     evaluated_on: which images `eval` holds, as in `data.memory.arrays.Arrays`.
   """
 
@@ -134,7 +134,7 @@ class ImageSet:
 
   @property
   def is_noise(self) -> bool:
-    """Whether there are no files (`noise.noise_set`)."""
+    """Whether the data set has no files (`noise.noise_set`)."""
     return not self.train.files
 
 
@@ -147,20 +147,18 @@ def open_images(
   tune: bool = False,
   anew: bool = False,
 ) -> ImageSet:
-  """Opens the set that a config names.
-
-  The first time, the header of each image is read (`sizes.py`).
+  """Open the data set that a config names; the first time, this reads all headers (`sizes.py`).
 
   Args:
-    name: of the set, as TFDS calls it.
-    path: a folder; '' lets TFDS download and prepare `name`.
-    cache: folder of the index; '' means ~/.cache/jaxspeed/data.
-    show: called with the numbers of headers that are read and that are to be read.
-    tune: a tenth of the training images takes the place of the others, which need not be there.
-    anew: reads the headers, whatever index is there: files may have changed under their names.
+    name: TFDS's name of the data set.
+    path: folder of the data set; '' lets TFDS download and prepare `name`.
+    cache: folder of indices; '' means ~/.cache/jaxspeed/data.
+    show: called with the number of headers read and the total.
+    tune: whether to evaluate on a tenth of the training images; no evaluation split is needed.
+    anew: whether to read all headers despite an index, because files may have changed.
 
   Raises:
-    UserError: nothing readable is at `path`, or it is damaged or not complete.
+    UserError: `path` holds no readable data set, or a damaged or incomplete one.
   """
   options = IndexOptions(expanded(cache or DEFAULT_CACHE, "config.data.cache"), show, anew)
   images = _open(name, path, options, tune)
@@ -194,10 +192,10 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
 
 
 def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
-  """The names of the classes of the set at `path`, of which no image is opened; () if it has none.
+  """Return the class names of the data set at `path`, or (); this opens no image.
 
   Raises:
-    UserError: as `open_images`.
+    UserError: as in `open_images`.
   """
   root = expanded(path, "config.data.path").absolute()
   try:
@@ -232,7 +230,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
   if marked is not None:
     counts = {split: sum(map(len, classes.values())) for split, classes in listed.items()}
     copies.check_counts(root, marked, counts)
-  # The index is called val whatever the folder is.
+  # The index is called val, whatever the folder's name.
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
   splits = _read_splits(root, folders, files, options)
@@ -253,7 +251,7 @@ def _title(root: pathlib.Path) -> str:
 
 
 def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
-  """A folder of CLASS/*.jpg, of which a tenth is held out for evaluation."""
+  """Open a folder with CLASS/*.jpg and hold a tenth out for evaluation."""
   others: collections.Counter[str] = collections.Counter()
   if not list_folder(root).folders:
     raise UserError(
@@ -272,12 +270,12 @@ def _read_splits(
   files: Mapping[str, Mapping[str, Sequence[str]]],
   options: IndexOptions,
 ) -> dict[str, Split]:
-  """The splits of a folder, their headers read.
+  """Return the splits of a folder, with the sizes from their index.
 
   Args:
-    root: of the set.
-    folders: by the name of the split.
-    files: names of each split's images, by class.
+    root: the data set's folder.
+    folders: each split's folder, by the split's name.
+    files: file names of each split's images, by class.
     options: where the index is kept.
   """
   class_names = tuple(files["train"])
@@ -306,21 +304,17 @@ def _read_splits(
 
 
 def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
-  """The set with a tenth of its training images in the place of its evaluation images.
+  """Replace the evaluation images by a tenth of the training images, for one of `_HELD_OUT`.
 
-  The tenth is that of the smallest BLAKE2b digests of class and file name, so that a resized copy
-  goes where its original goes, as a file or in a shard.
-
-  Args:
-    images: whose evaluation images are dropped.
-    evaluated_on: what for, one of `_HELD_OUT`.
+  These have the smallest BLAKE2b digests of class and file name, so that a resized copy is in the
+  same part as its original, as a file or in a shard.
 
   Raises:
     UserError: there are fewer than two training images, or shards do not name them.
   """
   train = images.train
   if len(train) < 2:
-    raise UserError(f"{train.root} has {len(train)} image, of which none can be held out.")
+    raise UserError(f"{train.root} has {len(train)} image, too few to hold one out.")
   digests = b"".join(_member_digests(train, images.class_names))
   order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
   held_out = len(train) // 10 or 1
@@ -334,7 +328,7 @@ def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
 
 
 def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]:
-  """Eight bytes for each image that its copies share, in every folder and every shard."""
+  """Yield eight bytes for each image, the same for its copies in every folder and shard."""
   names = split.digest
   if names is None:
     names = np.array(
@@ -342,9 +336,9 @@ def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]
     )
   elif nameless := int((names == 0).sum()):
     raise UserError(
-      f"{nameless:,} of {len(names):,} images in the shards of {split.root} have no file_name, by "
-      "which images are held out: evaluate on the set's own split (--config.tune_on=test), or make "
-      "shards that have it (python -m jaxspeed.prepare shards)."
+      f"{nameless:,} of {len(names):,} images in the shards of {split.root} have no file_name, "
+      "which decides the images to hold out: evaluate on the data set's own split "
+      "(--config.tune_on=test), or make shards with names (python -m jaxspeed.prepare shards)."
     )
   prefixes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in class_names]
   for label, name in zip(split.label.tolist(), names.astype("<i8"), strict=True):
@@ -359,9 +353,8 @@ def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]
 def _open_tfds(folder: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
   info = open_tfds(folder, tune=tune)
   shards = {"train": info.train} if tune else {"train": info.train, "val": info.eval}
-  listings = {
-    split: shards_listing(each, info.image_key, info.label_key) for split, each in shards.items()
-  }
+  keys = info.image_key, info.label_key
+  listings = {split: shards_listing(each, *keys) for split, each in shards.items()}
   indices = sizes.indices(folder, listings, options)
   splits = {
     split: Split(
@@ -385,7 +378,7 @@ def _open_tfds(folder: pathlib.Path, options: IndexOptions, tune: bool) -> Image
 
 
 def _with_images(images: ImageSet) -> ImageSet:
-  """Checks that there is something to train and to evaluate on."""
+  """Check that there are images to train and to evaluate on."""
   for split in (images.train, images.eval):
     if not split.width.any():
       raise UserError(

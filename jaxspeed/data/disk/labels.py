@@ -1,4 +1,4 @@
-"""Labels of shards, checked against the names of their classes."""
+"""A check of the labels in shards against the names of their classes."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,7 @@ from jaxspeed.errors import UserError, printable
 
 
 def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tuple[str, ...]:
-  """The names of the set's classes, or their numbers.
-
-  Args:
-    info: of the set.
-    labels: of the images of each split.
+  """Return the names of the classes, or their numbers where they have no names.
 
   Raises:
     UserError: a label has no class, or two classes have one name.
@@ -34,7 +30,7 @@ def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tup
   if named and largest >= named:
     raise UserError(
       f"labels of {info.folder} go up to {largest}, but it has names for only {named} classes: "
-      "mend its labels or its list of class names."
+      "correct its labels or its list of class names."
     )
   if largest >= (images := sum(map(len, labels))):
     raise UserError(

@@ -1,4 +1,4 @@
-"""Noise in the place of images from disk: what a machine does without its disk (data.synthetic)."""
+"""Noise instead of images from disk, to measure a machine without its disk (data.synthetic)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,35 +11,36 @@ from jaxspeed.planning.plan import Phase
 
 
 def noise_set(train_images: int, eval_images: int, classes: int) -> ImageSet:
-  """A set without files, whose sizes are spread as ImageNet's are."""
-
-  def split(n: int) -> Split:
-    rng = np.random.RandomState(n % 2**32)
-    # Ratios at the percentiles 1, 5, 25, 50, 75, 95 and 99 of 1,000 images of ImageNet.
-    ratio = np.interp(
-      rng.random_sample(n),
-      [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99],
-      [0.592, 0.666, 0.962, 1.333, 1.471, 1.511, 2.0],
-    )
-    return Split(
-      files=(),
-      file=np.zeros(n, np.int32),
-      offset=np.zeros(n, np.int64),
-      length=np.zeros(n, np.int64),
-      label=rng.randint(classes, size=n).astype(np.int32),
-      width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
-      height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
-      orientation=np.ones(n, np.int8),
-      whole_files=True,
-      root="",
-    )
-
+  """Return a data set without files, with sizes distributed as in ImageNet."""
+  train, evaluation = (_noise_split(n, classes) for n in (train_images, eval_images))
   names = tuple(f"class {i}" for i in range(classes))
-  return ImageSet(split(train_images), split(eval_images), names, "noise, data.synthetic")
+  return ImageSet(train, evaluation, names, "noise, data.synthetic")
+
+
+def _noise_split(n: int, classes: int) -> Split:
+  rng = np.random.RandomState(n % 2**32)
+  # Ratios at the percentiles 1, 5, 25, 50, 75, 95 and 99 of 1,000 images of ImageNet.
+  ratio = np.interp(
+    rng.random_sample(n),
+    [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99],
+    [0.592, 0.666, 0.962, 1.333, 1.471, 1.511, 2.0],
+  )
+  return Split(
+    files=(),
+    file=np.zeros(n, np.int32),
+    offset=np.zeros(n, np.int64),
+    length=np.zeros(n, np.int64),
+    label=rng.randint(classes, size=n).astype(np.int32),
+    width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
+    height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
+    orientation=np.ones(n, np.int8),
+    whole_files=True,
+    root="",
+  )
 
 
 class NoiseStream:
-  """The same batch of noise for each step, with the masks that images would have."""
+  """The same batch of noise for each step, with the masks of real batches."""
 
   def __init__(
     self,
@@ -75,11 +76,11 @@ class NoiseStream:
     )
 
   def close(self) -> None:
-    """Nothing runs in the background."""
+    """Do nothing: no threads run."""
 
 
 class NoiseEvaluation:
-  """Noise of the shapes and masks of an evaluation's batches."""
+  """Batches of noise, with the shapes and masks of an evaluation's batches."""
 
   def __init__(
     self, split: Split, batches: Sequence[EvalBatch], *, process: int, processes: int

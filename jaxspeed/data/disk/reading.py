@@ -1,4 +1,4 @@
-"""Images that are read ahead of their turn, many at a time."""
+"""A reader of images that reads ahead in many threads."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -7,29 +7,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Int64
 
-# Images that a thread reads one after the other: handing each of them over alone would cost 30 us.
+# Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
 
 
 class ReadAhead:
-  """Reads images in threads, in the order in which they are asked for.
+  """Reads images in threads, and returns them in the order of the requests.
 
-  A disk or a network answers each request after its latency, so the rate is the number of threads
-  over the latency, however many cores there are.
+  A disk or a network answers each request after its latency, so the throughput is the number of
+  threads over the latency, whatever the number of cores.
 
   Args:
-    read: returns the bytes of an image, by number.
-    threads: images that are read at a time.
+    read: function that returns the bytes of an image, given its number.
+    threads: number of images read concurrently.
   """
 
   def __init__(self, read: Callable[[int], bytes], *, threads: int) -> None:
     self._read = read
     self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
-    # Each thread has something to read, whatever the size of the parts.
+    # Enough for all threads, whatever the size of the parts.
     self._images = threads * _TOGETHER
 
   def in_parts(self, parts: Iterator[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
-    """The images of each part, those of the parts behind it under way."""
+    """Yield the images of each part, while those of the next parts are read."""
     under_way: collections.deque[list[Future[list[bytes]]]] = collections.deque()
     images = 0
     for part in parts:
@@ -43,7 +43,7 @@ class ReadAhead:
       yield self._wait(under_way.popleft())
 
   def close(self) -> None:
-    """Ends the threads; what nobody reads yet is not read."""
+    """End the threads; requests that have not started are dropped."""
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _submit(self, part: Int64[np.ndarray, "n"]) -> list[Future[list[bytes]]]:

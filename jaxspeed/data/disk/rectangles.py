@@ -1,16 +1,16 @@
 """Rectangular validation: every image in a shape near its own, with few shapes to compile.
 
-    rectangles = choose(width, height, short_side=288, limit=16, batch=1024)
+    rectangles = choose_shapes(width, height, short_side=288, limit=16, batch=1024)
     for batch in batches(rectangles, 1024):  # each of one shape, every image once
       ...
 
-An image is resized so that its short side is 1.14 times that of the shapes, and its centre is cut
-out. A square crop throws a third of a 3:2 photograph away; a shape of the image's own ratio keeps
-it. fast.ai's code (cybertronai/imagenet18) takes the mean ratio of every batch of sorted images,
-which makes 20 to 60 shapes, as many programs as that; `choose_shapes` makes at most `limit`.
+An image is resized so that its short side is 1.14 times that of its shape, and then cropped to its
+centre. A square crop loses a third of a 3:2 photograph; a shape with the image's own ratio keeps
+it. fast.ai's code (cybertronai/imagenet18) takes the mean ratio of each batch of sorted images,
+which makes 20 to 60 shapes, each a program to compile; `choose_shapes` makes at most `limit`.
 
-Sizes are in pixels, pairs are (height, width). An image of width or height 0 is broken: it has no
-shape and comes into no batch.
+Sizes are in pixels, and pairs are (height, width). An image of width or height 0 is broken: it has
+no shape and is in no batch.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _NO_SHAPE = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rectangles:
-  """The shapes of a set, largest first, and which of them each image has; -1 where it is broken."""
+  """The shapes of a data set, largest first, and each image's index in them, -1 if it is broken."""
 
   shapes: tuple[tuple[int, int], ...]
   shape_of: Int32[np.ndarray, "n"]
@@ -34,7 +34,7 @@ class Rectangles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatch:
-  """Numbers of images that share a shape; where the mask is false an image only fills the batch."""
+  """Numbers of images that share a shape; images with a false mask only fill the batch."""
 
   shape: tuple[int, int]
   index: Int64[np.ndarray, "b"]
@@ -42,10 +42,10 @@ class EvalBatch:
 
 
 def resized_side(short_side: int) -> int:
-  """The short side to which an image is resized before its centre of `short_side` is cut out.
+  """Return the short side to which an image is resized before it is cropped to `short_side`.
 
   As in imagenet18 and in a plan's `eval_resize`: 328 for 288, 255 for 224, 145 for 128, and 227 for
-  200, where the product of floats falls just below 228.
+  200, where the product of floats is just below 228.
   """
   return int(short_side * 1.14)
 
@@ -61,34 +61,32 @@ def choose_shapes(
   batch: int = 1,
   resize: int | None = None,
 ) -> Rectangles:
-  """At most `limit` shapes for a set of images, with the least total cost that is possible.
+  """Choose at most `limit` shapes for a set of images, with the least total cost.
 
-  The ideal rectangle of an image has its ratio and `short_side` (the long side rounded down, as
-  resizing rounds it). In a shape it costs the pixels of the ideal that the shape cuts away, and
-  the pixels of the shape beyond the ideal, which are computed without being asked for: the area
-  between the two, centred on each other. These last ones still show the image, because it was
-  resized to more than the ideal. No image gets a shape that is longer than it was resized to:
-  zeros beside a picture are something that the network has not been trained on. The square fits
-  every image, so this can be had with any limit. Each image that is missing from the last batch of
-  a shape costs the pixels of that shape: with large batches few shapes are best, that end where
-  batches end.
+  An image's ideal rectangle has its ratio and `short_side`; the long side is rounded down, as
+  resizing rounds it. A shape costs the pixels of the ideal that it cuts off plus its own pixels
+  beyond the ideal, which are computed in vain: the area between the two, when centred. The pixels
+  beyond still show the image, which was resized to more than the ideal. No image gets a shape
+  longer than its resized size, because the model was not trained on zeros beside a picture. The
+  square fits every image, so any limit works. Each image missing from a shape's last batch costs
+  the pixels of that shape, so large batches favour few shapes that end where batches end.
 
-  Measured by width minus height, ideals and shapes lie on one line, portrait below 0, the square
-  at 0, landscape above, and the area between is `short_side` times the distance on it. So the best
-  shapes divide the images, sorted by ratio, into runs, and a dynamic programme over (runs so far,
-  end of the last one) finds them. With batch = 1 the minimum is exact for any number of images: a
-  run can only end in the middle between two shapes, or where images begin or cease to fit one.
-  With larger batches runs may also end every few images (every one, of up to 255), counted from
-  both sides so that each can be of whole batches, and the minimum is over these.
+  Measured by width minus height, ideals and shapes lie on one line (portrait below 0, the square
+  at 0, landscape above), and the area between two is `short_side` times their distance. So the
+  best shapes divide the images, sorted by ratio, into runs, and dynamic programming over (number
+  of runs, end of the last one) finds them. With batch = 1 the minimum is exact: a run can only end
+  midway between two shapes, or where images begin or cease to fit one. With larger batches runs
+  may also end every few images (every single one up to 255 images), counted from both sides so
+  that each run can have whole batches; the minimum is over these ends.
 
   Args:
-    width, height: of the stored images.
-    short_side: of all shapes.
-    limit: the most shapes. There are fewer where more would save nothing.
-    multiple: what the long sides are multiples of, all but that of the square.
-    longest: the largest ratio of long to short side; an image beyond it has its ideal there.
-    batch: the images of a global batch, as they will be given to `batches`.
-    resize: the short side to which images are resized; None for resized_side(short_side).
+    width, height: sizes of the stored images.
+    short_side: short side of all shapes.
+    limit: largest number of shapes; there are fewer where more would save nothing.
+    multiple: divisor of all long sides except the square's.
+    longest: largest ratio of long to short side; ideals of longer images are cut to it.
+    batch: global batch size, as for `batches`.
+    resize: short side of the resized images; None means resized_side(short_side).
 
   Raises:
     UserError: limit is below 1, or resize below short_side.
@@ -99,7 +97,7 @@ def choose_shapes(
   if resize < short_side:
     raise UserError(
       f"images resized to a short side of {resize} pixels do not fill shapes of {short_side}: "
-      "resize them to at least that."
+      "resize them to at least that size."
     )
   whole = np.flatnonzero(_is_whole(width, height))
   if not whole.size:
@@ -119,7 +117,7 @@ def choose_shapes(
 
 
 def square(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int) -> Rectangles:
-  """The same square for every image: ordinary validation of centre crops."""
+  """Give every image the same square, as ordinary validation with centre crops does."""
   return Rectangles(
     ((size, size),), np.where(_is_whole(width, height), 0, _NO_SHAPE).astype(np.int32)
   )
@@ -128,11 +126,11 @@ def square(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int)
 def sorted_chunks(
   width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], *, short_side: int, batch: int
 ) -> Rectangles:
-  """The original's rule, to compare with: as many shapes as the mean ratios of batches make.
+  """Choose shapes by imagenet18's rule, for comparison.
 
   Images are sorted by ratio and cut into chunks of `batch`; a chunk's long side is its mean ratio
-  times `short_side`, rounded down to a multiple of 8. It may be longer than a resized image, which
-  is then padded with zeros (cybertronai/imagenet18_old, training/dataloader.py).
+  times `short_side`, rounded down to a multiple of 8. Resized images that are shorter are padded
+  with zeros (cybertronai/imagenet18_old, training/dataloader.py).
   """
   whole = np.flatnonzero(_is_whole(width, height))
   ratio = np.round(width[whole] / height[whole], 5)
@@ -145,7 +143,7 @@ def sorted_chunks(
 def _of_runs(
   runs: list[Int64[np.ndarray, "_"]], shapes: list[tuple[int, int]], n: int
 ) -> Rectangles:
-  """The rectangles in which the images of each run have the shape beside it."""
+  """Return rectangles where the images of each run have the shape at the same position."""
   distinct = tuple(sorted(set(shapes), key=lambda shape: (-shape[0] * shape[1], -shape[0])))
   shape_of = np.full(n, _NO_SHAPE, np.int32)
   for run, shape in zip(runs, shapes, strict=True):
@@ -161,9 +159,10 @@ def _shape_of_ratio(ratio: float, short_side: int) -> tuple[int, int]:
 
 
 def batches(rectangles: Rectangles, batch_size: int) -> list[EvalBatch]:
-  """Whole global batches of one shape each, in the order of the shapes; every whole image once.
+  """Return whole global batches of one shape each, with every sound image once.
 
-  The last batch of a shape repeats its last image, masked. Inside a shape images keep their order.
+  Batches follow the order of the shapes, and images keep their order inside a shape. The last batch
+  of a shape is filled with its last image, masked.
   """
   found = []
   for number, shape in enumerate(rectangles.shapes):
@@ -183,9 +182,9 @@ def kept_share(
   short_side: int,
   resize: int | None = None,
 ) -> float:
-  """The mean over the whole images of the share of a resized image's pixels that its crop keeps.
+  """Return the share of a resized image's pixels that its crop keeps, averaged over sound images.
 
-  `resize` is the resized short side; None stands for resized_side(short_side).
+  `resize` is the resized short side; None means resized_side(short_side).
   """
   whole = _is_whole(width, height)
   resize = resized_side(short_side) if resize is None else resize
@@ -201,11 +200,11 @@ class _Resized(NamedTuple):
 
 
 class _OnLine(NamedTuple):
-  """Images on the line of width minus height, in pixels; all three rise with the ratio."""
+  """Images on the line of width minus height, in pixels; all three fields rise with the ratio."""
 
   ideal: Int64[np.ndarray, "n"]
-  lowest: Int64[np.ndarray, "n"]  # from here ...
-  highest: Int64[np.ndarray, "n"]  # ... to here shapes are no longer than the resized image
+  lowest: Int64[np.ndarray, "n"]  # shapes from here ...
+  highest: Int64[np.ndarray, "n"]  # ... to here are no longer than the resized image
 
 
 def _is_whole(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
@@ -215,7 +214,7 @@ def _is_whole(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"]) -> Bool
 def _resized(
   width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], short_side: int
 ) -> _Resized:
-  """Sizes after resizing: the short side exactly, the long side rounded down."""
+  """Return sizes after resizing: the short side is exact, the long side rounded down."""
   width, height = width.astype(np.int64), height.astype(np.int64)
   return _Resized(
     height=np.maximum(short_side * height // width, short_side),
@@ -244,7 +243,7 @@ def _on_line(
 def _places(
   ideal: Int64[np.ndarray, "n"], short_side: int, multiple: int, long_side: int
 ) -> Int64[np.ndarray, "c"]:
-  """Ascending places of all shapes that can be of use: no two lie on one side of every ideal."""
+  """Return the places of all useful shapes, ascending; one at most beyond the ideals per side."""
   first = short_side + multiple - short_side % multiple
   beyond = np.arange(first, long_side + 1, multiple) - short_side
   places = np.concatenate([-beyond[::-1], [0], beyond])
@@ -254,7 +253,7 @@ def _places(
 
 
 def _edges(images: _OnLine, places: Int64[np.ndarray, "c"], batch: int) -> Int64[np.ndarray, "e"]:
-  """Where a run may begin or end: numbers of sorted images, ascending, from 0 to n."""
+  """Return where a run may begin or end: numbers of sorted images, ascending, from 0 to n."""
   n = len(images.ideal)
   middles = np.unique(places[:, None] + places)
   found = [
@@ -264,7 +263,7 @@ def _edges(images: _OnLine, places: Int64[np.ndarray, "c"], batch: int) -> Int64
     np.searchsorted(images.lowest, places, "right"),
   ]
   if batch > 1:
-    # About 128 from each side, which choose 50,000 images' shapes in a few tenths of a second.
+    # About 128 from each side: shapes for 50,000 images then take a few tenths of a second.
     spacing = max(1, n // 128)
     if batch > spacing:
       parts = batch // spacing
@@ -283,10 +282,9 @@ def _run_costs(
   short_side: int,
   batch: int,
 ) -> tuple[Float64[np.ndarray, "r r"], Int32[np.ndarray, "r r"]]:
-  """The least cost of the run from edge i to edge j + 1 in one shape, over short_side; its place.
+  """Return the least cost of the run from edge i to edge j + 1, over short_side, and its place.
 
-  Infinite where there is no such run, or no place that all of its images fit. Whole numbers of
-  pixels far below 2^53, so floats are exact.
+  It is infinite where there is no such run or shape; else whole, below 2^53, so floats are exact.
   """
   begin, end = edges[:-1], edges[1:]
   runs = len(begin)
@@ -306,9 +304,9 @@ def _run_costs(
 
 
 def _best_runs(cost: Float64[np.ndarray, "r r"], limit: int) -> list[tuple[int, int]]:
-  """First and last column of at most `limit` runs that together cost least; the fewest such."""
+  """Return the first and last column of the fewest runs, at most `limit`, with the least cost."""
   ends = cost[0]  # the least cost of all images up to the end of a run
-  before: list[np.ndarray] = []  # for each end, where the run before the last one ends
+  before: list[np.ndarray] = []  # for each end, the end of the previous run
   least, cuts = ends[-1], 0
   for cut in range(1, min(limit, len(cost))):
     longer = ends[:-1, None] + cost[1:]

@@ -1,4 +1,4 @@
-"""Which images of a split are broken, why, and which image stands for each of them."""
+"""Broken images of a split: the reason for each, and the image that takes its place."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from jaxspeed.data.disk.sizes import drop_index
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
-# When as many images of a batch are broken, and no other is in it, so is the disk.
+# A batch of at least this many images that are all broken means that the disk is broken.
 _HOPELESS = 8
 
 
 def why_broken(split: Split, number: int) -> str:
-  """Why an image of a split is broken; reads it."""
+  """Read an image and return why it is broken."""
   try:
     return describe_failure(split.read(number))
   except OSError as error:
@@ -27,11 +27,11 @@ def why_broken(split: Split, number: int) -> str:
 
 
 class Repair:
-  """What a stream knows of the broken images of its split.
+  """What a stream knows about the broken images of its split.
 
   Attributes:
-    doubtful: true for images of which some part could not be decoded, or the header not be read.
-    mixed: whether the split has images that are no JPEGs.
+    doubtful: true for images with an unreadable header or a part that could not be decoded.
+    mixed: whether the split has images other than JPEGs.
   """
 
   def __init__(
@@ -42,16 +42,15 @@ class Repair:
     failures: tuple[type[Exception], ...],
     on_error: str,
   ) -> None:
-    """Looks at the headers' outcome only.
+    """Mark the images without a readable header as doubtful.
 
     Args:
-      split: the images.
-      decode: called with an encoded image and its windows, decodes that part.
+      split, on_error: as in the streams.
+      decode: function that decodes a part, given an encoded image and its windows.
       failures: exceptions of `decode` that mean a broken image.
-      on_error: "skip" or "raise", as the streams take it.
 
     Raises:
-      UserError: a header could not be read, with on_error="raise".
+      UserError: a header could not be read and on_error is "raise".
     """
     self.doubtful = split.width == 0
     names = split.files if split.whole_files else ()
@@ -63,10 +62,10 @@ class Repair:
       self._refuse(int(self.doubtful.argmax()))
 
   def next_whole(self, number: int, windows_of: Callable[[int], Sequence[np.ndarray]]) -> int:
-    """The first image from `number` on of which the part that `windows_of` it says can be decoded.
+    """Return the first image, from `number` on, whose part given by `windows_of` can be decoded.
 
     Raises:
-      UserError: there is none.
+      UserError: no image can be decoded.
     """
     split, images = self._split, len(self._split)
     for candidate in (further % images for further in range(number, number + images)):
@@ -80,27 +79,19 @@ class Repair:
     )
 
   def examine(self, request: Request, threads: int) -> bool:
-    """Tries each image of a batch that failed; whether that told anything new.
-
-    Args:
-      request: the batch.
-      threads: images that are tried at a time.
+    """Try each image of a failed batch; return whether anything new was found.
 
     Raises:
-      UserError: an image is not what was indexed, or broken with on_error="raise", or all are.
+      UserError: an image has changed since it was indexed, is broken with on_error="raise", or all
+        images are broken.
     """
     split, known = self._split, (self.mixed, len(self._reasons))
-
-    def try_row(row: int) -> str:
-      return self._fault(int(request.used[row]), [window[row] for window in request.windows])
-
-    with ThreadPoolExecutor(threads) as pool:
-      faults = list(pool.map(try_row, range(len(request.used))))
+    faults = self._faults(request, threads)
     if all(faults) and len(faults) >= _HOPELESS:
       number = int(request.used[0])
       raise UserError(
         f"none of {len(faults)} images in a row can be decoded, the first of them "
-        f"{split.name(number)} in {split.root} ({faults[0]}): mend the data set."
+        f"{split.name(number)} in {split.root} ({faults[0]}): repair the data set."
       )
     for number, fault in zip(request.used.tolist(), faults, strict=True):
       if fault:
@@ -110,26 +101,35 @@ class Repair:
           self._refuse(number)
     return known != (self.mixed, len(self._reasons))
 
+  def _faults(self, request: Request, threads: int) -> list[str]:
+    """Return why each image of a batch cannot be decoded, or ''; try `threads` images at once."""
+
+    def try_row(row: int) -> str:
+      return self._fault(int(request.used[row]), [window[row] for window in request.windows])
+
+    with ThreadPoolExecutor(threads) as pool:
+      return list(pool.map(try_row, range(len(request.used))))
+
   def reason(self, number: int) -> str:
-    """Why an image is broken."""
+    """Return why an image is broken."""
     if number not in self._reasons:
       self._reasons[number] = why_broken(self._split, number)
     return self._reasons[number]
 
   def check_length(self, number: int, length: int) -> None:
-    """Makes sure that an image has as many bytes as when it was indexed.
+    """Check that an image's size in bytes has not changed since it was indexed.
 
     Raises:
-      UserError: it has not.
+      UserError: it has changed.
     """
     if length != self._split.length[number]:
       self._changed(number, f"{self._split.length[number]:,} bytes then, {length:,} now")
 
   def _fault(self, number: int, windows: Sequence[np.ndarray]) -> str:
-    """Why a part of an image cannot be decoded; '' if it can.
+    """Return why a part of an image cannot be decoded, or ''.
 
     Raises:
-      UserError: the image is not the one that was indexed.
+      UserError: the image has changed since it was indexed.
     """
     try:
       encoded = self._split.read(number)
@@ -147,14 +147,14 @@ class Repair:
   def _refuse(self, number: int) -> NoReturn:
     raise UserError(
       f"{self._split.name(number)} in {self._split.root} cannot be decoded "
-      f"({self.reason(number)}): replace it or take it away, or set config.data.on_error=skip."
+      f"({self.reason(number)}): replace or remove it, or set config.data.on_error=skip."
     )
 
   def _check_size(self, number: int, encoded: bytes) -> None:
     try:
       with pixels.open_image(io.BytesIO(encoded)) as image:
         found = pixels.header_of(image)
-    except Exception:  # no header, which is damage and no change
+    except Exception:  # without a header it is damaged, not changed
       return
     split = self._split
     indexed = (split.width[number], split.height[number], split.orientation[number])

@@ -1,4 +1,4 @@
-"""The sets that a streamed run reads: originals, resized copies, held-out images, noise."""
+"""The data sets of a streamed run: originals, resized copies, held-out images, noise."""
 
 import dataclasses
 import os
@@ -16,13 +16,13 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
 
-# Names of images that a line of a report holds.
+# The most names of images in a line of a report.
 NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageSets:
-  """The sets that a streamed run reads, by the short side of their images; 0: the originals."""
+  """The data sets of a streamed run, by the short side of their images; 0: the originals."""
 
   sets: dict[int, ImageSet]
   notes: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class ImageSets:
 
   @property
   def benchmark(self) -> str:
-    """DAWNBench's name of the data sets, where they are ImageNet, whole; else ''."""
+    """DAWNBench's name, "ImageNet", where all data sets are complete ImageNets; else ''."""
     counts = {(len(s.class_names), len(s.train), len(s.eval)) for s in self.sets.values()}
     whole = counts == {(1000, 1_281_167, 50_000)}
     return "ImageNet" if whole and not any(s.is_noise for s in self.sets.values()) else ""
@@ -57,40 +57,39 @@ class ImageSets:
 
   @property
   def counts(self) -> tuple[dict[int, int], int]:
-    """Images to train on by the short side of their copies, and images to evaluate on."""
+    """Numbers of training images, by the short side of their copies, and of evaluation images."""
     return self.train_images, self.eval_images
 
   @property
   def decides(self) -> dict[str, int]:
-    """Fields of `config.data` that the data set decides; its images have any size."""
+    """Fields of `config.data` that the data set decides; its images may have any size."""
     return {"classes": len(self.class_names)}
 
   def evaluated_count(self, copies: int) -> int:
-    """Images that a phase with these copies evaluates."""
+    """Return the number of images that a phase with these copies evaluates."""
     return len(self.sets[copies].eval)
 
   def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Statistics of a stream stand in its config (`config.checks`)."""
+    """Fail: the config of a stream always has them (`config.checks`)."""
     raise NotImplementedError("config.data.mean and config.data.std of a stream are never empty")
 
 
 def open_sets(
   config: ConfigDict, phases: Sequence[Phase], show: Show | None = None, *, follow: bool = False
 ) -> ImageSets:
-  """Opens every set that phases read.
+  """Open every data set that the phases read.
 
-  Resized copies that are not there are replaced by the originals, with a note: they cost time and
-  not accuracy.
+  Missing copies are replaced by the originals, with a note: this costs time but no accuracy.
 
   Args:
-    config: its `data` and `tune_on` count.
-    phases: of its plan.
-    show: as `open_images` takes it.
-    follow: whether the sets may have another number of classes than the config says.
+    config: the run's config; `data` and `tune_on` are used.
+    phases: the phases of the config's plan.
+    show: progress function, as in `open_images`.
+    follow: whether the number of classes may differ from the config's.
 
   Raises:
-    UserError: as `open_images`; or sets of different classes, of another number of them, or of one;
-      or copies or shards that are not complete, or do not fit their originals.
+    UserError: as in `open_images`; the data sets have different classes, another number of them
+      than the config, or only one; copies or shards are incomplete, or do not fit their originals.
   """
   data = config.data
   if data.synthetic:
@@ -105,8 +104,8 @@ def open_sets(
     path = copies_of(config, side) if side else data.path
     if side and not os.path.isdir(expanded(path, "config.data.copies")):
       notes.append(
-        f"no copies of {side} px at {path}: the originals are read, which takes 1.5 to 4 times the "
-        f"time on the CPU; python -m jaxspeed.prepare resize makes copies"
+        f"no copies of {side} px at {path}: the originals are read instead, which takes 1.5 to 4 "
+        "times the CPU time; python -m jaxspeed.prepare resize makes copies"
       )
       path = data.path
     if path not in opened:
@@ -118,7 +117,7 @@ def open_sets(
   if len(names) > 1:
     raise UserError(
       f"{data.path} and its resized copies have different classes: make the copies again with "
-      f"python -m jaxspeed.prepare resize."
+      "python -m jaxspeed.prepare resize."
     )
   for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
     notes += _small_images(sets[side].train, size)
@@ -136,7 +135,7 @@ def open_sets(
 
 
 def _small_images(split: Split, size: int) -> list[str]:
-  """A sentence on images that are smaller than the crops that are made of them."""
+  """Return a note about images that are smaller than their crops, if any."""
   short = np.minimum(split.width, split.height)
   small = np.flatnonzero((short > 0) & (short < size))
   if not len(small):
@@ -152,7 +151,7 @@ def _small_images(split: Split, size: int) -> list[str]:
 def _one_size(
   config: ConfigDict, sets: Mapping[int, ImageSet], phases: Sequence[Phase]
 ) -> list[str]:
-  """How to train at the images' own size, where most of them are smaller than every crop."""
+  """Return a note on training at the images' own size, if most are smaller than every crop."""
   short = np.concatenate(
     [
       np.minimum(sets[phase.copies].train.width, sets[phase.copies].train.height)

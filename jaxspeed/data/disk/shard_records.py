@@ -1,13 +1,13 @@
-"""Shards and their images: what each shard was packed of, and how the images differ from that now.
+"""Records of the images in each shard, and how the images on disk differ from them now.
 
-FOLDER/.jaxspeed, where FOLDER holds the shards of one set, holds
+FOLDER holds the shards of one data set, and FOLDER/.jaxspeed their records:
 
-    shards.json      the folder of the images, the number of shards asked for, a digest of all names
-    originals/SHARD  the shard's bytes, the folder of its images below that of all, and the name,
-                     label, size and time of each image, as it was read
-    left_out.json    size and time of each image that is in no shard, since it has no header
+    shards.json      the folder of all images, the number of shards requested, a digest of all names
+    originals/SHARD  the shard's size in bytes, its images' folder below that of all images, and the
+                     name, label, size and time of each image when it was read
+    left_out.json    size and time of each image without a header, which is in no shard
 
-Folders without shards.json were not written by `prepare shards`, and nothing is asked of them.
+Folders without shards.json were not written by `prepare shards` and are not checked.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ from jaxspeed.data.formats.folders import EVAL_FOLDERS, list_folder
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, write_atomically
 
-# As TFDS's folders have one; what `prepare shards` writes has no other.
+# The version folder that TFDS's layout needs; `prepare shards` writes no other.
 VERSION = "1.0.0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a folder of shards is made: source, number of shards asked for (0: the default), digest."""
+  """How a folder of shards is made: source, shards requested (0: the default), names' digest."""
 
   source: str
   shards: int
@@ -46,13 +46,13 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class ShardRecord:
-  """What a shard was packed of.
+  """The images that were packed into a shard.
 
   Attributes:
-    bytes: of the shard's file.
-    folder: of the images, below the source; '' is the source.
+    bytes: size of the shard's file.
+    folder: the images' folder below the source; '' is the source.
     names: CLASS/FILE of each image.
-    labels: of the images.
+    labels: label of each image.
     facts: size and time of each image.
   """
 
@@ -68,14 +68,14 @@ def _own(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def read_settings(folder: pathlib.Path) -> Settings | None:
-  """The settings of a folder of shards; None of one that `prepare shards` did not write.
+  """Return a folder's settings, or None where `prepare shards` did not write it.
 
   Raises:
-    UserError: they are damaged.
+    UserError: the settings are damaged.
   """
   path = _own(folder, "shards.json")
   try:
-    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
     stored = load_json(path)
     settings = Settings(stored["source"], int(stored["shards"]), str(stored["names"]))
     if not isinstance(settings.source, str) or settings.shards < 0:
@@ -91,16 +91,16 @@ def read_settings(folder: pathlib.Path) -> Settings | None:
 
 
 def write_settings(folder: pathlib.Path, settings: Settings) -> None:
-  """Writes the settings of a folder of shards.
+  """Write the settings of a folder of shards.
 
   Raises:
-    OSError: they cannot be written.
+    OSError: the settings cannot be written.
   """
   _write(_own(folder, "shards.json"), dataclasses.asdict(settings))
 
 
 def read_record(folder: pathlib.Path, file: str) -> ShardRecord | None:
-  """The record of a shard; None where there is none, or a damaged one."""
+  """Return the record of a shard, or None where it is missing or damaged."""
   try:
     stored = load_json(records_folder(folder) / file)
     names, labels, lengths, times = zip(*stored["images"], strict=True)
@@ -114,10 +114,10 @@ def read_record(folder: pathlib.Path, file: str) -> ShardRecord | None:
 
 
 def write_record(folder: pathlib.Path, file: str, record: ShardRecord) -> None:
-  """Writes the record of a shard.
+  """Write the record of a shard.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: the record cannot be written.
   """
   images = [
     (name, label, *facts)
@@ -128,14 +128,14 @@ def write_record(folder: pathlib.Path, file: str, record: ShardRecord) -> None:
 
 
 def write_left_out(folder: pathlib.Path, facts: Mapping[str, Facts]) -> None:
-  """Writes which images are in no shard.
+  """Write the list of images that are in no shard.
 
   Args:
-    folder: of the shards.
-    facts: by names below the source.
+    folder: the shards' folder.
+    facts: size and time of each image, by its name below the source.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: the list cannot be written.
   """
   _write(_own(folder, "left_out.json"), dict(sorted(facts.items())))
 
@@ -154,11 +154,11 @@ def _write(path: pathlib.Path, content: Any) -> None:
 
 
 def mending(folder: pathlib.Path, settings: Settings) -> str:
-  """The command that makes shards fit their images.
+  """Return the command that updates shards to their images.
 
   Args:
-    folder: NAME/VERSION, which holds the shards.
-    settings: of the folder.
+    folder: the shards' folder, NAME/VERSION.
+    settings: the folder's settings.
   """
   words = [shlex.quote(settings.source), shlex.quote(str(folder.parent.parent))]
   words.append(f"--name={folder.parent.name}")
@@ -167,13 +167,13 @@ def mending(folder: pathlib.Path, settings: Settings) -> str:
 
 
 def require_complete(root: pathlib.Path) -> None:
-  """Makes sure that `root`, in which no shards were found, does not hold half-made ones.
+  """Refuse a folder of incomplete shards, which is no data set yet.
 
   Args:
     root: NAME/VERSION, or one of the two folders above it.
 
   Raises:
-    UserError: it does.
+    UserError: `root` holds incomplete shards.
   """
   for folder in (root, root / VERSION, *sorted(root.glob(f"*/{VERSION}"))):
     if settings := read_settings(folder):
@@ -186,18 +186,18 @@ def require_complete(root: pathlib.Path) -> None:
 def shard_differences(
   folder: pathlib.Path, settings: Settings, files: Sequence[str], *, tune: bool
 ) -> Difference:
-  """How the images that there are differ from those that shards were packed of.
+  """Return how the images on disk differ from those that the shards were packed from.
 
-  Images that had no header and are unchanged do not count.
+  Unchanged images without a header do not count.
 
   Args:
-    folder: of the shards.
-    settings: of the folder; its source is there.
+    folder: the shards' folder.
+    settings: the folder's settings; its source exists.
     files: names of the shards.
-    tune: a split to evaluate on is not looked at.
+    tune: whether to leave out the evaluation split.
 
   Raises:
-    UserError: a shard has no record, or an image cannot be asked for.
+    UserError: a shard has no record, or the size of an image cannot be read.
     OSError: a folder cannot be read.
   """
   found, source = Difference(), pathlib.Path(settings.source)
@@ -233,10 +233,10 @@ def shard_differences(
 
 
 def _unknown(source: pathlib.Path, folder: str, known: np.ndarray) -> list[str]:
-  """Names of the images in a folder of classes whose keys are not known."""
+  """Return the names of images in a folder of classes whose keys are not in `known`."""
   new: list[str] = []
   if not (source / folder).is_dir():
-    return new  # all its images are gone, which is said of each
+    return new  # all of its images are gone, and each is reported
   for name in list_folder(source / folder).folders:
     images = list_folder(source / folder / name).images
     names = [_below(folder, f"{name}/{image}") for image in images]
@@ -250,5 +250,5 @@ def _below(folder: str, name: str) -> str:
 
 
 def _key(name: str) -> int:
-  """64 bits that stand for a name in this process: of a million names two agree once in 10^7."""
+  """Return 64 bits for a name, in this process; two of a million names agree once in 10^7."""
   return hash(name)

@@ -1,12 +1,12 @@
-"""Where each image of a set lies and how large it is, read from headers once and then kept.
+"""Indices of the place and size of each image, read from the headers once and then stored.
 
     listings = {"train": files_listing(root / "train", ["cat/1.jpg", ...]), "val": ...}
     found = indices(root, listings, IndexOptions(cache))  # {"train": Index, "val": Index}
     found["train"].columns  # {"width": int32 [n], ...}
 
-An index is an entry of `array_cache.py`. The one in the set's own folder, ROOT/.jaxspeed/train and
-ROOT/.jaxspeed/val, which `write_index` makes, goes before the one in the cache. An index whose
-fingerprint is not that of the files is never used.
+An index is an entry of `array_cache.py`, in the cache or, written by `write_index`, in the data
+set's folder: ROOT/.jaxspeed/train and ROOT/.jaxspeed/val. The latter takes precedence. An index is
+never used if its fingerprint is not that of the files.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from jaxspeed.errors import UserError
 
 _log = logging.getLogger("jaxspeed")
 
-_NAMES_A_JOB = 500
+_NAMES_PER_JOB = 500
 # The folder of indices beside their images.
 _OWN = ".jaxspeed"
 
 Columns = dict[str, np.ndarray]
-# What the header of an image says, and its bytes.
+# The columns that a header gives, and the image's size in bytes.
 _HEADER_COLUMNS: dict[str, type[np.signedinteger]] = {
   "width": np.int32,
   "height": np.int32,
@@ -48,12 +48,12 @@ Show = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class IndexOptions:
-  """Where indices are kept.
+  """Where indices are stored, and whether to use them.
 
   Attributes:
-    cache: the folder of those that are not beside their images.
-    show: called with the images that are done and their number in all, of all splits.
-    anew: what is stored is not believed, and the headers are read.
+    cache: folder of the indices that are not beside their images.
+    show: called with the number of images done and the total, over all splits.
+    anew: whether to ignore stored indices and read the headers.
   """
 
   cache: pathlib.Path
@@ -63,7 +63,7 @@ class IndexOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """The columns of a split, and the folder that they are stored in."""
+  """The columns of a split, and the folder that stores them."""
 
   columns: Columns
   folder: pathlib.Path
@@ -71,24 +71,24 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """The images of a split before any of them is opened."""
+  """The images of a split, before any is opened."""
 
   jobs: Sequence[headers.Job]
   images: int
-  columns: Mapping[str, type[np.signedinteger]]  # of the index, with their dtypes
+  columns: Mapping[str, type[np.signedinteger]]  # dtypes of the index's columns, by name
   source: Mapping[str, Any]  # the fingerprint
-  folder: str  # what the names of the files are relative to
-  files: Sequence[str]  # their names, where every image is a file of its own
+  folder: str  # the folder that file names are relative to
+  files: Sequence[str]  # file names, where every image is a file of its own
 
 
 def files_listing(folder: pathlib.Path, names: Sequence[str]) -> Listing:
-  """Images that are files of their own.
+  """List images that are files of their own.
 
   Args:
-    folder: of the split.
-    names: "CLASS/FILE" of each image, in the order of its number.
+    folder: the split's folder.
+    names: "CLASS/FILE" of each image, by number.
   """
-  chunks = [names[first : first + _NAMES_A_JOB] for first in range(0, len(names), _NAMES_A_JOB)]
+  chunks = [names[first : first + _NAMES_PER_JOB] for first in range(0, len(names), _NAMES_PER_JOB)]
   return Listing(
     jobs=[("files", str(folder), list(chunk)) for chunk in chunks],
     images=len(names),
@@ -100,7 +100,7 @@ def files_listing(folder: pathlib.Path, names: Sequence[str]) -> Listing:
 
 
 def shards_listing(shards: Sequence[Shard], image_key: str, label_key: str) -> Listing:
-  """Images inside TFRecords of tf.train.Examples, whose features have the names given."""
+  """List images inside TFRecords of tf.train.Examples with features of these names."""
   return Listing(
     jobs=[("shard", str(each.path), image_key, label_key, each.records) for each in shards],
     images=sum(each.records for each in shards),
@@ -113,13 +113,13 @@ def shards_listing(shards: Sequence[Shard], image_key: str, label_key: str) -> L
 
 
 def files_source(names: Sequence[str]) -> dict[str, Any]:
-  """The fingerprint of files: their names, because a stat of a million files takes minutes."""
+  """Return the fingerprint of files: their names only, as a million stats take minutes."""
   joined = "\0".join(names).encode("utf-8", "surrogateescape")
   return {"files": len(names), "sha256": hashlib.sha256(joined).hexdigest()}
 
 
 def shards_source(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
-  """The fingerprint of shards: names, sizes and times, in the whole seconds that tar keeps."""
+  """Return the fingerprint of shards: names, sizes, and times in whole seconds as tar keeps."""
   stats = [(path.name, path.stat()) for path in paths]
   return {"shards": [[name, stat.st_size, int(stat.st_mtime)] for name, stat in stats]}
 
@@ -127,13 +127,13 @@ def shards_source(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
 def write_index(
   root: pathlib.Path, split_name: str, columns: Columns, source: Mapping[str, Any]
 ) -> None:
-  """Writes ROOT/.jaxspeed/SPLIT in the place of one that is there.
+  """Write the index ROOT/.jaxspeed/SPLIT, replacing an older one.
 
   Args:
-    root: the set's own folder.
+    root: the data set's folder.
     split_name: 'train' or 'val'.
-    columns: each of shape [n]; those of `files_listing`, or of `shards_listing`.
-    source: of `files_source` or `shards_source`.
+    columns: arrays of shape [n], named as in `files_listing` or `shards_listing`.
+    source: fingerprint from `files_source` or `shards_source`.
 
   Raises:
     UserError: the folder cannot be written.
@@ -144,7 +144,7 @@ def write_index(
     array_cache.write(folder, columns, {}, source)
   except OSError as error:
     raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): make its folder writable, or do "
+      f"{folder} cannot be written ({error.strerror or error}): make its folder writable, or train "
       "without an index there."
     ) from error
 
@@ -154,12 +154,12 @@ def indices(
   listings: Mapping[str, Listing],
   options: IndexOptions,
 ) -> dict[str, Index]:
-  """The index of each split: a stored one, or read from the images' headers and then stored.
+  """Return the index of each split, stored before or read from the headers and then stored.
 
   Args:
-    root: the set's own folder.
-    listings: by the name of the split.
-    options: where indices are kept.
+    root: the data set's folder.
+    listings: the images of each split, by the split's name.
+    options: where indices are stored.
 
   Raises:
     UserError: a file cannot be opened, or a shard is damaged.
@@ -190,23 +190,24 @@ def indices(
 
 
 def drop_index(folder: str, root: str) -> str:
-  """Removes an index that does not fit its images, if it is in the cache; what is to be done then.
+  """Remove an outdated index from the cache, and return advice for the user.
 
-  That of the set's other split goes too: who edits images edits both.
+  The index of the other split is removed too: a user who edits images edits both. An index in the
+  data set's folder is the user's and stays.
 
   Args:
-    folder: of the index; '' where none is stored.
-    root: the set's own folder, where a user's index may lie, which stays.
+    folder: the index's folder; '' where none is stored.
+    root: the data set's folder.
   """
   index = pathlib.Path(folder)
   if index.parent == pathlib.Path(root, _OWN):
     command = f"python -m jaxspeed.prepare index {shlex.quote(root)}"
-    return f"write the index {index} anew with {command}"
+    return f"write the index {index} again with {command}"
   if folder:
     others = (_cached_index(pathlib.Path(root), each, index.parent) for each in ("train", "val"))
     for each in {index, *others}:
       array_cache.remove(each)
-  return "the index was removed from the cache, and the same command makes it anew"
+  return "the index was removed from the cache, and the same command makes it again"
 
 
 def _own_index(root: pathlib.Path, split_name: str) -> pathlib.Path:
@@ -223,21 +224,8 @@ def _find_index(
   if options.anew:
     return None
   own = _own_index(root, split_name)
-  if own.is_dir():
-    try:
-      columns, _ = array_cache.read(own, listing.source)
-      if not _fits(columns, listing):
-        raise ValueError("its columns are others than this version reads")
-      if mended := _mended(columns, listing):
-        raise ValueError(f"{mended} had no header then, and is another file now")
-      return Index(columns, own)
-    except ValueError as error:
-      _log.warning(
-        "the index %s is not used (%s): write it anew with python -m jaxspeed.prepare index %s",
-        own,
-        error,
-        shlex.quote(str(root)),
-      )
+  if own.is_dir() and (index := _read_own(own, root, listing)):
+    return index
   cached = _cached_index(root, split_name, options.cache)
   stored = array_cache.load(cached, listing.source)
   if not stored or not _fits(stored[0], listing):
@@ -249,8 +237,27 @@ def _find_index(
   return Index(stored[0], cached)
 
 
+def _read_own(folder: pathlib.Path, root: pathlib.Path, listing: Listing) -> Index | None:
+  """Return the index in a data set's folder, or warn and return None where it is not usable."""
+  try:
+    columns, _ = array_cache.read(folder, listing.source)
+    if not _fits(columns, listing):
+      raise ValueError("its columns are not those that this version reads")
+    if mended := _mended(columns, listing):
+      raise ValueError(f"{mended} had no header then, and is another file now")
+    return Index(columns, folder)
+  except ValueError as error:
+    _log.warning(
+      "the index %s is not used (%s): write it again with python -m jaxspeed.prepare index %s",
+      folder,
+      error,
+      shlex.quote(str(root)),
+    )
+    return None
+
+
 def _fits(columns: Columns, listing: Listing) -> bool:
-  """Whether an index has the columns, dtypes and rows that this version reads."""
+  """Return whether an index has the columns, dtypes and rows that this version reads."""
   found = {name: (column.dtype, column.shape) for name, column in columns.items()}
   return found == {
     name: (np.dtype(dtype), (listing.images,)) for name, dtype in listing.columns.items()
@@ -258,7 +265,7 @@ def _fits(columns: Columns, listing: Listing) -> bool:
 
 
 def _mended(columns: Columns, listing: Listing) -> str:
-  """The first image that had no header and has another length now; '' where there is none."""
+  """Return the first image that had no header and has changed in length, or ''."""
   if not listing.files:
     return ""
   for number in np.flatnonzero(columns["width"] == 0):
@@ -270,16 +277,16 @@ def _mended(columns: Columns, listing: Listing) -> str:
 
 
 def is_current(about: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
-  """Whether a stored index is that of the files that there are.
+  """Return whether a stored index fits the files on disk.
 
   Args:
-    about: what was stored with it.
-    source: its fingerprint.
+    about: facts stored with the index.
+    source: the index's fingerprint.
 
   Raises:
-    OSError: the files cannot be looked at.
-    UserError: among them is no image set any more.
-    KeyError: an older version has stored it.
+    OSError: the files cannot be read.
+    UserError: the folder is no longer an image data set.
+    KeyError: an older version stored the index.
   """
   folder = pathlib.Path(about["folder"])
   if "shards" in source:
@@ -292,13 +299,13 @@ def is_current(about: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
 
 
 def _to_columns(listing: Listing, rows: Sequence[Int64[np.ndarray, "n columns"]]) -> Columns:
-  """One array a column; which of the shards an image lies in follows from their row counts."""
+  """Return one array for each column; the column `file` follows from each shard's row count."""
   table = np.concatenate(rows)
   shard = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
   table = np.concatenate([table, shard[:, None]], axis=1)
   columns = {}
   for number, (name, dtype) in enumerate(listing.columns.items()):
-    # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
+    # Clipped, not wrapped: a label too large for int32 must not become a valid one.
     info = np.iinfo(dtype)
     columns[name] = np.clip(table[:, number], info.min, info.max).astype(dtype)
   return columns

@@ -1,15 +1,15 @@
-"""Streams of decoded images from disk: random crops to train on, central ones to evaluate on.
+"""Streams of decoded images from disk: random crops for training, central ones for evaluation.
 
     stream = TrainStream(images.train, seed=0, image_size=128, batch_size=1024, min_scale=0.08,
                          flip="random", steps=[(epoch, step), ...])
-    for batch in stream:  # HostBatch of uint8 images, decoded while the one before is trained on
+    for batch in stream:  # HostBatch of uint8 images, decoded while the one before trains
       ...
-    stream.broken  # {number: reason} of the images that others took the place of
+    stream.broken  # {number: reason} of the images that were replaced
 
-`crops.py` decides which images, which part of each, and which are flipped, as a function of (seed,
-epoch, step) alone. TensorFlow's graph reads, decodes, crops and resizes, and draws nothing
-(`decoding.py`). So a stream starts at any step without decoding what comes before it, and any
-number of processes sees the same global batches.
+`crops.py` chooses the images, their crops and their flips from (seed, epoch, step) alone.
+TensorFlow's graph (`decoding.py`) decodes, crops and resizes; it draws no random numbers. So a
+stream can start at any step without decoding earlier ones, and any number of processes sees the
+same global batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,11 @@ from jaxspeed.data.disk.rectangles import EvalBatch
 
 
 class TrainStream(Stream):
-  """Random resized crops in the order of `epoch_order`; decoding begins at once.
+  """Random resized crops in the order of `epoch_order`; decoding starts at once.
 
-  Without antialiasing, where the crops of a set are large, JPEGs are decoded to half their size if
-  that is still as large as `image_size`: less to compute, and bilinear interpolation then skips
-  fewer pixels. Originals of ImageNet to 128 px take 0.94 times the CPU time (half of the crops are
+  Without antialiasing, JPEGs of a data set with large crops are decoded to half their size where
+  that is still at least `image_size`: this saves time, and bilinear interpolation skips fewer
+  pixels. ImageNet's originals to 128 px take 0.94 times the CPU time (half of the crops are
   halved).
   """
 
@@ -61,24 +61,23 @@ class TrainStream(Stream):
     antialias: bool = True,
     read_threads: int = READ_THREADS,
   ) -> None:
-    """Starts to decode.
+    """Start to decode.
 
     Args:
       split: the images.
-      seed: of the run.
-      image_size: both sides, in pixels.
-      batch_size: of all processes together, which divide it.
-      min_scale: see `crop_boxes`.
-      flip: see `epoch_flips`.
-      steps: (epoch, step in the epoch) of each batch; the last step of an epoch may be short of
-        images, and is filled with masked ones from the epoch's beginning: real images, for the
-        sake of batch norm.
-      process: which part of each batch to decode.
-      processes: how many parts there are.
-      on_error: "skip" replaces an image that cannot be decoded, "raise" is a UserError.
-      antialias: resize as Pillow does, whose filter grows with what it shrinks; else between the
-        nearest pixels, as TensorFlow does unasked.
-      read_threads: images that are read at a time, ahead of those that are decoded.
+      seed: the run's seed.
+      image_size: both sides of the crops, in pixels.
+      batch_size: global batch size, a multiple of `processes`.
+      min_scale: smallest crop; see `crop_boxes`.
+      flip: kind of flips; see `epoch_flips`.
+      steps: (epoch, step in the epoch) of each batch. A short last batch is filled with masked
+        images from the epoch's beginning: real ones, for batch norm.
+      process: number of this process, which decodes that part of each batch.
+      processes: number of processes.
+      on_error: "skip" replaces an image that cannot be decoded; "raise" raises a UserError.
+      antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
+        else between the nearest pixels, TensorFlow's default.
+      read_threads: number of images read concurrently, ahead of decoding.
     """
     self._seed, self._size, self._global = seed, image_size, batch_size
     self._min_scale, self._flip = min_scale, flip
@@ -86,7 +85,7 @@ class TrainStream(Stream):
     self._rows = slice(part * process, part * (process + 1))
     self._numbers = np.array(list(steps), np.int64).reshape(-1, 2)
     self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
-    # A choice costs 2 to 4 % of each image; half of the crops halved gains 8 %.
+    # The choice costs 2 to 4 % of an image's time; halving half of the crops saves 8 %.
     short = np.minimum(split.width, split.height)
     self._halve = bool(np.mean(short >= 2 * image_size) > 0.5)
     super().__init__(
@@ -101,7 +100,7 @@ class TrainStream(Stream):
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     epoch, step_in_epoch = map(int, self._numbers[step])
     images = len(self.split)
-    # By one name only: after a restart a thread that is about to end may still be here.
+    # Read and written once: after a restart, an old thread may still be in this function.
     kept = self._epoch
     if kept is None or kept[0] != epoch:
       order = epoch_order(self._seed, epoch, images)
@@ -129,9 +128,9 @@ class TrainStream(Stream):
 
 
 class EvalStream(Stream):
-  """Images resized, and of each the centre, in the shape of its batch, equal on all processes.
+  """Resized images, cut to their centre in the shape of their batch.
 
-  A broken image does not count: its mask is false.
+  Broken images do not count: their mask is false.
   """
 
   _window_types = (
@@ -154,17 +153,15 @@ class EvalStream(Stream):
     antialias: bool = True,
     read_threads: int = READ_THREADS,
   ) -> None:
-    """Starts to decode.
+    """Start to decode.
 
     Args:
       split: the images.
-      batches: global ones, all of one size, which the processes divide.
-      resize: short side after resizing, in pixels; a fraction is dropped, as torchvision does.
-      process: which part of each batch to decode.
-      processes: how many parts there are.
-      on_error: "skip" masks an image that cannot be decoded, "raise" is a UserError.
-      antialias: as in `TrainStream`.
-      read_threads: as in `TrainStream`.
+      batches: global batches of one size, a multiple of `processes`.
+      resize: short side after resizing, in pixels; a fraction is dropped, as in torchvision.
+      process, processes: as in `TrainStream`.
+      on_error: "skip" masks an image that cannot be decoded; "raise" raises a UserError.
+      antialias, read_threads: as in `TrainStream`.
     """
     self._batches_asked, self._resize = batches, int(resize)
     part = len(batches[0].index) // processes if batches else 1
@@ -192,7 +189,7 @@ class EvalStream(Stream):
     windows = central_windows(*size, shape=batch.shape, resize=self._resize)
     orientation = self.split.orientation[used].astype(np.int32)
     box, *rest = stored_windows(*windows, *size, orientation, shape=batch.shape)
-    # A pixel is enough of an image that only fills the batch.
+    # One pixel is enough for an image that only fills the batch.
     box[~batch.mask[self._rows][rows]] = (0, 0, 1, 1)
     return box, *rest, orientation
 

@@ -1,4 +1,4 @@
-"""Whether copies and shards that a training reads still fit the images that they were made of."""
+"""Checks that the copies and shards of a run still fit the images that they were made from."""
 
 import pathlib
 from collections.abc import Sequence
@@ -14,22 +14,25 @@ from jaxspeed.files import expanded
 
 
 def copies_of(config: ConfigDict, side: int) -> str:
-  """The folder of the resized copies with this short side."""
+  """Return the folder of the resized copies with this short side."""
   return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))
 
 
 def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
-  """Compares copies and shards with their originals, where there are both; lines on the unknown.
+  """Compare copies and shards with their originals, where both exist.
 
-  Names are listed and each original is asked for its size and time: 10 us of CPU an image, of
-  100,000 copies on a local disk.
+  This lists the names and stats each original: 10 us of CPU for each of 100,000 copies on a local
+  disk.
 
   Args:
-    config: its `data` and `tune_on` count.
-    sides: short sides of the copies that are read; 0: the originals, which may be copies of others.
+    config: the run's config; `data` and `tune_on` are used.
+    sides: short sides of the copies to read; 0: the originals, which may be copies themselves.
+
+  Returns:
+    Lines about copies that cannot be checked.
 
   Raises:
-    UserError: copies or shards are not complete, or do not fit.
+    UserError: copies or shards are incomplete, or do not fit their originals.
   """
   notes = []
   tune = config.tune_on == "validation"
@@ -41,7 +44,7 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
     folder = expanded(name, "config.data.copies") if name else pathlib.Path()
     if not name or not folder.is_dir():
       continue
-    # Shards may hold copies, which are compared with their own originals.
+    # Shards may hold copies, which must fit their own originals.
     packed = _shards_in(folder, config.data.name)
     if packed is not None:
       folder = _require_fitting_shards(packed, tune=tune)
@@ -52,8 +55,8 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
       copies_by_source.setdefault(source, []).append(folder)
     elif side and packed is None:
       notes.append(
-        f"{printable(name)} was not written by prepare resize: whether its copies fit the "
-        "originals is not known"
+        f"{printable(name)} was not written by prepare resize, so it is not known whether its "
+        "copies fit the originals"
       )
   if not any(sides) and path and not config.data.synthetic:
     notes += _unread_copies(expanded(copies_of(config, 0), "config.data.copies").parent)
@@ -66,17 +69,17 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
 
 
 def _shards_in(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-  """Where the shards lie that are read of a folder; None where that is a folder of images."""
+  """Return the folder of the shards in `folder`, or None where it is a folder of images."""
   if has_splits(folder):
     return None
   return find_tfds(folder, name) or only_tfds(folder)
 
 
 def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path:
-  """Raises a UserError where images have changed since shards were made; returns their folder.
+  """Return the folder of the shards' images, or raise a UserError where images have changed.
 
-  Shards of others, or whose images are not on this machine, are not looked at; an empty folder may
-  be where a disk is mounted.
+  Shards without records, or without their images on this machine, are not checked; an empty folder
+  may be where a disk is mounted.
   """
   settings = shard_records.read_settings(folder)
   source = pathlib.Path(settings.source if settings else "")
@@ -97,7 +100,7 @@ def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path
 
 
 def _has_images(source: pathlib.Path) -> bool:
-  """Whether a folder has splits, or classes; one that cannot be read has, to be reported."""
+  """Return whether a folder has sub-folders, or cannot be read, to report that later."""
   try:
     return source.is_dir() and bool(list_folder(source).folders)
   except OSError:
@@ -107,7 +110,7 @@ def _has_images(source: pathlib.Path) -> bool:
 def _require_fitting_copies(
   source: pathlib.Path, folders: Sequence[pathlib.Path], *, tune: bool
 ) -> None:
-  """Raises a UserError where originals have changed since their copies were made."""
+  """Raise a UserError where originals have changed since their copies were made."""
   try:
     found = copies.differences(source, folders, tune=tune)
   except OSError as error:
@@ -122,7 +125,7 @@ def _require_fitting_copies(
 
 
 def _mend_all(stale: dict[pathlib.Path, Difference], source: pathlib.Path) -> str:
-  """One command for the first stale folder and all sizes beside it that have its quality."""
+  """Return one command for the first stale folder and those of its quality beside it."""
   first = next(iter(stale))
   sizes = _alike(first, list(stale))
   together = [each for each in stale if each.parent == first.parent and each.name in sizes]
@@ -131,7 +134,7 @@ def _mend_all(stale: dict[pathlib.Path, Difference], source: pathlib.Path) -> st
 
 
 def _alike(folder: pathlib.Path, folders: Sequence[pathlib.Path]) -> list[str]:
-  """The sizes beside a folder that have its quality, its own included: one command mends all."""
+  """Return the names of the sizes beside `folder` with its quality, itself included."""
 
   def quality(folder: pathlib.Path) -> int | None:
     settings = copies.read_settings(folder)

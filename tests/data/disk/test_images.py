@@ -556,13 +556,13 @@ def odd_files():
     "tiff": encode(picture, "TIFF"),
   }
   damaged = "its data are damaged or cut off"
-  unknown = "it is no JPEG, PNG, GIF, BMP, WebP or TIFF"
+  unknown = "it is not a JPEG, PNG, GIF, BMP, WebP or TIFF"
   files = {
     f"{name} cut at {percent} %": (content[: len(content) * percent // 100], damaged)
     for name, content in formats.items()
     for percent in (8, 25, 50, 75, 90)
   }
-  few = ", and 8 or 16 are read"
+  few = ", not 8 or 16"
   middle = len(formats["jpeg"]) // 2
   files |= {f"{name} whole": (content, None) for name, content in formats.items()}
   files |= {
@@ -727,7 +727,7 @@ def test_a_broken_image_is_refused_by_name(tmp_path, name, evaluate):
     else:
       train(split, batch_size=3, min_scale=1.0, on_error="raise")
   assert str(error.value) == (
-    f"a cat.jpg in {tmp_path} cannot be decoded ({ODD[name][1]}): replace it or take it away, or "
+    f"a cat.jpg in {tmp_path} cannot be decoded ({ODD[name][1]}): replace or remove it, or "
     "set config.data.on_error=skip."
   )
 
@@ -817,10 +817,10 @@ def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
   sentence = str(refused.value)
   if own:
     command = f"python -m jaxspeed.prepare index {root}"
-    assert sentence.endswith(f"write the index {root}/.jaxspeed/train anew with {command}.")
+    assert sentence.endswith(f"write the index {root}/.jaxspeed/train again with {command}.")
     write_index(root)
   else:
-    assert sentence.endswith("removed from the cache, and the same command makes it anew.")
+    assert sentence.endswith("removed from the cache, and the same command makes it again.")
   again = open_images(name="", path=str(root), cache=cache)
   assert len(train(again.train, batch_size=2, min_scale=1.0)[0]) == 1
   assert len(train(again.eval, batch_size=1, min_scale=1.0)[0]) == 1

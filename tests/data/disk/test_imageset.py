@@ -603,7 +603,7 @@ def test_an_index_with_other_columns_is_passed_over(tmp_path, opened, caplog):
   columns = {"width": width, "height": width, "orientation": width.astype(np.int8)}
   sizes.write_index(root, "val", columns | {"length": width}, source)
   assert_holds(opened(root), files)  # the length is int64
-  assert "its columns are others" in caplog.text
+  assert "its columns are not those" in caplog.text
   sizes.write_index(root, "val", columns | {"length": width.astype(np.int64)}, source)
   assert opened(root).eval.width.tolist() == [1, 1, 1]
 
@@ -706,7 +706,7 @@ def test_damaged_shards_are_named_and_not_stored(tmp_path, opened):
     (damaged, "is damaged: record 0 does not fit its checksum"),
     (whole * 2, "holds 4 records and dataset_info.json promises 2"),
     (b"", "holds 0 records and dataset_info.json promises 2"),
-    (whole[: len(whole) // 2] + stranger, "record 1 is no image with a label"),
+    (whole[: len(whole) // 2] + stranger, "record 1 is not a labelled image"),
   ):
     shard.write_bytes(content)
     with pytest.raises(UserError, match=f"{shard.name}:? {message}"):
