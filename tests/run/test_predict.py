@@ -99,11 +99,11 @@ def content_of(image, kind):
 BAD = {
   "floats.tif": (content_of(picture().convert("F"), "TIFF"), "its pixels have 32 bits (mode F)"),
   "integers.tif": (content_of(picture().convert("I"), "TIFF"), "its pixels have 32 bits (mode I)"),
-  "icon.png": (content_of(picture(), "ICO"), "it is no image of a known format"),
-  "text.jpg": (b"no image", "it is no image of a known format"),
-  "empty.jpg": (b"", "it is no image of a known format"),
+  "icon.png": (content_of(picture(), "ICO"), "it is not an image of a known format"),
+  "text.jpg": (b"no image", "it is not an image of a known format"),
+  "empty.jpg": (b"", "it is not an image of a known format"),
   "cut.png": (content_of(picture(), "PNG")[:200], ""),
-  "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image of a known"),
+  "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image of a known"),
 }
 
 
@@ -172,8 +172,8 @@ def test_printable_keeps_letters_of_all_scripts():
     (b"[" * 100_000, "holds no list of names in JSON"),
     (b'{"a": 1}', "holds no list of names in JSON"),
     (b'["a", 1]', "holds no list of names in JSON"),
-    (b'["a"]', "names 1 classes, and the run's model tells 2 apart"),
-    (b'["a", "b", "c"]', "names 3 classes, and the run's model tells 2 apart"),
+    (b'["a"]', "names 1 classes, but the run's model has 2"),
+    (b'["a", "b", "c"]', "names 3 classes, but the run's model has 2"),
   ],
 )
 def test_damaged_names_are_a_sentence(tmp_path, content, words):

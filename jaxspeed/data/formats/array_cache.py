@@ -1,8 +1,8 @@
-"""Copies of data sets as plain arrays on the disk, checked by checksum: a run starts at once.
+"""A cache of data sets as plain arrays on disk, checked by checksum, so that runs start at once.
 
-An entry is a folder of .npy files and a manifest.json: shape, dtype and CRC-32 of each array, what
-the arrays are, and a fingerprint of the files that they were made from. It appears whole or not at
-all (a rename of a finished folder), and is never changed afterwards.
+An entry is a folder of .npy files and a manifest.json with the shape, dtype and CRC-32 of each
+array, facts about the arrays, and a fingerprint of the files that they were made from. It appears
+whole or not at all (a rename of a finished folder), and never changes afterwards.
 """
 
 import logging
@@ -24,12 +24,12 @@ _log = logging.getLogger("jaxspeed")
 
 DEFAULT_CACHE = "~/.cache/jaxspeed/data"
 _MANIFEST = "manifest.json"
-# To be raised when a reader changes what it makes of the same files.
+# Raise this when a reader makes other arrays of the same files.
 _FORMAT = 1
 
 
 def fingerprint(path: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[str, Any]:
-  """What tells whether the source at `path` is still the one that was read: sizes and times."""
+  """Return sizes and times of a source's files, to tell later whether it has changed."""
   stats = [(file, file.stat()) for file in files]
   return {
     "path": str(path.resolve()),
@@ -38,10 +38,10 @@ def fingerprint(path: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[str, 
 
 
 def is_current(stored: Mapping[str, Any]) -> bool:
-  """Whether the source of a `fingerprint` is still the one that was read.
+  """Return whether the source of a `fingerprint` is unchanged.
 
   Raises:
-    OSError: a file of it is missing, or cannot be asked for.
+    OSError: a file is missing, or its size and time cannot be read.
   """
   path = pathlib.Path(stored["path"])
   files = [path if path.is_file() else path / name for name, _, _ in stored["files"]]
@@ -49,12 +49,12 @@ def is_current(stored: Mapping[str, Any]) -> bool:
 
 
 def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
-  """The folder of the entry that belongs to the source at `path`."""
+  """Return the folder of the entry for the source at `path`."""
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
 
 
 def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
-  """The folders of all entries of `name`, the newest first."""
+  """Return the folders of all entries of `name`, newest first."""
   manifests = [(file.stat().st_mtime_ns, file) for file in cache.glob(f"{name}-*/{_MANIFEST}")]
   return [file.parent for _, file in sorted(manifests, reverse=True)]
 
@@ -62,13 +62,13 @@ def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
 def load(
   folder: pathlib.Path, expected: Mapping[str, Any] | None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-  """The arrays of an entry and what was stored about them; None if there is none that is sound.
-
-  Args:
-    folder: of the entry.
-    expected: the fingerprint that the entry must have; None when the source is not known.
+  """Return the arrays of an entry and the facts stored with them, or None if it is not usable.
 
   An entry that does not fit its checksums or the fingerprint is removed, with a warning.
+
+  Args:
+    folder: the entry's folder.
+    expected: the fingerprint that the entry must have; None when the source is not known.
   """
   if not folder.is_dir():
     return None
@@ -83,10 +83,10 @@ def load(
 def read(
   folder: pathlib.Path, expected: Mapping[str, Any] | None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """As `load`, of an entry that is there and stays whatever it holds.
+  """Read an existing entry as `load` does, but never remove it.
 
   Raises:
-    ValueError: saying why the entry is not to be used.
+    ValueError: the entry must not be used; the message says why.
   """
   try:
     manifest = _read_manifest(folder / _MANIFEST)
@@ -102,10 +102,10 @@ def read(
 
 
 def read_about(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-  """What was stored about an entry, and its fingerprint; the arrays are not read.
+  """Return the facts stored with an entry and its fingerprint, without reading the arrays.
 
   Raises:
-    ValueError: saying why the entry is not to be used.
+    ValueError: the entry must not be used; the message says why.
   """
   try:
     manifest = _read_manifest(folder / _MANIFEST)
@@ -120,17 +120,17 @@ def store(
   about: Mapping[str, Any],
   source: Mapping[str, Any],
 ) -> None:
-  """As `write`, where a failure to write is a warning.
+  """Write an entry as `write` does, but warn when that fails.
 
-  Where another process has stored the entry in the meantime, its entry stays.
+  If another process has stored the entry in the meantime, its entry stays.
   """
   try:
     write(folder, arrays, about, source)
   except OSError as error:
     if not folder.is_dir():
       _log.warning(
-        "%s cannot be written (%s), so that every run reads the data anew: "
-        "set --config.data.cache to a folder that can.",
+        "%s cannot be written (%s), so every run will read the data again: "
+        "set --config.data.cache to a writable folder.",
         folder,
         error.strerror or error,
       )
@@ -142,10 +142,10 @@ def write(
   about: Mapping[str, Any],
   source: Mapping[str, Any],
 ) -> None:
-  """Writes an entry with the fingerprint `source`.
+  """Write an entry with the fingerprint `source`.
 
   Raises:
-    OSError: it cannot be written, or an entry is there already.
+    OSError: it cannot be written, or already exists.
   """
   manifest: dict[str, Any] = {
     "format": _FORMAT,
@@ -169,7 +169,7 @@ def _crc32_of(manifest: Mapping[str, Any]) -> int:
 
 
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
-  # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8.
+  # Untyped: pydantic refuses the escapes of names that are not UTF-8.
   manifest = parse_json(path.read_bytes())
   if manifest["crc32"] != _crc32_of(manifest):
     raise ValueError(f"{path.name} does not fit its checksum")
@@ -179,7 +179,7 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_array(path: pathlib.Path, shape: list[int], dtype: str, crc32: int) -> np.ndarray:
-  """Reads the data, which ends the file; what the header says is taken from the manifest."""
+  """Read the data at the end of a file; shape and dtype come from the manifest."""
   count = math.prod(shape)
   start = path.stat().st_size - count * np.dtype(dtype).itemsize
   if start < 0:
@@ -191,7 +191,7 @@ def _read_array(path: pathlib.Path, shape: list[int], dtype: str, crc32: int) ->
 
 
 def remove(folder: pathlib.Path) -> None:
-  """Removes an entry at once for others, by a rename; one that cannot be removed stays."""
+  """Remove an entry, at once for other processes (by a rename); stay silent where that fails."""
   aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
   try:
     os.replace(folder, aside)

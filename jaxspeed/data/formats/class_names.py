@@ -1,13 +1,14 @@
-"""Names of classes: in a user's text file, in a run's folder, and the rule that all lists keep."""
+"""Names of classes: reading a user's list, storing and checking a run's list."""
 
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, load_json, open_regular, write_atomically
 
-# In a run's folder: a list in JSON, in which a name may hold any character.
+# The file in a run's folder: a JSON list, so a name may hold any character.
 STORED = "classes.json"
 
 # 100,000 classes of 100 bytes.
@@ -15,14 +16,14 @@ _MOST_BYTES = 10_000_000
 
 
 def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
-  """The names in a text file, one a line; () where there is no such file.
+  """Read the names in a text file, one on each line; () where the file is missing.
 
-  Lines end with a line feed, or with a carriage return and a line feed, and with nothing else that
-  Unicode counts as an end: a name that held one would give all names after it to other classes.
+  Lines end with LF or CR LF only. Unicode's other line ends are refused: inside a name, one would
+  shift all later names to other classes.
 
   Raises:
-    UserError: the file cannot be read or is no UTF-8; a line is empty, holds a control character,
-      or stands there twice.
+    UserError: the file cannot be read or is not UTF-8; a line is empty, holds a control character,
+      or occurs twice.
   """
   try:
     with open_regular(path) as file:
@@ -32,22 +33,20 @@ def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
   except OSError as error:
     raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
   if len(content) > _MOST_BYTES:
-    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: it holds a name a line.")
+    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: write one name on each line.")
   try:
     text = content.decode("utf-8-sig")
   except UnicodeDecodeError as error:
     wrong = content[: error.start].count(b"\n") + 1
     raise UserError(
-      f"{path}, line {wrong}, is no UTF-8: store the file in that encoding."
+      f"{path}, line {wrong}, is not UTF-8: store the file in that encoding."
     ) from None
   lines = [line.removesuffix("\r").strip(" ") for line in text.rstrip("\r\n ").split("\n")]
   if lines == [""]:
     return ()
   for number, line in enumerate(lines, start=1):
     if not line:
-      raise UserError(
-        f"{path}, line {number}, is empty: it holds the name of a class in each line."
-      )
+      raise UserError(f"{path}, line {number}, is empty: write the name of a class on each line.")
     if any(character < " " or 0x7F <= ord(character) < 0xA0 for character in line) or (
       len(line.splitlines()) > 1
     ):
@@ -58,38 +57,34 @@ def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def store_class_names(folder: pathlib.Path, names: Sequence[str]) -> None:
-  """Writes the names of a run's classes into its folder.
+  """Write the names of a run's classes into its folder.
 
   Raises:
-    OSError: they cannot be written.
+    OSError: the file cannot be written.
   """
   write_atomically(folder / STORED, dump_json(list(names), indent=2) + "\n")
 
 
 def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bool = False) -> None:
-  """Makes sure that data have the classes that a run began with, in their order.
+  """Check that the data set has the classes that a run began with, in the same order.
 
   Args:
-    folder: of the run.
-    names: of the data.
+    folder: the run's folder.
+    names: names of the data set's classes.
     renamed: whether numbers may stand for names, as in data sets without names.
 
   Raises:
-    UserError: the same numbers would mean other classes.
+    UserError: class numbers would change their meaning.
   """
   for path in sorted([folder / STORED, *folder.glob(f"run_*/{STORED}")]):
     try:
       stored = load_json(path)
     except (OSError, ValueError):
-      continue  # it is written anew
+      continue  # it will be written again
     if renamed and isinstance(stored, list) and _one_has_numbers(names, list(map(str, stored))):
       continue
     if isinstance(stored, list) and stored != list(names):
-      pairs = itertools.zip_longest(stored, names, fillvalue=None)
-      before, now = (
-        "no class" if each is None else f"the class {printable(str(each))}"
-        for each in next((a, b) for a, b in pairs if a != b)
-      )
+      before, now = _first_difference(stored, names)
       raise UserError(
         f"{path} names {before}, and the data set {now} in its place: undo that change of the "
         "data, or choose others or another --workdir."
@@ -97,45 +92,46 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
 
 
 def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
-  """Whether one list has numbers, as data sets without names do, and the other list has names."""
+  """Return whether one list holds numbers, as without names, and the other list holds names."""
   numbers = list(map(str, range(len(names))))
   return numbers in (list(names), others) and not set(names) & set(others)
 
 
-def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
-  """The names of a run's classes.
+def _first_difference(stored: Sequence[Any], names: Sequence[str]) -> Iterator[str]:
+  """Yield what the first class that differs is called in both lists."""
+  pairs = itertools.zip_longest(stored, names, fillvalue=None)
+  for each in next((a, b) for a, b in pairs if a != b):
+    yield "no class" if each is None else f"the class {printable(str(each))}"
 
-  Args:
-    folder: of the run.
-    classes: as many as its model tells apart.
+
+def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
+  """Return the names of a run's classes.
 
   Raises:
-    UserError: the file is missing, damaged, or names another number of classes.
+    UserError: the file is missing, damaged, or does not name `classes` classes, as the model has.
   """
   path = folder / STORED
   try:
-    # No type is asked for: pydantic refuses the escapes of bytes that are no UTF-8, as names have.
+    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
     names = load_json(path)
   except FileNotFoundError:
     raise UserError(
       f"{path} is missing: it holds the names of the run's {classes} classes as a list in JSON; "
-      "put it back, or write it."
+      "restore it, or write it."
     ) from None
   except (OSError, ValueError) as error:
     reason = getattr(error, "strerror", None) or error
     raise UserError(f"{path} holds no list of names in JSON ({reason}).") from None
-  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+  if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
     raise UserError(f"{path} holds no list of names in JSON.")
   if len(names) != classes:
-    raise UserError(
-      f"{path} names {len(names)} classes, and the run's model tells {classes} apart: put the "
-      "run's own file back."
-    )
+    found = f"{path} names {len(names)} classes, but the run's model has {classes}"
+    raise UserError(f"{found}: restore the run's own file.")
   return tuple(names)
 
 
 def distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
-  """The names, none of which stands there twice.
+  """Return the names as a tuple, after a check that all are different.
 
   Raises:
     UserError: two classes have one name.

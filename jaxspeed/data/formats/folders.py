@@ -1,4 +1,4 @@
-"""Folders of images by class: which files are there, of which class, and what is left out."""
+"""Listings of folders of images: the files of each class, and the files that are left out."""
 
 import collections
 import dataclasses
@@ -9,13 +9,13 @@ from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.errors import UserError, printable
 
 EVAL_FOLDERS = ("val", "validation", "test")
-# Endings of names that a line on files left out holds.
+# The most endings of names in the note about files left out.
 _ENDINGS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """What a folder holds: names of sub-folders and of images, sorted, and endings of other files."""
+  """A folder's content: sorted names of sub-folders and images, and counts of other endings."""
 
   folders: list[str]
   images: list[str]
@@ -29,15 +29,15 @@ def has_splits(root: pathlib.Path) -> bool:
 def list_folders(
   root: pathlib.Path, others: collections.Counter[str] | None = None, *, tune: bool = False
 ) -> dict[str, dict[str, list[str]]]:
-  """Names of the images of a folder, by split ('train', then the other) and class, all sorted.
+  """Return the sorted names of a data set's images, by split ('train', then the other) and class.
 
   Args:
-    root: of train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
-    others: takes the number of files that are no images, by the ending of their names.
-    tune: 'train' alone is looked at.
+    root: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
+    others: receives the number of files that are not images, by name ending.
+    tune: whether to list 'train' only.
 
   Raises:
-    UserError: a split is missing, has no class or one without an image, or train/ lacks a class.
+    UserError: a split is missing, has no class or an empty one, or train/ lacks a class.
     OSError: a folder cannot be read.
   """
   others = collections.Counter() if others is None else others
@@ -62,14 +62,10 @@ def list_folders(
 
 
 def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
-  """The names of the images of each class, both in the order of plain strings.
-
-  Args:
-    folder: of class folders.
-    others: as `list_folders` takes them.
+  """Return each class's image names, all sorted; count other files as `list_folders` does.
 
   Raises:
-    UserError: there is no class, or one without an image.
+    UserError: there is no class, or an empty one.
     OSError: a folder cannot be read.
   """
   outer = list_folder(folder)
@@ -92,12 +88,10 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
 
 
 def list_folder(folder: pathlib.Path) -> Folder:
-  """Sub-folders and images; hidden ones are left out.
-
-  A link to a file that is missing is an image, to be found out when it is opened.
+  """List sub-folders and images, except hidden ones; a link to a missing file is an image.
 
   Raises:
-    UserError: what is called an image is a pipe, a socket or a device.
+    UserError: an image's name is that of a pipe, a socket or a device.
     OSError: the folder cannot be read.
   """
   found = Folder([], [], collections.Counter())
@@ -109,7 +103,7 @@ def list_folder(folder: pathlib.Path) -> Folder:
         found.folders.append(entry.name)
       elif not entry.name.lower().endswith(SUFFIXES):
         found.others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
-      # The type comes with the name: only of links, and of what is refused, a stat is taken.
+      # scandir gives the type with the name: only links and refused files cost a stat.
       elif not entry.is_file() and os.path.exists(entry.path):
         raise UserError(f"{entry.path} is no regular file, and would be waited for: remove it.")
       else:
@@ -120,7 +114,7 @@ def list_folder(folder: pathlib.Path) -> Folder:
 
 
 def left_out(others: collections.Counter[str]) -> tuple[str, ...]:
-  """A line on files that are not read, by the endings of their names; none where there are none."""
+  """Return a note about files that are left out, by name ending, if there are any."""
   if not others:
     return ()
   common = sorted(others.items(), key=lambda each: (-each[1], each[0]))

@@ -1,12 +1,12 @@
-"""Images as Pillow reads them: size, rotation and 8-bit pixels, one rule for every command.
+"""Size, rotation and 8-bit pixels of images as Pillow reads them, for every command.
 
     with open_image(file) as image:
       header = header_of(image)
       pixels = upright(load(image), header.orientation)
 
-TensorFlow's graph, which decodes JPEG, PNG and GIF in training, makes the same pixels of them; of
-the other formats it takes `decode`. Transparency is dropped. Grey of 16 bits keeps its upper 8, as
-16-bit colours do in both libraries. A rotation or reflection in the EXIF header is applied.
+In training, TensorFlow's graph decodes JPEG, PNG and GIF to the same pixels, and calls `decode` for
+other formats. Transparency is dropped. 16-bit grey keeps its upper 8 bits, as 16-bit colours do in
+both libraries. A rotation or reflection in the EXIF header is applied.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from PIL import (
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-# The first bytes of the formats that TensorFlow decodes as Pillow does. Of BMP's kinds it decodes
-# a palette as grey, and some not at all.
+# The first bytes of the formats that TensorFlow decodes as Pillow does. It decodes a BMP's palette
+# as grey, and some BMPs not at all.
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 TENSORFLOW_SIGNATURES = (JPEG_SIGNATURE, b"\x89PNG\r\n\x1a\n", b"GIF8")
 
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101  # tags of TIFF, and so of EXIF
-# What EXIF's orientations ask for, in this order: rows and columns swapped, then upside down, then
-# left to right.
+# The turn of each EXIF orientation: whether rows and columns are swapped, then the image is flipped
+# upside down, then left to right.
 TURNS = {
   1: (False, False, False),
   2: (False, False, True),
@@ -49,7 +49,7 @@ TURNS = {
 
 
 class Header(NamedTuple):
-  """Size of an image as it is shown, in pixels, and the turn (EXIF's 1 ... 8) that leads there."""
+  """Size of an image as shown, in pixels, and EXIF's number (1 ... 8) of the turn to it."""
 
   width: int
   height: int
@@ -57,17 +57,17 @@ class Header(NamedTuple):
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-  """An image of one of FORMATS, its header read.
+  """Open an image of one of FORMATS and read its header.
 
   Raises:
-    Exception: of whatever type Pillow raises; it is no image, or a damaged one.
+    Exception: any type that Pillow raises; it is not an image, or is damaged.
   """
   return Image.open(file, formats=FORMATS)
 
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-  """Drops Pillow's warnings, of large images and odd headers; for one thread at a time."""
+  """Drop Pillow's warnings about large images and odd headers; not safe with threads."""
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     yield
@@ -75,23 +75,23 @@ def without_warnings() -> Iterator[None]:
 
 @functools.cache
 def drop_warnings() -> None:
-  """Drops Pillow's warnings from now on, for threads, which share what `without_warnings` sets."""
+  """Drop Pillow's warnings from now on, in all threads, where `without_warnings` is not safe."""
   warnings.filterwarnings("ignore", module=r"PIL\b")
 
 
 def header_of(image: Image.Image) -> Header:
-  """Size and orientation of an image that was opened and not yet loaded."""
+  """Return the size and orientation of an image that was opened but not loaded."""
   if image.format == "TIFF":
     tags = image.tag_v2  # type: ignore[attr-defined]
     width, height = int(tags[_WIDTH]), int(tags[_HEIGHT])
-    # `load` turns it, as Pillow itself does in newer versions.
+    # `load` turns it, as newer versions of Pillow do themselves.
     swapped = TURNS.get(tags.get(_ORIENTATION, 1), TURNS[1])[0]
     return Header(*((height, width) if swapped else (width, height)), 1)
   orientation = 1
-  # Not `getexif`, which of a PNG decodes all pixels.
+  # Not `getexif`, which decodes all pixels of a PNG.
   if exif := image.info.get("exif"):
     parsed = Image.Exif()
-    with contextlib.suppress(Exception):  # damaged metadata of a sound image
+    with contextlib.suppress(Exception):  # the metadata may be damaged in a sound image
       parsed.load(exif)
       orientation = parsed.get(_ORIENTATION, 1)
   if orientation not in TURNS:
@@ -101,11 +101,11 @@ def header_of(image: Image.Image) -> Header:
 
 
 def load(image: Image.Image) -> Image.Image:
-  """The pixels in 8 bits a channel, mode L where they are grey, else RGB; turned only if TIFF.
+  """Return the pixels with 8 bits a channel, in mode L if grey, else RGB; only a TIFF is turned.
 
   Raises:
-    ValueError: they have 32 bits, of which nothing tells the range.
-    Exception: as `open_image`.
+    ValueError: the pixels have 32 bits, with an unknown range.
+    Exception: as in `open_image`.
   """
   image.load()
   is_png = image.format == "PNG"
@@ -115,28 +115,28 @@ def load(image: Image.Image) -> Image.Image:
   if image.mode.startswith("I;16") or (image.mode == "I" and is_png):
     return Image.fromarray((np.clip(np.asarray(image), 0, 65_535) >> 8).astype(np.uint8))
   if image.mode in ("I", "F"):
-    raise ValueError(f"its pixels have 32 bits (mode {image.mode}), and 8 or 16 are read")
+    raise ValueError(f"its pixels have 32 bits (mode {image.mode}), not 8 or 16")
   mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
   return image if image.mode == mode else image.convert(mode)
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
-  """The image turned as its EXIF orientation asks."""
-  swap, upside_down, mirror = TURNS[orientation]
+  """Turn an image by its EXIF orientation."""
+  swap, upside_down, flip = TURNS[orientation]
   for turn, method in (
     (swap, Image.Transpose.TRANSPOSE),
     (upside_down, Image.Transpose.FLIP_TOP_BOTTOM),
-    (mirror, Image.Transpose.FLIP_LEFT_RIGHT),
+    (flip, Image.Transpose.FLIP_LEFT_RIGHT),
   ):
     image = image.transpose(method) if turn else image
   return image
 
 
 def load_upright(file: BinaryIO) -> Image.Image:
-  """An image as it is shown, in mode RGB.
+  """Return an image as it is shown, in mode RGB.
 
   Raises:
-    Exception: as `open_image` and `load`.
+    Exception: as in `open_image` and `load`.
   """
   with open_image(file) as image:
     orientation = header_of(image).orientation
@@ -144,19 +144,19 @@ def load_upright(file: BinaryIO) -> Image.Image:
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, "h w 3"]:
-  """The pixels of an image before the turn that `header_of` gives.
+  """Return the pixels of an image before the turn that `header_of` gives.
 
   Raises:
-    Exception: as `open_image` and `load`.
+    Exception: as in `open_image` and `load`.
   """
   with open_image(io.BytesIO(encoded)) as image:
     return np.asarray(load(image).convert("RGB"))
 
 
 def reason_of(error: Exception) -> str:
-  """Why an image cannot be read, in a few words that are the same in every run."""
+  """Return why an image cannot be read, in a few words that are the same in every run."""
   if isinstance(error, UnidentifiedImageError):
-    return "it is no image of a known format"  # Pillow's words hold an address
+    return "it is not an image of a known format"  # Pillow's words hold an address
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   first_line = next(iter(str(error).splitlines()), "")

@@ -1,4 +1,4 @@
-"""Lets TensorFlow Datasets (TFDS) download and prepare a data set."""
+"""Downloads of data sets by TensorFlow Datasets (TFDS)."""
 
 import importlib
 import logging
@@ -12,15 +12,15 @@ from jaxspeed.errors import UserError
 
 _log = logging.getLogger("jaxspeed")
 
-# How long a host is waited for before nothing is downloaded from it.
+# How long to wait for a host.
 _REACHED_SECONDS = 10.0
 
 
 def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
-  """Lets TFDS download and prepare `name`, unless it has; the folder of the version.
+  """Let TFDS download and prepare `name`, if needed, and return the version's folder.
 
   Raises:
-    UserError: TFDS could not; `accepted` says what config.data.path may name in its place.
+    UserError: TFDS failed; the message says what config.data.path accepts (`accepted`).
   """
   _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
   try:
@@ -39,14 +39,14 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
 
 
 def _ensure_reachable(builder: Any) -> None:
-  """Fails at once without a network, where TFDS would try its downloads again for minutes.
+  """Fail at once without a network, because TFDS would retry for minutes.
 
   Raises:
-    OSError: a host of the builder's downloads, which are needed, cannot be reached.
+    OSError: files must be downloaded, and their host cannot be reached.
   """
   version = pathlib.Path(builder.data_dir)
   downloads = version.parents[1] / "downloads"
-  # Whole ones; names with .tmp are what an earlier attempt has left.
+  # Complete files only: names with .tmp are left over from an earlier attempt.
   downloaded = any(
     each.is_file() and each.suffix != ".INFO" and ".tmp" not in str(each.relative_to(downloads))
     for each in downloads.rglob("*")

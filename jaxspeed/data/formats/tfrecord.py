@@ -1,4 +1,4 @@
-"""Reads a data set that TensorFlow Datasets (TFDS) prepared, without TensorFlow.
+"""A reader of data sets that TensorFlow Datasets (TFDS) prepared, without TensorFlow.
 
     info = open_tfds(folder)  # .../cifar10/3.0.2, which holds dataset_info.json
     images, labels = read_shards(info, info.train)
@@ -25,8 +25,8 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import load_json, open_regular
 
 _MASK_DELTA = 0xA282EAD8
-_MOST_RECORDS = 10**12  # of a shard
-# TFDS's name of the feature, in imagenet2012, its subsets and what `prepare shards` writes.
+_MOST_RECORDS = 10**12  # in a shard
+# TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
 _EVAL_SPLITS = ("validation", "val", "test")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -34,7 +34,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """One file of TFRecords and the number of records that dataset_info.json promises."""
+  """A file of TFRecords, and its number of records according to dataset_info.json."""
 
   path: pathlib.Path
   records: int
@@ -42,7 +42,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class TfdsInfo:
-  """What dataset_info.json and label.labels.txt say of a set; class_names is () without names."""
+  """Content of dataset_info.json and label.labels.txt; class_names is () without names."""
 
   name: str
   folder: pathlib.Path
@@ -55,14 +55,14 @@ class TfdsInfo:
 
   @property
   def files(self) -> tuple[pathlib.Path, ...]:
-    """Every file that reading depends on."""
+    """Every file that is read."""
     names = [path for path in (self.folder / f"{self.label_key}.labels.txt",) if path.is_file()]
     shards = [shard.path for shard in self.train + self.eval]
     return (self.folder / "dataset_info.json", *names, *shards)
 
 
 def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
-  """The newest version of set `name` at `path`: a data_dir, a set's folder or a version's."""
+  """Return the newest version of `name` at `path`: a data_dir, its folder or a version's folder."""
   for folder in (path, path / name):
     if (folder / "dataset_info.json").is_file():
       return folder
@@ -74,10 +74,10 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def only_tfds(path: pathlib.Path) -> pathlib.Path | None:
-  """The newest version of the only set of a data_dir; None where there is no set.
+  """Return the newest version of the only data set in a data_dir, or None if it holds none.
 
   Raises:
-    UserError: there are several sets.
+    UserError: there are several data sets.
   """
   sets = sorted({info.parent.parent for info in path.glob("*/*/dataset_info.json")})
   if len(sets) > 1:
@@ -89,14 +89,14 @@ def only_tfds(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
-  """Reads dataset_info.json of one version's folder.
+  """Read dataset_info.json of one version's folder.
 
   Args:
-    folder: of the version.
-    tune: the split to evaluate on need not be there.
+    folder: the version's folder.
+    tune: whether the evaluation split may be missing.
 
   Raises:
-    UserError: the JSON is damaged, the records are no TFRecords, or a split is missing.
+    UserError: the JSON is damaged, the format is not TFRecord, or a split is missing.
   """
   path = folder / "dataset_info.json"
   try:
@@ -138,7 +138,7 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
 
 
 def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Shard, ...]:
-  """The files of one entry of dataset_info.json's "splits", empty shards left out."""
+  """Return the shards in one entry of dataset_info.json's "splits", without empty ones."""
   lengths = [int(length) for length in split.get("shardLengths", ())]
   if any(not 0 <= length < _MOST_RECORDS for length in lengths):
     raise ValueError(f"shardLengths of {split['name']} are not from 0 to {_MOST_RECORDS:,}")
@@ -164,9 +164,9 @@ def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Sha
 def read_shards(
   info: TfdsInfo, shards: Sequence[Shard]
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """All images and labels of `shards`, in the order in which they are stored.
+  """Return all images and labels of `shards`, in stored order.
 
-  Both checksums of every record are checked. Grey images are repeated to three channels.
+  Both checksums of every record are verified. Grey images are repeated to three channels.
 
   Raises:
     UserError: a shard is cut off or damaged, or its images differ in size.
@@ -188,7 +188,7 @@ def read_shards(
         image = _decode(encoded)
       except (ValueError, IndexError, OSError, Image.DecompressionBombError) as error:
         raise UserError(
-          f"{shard.path}: record {number} is no image with a label: {error}"
+          f"{shard.path}: record {number} is not a labelled image: {error}"
         ) from error
       if images and image.shape != images[0].shape:
         raise UserError(
@@ -197,7 +197,7 @@ def read_shards(
         )
       images.append(image)
       labels.append(label)
-  # Clipped, not wrapped: a label that no int32 holds must stay one that no class has.
+  # Clipped, not wrapped: a label too large for int32 must not become a valid one.
   int32 = np.iinfo(np.int32)
   return np.stack(images), np.clip(labels, int32.min, int32.max).astype(np.int32)
 
@@ -210,10 +210,10 @@ def _decode(encoded: memoryview) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def read_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> list[memoryview]:
-  """Splits a file of TFRecords: length (8 bytes), its checksum (4), data, its checksum (4).
+  """Split a file of TFRecords: length (8 bytes), its checksum (4), data, its checksum (4).
 
   Raises:
-    UserError: naming `path` and the first record that is cut off or does not fit its checksums.
+    UserError: a record is cut off or does not fit its checksums; the message names the first one.
   """
   frames = find_records(content, path)
   records = [content.data[start : start + length] for start, length in frames]
@@ -222,11 +222,11 @@ def read_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> lis
 
 
 def find_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> list[tuple[int, int]]:
-  """(first byte, length) of each record's data, of which nothing is read.
+  """Return (first byte, length) of each record's data without reading the data.
 
   Raises:
-    UserError: naming `path` and the first record that is cut off, or whose length does not fit its
-      checksum.
+    UserError: a record is cut off, or its length does not fit the checksum; the message names the
+      first one.
   """
   view = content.data
   frames, position = [], 0
@@ -239,8 +239,8 @@ def find_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> lis
   if position != len(view):
     whole = len(frames) - (position > len(view))
     raise UserError(
-      f"{path} ends in the middle of record {whole}, at byte {len(view)}: it was cut off, "
-      "copy it or prepare the data set again."
+      f"{path} ends in the middle of record {whole}, at byte {len(view)}: it was cut off; "
+      "copy it again or prepare the data set again."
     )
   return frames
 
@@ -251,7 +251,7 @@ def _check(
   parts: Sequence[memoryview],
   checksums_at: Sequence[int],
 ) -> None:
-  """Compares each part's masked CRC32C with the four bytes at its position in `content`."""
+  """Compare each part's masked CRC32C with the four bytes at its position in `content`."""
   for record, (part, place) in enumerate(zip(parts, checksums_at, strict=True)):
     (stored,) = struct.unpack_from("<I", content.data, place)
     if masked_checksum(part) != stored:
@@ -262,14 +262,14 @@ def _check(
 
 
 def masked_checksum(part: memoryview | bytes) -> int:
-  """The CRC32C of some bytes, masked as a TFRecord stores it beside them (record_writer.h)."""
+  """Return the CRC32C of some bytes, masked as in a TFRecord (record_writer.h)."""
   checksum = google_crc32c.value(bytes(part))
   rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
   return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 
 
 class Example(NamedTuple):
-  """An image of a set: encoded, its label, and the name of the file that it was; b"" if unknown."""
+  """An encoded image, its label, and the name of its original file; b"" if unknown."""
 
   image: memoryview
   label: int
@@ -277,10 +277,10 @@ class Example(NamedTuple):
 
 
 def parse_example(record: memoryview, image_key: str, label_key: str) -> Example:
-  """What a serialized tf.train.Example holds; the image is a part of `record`.
+  """Parse a serialized tf.train.Example; the image is a view of `record`.
 
   Raises:
-    ValueError, IndexError: it is no Example, or lacks the image or the label.
+    ValueError, IndexError: it is not an Example, or lacks the image or the label.
   """
   image, label, name = None, None, b""
   for features in _submessages(record, 1):
@@ -310,7 +310,7 @@ def _submessages(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _integers(int64_list: memoryview) -> Iterator[int]:
-  """The values of an Int64List, packed or not; ten bytes hold a negative one's two's complement."""
+  """Yield the values of an Int64List, packed or not; negative ones are two's complement."""
   for field, value in _fields(int64_list):
     if field == 1 and isinstance(value, memoryview):
       position = 0
@@ -322,7 +322,7 @@ def _integers(int64_list: memoryview) -> Iterator[int]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-  """(field number, value) of a serialized protocol buffer: int for a varint, else its bytes."""
+  """Yield (field number, value) of a protocol buffer: an int for a varint, else the bytes."""
   position = 0
   while position < len(message):
     tag, position = _varint(message, position)
@@ -344,7 +344,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-  """The base-128 integer at `position`, low groups first, and the position after it."""
+  """Return the base-128 integer at `position`, low groups first, and the position after it."""
   value = 0
   for shift in range(0, 70, 7):
     byte = message[position]

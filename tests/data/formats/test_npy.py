@@ -86,7 +86,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_headers_are_one_sentence(tmp_path, name):
   (tmp_path / "a.npy").write_bytes(DAMAGED[name])
-  with pytest.raises(UserError, match=r"a.npy is no .npy file of numbers \(") as error:
+  with pytest.raises(UserError, match=r"a.npy is not a .npy file of numbers \(") as error:
     read_npy(tmp_path / "a.npy")
   assert len(str(error.value)) < 500 and str(error.value).isprintable()
 
@@ -94,7 +94,7 @@ def test_damaged_headers_are_one_sentence(tmp_path, name):
 def test_a_header_of_ten_gigabytes_is_not_allocated(tmp_path):
   with open(tmp_path / "a.npy", "wb") as file:
     file.write(npy(header("(3,)"), version=2)[:8] + struct.pack("<I", 2**32 - 1))
-  with pytest.raises(UserError, match="its header is of 4,294,967,295 bytes"):
+  with pytest.raises(UserError, match="its header has 4,294,967,295 bytes"):
     read_npy(tmp_path / "a.npy")
 
 

@@ -150,7 +150,7 @@ def test_supervised_keys_name_the_features(tmp_path):
   items = {"tuple": {"items": [{"featureKey": "picture"}, {"featureKey": "kind"}]}}
   info = open_tfds(small_set(tmp_path, supervisedKeys=items)[0])
   assert (info.image_key, info.label_key) == ("picture", "kind")
-  with pytest.raises(UserError, match="record 0 is no image with a label: it has no feature"):
+  with pytest.raises(UserError, match="record 0 is not a labelled image: it has no feature"):
     read_shards(info, info.train)
 
 
@@ -211,7 +211,7 @@ def test_a_damaged_or_strange_image_is_refused(tmp_path):
   for i, (message, bad) in enumerate(cases.items()):
     folder = tiny_sets.write_tfds(tmp_path / f"{i}.0.0", {"train": [[bad]], "test": [[bad]]})
     info = open_tfds(folder)
-    with pytest.raises(UserError, match=f"record 0 is no image with a label: .*({message})"):
+    with pytest.raises(UserError, match=f"record 0 is not a labelled image: .*({message})"):
       read_shards(info, info.train)
 
 
