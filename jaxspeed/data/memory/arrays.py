@@ -1,11 +1,11 @@
-"""Image classification sets that fit in memory: every format that CIFAR comes in, and one's own.
+"""Image classification data sets in memory: every format of CIFAR, and a user's own arrays.
 
     arrays = open_arrays(name="cifar10", path="cifar-10-binary.tar.gz", cache="", classes=10)
 
-What lies at `path` decides the set and its format: the official binary version (`cifar.py`), a
-folder that TFDS prepared (`tfrecord.py`), or .npy files. The first two are read once and then from
-a cache (`array_cache.py`). `name` counts where there is no path. TensorFlow is not needed, except
-by TFDS where it is to download a set.
+The files at `path` decide the data set and its format: CIFAR's official binary version
+(`cifar.py`), a folder that TFDS prepared (`tfrecord.py`), or .npy files. The first two are read
+once and then from a cache (`array_cache.py`). Without a path, `name` decides. Only TFDS needs
+TensorFlow, to download a data set.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _log = logging.getLogger("jaxspeed")
 
 
 class Known(NamedTuple):
-  """What is known of a set before it is read."""
+  """The sizes of a data set that are known before it is read."""
 
   train_images: int
   eval_images: int
@@ -70,13 +70,14 @@ _ACCEPTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-  """A whole set: images for training and evaluation, labels from 0, and what it is and whence.
+  """A whole data set: images for training and evaluation, with labels from 0.
 
   Attributes:
-    name: what the set was found to be: cifar10, cifar100, digits, a name of TFDS; "" one's own.
-    notes: lines on what of it decides over the config.
-    evaluated_on: its own images for evaluation (test), a tenth of a set without them (held-out), or
-      training images (validation).
+    source: what the data set is and where it was found.
+    name: cifar10, cifar100, digits or TFDS's name, as found; "" for a user's own arrays.
+    notes: lines about fields of the config that the data set decides.
+    evaluated_on: "test", its own evaluation images; "held-out", a tenth of a data set without any;
+      or "validation", a tenth of the training images.
   """
 
   train_images: UInt8[np.ndarray, "n h w 3"]
@@ -92,17 +93,17 @@ class Arrays:
 
   @property
   def is_own(self) -> bool:
-    """Whether it is one's own: arrays that are no known set."""
+    """Whether these are a user's own arrays, not a known data set."""
     return not self.name
 
   @property
   def benchmark(self) -> str:
-    """DAWNBench's name of the set, where it is one of its sets, whole; else ''."""
+    """DAWNBench's name, "CIFAR10", where this is the complete CIFAR-10; else ''."""
     return "CIFAR10" if (self.name, *self.counts) == ("cifar10", 50_000, 10_000) else ""
 
   @property
   def counts(self) -> tuple[int, int]:
-    """Images to train on, and to evaluate on."""
+    """Numbers of training and evaluation images."""
     return len(self.train_labels), len(self.eval_labels)
 
   @property
@@ -111,11 +112,11 @@ class Arrays:
     return {"image_size": self.train_images.shape[1], "classes": len(self.class_names)}
 
   def evaluated_count(self, copies: int) -> int:
-    """Images that any phase evaluates."""
+    """Return the number of images that any phase evaluates."""
     return len(self.eval_labels)
 
   def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels of the training images, 0 ... 255."""
+    """Return the channels' mean and standard deviation over the training images, 0 ... 255."""
     return channel_statistics(self.train_images)
 
 
@@ -141,18 +142,18 @@ def open_arrays(
   follow: bool = False,
   tune: bool = False,
 ) -> Arrays:
-  """Opens the set that a config names.
+  """Open the data set that a config names.
 
   Args:
-    name: where there is no path: 'cifar10', 'cifar100' or 'digits' (scikit-learn's).
+    name: the data set without a path: 'cifar10', 'cifar100' or 'digits' (scikit-learn's).
     path: a folder or archive; '' takes `name` from the cache or lets TFDS download it.
-    cache: folder of the copies as plain arrays; '' means ~/.cache/jaxspeed/data.
-    classes: how many classes the config expects.
-    follow: of one's own arrays, whether they may have another number of classes.
-    tune: as `hold_out` takes the place of the evaluation images, these need not be there.
+    cache: folder of the cached arrays; '' means ~/.cache/jaxspeed/data.
+    classes: number of classes that the config expects.
+    follow: whether a user's own arrays may have another number of classes.
+    tune: whether to `hold_out` training images; evaluation images are then not needed.
 
   Raises:
-    UserError: nothing readable is at `path`, it is damaged, or has another number of classes.
+    UserError: `path` holds no readable data set, a damaged one, or another number of classes.
   """
   cache_folder = expanded(cache or array_cache.DEFAULT_CACHE, "config.data.cache")
   if not path:
@@ -174,25 +175,19 @@ def open_arrays(
 
 
 def hold_out(arrays: Arrays) -> Arrays:
-  """The set with a tenth of its training images in the place of its evaluation images.
+  """Replace the evaluation images by a tenth of the training images, to tune hyper-parameters.
 
-  Hyper-parameters that are chosen by the accuracy on these do not know the test set.
-
-  The tenth is that of the smallest BLAKE2b digests of the pixels: a permutation that is fixed,
-  independent of any seed, and as good as random whatever order the set has (the last tenth of one
-  that is sorted would be a class). It is also the same in every format of a set: CIFAR's binary
-  files and TFDS's shards hold the same images in different orders, and to evaluate on the one what
-  was trained on the other must not meet training images. Both parts keep the order of the set.
+  The tenth has the smallest BLAKE2b digests of the pixels: fixed without a seed, as good as random
+  for any order of the images (in sorted data, the last tenth would be one class), and the same for
+  CIFAR's binary files and TFDS's shards, so a run may be evaluated on the other format.
 
   Raises:
     UserError: there are fewer than two training images.
   """
   images, labels = arrays.train_images, arrays.train_labels
   if len(labels) < 2:
-    raise UserError(
-      f"{arrays.source} has {len(labels)} image for training, of which config.tune_on=validation "
-      "can hold none out: set --config.tune_on=test."
-    )
+    found = f"{arrays.source} has {len(labels)} image for training"
+    raise UserError(f"{found}, too few for config.tune_on=validation: set --config.tune_on=test.")
   kept, out = tenth_of(images)
   return dataclasses.replace(
     arrays,
@@ -206,7 +201,7 @@ def hold_out(arrays: Arrays) -> Arrays:
 
 
 def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
-  """Finds out what `path` is, and reads it."""
+  """Find the format of the data set at `path`, and read it."""
   if not path.exists():
     raise UserError(f"config.data.path: {path} does not exist; it names {_ACCEPTED}.")
   if path.is_file():
@@ -226,25 +221,28 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -
     return _read_tfds(version, name, cache, tune)
   if any((folder / "images.npy").exists() for folder in (path, path / "train")):
     return Arrays(**read_own(path, tune=tune))
+  raise _refuse(path)
+
+
+def _refuse(path: pathlib.Path) -> UserError:
+  """Return the error that says why `path` holds no data set for memory, and what to use."""
   if pickled := find_pickled(path):
-    raise refuse_pickled(pickled)
+    return refuse_pickled(pickled)
   if not path.is_dir():
-    raise UserError(f"config.data.path: {path} is no regular file; it names {_ACCEPTED}.")
-  if has_splits(path) or any(list_folder(path / each).images for each in _first_folder(path)):
-    raise UserError(
+    return UserError(f"config.data.path: {path} is not a regular file; it names {_ACCEPTED}.")
+  if has_splits(path) or any(
+    list_folder(path / each).images for each in list_folder(path).folders[:1]
+  ):
+    return UserError(
       f"config.data.path: {path} has folders of images, and this recipe trains from memory: choose "
-      "one that reads them from the disk, such as --config=configs/imagenette.py."
+      "one that reads them from disk, such as --config=configs/imagenette.py."
     )
   content = "is empty" if next(path.iterdir(), None) is None else "holds no data set read here"
-  raise UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
-
-
-def _first_folder(path: pathlib.Path) -> list[str]:
-  return list_folder(path).folders[:1]
+  return UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
 
 
 def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
-  """The set `name` from the cache, or as TFDS downloads it."""
+  """Return the data set `name` from the cache, or let TFDS download it."""
   for entry in array_cache.entries(cache, name):
     if not _is_current(entry):
       continue
@@ -260,7 +258,7 @@ def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
 
 
 def _is_current(entry: pathlib.Path) -> bool:
-  """Whether the source of an entry is there, and is as it was read."""
+  """Return whether the source of an entry exists and is unchanged."""
   try:
     return array_cache.is_current(array_cache.read_about(entry)[1])
   except (OSError, KeyError, TypeError, ValueError):
@@ -275,12 +273,12 @@ def _through_cache(
   files: Sequence[pathlib.Path],
   read: Callable[[], tuple[str, Arrays]],
 ) -> Arrays:
-  """What `read` makes of `files` of the source at `path`, or the cache's copy of it.
+  """Return the cached arrays of the source at `path`, or `read` its `files` and cache them.
 
-  `read` returns the set's own name too: `path` may hold another set than the config's `name`.
+  `read` also returns the data set's own name, because `path` may hold another than `name`.
   """
   entry = array_cache.entry_of(cache, name, path)
-  # Taken before reading: files that change meanwhile then do not fit, and are read again.
+  # Taken before reading: files that change meanwhile no longer fit, and are read again.
   fingerprint = array_cache.fingerprint(path, files)
   if stored := array_cache.load(entry, fingerprint):
     return _from_stored(*stored)
@@ -323,7 +321,7 @@ def _read_tfds(folder: pathlib.Path, name: str, cache: pathlib.Path, tune: bool)
 
 def _from_tfds(info: TfdsInfo, name: str) -> Arrays:
   train_images, train_labels = read_shards(info, info.train)
-  # Of a set without a split to evaluate on only a hold-out is asked for.
+  # A data set without an evaluation split is opened for a hold-out only.
   eval_images, eval_labels = (
     read_shards(info, info.eval) if info.eval else (train_images, train_labels)
   )
@@ -342,15 +340,15 @@ def _from_tfds(info: TfdsInfo, name: str) -> Arrays:
 def _split(
   images: UInt8[np.ndarray, "n h w 3"], labels: Int32[np.ndarray, "n"], held_out: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Train images and labels, then `held_out` of each for evaluation; the same ones every time."""
-  # RandomState's streams are frozen (NEP 19); a newer generator's may change with NumPy's version.
+  """Split off `held_out` images and labels for evaluation, the same ones every time."""
+  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
   order = np.random.RandomState(0).permutation(len(labels))
   kept, out = order[held_out:], order[:held_out]
   return images[kept], labels[kept], images[out], labels[out]
 
 
 def _read_digits() -> Arrays:
-  """scikit-learn's 1,797 digits of 8 x 8 pixels (UCI's optdigits, its test part)."""
+  """Return scikit-learn's 1,797 digits of 8 x 8 pixels (the test part of UCI's optdigits)."""
   datasets = importlib.import_module("sklearn.datasets")
   digits = datasets.load_digits()
   grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # from 0 ... 16
@@ -371,14 +369,14 @@ def _read_digits() -> Arrays:
 
 
 def _with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arrays:
-  """Checks the labels against the class names and the config; numbers become the missing names.
+  """Check the labels against the class names and the config, and name unnamed classes by number.
 
   Args:
-    arrays: with class names, or none.
-    classes: what the config says.
-    where: the set is.
-    follow: the set may have another number of classes than the config says. Labels without names
-      must then use every number, so that no mistake among them becomes a thousand classes.
+    arrays: the data set, with or without class names.
+    classes: the config's number of classes.
+    where: the data set's path or name, for messages.
+    follow: whether the number of classes may differ from the config's. Labels without names must
+      then use every number, so that one wrong label does not make a thousand classes.
   """
   labels = np.concatenate([arrays.train_labels, arrays.eval_labels])
   smallest, largest, named = int(labels.min()), int(labels.max()), len(arrays.class_names)
@@ -386,8 +384,8 @@ def _with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arr
     raise UserError(f"a label of {where} is {smallest}: labels count from 0, one for each image.")
   if named and largest >= named:
     raise UserError(
-      f"labels of {where} go up to {largest}, but it has names for only {named} classes: mend its "
-      "labels or its list of class names."
+      f"labels of {where} go up to {largest}, but it has names for only {named} classes: correct "
+      "its labels or its list of class names."
     )
   found = named or largest + 1
   distinct(arrays.class_names, where)
@@ -395,8 +393,8 @@ def _with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arr
     used = len(np.unique(labels))
     if not named and used != found:
       raise UserError(
-        f"labels of {where} go up to {largest}, but only {used} numbers are used: count classes "
-        f"from 0 without gaps, name all in classes.txt, or set --config.data.classes={found}."
+        f"labels of {where} go up to {largest}, but use only {used} numbers: count classes from 0 "
+        f"without gaps, name all in classes.txt, or set --config.data.classes={found}."
       )
     if found < 2:
       raise UserError(f"labels of {where} are all 0: at least two classes are needed.")

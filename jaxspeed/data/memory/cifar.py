@@ -1,8 +1,8 @@
-"""Reads the official binary version of CIFAR-10 and CIFAR-100, from a folder or the archive.
+"""A reader of the official binary version of CIFAR-10 and CIFAR-100, from a folder or an archive.
 
 A file is a sequence of records: one label byte (CIFAR-100: the coarse and the fine label), then
-3072 bytes, 32 x 32 of each of red, green and blue (https://www.cs.toronto.edu/~kriz/cifar.html).
-The pickled "python version" is refused: to unpickle a file is to run the code in it.
+3072 bytes: 32 x 32 of red, green and blue each (https://www.cs.toronto.edu/~kriz/cifar.html).
+The pickled "python version" is refused, because unpickling a file runs the code in it.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ wardrobe whale willow_tree wolf woman worm
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Names and sizes of the files of one of the two sets; `labels`: values of each label byte."""
+  """Names and sizes of a data set's files; `labels` is the number of values of each label byte."""
 
   name: str
   title: str
@@ -51,7 +51,7 @@ class Layout:
   class_names: tuple[str, ...]
 
   def size(self, file: str) -> int:
-    """Bytes of one of the files."""
+    """Return the size of a file, in bytes."""
     return self.records[file] * (len(self.labels) + _IMAGE_BYTES)
 
 
@@ -82,7 +82,7 @@ LAYOUTS = (CIFAR10, CIFAR100)
 
 @dataclasses.dataclass(frozen=True)
 class Cifar:
-  """A set as it was read: uint8 images, fine labels, and which of the two sets it is."""
+  """CIFAR-10 or CIFAR-100 as read: uint8 images and fine labels."""
 
   layout: Layout
   train_images: UInt8[np.ndarray, "n 32 32 3"]
@@ -93,7 +93,7 @@ class Cifar:
 
 
 def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | None:
-  """The set in folder `path` or in its official folder below; set `name` first where both are."""
+  """Find CIFAR in `path` or its official folder below; where both are there, prefer `name`."""
   layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
   for folder, layout in [(path, each) for each in layouts] + [
     (path / x.folder, x) for x in layouts
@@ -104,7 +104,7 @@ def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | N
 
 
 def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
-  """The folder of a pickled "python version" at `path` or below."""
+  """Return the folder of a pickled "python version" at `path` or below, if any."""
   for folder in (path, *(path / each for each in _PICKLED_FOLDERS)):
     files = ("data_batch_1",), ("train", "meta")
     if any(all((folder / file).is_file() for file in group) for group in files):
@@ -113,7 +113,7 @@ def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def refuse_pickled(path: pathlib.Path) -> UserError:
-  """Why the "python version" at `path` is not read, and what to use."""
+  """Return the error that refuses the "python version" at `path` and says what to use."""
   return UserError(
     f"{path} is the pickled Python version of CIFAR, which is not read because unpickling a file "
     "runs the code in it: use the binary version (cifar-10-binary.tar.gz or "
@@ -122,7 +122,7 @@ def refuse_pickled(path: pathlib.Path) -> UserError:
 
 
 def cifar_files(layout: Layout, folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
-  """Every file that `read_cifar_folder` reads.
+  """Return every file that `read_cifar_folder` reads.
 
   Raises:
     UserError: one of the files is missing.
@@ -138,10 +138,10 @@ def cifar_files(layout: Layout, folder: pathlib.Path) -> tuple[pathlib.Path, ...
 
 
 def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> Cifar:
-  """Reads the binary files of `folder`.
+  """Read the binary files of `folder`.
 
   Raises:
-    UserError: a file is missing, has another size than the official one, or a label out of range.
+    UserError: a file is missing, has the wrong size, or holds a label out of range.
   """
   files = {path.name: path for path in cifar_files(layout, folder)}
   for file in layout.records:
@@ -156,25 +156,12 @@ def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> Cifar:
 
 
 def read_cifar_archive(path: pathlib.Path) -> Cifar:
-  """Reads the members of the official .tar.gz by their file names; nothing is extracted.
+  """Read the members of the official .tar.gz by file name, without extracting them.
 
   Raises:
-    UserError: it is no archive, is cut off, or holds no complete binary version.
+    UserError: it is not an archive, is cut off, or holds no complete binary version.
   """
-  contents: dict[str, bytes] = {}
-  try:
-    with _open_stream(path) as stream:
-      # "|": one pass in the order of the file; a step back in a .gz decompresses from its start.
-      with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK) as archive:
-        for member in archive:
-          _take_member(path, archive, member, contents)
-      while stream.read(_CHUNK):
-        pass  # gzip's checksum of all the data comes last
-  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-    raise UserError(
-      f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
-      "off, or is no .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
-    ) from error
+  contents = _read_members(path)
   layout = max(LAYOUTS, key=lambda each: sum(file in contents for file in each.records))
   missing = [file for file in layout.records if file not in contents]
   if len(missing) == len(layout.records):
@@ -188,8 +175,27 @@ def read_cifar_archive(path: pathlib.Path) -> Cifar:
   return _assemble(layout, images, contents.get(layout.names_file, b""), path)
 
 
+def _read_members(path: pathlib.Path) -> dict[str, bytes]:
+  """Return the contents of CIFAR's files in an archive, by file name."""
+  contents: dict[str, bytes] = {}
+  try:
+    with _open_stream(path) as stream:
+      # "|" reads in one pass: a step back in a .gz would decompress from its start.
+      with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK) as archive:
+        for member in archive:
+          _take_member(path, archive, member, contents)
+      while stream.read(_CHUNK):
+        pass  # gzip's checksum of all the data comes last
+  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    raise UserError(
+      f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
+      "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
+    ) from error
+  return contents
+
+
 def _open_stream(path: pathlib.Path) -> gzip.GzipFile | io.BufferedReader:
-  """The bytes of a .tar, or those in a .tar.gz; tarfile's own gzip streams check no checksum."""
+  """Open a .tar or .tar.gz; tarfile's own gzip streams do not verify checksums."""
   with open(path, "rb") as file:
     zipped = file.read(2) == b"\x1f\x8b"
   return gzip.GzipFile(path) if zipped else open(path, "rb")
@@ -201,7 +207,7 @@ def _take_member(
   member: tarfile.TarInfo,
   contents: dict[str, bytes],
 ) -> None:
-  """Reads `member` into `contents` when it is one of the files of a set and of the right size."""
+  """Read `member` into `contents` if it is a file of CIFAR and has the right size."""
   folder, _, file = member.name.rpartition("/")
   if file == "data_batch_1" or folder.rpartition("/")[2] in _PICKLED_FOLDERS:
     raise refuse_pickled(path)
@@ -220,8 +226,8 @@ def _take_member(
 def _check_size(layout: Layout, file: str, found: int, where: str) -> None:
   if found != layout.size(file):
     raise UserError(
-      f"{where} has {found:,} bytes, and in the binary version of {layout.title} it has "
-      f"{layout.size(file):,}: it was cut off or is another file; download the archive again."
+      f"{where} has {found:,} bytes, not the {layout.size(file):,} of the binary version of "
+      f"{layout.title}: it was cut off or is another file; download the archive again."
     )
 
 
@@ -236,8 +242,8 @@ def _assemble(
   class_names = tuple(names.decode("utf-8", "replace").split()) or layout.class_names
   if len(class_names) != layout.labels[-1]:
     raise UserError(
-      f"{layout.names_file} of {where} has {len(class_names)} names and {layout.title} has "
-      f"{layout.labels[-1]} classes: mend or remove it."
+      f"{layout.names_file} of {where} has {len(class_names)} names, but {layout.title} has "
+      f"{layout.labels[-1]} classes: correct or remove it."
     )
   return Cifar(
     layout=layout,
@@ -252,15 +258,15 @@ def _assemble(
 def _records(
   layout: Layout, content: UInt8[np.ndarray, "_"], where: str
 ) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int32[np.ndarray, "n"]]:
-  """Images (planes of colour to channels last) and fine labels of one file."""
+  """Return the images (colour planes moved to channels last) and fine labels of one file."""
   label_bytes = len(layout.labels)
   rows = content.reshape(-1, label_bytes + _IMAGE_BYTES)
   for byte, classes in enumerate(layout.labels):
     wrong = np.flatnonzero(rows[:, byte] >= classes)
     if wrong.size:
       raise UserError(
-        f"record {wrong[0]} of {where} has the label {rows[wrong[0], byte]}, and {layout.title} "
-        f"has labels up to {classes - 1}: the file is damaged, download the archive again."
+        f"record {wrong[0]} of {where} has the label {rows[wrong[0], byte]}, but {layout.title} "
+        f"has labels up to {classes - 1}: the file is damaged; download the archive again."
       )
   images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
   return np.ascontiguousarray(images), rows[:, label_bytes - 1].astype(np.int32)

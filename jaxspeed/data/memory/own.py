@@ -1,4 +1,4 @@
-"""One's own arrays: images.npy and labels.npy, in two folders or in one."""
+"""A user's own arrays: images.npy and labels.npy, in two folders or in one."""
 
 import hashlib
 import pathlib
@@ -12,22 +12,22 @@ from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.npy import read_npy
 from jaxspeed.errors import UserError, printable
 
-# As `config.data.classes` has it.
+# The limit of `config.data.classes`.
 _MOST_CLASSES = 1_000_000
 
 
 def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
-  """A folder of one's own .npy files, in two splits or in one, of which a tenth is held out.
+  """Read a folder of .npy files: two splits, or one from which a tenth is held out.
 
   Args:
-    path: of the folder.
-    tune: of train/ alone, which is then what is evaluated, too.
+    path: the folder.
+    tune: whether to read train/ only and return it as both splits.
 
   Returns:
-    Fields of `arrays.Arrays`; class_names is () where there is no classes.txt.
+    Fields of `arrays.Arrays`; class_names is () where classes.txt is missing.
 
   Raises:
-    UserError: a file is missing or damaged, or its content is none of a data set.
+    UserError: a file is missing, damaged, or does not hold images or labels.
   """
   name, evaluated_on = printable(path.name), "test"
   if (path / "train").is_dir():
@@ -47,7 +47,7 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
   else:
     images, labels = _read_pair(path)
     if len(images) < 2:
-      raise UserError(f"{path} has {len(images)} image, of which none can be held out.")
+      raise UserError(f"{path} has {len(images)} image, too few to hold one out.")
     kept, out = tenth_of(images)
     eval_images, eval_labels = images[out], labels[out]
     train_images, train_labels = gathered(images, kept), labels[kept]
@@ -68,7 +68,7 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
 def _read_pair(
   folder: pathlib.Path,
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """images.npy and labels.npy of one folder; grey images are repeated to three channels."""
+  """Read images.npy and labels.npy of one folder; grey images are repeated to three channels."""
   images = read_npy(folder / "images.npy")
   if (
     images.dtype != np.uint8
@@ -95,7 +95,7 @@ def _read_pair(
       f"{folder / 'labels.npy'} holds the label {largest}: labels count classes from 0, and there "
       f"are at most {_MOST_CLASSES:,}."
     )
-  # Clipped, not wrapped: a negative label that no int32 holds must stay negative.
+  # Clipped, not wrapped: a negative label too large for int32 must stay negative.
   int32 = np.iinfo(np.int32)
   return images, np.clip(labels, int32.min, int32.max).astype(np.int32)
 
@@ -103,7 +103,7 @@ def _read_pair(
 def tenth_of(
   images: UInt8[np.ndarray, "n h w 3"],
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
-  """Numbers of nine tenths of the images, and of the tenth with the smallest digests."""
+  """Return the numbers of images to keep and of the tenth with the least digests, ascending."""
   digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
   order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
   held_out = len(images) // 10 or 1
@@ -113,7 +113,7 @@ def tenth_of(
 def gathered(
   images: UInt8[np.ndarray, "n h w 3"], kept: Int64[np.ndarray, "m"]
 ) -> UInt8[np.ndarray, "m h w 3"]:
-  """`images[kept]` of ascending numbers, in the memory of `images`, which are lost."""
+  """Return `images[kept]`, for ascending numbers, in the memory of `images`, overwriting them."""
   rows = 1_024
   for begin in range(0, len(kept), rows):
     part = kept[begin : begin + rows]

@@ -1,19 +1,19 @@
-"""Mean and standard deviation of a set's pixels, exact whatever its size."""
+"""The mean and standard deviation of a data set's pixels, exact for any size."""
 
 import numpy as np
 from jaxtyping import UInt8
 
-# Images that are counted at once: a set of 2.4 GB took 20.9 GB as float64.
+# Images counted at once: as float64, a data set of 2.4 GB took 20.9 GB of memory.
 _CHUNK = 1_024
 
 
 def channel_statistics(
   images: UInt8[np.ndarray, "n h w 3"],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Mean and standard deviation of each channel, from counts of the 256 values.
+  """Return the mean and standard deviation of each channel, from counts of the 256 values.
 
-  Returns:
-    Both in grey levels; a deviation is at least 1, so that a set of one colour can be normalised.
+  Both are in grey levels. The deviation is at least 1, so that images of one colour can be
+  normalised.
   """
   counts = np.zeros((3, 256), np.int64)
   for begin in range(0, len(images), _CHUNK):

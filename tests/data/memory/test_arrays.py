@@ -329,7 +329,7 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
       r"labels.npy is int64 of shape \(4, 1",
     ),
     (np.zeros((0, 3, 3, 3), np.uint8), np.zeros(0, int), "labels.npy .* at least one"),
-    (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, of which none can"),
+    (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, too few to hold one out"),
     (np.zeros((4, 0, 3, 3), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 0"),
     (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, -1, 2]), "a label of .* is -1"),
     (
@@ -353,7 +353,7 @@ def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels
 BAD_NAMES = {
   b"cat\n\ndog": "classes.txt, line 2, is empty",
   b"cat\ndog\ncat\n": "names the classes 0 and 2 both 'cat'",
-  b"cat\nd\xffg\n": "classes.txt, line 2, is no UTF-8",
+  b"cat\nd\xffg\n": "classes.txt, line 2, is not UTF-8",
   b"cat\nd\x1b[2Jg\n": "classes.txt, line 2, .* holds a control character",
   "cat\nd\u2028g\n".encode(): "classes.txt, line 2, .* holds a control character",
   "cat\nd\u0085g\n".encode(): "classes.txt, line 2, .* holds a control character",
@@ -377,7 +377,7 @@ def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
   assert opened(tmp_path, follow=True).class_names == tuple("abcde")
   (tmp_path / "classes.txt").unlink()
   np.save(tmp_path / "labels.npy", np.arange(12) % 4 * 85)
-  with pytest.raises(UserError, match="go up to 255, but only 4 numbers are used: .*classes=256"):
+  with pytest.raises(UserError, match="go up to 255, but use only 4 numbers: .*classes=256"):
     opened(tmp_path, follow=True)
   assert len(opened(tmp_path, classes=256, follow=True).class_names) == 256
   np.save(tmp_path / "labels.npy", np.zeros(12, int))
@@ -405,10 +405,10 @@ def test_pickled_objects_are_never_loaded(tmp_path, opened):
   write_npy(tmp_path, np.zeros((4, 3, 3, 3), np.uint8), np.zeros(4, int))
   with open(tmp_path / "labels.npy", "wb") as file:
     np.save(file, np.array([Trap()], object), allow_pickle=True)
-  with pytest.raises(UserError, match="labels.npy is no .npy file of numbers"):
+  with pytest.raises(UserError, match="labels.npy is not a .npy file of numbers"):
     opened(tmp_path)
   (tmp_path / "labels.npy").write_bytes(pickle.dumps(Trap()))
-  with pytest.raises(UserError, match="labels.npy is no .npy file of numbers"):
+  with pytest.raises(UserError, match="labels.npy is not a .npy file of numbers"):
     opened(tmp_path)
   assert not (tmp_path / "sprung").exists()
 
@@ -419,7 +419,7 @@ def test_files_that_are_no_npy_are_named(tmp_path, opened):
   np.savez(tmp_path / "archive.npz", a=np.zeros(3))
   for content in (b"", whole[:50], whole[:-1], (tmp_path / "archive.npz").read_bytes()):
     (tmp_path / "images.npy").write_bytes(content)
-    with pytest.raises(UserError, match="images.npy is no .npy file of numbers"):
+    with pytest.raises(UserError, match="images.npy is not a .npy file of numbers"):
       opened(tmp_path)
   (tmp_path / "images.npy").write_bytes(whole)
   (tmp_path / "labels.npy").unlink()
