@@ -1,8 +1,8 @@
 """Augmentation inside the compiled step: pure functions of a key and a batch of uint8 images.
 
 Every random number is drawn for the whole global batch and then sliced, so that image i gets the
-same crop, jitter, cutout and cutmix on one device as on eight. Whether it is flipped comes with
-the batch (`feed`): that may depend on the epoch and on the image's place in the set.
+same crop, jitter, cutout and cutmix on one device as on eight. Flips come with the batch, because
+they may depend on the epoch and on the image's place in the data set.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
 
 
 def reflect_index(index: Int[Array, "..."], size: int) -> Int[Array, "..."]:
-  """Where a reflecting border of an axis of `size` leads: -1 to 1, size to size - 2."""
+  """Reflect indices at both ends of an axis of `size`: -1 to 1, size to size - 2."""
   index = jnp.abs(index)
   return jnp.where(index >= size, 2 * (size - 1) - index, index)
 
@@ -25,17 +25,17 @@ def crop_and_flip(
   offset_x: Int[Array, "n"],
   flip: Bool[Array, "n"],
 ) -> UInt8[Array, "n h w c"]:
-  """Moves each image by its offsets over a reflecting border, and flips it where `flip`.
+  """Shift each image by its offsets over a reflecting border, and flip it where `flip` is true.
 
-  One gather does both; the padded copy of the set that the original keeps is not needed.
-  Equal to reflect-pad by p, crop at (p + offset_y, p + offset_x), mirror left to right.
+  Equal to reflect-padding by p, cropping at (p + offset_y, p + offset_x) and flipping left to
+  right, but in one gather and without a padded copy of the data set.
   """
   n, h, w, _ = images.shape
   places = functools.partial(jnp.arange, dtype=jnp.int32)
   rows = reflect_index(places(h) + offset_y[:, None], h)
   columns = jnp.where(flip[:, None], places(w)[::-1], places(w))
   columns = reflect_index(columns + offset_x[:, None], w)
-  # mode: every index is in bounds, and XLA need not check.
+  # Every index is in bounds, so XLA need not check.
   return images.at[places(n)[:, None, None], rows[:, :, None], columns[:, None, :]].get(
     mode="promise_in_bounds"
   )
@@ -44,7 +44,7 @@ def crop_and_flip(
 def square_mask(
   top: Int[Array, "n"], left: Int[Array, "n"], size: int, height: int, width: int
 ) -> Bool[Array, "n h w 1"]:
-  """True in each image's square of `size` pixels with its corner at (top, left)."""
+  """Return a mask that is true in a square of side `size` with its corner at (top, left)."""
   y, x = jnp.arange(height, dtype=jnp.int32), jnp.arange(width, dtype=jnp.int32)
   in_rows = (y >= top[:, None]) & (y < top[:, None] + size)
   in_columns = (x >= left[:, None]) & (x < left[:, None] + size)
@@ -57,7 +57,7 @@ def normalize(
   std: tuple[float, ...],
   dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "n h w c"]:
-  """(pixel - mean) / std in `dtype`; mean and std in units of 0 ... 255."""
+  """Return (pixel - mean) / std in `dtype`; mean and std are in units of 0 ... 255."""
   scale = 1.0 / jnp.asarray(std, dtype)
   return images.astype(dtype) * scale - jnp.asarray(mean, dtype) * scale
 
@@ -65,16 +65,16 @@ def normalize(
 def draw_uniform(
   key: Key[Array, ""], rows: int, first: Int[Array, ""] | int, n: int, global_batch: int
 ) -> Float[Array, "rows n"]:
-  """Numbers in [0, 1) of images first ... first + n - 1 of the global batch.
+  """Draw numbers in [0, 1) for images first ... first + n - 1 of the global batch.
 
-  One draw for everything: five would be most of what the step takes to compile.
+  One draw serves everything: five would take most of the step's compile time.
   """
   whole = jax.random.uniform(key, (rows, global_batch), jnp.float32)
   return jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
 
 
 def to_integers(uniform: Float[Array, "n"], low: int, high: int) -> Int[Array, "n"]:
-  """low ... high, both included, all alike often."""
+  """Map uniform numbers to the integers low ... high, both included, with equal probability."""
   return low + jnp.floor(uniform * (high - low + 1)).astype(jnp.int32)
 
 
@@ -85,10 +85,10 @@ def jitter(
   brightness: float,
   contrast: float,
 ) -> Float[Array, "n h w c"]:
-  """Adds to each image a number in +-brightness, then multiplies by one in 1 +- contrast.
+  """Add a number in +-brightness to each image, then multiply it by one in 1 +- contrast.
 
-  On normalised images and in this order, as hiverge/cifar10-speedrun has it; the factor thus
-  scales what was added too.
+  Images are normalised before, as in hiverge/cifar10-speedrun. The factor also scales the number
+  that was added.
   """
   between = 2.0 * uniform[:, :, None, None, None] - 1.0
   return (images + brightness * between[0]) * (1.0 + contrast * between[1])
@@ -109,25 +109,24 @@ def augment(
   std: tuple[float, ...],
   dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "n h w c"]:
-  """Random crop and mirror image, normalisation, colour jitter and cutout, in `dtype`.
+  """Crop at random, flip, normalise, jitter the colours and cut out a square.
 
-  Crops come from a border of `crop_padding` reflected pixels, all offsets alike; the square of
-  `cutout` pixels lies wholly inside and is set to the mean (davidcpage/cifar10-fast). It comes
-  last, so that jitter leaves it at the mean. Each option has its own row of the draw, so none
-  changes what the others do.
+  The square lies wholly inside the image and is set to the mean (davidcpage/cifar10-fast); it
+  comes last, so that jitter leaves it at the mean. Each option uses its own row of the random
+  numbers, so none changes the others.
 
   Args:
-    key: of this step.
+    key: this step's key.
     images: this device's part of the global batch.
     first: index of the part's first image in the global batch.
-    global_batch: images of all devices.
-    flip: which images are flipped left to right; None: none.
-    crop_padding: 0: no crop.
+    global_batch: number of images on all devices.
+    flip: which images are flipped left to right; None flips none.
+    crop_padding: width of the reflected border; all offsets are equally likely; 0: no crop.
     cutout: side of the square; 0: none.
-    brightness: the most that is added, in standard deviations; see `jitter`.
-    contrast: the most by which the factor differs from 1.
-    mean, std: of `normalize`.
-    dtype: of the result; random numbers are float32, and so the same in each.
+    brightness: largest number added, in standard deviations; see `jitter`.
+    contrast: largest difference of the factor from 1.
+    mean, std: as in `normalize`.
+    dtype: dtype of the result; random numbers are always float32, so the same for each dtype.
   """
   n, h, w, _ = images.shape
   uniform = draw_uniform(jax.random.wrap_key_data(key), 6, first, n, global_batch)
@@ -139,7 +138,7 @@ def augment(
       jnp.zeros((n,), bool) if flip is None else flip,
     )
   elif flip is not None:
-    # Large images, which a gather would take row by row: read twice, in one pass.
+    # No gather, which would take large images row by row: this reads them twice, in one pass.
     images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
   result = normalize(images, mean, std, dtype)
   if brightness or contrast:
@@ -159,29 +158,29 @@ def cutmix(
   global_batch: int,
   size: int,
 ) -> tuple[Float[Array, "n h w c"], Int[Array, "n"], float]:
-  """Puts in each image a square of `size` pixels from the same place of its partner.
+  """Replace a square in each image by the same square of its partner.
 
-  After tysam-code/hlb-CIFAR10: the square lies wholly inside, all places alike, and mixing
-  follows crop and flip. For an even size the original never reaches the last row and column.
+  After tysam-code/hlb-CIFAR10: the square lies wholly inside, all places are equally likely, and
+  mixing follows crop and flip. For an even size the original never reaches the last row and column.
 
   Args:
-    key: of this step, and not the one that `augment` has: that draws the same numbers for crops.
+    key: this step's key; not that of `augment`, which draws the same numbers for crops.
     images: this device's part of the augmented global batch.
-    labels: of the images.
+    labels: labels of the images.
     first: index of the part's first image in the global batch.
-    global_batch: images of all devices.
-    size: side of the square.
+    global_batch: number of images on all devices.
+    size: side of the square, in pixels.
 
   Returns:
-    The images, the labels of their partners, and the share of the pixels that come from them:
-    the loss is (1 - share) * loss(labels) + share * loss(partner labels).
+    The images, the labels of their partners, and the partners' share of the pixels. The loss is
+    (1 - share) * loss(labels) + share * loss(partner labels).
 
   Raises:
-    ValueError: a part of an odd number of images, of which one has no partner.
+    ValueError: the number of images is odd, so that one has no partner.
   """
   n, h, w, _ = images.shape
   if n % 2:
-    raise ValueError(f"cutmix pairs the images of a device, of which there are {n}.")
+    raise ValueError(f"cutmix pairs the images of a device, and their number, {n}, is odd.")
   uniform = draw_uniform(jax.random.wrap_key_data(key), 2, first, n, global_batch)
   top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)
   mixed = jnp.where(square_mask(top, left, size, h, w), of_partner(images), images)
@@ -189,9 +188,9 @@ def cutmix(
 
 
 def of_partner(array: Shaped[Array, "n *rest"]) -> Shaped[Array, "n *rest"]:
-  """Element i XOR 1 in the place of element i, for an even n.
+  """Swap neighbours: element i XOR 1 takes the place of element i, for an even n.
 
-  The order of an epoch is random, so a pairing of neighbours is a random pairing; and while a
-  device's part is even, pairs do not depend on the number of devices and need no gather.
+  The order of an epoch is random, so pairs of neighbours are random pairs. While a device's part
+  is even, they do not depend on the number of devices and need no gather.
   """
   return array.reshape(-1, 2, *array.shape[1:])[:, ::-1].reshape(array.shape)

@@ -1,7 +1,7 @@
-"""One batch of images, labels, mask and flips, and how batches are taken from a set on the device.
+"""Batches of images and labels, and the order in which an epoch takes them from a data set.
 
-The order of an epoch is a function of (seed, epoch) alone, so a run resumes at any step, and on
-any number of devices sees the same global batches.
+The order of an epoch depends on (seed, epoch) alone, so a run can resume at any step and sees the
+same global batches on any number of devices.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
-# Names of what a seed is spent on; a key is folded with one, then with the epoch or the step.
+# The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
 ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY = range(7)
 
 
@@ -20,10 +20,10 @@ class Batch(flax.struct.PyTreeNode):
   """Images and labels of one device.
 
   Attributes:
-    image: as stored.
-    label: from 0.
-    mask: false where the example does not count.
-    flip: true where training flips the image left to right; None: nowhere.
+    image: pixels as stored.
+    label: class numbers from 0.
+    mask: false for examples that do not count.
+    flip: true for images that training flips left to right; None flips none.
   """
 
   image: UInt8[Any, "n h w 3"]
@@ -33,20 +33,20 @@ class Batch(flax.struct.PyTreeNode):
 
 
 def seed_key(seed: int) -> UInt32[np.ndarray, "2"]:
-  """The key of `jax.random.key(seed)`, made without compiling anything."""
+  """Return the data of `jax.random.key(seed)` without compiling anything."""
   return np.array([0, seed], np.uint32)
 
 
 def purpose_key(
   key: UInt32[Any, "2"], purpose: int, number: Int[Array, ""] | int
 ) -> UInt32[Array, "2"]:
-  """The key for one purpose (ORDER, AUGMENT, ...) and one epoch or step."""
+  """Return the key for one purpose (ORDER, AUGMENT, ...) and one epoch or step."""
   folded = jax.random.fold_in(jax.random.wrap_key_data(key), purpose)
   return jax.random.key_data(jax.random.fold_in(folded, number))
 
 
 class Order(flax.struct.PyTreeNode):
-  """How an epoch visits a set: at each position which image, and whether it is flipped."""
+  """The order of an epoch: the image at each position, and whether it is flipped."""
 
   index: Int[Any, "n"]
   flip: Bool[Any, "n"]
@@ -55,17 +55,16 @@ class Order(flax.struct.PyTreeNode):
 def epoch_order(
   key: UInt32[Array, "2"], epoch: Int[Array, ""] | int, images: int, *, flip: str
 ) -> Order:
-  """A permutation of the images, and flips.
+  """Return a permutation of the images with their flips.
 
   Args:
-    key: of the run.
-    epoch: from 0.
-    images: in the set.
-    flip: "none"; "random", each image with probability 1/2; "alternating", each image with
-      probability 1/2 in the first epoch and then in every other epoch, so that two epochs in a
-      row see both of its sides (KellerJordan/cifar10-airbench).
+    key: the run's key.
+    epoch: number from 0.
+    images: size of the data set.
+    flip: "none"; "random" flips each image with probability 1/2; "alternating" does so in the
+      first epoch, then swaps the flips every epoch (KellerJordan/cifar10-airbench).
   """
-  # Types are named: with JAX's 64-bit ones on, the numbers drawn would be others.
+  # Explicit dtypes: with JAX's 64-bit mode on, the default ones would draw other numbers.
   index = jax.random.permutation(
     jax.random.wrap_key_data(purpose_key(key, ORDER, epoch)), jnp.arange(images, dtype=jnp.int32)
   )
@@ -89,23 +88,17 @@ def carried_order(
   used: int,
   epochs: int,
 ) -> Order:
-  """Epochs of `used` images each out of one endless row of permutations.
+  """Return an epoch of `used` images, cut out of one endless row of permutations.
 
-  What one epoch leaves over, the next begins with, flipped as in the permutation that it belongs
-  to (KellerJordan/cifar10-airbench, airbench96_faster.py).
+  The next epoch begins with the images that this one leaves over, and keeps the flips of their
+  permutation (KellerJordan/cifar10-airbench, airbench96_faster.py).
 
   Args:
-    key: of the run.
-    epoch: from 0.
-    images: in the set.
-    flip: as for `epoch_order`, where a permutation counts as an epoch.
-    used: in an epoch, at most `images`.
-    epochs: of the run.
-
-  Returns:
-    An order whose first `used` images are those of the epoch.
+    key, epoch, images, flip: as in `epoch_order`, where a permutation counts as an epoch.
+    used: images of an epoch, at most `images`; they are the first of the order returned.
+    epochs: number of epochs of the run.
   """
-  # Divided here, as the product does not fit an int32 in long runs.
+  # In NumPy's int64: in long runs the product does not fit an int32.
   begins = np.divmod(np.arange(epochs, dtype=np.int64) * used, images)
   turn, offset = (jnp.asarray(x.astype(np.int32))[epoch] for x in begins)
   pair = [epoch_order(key, turn + i, images, flip=flip) for i in range(2)]
@@ -120,7 +113,7 @@ def take_batch(
   first: Int[Array, ""] | int,
   size: int,
 ) -> Batch:
-  """`size` examples from position `first` of the order on."""
+  """Return the `size` examples that begin at position `first` of the order."""
   part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), order)
   return Batch(
     image=images.at[part.index].get(mode="promise_in_bounds"),
@@ -133,11 +126,11 @@ def take_batch(
 def pad_batches(
   images: UInt8[np.ndarray, "n h w 3"], labels: Int[np.ndarray, "n"], *, batch: int, devices: int
 ) -> Batch:
-  """A set as whole batches on every device, the rest padded and masked: each example counts once.
+  """Pad a data set with masked examples to whole batches on every device.
 
   Returns:
-    Host arrays of m >= n examples, m a multiple of batch * devices. Split over the devices in
-    order, each device holds m / devices of them, which are whole batches.
+    Host arrays of m >= n examples, where m is a multiple of batch * devices: split in order, each
+    device holds m / devices examples, which are whole batches.
   """
   padding = -len(images) % (batch * devices)
   return Batch(

@@ -324,7 +324,7 @@ def test_a_devices_part_is_mixed_as_in_the_whole_batch(devices):
 
 
 def test_cutmix_of_an_odd_part_is_refused():
-  with pytest.raises(ValueError, match="of which there are 3"):
+  with pytest.raises(ValueError, match="their number, 3, is odd"):
     cutmix(key(), jnp.zeros((3, 8, 8, 3)), jnp.arange(3), first=0, global_batch=6, size=3)
 
 
