@@ -1,4 +1,4 @@
-"""Prepares images for training: smaller copies, an index of sizes, shards.
+"""The command that prepares images for training: smaller copies, an index of sizes, shards.
 
 python -m jaxspeed.prepare resize imagenet copies --sizes=160,352
 python -m jaxspeed.prepare index copies/160
@@ -23,40 +23,40 @@ from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
 from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
-from jaxspeed.data.prepare.resize import resize
+from jaxspeed.data.prepare.resize import Resized, resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.records.console import make_console, progress_bar
 
-# Broken images that are named on the screen; a file holds all of them.
+# The most broken images named on the screen; a file lists all.
 _NAMED = 10
-# As of `data.image_size`; rectangles of a longer side have too many shapes to try.
+# The limit of `data.image_size`; rectangles with a longer side have too many shapes to try.
 _LARGEST_SIDE = 8192
-# Images of a batch of rectangles, as ImageNet's recipes evaluate; fewer where there are fewer.
+# The largest batch of rectangles, as in ImageNet's recipes.
 _BATCH = 1024
 
 
 def main() -> None:
-  """Reads the flags, the command and its folders; does it and prints what was done."""
-  sizes = flags.DEFINE_list("sizes", [], "resize: short sides of the copies, in pixels: 160,352.")
+  """Run the command on its folders, and print what was done."""
+  sizes = flags.DEFINE_list("sizes", [], "resize: short sides of the copies in pixels (160,352).")
   quality = flags.DEFINE_integer("quality", 75, "resize: quality of the JPEGs, 1 ... 100.")
   on_error = flags.DEFINE_enum(
-    "on_error", "list", ["list", "raise"], "resize: leave broken images out and list them, or stop."
+    "on_error", "list", ["list", "raise"], "resize: leave out and list broken images, or stop."
   )
   size = flags.DEFINE_integer(
-    "size", 0, "index: count the images with a shorter short side, and try rectangles of it."
+    "size", 0, "index: short side in pixels; count smaller images, and try rectangles of this side."
   )
-  name = flags.DEFINE_string("name", "images", "shards: the name of the set.")
+  name = flags.DEFINE_string("name", "images", "shards: the name of the data set.")
   shards = flags.DEFINE_integer(
-    "shards", 0, "shards: files of each split; 0: one for each 1,024 images."
+    "shards", 0, "shards: number of files of each split; 0: one for each 1,024 images."
   )
   workers = flags.DEFINE_integer("workers", None, "Processes; the default is one for each core.")
 
   listed = flags.DEFINE_bool("list", False, "cache: list its entries.")
   prune = flags.DEFINE_bool(
-    "prune", False, "resize: remove copies without originals; cache: entries of no use."
+    "prune", False, "resize: remove copies without originals; cache: remove useless entries."
   )
   cache = flags.DEFINE_string("cache", "", f"cache: the folder; the default is {DEFAULT_CACHE}.")
 
@@ -98,34 +98,36 @@ def main() -> None:
       _folders(command, folders)
       _cache(console, cache.value, show=listed.value or not prune.value, prune=prune.value)
       if lost := output.lost():
-        raise UserError(f"standard output could not be written ({lost}): send it to another place.")
+        raise UserError(f"standard output could not be written ({lost}): redirect it elsewhere.")
     else:
       raise UserError(
-        f"{command!r} is no command: write resize SRC DST, index FOLDER, shards SRC DST or cache; "
-        "see --help."
+        f"{command!r} is not a command: write resize SRC DST, index FOLDER, shards SRC DST or "
+        "cache; see --help."
       )
 
   def interruptible(arguments: list[str]) -> None:
     try:
       run(arguments)
     except KeyboardInterrupt:
-      raise UserError("stopped: the same command goes on from here.") from None
+      raise UserError("stopped: the same command resumes from here.") from None
 
   command_line.run(interruptible, output_is_result=False)
 
 
 def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
   if len(given) != len(names) and not names:
-    raise UserError(f"{command} takes no folder, and was given {' '.join(given)}: see --help.")
+    raise UserError(f"{command} takes no folder, but was given {' '.join(given)}: see --help.")
   if len(given) != len(names):
     raise UserError(
-      f"{command} needs {' and '.join(names)}, and was given {' '.join(given) or 'nothing'}; see "
+      f"{command} needs {' and '.join(names)}, but was given {' '.join(given) or 'nothing'}; see "
       "--help."
     )
   if "" in given:
     raise UserError(f"{names[list(given).index('')]} is empty: name a folder.")
   if names and not os.path.isdir(given[0]):
-    raise UserError(f"{given[0]} is no folder: name one of train/CLASS/*.jpg and val/CLASS/*.jpg.")
+    raise UserError(
+      f"{given[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
+    )
   return given
 
 
@@ -149,25 +151,31 @@ def _resize(
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
   if done.unrecorded:
     console.out(
-      f"{done.unrecorded:,} copies had no record of their originals, as of an older version, and "
-      "were made again",
+      f"{done.unrecorded:,} copies had no record of their originals (from an older version, say), "
+      "and were made again",
       highlight=False,
     )
   if done.pruned:
-    console.out(f"{done.pruned:,} copies whose originals are gone were removed", highlight=False)
-  _show_names(console, done.orphans, "copies whose originals are gone: --prune removes them")
-  _show_names(console, done.strangers, "images among the copies are no copies: move them away")
+    console.out(f"{done.pruned:,} copies without originals were removed", highlight=False)
+  if not _show_faults(console, done):
+    for folder in copies:
+      images = _write_index(console, folder)
+      _show_counts(console, folder, images)
+      # After a power cut, not after a kill: a million files are not flushed one by one.
+      _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
+
+
+def _show_faults(console: Console, done: Resized) -> bool:
+  """Print what keeps the copies from being used; return whether anything does."""
+  _show_names(console, done.orphans, "copies have no original: --prune removes them")
+  _show_names(console, done.strangers, "images among the copies are not copies: move them away")
   _show_names(
-    console, done.empty, "classes have no image that can be read: mend one, or remove the class"
+    console, done.empty, "classes have no readable image: repair one, or remove the class"
   )
-  if done.orphans or done.strangers or done.empty:
-    console.out("until then training on these copies is refused", highlight=False)
-    return
-  for folder in copies:
-    images = _write_index(console, folder)
-    _show_counts(console, folder, images)
-    # Not after a kill, but after a power cut: a million files are not flushed one by one.
-    _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
+  found = bool(done.orphans or done.strangers or done.empty)
+  if found:
+    console.out("until then, training on these copies is refused", highlight=False)
+  return found
 
 
 def _index(console: Console, folder: str, size: int) -> None:
@@ -201,14 +209,14 @@ def _shards(
 
 
 def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
-  """Lists the entries of the cache, or removes those of no use, or both."""
+  """List the entries of the cache, prune it, or both."""
   root = expanded(folder or DEFAULT_CACHE, "--cache")
   entries = list_cache(root)
   for each in entries if show else ():
     state = f"; {each.fault}" if each.fault else ""
     console.out(
       printable(
-        f"{each.folder.name}: {each.source or 'of an unknown source'}, {each.bytes / 1e6:,.1f} MB, "
+        f"{each.folder.name}: {each.source or 'unknown source'}, {each.bytes / 1e6:,.1f} MB, "
         f"{each.age / 86_400:.1f} days old{state}"
       ),
       highlight=False,
@@ -230,7 +238,7 @@ def _show_work(
   console: Console, verb: str, now: int, images: int, seconds: float, workers: int
 ) -> None:
   rate = f": {now / seconds:,.0f} images/s, --workers={workers}" if now else ""
-  rest = f"; {images - now:,} were there" if now < images else ""
+  rest = f"; {images - now:,} were done before" if now < images else ""
   console.out(f"{verb} {now:,} images in {seconds:.1f} s{rate}{rest}", highlight=False)
 
 
@@ -243,7 +251,7 @@ def _show_counts(console: Console, folder: str | os.PathLike[str], images: Image
 
 
 def _show_extremes(console: Console, title: str, split: Split, size: int) -> None:
-  """The images with the shortest side and the most extreme ratios; how many are below `size`."""
+  """Print the images with the shortest side and extreme ratios, and count those below `size`."""
   sound = np.flatnonzero(split.width)
   short = np.minimum(split.width, split.height)[sound]
   ratio = split.width[sound] / split.height[sound]
@@ -266,11 +274,11 @@ def _show_extremes(console: Console, title: str, split: Split, size: int) -> Non
 
 
 def _show_rectangles(console: Console, split: Split, size: int) -> None:
-  """What rectangles of the evaluation keep of its images, by our choice and by imagenet18's."""
+  """Print the share of pixels that squares, imagenet18's rectangles and ours keep."""
   sizes, batch = (split.width, split.height), min(len(split), _BATCH)
   ways = {
     "squares": rectangles.square(*sizes, size),
-    "rectangles, of imagenet18": rectangles.sorted_chunks(*sizes, short_side=size, batch=batch),
+    "rectangles of imagenet18": rectangles.sorted_chunks(*sizes, short_side=size, batch=batch),
     "rectangles": rectangles.choose_shapes(*sizes, short_side=size, batch=batch),
   }
   for way, chosen in ways.items():
@@ -278,8 +286,8 @@ def _show_rectangles(console: Console, split: Split, size: int) -> None:
     kept = rectangles.kept_share(chosen, *sizes, short_side=size)
     console.out(
       f"{way}: {len(chosen.shapes)} shapes of short side {size} keep {kept:.1%} of the pixels; "
-      f"{computed * batch / (len(split) * size * size):.2f} squares are computed an image, in "
-      f"batches of {batch:,}",
+      f"{computed * batch / (len(split) * size * size):.2f} squares are computed for each image, "
+      f"in batches of {batch:,}",
       highlight=False,
     )
 
@@ -290,7 +298,7 @@ def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
 
 
 def _show_names(console: Console, names: Sequence[str], what: str, *, title: str = "") -> None:
-  """How many there are of what, and the first of them; nothing where there are none."""
+  """Print the number of names, what they are, and the first ones; nothing without names."""
   if not names:
     return
   console.out(f"{title}{len(names):,} {what}", highlight=False)

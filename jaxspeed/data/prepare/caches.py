@@ -1,4 +1,4 @@
-"""What lies in the cache of arrays and indices, and which entries are of no use any more."""
+"""Listing and pruning of the cache of arrays and indices."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from jaxspeed.data.formats import array_cache
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
 
-# Names of `array_cache.entry_of`, and of what `remove` and `files.new_folder` leave when killed.
+# Names from `array_cache.entry_of`, and of folders that a killed `remove` or `new_folder` leaves.
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _LEFTOVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{16}}|\..+-[0-9a-f]{{16}}\.[0-9a-f]{{32}}")
 # A younger leftover may be an entry that another process is writing.
@@ -24,15 +24,15 @@ _LEFTOVER_SECONDS = 3_600
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An entry of the cache, or what a kill left of one.
+  """An entry of the cache, or a part that a kill left.
 
   Attributes:
-    folder: that it lies in.
+    folder: the entry's folder.
     source: the folder or archive that it was made from; '' where that is not stored.
-    bytes: that its files hold.
-    age: in seconds.
-    fault: what is wrong with it; '' where it may be used.
-    useless: it is to be pruned.
+    bytes: total size of its files.
+    age: age in seconds.
+    fault: what is wrong with it; '' where it is usable.
+    useless: whether to prune it.
   """
 
   folder: pathlib.Path
@@ -44,7 +44,7 @@ class Entry:
 
 
 def list_cache(root: pathlib.Path) -> list[Entry]:
-  """The entries of a cache, by name; what else lies there is not looked at.
+  """Return the entries of a cache, sorted by name; other files are ignored.
 
   Raises:
     UserError: the folder cannot be read.
@@ -60,14 +60,14 @@ def list_cache(root: pathlib.Path) -> list[Entry]:
 
 
 def prune_cache(root: pathlib.Path, entries: Sequence[Entry]) -> list[Entry]:
-  """Removes the entries that are of no use, and returns them.
+  """Remove the useless entries, and return them.
 
   Args:
-    root: the cache.
-    entries: of `list_cache`.
+    root: the cache's folder.
+    entries: the result of `list_cache`.
 
   Raises:
-    UserError: one cannot be removed.
+    UserError: an entry cannot be removed.
   """
   removed = []
   for each in entries:
@@ -86,7 +86,7 @@ def prune_cache(root: pathlib.Path, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _entry(folder: pathlib.Path) -> Entry | None:
-  """The entry in a folder; None where it is none of ours."""
+  """Return the cache entry in a folder, or None if it is not a (finished) entry."""
   try:
     age = time.time() - folder.lstat().st_mtime
     if not folder.is_dir():
@@ -105,13 +105,13 @@ def _entry(folder: pathlib.Path) -> Entry | None:
     about, fingerprint = array_cache.read_about(folder)
     source, fault = _source_of(about, fingerprint)
   except ValueError as error:
-    # Not to be removed unasked: it may be another program's.
+    # Not pruned: it may belong to another program.
     return Entry(folder, "", size, age, f"it cannot be used ({error})", False)
   return Entry(folder, source, size, age, fault, bool(fault))
 
 
 def _holds_arrays(folder: pathlib.Path) -> bool:
-  """Whether there are only files that an entry may have."""
+  """Return whether a folder holds only files that an entry may have."""
   return all(
     path.suffix in (".npy", ".json") and path.is_file() and not path.is_symlink()
     for path in folder.iterdir()
@@ -119,7 +119,7 @@ def _holds_arrays(folder: pathlib.Path) -> bool:
 
 
 def _source_of(about: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> tuple[str, str]:
-  """The source of an entry, and why it does not fit that; '' where it does."""
+  """Return the source of an entry, and why the entry does not fit it, or ''."""
   source = str(about.get("root") or fingerprint.get("path") or "")
   if not source:
     return "", ""  # an older version did not store it
@@ -133,5 +133,5 @@ def _source_of(about: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> tupl
   except FileNotFoundError:
     current = False
   except (OSError, UserError, KeyError, TypeError, ValueError):
-    return source, ""  # a disk that is away is no reason to remove anything
+    return source, ""  # a missing disk is no reason to remove anything
   return source, "" if current else "the source has changed"

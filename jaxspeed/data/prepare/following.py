@@ -1,4 +1,4 @@
-"""Copies that follow their originals: which are to be made, and which have lost theirs."""
+"""Updates of resized copies to their originals: copies to make, and copies without originals."""
 
 import collections
 import contextlib
@@ -16,37 +16,37 @@ from jaxspeed.data.prepare.index import remove_indices
 from jaxspeed.data.prepare.writing import finished_files
 from jaxspeed.errors import UserError
 
-# A record of a class is written when that is done, and from time to time before: after a kill the
-# copies that no record has are made again.
+# A class's record is written every few seconds and at its end; after a kill, copies without a
+# record are made again.
 _SECONDS = 5.0
-# Of a class of a million images the record takes 2 s to write: at most a 20th of the time.
+# The record of a million images takes 2 s to write: spend at most a 20th of the time on it.
 _SHARE = 20
 
 
 class Follower:
-  """The folder of the copies of one size while these are made to fit their originals.
+  """A folder of copies of one size that is updated to its originals.
 
-  A record never names a copy that is not whole: before copies of a class are made, its record is
-  written without them, and the folder's mark and index are removed.
+  A record names whole copies only: before a class's copies are made, they are removed from its
+  record, and the folder's mark and index are removed.
 
   Attributes:
-    folder: of the copies.
-    orphans: by SPLIT/CLASS the copies whose originals are gone and that are still there.
-    pruned: the number of those that were removed.
-    strangers: images among the copies that `prepare resize` did not write.
-    unrecorded: the number of copies that no record has, which are made again.
+    folder: the copies' folder.
+    orphans: remaining copies without originals, by SPLIT/CLASS.
+    pruned: number of removed copies without originals.
+    strangers: images in the folder that `prepare resize` did not write.
+    unrecorded: number of copies without a record, which are made again.
   """
 
   def __init__(self, folder: pathlib.Path, source: pathlib.Path, quality: int) -> None:
-    """Checks that the copies that may be there are of this quality.
+    """Check that existing copies have this quality and source.
 
     Args:
-      folder: of the copies; it need not be there.
-      source: the folder of the originals.
-      quality: of the JPEGs.
+      folder: the copies' folder, which may be missing.
+      source: the originals' folder.
+      quality: quality of the JPEGs.
 
     Raises:
-      UserError: there are copies of another quality or source, or images that are no such copies.
+      UserError: the folder holds copies of another quality or source, or other images.
     """
     self.folder = folder
     self.orphans: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ class Follower:
         f"--quality={self._stored.quality}, remove it, or name another folder."
       )
     before = self._stored.source if self._stored is not None else ""
-    # Sizes and times tell images of one folder apart, not those of two; a moved folder is one.
+    # Sizes and times cannot tell two folders' images apart; a folder that was moved is the same.
     if os.path.isdir(before) and not os.path.samefile(before, source):
       raise UserError(
         f"{folder} holds copies of {before}, not of {source}: remove it, or name another folder."
@@ -78,7 +78,7 @@ class Follower:
       )
 
   def begin(self) -> None:
-    """Stores the settings, without which no copy is written."""
+    """Store the settings, before any copy is written."""
     for folder in (self.folder, self.folder / ".jaxspeed"):
       finished_files(folder)
     for split in copies.SPLITS:
@@ -89,11 +89,11 @@ class Follower:
       copies.write_settings(self.folder, self._settings)
 
   def plan(self, name: str, originals: Mapping[str, Facts]) -> set[str]:
-    """The names of the originals of a class whose copies are to be made.
+    """Return the names of a class's originals that need a new copy.
 
     Args:
-      name: SPLIT/CLASS.
-      originals: facts by name.
+      name: the class, SPLIT/CLASS.
+      originals: facts of the class's originals, by name.
     """
     record = copies.read_record(self.folder, name)
     found = finished_files(self.folder / name)
@@ -135,10 +135,10 @@ class Follower:
     return missing
 
   def plan_others(self, names: Sequence[str]) -> None:
-    """Finds the copies, and other images, of classes that have no originals.
+    """Find copies and other images of classes without originals.
 
     Args:
-      names: SPLIT/CLASS of those that have.
+      names: SPLIT/CLASS of the classes with originals.
     """
     for name in copies.recorded_classes(self.folder):
       if name not in names:
@@ -149,12 +149,12 @@ class Follower:
       for name in list_folder(self.folder / split).folders:
         if f"{split}/{name}" not in names and f"{split}/{name}" not in self.orphans:
           images = list_folder(self.folder / split / name).images
-          if not images:  # what a kill leaves of a class that was removed
+          if not images:  # left by a kill while the class was removed
             _remove_empty(self.folder / split / name)
           self.strangers += [f"{split}/{name}/{image}" for image in images]
 
   def prune(self) -> None:
-    """Removes the copies whose originals are gone; never others, and nothing behind a link."""
+    """Remove the copies without originals; never other files, and nothing behind a link."""
     for name, files in list(self.orphans.items()):
       split = name.partition("/")[0]
       if (self.folder / split).is_symlink() or (self.folder / name).is_symlink():
@@ -178,7 +178,7 @@ class Follower:
       self._marked = False
 
   def add(self, name: str, made: Mapping[str, Facts], broken: Mapping[str, Facts]) -> None:
-    """Takes the facts of originals, as they were read, whose copies were made, or that are broken.
+    """Record facts of originals whose copies were made (`made`), or that are broken.
 
     Raises:
       OSError: a record cannot be written.
@@ -211,13 +211,13 @@ class Follower:
     self._due[name] = now + max(_SECONDS, _SHARE * (now - began))
 
   def flush(self) -> None:
-    """Writes the records that are not yet written, when the work ends early."""
+    """Write the remaining records, when the work ends early."""
     for name in list(self._made):
       with contextlib.suppress(OSError):
         self._write(name)
 
   def finish(self, splits: Sequence[str]) -> None:
-    """Marks the copies as complete.
+    """Mark the copies as complete.
 
     Raises:
       OSError: the mark cannot be written.
@@ -236,7 +236,7 @@ def _regular_files(folder: pathlib.Path) -> set[str]:
 
 
 def _forget(copies_folder: pathlib.Path, name: str) -> None:
-  """Removes the record of a class that has neither originals nor copies, and its empty folder."""
+  """Remove the record and the empty folder of a class that has neither originals nor copies."""
   path = copies.records_folder(copies_folder) / name
   path.unlink(missing_ok=True)
   for folder in (copies_folder / name, (copies_folder / name).parent, path.parent):
@@ -249,7 +249,7 @@ def _remove_empty(folder: pathlib.Path) -> None:
 
 
 def _refuse_originals(folder: pathlib.Path, source: pathlib.Path, name: str) -> None:
-  """Raises a UserError where a link would have copies written over originals."""
+  """Raise a UserError where a link would let copies overwrite originals."""
   with contextlib.suppress(FileNotFoundError):
     if os.path.samefile(folder, source / name):
       raise UserError(f"{folder} is the folder of the originals: remove that link and run again.")
@@ -260,7 +260,7 @@ def _refuse_originals(folder: pathlib.Path, source: pathlib.Path, name: str) -> 
 
 
 def remove_copy(path: pathlib.Path) -> bool:
-  """Removes a file; False where there is a link or a folder, which is no copy of ours."""
+  """Remove a file; return False for a link or a folder, which `resize` never writes."""
   try:
     if not stat.S_ISREG(os.lstat(path).st_mode):
       return False

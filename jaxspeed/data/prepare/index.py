@@ -1,4 +1,4 @@
-"""The index of a set's sizes that lies beside its images, and the images that have no size."""
+"""The index of image sizes in a data set's own folder, and the images without a size."""
 
 import dataclasses
 import os
@@ -27,16 +27,16 @@ class Broken:
 def write_index(
   folder: str | os.PathLike[str], *, show: Callable[[int, int], None] | None = None
 ) -> ImageSet:
-  """Reads the headers of a set's images and stores their sizes beside them, in FOLDER/.jaxspeed.
+  """Read the headers of a data set's images and store their sizes in FOLDER/.jaxspeed.
 
-  What an index of before says is not believed: files may have changed under their names.
+  An older index is ignored, because files may have changed under their names.
 
   Args:
-    folder: of train/CLASS/NAME and val/CLASS/NAME, or of shards.
-    show: called with the numbers of headers that are read and that are to be read.
+    folder: a folder with train/CLASS/NAME and val/CLASS/NAME, or one of shards.
+    show: called with the number of headers read and the total.
 
   Raises:
-    UserError: there is no complete set of images, or the folder cannot be written.
+    UserError: the data set is incomplete, or the folder cannot be written.
   """
   root = expanded(folder, "FOLDER")
   with writing(folder), tempfile.TemporaryDirectory() as cache:
@@ -48,32 +48,32 @@ def write_index(
 
 
 def remove_indices(root: pathlib.Path) -> None:
-  """Removes the index that lies in a set's own folder, and what a kill left of others.
+  """Remove the index in a data set's own folder, and parts of indices that a kill left.
 
   Raises:
-    UserError: there is more than indices hold.
-    OSError: it cannot be removed.
+    UserError: an index's folder holds other files.
+    OSError: the index cannot be removed.
   """
   own = root / ".jaxspeed"
-  for stale in (".train.*", "train", ".val.*", "val"):  # with a dot: what a kill left
+  for stale in (".train.*", "train", ".val.*", "val"):  # those with a dot were left by a kill
     for each in own.glob(stale):
       _refuse_strangers(each)
       shutil.rmtree(each)
   for each in own.glob(f"{TEMPORARY}*"):
-    if each.is_dir():  # a file is that of a mark or of settings
+    if each.is_dir():  # files belong to marks or settings
       _refuse_strangers(each)
       shutil.rmtree(each)
 
 
 def _refuse_strangers(index: pathlib.Path) -> None:
-  """Raises a UserError where a folder that is to be removed holds more than an index has."""
+  """Raise a UserError where a folder to remove holds files that no index has."""
   for path in index.iterdir():
     if path.suffix not in (".npy", ".json") or path.is_dir():
-      raise UserError(f"{path} is no part of an index: move {index} away and run again.")
+      raise UserError(f"{path} is not part of an index: move {index} away and run again.")
 
 
 def broken_headers(images: ImageSet) -> tuple[Broken, ...]:
-  """The images whose sizes are not known."""
+  """Return the images without a readable header."""
   return tuple(
     Broken(split.name(int(number)), "it has no header of an image")
     for split in (images.train, images.eval)
@@ -82,7 +82,7 @@ def broken_headers(images: ImageSet) -> tuple[Broken, ...]:
 
 
 def write_indices(images: ImageSet) -> None:
-  """Stores the sizes of all images in the set's own folder, where every machine finds them.
+  """Store the sizes of all images in the data set's own folder, where every machine finds them.
 
   Raises:
     UserError: the folder cannot be written.

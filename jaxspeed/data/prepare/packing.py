@@ -1,4 +1,4 @@
-"""Shards that follow their images: which are to be packed again, by `data.disk.shard_records`."""
+"""Updates of shards to their images, decided by `data.disk.shard_records`."""
 
 import dataclasses
 import hashlib
@@ -30,11 +30,11 @@ class Shard:
   """A shard to write.
 
   Attributes:
-    path: of the file.
+    path: the shard's file.
     source: the folder of all images.
-    folder: of this shard's images, below the source; '' is the source.
-    names: CLASS/FILE of each image, as the shard holds it.
-    labels: of the images.
+    folder: the folder of this shard's images below the source; '' is the source.
+    names: CLASS/FILE of each image, in the shard's order.
+    labels: label of each image.
   """
 
   path: str
@@ -44,27 +44,27 @@ class Shard:
   labels: tuple[int, ...]
 
   def file(self, name: str) -> str:
-    """The file of an image."""
+    """Return the file of an image."""
     return os.path.join(self.source, self.folder, name)
 
 
 class PackedFolder:
-  """A folder of shards while they are made to fit their images; nobody else writes to it."""
+  """A folder of shards that is updated to its images, and locked meanwhile."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     self._folder = folder
 
   def keep_settings(self, root: str, shards: int, digest: str) -> None:
-    """Keeps the shards of one folder to one source and number.
+    """Store the source and number of the shards, which must not change in a folder.
 
     Args:
-      root: of the source.
-      shards: the number asked for.
-      digest: of the names of the images: a source that was moved keeps them.
+      root: the source's folder.
+      shards: the number of shards requested.
+      digest: digest of the images' names, which stays when the source is moved.
 
     Raises:
-      UserError: the folder holds shards of other images, or of another number.
-      OSError: a source cannot be asked for.
+      UserError: the folder holds shards of other images, or another number of shards.
+      OSError: the folder of a source cannot be read.
     """
     for each in (self._folder / ".jaxspeed", records_folder(self._folder)):
       finished_files(each)
@@ -84,31 +84,29 @@ class PackedFolder:
       write_settings(self._folder, settings)
 
   def keep_left_out(self, source: str, names: Sequence[str]) -> None:
-    """Stores which images are in no shard.
+    """Store which images are in no shard.
 
     Args:
       source: the folder of all images.
-      names: of the images, below the source.
+      names: names of these images below the source.
     """
     write_left_out(self._folder, {name: facts_at(os.path.join(source, name)) for name in names})
 
   def outdated(self, shards: Sequence[Shard]) -> list[Shard]:
-    """The shards to write: missing ones, and those whose images are others than when it was packed.
+    """Return the shards to write: missing ones, and those whose images have changed.
 
-    Where there are any, the folder is no set until `dataset_info.json` is written again. Shards
-    of before that the set has no more are removed.
+    Superfluous shards are removed and, unless all are current, `dataset_info.json`, too.
 
     Raises:
-      UserError: an image cannot be asked for.
+      UserError: the size and time of an image cannot be read.
     """
     found = finished_files(self._folder)
-    asked = originals_facts(
-      pathlib.Path(shards[0].source), ((each.folder, each.names) for each in shards)
-    )
+    classes = ((each.folder, each.names) for each in shards)
+    facts = originals_facts(pathlib.Path(shards[0].source), classes)
     outdated = [
       shard
-      for shard, (_, facts) in zip(shards, asked, strict=True)
-      if os.path.basename(shard.path) not in found or not self._fits(shard, facts)
+      for shard, (_, now) in zip(shards, facts, strict=True)
+      if os.path.basename(shard.path) not in found or not self._fits(shard, now)
     ]
     names = {os.path.basename(shard.path) for shard in shards}
     others = finished_files(records_folder(self._folder)) - names
@@ -123,7 +121,7 @@ class PackedFolder:
   def _fits(self, shard: Shard, facts: Mapping[str, Facts]) -> bool:
     record = read_record(self._folder, os.path.basename(shard.path))
     if record is None or record.bytes != os.path.getsize(shard.path):
-      return False  # a copy of the folder was cut off, or the disk lost a part
+      return False  # a copy of the folder was interrupted, or the disk lost a part
     content = (record.folder, record.names, record.labels)
     return content == (shard.folder, shard.names, shard.labels) and all(
       same(before, facts[name]) for name, before in zip(record.names, record.facts, strict=True)
@@ -131,7 +129,7 @@ class PackedFolder:
 
 
 def write_recorded(shard: Shard, facts: Sequence[Facts]) -> None:
-  """Keeps the sizes and times of a shard's images, as they were read.
+  """Record the sizes and times of a shard's images when they were read.
 
   Raises:
     OSError: the record cannot be written.
@@ -143,13 +141,13 @@ def write_recorded(shard: Shard, facts: Sequence[Facts]) -> None:
 
 
 def forget(shard: Shard) -> None:
-  """Removes the record of a shard, before that is written anew."""
+  """Remove the record of a shard before the shard is written again."""
   path = pathlib.Path(shard.path)
   (records_folder(path.parent) / path.name).unlink(missing_ok=True)
 
 
 def names_digest(splits: Mapping[str, Split]) -> str:
-  """A digest of the names of all images below their root."""
+  """Return a digest of the names of all images below their root."""
   digest = hashlib.sha256()
   for split in splits.values():
     names = (os.path.relpath(file, split.root) for file in split.files)

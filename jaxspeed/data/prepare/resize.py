@@ -1,13 +1,13 @@
-"""Smaller copies of a folder of images, made once, so that no epoch decodes the large ones.
+"""Smaller copies of a folder of images, made once, so that no epoch decodes the large originals.
 
 resize("imagenet", "copies", sizes=(160, 352)) reads imagenet/train/CLASS/NAME and writes
-copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME; likewise for the other split. A copy's
-short side is its size; the formula, the filter and the quality are those of the sz/160 and sz/352
+copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split. A
+copy's short side is its size; formula, filter and quality are those of the sz/160 and sz/352
 folders of imagenet18 (diux-dev/cluster, pytorch/training/resize_images.py).
 
-Every file appears whole or not at all, by a rename, and is a function of its original, the sizes
-and the quality alone: a run that was killed is started again and ends in the same bytes. Copies of
-originals that have changed are made again (`following.py`).
+Every file appears whole or not at all, by a rename, and depends only on its original, the sizes
+and the quality: run a killed command again to get the same bytes. Copies of changed originals are
+made again (`following.py`).
 """
 
 import collections
@@ -38,10 +38,10 @@ from jaxspeed.data.prepare.writing import (
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
-# libjpeg decodes to 1/2, 1/4 or 1/8 in the DCT. From twice the copy's size on, that loses 44 dB
-# where JPEG's own loss at quality 75 is 31 dB; from once its size, 37 dB and 3 % of the sharpness.
+# libjpeg scales by 1/2, 1/4 or 1/8 in the DCT. Decoded to at least twice the copy's size, the error
+# is 44 dB, where JPEG's own at quality 75 is 31 dB; to once its size, 37 dB and 3 % of sharpness.
 _DECODED = 2
-# Images that a worker takes at a time: 0.1 s of work.
+# Images of one task of a worker: 0.1 s of work.
 _CHUNK = 32
 
 
@@ -49,38 +49,36 @@ _CHUNK = 32
 class Resized:
   """What a run of `resize` did."""
 
-  images: int  # of the source
-  read: int  # in this run; all copies of the others were there
+  images: int  # images of the source
+  read: int  # images read in this run; the others had all their copies
   broken: tuple[Broken, ...]  # sorted by name
   seconds: float
-  unrecorded: int = 0  # copies that were made again because nothing tells of what they were made
-  pruned: int = 0  # copies without originals that were removed
-  orphans: tuple[str, ...] = ()  # SIZE/SPLIT/CLASS/NAME of copies without originals that are there
-  strangers: tuple[str, ...] = ()  # images among the copies that are no copies
-  empty: tuple[str, ...] = ()  # SPLIT/CLASS of classes whose images are all broken
-  notes: tuple[str, ...] = ()  # lines on files of the source that were left out
+  unrecorded: int = 0  # copies made again because they had no record
+  pruned: int = 0  # removed copies without originals
+  orphans: tuple[str, ...] = ()  # SIZE/SPLIT/CLASS/NAME of remaining copies without originals
+  strangers: tuple[str, ...] = ()  # images in the folders that `resize` did not write
+  empty: tuple[str, ...] = ()  # SPLIT/CLASS of classes with broken images only
+  notes: tuple[str, ...] = ()  # notes about files of the source that were left out
 
 
 def copy_shape(width: int, height: int, size: int) -> tuple[int, int]:
-  """(width, height) of an image's copy whose short side is `size`, in imagenet18's formula."""
+  """Return (width, height) of a copy with short side `size`, by imagenet18's formula."""
   ratio = size / min(width, height)
   return max(math.floor(width * ratio), size), max(math.floor(height * ratio), size)
 
 
 def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[int, bytes]:
-  """The encoded copy of an image for each of `sizes`: a JPEG, grey or RGB, without metadata.
+  """Return an encoded copy of an image for each of `sizes`: a grey or RGB JPEG, without metadata.
 
-  An image that is as small as a size, or smaller, is its own copy, byte for byte. The image is
-  decoded once, at the largest of JPEG's scales that has twice the width of the largest copy. A
-  rotation in its EXIF header is applied, and transparency is dropped.
+  An image no larger than a size is its own copy, byte for byte. Others are turned as EXIF says.
 
   Raises:
-    Exception: of whatever type Pillow raises; it is no image, or a damaged one.
+    Exception: any type that Pillow raises; it is not an image, or is damaged.
   """
   with pixels.open_image(io.BytesIO(encoded)) as image:
     width, height, orientation = pixels.header_of(image)
     smaller = [size for size in sizes if size < min(width, height)]
-    # The copies' shapes as the image is stored, from which they are turned.
+    # The copies' shapes before they are turned.
     stored = (height, width) if pixels.TURNS[orientation][0] else (width, height)
     shapes = {size: copy_shape(*stored, size) for size in smaller}
     box = None
@@ -97,7 +95,7 @@ def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[i
 
 
 def _encode(image: Image.Image, quality: int) -> bytes:
-  image.info = {}  # an original's comment would be in every copy
+  image.info = {}  # otherwise the original's comment would be in every copy
   buffer = io.BytesIO()
   image.save(buffer, "JPEG", quality=quality)
   return buffer.getvalue()
@@ -114,25 +112,24 @@ def resize(
   prune: bool = False,
   show: Callable[[int, int], None] | None = None,
 ) -> Resized:
-  """Writes DESTINATION/SIZE/SPLIT/CLASS/NAME for every image of a folder and each of `sizes`.
+  """Write DESTINATION/SIZE/SPLIT/CLASS/NAME for every image of a folder and each of `sizes`.
 
-  Copies stay whose originals have the size and the time that they had when they were read; others
-  are made again. Images that cannot be read have no copies; their names and the reasons are listed
-  in DESTINATION/SIZE/broken.txt.
+  Copies stay if their originals have the recorded size and time; others are made again. Images that
+  cannot be read have no copies and are listed with the reason in DESTINATION/SIZE/broken.txt.
 
   Args:
-    source: a folder of train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
-    destination: outside the source.
+    source: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
+    destination: a folder outside the source.
     sizes: short sides, in pixels.
-    quality: of the JPEGs, 1 ... 100.
-    workers: processes.
+    quality: quality of the JPEGs, 1 ... 100.
+    workers: number of processes.
     raise_broken: whether the first broken image ends the run.
-    prune: removes the copies whose originals are gone.
-    show: called now and then with the images that are done, and all.
+    prune: whether to remove copies without originals.
+    show: called now and then with the number of images done and the total.
 
   Raises:
-    UserError: an argument is out of its range, a folder cannot be read or written, the disk is
-      full, or, with `raise_broken`, an image is broken.
+    UserError: an argument is out of range, a folder cannot be read or written, the disk is full,
+      or an image is broken and `raise_broken` is true.
   """
   _check(sizes, quality, workers)
   began = time.perf_counter()
@@ -191,19 +188,19 @@ def _resize_chunks(
   workers: int,
   show: Callable[[int, int], None] | None,
 ) -> list[Broken]:
-  """Makes the copies; the broken images, sorted by name.
+  """Make the copies, and return the broken images, sorted by name.
 
   Args:
-    chunks: what is to be done.
-    folders: of the sizes, which keep the facts of the originals.
-    images: of the source.
-    workers: processes.
-    show: as `resize` takes it.
+    chunks: the work to do.
+    folders: the folder of each size, which records the facts of the originals.
+    images: number of images of the source.
+    workers: number of processes.
+    show: progress function, as in `resize`.
   """
   broken: list[Broken] = []
   done = images - sum(len(chunk.names) for chunk in chunks)
   try:
-    # Closed before the records are flushed: on a full disk another worker would take their room.
+    # Closed before the records are flushed: on a full disk, workers would take their space.
     with contextlib.closing(in_processes(_resize_chunk, chunks, workers=workers)) as results:
       for made in results:
         for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):
@@ -227,17 +224,17 @@ def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
       "--sizes=160,352."
     )
   if not 1 <= quality <= 100:
-    raise UserError(f"--quality={quality}: JPEG's quality is 1 ... 100; 75 is usual.")
+    raise UserError(f"--quality={quality}: the quality of a JPEG is 1 ... 100; 75 is usual.")
   if workers < 1:
     raise UserError(f"--workers={workers}: at least one process is needed.")
 
 
 def _list_source(source: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
-  """The names of the images of each class's folder, train/n01440764 for one.
+  """Return the names of each class's images, by the class's folder (train/n01440764, say).
 
   Args:
-    source: a folder of train/CLASS/NAME and the other split.
-    others: takes the number of files that are no images, by the ending of their names.
+    source: a folder with train/CLASS/NAME and the other split.
+    others: receives the number of files that are not images, by name ending.
   """
   if not (source / "train").is_dir():
     raise UserError(
@@ -256,23 +253,23 @@ def _list_source(source: pathlib.Path, others: collections.Counter[str]) -> dict
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
-  """A part of the images of one class, and where their copies go."""
+  """Some images of one class, and the places of their copies."""
 
-  name: str  # of the class's folder, below the source's: train/n01440764
+  name: str  # the class's folder below the source: train/n01440764
   source: str  # the class's folder
-  targets: tuple[str, ...]  # the class's folders of the sizes
+  targets: tuple[str, ...]  # the class's folder for each size
   sizes: tuple[int, ...]
   quality: int
   raise_broken: bool
-  names: tuple[tuple[str, tuple[bool, ...]], ...]  # of files, and which copies are missing
+  names: tuple[tuple[str, tuple[bool, ...]], ...]  # file names, and which of the copies are missing
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-  """What became of a chunk: the facts of its originals, as they were read, for each size.
+  """The result of a chunk: for each size, the facts of its originals when they were read.
 
   Attributes:
-    failure: what kept the rest from being done; "" where nothing did.
+    failure: why the rest was not done; "" where all was.
   """
 
   name: str
@@ -289,7 +286,7 @@ def _chunks(
   classes: Mapping[str, Sequence[str]],
   template: _Chunk,
 ) -> Iterator[_Chunk]:
-  """What is left to do; the folders that it needs are made."""
+  """Yield the work to do, and make the folders that it needs."""
   for name, originals in originals_facts(source, classes.items()):
     wanted = [folder.plan(name, originals) for folder in folders]
     missing = [
@@ -308,7 +305,7 @@ def _chunks(
 
 
 def _resize_chunk(chunk: _Chunk) -> _Made:
-  """Makes the missing copies of a chunk; that of an image that is now broken is removed."""
+  """Make the missing copies of a chunk, and remove those of images that are now broken."""
   whole: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
   damaged: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
   made = _Made(chunk.name, len(chunk.names), whole, damaged, [])
@@ -317,10 +314,10 @@ def _resize_chunk(chunk: _Chunk) -> _Made:
     facts = AWAY
     copies: dict[int, bytes] = {}
     try:
-      # Large images and strange metadata are no news to the user of a million images.
+      # Users of a million images need no warnings of large images and strange metadata.
       with pixels.without_warnings():
         with open_regular(path) as file:
-          # Before it is read: what changes meanwhile is then another file.
+          # Taken before reading: a file that changes meanwhile then differs from its record.
           facts = facts_of(os.fstat(file.fileno()))
           copies = make_copies(file.read(), chunk.sizes, quality=chunk.quality)
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
@@ -328,7 +325,7 @@ def _resize_chunk(chunk: _Chunk) -> _Made:
       made.reasons.append(Broken(f"{chunk.name}/{name}", reason_of(error)))
       if chunk.raise_broken:
         raise UserError(
-          f"{chunk.name}/{name} is broken ({reason_of(error)}): mend or remove it, or leave out "
+          f"{chunk.name}/{name} is broken ({reason_of(error)}): repair or remove it, or leave out "
           "--on_error=raise."
         ) from error
       if facts == AWAY:  # it could not be opened
@@ -344,14 +341,14 @@ def _resize_chunk(chunk: _Chunk) -> _Made:
           else:
             remove_copy(pathlib.Path(target, name))
       except UserError as error:
-        # What was done before it is kept.
+        # The copies made before it are kept.
         return dataclasses.replace(made, failure=str(error))
       (whole if copies else damaged)[i][name] = facts
   return made
 
 
 def _list_broken(path: pathlib.Path, broken: Sequence[Broken]) -> None:
-  """Writes a line for each broken image, or no file where there is none."""
+  """Write a line for each broken image, or remove the file where there is none."""
   if broken:
     lines = (f"{printable(each.name)}\t{each.reason}\n" for each in broken)
     write_whole(path, [line.encode() for line in lines])

@@ -1,14 +1,14 @@
-"""Packs a folder of images into TFRecords, in the layout that TFDS writes, without TensorFlow.
+"""A writer of TFRecords from a folder of images, in TFDS's layout but without TensorFlow.
 
-write_shards("imagenet", "sets", name="imagenet") makes sets/imagenet/1.0.0 with
+write_shards(images, "sets", name="imagenet") makes sets/imagenet/1.0.0 with
 imagenet-train.tfrecord-00000-of-01252 ..., dataset_info.json, features.json and label.labels.txt,
-which `tfrecord.open_tfds` and `tfds.builder_from_directory` read. A few large files are read
-from network drives, and copied, many times as fast as a million small ones.
+for `tfrecord.open_tfds` and `tfds.builder_from_directory`. Network drives read and copy a few
+large files many times faster than a million small ones.
 
 The formats are those of TensorFlow's tsl/lib/io/record_writer.h and
 tensorflow/core/example/{example,feature}.proto and of TFDS 4.9 (core/dataset_info.py,
-core/features). The bytes of an image are those of its file, but WebP and TIFF, which TFDS does not
-decode, become PNG.
+core/features). Images keep the bytes of their files, except that WebP and TIFF become PNG, because
+TFDS does not decode them.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ from jaxspeed.files import dump_json, expanded, open_regular
 
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024
-# What a process holds of a shard.
+# Bytes of a shard that a process keeps in memory.
 _GROUP_BYTES = 1 << 24
 _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
@@ -60,11 +60,11 @@ _LABEL = "label"
 class Sharded:
   """What a run of `write_shards` did."""
 
-  folder: pathlib.Path  # of the version, which holds the shards
+  folder: pathlib.Path  # the version's folder, which holds the shards
   images: int
-  written: int  # of them, in this run; the shards of the others were there and are up to date
-  shards: Mapping[str, int]  # number of each split
-  broken: tuple[Broken, ...]  # left out
+  written: int  # images written in this run; the shards of the others were up to date
+  shards: Mapping[str, int]  # number of shards by split
+  broken: tuple[Broken, ...]  # images left out
   seconds: float
 
 
@@ -77,22 +77,22 @@ def write_shards(
   workers: int = 1,
   show: Callable[[int, int], None] | None = None,
 ) -> Sharded:
-  """Writes DESTINATION/NAME/1.0.0; shards stay whose images have not changed.
+  """Write DESTINATION/NAME/1.0.0, except shards whose images have not changed.
 
-  The images of a split come in a pseudo-random order, the same one in every run, so that each shard
-  holds a mix of the classes. Images without a readable header are left out.
+  Each split has a pseudo-random order, the same in every run, so that each shard holds a mix of the
+  classes. Images without a readable header are left out.
 
   Args:
-    images: whose files are images (of `imageset.open_images`).
+    images: a data set of image files, from `imageset.open_images`.
     destination: TFDS's data_dir.
-    name: of the set: lower-case letters, digits and underscores.
-    shards: of each split, but at most one an image; 0: one for each 1,024 images.
-    workers: processes.
-    show: called now and then with the images that are done, and all.
+    name: name of the data set: lower-case letters, digits and underscores.
+    shards: shards of each split, at most one for each image; 0: one for each 1,024 images.
+    workers: number of processes.
+    show: called now and then with the number of images done and the total.
 
   Raises:
-    UserError: an argument is out of its range, an image cannot be read any more, the folder cannot
-      be written or holds shards of another source or number, or the disk is full.
+    UserError: an argument is out of range, an image can no longer be read, the folder cannot be
+      written or holds shards of another source or number, or the disk is full.
   """
   began = time.perf_counter()
   _check(images, name, shards, workers)
@@ -153,16 +153,16 @@ def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
 
 
 def _order(split: Split) -> np.ndarray:
-  """The numbers of the images that have a header, in the order of the shards."""
+  """Return the numbers of the images with a header, in the order of the shards."""
   sound = np.flatnonzero(split.width)
   if not sound.size:
-    raise UserError(f"no image of {split.name(0)} and the others of its split can be read.")
-  # RandomState's streams are frozen (NEP 19); a newer generator's may change with NumPy's version.
+    raise UserError(f"neither {split.name(0)} nor any other image of its split can be read.")
+  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
   return sound[np.random.RandomState(0).permutation(len(sound))]
 
 
 def _left_out(splits: Iterable[Split]) -> list[str]:
-  """Names below the root of the images that have no header."""
+  """Return the names below the root of images without a header."""
   return [
     split.path(int(number)) for split in splits for number in np.flatnonzero(split.width == 0)
   ]
@@ -186,7 +186,7 @@ def _shard(path: pathlib.Path, split: Split, numbers: np.ndarray) -> Shard:
 
 
 def _write_shard(shard: Shard) -> int:
-  """Writes a shard, and then of what; the number of its images."""
+  """Write a shard, then its record; return its number of images."""
   facts: list[Facts] = []
   with writing(os.path.dirname(shard.path)):
     forget(shard)
@@ -196,7 +196,7 @@ def _write_shard(shard: Shard) -> int:
 
 
 def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
-  """The parts of a shard; `facts` takes the size and time of each image, as it is read."""
+  """Yield the content of a shard in parts; `facts` receives each image's size and time."""
   group: list[bytes] = []
   for name, label in zip(shard.names, shard.labels, strict=True):
     file = shard.file(name)
@@ -206,7 +206,7 @@ def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
         encoded = _for_tensorflow(opened.read())
     except Exception as error:  # Pillow raises almost anything
       raise UserError(
-        f"{file} cannot be read ({pixels.reason_of(error)}): mend or remove it and run the same "
+        f"{file} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
         "command again."
       ) from error
     group.append(make_example(encoded, label, os.fsencode(name)))
@@ -217,7 +217,7 @@ def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
 
 
 def _for_tensorflow(encoded: bytes) -> bytes:
-  """An image as it is, or, of a format that TFDS does not decode, as a PNG of the same pixels."""
+  """Return an image as it is, or as a PNG if TFDS does not decode its format."""
   if not encoded.startswith(_NOT_IN_TENSORFLOW):
     return encoded
   buffer = io.BytesIO()
@@ -226,7 +226,7 @@ def _for_tensorflow(encoded: bytes) -> bytes:
 
 
 def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:
-  """A serialized tf.train.Example of the features file_name, image and label (not negative)."""
+  """Serialize a tf.train.Example with the features file_name, image and label (>= 0)."""
   values = {
     FILE_NAME: _field(1, _field(1, file_name)),
     _IMAGE: _field(1, _field(1, encoded)),
@@ -237,12 +237,12 @@ def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-  """A length-delimited field of a protocol buffer."""
+  """Encode a length-delimited field of a protocol buffer."""
   return b"".join((_varint(number << 3 | 2), _varint(len(content)), content))
 
 
 def _varint(value: int) -> bytes:
-  """An integer that is not negative in base 128, low groups first."""
+  """Encode an integer >= 0 in base 128, low groups first."""
   groups = bytearray()
   while value > 0x7F:
     groups.append(value & 0x7F | 0x80)
@@ -252,7 +252,7 @@ def _varint(value: int) -> bytes:
 
 
 def make_frames(records: Sequence[bytes]) -> bytes:
-  """TFRecords: of each record its length (8 bytes), that's checksum (4), data, its checksum (4)."""
+  """Encode TFRecords: length (8 bytes), its checksum (4), data, its checksum (4)."""
   return b"".join(
     part
     for record in records
@@ -267,11 +267,11 @@ def _write_info(
   class_names: Sequence[str],
   parts: Mapping[str, Sequence[np.ndarray]],
 ) -> None:
-  """label.labels.txt, features.json and, last, dataset_info.json, without which there is no set."""
+  """Write label.labels.txt, features.json and, last, dataset_info.json, which makes a data set."""
   splits = []
   for split, each in parts.items():
     files = [folder / file for file in _file_names(name, split, len(each))]
-    frames = 16 * sum(map(len, each))  # length and two checksums, which TFDS does not count
+    frames = 16 * sum(map(len, each))  # lengths and checksums, which TFDS does not count
     splits.append(
       {
         "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
@@ -299,7 +299,7 @@ def _write_info(
 
 
 def _features(classes: int) -> dict[str, Any]:
-  """What features.json holds of `make_example`'s features."""
+  """Return features.json's description of `make_example`'s features."""
   image = {
     "shape": {"dimensions": ["-1", "-1", "3"]},
     "dtype": "uint8",

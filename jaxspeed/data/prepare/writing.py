@@ -1,4 +1,4 @@
-"""How a folder of many files is written: whole files only, one command at a time, by processes."""
+"""Helpers that write a folder of many files: whole files, one command at a time, many processes."""
 
 import contextlib
 import errno
@@ -24,37 +24,37 @@ _Result = TypeVar("_Result")
 
 
 def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
-  """Raises a UserError where what is written would lie among what is read."""
+  """Raise a UserError where the destination is inside the source."""
   if destination.resolve().is_relative_to(source.resolve()):
     raise UserError(
-      f"{destination} lies inside {source}, whose images are read: name a folder outside of it."
+      f"{destination} lies inside {source}, whose images are read: name a folder outside it."
     )
 
 
 @contextlib.contextmanager
 def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
-  """Tells of a full disk, or whatever else keeps `folder` from being written, in one sentence."""
+  """Report a full disk, or any other failure to write to `folder`, in one sentence."""
   try:
     yield
   except OSError as error:
     reason, name = error.strerror or str(error), os.fspath(error.filename or "")
-    # A full disk is everywhere; what is in the way is one file.
+    # A full disk concerns all files; one that is in the way is named.
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
       reason += f": {printable(str(name))}" if name and name != os.fspath(folder) else ""
     raise UserError(
       f"{folder} cannot be written ({reason}): nothing in it is half-written; "
-      "mend that and run the same command again, which goes on from here."
+      "correct that and run the same command again, which resumes from here."
     ) from error
 
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-  """Makes `folder` with its parents and keeps other commands from writing to it meanwhile.
+  """Make `folder` with its parents, and lock it against other commands.
 
-  The lock ends with the process, however that ends.
+  The lock ends with the process, even if that is killed.
 
   Raises:
-    UserError: the folder cannot be made, or another command holds it.
+    UserError: the folder cannot be made, or another command has locked it.
   """
   with writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waiting_for(folder: pathlib.Path) -> Iterator[None]:
-  """Waits until no other command writes the index of `folder`, and keeps others waiting.
+  """Wait until no other command writes the index of `folder`, then keep others waiting.
 
   Raises:
     OSError: the folder cannot be opened.
@@ -85,20 +85,20 @@ def waiting_for(folder: pathlib.Path) -> Iterator[None]:
 
 
 def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
-  """Writes a file under a temporary name in its folder and renames it."""
-  # A million files: what a power failure loses is made again.
+  """Write a file under a temporary name in its folder, then rename it."""
+  # No sync of a million files: those that a power failure loses are made again.
   write_atomically(path, content, sync=False)
 
 
 def finished_files(folder: str | os.PathLike[str]) -> set[str]:
-  """Names of the files in a folder, from one listing; what a kill left of others is removed."""
+  """Return the names of the files in a folder, and remove temporary files that a kill left."""
   try:
     names = os.listdir(folder)
   except FileNotFoundError:
     return set()
   for name in names:
     path = os.path.join(folder, name)
-    # A folder is an index that was being written; `remove_indices` removes it.
+    # A folder is a half-written index, which `remove_indices` removes.
     if name.startswith(TEMPORARY) and not os.path.isdir(path):
       os.unlink(path)
   return set(names)
@@ -107,19 +107,19 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
 def in_processes(
   function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
 ) -> Generator[_Result]:
-  """The results of `function` for all tasks, as they come, from at most `workers` processes.
+  """Yield the results of `function` as they come, from at most `workers` processes.
 
-  The processes end with this one, also if it is killed. With one worker or task, the work is done
-  here.
+  The processes end with this one, even if it is killed. With one worker or task, the work is done
+  in this process.
 
   Raises:
     UserError: a process was killed.
-    Exception: the first that `function` raised; tasks that have not begun are dropped.
+    Exception: the first one that `function` raised; tasks that have not started are dropped.
   """
   if min(workers, len(tasks)) <= 1:
     yield from map(function, tasks)
     return
-  # fork would copy the threads' locks of whatever the caller has imported.
+  # fork would copy locks held by threads of the caller's modules.
   method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
   context = multiprocessing.get_context(method)
   if method == "forkserver":
@@ -136,15 +136,15 @@ def in_processes(
       yield from (future.result() for future in done)
   except BrokenProcessPool:
     raise UserError(
-      "a worker process was killed, for want of memory perhaps: run the same command again, which "
-      f"goes on from here, with fewer than --workers={workers}."
+      "a worker process was killed, perhaps out of memory: run the same command again, which "
+      f"resumes from here, with fewer than --workers={workers}."
     ) from None
   finally:
     pool.shutdown(cancel_futures=True)
 
 
 def _begin_process() -> None:
-  """Leaves Ctrl-C to the parent, and ends when the parent has ended."""
+  """Leave Ctrl-C to the parent, and end when the parent has ended."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -245,7 +245,7 @@ def test_broken_images_are_left_out_and_listed(tmp_path):
     folder = tmp_path / "out" / str(size)
     lines = (folder / "broken.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == names
-    assert "val/b/text.jpg\tit is no image of a known format" in lines
+    assert "val/b/text.jpg\tit is not an image of a known format" in lines
     assert "train/a/gone.jpg\tNo such file or directory" in lines
     assert len(images_in(folder)) == 12 + 1  # the copies and the list
   before = tree(tmp_path / "out")
@@ -316,7 +316,7 @@ def test_an_index_takes_no_place_of_other_files(tmp_path):
   source = small_set(tmp_path / "source")
   write(tmp_path / "mine", {"train/notes.txt": b"mine"})
   (source / ".jaxspeed").symlink_to(tmp_path / "mine")
-  with pytest.raises(UserError, match=r"notes.txt is no part of an index: move .*train away"):
+  with pytest.raises(UserError, match=r"notes.txt is not part of an index: move .*train away"):
     write_index(source)
   assert (tmp_path / "mine" / "train" / "notes.txt").read_bytes() == b"mine"
 
@@ -422,7 +422,7 @@ def test_ctrl_c_is_one_sentence(tmp_path, many):
   _, err = process.communicate(timeout=60)
   assert (process.returncode, err) == (
     2,
-    "jaxspeed: stopped: the same command goes on from here.\n",
+    "jaxspeed: stopped: the same command resumes from here.\n",
   )
 
 
@@ -485,7 +485,7 @@ def test_a_full_disk_for_real(tmp_path):
     subprocess.run(remount, check=True, capture_output=True)
     code, text, err = prepare(*arguments)
     assert code == 0, err
-    assert " were there\n" in text
+    assert " were done before\n" in text
     resize(source, tmp_path / "whole", sizes=(400,), quality=90)
     assert images_in(out) == images_in(tmp_path / "whole")
   finally:
@@ -680,7 +680,7 @@ def test_the_three_commands(tmp_path, monkeypatch):
   assert lines[4] == "train: 1 images have a side shorter than 32 pixels"
   assert lines[7] == "eval, tallest: val/a/tall.jpg, 20 x 90"
   titles = [line.split(":")[0] for line in lines[9:]]
-  assert titles == ["squares", "rectangles, of imagenet18", "rectangles"]
+  assert titles == ["squares", "rectangles of imagenet18", "rectangles"]
   assert "1 shapes of short side 32" in lines[9] and "batches of 5" in lines[11]
   assert len(lines) == 12
 
@@ -704,10 +704,10 @@ def mistakes(tmp):
     write(tmp / bad, {name: b""})
   out, pixels = tmp / "out", "--sizes=16"
   return {
-    "nothing": ([], "'' is no command: write resize SRC DST"),
-    "command": (["shrink", source, out], "'shrink' is no command"),
+    "nothing": ([], "'' is not a command: write resize SRC DST"),
+    "command": (["shrink", source, out], "'shrink' is not a command"),
     "one folder": (["resize", source, pixels], "resize needs SRC and DST"),
-    "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is no folder"),
+    "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is not a folder"),
     "empty source": (["resize", "", out, pixels], "SRC is empty: name a folder"),
     "empty destination": (["resize", source, "", pixels], "DST is empty: name a folder"),
     "no train": (["resize", tmp / "no_train", out, pixels], "no_train has no train/"),
@@ -717,7 +717,7 @@ def mistakes(tmp):
     "no sizes": (["resize", source, out], "--sizes=: name different short sides"),
     "words": (["resize", source, out, "--sizes=small"], "--sizes=small: name short sides"),
     "zero": (["resize", source, out, "--sizes=16,0"], "--sizes=16,0: name different short"),
-    "quality": (["resize", source, out, pixels, "--quality=0"], "--quality=0: JPEG's quality is"),
+    "quality": (["resize", source, out, pixels, "--quality=0"], "--quality=0: the quality"),
     "workers": (["resize", source, out, pixels, "--workers=many"], "workers"),
     "blocked": (["resize", source, tmp / "file", pixels], "file cannot be written (File exists)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
