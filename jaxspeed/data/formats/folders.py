@@ -79,7 +79,7 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
       held = (
         f"only sub-folders ({inner.folders[0]}, ...), which are not searched: move its images up"
         if inner.folders
-        else f"no image ({', '.join(SUFFIXES)}): remove it, or complete the set"
+        else f"no image ({', '.join(SUFFIXES)}): remove it, or complete the data set"
       )
       raise UserError(f"the class folder {folder / name} holds {held}.")
     classes[name] = inner.images

@@ -639,7 +639,7 @@ def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source
   write(source, {f"train/b/{i}.jpg": b"broken" for i in range(4)})
   out = tmp_path / "set-sz"
   done = command("prepare", "resize", str(source), str(out), "--sizes=8", "--workers=1")
-  assert done.returncode == 0 and "1 classes have no image that can be read" in done.stdout, done
+  assert done.returncode == 0 and "1 classes have no readable image" in done.stdout, done
   assert "\n  train/b\n" in done.stdout and len(list((out / "8").rglob("*.jpg"))) == 11
   with pytest.raises(UserError, match="the class folder .*train/b holds no image"):
     train(source)

@@ -454,7 +454,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch)
   resize(source, tmp_path / "whole", sizes=(16,))
   with monkeypatch.context() as patch:
     full_after(patch, 7)
-    with pytest.raises(UserError, match="16/train/[ab] cannot be written .No space left.*goes on"):
+    with pytest.raises(UserError, match="16/train/[ab] cannot be written .No space left.*resumes"):
       resize(source, tmp_path / "out", sizes=(16,))
   expected, found = tree(tmp_path / "whole"), tree(tmp_path / "out")
   copied = {name for name in found if name.endswith(".jpg")}
