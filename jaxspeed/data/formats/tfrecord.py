@@ -193,7 +193,7 @@ def read_shards(
       if images and image.shape != images[0].shape:
         raise UserError(
           f"{shard.path}: image {number} is {image.shape[0]} x {image.shape[1]} pixels and the "
-          f"first one {images[0].shape[0]} x {images[0].shape[1]}; a data set in memory needs one size."
+          f"first one {images[0].shape[0]} x {images[0].shape[1]}; data in memory need one size."
         )
       images.append(image)
       labels.append(label)

@@ -121,7 +121,7 @@ class Arrays:
 
 
 def known(name: str) -> Known:
-  """What is known of the data set that `config.data.name` names without a path.
+  """Return the sizes of the data set that `config.data.name` names without a path.
 
   Raises:
     UserError: there is no such data set.
@@ -337,32 +337,22 @@ def _from_tfds(info: TfdsInfo, name: str) -> Arrays:
   )
 
 
-def _split(
-  images: UInt8[np.ndarray, "n h w 3"], labels: Int32[np.ndarray, "n"], held_out: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Split off `held_out` images and labels for evaluation, the same ones every time."""
-  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
-  order = np.random.RandomState(0).permutation(len(labels))
-  kept, out = order[held_out:], order[:held_out]
-  return images[kept], labels[kept], images[out], labels[out]
-
-
 def _read_digits() -> Arrays:
   """Return scikit-learn's 1,797 digits of 8 x 8 pixels (the test part of UCI's optdigits)."""
   datasets = importlib.import_module("sklearn.datasets")
   digits = datasets.load_digits()
   grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # from 0 ... 16
   images, labels = np.repeat(grey[..., None], 3, axis=-1), digits.target.astype(np.int32)
-  train_images, train_labels, eval_images, eval_labels = _split(
-    images, labels, KNOWN["digits"].eval_images
-  )
+  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
+  order = np.random.RandomState(0).permutation(len(labels))
+  out, kept = np.split(order, [KNOWN["digits"].eval_images])
   return Arrays(
-    train_images=train_images,
-    train_labels=train_labels,
-    eval_images=eval_images,
-    eval_labels=eval_labels,
+    train_images=images[kept],
+    train_labels=labels[kept],
+    eval_images=images[out],
+    eval_labels=labels[out],
     class_names=tuple(map(str, range(10))),
-    source=f"scikit-learn's digits; {len(eval_labels)} of {len(labels):,} held out for evaluation",
+    source=f"scikit-learn's digits; {len(out)} of {len(labels):,} held out for evaluation",
     name="digits",
     evaluated_on="held-out",
   )

@@ -55,12 +55,9 @@ class PackedFolder:
     self._folder = folder
 
   def keep_settings(self, root: str, shards: int, digest: str) -> None:
-    """Store the source and number of the shards, which must not change in a folder.
+    """Store the source `root` and the number of the shards, which must not change in a folder.
 
-    Args:
-      root: the source's folder.
-      shards: the number of shards requested.
-      digest: digest of the images' names, which stays when the source is moved.
+    The digest of the images' names stays the same when the source is moved.
 
     Raises:
       UserError: the folder holds shards of other images, or another number of shards.
@@ -71,15 +68,14 @@ class PackedFolder:
     settings = Settings(root, shards, digest)
     stored = read_settings(self._folder)
     if stored is not None:
-      # Sizes and times tell images of one folder apart, not those of two; a moved folder is one.
+      # Sizes and times cannot tell two folders' images apart; a folder that was moved is the same.
       there = os.path.isdir(stored.source) and not os.path.samefile(stored.source, root)
       other = stored.source != root and (there or stored.names != digest)
       if other or stored.shards != shards:
         number = f"another number (--shards={stored.shards})"
         what = f"other images ({stored.source})" if other else number
-        raise UserError(
-          f"{self._folder} holds shards of {what}: remove it, or name another --name."
-        )
+        advice = "remove it, or name another --name"
+        raise UserError(f"{self._folder} holds shards of {what}: {advice}.")
     if stored != settings:
       write_settings(self._folder, settings)
 
