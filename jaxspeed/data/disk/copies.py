@@ -29,10 +29,8 @@ AWAY = (-1, 0)
 SPLITS = ("train", *EVAL_FOLDERS)
 _QUALITY = 75  # the default of `prepare resize`
 _THREADS = 32
-# Files of one thread's job.
-_CHUNK = 500
-# The most names of images in a message.
-_NAMED = 3
+_CHUNK = 500  # files of one thread's job
+_NAMED = 3  # the most names of images in a message
 
 
 @dataclasses.dataclass
@@ -168,9 +166,6 @@ def write_mark(copies: pathlib.Path, images: Mapping[str, int], orphans: int) ->
     copies: the folder of one size.
     images: number of copies by split.
     orphans: number of further copies, without originals.
-
-  Raises:
-    OSError: the mark cannot be written.
   """
   content = {"images": dict(images), "orphans": orphans}
   write_atomically(_own(copies) / "complete.json", dump_json(content), sync=False)

@@ -98,16 +98,9 @@ class Follower:
     record = copies.read_record(self.folder, name)
     found = finished_files(self.folder / name)
     regular = _regular_files(self.folder / name)  # a link or a folder is no copy, and is replaced
-    sound = {
-      file: facts
-      for file, facts in record.copies.items()
-      if file in originals and file in regular and copies.same(facts, originals[file])
-    }
-    broken = {
-      file: facts
-      for file, facts in record.broken.items()
-      if file in originals and copies.same(facts, originals[file])
-    }
+    unchanged = _unchanged(record.copies, originals)
+    sound = {file: facts for file, facts in unchanged.items() if file in regular}
+    broken = _unchanged(record.broken, originals)
     missing = originals.keys() - sound.keys()
     orphans = (record.names & found) - originals.keys()
     images = {each for each in found if each.lower().endswith(SUFFIXES) and each[0] != "."}
@@ -224,6 +217,14 @@ class Follower:
     """
     images = {split: self._copies[split] for split in splits}
     copies.write_mark(self.folder, images, sum(map(len, self.orphans.values())))
+
+
+def _unchanged(recorded: Mapping[str, Facts], originals: Mapping[str, Facts]) -> dict[str, Facts]:
+  return {
+    file: facts
+    for file, facts in recorded.items()
+    if file in originals and copies.same(facts, originals[file])
+  }
 
 
 def _regular_files(folder: pathlib.Path) -> set[str]:
