@@ -13,6 +13,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, families
+from jaxspeed.data.hold_out import held_out_count
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
 from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
@@ -61,7 +62,7 @@ def lay_out(
   """
   checks.check(config, model=False)
   if config.tune_on == "validation" and not train_images:
-    eval_images = config.data.train_images // 10 or 1  # as in `data.memory.arrays.hold_out`
+    eval_images = held_out_count(config.data.train_images)
     train_images = config.data.train_images - eval_images
   train_images = train_images or config.data.train_images
   eval_images = eval_images or config.data.eval_images

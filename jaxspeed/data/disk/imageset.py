@@ -35,6 +35,7 @@ from jaxspeed.data.formats.folders import (
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
+from jaxspeed.data.hold_out import split_by_digest
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
@@ -315,14 +316,12 @@ def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
   train = images.train
   if len(train) < 2:
     raise UserError(f"{train.root} has {len(train)} image, too few to hold one out.")
-  digests = b"".join(_member_digests(train, images.class_names))
-  order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
-  held_out = len(train) // 10 or 1
+  kept, held_out = split_by_digest(_member_digests(train, images.class_names))
   return dataclasses.replace(
     images,
-    train=train.take(np.sort(order[held_out:])),
-    eval=train.take(np.sort(order[:held_out])),
-    source=f"{images.source}; {held_out:,} {_HELD_OUT[evaluated_on]}",
+    train=train.take(kept),
+    eval=train.take(held_out),
+    source=f"{images.source}; {len(held_out):,} {_HELD_OUT[evaluated_on]}",
     evaluated_on=evaluated_on,
   )
 

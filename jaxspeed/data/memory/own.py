@@ -10,6 +10,7 @@ from jaxtyping import Int32, Int64, UInt8
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.npy import read_npy
+from jaxspeed.data.hold_out import split_by_digest
 from jaxspeed.errors import UserError, printable
 
 # The limit of `config.data.classes`.
@@ -104,10 +105,9 @@ def tenth_of(
   images: UInt8[np.ndarray, "n h w 3"],
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
   """Return the numbers of images to keep and of the tenth with the least digests, ascending."""
-  digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
-  order = np.argsort(np.frombuffer(digests, "<u8"), kind="stable")
-  held_out = len(images) // 10 or 1
-  return np.sort(order[held_out:]), np.sort(order[:held_out])
+  return split_by_digest(
+    hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images
+  )
 
 
 def gathered(
