@@ -22,12 +22,11 @@ from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import compile_program
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import StepKind
 from jaxspeed.records import provenance
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
@@ -68,7 +67,7 @@ def main() -> None:
   state = jax.jit(on_mesh(init_state, spec))(seed_key(0), np.zeros((1, size, size, 3), np.uint8))
   carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
   program = compile_program(
-    on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False)),
+    batch_step(spec),
     (mesh_lib.abstract(carry, mesh_lib.replicated(mesh)), batch, table),
     donate=(0,),
   )

@@ -140,10 +140,9 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   from jaxspeed.devices import mesh as mesh_lib
   from jaxspeed.devices.compile import compile_program, use_cache
   from jaxspeed.planning.make import make_plan
-  from jaxspeed.planning.plan import StepKind
   from jaxspeed.steps.init import init_state
   from jaxspeed.steps.losses import MetricSums
-  from jaxspeed.steps.programs import on_mesh, tabled_step
+  from jaxspeed.steps.programs import batch_step, on_mesh
   from jaxspeed.steps.spec import make_train_spec
   from jaxspeed.steps.state import Carry
 
@@ -164,7 +163,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   batch = jax.device_put(batch, mesh_lib.sharded(mesh))
   table = mesh_lib.replicate(spec.plan.table_in(jnp.float32), mesh)
   arguments = (batch, table)
-  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
+  function = batch_step(spec)
   program = compile_program(
     function,
     jax.tree.map(

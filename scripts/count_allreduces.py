@@ -33,11 +33,10 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import StepKind
 from jaxspeed.records.provenance import versions
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
@@ -106,7 +105,7 @@ def compile_step(spec: TrainSpec, kind: str, options: dict[str, Any]) -> Any:
     flip=array((n,), jnp.bool_, parts),
   )
   table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
-  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
+  function = batch_step(spec)
   platform = "cpu" if kind == "cpu" else "gpu"
   options = spec.compiler_options(platform) | options
   arguments = (carry, batch, table)

@@ -46,7 +46,7 @@ from jaxspeed.planning.plan import Phase, StepKind
 from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, resident_epoch, resident_step, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh, resident_epoch, resident_step
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
@@ -153,7 +153,7 @@ def compile_step(spec: TrainSpec, phase: Phase, *, platform: str, steps: int) ->
   table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
   if streams:
     steps = 1
-    function = on_mesh(tabled_step, spec, kind=kind, split=(False, True, False))
+    function = batch_step(spec, kind)
     arguments = (carry, data.replace(flip=data.mask), table)
   else:
     order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))

@@ -28,11 +28,11 @@ from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
 from jaxspeed.feeds.train_streams import TrainStreams
 from jaxspeed.planning.make import lay_out
-from jaxspeed.planning.plan import Phase, StepKind
+from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
@@ -191,7 +191,7 @@ class StreamFeed(Feed):
 
   def _compile_train(self, phase: Phase) -> Program:
     spec = self._spec
-    function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
+    function = batch_step(spec)
     batch = abstract_batch(spec, phase.batch_size, (phase.image_size, phase.image_size))
     batch = batch.replace(flip=batch.mask)
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))

@@ -26,6 +26,7 @@ Table = dict[str, Float[Array, "steps"]]
 # the next convolution. cifar10.py on an H100 has 126 kernels per step with 1 and 118.5 with 2; with
 # 4 it has 114.5, but takes 2.6 times as long to compile (results/h100_step.json).
 _UNROLL = 2
+_PLAIN = StepKind()
 
 
 def tabled_step(
@@ -114,6 +115,11 @@ def on_mesh(
     out_specs=P(),
     check_vma=False,
   )
+
+
+def batch_step(spec: TrainSpec, kind: StepKind = _PLAIN) -> Callable[..., Any]:
+  """`tabled_step` on every device: (carry, batch, table) to (carry, loss), the batch split."""
+  return on_mesh(tabled_step, spec, kind=kind, split=(False, True, False))
 
 
 def order_of(key: UInt32[Array, "2"], epoch: Int[Array, ""], *, spec: TrainSpec) -> Order:

@@ -17,10 +17,9 @@ from jaxspeed.devices.compile import compile_program
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
@@ -136,7 +135,7 @@ def test_the_groups_of_resnet50_on_eight_devices(group_mb, groups):
     flip=array(n, dtype=jnp.bool_),
   )
   table = mesh_lib.abstract(spec.plan.table_in(np.float32), everywhere)
-  function = on_mesh(tabled_step, spec, kind=StepKind(), split=(False, True, False))
+  function = batch_step(spec)
   program = compile_program(
     function,
     (Carry(state, sums), batch, table),

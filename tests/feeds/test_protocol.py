@@ -9,7 +9,6 @@ from jaxspeed.data.batch import Batch, pad_batches, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.planning.plan import StepKind
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
 from jaxspeed.run.restore import evaluate
@@ -17,7 +16,7 @@ from jaxspeed.run.session import train
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, tabled_step
+from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.state import Carry, StepOutput
 
 
@@ -30,8 +29,7 @@ class ToyFeed(Feed):
   def __init__(self, data, spec):
     self.data, self.spec, self.plan = data, spec, spec.plan
     self.benchmark, self.evaluated_on = data.benchmark, data.evaluated_on
-    split = (False, True, False)
-    self.step = jax.jit(on_mesh(tabled_step, spec, kind=StepKind(), split=split))
+    self.step = jax.jit(batch_step(spec))
     self.first = jax.jit(on_mesh(init_state, spec))
     self.sums = jax.jit(eval_step.evaluate_on_mesh(spec))
     self.table = self.put(spec.plan.table_in(np.float32))
