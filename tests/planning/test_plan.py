@@ -702,7 +702,7 @@ def test_a_model_says_how_small_its_images_may_be():
   config = config_with()
   config.model = {"name": "resnet9"}
   config.data.image_size = 7
-  with pytest.raises(UserError, match="config.data.image_size=7: resnet9 takes images of 8 pixels"):
+  with pytest.raises(UserError, match="image_size=7: resnet9 needs images of at least 8 pixels"):
     make_plan(config)
 
 
