@@ -170,7 +170,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
   "fields, words",
   [
     ({"pretrained.path": ""}, "weights come from --config.pretrained.path=FILE.safetensors"),
-    ({"pretrained.path": "none.safetensors"}, "none.safetensors is not there"),
+    ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
     ({"model.name": "resnet9"}, "only a ResNet has weights to load"),
