@@ -176,6 +176,17 @@ def test_files_functions_and_classes_are_short(path):
       assert node.end_lineno - node.lineno < most, node.name
 
 
+def test_most_functions_are_short():
+  functions = [
+    node
+    for tree in PARSED.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+  ]
+  lines = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+  assert lines[len(lines) // 2] <= 9 and lines[len(lines) * 9 // 10] <= 25
+
+
 def test_the_tests_mirror_the_folders():
   folders = {
     path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")
