@@ -204,7 +204,7 @@ def require_mark(
   Args:
     copies: a folder of images.
     source: the originals' folder, if known.
-    sizes: folder names of all sizes to update, as in `mending`.
+    sizes: sizes to update, as in `mending`.
 
   Raises:
     UserError: copies are missing, or the originals of some are gone.
@@ -218,15 +218,11 @@ def require_mark(
     if min(orphans, *images.values()) < 0:
       raise ValueError
   except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-    raise UserError(
-      f"{copies} holds resized copies that are not complete: run "
-      f"{mending(copies, source, sizes=sizes)}, which resumes where it was."
-    ) from None
+    run = f"run {mending(copies, source, sizes=sizes)}, which resumes where it was"
+    raise UserError(f"{copies} holds resized copies that are not complete: {run}.") from None
   if orphans:
-    command = mending(copies, source, prune=True, sizes=sizes)
-    raise UserError(
-      f"{copies} holds {orphans:,} copies without originals: run {command}, which removes them."
-    )
+    run = f"run {mending(copies, source, prune=True, sizes=sizes)}, which removes them"
+    raise UserError(f"{copies} holds {orphans:,} copies without originals: {run}.")
   return images
 
 
@@ -241,10 +237,8 @@ def check_counts(copies: pathlib.Path, marked: Mapping[str, int], found: Mapping
     if number != written:
       more = number > written
       advice = "removes or names the others" if more else "makes the missing ones"
-      raise UserError(
-        f"{copies / split} holds {number:,} images, and {written:,} copies were written there: run "
-        f"{mending(copies, prune=more)}, which {advice}."
-      )
+      found_there = f"{copies / split} holds {number:,} images, and {written:,} copies were written"
+      raise UserError(f"{found_there} there: run {mending(copies, prune=more)}, which {advice}.")
 
 
 # Originals
@@ -324,7 +318,7 @@ def facts_at(path: str) -> Facts:
   """
   try:
     return facts_of(os.stat(path))
-  except (FileNotFoundError, ValueError):  # ValueError: a zero byte, or half of a surrogate pair
+  except (FileNotFoundError, ValueError):  # ValueError: a zero byte or half a surrogate pair
     return AWAY
 
 
@@ -341,9 +335,8 @@ class Difference:
 
   def __str__(self) -> str:
     kinds = {"new": self.new, "changed": self.changed, "removed": self.removed}
-    return "; ".join(
-      f"{len(names):,} {kind} ({_some(names)})" for kind, names in kinds.items() if names
-    )
+    parts = (f"{len(names):,} {kind} ({_some(names)})" for kind, names in kinds.items() if names)
+    return "; ".join(parts)
 
 
 def _some(names: Sequence[str]) -> str:

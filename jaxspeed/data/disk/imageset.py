@@ -247,7 +247,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
 
 
 def _title(root: pathlib.Path) -> str:
-  """A folder's name, with its parent's where it is a number, as those of resized copies are."""
+  """Return a folder's name, after its parent's if it is a number, as in folders of copies."""
   return printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
 
 

@@ -23,9 +23,8 @@ def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tup
     )
   if len(set(info.class_names)) < len(info.class_names):
     twice = next(name for name in info.class_names if info.class_names.count(name) > 1)
-    raise UserError(
-      f"{info.folder} has two classes of the name {printable(twice)}: mend its list of class names."
-    )
+    found = f"{info.folder} has two classes of the name {printable(twice)}"
+    raise UserError(f"{found}: correct its list of class names.")
   named = len(info.class_names)
   if named and largest >= named:
     raise UserError(

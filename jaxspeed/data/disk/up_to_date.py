@@ -148,14 +148,14 @@ def _alike(folder: pathlib.Path, folders: Sequence[pathlib.Path]) -> list[str]:
 
 
 def _unread_copies(root: pathlib.Path) -> list[str]:
-  """A line on copies that lie where a run looks for them, and that no phase reads."""
+  """Return a note about copies where a run looks for them but that no phase reads, if any."""
   folders = sorted(root.glob("*/.jaxspeed/resize.json"), key=lambda path: len(str(path)))
   names = [path.parent.parent.name for path in folders]
   if not names:
     return []
   return [
     f"{printable(str(root))} holds resized copies ({', '.join(map(printable, names))}) that this "
-    f"recipe does not read: name one of these folders in --config.data.path, or, for a recipe with "
+    "recipe does not read: name one of these folders in --config.data.path, or, for a recipe with "
     "phases, all in --config.phases.copies"
   ]
 

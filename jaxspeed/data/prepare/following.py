@@ -60,22 +60,7 @@ class Follower:
     self._made: dict[str, tuple[dict[str, Facts], dict[str, Facts]]] = {}
     self._due: dict[str, float] = {}
     self._marked = True
-    if self._stored is not None and self._stored.quality != quality:
-      raise UserError(
-        f"{folder} holds copies of quality {self._stored.quality}, not {quality}: write "
-        f"--quality={self._stored.quality}, remove it, or name another folder."
-      )
-    before = self._stored.source if self._stored is not None else ""
-    # Sizes and times cannot tell two folders' images apart; a folder that was moved is the same.
-    if os.path.isdir(before) and not os.path.samefile(before, source):
-      raise UserError(
-        f"{folder} holds copies of {before}, not of {source}: remove it, or name another folder."
-      )
-    if self._stored is None and any((folder / split).exists() for split in copies.SPLITS):
-      raise UserError(
-        f"{folder} holds images that prepare resize did not write: train on them as they are, or "
-        "name another folder for the copies."
-      )
+    _refuse_other(folder, source, quality, self._stored)
 
   def begin(self) -> None:
     """Store the settings, before any copy is written."""
@@ -97,7 +82,7 @@ class Follower:
     """
     record = copies.read_record(self.folder, name)
     found = finished_files(self.folder / name)
-    regular = _regular_files(self.folder / name)  # a link or a folder is no copy, and is replaced
+    regular = _regular_files(self.folder / name)  # links and folders are replaced by copies
     unchanged = _unchanged(record.copies, originals)
     sound = {file: facts for file, facts in unchanged.items() if file in regular}
     broken = _unchanged(record.broken, originals)
@@ -228,12 +213,34 @@ def _unchanged(recorded: Mapping[str, Facts], originals: Mapping[str, Facts]) ->
 
 
 def _regular_files(folder: pathlib.Path) -> set[str]:
-  """Names of the files in a folder that are no links."""
+  """Return the names of the files in a folder that are not links."""
   try:
     with os.scandir(folder) as entries:
       return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
   except (FileNotFoundError, NotADirectoryError):
     return set()
+
+
+def _refuse_other(
+  folder: pathlib.Path, source: pathlib.Path, quality: int, stored: Settings | None
+) -> None:
+  """Raise a UserError where a folder holds other images than copies of `source` and `quality`."""
+  if stored is not None and stored.quality != quality:
+    raise UserError(
+      f"{folder} holds copies of quality {stored.quality}, not {quality}: write "
+      f"--quality={stored.quality}, remove it, or name another folder."
+    )
+  before = stored.source if stored is not None else ""
+  # Sizes and times cannot tell two folders' images apart; a folder that was moved is the same.
+  if os.path.isdir(before) and not os.path.samefile(before, source):
+    raise UserError(
+      f"{folder} holds copies of {before}, not of {source}: remove it, or name another folder."
+    )
+  if stored is None and any((folder / split).exists() for split in copies.SPLITS):
+    raise UserError(
+      f"{folder} holds images that prepare resize did not write: train on them as they are, or "
+      "name another folder for the copies."
+    )
 
 
 def _forget(copies_folder: pathlib.Path, name: str) -> None:

@@ -327,7 +327,7 @@ def test_orphans_of_all_sizes_are_removed_by_one_command(tmp_path, source):
   (source / "train/a/0.jpg").unlink()
   resize(source, out, sizes=(8, 16))
   mend = f"python -m jaxspeed.prepare resize {source} {out} --sizes=8,16 --prune"
-  with pytest.raises(UserError, match=f"/8 holds 1 copies whose originals are gone: run {mend}, "):
+  with pytest.raises(UserError, match=f"/8 holds 1 copies without originals: run {mend}, "):
     train(source, sides=(8, 16))
   assert command(*mend.split()[2].split(".")[1:], *mend.split()[3:], "--workers=1").returncode == 0
   assert train(source, sides=(8, 16)) == ()
@@ -566,7 +566,7 @@ def test_a_byte_that_changed_in_a_shard_is_found_before_training(tmp_path, sourc
 def test_two_classes_of_one_name_are_refused(tmp_path, source):
   folder = pack(source, tmp_path).folder
   (folder / "label.labels.txt").write_text("a\nb\na\n")
-  with pytest.raises(UserError, match="1.0.0 has two classes of the name a: mend its list"):
+  with pytest.raises(UserError, match="1.0.0 has two classes of the name a: correct its list"):
     train(source, path=str(folder), sides=(0,))
 
 
