@@ -23,9 +23,9 @@ except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
 # Prefix of a file's or folder's name until it is complete. The name is short, in case the final one
-# has the maximal length, and has 64 random bits, so that nobody can have put a link there.
+# has the maximal length, and has 64 random bits, so that nobody can put a link there first.
 TEMPORARY = ".jaxspeed-"
-# metrics.jsonl of 100,000 epochs has 60 MB; a config is nested 3 deep.
+# The metrics.jsonl of 100,000 epochs is 60 MB; a config is nested 3 deep.
 _MOST_BYTES = 1 << 28
 _MOST_DEPTH = 64
 _MOST_WHOLE = 2**63
@@ -59,7 +59,7 @@ def write_atomically(
     os.replace(temporary, path)
   except OSError as error:
     if error.filename not in (None, str(temporary)):
-      raise  # an error of a file that `content` reads
+      raise  # the error is in a file that `content` reads
     # The temporary name would mean nothing to the user.
     raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
   finally:

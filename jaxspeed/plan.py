@@ -54,7 +54,7 @@ def main() -> None:
     else:
       command_line.without_effect("without --bandwidth", latency, step_ms)
     notes = effects.check(config, fields.overridden())
-    find_devices()  # shapes need no device, but JAX's backend
+    find_devices()  # computing shapes needs no device, but it needs JAX's backend
     found = planned.planned(config, devices=devices.value, given=fields.overridden())
     config, plan = found.config, found.plan
     for note in notes:

@@ -30,7 +30,7 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.records.console import make_console, progress_bar
 
-# The most broken images named on the screen; a file lists all.
+# At most this many broken images are named on the screen; a file lists all.
 _NAMED = 10
 # The limit of `data.image_size`; rectangles with a longer side have too many shapes to try.
 _LARGEST_SIDE = 8192
@@ -161,7 +161,7 @@ def _resize(
     for folder in copies:
       images = _write_index(console, folder)
       _show_counts(console, folder, images)
-      # After a power cut, not after a kill: a million files are not flushed one by one.
+      # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
       _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
 
 
