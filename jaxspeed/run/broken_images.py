@@ -49,8 +49,8 @@ class BrokenImages:
     """Adds the images that this process found broken.
 
     Raises:
-      UserError: too many images are broken. Several processes raise this in `settle` instead, where
-        all of them end.
+      UserError: too many images are broken. With several processes, `settle` raises this instead,
+        so that all of them end.
     """
     broken = {key: reason for key, reason in broken.items() if key not in self._settled}
     if broken:

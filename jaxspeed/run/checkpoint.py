@@ -119,7 +119,7 @@ class Checkpoints:
 
   def _write(self, step: int, tree: Any, clock: dict[str, float]) -> None:
     part = self._part(step)
-    # As NumPy arrays: with several processes, Orbax refuses JAX arrays of one process alone.
+    # As NumPy arrays: Orbax refuses the JAX arrays of one process if there are several processes.
     arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
     self._folder.mkdir(parents=True, exist_ok=True)
     _ensure_room(part, sum(array.nbytes for array in jax.tree.leaves(arrays)))
@@ -314,7 +314,7 @@ def _checkpointer() -> Any:
   own = jax.process_index()
   # No barriers between processes: they agree through `processes.gather` instead.
   alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-  # If an asynchronously created folder fails, the writers wait ten minutes for it.
+  # If a folder cannot be created in the background, the writers wait ten minutes for it.
   beside = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
 
@@ -343,7 +343,7 @@ def _check_fit(stored: Any, wanted: Any) -> None:
   """Compares the names and shapes of two trees of arrays, before any array is read.
 
   Raises:
-    ValueError: they differ. If Orbax found that, dozens of its readers would print tracebacks.
+    ValueError: they differ. Orbax finds that too, but then dozens of its readers print tracebacks.
   """
   have, want = _shapes(stored), _shapes(wanted)
   for names, phrase in (

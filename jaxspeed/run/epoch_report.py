@@ -193,7 +193,7 @@ class EpochReport:
     self.lines([*lines, *pace])
 
   def _decoder_warnings(self) -> tuple[int, list[str]]:
-    """The decoders' warnings in all processes since the last call; a line, once."""
+    """The number of decoder warnings in all processes since the last call; once, also a line."""
     lines = decoder_lines.take()
     total = sum(processes.gather(lines.total()))
     if not total or self._warned:
@@ -238,7 +238,7 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
 def pace_lines(
   plan: Plan, rows: Sequence[Mapping[str, Any]], step: int, *, stopped: bool
 ) -> list[str]:
-  """Lines on speed after an epoch: slow input, once a phase, and a phase's pace at its end.
+  """Lines on speed after an epoch: on slow input, once a phase, and on a phase's pace at its end.
 
   Args:
     plan: the run's plan.
@@ -262,7 +262,7 @@ def pace_lines(
 
 def _waiting_line(plan: Plan, phase: Phase, share: float) -> str:
   """What to do when the devices wait; a run that reads copies is not advised to make them."""
-  # A recipe of several phases finds the copies by itself, one of a single phase must name them.
+  # A recipe of several phases finds the copies by itself; one of a single phase must name them.
   named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
   copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
   return (

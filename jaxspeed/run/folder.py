@@ -25,7 +25,7 @@ _FILES = (
   LOCK,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
-# Files of a start that was killed before it wrote its config, and the folder on a new disk.
+# Left by a start that was killed before it wrote its config; lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "lost+found")
 # Folders of images, with a subfolder for each class.
 _SPLITS = ("train", "val", "validation", "test")
@@ -102,7 +102,7 @@ def look(path: pathlib.Path) -> bool:
   """Whether `path` is free for a new run: missing, or empty but for traces; False if it has a run.
 
   Raises:
-    UserError: it holds files of something else, or a file in place of a run's folder or vice versa.
+    UserError: it holds foreign files, or a file where a run has a folder, or the reverse.
   """
   try:
     names = sorted(os.listdir(path))

@@ -47,7 +47,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
 def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) -> None:
   """Prints the model's size, and what was compiled for the first steps."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
-  # XLA counts the body of a loop once, so the program of an epoch also gives one step.
+  # The body of a loop counts once, so the program of an epoch gives the operations of a step.
   programs = feed.programs
   flops = (
     sum(program.flops for program in programs[:1]) / spec.plan.phases[0].batch_size * spec.devices

@@ -111,7 +111,7 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network between devices: GB/s, microseconds a hop; milliseconds of a step without it."""
+  """A network between devices, in GB/s and microseconds a hop; a step's milliseconds without it."""
 
   bandwidth: float
   latency: float

@@ -46,7 +46,8 @@ def predict(
     images: the names of the image files.
     step: the step of the checkpoint; None: that of the newest whole one.
     top: the number of classes to return for each image.
-    on_error: the function to call for a file that is no image, whose result is None; None: raise.
+    on_error: a function called with the error for a file that is no image; the file's result is
+      then None. Without a function, the error is raised.
 
   Raises:
     UserError: a file is no image, the folder holds no run, or logits are not finite.
@@ -176,7 +177,7 @@ def read_image(
 ) -> UInt8[np.ndarray, "size size 3"]:
   """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
 
-  Pillow gives the pixels of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
+  The pixels are those of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
 
   Args:
     path: the path of a file in one of `pixels.FORMATS`.

@@ -62,8 +62,8 @@ def with_last_mode(config: ConfigDict) -> ConfigDict:
 
 
 def _stored_plan(config: ConfigDict) -> Plan:
-  """The plan of a run's config, for evaluation: training batches need not divide by the devices."""
-  # The stored sizes are those after the hold-out; given here, the plan takes no second one.
+  """The plan of a run's config, for evaluation: devices need not divide the training batches."""
+  # The stored sizes are those after the hold-out; without them the plan would hold out again.
   return make_plan(
     config, train_images=config.data.train_images, eval_images=config.data.eval_images
   )
@@ -77,7 +77,7 @@ def open_run(
   Raises:
     UserError: the folder holds no whole checkpoint.
   """
-  # Empty unless the command line of `evaluate` names a folder (`stored.NOT_STORED`).
+  # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
   spec = make_train_spec(config, _stored_plan(config), mesh_lib.make_mesh())
   checkpoints = Checkpoints(folder / "checkpoints")

@@ -99,7 +99,7 @@ class Saver:
     check_weights(carry.state.params, step, newest=self.newest)
     try:
       with self._clock.measure("checkpoint"):
-        # A run that resumed from here would lack the rows that a full disk has delayed.
+        # First the rows that a full disk delayed: a run that resumed from here would lack them.
         if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
           raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
         self._checkpoints.save(step, carry, self._clock.state())

@@ -242,7 +242,7 @@ def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
     return state
 
   def place() -> dict[str, Any]:
-    # Copied: a CPU uses the memory of a NumPy array as it is, and donates it.
+    # Copied: on a CPU, JAX uses a NumPy array's own memory, and a step would donate it.
     return mesh_lib.replicate(jax.tree.map(np.copy, loaded), spec.mesh)
 
   return state.replace(

@@ -1,4 +1,4 @@
-"""The story of a run: restore or start, train and evaluate epochs, save, stop."""
+"""The course of a run: restore or start, train and evaluate epochs, save, stop."""
 
 import contextlib
 import pathlib
