@@ -28,15 +28,16 @@ def allowed(images: int, max_broken: float) -> int:
 def check_headers(
   sets: ImageSets, config: ConfigDict, splits: Collection[str] = ("train", "eval")
 ) -> None:
-  """Makes sure that no more image headers of a data set are unreadable than `allowed`.
+  """Makes sure that no split has more unreadable image headers than `allowed`.
 
   Args:
     sets: the open image sets.
-    config: the config; with data.on_error="raise", the stream itself refuses the first image.
+    config: the config; with data.on_error="raise", nothing is checked: the stream itself refuses
+      the first unreadable image.
     splits: "train", "eval" or both.
 
   Raises:
-    UserError: there are more.
+    UserError: a split has more.
   """
   limit = config.data.max_broken
   if config.data.on_error == "raise":

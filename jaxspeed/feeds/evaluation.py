@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
-  """The evaluation of a phase: every image of `split` that has a header is in one batch.
+  """The evaluation of a phase; each image of `split` with a readable header is in just one batch.
 
   Args:
     config: the config; `eval` limits the shapes of rectangles.
@@ -61,7 +61,7 @@ def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: 
       short_side=size,
       limit=config.eval.shapes,
       multiple=config.eval.multiple,
-      # That of eight GPUs everywhere: shapes, and so accuracies, must not depend on devices.
+      # As on eight GPUs, on any machine: shapes, and so accuracies, must not depend on devices.
       batch=8 * config.eval.batch_size,
       resize=phase.eval_resize,
     )
@@ -92,7 +92,7 @@ def run_evaluation(
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
       heartbeat()
-  # Images without a header have no place in any batch.
+  # Images without a readable header are in no batch.
   headless = np.flatnonzero(split.width == 0).tolist()
   broken = stream.broken | {number: why_broken(split, number) for number in headless}
   return sums, {split.name(i): reason for i, reason in sorted(broken.items())}

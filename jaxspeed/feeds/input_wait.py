@@ -15,9 +15,9 @@ def _end_of(loss: Any) -> float:
 class InputWait:
   """Measures the seconds in which the devices had no step under way because a batch was missing.
 
-  They start at the end of the last step, or at the request for the next batch if that is later, and
-  end when the batch comes. A thread waits for the end of each step, because the loop itself is then
-  waiting for the batch.
+  A wait starts at the end of the last step, or at the request for the next batch if that is later,
+  and ends when the batch comes. A thread waits for the end of each step, because the loop itself is
+  then waiting for the batch.
 
   Args:
     end_of: a function that waits for a step's loss and returns the time of the step's end.

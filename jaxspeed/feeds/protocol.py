@@ -88,7 +88,7 @@ class Feed(Protocol):
       config: the config; uses `data`, `tune_on` and `phases`.
       console: the console that shows the progress of long reads.
       follow: the fields, such as data.classes, that the data may decide.
-      phases: the only phases to evaluate, without training; None: all, to train.
+      phases: the phases to evaluate, without training; None: all phases, to train.
 
     Raises:
       UserError: the data cannot be read, or do not fit the config.

@@ -28,7 +28,7 @@ class Programs:
 
   Attributes:
     train: the program of each kind of epoch, by its segments (`Plan.segments`); without
-      `whole_epochs`, of each kind of step, as an epoch of one step.
+      `whole_epochs`, that of each kind of step, with the segments of an epoch of one step.
     carry: shapes and shardings of what `train` takes and returns, to restore a checkpoint into.
   """
 
@@ -57,7 +57,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
 
   Args:
     spec: the run's specification.
-    whole_epochs: whether one program runs an epoch, not a step; None: on accelerators. XLA:CPU runs
+    whole_epochs: whether a call runs an epoch, not a step; None: only on accelerators. XLA:CPU runs
       a convolution's backward pass 25 to 40 times slower inside a loop (jax issue 12868).
   """
   plan, config = spec.plan, spec.config

@@ -79,7 +79,7 @@ class StreamFeed(Feed):
           ),
         )
     self._ahead = BackgroundCompiler(jobs)
-    # Imported during the compilation, in which no Python runs.
+    # Imported while XLA compiles: no other Python runs then.
     self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
     self._counted: set[Any] = set()
     self._reported: set[Phase] = set()
