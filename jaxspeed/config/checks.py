@@ -12,7 +12,7 @@ from jaxspeed.config import families, fields, names, schema
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
-# Allowed values of the package's feeds, for fields that both use; another feed checks its own.
+# What the package's two feeds allow in fields that both use; any other feed checks its own.
 _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
   "resident": {
     "data.last_batch": ("drop", "carry_over"),
@@ -23,9 +23,9 @@ _OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
     "eval.mode": ("center", "flip", "five", "rect", "rect_flip"),
   },
 }
-# Most images of noise: each takes 60 bytes of memory.
+# The largest number of images of noise: each takes 60 bytes of memory.
 _MOST_NOISE = 20_000_000
-# Most missing fields named in a message.
+# The largest number of missing fields named in a message.
 _NAMED = 3
 
 

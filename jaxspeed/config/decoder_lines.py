@@ -30,7 +30,7 @@ _BEGINNINGS = (
 # Prefix of the lines that this process writes so that `take` knows when it has read enough.
 _MARK = f"jaxspeed-{os.urandom(8).hex()} "
 _WAIT_SECONDS = 2.0
-# Most different warnings named in a message.
+# The largest number of different warnings named in a message.
 _NAMED = 3
 _PROGRAM = """
 import os, signal, sys

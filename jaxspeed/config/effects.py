@@ -1,7 +1,7 @@
 """Fields that have no effect beside the values of others, and why: one table.
 
-Such a field is an error on the command line and a warning in a recipe. A recipe's field that loses
-its effect by an override is accepted.
+Such a field is an error on the command line and a warning in a recipe. A field of a recipe that an
+override leaves without effect is accepted.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def _only(fields: str, beside: str, value: str) -> Rule:
-  """The rule that fields have an effect with one value of another field only."""
+  """The rule that fields have an effect only with one value of another field."""
   group, _, name = beside.partition(".")
   return Rule(fields, beside, lambda c: c[group][name] == value, f"it applies to {value} only")
 
@@ -76,8 +76,8 @@ def _has_momentum(config: ConfigDict) -> bool:
 
 _NO_SEGMENTS = "set --config.schedule.segments='()' for a learning rate that rises and falls once"
 
-# No rule depends on the machine (allreduce.dtype needs several devices): the same command may run
-# on another one.
+# No rule depends on the machine, even if a field does (allreduce.dtype needs several devices): the
+# same command may run on another machine.
 RULES = (
   # Data.
   Rule(
@@ -306,7 +306,7 @@ RULES = (
   ),
 )
 
-# In addition to `RULES`, for training: a run finds these fields out itself.
+# In addition to `RULES`, for training: a run counts its images itself.
 _COUNTED = Rule(
   "data.train_images data.eval_images",
   "data.synthetic",
@@ -337,8 +337,8 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
     command: "train", "evaluate" or "predict", for rules of that command; '': none.
 
   Returns:
-    A sentence for each field without an effect that the recipe sets; none if the command does not
-    train.
+    A sentence for each field without an effect that the recipe sets; none for "evaluate" and
+    "predict".
 
   Raises:
     UserError: a field of the command line has no effect.
@@ -355,7 +355,7 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
 
 
 def _idle_in_recipe(config: ConfigDict, names: set[str]) -> list[str]:
-  """A sentence for each field without an effect that the recipe sets, if not for an override."""
+  """A sentence for each field that the recipe sets without effect, unless due to an override."""
   shared = [dict(stored.leaves(base)) for base in (fields_lib.base(), fields_lib.imagenet())]
   own = {
     name
@@ -388,7 +388,7 @@ def _idle(
 
 
 def _counts(config: ConfigDict, name: str) -> bool:
-  """Whether a field is in use: the columns of phases are if there are phases."""
+  """Whether a field is in use: a column of `phases` is in use only if there are phases."""
   is_column = name.startswith("phases.") and name != "phases.first_epoch"
   return bool(config.phases.first_epoch) or not is_column
 

@@ -224,7 +224,7 @@ def _parse_values(argv: list[str]) -> list[str]:
   except (TypeError, ValueError) as error:
     raise flags.Error(str(error)) from None
   except (MemoryError, RecursionError):
-    # Python's parser does not say for which argument; only a long one can be nested so deeply.
+    # Python's parser does not say which argument: only a long one can be nested so deeply.
     longest = max(argv[1:], key=len, default="")
     raise flags.Error(f"{longest[:_SHOWN]}... is nested too deeply") from None
 

@@ -17,7 +17,7 @@ Text = Annotated[
 # An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
 Side = Annotated[int, Field(ge=1, le=8192)]
 Pixels = Annotated[int, Field(ge=0, le=8192)]
-# Channels of a layer, and of a model's first layer, when its last has 8 to 32 times as many. A
+# Channels of a layer, and of the first layer of a model whose last has 8 to 32 times as many. A
 # ResNet-50 of width 1,024 has 6.5 billion parameters.
 Width = Annotated[int, Field(ge=1, le=4096)]
 FirstWidth = Annotated[int, Field(ge=1, le=1024)]

@@ -52,7 +52,7 @@ COMMON = {
   "wd": "optimizer.weight_decay",
   "weights": "pretrained.path",
 }
-# Least similarity of a suggestion, from 0 to 1, and its largest distance behind the nearest name.
+# Least similarity of a suggestion, from 0 to 1, and how far it may be below the nearest name's.
 _ALIKE, _BEHIND = 0.7, 0.1
 _NAMED = 3
 

@@ -1,4 +1,4 @@
-"""Standard output and error that never end a command: closed, full, or in a narrow encoding."""
+"""Standard output and error that never end a command, even closed, full or in a narrow encoding."""
 
 import contextlib
 import errno

@@ -141,12 +141,12 @@ def _problems(
 def _locate(
   group: type[Group], values: Mapping[Any, Any], place: tuple[int | str, ...]
 ) -> tuple[list[str], Any, Any]:
-  """Names down to the field at a place of pydantic's, the field (None: unknown) and its value."""
+  """Names down to the field that pydantic points at, the field (None: unknown) and its value."""
   schema: Any = group
   value: Any = values
   names: list[str] = []
   field = None
-  for part in place:  # what follows the field is a place inside its value
+  for part in place:  # the parts after the field lead into its value
     known = isinstance(schema, type) and issubclass(schema, Group)
     if not known or not isinstance(value, Mapping):
       break

@@ -14,7 +14,7 @@ from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
 FORMAT = 1
-# Most differences listed in a message.
+# The largest number of differences listed in a message.
 _LISTED = 5
 # Longest value in such a list, in characters.
 _SHOWN = 80
