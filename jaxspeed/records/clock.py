@@ -36,7 +36,7 @@ NAMES = (
 
 _PARTS_OF_START = ("connect", "load", "compile", "warmup", "others", "restore", "init")
 
-# Each epoch checks whether its programs are compiled, which takes microseconds.
+# Seconds; a shorter wait is only each epoch's check for its programs, which takes microseconds.
 _CHECKING = 0.01
 
 _IMPORTED = time.perf_counter()
@@ -70,7 +70,7 @@ class Clock:
 
   Args:
     now: returns the seconds of a monotonic clock.
-    later: whether this is not the first run of its process, so that it begins now.
+    later: whether this is a later run of its process, which starts now and not with the process.
   """
 
   def __init__(self, now: Callable[[], float] = time.perf_counter, *, later: bool = False) -> None:

@@ -35,7 +35,7 @@ def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) 
   Args:
     rows: one `result_row` per run.
     cost_per_hour: US dollars for all the hardware; above 0 it adds cost_usd, for seconds.dawn and
-      seconds.to_target: DAWNBench's rule, without validation and all that precedes training.
+      seconds.to_target: DAWNBench's rule, without validation or anything before training.
 
   Raises:
     ValueError: a row's keys are not `RESULT_KEYS`, or runs were evaluated on different images.
