@@ -50,7 +50,8 @@ class Program:
 
 
 def use_cache(folder: str = "") -> pathlib.Path | None:
-  """Turns on the cache of programs; returns its folder, or None, with a warning, if not writable.
+  """Turns on the cache of programs; returns its folder, or None with a warning if not writable.
+
   Args:
     folder: the cache's folder, from the command line only, since compiled programs are code; '':
       JAXSPEED_COMPILE_CACHE, or ~/.cache/jaxspeed/programs.
@@ -143,7 +144,7 @@ class BackgroundCompiler:
   """Compiles programs in background threads, in the order given; on a CPU several at once.
 
   Args:
-    jobs: a function that compiles each program, by any name.
+    jobs: for each program, under any name, a function that compiles it.
   """
 
   def __init__(self, jobs: Mapping[Any, Callable[[], Program]]) -> None:

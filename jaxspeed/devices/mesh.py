@@ -65,7 +65,7 @@ def keep_host_memory() -> None:
 
   XLA:CPU allocates a step's memory anew every time: for a ResNet-9 of width 16 at batch 512, with
   1.2 GB, the page faults took a fifth of the step (2.0 s with them, 1.6 s without). The setting
-  leaves one arena, for whose lock the threads that decode images for a GPU would compete. So it
+  leaves glibc one arena; threads that decode images for a GPU would compete for its lock. So this
   does nothing if there may be a GPU, or if the C library has no mallopt. Call it before JAX starts
   its threads: 16,000 to 24,000 page faults per step remain; called later, all 79,000.
   """

@@ -35,7 +35,7 @@ def accumulation(dtype: DTypeLike) -> np.dtype:
 
 
 def products(name: str) -> contextlib.AbstractContextManager[Any]:
-  """A block that traces matrix products and convolutions, and their gradients, in a precision.
+  """A block that traces matrix products and convolutions, and their gradients, at a precision.
 
   GPUs since Ampere round float32 factors to TF32 unless a product asks for more precision. In
   "float32" every product without a precision of its own does ask; "tf32" keeps the GPU's default.
