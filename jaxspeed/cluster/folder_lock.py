@@ -33,7 +33,8 @@ from jaxspeed.files import (
 
 OWNER, OWNER_LOCK, LOCK = "owner.json", ".owner.lock", "run.lock"
 RENEWED_EVERY = 5.0  # seconds
-# The short lock covers renaming and removing a folder; a process that holds it longer was stopped.
+# Seconds to wait for the short lock, which covers renaming and removing a folder: a process that
+# holds it longer was stopped.
 _SHORT = 30.0
 _MOST_STARTS = 2**30  # processes send each other this number in 32 bits
 
@@ -154,7 +155,7 @@ class FolderLock:
     """
     self._closed.set()
     self._renewer.join()
-    # If this fails, a next start on another host only waits longer.
+    # If this fails, the next start on another host only waits longer.
     with contextlib.suppress(OSError, UserError), self._short_lock():
       if read_owner(self._folder) == self._owner:
         if erase:
