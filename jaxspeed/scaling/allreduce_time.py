@@ -99,7 +99,7 @@ def all_reduce_s(size: float, hosts: int, cluster: Cluster) -> float:
 
 
 def overlapped_s(compute: float, groups: Sequence[tuple[float, float]], *, in_flight: int) -> float:
-  """Return the seconds of a step with its all-reduces beside its kernels.
+  """Return the seconds of a step whose all-reduces run beside its kernels.
 
   Args:
     compute: the seconds of the kernels alone.

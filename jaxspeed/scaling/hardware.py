@@ -16,8 +16,9 @@ TCP, RDMA = 0.41, 0.75
 RDMA_HOP, TCP_HOP, LOCAL_HOP = 7e-6, 50e-6, 1e-6
 # (share of bytes, share of work): the share of a step's work (forward, backward, optimizer) before
 # this share of the gradient's bytes is sent, last layers first. From steps compiled for 2,048
-# described GPUs with groups of 4 MB (results/allreduce_groups.json). XLA knows the time of a
-# collective on Hopper and later; for a V100 it puts them after most of the backward pass.
+# GPUs, without the devices, with groups of 4 MB (results/allreduce_groups.json). XLA knows the time
+# of a collective only on Hopper and later; for a V100 it puts collectives after most of the
+# backward pass.
 Curve = tuple[tuple[float, float], ...]
 READY: Curve = (
   (0.0, 0.316), (0.08, 0.318), (0.121, 0.326), (0.214, 0.333), (0.255, 0.339),

@@ -97,8 +97,8 @@ def decoded_per_core(phase: Phase) -> float:
 def memory_gb(images: float, side: int) -> float:
   """Return the GB on one device: parameters, momentum, and activations in proportion to pixels.
 
-  A step compiled for described H100s, with 40 images of 224 px in half precision, has 0.21 GB of
-  parameters and momentum and 1.8 GB of activations (results/allreduce_groups.json).
+  A step with 40 images of 224 px in half precision, compiled for H100s without the devices, has
+  0.21 GB of parameters and momentum and 1.8 GB of activations (results/allreduce_groups.json).
   """
   return 0.21 + 1.8 * images / 40 * (side / REFERENCE_SIDE) ** 2
 

@@ -63,7 +63,7 @@ def fastai_cluster(**fields: Any) -> Cluster:
 
 
 def published_runs() -> tuple[Published, ...]:
-  """Return the eight runs of the design, and one on another kind of GPU.
+  """Return eight published runs, and a ninth on A100s.
 
   `cluster` follows the data sheets and sends gradients as soon as they are ready. `calibrated` is
   imagenet18's code as it ran on 8 machines: from the images/s of that run, not from its total time.
