@@ -85,10 +85,10 @@ def jitter(
   brightness: float,
   contrast: float,
 ) -> Float[Array, "n h w c"]:
-  """Add a number in +-brightness to each image, then multiply it by one in 1 +- contrast.
+  """Add a number within +-brightness to each image, then multiply it by a factor 1 +- contrast.
 
-  Images are normalised before, as in hiverge/cifar10-speedrun. The factor also scales the number
-  that was added.
+  The images are already normalised, as in hiverge/cifar10-speedrun. The factor also scales the
+  number that was added.
   """
   between = 2.0 * uniform[:, :, None, None, None] - 1.0
   return (images + brightness * between[0]) * (1.0 + contrast * between[1])
@@ -138,7 +138,7 @@ def augment(
       jnp.zeros((n,), bool) if flip is None else flip,
     )
   elif flip is not None:
-    # No gather, which would take large images row by row: this reads them twice, in one pass.
+    # A gather would take large images row by row; this reads them twice, in one pass.
     images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
   result = normalize(images, mean, std, dtype)
   if brightness or contrast:
@@ -161,7 +161,7 @@ def cutmix(
   """Replace a square in each image by the same square of its partner.
 
   After tysam-code/hlb-CIFAR10: the square lies wholly inside, all places are equally likely, and
-  mixing follows crop and flip. For an even size the original never reaches the last row and column.
+  mixing follows crop and flip. There an even-sized square never covers the last row and column.
 
   Args:
     key: this step's key; not that of `augment`, which draws the same numbers for crops.

@@ -88,7 +88,7 @@ def carried_order(
   used: int,
   epochs: int,
 ) -> Order:
-  """Return an epoch of `used` images, cut out of one endless row of permutations.
+  """Return an epoch of `used` images, cut from one endless sequence of permutations.
 
   The next epoch begins with the images that this one leaves over, and keeps the flips of their
   permutation (KellerJordan/cifar10-airbench, airbench96_faster.py).
@@ -129,8 +129,8 @@ def pad_batches(
   """Pad a data set with masked examples to whole batches on every device.
 
   Returns:
-    Host arrays of m >= n examples, where m is a multiple of batch * devices: split in order, each
-    device holds m / devices examples, which are whole batches.
+    Host arrays of m >= n examples, where m is a multiple of batch * devices. Split in order,
+    they give each device m / devices examples: a whole number of batches.
   """
   padding = -len(images) % (batch * devices)
   return Batch(

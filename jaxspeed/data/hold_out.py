@@ -17,7 +17,7 @@ def split_by_digest(
   """Return the numbers of images to keep and to hold out, both ascending.
 
   Args:
-    digests: eight bytes for each image, as good as random; those with the smallest are held out.
+    digests: eight random-looking bytes for each image; the images with the smallest are held out.
   """
   order = np.argsort(np.frombuffer(b"".join(digests), "<u8"), kind="stable")
   held_out = held_out_count(len(order))

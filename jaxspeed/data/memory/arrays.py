@@ -177,9 +177,9 @@ def open_arrays(
 def hold_out(arrays: Arrays) -> Arrays:
   """Replace the evaluation images by a tenth of the training images, to tune hyper-parameters.
 
-  The tenth has the smallest BLAKE2b digests of the pixels: fixed without a seed, as good as random
-  for any order of the images (in sorted data, the last tenth would be one class), and the same for
-  CIFAR's binary files and TFDS's shards, so a run may be evaluated on the other format.
+  The pixels of the tenth have the smallest BLAKE2b digests. So it needs no seed, is as good as
+  random for any order of the images (in sorted data, the last tenth would be one class), and is the
+  same in CIFAR's binary files and TFDS's shards: a run on one may be evaluated on the other.
 
   Raises:
     UserError: there are fewer than two training images.

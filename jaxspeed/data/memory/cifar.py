@@ -93,7 +93,7 @@ class Cifar:
 
 
 def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | None:
-  """Find CIFAR in `path` or its official folder below; where both are there, prefer `name`."""
+  """Find CIFAR in `path` or its official folder below; of CIFAR-10 and 100, prefer `name`."""
   layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
   for folder, layout in [(path, each) for each in layouts] + [
     (path / x.folder, x) for x in layouts
@@ -180,7 +180,7 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
   contents: dict[str, bytes] = {}
   try:
     with _open_stream(path) as stream:
-      # "|" reads in one pass: a step back in a .gz would decompress from its start.
+      # "|" reads in one pass: a step back in a .gz would decompress it from the start again.
       with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK) as archive:
         for member in archive:
           _take_member(path, archive, member, contents)

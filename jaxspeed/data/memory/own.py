@@ -104,7 +104,7 @@ def _read_pair(
 def tenth_of(
   images: UInt8[np.ndarray, "n h w 3"],
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
-  """Return the numbers of images to keep and of the tenth with the least digests, ascending."""
+  """Return the numbers of images to keep and of the tenth to hold out, both ascending."""
   return split_by_digest(
     hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images
   )
@@ -113,7 +113,7 @@ def tenth_of(
 def gathered(
   images: UInt8[np.ndarray, "n h w 3"], kept: Int64[np.ndarray, "m"]
 ) -> UInt8[np.ndarray, "m h w 3"]:
-  """Return `images[kept]`, for ascending numbers, in the memory of `images`, overwriting them."""
+  """Return `images[kept]`, written over `images` to save memory; `kept` must be ascending."""
   rows = 1_024
   for begin in range(0, len(kept), rows):
     part = kept[begin : begin + rows]

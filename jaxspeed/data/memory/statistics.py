@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import UInt8
 
-# Images counted at once: as float64, a data set of 2.4 GB took 20.9 GB of memory.
+# Images counted at a time: all at once in float64, a data set of 2.4 GB took 20.9 GB of memory.
 _CHUNK = 1_024
 
 
