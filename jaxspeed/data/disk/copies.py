@@ -79,7 +79,7 @@ def read_record(copies: pathlib.Path, name: str) -> Record:
   """
   try:
     stored = load_json(records_folder(copies) / name)
-    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
+    # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
     return Record(
       _facts_by_name(stored["copies"]), _facts_by_name(stored["broken"]), set(stored["pending"])
     )
@@ -249,7 +249,7 @@ def facts_of(stat: os.stat_result) -> Facts:
 
 
 def same(one: Facts, other: Facts) -> bool:
-  """Return whether an original is unchanged; whole seconds, as tar keeps them, are enough."""
+  """Return whether an original is unchanged; a time in whole seconds, as from tar, is enough."""
   if one == other:
     return True
   second = 10**9
@@ -262,7 +262,7 @@ def originals_facts(
 ) -> Iterator[tuple[str, dict[str, Facts]]]:
   """Yield each class's name and the facts of its images, in order.
 
-  32 threads ask for them: a network disk answers late, but many requests concurrently.
+  32 threads ask for them: a network disk is slow to answer, but answers many at once.
 
   Args:
     root: the originals' folder.

@@ -109,7 +109,7 @@ def central_windows(
   return box, scale.astype(np.float32), (start * scale - first).astype(np.float32)
 
 
-# For each EXIF number: whether rows and columns are swapped, then upside down, then left to right.
+# By EXIF number: whether to swap rows and columns, then flip upside down, then left to right.
 _TURNS = np.array([TURNS.get(number, TURNS[1]) for number in range(9)])
 
 
@@ -143,7 +143,7 @@ def stored_windows(
   *,
   shape: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Int32[np.ndarray, "n 2"]]:
-  """Convert `central_windows` to images as stored, and add each one's shape before its turn.
+  """Convert `central_windows` to images as stored; also return each crop's shape before its turn.
 
   An axis that the turn reverses is counted from its other end: output = scale * input +
   translation becomes shape - output = scale * (box - input) + translation.

@@ -28,10 +28,10 @@ READ_THREADS = 64
 class Stream(abc.ABC):
   """An iterator of HostBatch, decoded ahead by threads of TensorFlow.
 
-  Where a crop of an image cannot be decoded, the next image by number that decodes there takes its
-  place. TensorFlow fails for the whole batch and names no image, so the stream tries the images of
-  that batch one by one, marks the broken ones as doubtful, and resumes at that batch. From then on
-  it tries doubtful images before it requests them.
+  If an image's crop cannot be decoded, the next image by number whose crop can be takes its place.
+  TensorFlow fails for the whole batch and names no image, so the stream tries the images of that
+  batch one by one, marks the broken ones as doubtful, and resumes at that batch. From then on it
+  tries doubtful images before it requests them.
 
   Attributes:
     split: the images.
@@ -65,7 +65,7 @@ class Stream(abc.ABC):
     failures = (self._tf.errors.OpError, ValueError)
     self._repair = Repair(split, self._decode_part, failures=failures, on_error=on_error)
     self._read_threads = read_threads
-    # Threads of our own: 72 idle ones of TensorFlow spun and took a third of two cores' decoding.
+    # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
     self._reader = ReadAhead(self._read, threads=read_threads)
     self._start()
 
@@ -97,7 +97,7 @@ class Stream(abc.ABC):
       except self._tf.errors.OpError as error:
         self._recover(error)
         continue
-      # Without the copy of the tensors that .numpy() makes.
+      # A memoryview avoids the copy that .numpy() makes.
       return self._deliver(np.asarray(memoryview(image)), np.asarray(memoryview(length)))
     self.close()
     raise StopIteration
@@ -165,7 +165,7 @@ class Stream(abc.ABC):
     try:
       return next(loaded)
     except Exception as error:
-      # TensorFlow turns it into text and calls again.
+      # TensorFlow turns the error into text and calls this again.
       self._failure = self._failure or error
       raise
 
@@ -217,7 +217,7 @@ class Stream(abc.ABC):
     if self._failure:
       raise self._failure
     news = self._repair.examine(self._pending[0], self._read_threads)
-    # A disk may fail for a moment, but not twice in the same place.
+    # A disk may fail once for a moment; a second failure at the same batch is an error.
     if not news and self._restarted_at == self._delivered:
       raise error
     self._restarted_at = self._delivered
@@ -237,8 +237,8 @@ def _decoded(
 
   Args:
     tf: TensorFlow.
-    load: function that returns the next part's encoded images and windows; never called twice at
-      once.
+    load: function that returns the next part's encoded images and windows; never called
+      concurrently.
     finish: TensorFlow's operations on an encoded image and its windows.
     window_types: dtype and shape of each window of an image.
     parts: number of calls of `load`.

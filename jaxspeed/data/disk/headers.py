@@ -61,11 +61,11 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
 def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64[np.ndarray, "n 7"]:
   """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
 
-  The shard is mapped, so no record is copied: 7,500 records/s on a core; headers take half of the
-  time. The kernel's read-ahead stays on although it reads the whole shard: it gave 3,600 records/s
-  on a core from a cold disk, against 2,200 without it (MADV_RANDOM), which reads a fifth of the
-  bytes; the first epoch then finds the shard in memory (results/input_decisions.json). Both
-  checksums of each record are verified: 1 to 4 % of the CPU time at 14 KB an image.
+  The shard is memory-mapped, so no record is copied. A core scans 7,500 records/s, and headers take
+  half of the time. The kernel's read-ahead stays on although it reads the whole shard: from a cold
+  disk a core scanned 3,600 records/s with it and 2,200 without (MADV_RANDOM, a fifth of the bytes).
+  The first epoch then finds the shard in memory (results/input_decisions.json). Both checksums of
+  each record are verified: 1 to 4 % of the CPU time at 14 KB an image.
 
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
@@ -114,7 +114,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _header_within(file: BinaryIO, offset: int, length: int) -> pixels.Header:
-  """Return the header of the image at `offset` of a file, mostly without reading all of it."""
+  """Return the header of the image at `offset` of a file, usually without reading all of it."""
   header = _NO_HEADER
   for part in (_HEADER_BYTES, length):
     header = _header(io.BytesIO(os.pread(file.fileno(), min(part, length), offset)))
@@ -127,7 +127,7 @@ def _header(file: BinaryIO) -> pixels.Header:
   """Return an image's size and orientation; size 0 where Pillow finds no header.
 
   Raises:
-    OSError: the file system failed; it has an errno.
+    OSError: the file system failed; the error has an errno.
   """
   try:
     with pixels.open_image(file) as image:

@@ -31,7 +31,7 @@ _FORMATS = {
 
 
 def import_tensorflow() -> Any:
-  """Import TensorFlow, quietly and without GPUs, because it would take their memory from JAX.
+  """Import TensorFlow, quietly and without GPUs, whose memory it would take from JAX.
 
   Lines that it writes on machines without CUDA, before its log level applies, are dropped; lines
   of its decoders are counted.
@@ -57,8 +57,8 @@ def import_tensorflow() -> Any:
 def _quiet() -> Iterator[None]:
   """Lower TensorFlow's log level, which it reads on import.
 
-  Otherwise it writes two lines, without a name, for each broken image; streams name and count
-  those. JAX sets level 1 for itself on import; any other level was set by the user and stays.
+  Otherwise it writes two lines for each broken image, without its name; streams name and count
+  these images. JAX sets level 1 for itself on import; another level was set by the user and stays.
   """
   name = "TF_CPP_MIN_LOG_LEVEL"
   before = os.environ.get(name)
@@ -82,9 +82,9 @@ def _hide_gpus(tf: Any) -> None:
 def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> Any:
   """Decode part of an image: uint8 [h, w, 3]; sides of a JPEG are divided by `ratio`.
 
-  Of a JPEG only the box is decoded. The choice between formats costs 2 to 4 % of an image's time,
-  so only `mixed` streams have it. Pillow decodes what TensorFlow cannot, or would decode
-  differently from Pillow.
+  Only the box of a JPEG is decoded. Testing for the format costs 2 to 4 % of an image's time, so
+  only `mixed` streams do it. Pillow decodes what TensorFlow cannot decode, or would decode
+  differently.
   """
 
   def jpeg() -> Any:
@@ -147,9 +147,10 @@ def _to_uint8(tf: Any, images: Any) -> Any:
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:
   """Resize uint8 [h, w, 3] to uint8 [*shape, 3] with Pillow's bilinear filter.
 
-  ScaleAndTranslate is fast along the first axis only, where a row is one pixel of many channels.
-  So two passes resize the first axis, with a transpose and, as in Pillow, 8 bits between them: 1.24
-  to 1.31 times the CPU time of a crop without antialiasing, instead of 1.28 to 1.58.
+  ScaleAndTranslate is fast along the first axis only, with each row as one pixel of many channels.
+  So both passes resize the first axis; between them the image is transposed and, as in Pillow,
+  rounded to 8 bits. This takes 1.24 to 1.31 times the CPU time of a crop without antialiasing,
+  instead of 1.28 to 1.58.
   """
 
   def along_rows(image: Any, number: int) -> Any:

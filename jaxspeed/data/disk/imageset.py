@@ -231,7 +231,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
   if marked is not None:
     counts = {split: sum(map(len, classes.values())) for split, classes in listed.items()}
     copies.check_counts(root, marked, counts)
-  # The index is called val, whatever the folder's name.
+  # The evaluation split's index is called val, whatever its folder's name.
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
   splits = _read_splits(root, folders, files, options)
@@ -305,10 +305,10 @@ def _read_splits(
 
 
 def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
-  """Replace the evaluation images by a tenth of the training images, for one of `_HELD_OUT`.
+  """Replace the evaluation images by a tenth of the training images.
 
-  These have the smallest BLAKE2b digests of class and file name, so that a resized copy is in the
-  same part as its original, as a file or in a shard.
+  `evaluated_on` is a key of `_HELD_OUT`. The tenth has the smallest BLAKE2b digests of class and
+  file name, so that a resized copy, as a file or in a shard, is in the same part as its original.
 
   Raises:
     UserError: there are fewer than two training images, or shards do not name them.

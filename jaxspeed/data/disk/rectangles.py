@@ -26,7 +26,7 @@ _NO_SHAPE = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rectangles:
-  """The shapes of a data set, largest first, and each image's index in them, -1 if it is broken."""
+  """The shapes of a data set, largest first, and the index of each image's shape, -1 if broken."""
 
   shapes: tuple[tuple[int, int], ...]
   shape_of: Int32[np.ndarray, "n"]
@@ -63,21 +63,21 @@ def choose_shapes(
 ) -> Rectangles:
   """Choose at most `limit` shapes for a set of images, with the least total cost.
 
-  An image's ideal rectangle has its ratio and `short_side`; the long side is rounded down, as
-  resizing rounds it. A shape costs the pixels of the ideal that it cuts off plus its own pixels
-  beyond the ideal, which are computed in vain: the area between the two, when centred. The pixels
-  beyond still show the image, which was resized to more than the ideal. No image gets a shape
-  longer than its resized size, because the model was not trained on zeros beside a picture. The
-  square fits every image, so any limit works. Each image missing from a shape's last batch costs
-  the pixels of that shape, so large batches favour few shapes that end where batches end.
+  An image's ideal rectangle has that image's ratio and `short_side`; its long side is rounded down
+  as in resizing. A shape costs the pixels of the ideal that it cuts off plus its own pixels beyond
+  the ideal, which are wasted work: the area between the two, when centred. The pixels beyond still
+  show the image, which was resized to more than the ideal. No image gets a shape longer than its
+  resized size, because the model was not trained on images padded with zeros. The square fits every
+  image, so any limit works. Each image missing from a shape's last batch costs the pixels of that
+  shape, so large batches favour few shapes whose images fill whole batches.
 
   Measured by width minus height, ideals and shapes lie on one line (portrait below 0, the square
   at 0, landscape above), and the area between two is `short_side` times their distance. So the
   best shapes divide the images, sorted by ratio, into runs, and dynamic programming over (number
   of runs, end of the last one) finds them. With batch = 1 the minimum is exact: a run can only end
   midway between two shapes, or where images begin or cease to fit one. With larger batches runs
-  may also end every few images (every single one up to 255 images), counted from both sides so
-  that each run can have whole batches; the minimum is over these ends.
+  may also end every few images (for up to 255 images, at each one), counted from both ends so that
+  each run can have whole batches; the minimum is over these ends only.
 
   Args:
     width, height: sizes of the stored images.
@@ -143,7 +143,7 @@ def sorted_chunks(
 def _of_runs(
   runs: list[Int64[np.ndarray, "_"]], shapes: list[tuple[int, int]], n: int
 ) -> Rectangles:
-  """Return rectangles where the images of each run have the shape at the same position."""
+  """Give the images of each run the shape at the run's position in `shapes`."""
   distinct = tuple(sorted(set(shapes), key=lambda shape: (-shape[0] * shape[1], -shape[0])))
   shape_of = np.full(n, _NO_SHAPE, np.int32)
   for run, shape in zip(runs, shapes, strict=True):
@@ -243,7 +243,7 @@ def _on_line(
 def _places(
   ideal: Int64[np.ndarray, "n"], short_side: int, multiple: int, long_side: int
 ) -> Int64[np.ndarray, "c"]:
-  """Return the places of all useful shapes, ascending; one at most beyond the ideals per side."""
+  """Return the places of all useful shapes, ascending; at most one a side is beyond all ideals."""
   first = short_side + multiple - short_side % multiple
   beyond = np.arange(first, long_side + 1, multiple) - short_side
   places = np.concatenate([-beyond[::-1], [0], beyond])
@@ -263,7 +263,7 @@ def _edges(images: _OnLine, places: Int64[np.ndarray, "c"], batch: int) -> Int64
     np.searchsorted(images.lowest, places, "right"),
   ]
   if batch > 1:
-    # About 128 from each side: shapes for 50,000 images then take a few tenths of a second.
+    # About 128 from each end: choosing shapes for 50,000 images takes a few tenths of a second.
     spacing = max(1, n // 128)
     if batch > spacing:
       parts = batch // spacing
@@ -282,9 +282,10 @@ def _run_costs(
   short_side: int,
   batch: int,
 ) -> tuple[Float64[np.ndarray, "r r"], Int32[np.ndarray, "r r"]]:
-  """Return the least cost of the run from edge i to edge j + 1, over short_side, and its place.
+  """Return the least cost of each run, from edge i to edge j + 1, and the index of its place.
 
-  It is infinite where there is no such run or shape; else whole, below 2^53, so floats are exact.
+  Costs are divided by short_side. They are infinite where there is no such run or shape, and else
+  whole numbers below 2^53, so floats are exact.
   """
   begin, end = edges[:-1], edges[1:]
   runs = len(begin)

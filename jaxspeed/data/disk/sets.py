@@ -88,8 +88,9 @@ def open_sets(
     follow: whether the number of classes may differ from the config's.
 
   Raises:
-    UserError: as in `open_images`; the data sets have different classes, another number of them
-      than the config, or only one; copies or shards are incomplete, or do not fit their originals.
+    UserError: as in `open_images`; the data sets have different classes, only one class, or
+      another number of classes than the config; copies or shards are incomplete, or do not fit
+      their originals.
   """
   data = config.data
   if data.synthetic:

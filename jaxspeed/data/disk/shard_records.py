@@ -37,7 +37,7 @@ VERSION = "1.0.0"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a folder of shards is made: source, shards requested (0: the default), names' digest."""
+  """How shards are made: source, number requested (0: the default), digest of all names."""
 
   source: str
   shards: int
@@ -75,7 +75,7 @@ def read_settings(folder: pathlib.Path) -> Settings | None:
   """
   path = _own(folder, "shards.json")
   try:
-    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
+    # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
     stored = load_json(path)
     settings = Settings(stored["source"], int(stored["shards"]), str(stored["names"]))
     if not isinstance(settings.source, str) or settings.shards < 0:
@@ -250,5 +250,5 @@ def _below(folder: str, name: str) -> str:
 
 
 def _key(name: str) -> int:
-  """Return 64 bits for a name, in this process; two of a million names agree once in 10^7."""
+  """Hash a name to 64 bits, for this process only; a million names collide once in 10^7 times."""
   return hash(name)

@@ -119,7 +119,7 @@ def files_source(names: Sequence[str]) -> dict[str, Any]:
 
 
 def shards_source(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
-  """Return the fingerprint of shards: names, sizes, and times in whole seconds as tar keeps."""
+  """Return the fingerprint of shards: names, sizes, and times in whole seconds, as in tar."""
   stats = [(path.name, path.stat()) for path in paths]
   return {"shards": [[name, stat.st_size, int(stat.st_mtime)] for name, stat in stats]}
 

@@ -21,8 +21,8 @@ def copies_of(config: ConfigDict, side: int) -> str:
 def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
   """Compare copies and shards with their originals, where both exist.
 
-  This lists the names and stats each original: 10 us of CPU for each of 100,000 copies on a local
-  disk.
+  This lists the names and calls stat on each original: 10 us of CPU each, for 100,000 copies on a
+  local disk.
 
   Args:
     config: the run's config; `data` and `tune_on` are used.
@@ -79,7 +79,7 @@ def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path
   """Return the folder of the shards' images, or raise a UserError where images have changed.
 
   Shards without records, or without their images on this machine, are not checked; an empty folder
-  may be where a disk is mounted.
+  counts as missing, because a disk may not be mounted there.
   """
   settings = shard_records.read_settings(folder)
   source = pathlib.Path(settings.source if settings else "")
@@ -100,7 +100,7 @@ def _require_fitting_shards(folder: pathlib.Path, *, tune: bool) -> pathlib.Path
 
 
 def _has_images(source: pathlib.Path) -> bool:
-  """Return whether a folder has sub-folders, or cannot be read, to report that later."""
+  """Return whether a folder has sub-folders, or cannot be read, which is reported later."""
   try:
     return source.is_dir() and bool(list_folder(source).folders)
   except OSError:
@@ -125,7 +125,7 @@ def _require_fitting_copies(
 
 
 def _mend_all(stale: dict[pathlib.Path, Difference], source: pathlib.Path) -> str:
-  """Return one command for the first stale folder and those of its quality beside it."""
+  """Return one command that updates the first stale folder and those beside it of its quality."""
   first = next(iter(stale))
   sizes = _alike(first, list(stale))
   together = [each for each in stale if each.parent == first.parent and each.name in sizes]
