@@ -24,7 +24,7 @@ _log = logging.getLogger("jaxspeed")
 
 DEFAULT_CACHE = "~/.cache/jaxspeed/data"
 _MANIFEST = "manifest.json"
-# Raise this when a reader makes other arrays of the same files.
+# Increase this when a reader makes different arrays from the same files.
 _FORMAT = 1
 
 
@@ -169,7 +169,7 @@ def _crc32_of(manifest: Mapping[str, Any]) -> int:
 
 
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
-  # Untyped: pydantic refuses the escapes of names that are not UTF-8.
+  # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
   manifest = parse_json(path.read_bytes())
   if manifest["crc32"] != _crc32_of(manifest):
     raise ValueError(f"{path.name} does not fit its checksum")

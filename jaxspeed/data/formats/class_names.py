@@ -92,13 +92,13 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
 
 
 def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
-  """Return whether one list holds numbers, as without names, and the other list holds names."""
+  """Return whether one list holds numbers, for unnamed classes, and the other holds names."""
   numbers = list(map(str, range(len(names))))
   return numbers in (list(names), others) and not set(names) & set(others)
 
 
 def _first_difference(stored: Sequence[Any], names: Sequence[str]) -> Iterator[str]:
-  """Yield what the first class that differs is called in both lists."""
+  """Yield the first class that differs, as each list calls it."""
   pairs = itertools.zip_longest(stored, names, fillvalue=None)
   for each in next((a, b) for a, b in pairs if a != b):
     yield "no class" if each is None else f"the class {printable(str(each))}"
@@ -112,7 +112,7 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   """
   path = folder / STORED
   try:
-    # Untyped: pydantic refuses the escapes of names that are not UTF-8.
+    # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
     names = load_json(path)
   except FileNotFoundError:
     raise UserError(

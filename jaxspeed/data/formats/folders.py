@@ -88,10 +88,10 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
 
 
 def list_folder(folder: pathlib.Path) -> Folder:
-  """List sub-folders and images, except hidden ones; a link to a missing file is an image.
+  """List sub-folders and images, except hidden ones; a link to a missing file counts as an image.
 
   Raises:
-    UserError: an image's name is that of a pipe, a socket or a device.
+    UserError: a file with the name of an image is a pipe, a socket or a device.
     OSError: the folder cannot be read.
   """
   found = Folder([], [], collections.Counter())

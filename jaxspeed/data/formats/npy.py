@@ -40,12 +40,12 @@ def read_npy(path: pathlib.Path) -> np.ndarray:
       count = math.prod(shape)
       if found - start != count * dtype.itemsize:
         raise _Damaged(f"its header says {dtype} of shape {shape}, but its length differs")
-      # Not mapped: a copy of a mapped file would be in memory twice.
+      # Not mapped: copying a mapped file would hold it in memory twice.
       data = np.fromfile(file, dtype, count).reshape(shape, order="F" if fortran_order else "C")
       return np.asarray(data, order="C")
   except FileNotFoundError as error:
     raise UserError(f"{path} is missing: images.npy and labels.npy lie side by side.") from error
-  # ValueError and OverflowError come from axes too large for NumPy, beside one of length 0.
+  # ValueError and OverflowError: one axis has length 0, and another is too large for NumPy.
   except (OSError, ValueError, OverflowError, _Damaged) as error:
     reason = getattr(error, "strerror", None) or error
     raise UserError(

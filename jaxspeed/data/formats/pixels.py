@@ -49,7 +49,7 @@ TURNS = {
 
 
 class Header(NamedTuple):
-  """Size of an image as shown, in pixels, and EXIF's number (1 ... 8) of the turn to it."""
+  """An image's size as shown, in pixels, and EXIF's number (1 ... 8) of the turn it still needs."""
 
   width: int
   height: int
@@ -156,7 +156,7 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, "h w 3"]:
 def reason_of(error: Exception) -> str:
   """Return why an image cannot be read, in a few words that are the same in every run."""
   if isinstance(error, UnidentifiedImageError):
-    return "it is not an image of a known format"  # Pillow's words hold an address
+    return "it is not an image of a known format"  # Pillow's message holds an address
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   first_line = next(iter(str(error).splitlines()), "")

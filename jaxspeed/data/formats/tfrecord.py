@@ -62,7 +62,7 @@ class TfdsInfo:
 
 
 def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
-  """Return the newest version of `name` at `path`: a data_dir, its folder or a version's folder."""
+  """Return the newest version of `name`; `path` is a data_dir, its folder or a version's folder."""
   for folder in (path, path / name):
     if (folder / "dataset_info.json").is_file():
       return folder
