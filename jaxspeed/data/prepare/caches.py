@@ -24,7 +24,7 @@ _LEFTOVER_SECONDS = 3_600
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An entry of the cache, or a part that a kill left.
+  """An entry of the cache, or part of one, left by a killed process.
 
   Attributes:
     folder: the entry's folder.

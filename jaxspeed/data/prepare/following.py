@@ -26,7 +26,7 @@ _SHARE = 20
 class Follower:
   """A folder of copies of one size that is updated to its originals.
 
-  A record names whole copies only: before a class's copies are made, they are removed from its
+  A record names complete copies only: before copies of a class are made, they are removed from its
   record, and the folder's mark and index are removed.
 
   Attributes:

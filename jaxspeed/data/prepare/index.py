@@ -29,7 +29,7 @@ def write_index(
 ) -> ImageSet:
   """Read the headers of a data set's images and store their sizes in FOLDER/.jaxspeed.
 
-  An older index is ignored, because files may have changed under their names.
+  An older index is ignored, because files may have changed without changing their names.
 
   Args:
     folder: a folder with train/CLASS/NAME and val/CLASS/NAME, or one of shards.

@@ -68,7 +68,8 @@ class PackedFolder:
     settings = Settings(root, shards, digest)
     stored = read_settings(self._folder)
     if stored is not None:
-      # Sizes and times cannot tell two folders' images apart; a folder that was moved is the same.
+      # Sizes and times cannot tell folders' images apart. If the old folder is gone and the names
+      # are the same, it was moved.
       there = os.path.isdir(stored.source) and not os.path.samefile(stored.source, root)
       other = stored.source != root and (there or stored.names != digest)
       if other or stored.shards != shards:
@@ -91,7 +92,7 @@ class PackedFolder:
   def outdated(self, shards: Sequence[Shard]) -> list[Shard]:
     """Return the shards to write: missing ones, and those whose images have changed.
 
-    Superfluous shards are removed and, unless all are current, `dataset_info.json`, too.
+    Superfluous shards are removed, and so is `dataset_info.json` unless all shards are current.
 
     Raises:
       UserError: the size and time of an image cannot be read.

@@ -38,8 +38,8 @@ from jaxspeed.data.prepare.writing import (
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
-# libjpeg scales by 1/2, 1/4 or 1/8 in the DCT. Decoded to at least twice the copy's size, the error
-# is 44 dB, where JPEG's own at quality 75 is 31 dB; to once its size, 37 dB and 3 % of sharpness.
+# libjpeg scales by 1/2, 1/4 or 1/8 in the DCT. Decoding to at least twice the copy's size has an
+# error of 44 dB (JPEG's own at quality 75: 31 dB); to once its size, 37 dB and 3 % less sharpness.
 _DECODED = 2
 # Images of one task of a worker: 0.1 s of work.
 _CHUNK = 32
@@ -200,7 +200,7 @@ def _resize_chunks(
   broken: list[Broken] = []
   done = images - sum(len(chunk.names) for chunk in chunks)
   try:
-    # Closed before the records are flushed: on a full disk, workers would take their space.
+    # Closed before the records are flushed: on a full disk, workers would take the records' space.
     with contextlib.closing(in_processes(_resize_chunk, chunks, workers=workers)) as results:
       for made in results:
         for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):

@@ -267,7 +267,7 @@ def _write_info(
   class_names: Sequence[str],
   parts: Mapping[str, Sequence[np.ndarray]],
 ) -> None:
-  """Write label.labels.txt, features.json and, last, dataset_info.json, which makes a data set."""
+  """Write label.labels.txt, features.json and, last, dataset_info.json, which completes them."""
   splits = []
   for split, each in parts.items():
     files = [folder / file for file in _file_names(name, split, len(each))]

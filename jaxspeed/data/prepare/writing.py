@@ -38,7 +38,7 @@ def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
     yield
   except OSError as error:
     reason, name = error.strerror or str(error), os.fspath(error.filename or "")
-    # A full disk concerns all files; one that is in the way is named.
+    # A full disk concerns all files; a file that is in the way is named.
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
       reason += f": {printable(str(name))}" if name and name != os.fspath(folder) else ""
     raise UserError(
@@ -98,7 +98,7 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
     return set()
   for name in names:
     path = os.path.join(folder, name)
-    # A folder is a half-written index, which `remove_indices` removes.
+    # A temporary folder is a half-written index, which `remove_indices` removes.
     if name.startswith(TEMPORARY) and not os.path.isdir(path):
       os.unlink(path)
   return set(names)
