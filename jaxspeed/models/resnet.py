@@ -84,7 +84,7 @@ class Block(nn.Module):
     last, strided = len(sizes), sizes.index(3) + 1
 
     y = x
-    # First, so that a GPU adds this gradient of x in the kernel of conv1's gradient.
+    # The shortcut is first, so that a GPU adds its gradient of x in the kernel of conv1's gradient.
     if self.strides > 1 or x.shape[-1] != outputs:
       x = self._project(x, outputs, self.strides, "shortcut_conv", "shortcut_norm")
     for number, size in enumerate(sizes[:-1], 1):

@@ -60,8 +60,8 @@ class ResNet9(nn.Module):
   pools, then the maximum over the last map, which for 32 pixels is the original's 4x4 pool. Batch
   norm uses the statistics of one device.
 
-  The defaults are the ladder's first rung. Without `train_norm_scale` the original has a
-  `celu_alpha` of 0.3 instead of 0.075 and a `head_scale` of 1/16 instead of 1/8.
+  The defaults are the first rung of myrtle.ai's ladder. When the original does not train norm
+  scales, it has a `celu_alpha` of 0.3 instead of 0.075 and a `head_scale` of 1/16 instead of 1/8.
   """
 
   classes: int = 10

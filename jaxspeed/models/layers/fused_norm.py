@@ -38,7 +38,7 @@ def _pointwise(x, matrix, offset):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
-  """1x1 convolution and batch norm, for at least as many outputs as inputs; also mean and variance.
+  """1x1 convolution and batch norm, for outputs >= inputs; also returns mean and variance.
 
   A `shortcut` is added to the result, and a ReLU follows.
 

@@ -49,7 +49,7 @@ def normalize_forward(x, scale, bias, splits, epsilon, activation):
   total, squares = two_sums(values, values * values)
   count = x.size // total.size
   mean = total / count
-  # This form needs one pass over x; rounding must not make it negative.
+  # This form of the variance needs one pass over x; rounding must not make it negative.
   var = jnp.maximum(squares / count - mean * mean, 0)
   inverse = lax.rsqrt(var + epsilon)
   factor = (inverse * scale)[:, None]
@@ -132,8 +132,8 @@ class Norm(BatchNorm):
 
   Sample i belongs to ghost batch i mod `splits`, as in cifar10-fast. That code keeps running
   statistics of each ghost batch and averages them to evaluate. Here only their average is kept,
-  which is the same because the update is linear. One difference: its moving average of the model
-  evaluates with ghost batch 0 alone after its first epoch, ours with all of them.
+  which is the same because the update is linear. One difference: its moving average of the model is
+  evaluated with ghost batch 0 alone after its first epoch, ours with all of them.
 
   The backward pass keeps the input and vectors of one number per channel, nothing else of the size
   of `x`. The returned statistics get no gradient.

@@ -59,7 +59,7 @@ def _max_pool_backward(window, residuals, grad):
   tiles = jnp.where(place[:, :, None, :, None] == places, grad[:, :, None, :, None], 0)
   tiles = tiles.reshape(n, rows * high, columns * wide, c)
   grad_x = jnp.pad(tiles, ((0, 0), (0, h - rows * high), (0, w - columns * wide), (0, 0)))
-  # Without the barrier XLA would write this with and without the padding, once for each gradient of
+  # Without the barrier XLA would write this twice, padded and unpadded, once for each gradient of
   # the convolution.
   return (lax.optimization_barrier(grad_x),)
 
@@ -100,7 +100,7 @@ def _max_pool_3x3(x):
 
 
 def first_maxima(x, *others):
-  """Return the maxima of 3x3 windows, their positions as bytes, and other arrays at these."""
+  """Return the maxima of 3x3 windows, their positions as bytes, and `others` at these positions."""
   _, h, w, _ = x.shape
   rows, columns = (h + 1) // 2, (w + 1) // 2
   border = ((0, 0), (1, 2 * rows - h), (1, 2 * columns - w), (0, 0))
@@ -157,8 +157,8 @@ _max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
 def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
   """Blur each channel with [1 2 1] x [1 2 1] / 16 and a border of zeros; the stride is 1 or 2.
 
-  Source: Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. Sums
-  need one kernel; convolutions of single channels are slow on GPUs.
+  Source: Zhang 2019, 1904.11486, with the border of libffcv/ffcv-imagenet, train_imagenet.py. As
+  sums it takes one kernel; depthwise convolutions are slow on GPUs.
   """
   with jax.named_scope("pool"):
     return _blur_pool(x, strides)
