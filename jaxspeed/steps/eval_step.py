@@ -144,7 +144,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Metr
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
   order = jnp.argsort(lax.all_gather(confidence, AXIS, tiled=True), stable=True)
   selected = int(SELECTED * spec.plan.eval_images)
-  # Sorting a permutation inverts it, which gives each image's place in the order.
+  # `argsort` inverts a permutation, which gives each image's place in the order.
   place = lax.dynamic_slice_in_dim(jnp.argsort(order), first, size)
   sums = sums_of(logits, part.replace(mask=part.mask & (place >= selected)))
   if selected:

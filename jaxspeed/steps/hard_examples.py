@@ -26,7 +26,7 @@ def select_hard_examples(
 
   The proxy's norms see the whole batch; if it trains in this step, it learns from the selected
   images only (KellerJordan/cifar10-airbench, airbench96_faster.py). There the proxy is trained
-  completely before the large model; the result is the same, because it does not depend on it.
+  completely before the large model; as it does not depend on that model, the result is the same.
 
   Args:
     state: the proxy's state.

@@ -23,8 +23,8 @@ def init_state(
       from the first `config.whitening.images` of them.
   """
   config = spec.config
-  # float64 would draw other random numbers. So its initial weights are drawn in float32 too and
-  # are equal, except for the whitening filters, which have arbitrary signs.
+  # float64 would draw other random numbers, so a float64 run draws its weights in float32 too. Both
+  # start with equal weights, except for the whitening filters, which have arbitrary signs.
   model = spec.model if spec.accumulation == jnp.float32 else spec.model.clone(dtype=jnp.float32)
   variables = model.init(
     # Threefry takes 8 s to compile on a CPU, rbg 1 s; rbg's numbers also depend on the kind of

@@ -18,7 +18,7 @@ def smoothed_cross_entropy(
 ) -> Float[Array, "n"]:
   """Return (1 - s) * -log p[label] + s * mean over classes of -log p, per example.
 
-  torch.nn.CrossEntropyLoss(label_smoothing=s) and davidcpage/cifar10-fast define it so.
+  The same as torch.nn.CrossEntropyLoss(label_smoothing=s) and davidcpage/cifar10-fast.
   """
   log_p = jax.nn.log_softmax(logits.astype(accumulation(logits.dtype)))
   # A one-hot product, because the gradient of a gather is a scatter.
@@ -70,7 +70,7 @@ def masked_sums(
   """Sum the metrics of the examples with a true mask.
 
   The rank of the label counts the classes with a higher logit, and those with an equal logit that
-  come before it, as in a stable sort. So a model with constant logits is not right because of ties.
+  come before it, as in a stable sort. So ties do not make a model with constant logits right.
   """
   classes = jnp.arange(logits.shape[-1], dtype=jnp.int32)
   is_label = classes[None, :] == labels[:, None]

@@ -1,4 +1,4 @@
-"""Programs built from the step: with its row of the table, a whole epoch, and on all devices.
+"""Programs built from the training step: with its table row, as an epoch, and on all devices.
 
 The functions here see one device's part of a batch; `on_mesh` runs them on all devices.
 """

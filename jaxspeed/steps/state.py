@@ -56,7 +56,7 @@ class StepOutput:
   Attributes:
     step: the number of steps of the run, including these.
     carry: the carry after these steps.
-    losses: the mean loss of each newest step, or of the newest one.
+    losses: the mean loss of each of these steps, or of the newest one.
   """
 
   step: int
