@@ -45,8 +45,8 @@ def scale_by_trust_ratio(
 
   The ratio is 1 where |w| or |g| is 0, as in mlcommons/training, tensorflow2/lars_optimizer.py;
   optax's own LARS divides by |g + wd w|. `weight_decay` is the decay wd in the gradient and
-  `ratio_decay` that in the ratio; only Fujitsu's differ. `clip` bounds the ratio from below and
-  above (Alibaba's DAWNBench entry); () leaves it unbounded.
+  `ratio_decay` that in the ratio; they differ only in Fujitsu's recipe. `clip` bounds the ratio
+  from below and above (Alibaba's DAWNBench entry); () leaves it unbounded.
   """
 
   def update(updates, state, params=None):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.optim.sgd import trace
 
-# As in both published recipes: fast growth of small singular values matters more than the limit.
+# As in both published recipes: fast growth of small singular values matters more than convergence.
 NEWTON_SCHULZ_STEPS = 3
 
 
@@ -90,7 +90,7 @@ def muon(
 
   u is the gradient after (Nesterov) momentum, which is kept as one stack. NS is `newton_schulz` in
   `dtype`. s is sqrt(o) / ||w|| if the extra argument `renormalize` is 1, else 1. The result does
-  not depend on the order of a kernel's axes after the first. KellerJordan/cifar10-airbench,
+  not depend on the order of a kernel's axes after the first. Source: KellerJordan/cifar10-airbench,
   airbench94_muon.py; the decay is from hiverge/cifar10-speedrun.
   """
   velocity = trace(momentum, nesterov)
