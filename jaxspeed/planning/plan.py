@@ -58,7 +58,7 @@ class StepKind:
 _MUCH_LEFT_OUT = 0.01
 
 # An epoch as (repeats, kinds) pairs: each tuple of kinds runs `repeats` times in a row. The pairs
-# name the program of the epoch.
+# identify the epoch's program.
 Segments = tuple[tuple[int, tuple[StepKind, ...]], ...]
 
 

@@ -74,7 +74,7 @@ def segments(
   """Linear segments by epoch, read at the end of each step, as in cybertronai/imagenet18_old.
 
   A step belongs to the last segment that begins at or before its epoch. The first step of a segment
-  is one increment past its start; the last step has its final value, and later steps keep it.
+  is one increment past its start; its last step has its final value, and later steps keep it.
 
   Args:
     epoch: the epoch of each step, from 0.
@@ -100,8 +100,8 @@ def average_keep(
 
   With a `reach`, the averaging window grows with the run: at step t, counted from 1, it spans at
   most reach * t steps, as in power-function averages (Karras et al., arXiv 2312.02696). A step then
-  keeps min(decay, 1 - 1 / (reach * t)). So the average forgets the initial weights, and in a short
-  run most of the weights from the time of high learning rates.
+  keeps min(decay, 1 - 1 / (reach * t)). So the average forgets the initial weights and, in a short
+  run, most of those from the time of high learning rates.
   """
   step = np.arange(total_steps)
   kept = np.full(total_steps, float(decay))
