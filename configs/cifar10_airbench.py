@@ -15,8 +15,8 @@ a CPU, results/cifar10_airbench_94_muon.json).
   96_faster     45              27.3            96.00 % (200)      3,100
 
 96_faster also trains a small proxy model, which selects the 512 of 1,024 images with the highest
-loss; each of N devices selects 512 / N of its own. An epoch has 48 steps, and the rest of a
-permutation starts the next epoch.
+loss; each of N devices selects 512 / N of its own. An epoch has 48 steps, and the images left over
+from its permutation come first in the next epoch.
 """
 
 from jaxspeed.config import fields
@@ -52,7 +52,7 @@ def get_config(variant="94_muon"):
     # Half of a batch is selected; this keeps the contribution of each image to the step.
     config.schedule.peak /= 2
     config.optimizer.weight_decay *= 2
-    # The original should freeze the bias after 3 epochs, but never does. The proxy's stays 0.
+    # The original should freeze the bias after 3 epochs, but never does. The proxy's bias stays 0.
     config.whitening.bias_epochs = 45.0
   return config
 

@@ -7,13 +7,13 @@ training epochs only: no whitening, padding, evaluation or loading. jaxspeed: no
 
 Differences from the original:
   crops          shift by -2 ... +2 pixels; the original's by -2 ... +1
-  learning rate  has its knots at steps 133 and 581 of 581, from 0; PyTorch's OneCycleLR at 132.63
-                 and 580, one less than the shares of the run
+  learning rate  peaks at step 133 and ends at step 581 of 581, counted from 0; the original's
+                 (PyTorch's OneCycleLR) at 132.63 and 580, one step before those shares of the run
   cutmix         takes the square from a neighbour in the batch; the original from any image of the
                  data set
   whitening      uses one covariance of 50,000 images; the original averages the eigenvectors of ten
                  parts of 5,000
-  weights        and momentum are float32; the original's are float16
+  weights        are float32, like the momentum; the original's are float16
 """
 
 from jaxspeed.config import fields

@@ -7,9 +7,9 @@ Source: davidcpage/cifar10-fast, bag_of_tricks.ipynb, and myrtle.ai's "How to tr
 The published times are training without validation on one V100. Every rung reaches about 94.1 %, in
 fewer and fewer epochs. jaxspeed: with a quarter of the width for 4 epochs on a CPU, ghost_norm
 82.2 %, whitening 83.3 % (3 runs each, results/cifar10_resnet9_ladder); not yet timed on a GPU.
-Difference from the original: in ema and flip_tta its averaged model evaluates from the second epoch
-on with the norm statistics of one ghost batch of 16, because it combines them only once; ours
-always uses the mean of all.
+Difference from the original: in ema and flip_tta, from the second epoch on, the original evaluates
+its averaged model with the norm statistics of one of the 16 ghost batches, because it combines them
+only once; ours always uses the mean of all 16.
 
   rung             epochs    peak lr  published  change
   baseline             24        0.4     74.7 s  crop, flip, cutout 8; pools after the activation

@@ -14,11 +14,11 @@ on machines of eight V100s (p3.16xlarge); the times include validation. jaxspeed
   8             36  128, 256, 128, 224, 128 19 min 04     93.01 %
   16            50  64, 128, 64, 192, 128   18 min 05     93.11 %
 
-The batch size of a phase is its images per GPU times 8 GPUs per machine; the learning rate belongs
-to it. On fewer or more GPUs the batch size stays the same, and must be divisible by their number.
-If it does not fit in memory, --config.accumulate=N computes it in N micro-batches. Batch norm sees
-one micro-batch of one GPU. Images are resized with Pillow's bilinear filter, as in the original
-(data.antialias=True).
+The batch size of a phase is its images per GPU times the GPUs, 8 per machine; the learning rate is
+for that batch size. On fewer or more GPUs the batch size stays the same, and must be divisible by
+their number. If it does not fit in memory, --config.accumulate=N computes it in N micro-batches.
+Batch norm sees one micro-batch of one GPU. Images are resized with Pillow's bilinear filter, as in
+the original (data.antialias=True).
 """
 
 from jaxspeed.config import fields

@@ -27,12 +27,13 @@ fewer GPUs it stays the same, and must be divisible by their number. If it does 
 --config.accumulate=N computes it in N micro-batches.
 
 Differences from the originals: our norms see one micro-batch of one GPU, theirs up to 424 images.
-Fujitsu's crops, of 5 to 90 % of an image with sides of 2:3 to 3:2, end after 85 epochs. The
+Fujitsu's crops cover 5 to 90 % of an image, with sides of 2:3 to 3:2, and end after 85 epochs. The
 reference's crops draw a height in up to 100 attempts and contain at least a tenth of an annotated
-box or of the image. Ours share only their smallest area: they are torchvision's, which draw an area
-in up to 10 attempts. In 4:3 photographs without boxes theirs cover 39 % of the area on average,
-ours 42 %. MLPerf's reference resizes without antialiasing (tf.compat.v1.image.resize), and so do
-its points here (data.antialias=False). 81920 resizes with Pillow's filter; Fujitsu's is unknown.
+box or of the image. Ours have only the smallest area in common with them: they are torchvision's,
+which draw an area in up to 10 attempts. In 4:3 photographs without boxes, the reference's cover
+39 % of the area on average, ours 42 %. MLPerf's reference resizes without antialiasing
+(tf.compat.v1.image.resize), and so do its points here (data.antialias=False). 81920 resizes with
+Pillow's filter; Fujitsu's is unknown.
 """
 
 import math
@@ -76,7 +77,7 @@ def base():
   config.model.zero_init = False
   config.augment.min_scale = 0.05
   config.optimizer.name = "lars"
-  # As often as in the originals; crops of 224 pixels from images with a short side of 256.
+  # Evaluates as often as the originals, on 224-pixel crops of images with a short side of 256.
   config.eval.update(every_epochs=4, resize=256 / 224)
   return config
 
@@ -100,7 +101,7 @@ def set_point(config, rate, warmup, momentum, decay, fall):
 
 
 def set_fujitsu(config):
-  """Set 90 epochs of 16 steps; decay follows the learning rate, constant in the last 2 epochs."""
+  """Set 90 epochs of 16 steps; decay follows the learning rate, which is constant in the last 2."""
   config.epochs = 90.0
   config.target = 0.7508
   config.optimizer.update(

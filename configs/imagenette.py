@@ -3,8 +3,9 @@
   python -m jaxspeed.train --config=configs/imagenette.py --config.data.path=PATH/imagenette2-320
 
 Source of the data set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 192, evaluation
-on rectangles in the last phase, label smoothing, and SGD with one cycle. The batch size is that of
-all GPUs together. Images are resized with Pillow's bilinear filter (data.antialias=True).
+on rectangles in the last phase, label smoothing, and SGD with a one-cycle learning rate. The
+batch size is that of all GPUs together. Images are resized with Pillow's bilinear filter
+(data.antialias=True).
 """
 
 from jaxspeed.config import fields
