@@ -2,8 +2,8 @@
 
     python scripts/bench_average.py --out=results/average.json
 
-Trains a recipe without an average, as an average changes no step, and keeps one by each rule beside
-it. After each epoch all are evaluated, and the live weights.
+Trains a recipe without an average, and keeps one average by each rule beside it: averages change no
+step. After each epoch the live weights and all the averages are evaluated.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
-Rule = Callable[[int, int], np.ndarray]  # of the steps of a run and of an epoch
+Rule = Callable[[int, int], np.ndarray]  # (steps of a run, of an epoch) -> kept shares
 
 
 def fixed(total: int, epoch: int) -> np.ndarray:
-  """myrtle's: the same share at all updates, from the first weights on."""
+  """myrtle's rule: the same share at every update, beginning with the first weights."""
   return schedules.average_keep(total, epoch, decay=0.99, every=5)
 
 
 def corrected(keep: np.ndarray) -> np.ndarray:
-  """As Adam corrects its averages: the same weights as `keep` gives, without the first state's."""
+  """The average by `keep` without the share of the first state, as Adam corrects its averages."""
   left = np.cumprod(keep)
   before = np.concatenate([[1.0], left[:-1]])
   return np.where(keep < 1, keep * (1 - before) / (1 - left), 1.0)
@@ -87,7 +87,7 @@ def accuracies(feed: Feed, plan: Plan, seed: int) -> dict[str, list[float]]:
 
 
 def weights_of(carry: Carry) -> dict:
-  """Parameters and running statistics, in memory of their own."""
+  """Copies of the parameters and running statistics on the host."""
   return jax.tree.map(np.array, jax.device_get(carry.state.evaluated()))
 
 

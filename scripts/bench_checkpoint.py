@@ -2,8 +2,8 @@
 
     python scripts/bench_checkpoint.py configs/smoke_imagenet.py --out=results/checkpoint_cost.json
 
-Turn by turn in one process: steps of the first phase on one batch of noise, then a save as the loop
-makes it, which training waits for, with the removal of the oldest of those that are kept.
+Turn by turn in one process: steps of the first phase on one batch of noise, then a save. As in a
+run, training waits for the save, and the oldest checkpoint is removed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from jaxspeed.steps.state import Carry
 
 
 def load_config(path: pathlib.Path):
-  """`get_config()` of a recipe."""
+  """Returns the `get_config()` of a recipe."""
   spec = importlib.util.spec_from_file_location(path.stem, path)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
@@ -82,7 +82,7 @@ def main() -> None:
       jax.block_until_ready(carry)
       middle, cpu_before = time.perf_counter(), time.process_time()
       checkpoints.save(turn + 1, carry, {})
-      if turn:  # the first one imports Orbax
+      if turn:  # the first turn imports Orbax
         steps.append((middle - start) / arguments.steps)
         saves.append(time.perf_counter() - middle)
         cpu.append(time.process_time() - cpu_before)

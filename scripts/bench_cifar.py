@@ -5,13 +5,14 @@
 
 In this order, and never two at once:
 
-1. `jaxspeed.train` in a Python of its own with an empty cache of programs (the first compilation),
-   then --cold_starts times with that cache: seconds from the start of Python to the accuracy, of
-   runs without a warm-up. One that ends below the target has not reached it.
-2. Each peer's script, as it is, in a process and a scratch folder of its own, to the end of its
-   warm-up run, and `jaxspeed.train` to the end of its own. Then they are held (`run_held.py`).
-3. --runs rounds of one of our runs and one of each peer's, every other round backwards. Seconds are
-   airbench's rule on both sides: whitening, training, final evaluation with its test-time
+1. `jaxspeed.train` in its own Python process, once with an empty cache of programs (the first
+   compilation), then --cold_starts times with that cache. These runs have no warm-up; they are
+   timed from the start of Python to the accuracy. One that ends below the target has not reached
+   it.
+2. Each peer's script, unchanged, in its own process and scratch folder, to the end of its warm-up
+   run, and `jaxspeed.train` to the end of its own. Then they are held (`run_held.py`).
+3. --runs rounds of one of our runs and one of each peer's, every other round backwards. Seconds
+   follow airbench's rule on both sides: whitening, training, final evaluation with its test-time
    augmentation; no compiling, loading, warm-up or validation between epochs. Peers time
    themselves by CUDA events; our clock is the host's, read when the device is done.
 4. The matrix-product ceiling, and the operations of a run (`count_flops.py`).
@@ -45,7 +46,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
-from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
+from jaxspeed.models import make  # noqa: F401  registers the families of config.model
 from jaxspeed.records.statistics import p_value_of_at_most
 from jaxspeed.records.writer import read_metrics
 
@@ -57,10 +58,10 @@ from jaxspeed.config import stored
 def get_config():
   return stored.load(pathlib.Path({path!r}))
 """
-# Of airbench's table, the row behind a run; of `jaxspeed.train`, the line before one.
+# The row that airbench prints after a run; the line that `jaxspeed.train` prints before one.
 _END_OF_RUN = r"\|.*\|\s*eval\s*\|"
 _START_OF_RUN = r"run \d+ of \d+, seed"
-_MOST_SECONDS = 600.0  # of ours, for compiling or a run
+_MOST_SECONDS = 600.0  # for our compilation, or one of our runs
 _PEER_IMAGES = """\
 import numpy, torch
 for split in ("train", "test"):
@@ -76,7 +77,7 @@ class Ended(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What the flags say: see `main`."""
+  """Values of the flags: see `main`."""
 
   runs: int
   cold_starts: int
@@ -87,20 +88,20 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Seconds by airbench's rule and accuracy, a fraction, of one run."""
+  """Seconds of one run by airbench's rule, and its accuracy as a fraction."""
 
   seconds: float
   accuracy: float
 
 
 class Held:
-  """A process that stands still behind the lines that match a pattern (`run_held.py`).
+  """A process that pauses after each line that matches a pattern (`run_held.py`).
 
   Args:
-    arguments: of run_held.py behind the pattern: what to run.
-    pattern: of the lines.
+    arguments: what to run: the arguments of run_held.py after the pattern.
+    pattern: regular expression of the lines.
     folder: where it runs.
-    seconds: most that it may take from one such line to the next.
+    seconds: the longest time from one such line to the next.
     environment: variables to add.
   """
 
@@ -128,7 +129,7 @@ class Held:
     threading.Thread(target=self._read, daemon=True).start()
 
   def go_on(self) -> None:
-    """Lets it run to the next such line.
+    """Lets it run to the next matching line.
 
     Raises:
       Ended: it has ended.
@@ -141,7 +142,7 @@ class Held:
       raise Ended(self._last_words()) from None
 
   def wait(self) -> list[str]:
-    """The lines it has printed, once it stands still behind the last of them.
+    """Returns the lines it has printed, once it pauses after the last of them.
 
     Raises:
       Ended: it ended, or took too long.
@@ -159,7 +160,7 @@ class Held:
     return lines
 
   def close(self) -> None:
-    """Ends it, and by force what is still there after ten seconds."""
+    """Ends it, by force if it is still there after ten seconds."""
     assert self._process.stdin is not None
     with contextlib.suppress(OSError):
       self._process.stdin.close()
@@ -195,7 +196,7 @@ class Peer:
   Args:
     script: the file.
     folder: where it runs; cifar10/ inside it holds its images.
-    seconds: most that a run may take, compiling included.
+    seconds: the longest time for a run, compiling included.
   """
 
   def __init__(self, script: pathlib.Path, folder: pathlib.Path, *, seconds: float) -> None:
@@ -215,7 +216,7 @@ class Peer:
     """Lets it do one more run.
 
     Raises:
-      Ended: it failed, or prints another table.
+      Ended: it failed, or does not print airbench's table.
     """
     self._held.go_on()
     row = self._read_row()
@@ -225,7 +226,7 @@ class Peer:
       raise Ended(f"its table has no number time_seconds or tta_val_acc: {row}") from None
 
   def _read_row(self) -> dict[str, str]:
-    """The row behind a run, by its columns."""
+    """Returns the row printed after a run, by column."""
     for line in self._held.wait():
       cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
       if "time_seconds" in cells:
@@ -234,19 +235,19 @@ class Peer:
 
 
 class Ours:
-  """`jaxspeed.train` with many seeds and one compilation, held between them.
+  """`jaxspeed.train` with many seeds and one compilation, held between the runs.
 
   Args:
     config: of the runs.
-    runs: that will be asked for.
+    runs: how many runs will be asked for.
     folder: new; the runs' own folders are made in it.
-    alone: whether nothing else wants the device's memory, most of which JAX takes for itself.
+    alone: whether it may take most of the device's memory, as JAX does by default.
   """
 
   def __init__(self, config: ConfigDict, runs: int, folder: pathlib.Path, *, alone: bool) -> None:
     folder.mkdir()
     config = config.copy_and_resolve_references()
-    # One more than wanted: it is held before it, and ends there.
+    # One run more than wanted: the process is held before that run, and ends there.
     config.runs = runs + 1
     recipe, self._workdir = write_recipe(config, folder / "recipe.py"), folder / "runs"
     self._held = Held(
@@ -269,7 +270,7 @@ class Ours:
     self._held.wait()
 
   def run(self, number: int) -> Run:
-    """Lets it do the run with this number, from 0; `result` and `memory_gb` are of this one then.
+    """Lets it do run `number`, counted from 0, and sets `result` and `memory_gb` to those of it.
 
     Raises:
       Ended: it failed.
@@ -289,17 +290,17 @@ def last_line(text: str) -> str:
 
 
 def find_peers(paths: list[str]) -> dict[str, pathlib.Path]:
-  """The peers' scripts by their names: files as named, of a folder those that are known.
+  """Returns the peers' scripts by name: files as given, and the known scripts of each folder.
 
   Raises:
-    UserError: a path that is not there, or a folder without any of them.
+    UserError: a path does not exist, or a folder has none of the known scripts.
   """
   found: list[pathlib.Path] = []
   for path in map(pathlib.Path, paths):
     if path.is_file():
       found.append(path)
       continue
-    # Those of the folder itself come before copies in folders below.
+    # Scripts in the folder itself come before copies in its subfolders.
     scripts = [
       next(iter([*path.glob(name), *sorted(path.glob(f"*/{name}"))]), None)
       for name in _PEER_SCRIPTS
@@ -314,10 +315,10 @@ def find_peers(paths: list[str]) -> dict[str, pathlib.Path]:
 
 
 def write_peer_images(arrays: Any, folder: pathlib.Path) -> str | None:
-  """Our images where the peers' loaders look for them: both sides train on the same ones.
+  """Writes our images where the peers' loaders look, so that both sides train on the same ones.
 
-  In a process of its own: two frameworks in one share neither GPU nor libraries well. Returns what
-  went wrong, without PyTorch above all.
+  Runs in its own process, because two frameworks in one share neither GPU nor libraries well.
+  Returns what went wrong (most often, PyTorch is missing), or None.
   """
   folder.mkdir(parents=True)
   for split, images, labels in (
@@ -332,7 +333,7 @@ def write_peer_images(arrays: Any, folder: pathlib.Path) -> str | None:
 
 
 def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
-  """A recipe of a config with its overrides, for the commands that other processes run."""
+  """Writes a config with its overrides as a recipe, for commands in other processes."""
   stored = path.with_suffix(".json").resolve()
   stored_lib.save(config, stored)
   path.write_text(_RECIPE.format(path=str(stored)))
@@ -340,7 +341,7 @@ def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
 
 
 def start_cold(recipe: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
-  """A whole run in a Python of its own, without a warm-up: its result.json.
+  """Runs a whole training in its own Python process, without a warm-up; returns its result.json.
 
   Raises:
     UserError: the run failed.
@@ -355,7 +356,7 @@ def start_cold(recipe: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def summarize_starts(results: list[dict[str, Any]], target: float) -> dict[str, Any]:
-  """Compile and process seconds of `start_cold`'s results, of which the first had no cache.
+  """Compile and process seconds of `start_cold`'s results; the first run had no cache.
 
   Compile seconds are summed over the threads that compile side by side.
   """
@@ -379,7 +380,7 @@ def summarize_starts(results: list[dict[str, Any]], target: float) -> dict[str, 
 def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
   """10^12 operations of a run: as XLA counts them, and with the products of padding.
 
-  Counted in a process of its own, without the GPU. None, and a sentence, where that fails.
+  Counts in a process of its own, without the GPU. If that fails, prints why and returns None.
   """
   counted = config.copy_and_resolve_references()
   counted.tune_on = "test"  # the resolved numbers of images are those without the hold-out
@@ -402,7 +403,7 @@ def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | 
 
 @contextlib.contextmanager
 def dropping(name: str, peers: dict[str, Peer], failed: dict[str, str]) -> Iterator[None]:
-  """Closes a peer that fails, and goes on without it."""
+  """Closes a peer that fails, so that the benchmark goes on without it."""
   try:
     yield
   except Ended as error:
@@ -415,7 +416,7 @@ def dropping(name: str, peers: dict[str, Peer], failed: dict[str, str]) -> Itera
 def warmed_peers(
   scripts: dict[str, pathlib.Path], folder: pathlib.Path, seconds: float, failed: dict[str, str]
 ) -> Iterator[dict[str, Peer]]:
-  """The peers that came through their warm-up, one after the other; the others are in `failed`."""
+  """Warms the peers up one after another; yields those that succeed, adds others to `failed`."""
   peers: dict[str, Peer] = {}
   try:
     for name, script in scripts.items():
@@ -440,7 +441,7 @@ def run_rounds(
   rounds: int,
   save: Callable[[dict[str, list[Run]]], None],
 ) -> dict[str, list[Run]]:
-  """Runs of "jaxspeed" and of each peer; `save` is called after each round."""
+  """Returns the runs of "jaxspeed" and of each peer; calls `save` after each round."""
   runs: dict[str, list[Run]] = {name: [] for name in ("jaxspeed", *peers)}
   for number in range(rounds):
     names = ["jaxspeed", *peers]
@@ -464,7 +465,7 @@ def summarize_runs(runs: list[Run]) -> dict[str, Any]:
 
 
 def compare(ours: list[Run], theirs: list[Run]) -> dict[str, Any]:
-  """A peer's summary, and our seconds over its: of the means, and round by round."""
+  """A peer's summary, and the ratio of our seconds to its: of the means, and round by round."""
   seconds = [run.seconds for run in ours], [run.seconds for run in theirs]
   means = [benchmarking.interval(each)["mean"] for each in seconds]
   return summarize_runs(theirs) | {
@@ -474,7 +475,7 @@ def compare(ours: list[Run], theirs: list[Run]) -> dict[str, Any]:
 
 
 def report_of(runs: dict[str, list[Run]], failed: dict[str, str], target: float) -> dict[str, Any]:
-  """What the rounds so far say."""
+  """The report on the rounds so far."""
   ours = runs["jaxspeed"]
   summary = summarize_runs(ours)
   if len(ours) > 1:
@@ -513,7 +514,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _cells(side: dict[str, Any]) -> list[str]:
-  """A row of the table, of `summarize_runs`."""
+  """The cells of a row of the table, from `summarize_runs`."""
   seconds, accuracy = side["seconds"], side["accuracy"]
   percent = {k: 100 * accuracy[k] if accuracy[k] is not None else None for k in ("mean", "ci95")}
   sd, percent_sd = (
@@ -541,7 +542,7 @@ def _list(values: list[float | None]) -> str:
 
 
 def check(config: ConfigDict | None) -> ConfigDict:
-  """The config, or a UserError where it cannot be timed here."""
+  """Returns the config, or raises a UserError if it cannot be timed here."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe to time, as in configs/cifar10.py.")
   if config.data.feed != "resident":
@@ -552,7 +553,7 @@ def check(config: ConfigDict | None) -> ConfigDict:
 
 
 def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[str, Any]:
-  """`summarize_starts` of a process with an empty cache, and `starts` more."""
+  """`summarize_starts` of one run with an empty cache and `starts` runs with that cache."""
   recipe, results = write_recipe(config, scratch / "recipe.py"), []
   for _ in range(1 + starts):
     results.append(start_cold(recipe, scratch / "cold"))
@@ -561,13 +562,13 @@ def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[
 
 
 def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[str, Any]:
-  """The whole benchmark; its report, which is also written to `options.out`.
+  """Runs the whole benchmark; returns its report, and writes it to `options.out`.
 
   Raises:
-    UserError: a mistake in the config, or ours failed.
+    UserError: a mistake in the config, or our own run failed.
   """
   scripts = find_peers(options.peers)
-  # Its own, so that the first compilation is one.
+  # A new cache, so that the first compilation does compile.
   config.compile_cache = config.compile_cache or str(scratch / "programs")
   report: dict[str, Any] = {
     "what": "Whole runs by airbench's clock (whitening, training, final evaluation), ours and the "
@@ -605,7 +606,7 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     "tflop": count_tflop(resolved, scratch),
   }
   if report["tflop"]:
-    # As published figures count, and as a GPU computes: padding is multiplied too.
+    # Products of padding count, as in published figures: a GPU computes them too.
     achieved = report["tflop"]["with_padding"] / report["jaxspeed"]["seconds"]["mean"]
     share = achieved / report["ceiling_tflops"]
     report |= {"achieved_tflops": achieved, "share_of_ceiling": share}

@@ -29,7 +29,7 @@ RATE, MOMENTUM, DECAY, CELU_ALPHA = 0.01, 0.9, 5e-4, 0.3
 
 
 class TorchBlock(torch.nn.Module):
-  """Convolution, norm and activation with an optional pool behind them."""
+  """Convolution, norm and activation, followed by an optional pool."""
 
   def __init__(self, inputs: int, features: int, activation: torch.nn.Module, pool: bool = False):
     super().__init__()
@@ -45,7 +45,7 @@ class TorchBlock(torch.nn.Module):
 
 
 class TorchResNet9(torch.nn.Module):
-  """The first rung of cifar10-fast's ladder: pools behind the activations."""
+  """The first rung of cifar10-fast's ladder: pools after the activations."""
 
   def __init__(self, width: int, activation: torch.nn.Module):
     super().__init__()
@@ -69,7 +69,7 @@ class TorchResNet9(torch.nn.Module):
 
 @torch.no_grad()
 def copy_weights(params, net: TorchResNet9):
-  """Our first weights, so that both begin with the same loss."""
+  """Copies our initial weights to `net`, so that both begin with the same loss."""
   blocks = [module for module in net.modules() if isinstance(module, TorchBlock)]
   residuals = [f"layer{group}_residual{i}" for group in (1, 3) for i in (1, 2)]
   names = ["prep", "layer1", *residuals[:2], "layer2", "layer3", *residuals[2:]]
@@ -107,7 +107,7 @@ def make_model(width, activation):
 
 
 def make_jax_step(variables, images, labels, width, activation):
-  """As `make_torch_step`, on the CPU of JAX."""
+  """As `make_torch_step`, in JAX on the CPU."""
   model = make_model(width, activation)
   optimizer = optax.chain(
     optax.add_decayed_weights(DECAY), optax.sgd(RATE, MOMENTUM, nesterov=True)
@@ -163,7 +163,7 @@ def main():
   init = jax.jit(functools.partial(make_model(*net[2:]).init, train=False))
   variables = init(jax.random.key(0), images[:1])
   steps = {
-    # PyTorch's first: the other one gives its first weights away.
+    # PyTorch's first: it copies the initial weights, which jaxspeed's step then donates.
     "torch": make_torch_step(variables["params"], *net),
     "jaxspeed": make_jax_step(variables, *net),
   }

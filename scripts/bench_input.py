@@ -11,21 +11,21 @@ All read the same JPEG files from the page cache and make batches of random crop
                     decode_and_crop_jpeg, tf.image.resize(antialias=True), uint8; not mirrored
   dataloader        PyTorch's DataLoader with one worker: Pillow decodes, RandomResizedCrop,
                     mirrored, uint8
-  libjpeg_area      a plain loop: libjpeg-turbo decodes whole images, OpenCV resizes the crop by
-                    INTER_AREA, a box in place of Pillow's triangle, uint8
+  libjpeg_area      a plain loop: libjpeg-turbo decodes whole images, OpenCV resizes the crop with
+                    INTER_AREA, a box filter instead of Pillow's triangle, uint8
 
   between the nearest pixels, without antialiasing:
   jaxspeed_nearest  TrainStream with config.data.antialias=False
   tfdata            bare tf.data, their yardstick
-  tfboxes           the same with crops of torchvision's distribution, drawn beforehand; those of
-                    TensorFlow's are 15 % smaller in the mean (66 and 78 kilopixels of 100 ImageNet
-                    photographs, least area 0.08)
+  tfboxes           the same with crops of torchvision's distribution, drawn beforehand;
+                    TensorFlow's are 15 % smaller on average (66 against 78 kilopixels in 100
+                    ImageNet photographs, least area 0.08)
   flax              as Flax's ImageNet example: tfdata, but bicubic, mirrored, normalised to float32
-  libjpeg           libjpeg_area, but by INTER_LINEAR
+  libjpeg           libjpeg_area, but with INTER_LINEAR
 
 A pipeline whose packages are missing is left out. Every round starts each pipeline in a process
 of its own on one core, one after the other, and times it after a few batches. CPU time decides,
-because a shared machine's wall time holds its neighbours' work too.
+because wall time on a shared machine includes its neighbours' work.
 """
 
 import argparse
@@ -55,7 +55,7 @@ import rich.table
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
 
-# Before the pipelines' own libraries are imported: they start as many threads as these say.
+# Set before the pipelines import their libraries, which start as many threads as these say.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "OMP_NUM_THREADS": "1",
@@ -63,7 +63,7 @@ _ENVIRONMENT = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",  # as jaxspeed sets it
 }
-# Those that antialias are compared with each other, the others too.
+# Pipelines that antialias are compared with each other, and so are those that do not.
 _ANTIALIASED = ("jaxspeed", "tfdata_antialias", "dataloader", "libjpeg_area")
 _YARDSTICKS = {True: "tfdata_antialias", False: "tfdata"}
 _RATIOS = (3 / 4, 4 / 3)
@@ -73,7 +73,7 @@ _IMAGENET_STD = np.array([0.229, 0.224, 0.225], np.float32) * 255
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One timing of one pipeline: `batches` batches after `warm_batches` that are not timed."""
+  """One timing of one pipeline: `warm_batches` untimed batches, then `batches` timed ones."""
 
   pipeline: str
   root: str  # holds train/CLASS/FILE and val/CLASS/FILE
@@ -87,7 +87,7 @@ class Task:
 
   @property
   def images_read(self) -> int:
-    """More than are timed: batches are made ahead at the end too."""
+    """More images than are timed, because batches are made ahead at the end too."""
     return (self.warm_batches + self.batches + 4) * self.batch
 
   def files(self) -> list[str]:
@@ -103,7 +103,7 @@ class Timing:
   images: int
   cpu_s: float
   wall_s: float
-  mean_pixel: float  # of the last batch that is not timed, 0 ... 255
+  mean_pixel: float  # of the last untimed batch, 0 ... 255
   versions: dict[str, str]
 
 
@@ -114,7 +114,7 @@ class Source:
   data: str
   root: str
   files: int
-  left_out: int  # no JPEG, or neither RGB nor grey: not every pipeline can read them
+  left_out: int  # files that not every pipeline can read: no JPEG, or neither RGB nor grey
   mean_bytes: float
   mean_width: float
   mean_height: float
@@ -222,12 +222,12 @@ def random_box(
 
 
 class PillowFiles:
-  """A data set for PyTorch's DataLoader: uint8 [size, size, 3] of a file."""
+  """A data set for PyTorch's DataLoader: one uint8 image [size, size, 3] per file."""
 
   def __init__(self, task: Task):
     self.task, self.files, self.crop = task, task.files(), self._crop
     self.rng = np.random.default_rng(task.seed)
-    # A torchvision that was built for another torch raises a RuntimeError.
+    # A torchvision built for another version of torch raises a RuntimeError.
     with contextlib.suppress(ImportError, RuntimeError):
       from torchvision import transforms
 
@@ -268,7 +268,7 @@ def open_dataloader(task: Task) -> Iterator[np.ndarray]:
 
 
 def _make_decoder() -> Callable[[bytes], np.ndarray]:
-  """RGB of a whole JPEG file, by simplejpeg where it is installed, else by OpenCV."""
+  """A function from a whole JPEG file to RGB, by simplejpeg if installed, else by OpenCV."""
   if find_spec("simplejpeg"):
     import simplejpeg
 
@@ -304,7 +304,7 @@ def open_libjpeg(task: Task, *, area: bool = False) -> Iterator[np.ndarray]:
 
 
 _OURS = ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.imageset")
-# What makes a pipeline's batches, and the modules that it needs.
+# Each pipeline's function that makes its batches, and the modules that it needs.
 PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ...]]] = {
   "jaxspeed": (open_jaxspeed, _OURS),
   "tfdata_antialias": (functools.partial(open_tfdata, antialias=True), ("tensorflow",)),
@@ -319,11 +319,11 @@ PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ..
 
 
 def cpu_seconds() -> float:
-  """User and system time of this process and of its children that are alive, with their threads."""
+  """User and system time of this process and its living children, including their threads."""
   usage = resource.getrusage(resource.RUSAGE_SELF)
   ticks = 0
   for child in multiprocessing.active_children():
-    # RUSAGE_CHILDREN would leave them out until they have ended.
+    # RUSAGE_CHILDREN leaves children out until they have ended.
     stat = pathlib.Path(f"/proc/{child.pid}/stat").read_text()
     # utime and stime are fields 14 and 15 of proc(5); the second one, a name, may hold blanks.
     ticks += sum(map(int, stat.rpartition(")")[2].split()[11:13]))
@@ -331,8 +331,8 @@ def cpu_seconds() -> float:
 
 
 def measure(task: Task) -> Timing:
-  """Times one pipeline in this process, which is to be a fresh one."""
-  # Before the pipeline's imports: thread pools take their sizes from the cores that are allowed.
+  """Times one pipeline in this process, which must be a fresh one."""
+  # Set before the pipeline's imports: thread pools are as large as the number of allowed cores.
   os.sched_setaffinity(0, {task.core})
   batches = PIPELINES[task.pipeline][0](task)
   for _ in range(task.warm_batches):
@@ -359,7 +359,7 @@ def _imported_versions() -> dict[str, str]:
 
 
 def measure_apart(task: Task) -> Timing:
-  """`measure` in a process that nothing has run in before."""
+  """Runs `measure` in a fresh process."""
   spawn = multiprocessing.get_context("spawn")
   with ProcessPoolExecutor(1, mp_context=spawn) as pool:
     return pool.submit(measure, task).result()
@@ -386,7 +386,7 @@ def _size_of(file: pathlib.Path) -> tuple[int, int] | None:
 def link_source(data: str, limit: int, root: pathlib.Path) -> Source:
   """Links at most `limit` files of `data`, drawn at random, to root/train/CLASS; reads them once.
 
-  The first of a class is its validation set too: this package asks for one.
+  The first file of a class is also its validation set, because jaxspeed requires one.
 
   Raises:
     UserError: there is no JPEG.
@@ -413,7 +413,7 @@ def link_source(data: str, limit: int, root: pathlib.Path) -> Source:
 
 
 def missing_module(pipeline: str) -> str | None:
-  """The first of the modules it needs that is not installed."""
+  """Returns the first module that a pipeline needs and that is not installed."""
   return next((m for m in PIPELINES[pipeline][1] if not find_spec(m)), None)
 
 
@@ -423,7 +423,7 @@ def _mean_and_sd(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
-  """A row for each pipeline: rates over the rounds, and ratios to its yardstick's of the round."""
+  """A row per pipeline: rates over the rounds, and ratios to its yardstick's in the same round."""
   core = {name: [t.images / t.cpu_s for t in each] for name, each in timings.items()}
   rows = []
   for name, each in timings.items():
@@ -495,7 +495,7 @@ def parse_flags() -> argparse.Namespace:
 
 
 def time_in_turns(tasks: list[Task], rounds: int) -> dict[str, list[Timing]]:
-  """Timings of each task's pipeline, one a round; every other round goes backwards."""
+  """Timings of each task's pipeline, one per round; every other round goes backwards."""
   timings: dict[str, list[Timing]] = {task.pipeline: [] for task in tasks}
   for number in range(rounds):
     for task in tasks if number % 2 == 0 else reversed(tasks):

@@ -2,8 +2,8 @@
 
     python scripts/bench_lars.py --depth=50 --turns=20 --out=lars.json
 
-Both are compiled whole: gradients and parameters in, new parameters out. A turn is one program of
-several steps, whose gradients differ by a factor, so that no norm can be kept for the next step.
+Each is compiled as a whole: gradients and parameters in, new parameters out. A turn is one program
+of several steps. Their gradients differ by a factor, so that no step can reuse another's norms.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def ours() -> optax.GradientTransformationExtraArgs:
 
 
 def optaxs(params: PyTree) -> optax.GradientTransformationExtraArgs:
-  """optax.lars, which leaves the same parameters out: all but kernels."""
+  """optax.lars, which skips the same parameters as ours: all but kernels."""
   kernels = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
 
   def make(learning_rate):

@@ -1,11 +1,11 @@
-"""What a slow disk costs: images a second of `TrainStream` with and without a delay of each open.
+"""What a slow disk costs: images per second of `TrainStream` with and without a delay per open.
 
     python scripts/bench_latency.py --data=imagenette --data=sets/imagenette/1.0.0 --delay_ms=20
 
 A preloaded library, compiled here by cc, makes each open of a JPEG or a TFRecord wait, as a network
-disk does. Every round times each data set without and with the delay, in processes of their own one
-after the other; the ratio of the two is taken within the round, because other work on the machine
-changes the rates and not their ratio. `--beside=CHECKOUT` times another version in the same rounds.
+disk does. Every round times each data set without and with the delay, one after the other, each in
+its own process. The ratio of the two is taken within the round, because other work on the machine
+changes the rates but not their ratio. `--beside=CHECKOUT` times another version in the same rounds.
 """
 
 import argparse
@@ -55,7 +55,7 @@ DELAYED(open64)
 
 
 def compile_library(folder: pathlib.Path) -> pathlib.Path:
-  """The library that makes opens wait for OPEN_DELAY_MS milliseconds; needs a C compiler."""
+  """Compiles the library that makes opens wait OPEN_DELAY_MS milliseconds; needs a C compiler."""
   source, library = folder / "open_delay.c", folder / "open_delay.so"
   source.write_text(_LIBRARY)
   subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -63,12 +63,12 @@ def compile_library(folder: pathlib.Path) -> pathlib.Path:
 
 
 def measure(flags: argparse.Namespace) -> dict[str, float]:
-  """Images a second of one data set, by wall and by CPU time, in this process."""
+  """Images per second of one data set, by wall time and by CPU time, in this process."""
   from jaxspeed.data.disk.imageset import open_images
   from jaxspeed.data.disk.streams import TrainStream
 
   images = open_images(name="bench", path=flags.data[0], cache=flags.cache)
-  # From here on; reading the headers is not timed.
+  # Opens wait from here on; reading the headers is not delayed.
   os.environ["OPEN_DELAY_MS"] = str(flags.delay_ms)
   batches = math.ceil(flags.images / flags.batch)
   an_epoch = math.ceil(len(images.train) / flags.batch)
@@ -79,7 +79,7 @@ def measure(flags: argparse.Namespace) -> dict[str, float]:
     batch_size=flags.batch,
     min_scale=0.08,
     flip="random",
-    # More than are timed: batches are made ahead at the end too.
+    # More steps than are timed, because batches are made ahead at the end too.
     steps=[divmod(step, an_epoch) for step in range(flags.warm_batches + batches + 16)],
   )
   for _ in range(flags.warm_batches):
@@ -93,7 +93,7 @@ def measure(flags: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_apart(flags: argparse.Namespace, data: str, delay_ms: int, checkout: str) -> dict:
-  """`measure` in a process of its own, of the package in `checkout`."""
+  """Runs `measure` in its own process, with the package in `checkout`."""
   command = [sys.executable, __file__, "--measure", f"--data={data}", f"--delay_ms={delay_ms}"]
   for name in ("images", "batch", "image_size", "warm_batches", "cache"):
     command.append(f"--{name}={getattr(flags, name)}")

@@ -2,8 +2,8 @@
 
     python scripts/bench_processes.py --turns=5 --out=processes.json
 
-Both do the same work on the same cores: one process takes its batch in two parts, so that norms see
-as many images. What two take longer is the exchange of gradients and the agreement after each step.
+Both do the same work on the same cores: the one process computes its batch in two parts, so that
+norms see as many images. The two processes also exchange gradients and agree after each step.
 """
 
 import argparse
@@ -24,10 +24,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def train(flags: Sequence[str], folder: pathlib.Path, processes: int) -> float:
-  """Median seconds of a step, over the epochs behind the first, of a run of some processes.
+  """Returns a run's median seconds per step, over the epochs after the first.
 
   Raises:
-    RuntimeError: a process did not end well; with what it printed.
+    RuntimeError: a process failed; the message is what the processes printed.
   """
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def train(flags: Sequence[str], folder: pathlib.Path, processes: int) -> float:
   started = []
   for i in range(processes):
     peers = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}", f"--process_id={i}"]
-    # Several CPU devices wait for each other in threads of one pool (PJRT_NPROC).
+    # CPU devices wait for each other in threads of one pool, whose size is PJRT_NPROC.
     variables = os.environ | {
       "JAX_PLATFORMS": "cpu",
       "PJRT_NPROC": "16",

@@ -8,10 +8,10 @@ lies on the device. Ours is the step of `jaxspeed.train` on a stream, with its n
 accuracies. PyTorch's is torchvision's ResNet-50 (its like below where that is not installed)
 with torch.compile, channels-last, autocast to bfloat16, cudnn.benchmark and fused SGD.
 
-Each framework has a process of its own for each size and batch; a process stands still while the
-other computes. One that has too little memory beside the other is timed again alone, and a row
-says so; one that has too little then too is a row that says that. At --variants_at, ours is also
-timed with LARS, with BlurPool and with ghost norm (of 32 images), in turns with SGD.
+Each framework has a process of its own for each size and batch; a process pauses while the other
+computes. A framework that runs out of memory beside the other is timed again alone, and its row
+says so; if it still runs out, the row says that. At --variants_at, ours is also timed with LARS,
+with BlurPool and with ghost norm (of 32 images), in turns with SGD.
 
 The report is written after every row: a benchmark that is cut off keeps what it has.
 """
@@ -50,7 +50,7 @@ VARIANTS = ("lars", "blurpool", "ghost_norm")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """Side of the images, images of a step, and the net that takes them."""
+  """Side of the images, images per step, and the net that takes them."""
 
   size: int
   batch: int
@@ -69,7 +69,7 @@ class Contestant:
 
 @dataclasses.dataclass
 class Timing:
-  """A contestant at a shape: what it cost to prepare, and seconds a step of each turn."""
+  """A contestant at a shape: what preparing it cost, and the seconds per step of each turn."""
 
   prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
   step_s: list[float] = dataclasses.field(default_factory=list)
@@ -81,7 +81,7 @@ class WorkerFailed(Exception):
 
 
 def training_flops(depth: int, width: int, size: int) -> float:
-  """Operations of one image's step, two a product: forward, and twice that backward.
+  """Operations of a step per image, two per product: forward, and twice that backward.
 
   Products of padding count, as in published figures (4.1 x 10^9 products forward for ResNet-50 at
   224 pixels); the gradient of the image is not computed and does not count.
@@ -110,11 +110,11 @@ def training_flops(depth: int, width: int, size: int) -> float:
 
 
 def make_config(shape: Shape, variant: str) -> Any:
-  """The recipe of a step: ImageNet's, with one thing changed by a variant."""
+  """The config of a step: ImageNet's, with the one change of the variant."""
   from jaxspeed.config import fields
 
   config = fields.imagenet()
-  # As many steps as the table will be asked for: an epoch of one step each.
+  # An epoch is one step here, so this gives the table a row for every step that is asked for.
   config.update(batch_size=shape.batch, precision=shape.precision, epochs=10_000.0)
   config.data.update(image_size=shape.size, train_images=shape.batch, classes=_CLASSES)
   config.data.update(mean=_MEAN, std=_STD)
@@ -188,7 +188,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
 
 
 def memory_gb(program: Any) -> float | None:
-  """10^9 bytes that a compiled program of JAX's needs at once, arguments included."""
+  """Memory that a compiled JAX program needs, in 10^9 bytes, arguments included."""
   memory = program.memory_analysis()
   if memory is None:
     return None
@@ -197,9 +197,9 @@ def memory_gb(program: Any) -> float | None:
 
 
 def make_torch_net(depth: int, width: int) -> tuple[Any, str]:
-  """ResNet in PyTorch, and whose: torchvision's where it has that net, else the one below."""
+  """A PyTorch ResNet and its origin: torchvision's if it has that net, else the one below."""
   if (depth, width) == (50, 64):
-    # A torchvision that was built for another torch raises a RuntimeError.
+    # A torchvision built for another version of torch raises a RuntimeError.
     with contextlib.suppress(ImportError, RuntimeError):
       import torchvision
 
@@ -300,7 +300,7 @@ def make_torch_step(shape: Shape, mode: str) -> tuple[Callable[[int], float], di
 
 
 class Work:
-  """What a worker is asked for, by name."""
+  """Methods that a worker is asked for by name."""
 
   def __init__(self) -> None:
     self._runs: dict[str, Callable[[int], float]] = {}
@@ -317,7 +317,7 @@ class Work:
     return prepared | {"step_s": self.turn(who.variant, _WARM_STEPS)["step_s"], "loss": first_loss}
 
   def turn(self, variant: str, steps: int) -> dict[str, Any]:
-    """Seconds a step of some steps, behind one that is not timed."""
+    """Times some steps, after an untimed one; returns the seconds per step."""
     run = self._runs[variant]
     run(1)
     start = time.perf_counter()
@@ -328,7 +328,7 @@ class Work:
     return {"step_s": seconds / steps}
 
   def ceiling(self, precision: str) -> dict[str, Any]:
-    """The matrix product's rate, and the device."""
+    """Returns the rate of a matrix product, and the device."""
     from jaxspeed.records import provenance
 
     tflops = benchmarking.matrix_product_tflops(precision)
@@ -336,14 +336,14 @@ class Work:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Whether an error of JAX, PyTorch or NumPy says that memory is short."""
+  """Whether an error of JAX, PyTorch or NumPy says that it ran out of memory."""
   text = f"{type(error).__name__}: {error}"
   return bool(re.search(r"RESOURCE_EXHAUSTED|OutOfMemory|out of memory|MemoryError", text))
 
 
 def serve() -> None:
   """Answers requests, a line of JSON each, until the input ends."""
-  # Libraries print what they like to standard output: the answers have one of their own.
+  # Libraries print to standard output; the answers get a stream of their own.
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
   work = Work()
@@ -351,7 +351,7 @@ def serve() -> None:
     request = json.loads(line)
     try:
       answer = getattr(work, request.pop("do"))(**request)
-    except Exception as error:  # whatever it is, it is told, and the other rows go on
+    except Exception as error:  # any error is reported, so that the other rows go on
       said = [part for part in str(error).splitlines() if part.strip()] or [""]
       short = f"{type(error).__name__}: {said[0]}"[:300]
       answer = {"failed": _MEMORY if is_out_of_memory(error) else short}
@@ -362,10 +362,10 @@ def serve() -> None:
 
 
 class Worker:
-  """A process that prepares and times contestants of one framework, and stands still between.
+  """A process that prepares and times contestants of one framework, and pauses in between.
 
   Args:
-    seconds: most that an answer may take.
+    seconds: the longest time for an answer.
   """
 
   def __init__(self, seconds: float) -> None:
@@ -375,17 +375,17 @@ class Worker:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      # JAX would take three quarters of the memory at once: the other framework needs half of it.
+      # JAX would reserve three quarters of the memory, but the other framework needs half of it.
       env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
     )
     self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=self._read, daemon=True).start()
 
   def ask(self, do: str, **request: Any) -> dict[str, Any]:
-    """The answer of `Work`'s method.
+    """Returns the answer of a method of `Work`.
 
     Raises:
-      WorkerFailed: it says that it failed, it ended, or it took too long.
+      WorkerFailed: the worker reports a failure, has ended, or took too long.
     """
     assert self._process.stdin is not None
     try:
@@ -393,14 +393,14 @@ class Worker:
       self._process.stdin.flush()
       line = self._answers.get(timeout=self._seconds)
     except queue.Empty:
-      # Or its late answer would be taken for that to the next question.
+      # Otherwise its late answer would be taken for the answer to the next request.
       self._kill()
       raise WorkerFailed(f"no answer within {self._seconds:g} s") from None
     except OSError:
       line = ""
     if not line:
       code = self._process.wait()
-      # The kernel's way of saying that the host's memory is short.
+      # The kernel kills a process this way when the host runs out of memory.
       raise WorkerFailed(_MEMORY if code == -signal.SIGKILL else f"it ended with code {code}")
     answer = json.loads(line)
     if "failed" in answer:
@@ -408,7 +408,7 @@ class Worker:
     return answer
 
   def close(self) -> None:
-    """Ends it, by force where it has not ended after ten seconds."""
+    """Ends it, by force if it is still there after ten seconds."""
     assert self._process.stdin is not None
     with contextlib.suppress(OSError):
       self._process.stdin.close()
@@ -463,7 +463,7 @@ def time_in_turns(
 
 @contextlib.contextmanager
 def failing(timing: Timing) -> Iterator[None]:
-  """Notes what a worker could not do, and goes on."""
+  """Records a worker's failure in `timing`, and goes on."""
   try:
     yield
   except WorkerFailed as error:
@@ -476,7 +476,7 @@ def time_shape(
   """Timings of contestants beside each other, or alone where memory is short.
 
   Returns:
-    Timings, and who was timed alone.
+    Timings, and which contestants were timed alone.
   """
   timings = time_them(contestants)
   short = [c for c, timing in timings.items() if timing.failed == _MEMORY]
@@ -489,7 +489,7 @@ def time_shape(
 def rows_of(
   shape: Shape, timings: dict[Contestant, Timing], alone: list[Contestant], ceiling: float
 ) -> list[dict[str, Any]]:
-  """A row for each contestant: images a second, operations, or why there are none."""
+  """A row for each contestant: images per second and operations, or why there are none."""
   rows = []
   for contestant, timing in timings.items():
     row: dict[str, Any] = {
@@ -514,7 +514,7 @@ def rows_of(
 def ratios_of(
   shape: Shape, timings: dict[Contestant, Timing], baseline: Contestant
 ) -> list[dict[str, Any]]:
-  """Images a second of the others over the baseline's, turn by turn."""
+  """Ratios of the others' images per second to the baseline's, turn by turn."""
   base = timings[baseline]
   if base.failed is not None:
     return []
@@ -595,7 +595,7 @@ def parse_flags() -> argparse.Namespace:
 
 
 def bench(flags: argparse.Namespace) -> dict[str, Any]:
-  """The whole benchmark; its report, which is also written to --out."""
+  """Runs the whole benchmark; returns its report, and writes it to --out."""
 
   def make_worker() -> Worker:
     return Worker(flags.answer_seconds)
@@ -632,7 +632,7 @@ def bench(flags: argparse.Namespace) -> dict[str, Any]:
 
     timings, alone = time_shape(time_them, contestants)
     found = rows_of(shape, timings, alone, ceiling["tflops"])
-    # Against PyTorch where it is there, against SGD among the variants.
+    # The baseline is PyTorch if it is there; among the variants it is SGD.
     ratios += ratios_of(shape, timings, contestants[-1 if contestants is frameworks else 0])
     rows += found
     for row in found:

@@ -1,7 +1,7 @@
 """What the GPU benchmarks share: means with their intervals, the ceiling, what they ran on.
 
-The ceiling is the rate of a large matrix product in the same call: a GPU's clock follows its power
-and its temperature, so a data sheet's figure is not what the moment has.
+The ceiling is the rate of a large matrix product, measured in the same call: a GPU's clock depends
+on its power and temperature, so a data sheet's figure may not be reached at the time.
 """
 
 import importlib.metadata
@@ -47,12 +47,12 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_of_rounds(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-  """`interval` of the ratio, round by round; rounds that only one of them has do not count."""
+  """`interval` of the ratios of each round; rounds that only one side has do not count."""
   return interval([a / b for a, b in zip(numerators, denominators, strict=False)])
 
 
 def show(value: Interval, spec: str) -> str:
-  """The mean and half its 95 % interval, each in the format `spec`."""
+  """The mean ± half the width of its 95 % interval, each in the format `spec`."""
   half = "" if value["ci95"] is None else f" ± {value['ci95']:{spec}}"
   return f"{value['mean']:{spec}}{half}"
 
@@ -60,14 +60,14 @@ def show(value: Interval, spec: str) -> str:
 def matrix_product_tflops(
   precision: str, *, size: int | None = None, products: int = 50, repeats: int = 5
 ) -> float:
-  """10^12 operations a second of a product of square matrices.
+  """10^12 operations per second of a product of square matrices.
 
   Args:
-    precision: of `jaxspeed.devices.precision.DTYPES`. The numbers are random: of zeros a product
-      takes less power, and runs at a clock that no training has.
+    precision: of `jaxspeed.devices.precision.DTYPES`. The numbers are random: a product of zeros
+      takes less power, and runs at a higher clock than any training.
     size: side of the matrices; None: 8,192, on a CPU 512.
-    products: queued one behind the other, so that no launch is waited for.
-    repeats: timed, of which the median counts; the first, untimed, warms up.
+    products: number queued one after another, so that no launch is waited for.
+    repeats: number timed, of which the median counts; an untimed one before them warms up.
   """
   import jax
   import jax.numpy as jnp
@@ -95,7 +95,7 @@ def matrix_product_tflops(
 
 
 def environment() -> dict[str, Any]:
-  """The GPU and its driver, versions and the commit; no device is taken for it."""
+  """The GPU and its driver, versions and the commit; this does not initialise a device."""
   found = provenance.versions()
   for name in _PACKAGES:
     try:
@@ -110,7 +110,7 @@ def environment() -> dict[str, Any]:
 
 
 def _describe_gpu() -> str | None:
-  """Name, driver and memory of the NVIDIA GPUs as the driver tells them; None without one."""
+  """Name, driver and memory of the NVIDIA GPUs from nvidia-smi; None without a GPU."""
   query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
   try:
     done = subprocess.run(query, check=True, capture_output=True, text=True, timeout=20)
@@ -120,7 +120,7 @@ def _describe_gpu() -> str | None:
 
 
 def write_report(path: pathlib.Path | None, report: dict[str, Any]) -> None:
-  """The report as JSON, where a file is wanted: whole or not at all, so it can be written often."""
+  """Writes the report to `path`, if given, as JSON: atomically, so it can be written often."""
   if path is not None:
     text = json.dumps(to_json(report), indent=2, allow_nan=False)
     write_atomically(path, text + "\n")

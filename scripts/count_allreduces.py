@@ -3,12 +3,12 @@
     python scripts/count_allreduces.py --config=configs/imagenet_lars.py:81920 --batch=40 \\
         --device=h100 --devices=8,2048 --group_mb=4,16,64 --out=groups.json
 
-`--device=cpu` compiles for as many virtual devices of this machine. For GPUs that are not there the
-installed plugin has to be that of their CUDA: jax[cuda13] for A100 and H100, jax[cuda12] for V100,
-each with its ptxas. The compiler has the schedule, no clock: an all-reduce begins at a share of
-the step's work, a kernel's work being the longer of its bytes at the memory's bandwidth and, of a
-convolution, its products at half the peak, and 2 us to start. What cuDNN and NCCL make of it shows
-on a GPU only.
+`--device=cpu` compiles for as many virtual devices of this machine. To compile for GPUs that are
+not there, install the plugin for their CUDA: jax[cuda13] for A100 and H100, jax[cuda12] for V100,
+each with its ptxas. The compiler gives a schedule but no times, so the start of an all-reduce is
+given as a share of the step's work. A kernel's work is the time for its bytes at the memory's
+bandwidth or, if that is longer, for a convolution's products at half the peak, plus 2 us to start.
+How cuDNN and NCCL run the schedule shows only on a GPU.
 """
 
 import itertools
@@ -45,10 +45,10 @@ _PEAK_REACHED = 0.5
 
 
 def mesh_of(kind: str, devices: int, per_host: int) -> Mesh:
-  """A mesh of this machine's virtual devices, for "cpu", or of GPUs that are not there.
+  """A mesh of this machine's virtual devices for "cpu", else of GPUs that are not there.
 
   Raises:
-    UserError: the hosts would not be equal, or no plugin compiles for CUDA.
+    UserError: the devices do not divide over the hosts, or no plugin compiles for CUDA.
   """
   if kind == "cpu":
     return mesh_lib.make_mesh(devices)
@@ -64,10 +64,10 @@ def config_for(
   image_size: int = 0,
   group_mb: float | None = None,
 ) -> ConfigDict:
-  """The first phase of a config alone, with another batch a device, image size or group size.
+  """The first phase of a config alone, with another batch per device, image size or group size.
 
   Raises:
-    UserError: a config of a set in memory.
+    UserError: the config is for a data set in memory.
   """
   config = config.copy_and_resolve_references()
   if config.data.feed != "stream":
@@ -124,7 +124,7 @@ _CONVOLUTION = re.compile(
 
 
 def _arrays(shape: str) -> list[tuple[int, list[int]]]:
-  """(bytes a number, sides) of each array of an HLO shape."""
+  """(bytes per number, sides) of each array of an HLO shape."""
   return [
     (
       1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8,
@@ -139,14 +139,14 @@ def _bytes(shape: str) -> int:
 
 
 def _products(kind: str, result: str, operands: list[str]) -> float:
-  """FLOPs of a convolution: two a weight and a place of its output."""
+  """FLOPs of a convolution: two per weight and place of its output."""
   first, second, out = (_arrays(s)[0][1] for s in (*operands[:2], result))
   output, kernel = {
     "Forward": (out, second),
     "BackwardInput": (first, second),
     "BackwardFilter": (second, out),
   }[kind]
-  # NHWC: the last side is the channels, which the kernel has too.
+  # NHWC: the last side is the channels, which the kernel already counts.
   return 2.0 * math.prod(kernel) * math.prod(output[:-1])
 
 
@@ -155,7 +155,7 @@ def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
 
   Args:
     text: optimised HLO.
-    gpu: for the work of each kernel; None: all count as one.
+    gpu: whose times give each kernel's work; None: every kernel counts 1.
   """
   lines = [
     m.groups() for line in text[text.index("\nENTRY ") :].splitlines() if (m := _LINE.match(line))
@@ -199,7 +199,7 @@ def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def report(spec: TrainSpec, program: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
-  """Figures of one program."""
+  """Returns the figures of one program."""
   gpu = GPUS.get(kind)
   memory = program.memory_analysis()
   config, phase = spec.config, spec.plan.phases[0]
@@ -238,7 +238,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def keep(path: pathlib.Path, row: dict[str, Any]) -> None:
-  """Writes a row to a JSON file, in the place of the one of the same program."""
+  """Writes a row to a JSON file, in place of any earlier row of the same program."""
 
   def key(row: dict[str, Any]) -> tuple:
     names = ("config", "kind", "devices", "batch_a_device", "image_size", "wire", "group_mb")
@@ -256,7 +256,7 @@ def keep(path: pathlib.Path, row: dict[str, Any]) -> None:
 
 
 def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
-  """The values of a flag: whole numbers from 1 on, or others from 0 on."""
+  """The numbers of a flag: of kind int from 1 on, of kind float from 0 on."""
   try:
     values = [kind(text) for text in texts]
   except ValueError:
@@ -267,7 +267,7 @@ def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
 
 
 def option_of(text: str) -> tuple[str, Any]:
-  """NAME=VALUE as the compiler takes it, "true" and "false" as such."""
+  """NAME=VALUE as the compiler takes it, with "true" and "false" as booleans."""
   name, _, value = text.partition("=")
   return name, {"true": True, "false": False}.get(value.lower(), value)
 

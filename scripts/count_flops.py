@@ -2,10 +2,10 @@
 
     python scripts/count_flops.py --config=configs/cifar10_airbench.py:94_muon --out=flops.json
 
-Nothing is compiled and no data are read. Counted are the training steps with augmentation and
+Nothing is compiled and no data are read. The count covers the training steps with augmentation and
 optimizer, and the final evaluation with its views. XLA leaves out the products of a convolution
 with its padding: 9 % of a 3x3 kernel's on 15x15 pixels, 40 % on 3x3. Published figures count them,
-so these stand beside ours.
+so the count with padding is given too.
 """
 
 import collections

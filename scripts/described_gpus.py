@@ -1,4 +1,4 @@
-"""GPUs that are not there, to compile for: XLA asks for their data sheet and no device."""
+"""Descriptions of GPUs that are not there: XLA compiles from a data sheet, without a device."""
 
 import dataclasses
 import importlib.util
@@ -15,16 +15,16 @@ from jaxspeed.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """What XLA's compiler asks of a GPU; NVIDIA's data sheets of the SXM versions.
+  """What XLA's compiler needs to know of a GPU, from NVIDIA's data sheets of the SXM versions.
 
   Attributes:
-    cuda: least and most version of CUDA whose plugin compiles for it.
-    precision: the fastest number format that recipes hold their accuracy in.
-    multiprocessors: of which each has `lanes` float32 units.
-    bandwidth: of its memory, bytes/s.
-    peak: of half-precision tensor cores, FLOP/s.
-    cache: bytes of the second level.
-    shared: bytes of shared memory a multiprocessor, and a block may take of them.
+    cuda: the lowest and highest version of CUDA whose plugin compiles for it.
+    precision: the fastest number format in which recipes keep their accuracy.
+    multiprocessors: their number; each has `lanes` float32 units.
+    bandwidth: of its memory, in bytes/s.
+    peak: of its half-precision tensor cores, in FLOP/s.
+    cache: bytes of the second-level cache.
+    shared: bytes of shared memory per multiprocessor, and how many of them a block may take.
   """
 
   name: str
@@ -88,10 +88,10 @@ GPUS = {
 
 
 def described_mesh(kind: str, devices: int = 1, *, per_host: int = 8) -> Mesh:
-  """A mesh of GPUs that are not there; to be called before the first array.
+  """A mesh of GPUs that are not there; call it before making the first array.
 
   Raises:
-    UserError: no plugin that compiles for them is installed, or the hosts would differ.
+    UserError: no plugin for them is installed, or the devices do not divide over the hosts.
   """
   hosts = math.ceil(devices / per_host)
   if devices % hosts:
@@ -101,7 +101,7 @@ def described_mesh(kind: str, devices: int = 1, *, per_host: int = 8) -> Mesh:
   installed = [v for v in versions if importlib.util.find_spec(f"jax_cuda{v}_plugin")]
   if not installed:
     packages = f"jax-cuda{versions[0]}-plugin=={jax.__version__} jax-cuda{versions[0]}-pjrt"
-    # The plugin for CUDA 13 brings its assembler, the one for CUDA 12 takes NVIDIA's.
+    # The plugin for CUDA 13 includes its assembler; the one for CUDA 12 needs NVIDIA's package.
     more = "" if versions[0] > 12 else " nvidia-cuda-nvcc-cu12"
     raise UserError(
       f"{kind}: the compiler for CUDA {versions[0]} is not installed: "
@@ -151,7 +151,7 @@ def _target_of(gpu: Gpu, cuda: int) -> str:
 
 
 def _let_cuda_be_named() -> None:
-  """JAX asks which kind of GPU is there before it lowers for one (issues 23971, 28376)."""
+  """Stops JAX from asking which GPU is there before it lowers (issues 23971, 28376)."""
   from jax._src import xla_bridge
 
   known = xla_bridge.canonicalize_platform

@@ -2,11 +2,11 @@
 
     python scripts/fault_campaign.py --seed=0 --out=results/faults.md
 
-50 kills of the whole job at random moments, in both feeds and with 1 and 2 processes, and the
-faults of tests/faulty_runs.py one by one, each checked there. The parts run side by side, each in
-a folder of its own; --parts=kills,slurm makes some of them again, and the rest of the table stays.
-What was found is also kept as JSON beside the table. Needs the test extra, and root for the parts
-with disks, hosts and Slurm; what cannot be made on a machine is told in its row.
+It kills the whole job 50 times at random moments, in both feeds and with 1 and 2 processes, and
+makes the faults of tests/faulty_runs.py, which checks them, one by one. The parts run side by side,
+each in a folder of its own; --parts=kills,slurm repeats only these, and the rest of the table
+stays. The findings are also kept as JSON beside the table. Needs the test extra, and root for the
+parts with disks, hosts and Slurm. If a fault cannot be made on a machine, its row says so.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def signals(lab: Lab) -> Iterator[Callable[[], Row]]:
 
 
 def finish(run: faulty_runs.FaultyRun, what: str, count: int = 2) -> Row:
-  """Goes on to the end; all bits have to be those of a run that nothing happened to."""
+  """Runs to the end; all bits must be those of a run without faults."""
   begun = time.monotonic()
   out = run.finish(count)
   run.assert_as_undisturbed(count)
@@ -188,7 +188,7 @@ PARTS = {
 
 
 def rows_of(part: str, lab: Lab, keep: Callable[[list[Found]], None]) -> None:
-  """Keeps what was seen of each fault of a part; of one that went wrong, the error."""
+  """Keeps what each fault of a part did, or the error if a check failed."""
   found: list[Found] = []
   try:
     for fault in PARTS[part](lab):
@@ -207,7 +207,7 @@ def rows_of(part: str, lab: Lab, keep: Callable[[list[Found]], None]) -> None:
 
 
 def kills_of(lab: Lab, feed: str, count: int, kills: int, seed: int) -> Found:
-  """What came of the kills of one feed and number of processes."""
+  """Returns the outcome of the kills of one feed and number of processes."""
   row: Found = {"feed": feed, "processes": count, "kills": kills}
   begun = time.monotonic()
   try:
@@ -287,7 +287,7 @@ def table(found: Found) -> str:
 
 
 def cell(text: str) -> str:
-  """Without what breaks a table."""
+  """The text without characters that break a table."""
   short = " ".join(text.replace("|", "/").split())
   return short[:500]
 
@@ -326,7 +326,7 @@ def main() -> None:
       (folder / name).mkdir()
       return Lab(folder / name, arguments.programs or folder / "programs")
 
-    # As evenly as it goes, and the seed says which get one more.
+    # Kills are divided as evenly as possible; the seed decides which lanes get one more.
     each, rest = divmod(arguments.kills, len(LANES))
     more = random.Random(arguments.seed).sample(LANES, rest)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

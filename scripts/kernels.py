@@ -1,9 +1,9 @@
 """The kernels of a compiled program: what each reads and writes, and what it is for.
 
-A program is XLA's optimised HLO in text form (`compiled.as_text()`), of a GPU or of a CPU. A kernel
-is an operation that runs by itself, outside of fusions. Its class comes from the kind of operation
-and from where in the model it was written, which JAX keeps as `op_name`: names of Flax modules and
-of `jax.named_scope`, and transpose(jvp(...)) in the backward pass.
+A program is XLA's optimised HLO for a GPU or a CPU, as text (`compiled.as_text()`). A kernel is an
+operation that runs by itself, outside of fusions. Its class follows from the kind of operation and
+from its place in the model, which JAX keeps as `op_name`: names of Flax modules and of
+`jax.named_scope`, and transpose(jvp(...)) in the backward pass.
 """
 
 import collections
@@ -66,12 +66,12 @@ class Kernel:
   """An operation that runs by itself.
 
   Attributes:
-    name: in the program, as a profile has it.
-    kind: of operation; of a custom call its target.
-    op_name: where it comes from; of a fusion its last operation's.
-    moved: bytes of operands and results. An operand that stands twice counts once; of one that is
-      only sliced or gathered from, what is taken counts.
-    runs: in one call of the program.
+    name: in the program and in a profile.
+    kind: of the operation; for a custom call, its target.
+    op_name: where it comes from; for a fusion, that of its last operation.
+    moved: bytes of operands and results. A repeated operand counts once; of an operand that is only
+      sliced or gathered from, only the part that is read counts.
+    runs: number in one call of the program.
     shape: of the result, in HLO.
     purpose: one of `CLASSES`.
   """
@@ -100,7 +100,7 @@ class _Op:
     return found[1] if found else ""
 
   def called(self, *keys: str) -> list[str]:
-    """The computations that it names under these keys."""
+    """Names of the computations that the operation calls under these keys."""
     return [
       name.strip().lstrip("%")
       for key, names in _CALLED.findall(self.line)
@@ -113,7 +113,7 @@ _Computation = dict[str, _Op]
 
 
 def bytes_of(shape: str) -> int:
-  """Bytes of an HLO shape, those of a tuple in sum."""
+  """Bytes of an HLO shape; for a tuple, the sum."""
   total = 0
   for kind, sides in _ARRAY.findall(shape):
     bits = 8 if kind == "pred" or kind.startswith("f8") else int(re.sub(r"\D", "", kind))
@@ -122,7 +122,7 @@ def bytes_of(shape: str) -> int:
 
 
 def module_name(text: str) -> str:
-  """The name of a program, as a profile has it."""
+  """The name of a program, as in a profile."""
   found = re.match(r"HloModule ([\w.\-]+)", text)
   return found[1] if found else ""
 
@@ -154,7 +154,7 @@ def read(text: str) -> list[Kernel]:
 
 
 def scatters(text: str) -> int:
-  """Scatters of a program, also those inside kernels: on a GPU each is a sum by atomics."""
+  """Number of scatters, including those inside kernels: on a GPU each is a sum by atomics."""
   return len(re.findall(r" (?:select-and-)?scatter\(", text))
 
 
@@ -173,7 +173,7 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _arguments(rest: str) -> str:
-  """What stands before the parenthesis that closes an operation's operands."""
+  """The text up to the parenthesis that closes an operation's operands."""
   depth = 1
   for place, character in enumerate(rest):
     depth += (character == "(") - (character == ")")
@@ -183,7 +183,7 @@ def _arguments(rest: str) -> str:
 
 
 def _runs(computations: dict[str, _Computation], entry: str) -> dict[str, int]:
-  """How often each computation runs that is not inside a fusion; of a condition all branches."""
+  """How often each computation outside of fusions runs; all branches of a condition count."""
   runs: dict[str, int] = collections.defaultdict(int)
 
   def walk(name: str, number: int) -> None:
@@ -195,7 +195,7 @@ def _runs(computations: dict[str, _Computation], entry: str) -> dict[str, int]:
           walk(called, number * (int(trips[1]) if trips else 1))
       elif op.kind in ("conditional", "call") or op.kind.endswith("-start"):
         for called in op.called("branch_computations", "to_apply", "calls"):
-          # What a collective applies is its sum, no kernel.
+          # The computation that a collective applies is its sum, not a kernel.
           if not op.kind.startswith(_COLLECTIVES):
             walk(called, number)
 
@@ -227,14 +227,14 @@ def _moved(op: _Op, around: _Computation, inside: list[_Computation]) -> int:
 
 
 def _source(name: str, around: _Computation) -> str:
-  """The operation whose result a bitcast of a bitcast is."""
+  """The operation behind any chain of bitcasts."""
   while name in around and around[name].kind == "bitcast":
     name = around[name].operands[0]
   return name
 
 
 def _parameters(computation: _Computation) -> dict[int, str]:
-  """Names of a fusion's parameters by their number."""
+  """Names of a fusion's parameters, by number."""
   numbers = (
     (re.search(r"parameter\((\d+)\)", op.line), op.name)
     for op in computation.values()
@@ -244,7 +244,7 @@ def _parameters(computation: _Computation) -> dict[int, str]:
 
 
 def _taken(name: str, computation: _Computation, size: int) -> int:
-  """Bytes of a parameter that are read, where all that reads it takes a part."""
+  """Bytes read of a parameter: `size`, unless every operation that reads it takes only a part."""
   total = 0
   for op in computation.values():
     if name not in op.operands:
@@ -273,7 +273,7 @@ def _purpose(op: _Op, inside: list[_Op]) -> str:
 
 
 def _scope(op_name: str) -> str:
-  """What the innermost part of a name that says something says."""
+  """The purpose by the innermost part of a name that tells one; '' if none does."""
   for part in reversed(re.split(r"[/()]", op_name)):
     for purpose, pattern in _SCOPES:
       if pattern.fullmatch(part):
@@ -303,7 +303,7 @@ def _direction(op: _Op) -> str:
     return WEIGHT_GRADIENT
   if "BackwardInput" in target:
     return DATA_GRADIENT
-  # XLA:CPU makes some weight gradients without a name.
+  # XLA:CPU creates some weight gradients without a name.
   if op.op_name and not _BACKWARD.search(op.op_name):
     return FORWARD
   return WEIGHT_GRADIENT if _sums_over_images(op) else DATA_GRADIENT
@@ -312,8 +312,8 @@ def _direction(op: _Op) -> str:
 def _sums_over_images(op: _Op) -> bool:
   """Whether a convolution of a backward pass is a weight gradient.
 
-  JAX then has the images where channels are. XLA:CPU names the axes anew, but the window still is
-  the map and the result the kernel, and maps are larger than kernels as a rule.
+  For a weight gradient, JAX puts the images on the channel axis. XLA:CPU renames the axes, but the
+  window is still the map and the result the kernel, and maps are usually larger than kernels.
   """
   labels, window = _LABELS.search(op.line), _WINDOW.search(op.line)
   if not labels or not window:
@@ -325,7 +325,7 @@ def _sums_over_images(op: _Op) -> bool:
 
 
 def by_class(kernels: Iterable[Kernel]) -> dict[str, list[Kernel]]:
-  """Kernels by what they are for, in the order of `CLASSES`; what is not there is left out."""
+  """Kernels by class, in the order of `CLASSES`; classes without kernels are left out."""
   groups: dict[str, list[Kernel]] = {name: [] for name in CLASSES}
   for kernel in kernels:
     groups[kernel.purpose].append(kernel)
@@ -333,7 +333,7 @@ def by_class(kernels: Iterable[Kernel]) -> dict[str, list[Kernel]]:
 
 
 def place_of(kernel: Kernel) -> str:
-  """The part of the model that a kernel comes from; outside of it the operation."""
+  """The part of the model that a kernel comes from; outside the model, the operation."""
   found = re.search(r"(transpose\()?jvp\(.*", kernel.op_name)
   return found[0] if found else kernel.op_name.rpartition("/")[2]
 

@@ -4,17 +4,17 @@
     python scripts/profile_step.py --config=configs/imagenet18.py:1 --for=h100 \\
         --image_size=224 --batch_size=256 --out=h100.json
 
-The first runs steps on the devices of this machine, on noise, under JAX's profiler. Classes are
-those of `kernels.CLASSES`; "gaps" is the time in which none ran. A profiled GPU takes no command
-buffers, so gaps are longer than in a run, kernels are not.
+The first command runs steps on the devices of this machine, on noise, under JAX's profiler. Classes
+are those of `kernels.CLASSES`; "gaps" is the time in which no kernel ran. A GPU uses no command
+buffers while it is profiled, so gaps are longer than in a run; kernels are not.
 
-With --for nothing runs: the step is compiled for GPUs that are not there (which takes JAX's CUDA
-plugin, and no GPU), and the same classes have their kernels and the bytes that these read and
-write. There is no autotuning and no time in it; bytes over the memory's bandwidth are the least
-time of kernels that no cache helps.
+With --for nothing runs: the step is compiled for GPUs that are not there (which needs JAX's CUDA
+plugin, but no GPU), and each class lists its kernels and the bytes that they read and write.
+Nothing is autotuned or timed; bytes over the memory's bandwidth are the least time of kernels that
+no cache helps.
 
-A set in memory trains as in `jaxspeed.train`: on a GPU in one program of --steps steps, of which
-each is counted; on a CPU step by step, as a stream does everywhere.
+A data set in memory trains as in `jaxspeed.train`: on a GPU in one program of --steps steps, each
+of which is counted; on a CPU step by step, as a stream does everywhere.
 """
 
 import collections
@@ -75,7 +75,7 @@ class StepProgram:
   Attributes:
     compiled: takes a carry and what `arguments` describe, and returns the next carry and losses.
     arguments: shapes and shardings, the carry first.
-    steps: in one call.
+    steps: number in one call.
   """
 
   compiled: Any
@@ -83,20 +83,20 @@ class StepProgram:
   steps: int
 
 
-# The program.
+# Compiling the program
 
 
 def choose_phase(config: ConfigDict, *, devices: int, image_size: int, batch_size: int) -> Phase:
-  """The phase that is looked at: the first of this image size, or the first at this size.
+  """The phase to profile: the first of this image size, or else the first phase at this size.
 
   Args:
     config: resolved.
-    devices: that share its batch.
+    devices: number that share its batch.
     image_size: side in pixels; 0: that of the first phase.
-    batch_size: images a device; 0: the phase's.
+    batch_size: images per device; 0: the phase's.
 
   Raises:
-    UserError: the phase's batch does not divide over the devices, or over the parts of a step.
+    UserError: the batch does not divide over the devices, or over the micro-batches of a step.
   """
   phases = make_plan(config).phases
   phase = next((p for p in phases if p.image_size == image_size), phases[0])
@@ -123,13 +123,13 @@ def usual_kind(spec: TrainSpec) -> StepKind:
 
 
 def compile_step(spec: TrainSpec, phase: Phase, *, platform: str, steps: int) -> StepProgram:
-  """The training program that a run would take for a phase, as an epoch of `steps` steps.
+  """The training program that a run would use for a phase, as an epoch of `steps` steps.
 
   Args:
-    spec: on the devices to compile for.
+    spec: with the mesh of the devices to compile for.
     phase: its image size and batch size.
     platform: "cpu" or "gpu".
-    steps: in one call, of a set in memory on a GPU; elsewhere a call is one step.
+    steps: per call, for a data set in memory on a GPU; otherwise a call is one step.
   """
   everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
   size, n = phase.image_size, spec.plan.train_images
@@ -169,11 +169,11 @@ def compile_step(spec: TrainSpec, phase: Phase, *, platform: str, steps: int) ->
   return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
 
 
-# What the compiler knows.
+# Counts from the compiler
 
 
 def count(program: StepProgram, gpu: described_gpus.Gpu, *, top: int) -> dict[str, Any]:
-  """Kernels and bytes of one step, by class, of a program that does not run."""
+  """Kernels and bytes of one step by class, without running the program."""
   text = program.compiled.as_text()
   found = kernels_lib.read(text)
   memory = program.compiled.memory_analysis()
@@ -211,7 +211,7 @@ def _entry(kernel: Kernel) -> dict[str, Any]:
   }
 
 
-# What a device does.
+# Times from a device
 
 
 def noise(program: StepProgram, spec: TrainSpec) -> tuple[Any, ...]:
@@ -251,7 +251,7 @@ def record(program: StepProgram, arguments: tuple[Any, ...], folder: str, *, cal
   for _ in range(2):
     carry, _ = jax.block_until_ready(program.compiled(carry, *rest))
   options = jax.profiler.ProfileOptions()
-  options.python_tracer_level = 0  # its events would be many times those of the devices
+  options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
   with jax.profiler.trace(folder, profiler_options=options):
     start = time.perf_counter()
     for _ in range(calls):
@@ -270,10 +270,10 @@ class Run:
 
 
 def read_profile(folder: str, module: str) -> list[Run]:
-  """What ran on the first device, of one program; control flow too.
+  """What one program ran on the first device, including control flow.
 
   Raises:
-    UserError: the profile holds none of it.
+    UserError: the profile has nothing of that program.
   """
   paths = sorted(glob.glob(f"{folder}/**/*.xplane.pb", recursive=True))
   planes = [plane for path in paths for plane in jax.profiler.ProfileData.from_file(path).planes]
@@ -284,7 +284,7 @@ def read_profile(folder: str, module: str) -> list[Run]:
     if plane.name != chosen:
       continue
     for line in plane.lines:
-      # Other lines of a GPU repeat what is on its streams, summed up.
+      # A GPU's other lines repeat what is on its streams, summed up.
       if devices and not line.name.startswith("Stream"):
         continue
       for event in line.events:
@@ -299,7 +299,7 @@ def read_profile(folder: str, module: str) -> list[Run]:
 
 
 def busy(runs: Iterable[Run]) -> float:
-  """Nanoseconds in which at least one ran."""
+  """Nanoseconds in which at least one kernel ran."""
   total, until = 0.0, float("-inf")
   for run in sorted(runs, key=lambda r: r.start):
     total += max(0.0, run.end - max(run.start, until))
@@ -315,12 +315,12 @@ def summarize(
   Args:
     runs: of all steps.
     program_text: of the program that ran.
-    steps: that ran.
-    seconds: that they took.
-    top: kernels that are listed.
+    steps: how many ran.
+    seconds: how long they took.
+    top: how many kernels are listed.
   """
   known = {kernel.name: kernel for kernel in kernels_lib.read(program_text)}
-  # What is not a kernel runs others, which have their own runs.
+  # Operations that are not kernels run others, which have their own runs.
   runs = [run for run in runs if run.name in known]
   span = max(r.end for r in runs) - min(r.start for r in runs)
   times: dict[str, list[float]] = collections.defaultdict(list)
@@ -354,7 +354,7 @@ def summarize(
 
 
 def profile(program: StepProgram, spec: TrainSpec, *, steps: int, top: int) -> dict[str, Any]:
-  """Milliseconds of one step by class, of a program that runs."""
+  """Milliseconds of one step by class, by running the program."""
   calls = -(-steps // program.steps)
   with tempfile.TemporaryDirectory(prefix="jaxspeed-profile-") as folder:
     seconds = record(program, noise(program, spec), folder, calls=calls)
@@ -363,11 +363,11 @@ def profile(program: StepProgram, spec: TrainSpec, *, steps: int, top: int) -> d
   return summarize(runs, text, steps=calls * program.steps, seconds=seconds, top=top)
 
 
-# The report.
+# The report
 
 
 def print_report(report: dict[str, Any], unit: str) -> None:
-  """A row a class and a row each of the heaviest kernels, the most of `unit` first."""
+  """Prints a row per class, then a row per heaviest kernel, the most of `unit` first."""
   classes = sorted(report["classes"].items(), key=lambda row: -row[1][unit])
   total = report[unit]
   print(f"{'class':<28}{'kernels':>9}{unit:>14}{'share':>8}")
@@ -388,7 +388,7 @@ def _resolve(config: ConfigDict, device: jax.Device | None, gpu: str) -> ConfigD
   elif device is not None:
     config.precision = precision.resolve(config.precision, device)
   if not len(config.data.mean):
-    # Of a set that is not read.
+    # Placeholders: the data set is not read.
     config.data.update(mean=(127.5,) * 3, std=(64.0,) * 3)
   return config
 

@@ -1,12 +1,12 @@
-"""Runs a Python program as it is, and holds it behind certain lines of its output.
+"""Runs a Python program unchanged, and pauses it after certain lines of its output.
 
     python scripts/run_held.py PATTERN SCRIPT.py ARGUMENTS...
     python scripts/run_held.py PATTERN -m MODULE ARGUMENTS...
 
-Behind a line that matches PATTERN, a regular expression, the program waits for a line on standard
-input, and ends where that input ends. So two programs that each make many runs in one process take
-turns on a GPU, and compile once: a program stands still where it prints, with nothing under way.
-`bench_cifar.py` starts it.
+After a line that matches PATTERN, a regular expression, the program waits for a line on standard
+input, and ends when that input ends. So two programs that each make many runs in one process can
+take turns on a GPU and compile only once: a program pauses where it prints, with nothing under way.
+`bench_cifar.py` uses this script.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ import sys
 
 
 class HeldOutput:
-  """Standard output that waits for a line of `permissions` behind each line that `pattern` fits."""
+  """Standard output that waits for a line of `permissions` after each line matching `pattern`."""
 
   def __init__(self, output, permissions, pattern: str):
     self._output, self._permissions = output, permissions
