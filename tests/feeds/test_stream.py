@@ -285,7 +285,7 @@ def test_waiting_for_input_is_measured_and_told_once_a_phase(
   ]
   pace = mean_pace(rows[:2], examples=0)
   assert f"waited for input {pace['data_wait']:.1%} of the time" in phases[0]
-  assert f"{rows[2]['images_per_second_per_device']:,.0f} a device" in phases[1]
+  assert f"{rows[2]['images_per_second_per_device']:,.0f} per device" in phases[1]
   # A phase's line stands below the row of its last epoch.
   assert printed.index(phases[0]) < [line.split()[:1] for line in printed].index(["3"])
 

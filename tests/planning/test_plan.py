@@ -212,7 +212,7 @@ def test_segments_of_another_length_are_refused(name):
     plan_with(epochs=3.0, **fields)
   assert str(caught.value) == (
     f"config.epochs=3: config.{name} end with epoch 5, they do not scale with the run; set "
-    f"--config.{name} to segments of that length, and --config.phases.first_epoch where the recipe "
+    f"--config.{name} to segments of that length, and --config.phases.first_epoch if the recipe "
     f"has phases."
   )
 

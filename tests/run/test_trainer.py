@@ -432,8 +432,8 @@ def test_a_run_is_evaluated_on_data_of_its_kind_only(finished, tmp_path):
   folder, _ = finished
   config = load_config(folder)
   for name, size, classes, message in (
-    ("larger", 12, 10, "has data.image_size=12, and the run in .* was trained with 8: name data"),
-    ("fewer", 8, 3, "has data.classes=3, and the run in .* was trained with 10: name data"),
+    ("larger", 12, 10, "has data.image_size=12, and the run in .* was trained with 8: set --conf"),
+    ("fewer", 8, 3, "has data.classes=3, and the run in .* was trained with 10: set --conf"),
   ):
     config.data.path = str(write_arrays(tmp_path / name, size=size, classes=classes))
     with pytest.raises(UserError, match=message):
