@@ -3,6 +3,8 @@
 import io
 import os
 import pathlib
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,6 +100,14 @@ def test_a_cache_that_is_not_there_is_empty_and_mistakes_are_told(tmp_path):
   (tmp_path / "file").write_text("")
   assert "file cannot be read" in mistake("prepare", "cache", f"--cache={tmp_path / 'file'}")
   assert "cache takes no folder" in mistake("prepare", "cache", str(tmp_path))
+
+
+def test_a_list_that_nobody_gets_is_a_mistake(tmp_path):
+  command = [sys.executable, "-m", "jaxspeed.prepare", "cache", f"--cache={tmp_path}"]
+  with open("/dev/full", "wb") as full:
+    done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+  assert done.returncode == 2
+  assert done.stderr.startswith("jaxspeed: standard output could not be written (No space left")
 
 
 def test_many_write_one_index_at_once(tmp_path):
