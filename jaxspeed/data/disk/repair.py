@@ -75,7 +75,7 @@ class Repair:
         return candidate
     raise UserError(
       f"none of the {images} images of {split.root} can be decoded; "
-      f"{split.name(number)}: {self.reason(number)}."
+      f"{split.name(number)}: {self.reason(number)}; repair the data set, or name another."
     )
 
   def examine(self, request: Request, threads: int) -> bool:
