@@ -328,8 +328,8 @@ def _read_tree(path: pathlib.Path, target: Any) -> Any:
       state_dict = checkpointer.restore(path, wanted)
   except (ValueError, KeyError, TypeError) as error:
     raise UserError(
-      f"{path} does not fit the run's model: {_reason(error).rstrip('.')}; move it away, or put "
-      "back the config.json that it was trained with."
+      f"{path} does not fit the run's model: {_reason(error).rstrip('.')}; use the version of the "
+      "code and the config.json that trained it, or move it away."
     ) from error
   except Exception as error:  # Orbax raises anything on files that it does not expect
     raise UserError(

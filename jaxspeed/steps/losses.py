@@ -1,5 +1,6 @@
 """Cross entropy with label smoothing, and the masked sums behind losses and accuracies."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -39,7 +40,8 @@ class MetricSums(flax.struct.PyTreeNode):
   def zero(cls, dtype: DTypeLike = np.float32) -> "MetricSums":
     """Return sums over no examples; the loss is in `dtype`."""
     # NumPy, because a JAX array would compile a program, perhaps while the clock runs.
-    return cls(np.zeros((), dtype), *(np.zeros((), np.int32) for _ in range(3)))
+    dtypes = {field.name: np.int32 for field in dataclasses.fields(cls)} | {"loss": dtype}
+    return cls(**{name: np.zeros((), each) for name, each in dtypes.items()})
 
   def __add__(self, other: "MetricSums") -> "MetricSums":
     return jax.tree.map(jnp.add, self, other)

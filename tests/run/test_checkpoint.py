@@ -431,7 +431,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_it_is_read(tmp_path, mo
     other = other.replace(state=other.state.replace(params={"layer": layer}))
     with pytest.raises(UserError, match="/1 does not fit the run's model: ") as caught:
       store.restore(target(other))
-    return str(caught.value).split(": ", 1)[1].partition("; move it away, or put back")[0]
+    return str(caught.value).split(": ", 1)[1].partition("; use the version of the code")[0]
 
   layer = make_carry(0.0).state.params["layer"]
   name = "state.params.layer"
