@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from toy import load_recipe
 
-from jaxspeed.data.batch import Batch, pad_batches, seed_key
+from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.feeds.resident import ResidentFeed
@@ -13,7 +13,6 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
 from jaxspeed.run.restore import evaluate
 from jaxspeed.run.session import train
-from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import batch_step, on_mesh
@@ -27,34 +26,27 @@ class ToyFeed(Feed):
   prepare_evaluation = staticmethod(ResidentFeed.prepare_evaluation)
 
   def __init__(self, data, spec):
-    self.data, self.spec, self.plan = data, spec, spec.plan
+    self.data, self.spec = data, spec
     self.benchmark, self.evaluated_on = data.benchmark, data.evaluated_on
-    self.step = jax.jit(batch_step(spec))
-    self.first = jax.jit(on_mesh(init_state, spec))
-    self.sums = jax.jit(eval_step.evaluate_on_mesh(spec))
-    self.table = self.put(spec.plan.table_in(np.float32))
+    self.step, self.first = jax.jit(batch_step(spec)), jax.jit(on_mesh(init_state, spec))
+    self.table = mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
     carry = Carry(self.init(0), MetricSums.zero(spec.accumulation))
     self.carry = mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
 
-  def put(self, tree):
-    return mesh_lib.replicate(tree, self.spec.mesh)
-
   def init(self, seed):
-    return self.first(*self.put((seed_key(seed), self.data.train_images)))
+    return self.first(*mesh_lib.replicate((seed_key(seed), self.data.train_images), self.spec.mesh))
 
   def train(self, carry, seed, first_step, last_step):
-    size = self.plan.phases[0].batch_size
+    images, labels = self.data.train_images, self.data.train_labels
+    size = self.spec.plan.phases[0].batch_size
     for step in range(first_step, last_step):
-      drawn = np.random.default_rng((seed, step)).permutation(self.plan.train_images)[:size]
-      images, labels = self.data.train_images[drawn], self.data.train_labels[drawn]
-      batch = Batch(image=images, label=labels, mask=np.ones(size, bool))
+      drawn = np.random.default_rng((seed, step)).permutation(len(labels))[:size]
+      batch = Batch(image=images[drawn], label=labels[drawn], mask=np.ones(size, bool))
       carry, loss = self.step(carry, mesh_lib.split(batch, self.spec.mesh), self.table)
       yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables, step):
-    per_device = dict(batch=self.plan.eval_batch_size, devices=self.spec.devices)
-    batches = pad_batches(self.data.eval_images, self.data.eval_labels, **per_device)
-    return self.sums(variables, self.put(batches))
+    return self.prepare_evaluation(self.data, self.spec, self.spec.plan.phases[-1], variables)()[0]
 
 
 # Its programs are compiled where they are first called.
