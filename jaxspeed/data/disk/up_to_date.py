@@ -21,8 +21,7 @@ def copies_of(config: ConfigDict, side: int) -> str:
 def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
   """Compare copies and shards with their originals, where both exist.
 
-  This lists the names and calls stat on each original: 10 us of CPU each, for 100,000 copies on a
-  local disk.
+  This lists the names and calls stat on each original.
 
   Args:
     config: the run's config; `data` and `tune_on` are used.
@@ -58,7 +57,7 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
         f"{printable(name)} was not written by prepare resize, so it is not known whether its "
         "copies fit the originals"
       )
-  if not any(sides) and path and not config.data.synthetic:
+  if not any(sides) and path:
     notes += _unread_copies(expanded(copies_of(config, 0), "config.data.copies").parent)
   for source, folders in copies_by_source.items():
     for folder in folders:
