@@ -1,8 +1,8 @@
 """The all-reduce of gradients, in groups that start while the backward pass runs.
 
 Fujitsu (Yamazaki et al. 2019, arXiv 1903.12650) sums groups of layers of a few megabytes as soon as
-their gradients are ready, the last layers' first. XLA combines all-reduces too, but not by layer. So
-here each group is one flat vector, which XLA would build anyway, and XLA's own combining is off.
+their gradients are ready, the last layers' first. XLA combines all-reduces too, but not by layer.
+So each group is one flat vector here, which XLA would build anyway, and XLA's own combining is off.
 """
 
 import re
