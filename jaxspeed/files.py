@@ -172,6 +172,20 @@ def open_locked(path: pathlib.Path) -> int | None:
     os.close(descriptor)
 
 
+def is_locked(path: pathlib.Path) -> bool:
+  """Whether a process holds the lock of a file; False on a file system without locks."""
+  try:
+    with open_regular(path) as file:
+      if fcntl is not None:
+        # Shared: two processes that ask at the same time do not take each other for an owner.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:
+    pass
+  return False
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
   """Opens a regular file to read it; refuses a pipe or a device instead of waiting for it.
 

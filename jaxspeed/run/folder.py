@@ -25,8 +25,9 @@ _FILES = (
   LOCK,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
-# Left by a start that was killed before it wrote its config; lost+found is on a new disk.
-_TRACES = (OWNER, OWNER_LOCK, LOCK, "lost+found")
+# Left by a start that was killed before it wrote its config; written by jaxspeed.launch before a job
+# starts; lost+found is on a new disk.
+_TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
 # Folders of images, with a subfolder for each class.
 _SPLITS = ("train", "val", "validation", "test")
 _SHOWN = 3  # foreign files named in a message

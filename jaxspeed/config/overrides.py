@@ -1,0 +1,65 @@
+"""Overrides of a recipe from Python: the fields that `--config.FIELD=VALUE` sets on a command line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config import checks, names
+from jaxspeed.config.schema import shown
+from jaxspeed.errors import UserError
+
+
+def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+  """A checked copy of a config in which fields have other values.
+
+  Args:
+    config: the config of a recipe, with every field of its model.
+    overrides: values by dotted field name, as in {"schedule.peak": 0.5}. A list becomes a tuple,
+      and a whole number a float where the field is one.
+
+  Raises:
+    UserError: a field is unknown, or its value is not valid.
+  """
+  config = config.copy_and_resolve_references()
+  known = tuple(names.all_fields(str(config.model.get("name", ""))))
+  for name, value in overrides.items():
+    if not isinstance(name, str) or name not in known:
+      raise UserError(_no_field(str(name), str(config.model.get("name", "")), known))
+    *groups, last = name.split(".")
+    group = config
+    for each in groups:
+      group = group[each]
+    group[last] = _converted(name, value, group[last])
+  checks.check(config)
+  return config
+
+
+def _no_field(name: str, model: str, known: tuple[str, ...]) -> str:
+  if any(field.startswith(f"{name}.") for field in known):
+    return f"config.{name} is a group of fields: set config.{name}.FIELD."
+  return names.no_field(name, model)
+
+
+def _converted(name: str, value: Any, before: Any) -> Any:
+  """A value in the type that a field has, where that loses nothing."""
+  if isinstance(value, list):
+    value = tuple(value)
+  if isinstance(before, float) and type(value) is int:
+    value = float(value)
+  # ml_collections would raise its own error for a value of another type.
+  if type(value) is not type(before):
+    accepted = names.accepted(name)
+    raise UserError(f"config.{name}={shown(value)}: it must be {accepted or 'of its type'}.")
+  return value
+
+
+def to_flags(overrides: Mapping[str, Any]) -> list[str]:
+  """The overrides as words of a command line: `--config.FIELD=VALUE`."""
+  return [f"--config.{name}={_literal(value)}" for name, value in overrides.items()]
+
+
+def _literal(value: Any) -> str:
+  if isinstance(value, list):
+    value = tuple(value)
+  return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,1 @@
+"""Runs of many jobs: on this machine, on Slurm, on clouds."""

@@ -1,0 +1,373 @@
+"""A job's folder as the launcher keeps it: what was submitted, and what happened since.
+
+`JOB/launch/` holds
+  job.json          recipe, overrides, command, executor, commits
+  config.json       the checked config
+  script.sh         the script as it was submitted (task.yaml for clouds)
+  environment.json  variables that can change a run; secrets are left out
+  diff.patch        changes of the working trees since their commits
+  requests.jsonl    what was asked: submissions with the scheduler's ids, cancellations
+  job.tsv           what happened: starts and ends, written where the job runs
+  tasks/N.tsv       the same of task N, with its exit codes
+  logs/             the output of each task, and of the batch script
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from ml_collections import ConfigDict
+from pydantic import Field
+
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+from jaxspeed.files import (
+  dump_json,
+  load_json,
+  new_folder,
+  parse_json,
+  read_bytes,
+  write_atomically,
+)
+from jaxspeed.launch.executor import SECRET, Executor
+
+RECORD = "launch"
+FORMAT = 1
+# Variables that change what a run computes or where it finds its libraries and data.
+_ENVIRONMENT = re.compile(
+  r"(JAX|JAXSPEED|XLA|PJRT|TPU|CUDA|CUDNN|NCCL|NVIDIA|ROCM|HIP|TF|TFDS|OMP|KMP|MKL|OPENBLAS|MALLOC"
+  r"|PYTHON|CONDA|UCX|FI|OMPI|SLURM|SBATCH|SKYPILOT)_?\w*|PATH|LD_LIBRARY_PATH|LD_PRELOAD"
+  r"|VIRTUAL_ENV|HOSTNAME|LANG|LC_ALL|TMPDIR|TZ"
+)
+# Largest diff of a working tree that is stored, in bytes, and untracked files that are named.
+_MOST_DIFF, _NAMED = 20_000_000, 100
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFile:
+  """The content of job.json.
+
+  Attributes:
+    format: `FORMAT`.
+    name: the job's name.
+    index: the job's place in its run.
+    recipe: FILE.py or FILE.py:VARIANT.
+    overrides: values by dotted field name.
+    command: the words of the command.
+    cwd: the folder in which the command starts.
+    executor: the executor's kind and fields.
+    created: Unix time.
+    epochs: config.epochs.
+    metric: config.target_metric.
+    sources: folder, commit and whether files had changed, of each working tree.
+  """
+
+  format: Literal[1]
+  name: str
+  index: Annotated[int, Field(ge=0)]
+  recipe: str
+  overrides: dict[str, Any]
+  command: list[str]
+  cwd: str
+  executor: dict[str, Any]
+  created: float
+  epochs: float
+  metric: Literal["top1", "top5"]
+  sources: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A line of requests.jsonl.
+
+  Attributes:
+    time: Unix time.
+    what: "submit" before a submission, "submitted" with the id after it, or "cancel".
+    token: the name of the submission.
+    id: the scheduler's id of the job.
+  """
+
+  time: float
+  what: Literal["submit", "submitted", "cancel"]
+  token: str = ""
+  id: str = ""
+
+
+class Note(NamedTuple):
+  """A line of job.tsv or of a task's file.
+
+  Attributes:
+    time: Unix time on the host that wrote it.
+    token: the submission that it belongs to.
+    what: of a job "started", "requeued", "failed" or "done"; of a task "started" or "ended".
+    restart: how often the job was restarted before.
+    where: the host or hosts.
+    detail: a reason; the exit code of a task.
+  """
+
+  time: float
+  token: str
+  what: str
+  restart: int
+  where: str
+  detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What a job's folder says.
+
+  Attributes:
+    folder: the job's folder.
+    job: its job.json.
+    requests: what was asked, in order.
+    notes: what happened to the job, in order.
+    tasks: what happened to each task, by its number.
+  """
+
+  folder: pathlib.Path
+  job: JobFile
+  requests: tuple[Request, ...]
+  notes: tuple[Note, ...]
+  tasks: Mapping[int, tuple[Note, ...]]
+
+  @property
+  def submission(self) -> Request | None:
+    """The last submission; its id is '' if it was not recorded. None: there was none."""
+    asked = [request for request in self.requests if request.what == "submit"]
+    if not asked:
+      return None
+    ids = [r for r in self.requests if r.what == "submitted" and r.token == asked[-1].token]
+    return ids[-1] if ids else asked[-1]
+
+  @property
+  def cancelled(self) -> bool:
+    """Whether the last submission was cancelled."""
+    kinds = [request.what for request in self.requests if request.what != "submitted"]
+    return kinds[-1:] == ["cancel"]
+
+  def own(self, notes: Sequence[Note]) -> list[Note]:
+    """The notes of the last submission."""
+    token = self.submission.token if self.submission else ""
+    return [note for note in notes if note.token == token]
+
+
+def read_facts(folder: pathlib.Path) -> Facts | None:
+  """What a job's folder says; None if it is no job's.
+
+  Raises:
+    UserError: job.json or requests.jsonl is damaged.
+  """
+  record = folder / RECORD
+  try:
+    found = load_json(record / "job.json", JobFile)
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise UserError(
+      f"{record / 'job.json'} cannot be used ({error}): put the file back, or remove {record} and "
+      "submit the job again, which resumes it."
+    ) from None
+  tasks = {}
+  with contextlib.suppress(OSError):
+    for path in (record / "tasks").iterdir():
+      if path.suffix == ".tsv" and path.stem.isdecimal():
+        tasks[int(path.stem)] = tuple(_notes(path))
+  known = {field.name for field in dataclasses.fields(JobFile)}
+  return Facts(
+    folder,
+    JobFile(**{name: value for name, value in found.items() if name in known}),
+    tuple(_requests(record / "requests.jsonl")),
+    tuple(_notes(record / "job.tsv")),
+    dict(sorted(tasks.items())),
+  )
+
+
+def _requests(path: pathlib.Path) -> Iterator[Request]:
+  lines = _lines(path)
+  for number, line in enumerate(lines, start=1):
+    try:
+      yield Request(**parse_json(line, Request))
+    except (TypeError, ValueError) as error:
+      # A kill or a full disk cuts the last line off.
+      if number < len(lines):
+        raise UserError(
+          f"{path}, line {number}, is no request ({error}): repair or delete the line."
+        ) from None
+
+
+def _notes(path: pathlib.Path) -> Iterator[Note]:
+  """The whole lines of a record that shells write; a cut-off line does not count."""
+  for line in _lines(path):
+    found = line.decode("utf-8", "replace").split("\t")
+    if len(found) == 6 and found[0].isdecimal() and found[3].isdecimal():
+      yield Note(float(found[0]), found[1], found[2], int(found[3]), found[4], found[5])
+
+
+def _lines(path: pathlib.Path) -> list[bytes]:
+  try:
+    return read_bytes(path).splitlines()
+  except FileNotFoundError:
+    return []
+  except ValueError as error:
+    raise UserError(f"{path} cannot be read ({error}): move it away.") from None
+
+
+def request(folder: pathlib.Path, **values: Any) -> None:
+  """Appends a `Request` to a job's record.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  path = folder / RECORD / "requests.jsonl"
+  _append(path, dump_json({"time": time.time()} | values) + "\n")
+
+
+def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str = "") -> None:
+  """Appends a `Note` to a job's record, for the executor that runs jobs itself.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  words = (f"{time.time():.0f}", token, what, str(restart), os.uname().nodename, detail)
+  _append(folder / RECORD / "job.tsv", "\t".join(words) + "\n")
+
+
+def _append(path: pathlib.Path, line: str) -> None:
+  try:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+      if os.write(descriptor, line.encode()) < len(line.encode()):
+        raise OSError("there is no room")
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat the "
+      "command."
+    ) from None
+
+
+def write_job(
+  folder: pathlib.Path,
+  job: JobFile,
+  config: ConfigDict,
+  script: tuple[str, str],
+  diff: bytes,
+) -> None:
+  """Creates a job's folder with all that is known before its submission.
+
+  Raises:
+    UserError: it cannot be written; nothing is left of it.
+  """
+  try:
+    with new_folder(folder) as partial:
+      record = partial / RECORD
+      (record / "tasks").mkdir(parents=True)
+      (record / "logs").mkdir()
+      name, text = script
+      stored.save(config, record / "config.json")
+      write_atomically(record / name, text, sync=False)
+      write_atomically(record / "diff.patch", diff, sync=False)
+      write_atomically(
+        record / "environment.json", dump_json(environment(), indent=1) + "\n", sync=False
+      )
+      write_atomically(
+        record / "job.json", dump_json(dataclasses.asdict(job), indent=1) + "\n", sync=False
+      )
+  except OSError as error:
+    raise UserError(
+      f"{folder} cannot be written ({error.strerror or error}): make room or choose another root."
+    ) from None
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+  """The variables that can change a run; what may be a secret is left out, name and value."""
+  return {
+    name: value
+    for name, value in sorted(variables.items())
+    if _ENVIRONMENT.fullmatch(name) and not SECRET.search(name)
+  }
+
+
+class Sources(NamedTuple):
+  """The working trees that a job's code comes from, and their changes as a patch."""
+
+  trees: list[dict[str, Any]]
+  diff: bytes
+
+
+def sources(*folders: pathlib.Path) -> Sources:
+  """The git working trees of some folders; folders outside of any are left out."""
+  trees: list[dict[str, Any]] = []
+  diff = b""
+  roots = [_git(folder, "rev-parse", "--show-toplevel").decode().strip() for folder in folders]
+  for root in dict.fromkeys(filter(None, roots)):
+    tree = pathlib.Path(root)
+    commit = _git(tree, "rev-parse", "HEAD").decode().strip()
+    changes = (
+      _git(tree, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") if commit else b""
+    )
+    untracked = _git(tree, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
+    names = untracked.splitlines()
+    trees.append({"folder": root, "commit": commit, "changed": bool(changes or names)})
+    if not (changes or names):
+      continue
+    diff += f"# changes of {root} since {commit}\n".encode()
+    diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
+    if len(names) > _NAMED:
+      diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
+    whole = len(changes) <= _MOST_DIFF
+    diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
+  return Sources(trees, diff)
+
+
+def _git(folder: pathlib.Path, *arguments: str) -> bytes:
+  command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+  try:
+    done = subprocess.run(command, capture_output=True, timeout=60)
+  except (OSError, subprocess.SubprocessError):
+    return b""
+  return done.stdout if done.returncode == 0 else b""
+
+
+def make_job(
+  *,
+  name: str,
+  index: int,
+  recipe: str,
+  overrides: Mapping[str, Any],
+  command: Sequence[str],
+  cwd: pathlib.Path,
+  executor: Executor,
+  config: ConfigDict,
+  trees: list[dict[str, Any]],
+) -> JobFile:
+  """The content of job.json of a new job."""
+  return JobFile(
+    format=FORMAT,
+    name=name,
+    index=index,
+    recipe=recipe,
+    overrides={k: list(v) if isinstance(v, tuple) else v for k, v in overrides.items()},
+    command=list(command),
+    cwd=str(cwd),
+    executor=executor.to_dict(),
+    created=time.time(),
+    epochs=float(config.epochs),
+    metric=config.target_metric,
+    sources=trees,
+  )
+
+
+def shell(command: Sequence[str]) -> str:
+  """The words of a command as a line of shell."""
+  return shlex.join(command)
