@@ -1,5 +1,6 @@
-"""Overrides of a recipe from Python: the fields that `--config.FIELD=VALUE` sets on a command line."""
+"""Overrides of a recipe from Python: what `--config.FIELD=VALUE` does on a command line."""
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,24 @@ def _converted(name: str, value: Any, before: Any) -> Any:
   if type(value) is not type(before):
     accepted = names.accepted(name)
     raise UserError(f"config.{name}={shown(value)}: it must be {accepted or 'of its type'}.")
+  return value
+
+
+def parse_value(name: str, text: str) -> Any:
+  """The value of a field from the text behind `--config.FIELD=`.
+
+  Raises:
+    UserError: there is no such field, or the text is not its value.
+  """
+  field = names.field_of(name)
+  if field is None:
+    raise UserError(names.no_field(name))
+  if isinstance(field.default, str):
+    return text
+  try:
+    value = ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    raise UserError(f"config.{name}={shown(text)}: it must be {names.accepted(name)}.") from None
   return value
 
 

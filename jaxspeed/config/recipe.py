@@ -49,14 +49,12 @@ def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
 
 def _returned_by(file: str, variant: str | None) -> ConfigDict:
   """The config that `get_config` of a recipe file returns; raises a UserError as `load_recipe`."""
-  if not os.path.isfile(file):
-    raise UserError(f"--config={file}: there is no such file.")
-  module = _guarded(file, lambda: _import(file))
+  module = import_file(file, f"--config={file}: there is no such file.")
   get_config = getattr(module, "get_config", None)
   if not callable(get_config):
     raise UserError(f"{file} defines no function get_config() that returns the config.")
   arguments = _arguments(file, get_config, variant)
-  config = _guarded(file, lambda: get_config(*arguments))
+  config = guarded(file, lambda: get_config(*arguments))
   if inspect.iscoroutine(config):
     config.close()  # or Python would print that it was never awaited
     raise UserError(f"{file}: get_config() is an async function: write def in place of async def.")
@@ -68,6 +66,21 @@ def _returned_by(file: str, variant: str | None) -> ConfigDict:
       f"jaxspeed.config.fields."
     )
   return config
+
+
+def import_file(file: str, missing: str) -> types.ModuleType:
+  """Executes a Python file as a module.
+
+  Args:
+    file: the file's path.
+    missing: the sentence to raise if there is no such file.
+
+  Raises:
+    UserError: there is no such file, or it raises an exception; the message names the line.
+  """
+  if not os.path.isfile(file):
+    raise UserError(missing)
+  return guarded(file, lambda: _import(file))
 
 
 def _import(file: str) -> types.ModuleType:
@@ -102,8 +115,8 @@ def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -
   return arguments
 
 
-def _guarded(file: str, run: Callable[[], Any]) -> Any:
-  """Runs the recipe's own code and returns its result; its exceptions become UserErrors."""
+def guarded(file: str, run: Callable[[], Any]) -> Any:
+  """Runs the code of a file and returns its result; its exceptions become UserErrors."""
   try:
     return run()
   except (UserError, KeyboardInterrupt):

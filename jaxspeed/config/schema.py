@@ -78,7 +78,7 @@ def problems(
   try:
     group.model_validate(dict(values))
   except pydantic.ValidationError as error:
-    found = _problems(group, values, error)
+    found = problems_of(group, values, error)
   if complete:
     found += [Problem("missing", name, None, "") for name in _missing(group, values, "")]
   # pydantic accepts a NumPy number, JSON does not.
@@ -119,9 +119,10 @@ def _strange(value: Any) -> str:
   return "" if own else f"{type(value).__module__}.{type(value).__name__}"
 
 
-def _problems(
+def problems_of(
   group: type[Group], values: Mapping[Any, Any], error: pydantic.ValidationError
 ) -> list[Problem]:
+  """The errors that pydantic found in the values of a group."""
   found = []
   for each in error.errors(include_url=False, include_input=False):
     names, field, value = _locate(group, values, each["loc"])

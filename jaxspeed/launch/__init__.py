@@ -1,1 +1,17 @@
-"""Runs of many jobs: on this machine, on Slurm, on clouds."""
+"""Runs of many jobs from Python: on this machine, on a Slurm cluster, on clouds.
+
+from jaxspeed.launch import Run, Local, Slurm, Sky, grid
+
+with Run("lr-sweep", executor=Local(parallel=2), root="runs") as run:
+  for overrides in grid(**{"schedule.peak": [1.0, 2.0], "seed": range(3)}):
+    run.job("configs/quickstart.py", overrides)
+run.start(detach=True)
+print(Run.load("runs/lr-sweep").status())
+"""
+
+from jaxspeed.launch.grid import grid, log_uniform, sample, uniform
+from jaxspeed.launch.local import Local
+from jaxspeed.launch.run import Run
+from jaxspeed.launch.slurm import Slurm
+
+__all__ = ["Local", "Run", "Slurm", "grid", "log_uniform", "sample", "uniform"]

@@ -5,9 +5,10 @@ import dataclasses
 import enum
 import pathlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import Field
@@ -38,6 +39,23 @@ class SchedulerState(enum.Enum):
   PENDING = "pending"
   RUNNING = "running"
   ABSENT = "absent"  # the scheduler answers, and does not know the job
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """What a job will train, before it has a folder.
+
+  Attributes:
+    name: the job's name.
+    recipe: FILE.py or FILE.py:VARIANT.
+    overrides: values by dotted field name.
+    executor: what runs it.
+  """
+
+  name: str
+  recipe: str
+  overrides: Mapping[str, Any]
+  executor: "Executor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +104,18 @@ class Executor(Group, abc.ABC):
   """environment variables of the jobs; they are stored in the jobs' folders"""
 
   def __init__(self, **values: Any) -> None:
-    found = schema.problems(type(self), values)
-    if found:
-      raise UserError(self._sentence(found[0]))
-    super().__init__(**values)
+    try:
+      super().__init__(**values)
+    except pydantic.ValidationError as error:
+      found = schema.problems_of(type(self), values, error)
+      raise UserError(self._sentence(found[0])) from None
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
       if SECRET.search(name):
         raise UserError(
-          f"{type(self).__name__}: env has {name}, which looks like a secret and would be stored in "
-          "the jobs' folders: set it in the environment of the command that submits."
+          f"{type(self).__name__}: env has {name}, which looks like a secret and would be stored "
+          "in the jobs' folders: set it in the environment of the command that submits."
         )
 
   def _sentence(self, problem: schema.Problem) -> str:
@@ -219,9 +238,4 @@ class Executor(Group, abc.ABC):
 
 def exports(env: Mapping[str, str]) -> list[str]:
   """Lines of shell that set environment variables."""
-  import shlex
-
   return [f"export {name}={shlex.quote(value)}" for name, value in sorted(env.items())]
-
-
-Kind = Literal["local", "slurm", "sky"]

@@ -64,14 +64,13 @@ class Local(Executor):
       raise UserError(f"Local(gpus={self.gpus}): this machine has {len(visible)} GPUs.")
     if unknown := [gpu for gpu in gpus if isinstance(self.gpus, tuple) and gpu not in visible]:
       known = ", ".join(visible) or "none"
-      raise UserError(
-        f"Local(gpus={list(self.gpus or ())}): no GPU {unknown[0]}; there is {known}."
-      )
+      raise UserError(f"Local(gpus={list(gpus)}): no GPU {unknown[0]}; there is {known}.")
     if len(set(gpus)) < len(gpus):
       raise UserError(f"Local(gpus={list(gpus)}): a GPU is named twice.")
     if gpus and len(gpus) % self.parallel:
       raise UserError(
-        f"Local(parallel={self.parallel}): {len(gpus)} GPUs do not divide evenly among as many jobs."
+        f"Local(parallel={self.parallel}): {len(gpus)} GPUs do not divide evenly among "
+        "as many jobs."
       )
     if self.cores > usable_cpus():
       raise UserError(f"Local(cores={self.cores}): this process may use {usable_cpus()} cores.")
@@ -159,7 +158,7 @@ class Local(Executor):
 
   def warning(self, folder: pathlib.Path) -> str:
     """What keeps waiting jobs from starting, as a sentence; '' if nothing does."""
-    if queue_elsewhere(folder) or is_locked(folder / QUEUE_LOCK):
+    if queue_elsewhere(folder) or queue_runs(folder):
       return ""
     return (
       f"the queue does not run: python -m jaxspeed.launch resume {shlex.quote(str(folder.parent))}"
@@ -167,7 +166,7 @@ class Local(Executor):
 
 
 def stop(folder: pathlib.Path) -> None:
-  """Tells the processes of a job on this machine to save and end; does nothing if there are none."""
+  """Tells the processes of a job on this machine to save and end, if there are any."""
   if not is_locked(folder / RECORD / ALIVE):
     return
   facts = read_facts(folder)
@@ -186,7 +185,7 @@ def start_queue(folder: pathlib.Path) -> None:
   Raises:
     UserError: the process ended at once.
   """
-  if queue_elsewhere(folder) or is_locked(folder / QUEUE_LOCK):
+  if queue_runs(folder):
     return
   with open(folder / QUEUE_LOG, "ab") as log:
     command = [sys.executable, "-m", "jaxspeed.launch", "resume", str(folder.parent), "--here"]
@@ -195,16 +194,25 @@ def start_queue(folder: pathlib.Path) -> None:
       command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
   deadline = time.monotonic() + _STARTS_WITHIN
-  while not is_locked(folder / QUEUE_LOCK):
+  while not queue_runs(folder):
     # A short queue may be done already.
     if process.poll() == 0:
       return
     if process.poll() is not None or time.monotonic() > deadline:
       raise UserError(
-        f"the queue did not start, see {folder / QUEUE_LOG}; then: python -m jaxspeed.launch resume "
-        f"{folder.parent}."
+        f"the queue did not start, see {folder / QUEUE_LOG}; then: python -m jaxspeed.launch "
+        f"resume {folder.parent}."
       )
     time.sleep(0.05)
+
+
+def queue_runs(folder: pathlib.Path) -> bool:
+  """Whether a queue runs on this machine.
+
+  Args:
+    folder: the run's folder for the launcher's own files.
+  """
+  return is_locked(folder / QUEUE_LOCK)
 
 
 def queue_elsewhere(folder: pathlib.Path) -> str:

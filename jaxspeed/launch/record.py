@@ -17,7 +17,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +35,10 @@ from jaxspeed.files import (
   read_bytes,
   write_atomically,
 )
-from jaxspeed.launch.executor import SECRET, Executor
+from jaxspeed.launch.executor import SECRET, Planned, Task
 
 RECORD = "launch"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 # Variables that change what a run computes or where it finds its libraries and data.
 _ENVIRONMENT = re.compile(
   r"(JAX|JAXSPEED|XLA|PJRT|TPU|CUDA|CUDNN|NCCL|NVIDIA|ROCM|HIP|TF|TFDS|OMP|KMP|MKL|OPENBLAS|MALLOC"
@@ -251,17 +250,13 @@ def _append(path: pathlib.Path, line: str) -> None:
       os.close(descriptor)
   except OSError as error:
     raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat the "
-      "command."
+      f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat "
+      "the command."
     ) from None
 
 
 def write_job(
-  folder: pathlib.Path,
-  job: JobFile,
-  config: ConfigDict,
-  script: tuple[str, str],
-  diff: bytes,
+  folder: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
 ) -> None:
   """Creates a job's folder with all that is known before its submission.
 
@@ -273,20 +268,43 @@ def write_job(
       record = partial / RECORD
       (record / "tasks").mkdir(parents=True)
       (record / "logs").mkdir()
-      name, text = script
-      stored.save(config, record / "config.json")
-      write_atomically(record / name, text, sync=False)
-      write_atomically(record / "diff.patch", diff, sync=False)
-      write_atomically(
-        record / "environment.json", dump_json(environment(), indent=1) + "\n", sync=False
-      )
-      write_atomically(
-        record / "job.json", dump_json(dataclasses.asdict(job), indent=1) + "\n", sync=False
-      )
+      _write_files(record, job, config, script, diff)
   except OSError as error:
     raise UserError(
       f"{folder} cannot be written ({error.strerror or error}): make room or choose another root."
     ) from None
+
+
+def update_job(
+  folder: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
+) -> None:
+  """Gives a job that does not run another command, for its next submission.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  try:
+    _write_files(folder / RECORD, job, config, script, diff)
+  except OSError as error:
+    raise UserError(
+      f"{folder} cannot be written ({error.strerror or error}): make room and repeat the command."
+    ) from None
+
+
+def _write_files(
+  record: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
+) -> None:
+  """Writes job.json last: a folder without it is no job's."""
+  stored.save(config, record / "config.json")
+  variables = dump_json(environment(), indent=1) + "\n"
+  about = dump_json(dataclasses.asdict(job), indent=1) + "\n"
+  for name, content in (
+    script,
+    ("diff.patch", diff),
+    ("environment.json", variables),
+    ("job.json", about),
+  ):
+    write_atomically(record / name, content, sync=False)
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -340,34 +358,28 @@ def _git(folder: pathlib.Path, *arguments: str) -> bytes:
 
 
 def make_job(
-  *,
-  name: str,
-  index: int,
-  recipe: str,
-  overrides: Mapping[str, Any],
-  command: Sequence[str],
-  cwd: pathlib.Path,
-  executor: Executor,
-  config: ConfigDict,
-  trees: list[dict[str, Any]],
+  planned: Planned, *, index: int, task: Task, config: ConfigDict, trees: list[dict[str, Any]]
 ) -> JobFile:
-  """The content of job.json of a new job."""
+  """The content of job.json of a job.
+
+  Args:
+    planned: what it trains.
+    index: its place in its run.
+    task: its command and folder.
+    config: its checked config.
+    trees: as in `Sources`.
+  """
   return JobFile(
     format=FORMAT,
-    name=name,
+    name=planned.name,
     index=index,
-    recipe=recipe,
-    overrides={k: list(v) if isinstance(v, tuple) else v for k, v in overrides.items()},
-    command=list(command),
-    cwd=str(cwd),
-    executor=executor.to_dict(),
+    recipe=planned.recipe,
+    overrides=parse_json(dump_json(dict(planned.overrides))),
+    command=list(task.command),
+    cwd=str(task.cwd),
+    executor=planned.executor.to_dict(),
     created=time.time(),
     epochs=float(config.epochs),
     metric=config.target_metric,
     sources=trees,
   )
-
-
-def shell(command: Sequence[str]) -> str:
-  """The words of a command as a line of shell."""
-  return shlex.join(command)

@@ -20,7 +20,7 @@ from jaxspeed.launch.record import RECORD, Facts, read_facts
 # The folder of the launcher's own files in a run's folder.
 LAUNCHER = ".launch"
 RUN_FILE = "run.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
 
@@ -75,8 +75,8 @@ def create_run(folder: pathlib.Path, max_cost: float) -> None:
       foreign = sorted(name for name in os.listdir(folder) if name != LAUNCHER)
       if foreign:
         raise UserError(
-          f"{folder} is not empty and holds no run of jaxspeed.launch ({foreign[0]}): choose another "
-          "name or root."
+          f"{folder} is not empty and holds no run of jaxspeed.launch ({foreign[0]}): choose "
+          "another name or root."
         )
     (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
     found = RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname(), max_cost)

@@ -44,8 +44,8 @@ def check(
   if kind not in _MEMORY and any(folder.is_relative_to(path) for path in _exported(exports)):
     return
   raise UserError(
-    f"root {folder} lies on a {kind} file system of this machine alone, which the nodes do not see: "
-    f"choose a folder on a disk that they share, or, if they do see it, write {escape}."
+    f"root {folder} lies on a {kind} file system of this machine alone, which the nodes do not "
+    f"see: choose a folder on a disk that they share, or, if they do see it, write {escape}."
   )
 
 

@@ -94,10 +94,9 @@ class Slurm(Executor):
     days, *rest = found.groups()
     numbers = [int(part) for part in rest if part is not None]
     # After days the first number is hours; a lone number is minutes, and two are minutes:seconds.
-    if days is not None:
-      units = (1, 1 / 60, 1 / 3600)
-    else:
-      units = (1, 1 / 60, 1 / 3600) if len(numbers) == 3 else (1 / 60, 1 / 3600)
+    units = [1, 1 / 60, 1 / 3600]
+    if days is None and len(numbers) < 3:
+      units.pop(0)
     return 24 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
 
   def devices(self) -> int:
@@ -197,21 +196,10 @@ class Slurm(Executor):
     if done.returncode:
       raise UserError(f"Slurm does not answer ({_reason(done)}): repeat the command when it does.")
     rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
-    own = [(id, command) for id, comment, command in rows if comment == f"jaxspeed:{token}"]
-    found = {}
-    for task in tasks:
-      single = [id for id, command in own if f"{task.record}/script.sh" in command]
-      found.update({task.name: id for id in single})
-    for id, command in own:
-      script = pathlib.Path(next(iter(shlex.split(command)), ""))
-      if "_" in id and id.rpartition("_")[2].isdecimal() and script.is_file():
-        folders = re.findall(r"^  (.+)$", script.read_text(), re.MULTILINE)
-        index = int(id.rpartition("_")[2])
-        names = {str(task.folder): task.name for task in tasks}
-        listed = shlex.split(folders[index])[0] if index < len(folders) else ""
-        if listed in names:
-          found[names[listed]] = id
-    return found
+    scripts = {id: command for id, comment, command in rows if comment == f"jaxspeed:{token}"}
+    folders = {str(task.folder): task.name for task in tasks}
+    found = {_folder_of(id, command): id for id, command in scripts.items()}
+    return {folders[folder]: id for folder, id in found.items() if folder in folders}
 
   def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
     ids = [id for id in jobs.values() if id]
@@ -221,6 +209,19 @@ class Slurm(Executor):
     done = _slurm("scancel", "--quiet", *ids)
     if done.returncode and "Invalid job id" not in done.stderr:
       raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
+
+
+def _folder_of(id: str, command: str) -> str:
+  """The folder of the job that a submitted script runs; '' if it cannot be found."""
+  script = pathlib.Path(next(iter(shlex.split(command)), ""))
+  if "_" not in id:
+    return str(script.parent.parent)
+  index = id.rpartition("_")[2]
+  try:
+    lines = re.findall(r"^  (.+)$", script.read_text(), re.MULTILINE)
+  except OSError:
+    return ""
+  return shlex.split(lines[int(index)])[0] if index.isdecimal() and int(index) < len(lines) else ""
 
 
 def _state(words: str) -> SchedulerState:

@@ -80,8 +80,8 @@ requeue_flag() {
 
 # What a task runs. The traps keep this shell alive while the trainer uses a signal to save; unlike
 # ignored signals they are not inherited. srun reports the highest code of all tasks, so:
-# 2, a user's mistake, must not hide behind the codes of the tasks that are killed after it: it takes
-# the job's right to be requeued away;
+# 2, a user's mistake, must not hide behind the codes of the tasks that are killed after it: it
+# takes the job's right to be requeued away;
 # 143: srun ended this task because another one had ended, whose own code says why.
 # shellcheck disable=SC2016  # the inner shell's variables
 task='trap : TERM USR1
@@ -121,11 +121,11 @@ give_up() {
 
 requeue() {
   if [ "$(requeue_flag)" != "$flag" ]; then
-    give_up 2 "a task ended with 2: the command line or the data are wrong (see above); not restarted."
+    give_up 2 "a task ended with 2: the command or the data are wrong (see above); not restarted."
   fi
   if [ "$restarts" -ge "$max_restarts" ]; then
-    give_up "$2" "$1; not put back into the queue after $restarts restarts: look into the log, then \
-submit again, with more restarts allowed if that is right."
+    give_up "$2" "$1; not put back into the queue after $restarts restarts: look into the log, and \
+submit again."
   fi
   echo "$script: $1; back into the queue."
   note requeued "$1"

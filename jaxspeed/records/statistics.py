@@ -76,7 +76,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   """
   target, metric = (rows[0]["config"][name] for name in ("target", "target_metric"))
   accuracies = [row[metric] for row in rows]
-  sd = statistics.stdev(accuracies)
+  mean, sd, ci95 = interval(accuracies)
   keys = (*RESULT_KEYS, *IMAGE_COUNTS)
   differing = {key for key in keys if any(row.get(key) != rows[0].get(key) for row in rows)}
   # Configs differ only in the seed, which has a key of its own.
@@ -89,9 +89,9 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "top5": _over_known(statistics.fmean, (row["top5"] for row in rows)),
     "seconds": _over_runs(statistics.fmean, seconds),
     "n": len(rows),
-    "mean": statistics.fmean(accuracies),
+    "mean": mean,
     "sd": sd,
-    "ci95": _student_t(len(rows) - 1) * sd / math.sqrt(len(rows)),
+    "ci95": ci95,
     "target": target,
     "p_value": p_value_of_at_most(accuracies, target),
     "reached": sum(one["to_target"] is not None for one in seconds),
@@ -102,6 +102,17 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ],
     **({SKIPPED: _over_runs(statistics.fmean, skipped)} if skipped else {}),
   }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+  """Mean, standard deviation (n - 1) and half the width of the mean's 95 % interval.
+
+  Args:
+    values: at least two numbers; the interval is Student's.
+  """
+  sd = statistics.stdev(values)
+  width = _student_t(len(values) - 1) * sd / math.sqrt(len(values))
+  return statistics.fmean(values), sd, width
 
 
 def p_value_of_at_most(values: Sequence[float], bound: float) -> float:

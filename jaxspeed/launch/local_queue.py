@@ -21,7 +21,7 @@ from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
 from jaxspeed.launch import cost
 from jaxspeed.launch.local import ALIVE, QUEUE, QUEUE_LOCK, Local, stop
 from jaxspeed.launch.record import RECORD, Facts, note, read_facts
-from jaxspeed.launch.runs import LAUNCHER, lock_run, read_run, read_jobs
+from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs, read_run
 
 _POLL = 0.2  # seconds between two looks at the jobs
 _KILLED = range(128, 256)  # exit codes of processes that a signal ended

@@ -1,0 +1,38 @@
+"""Submits runs of many jobs, and looks at them.
+
+  python -m jaxspeed.launch submit SWEEP.py --dry-run    # the scripts; nothing is written
+  python -m jaxspeed.launch submit SWEEP.py              # SWEEP.py defines sweep() -> Run
+  python -m jaxspeed.launch status RUN
+  python -m jaxspeed.launch logs RUN/JOB -f
+  python -m jaxspeed.launch cancel RUN/JOB ...           # or: cancel RUN --all
+  python -m jaxspeed.launch retry RUN --failed           # or: retry RUN/JOB ...
+  python -m jaxspeed.launch resume RUN                   # a local queue that was killed
+  python -m jaxspeed.launch results RUN
+  python -m jaxspeed.launch tensorboard RUN
+  python -m jaxspeed.launch script slurm                 # scripts/train.sbatch
+
+RUN is the folder ROOT/NAME, by default the current one. With submit, --config.FIELD=VALUE sets a
+field of all jobs.
+"""
+
+from jaxspeed.config import flags as command_line
+
+
+def main() -> None:
+  """Reads the flags and runs the command."""
+
+  def define(arguments: list[str]) -> None:
+    from jaxspeed.launch import command
+
+    command.define_flags(arguments)
+
+  def run(arguments: list[str]) -> None:
+    from jaxspeed.launch import command
+
+    command.run(arguments)
+
+  command_line.run(run, define=define)
+
+
+if __name__ == "__main__":
+  main()

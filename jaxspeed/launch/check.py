@@ -1,0 +1,126 @@
+"""Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config import checks, effects, stored
+from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config.recipe import load_recipe
+from jaxspeed.errors import UserError
+from jaxspeed.launch.executor import Executor, Planned
+from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
+from jaxspeed.planning.make import lay_out, make_plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, feed_of, open_data, plan_of
+from jaxspeed.scaling.hardware import DEVICES
+from jaxspeed.scaling.predict import memory_gb
+
+# Jobs named in a message with each mistake.
+_NAMED = 3
+
+
+def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, ConfigDict]:
+  """The configs of jobs by name, each checked as `jaxspeed.plan` does.
+
+  Args:
+    jobs: the jobs.
+    data: whether to open the data of jobs that read them from disks which this machine sees.
+
+  Raises:
+    UserError: some jobs cannot run; the message has every mistake, with the jobs that make it.
+  """
+  checker = _Checker()
+  configs: dict[str, ConfigDict] = {}
+  mistakes: dict[str, list[str]] = {}
+  for job in jobs:
+    try:
+      configs[job.name] = checker.check(job, data=data)
+    except UserError as error:
+      mistakes.setdefault(str(error), []).append(job.name)
+  if mistakes:
+    wrong = sum(map(len, mistakes.values()))
+    listed = " ".join(f"[{_names(names)}] {reason}" for reason, names in mistakes.items())
+    verb = "cannot run, and nothing was submitted"
+    raise UserError(f"{wrong} of {len(jobs)} job{'s' * (len(jobs) > 1)} {verb}: {listed}")
+  return configs
+
+
+def _names(names: Sequence[str]) -> str:
+  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + more
+
+
+class _Checker:
+  """Checks jobs one after the other; reads each recipe and each data set once."""
+
+  def __init__(self) -> None:
+    self._recipes: dict[str, ConfigDict | UserError] = {}
+    self._data: dict[str, Any] = {}
+
+  def check(self, job: Planned, *, data: bool) -> ConfigDict:
+    config = with_overrides(self._recipe(job.recipe), job.overrides)
+    effects.check(config, [*job.overrides], command="train")
+    devices = job.executor.devices()
+    feed_of(config)
+    lay_out(config)
+    reads = data and job.executor.sees_data() and not config.data.synthetic
+    if reads and config.data.path:
+      plan = self._plan_of_data(config, job, devices)
+    else:
+      plan = make_plan(config, devices=devices)
+    _check_memory(plan, job.executor, config)
+    return config
+
+  def _recipe(self, recipe: str) -> ConfigDict:
+    if recipe not in self._recipes:
+      file, colon, variant = recipe.partition(":")
+      try:
+        self._recipes[recipe] = load_recipe(file, variant if colon else None)
+      except UserError as error:
+        self._recipes[recipe] = error
+    found = self._recipes[recipe]
+    if isinstance(found, UserError):
+      raise found
+    return found
+
+  def _plan_of_data(self, config: ConfigDict, job: Planned, devices: int) -> Plan:
+    follow = FOLLOWING - set(job.overrides)
+    # What the feeds open depends on these alone.
+    parts = [stored.to_dict(config)["data"], config.tune_on, sorted(follow)]
+    key = json.dumps([*parts, repr(lay_out(config).phases)], sort_keys=True)
+    if key not in self._data:
+      try:
+        self._data[key] = open_data(config, follow=follow)
+      except UserError as error:
+        self._data[key] = error
+    found = self._data[key]
+    if isinstance(found, UserError):
+      raise found
+    decided = as_data_decide(config, found)
+    checks.check(decided)
+    return plan_of(decided, found, devices=devices)
+
+
+def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
+  """Refuses a ResNet-50 that does not fit the executor's GPUs, where their memory is known.
+
+  Raises:
+    UserError: a phase needs more memory than a GPU has.
+  """
+  device = DEVICES.get(executor.accelerator().lower().replace("-", "_"))
+  if device is None or config.model.get("name") != "resnet" or config.model.get("depth") != 50:
+    return
+  for phase in plan.phases:
+    images = phase.batch_size / executor.devices() / config.accumulate
+    needed = memory_gb(images, phase.image_size)
+    if needed > device.memory_gb:
+      times = -(-needed // device.memory_gb)
+      raise UserError(
+        f"config.batch_size={phase.batch_size}: {images:.0f} images of {phase.image_size} px need "
+        f"{needed:.0f} GB on each of {executor.devices()} GPUs ({executor.accelerator()}, "
+        f"{device.memory_gb:g} GB): set "
+        f"accumulate={config.accumulate * times:.0f}, or use more GPUs."
+      )

@@ -1,0 +1,49 @@
+"""Names of jobs, made from their recipes and overrides."""
+
+import hashlib
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# A folder's name has at most 255 bytes; TensorBoard and terminals show less.
+_MOST = 100
+
+
+def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
+  """A name that recipe and overrides alone decide: the same job has the same name.
+
+  job_name("configs/imagenet18.py:4", {"schedule.peak": 2.0, "seed": 1}) is
+  "imagenet18-4_peak=2.0_seed=1".
+  """
+  file, _, variant = recipe.partition(":")
+  stem = pathlib.PurePath(file).stem
+  shorts = _shorts(overrides)
+  parts = [stem + (f"-{variant}" if variant else "")]
+  parts += [f"{shorts[field]}={_text(value)}" for field, value in overrides.items()]
+  name = "_".join(_safe(part) for part in parts)
+  if len(name) <= _MOST and not name.startswith((".", "-")):
+    return name
+  # The end of a long name may be all that differs.
+  digest = hashlib.sha256(repr((recipe, sorted(overrides.items()))).encode()).hexdigest()[:8]
+  return f"{name[: _MOST - 9].lstrip('.-') or 'job'}-{digest}"
+
+
+def _shorts(overrides: Mapping[str, Any]) -> dict[str, str]:
+  """The last part of each field's name, or all of it where two have the same last part."""
+  lasts = [field.rpartition(".")[2] for field in overrides]
+  return {
+    field: last if lasts.count(last) == 1 else field
+    for field, last in zip(overrides, lasts, strict=True)
+  }
+
+
+def _text(value: Any) -> str:
+  if isinstance(value, list | tuple):
+    return "-".join(map(_text, value)) or "none"
+  # The last parts of a path say most.
+  return "-".join(pathlib.PurePath(value).parts[-2:]) if isinstance(value, str) else str(value)
+
+
+def _safe(text: str) -> str:
+  return re.sub(r"[^A-Za-z0-9._=+-]+", "-", text)

@@ -1,0 +1,348 @@
+"""Submission: what is written and asked, in an order in which nothing is lost or asked twice."""
+
+import os
+import pathlib
+import secrets
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config import stored
+from jaxspeed.config.overrides import to_flags
+from jaxspeed.errors import UserError
+from jaxspeed.files import expanded, load_json
+from jaxspeed.launch import cost, record, runs, state
+from jaxspeed.launch.executor import Executor, Planned, Task
+from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.local import Local
+from jaxspeed.launch.record import RECORD, Facts
+from jaxspeed.launch.state import JobStatus
+
+PACKAGE = pathlib.Path(__file__).parents[2]
+_SHOWN = 3  # names in a message
+
+
+def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
+  """A folder as an absolute path, with ~ replaced.
+
+  Raises:
+    UserError: it is no path, or names no local folder.
+  """
+  if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+    raise UserError(f"root={folder!r}: name a folder that all machines of the jobs share.")
+  if "://" in os.fspath(folder):
+    raise UserError(f"root {folder} is no local folder: mount the bucket, and name the folder.")
+  return pathlib.Path(os.path.abspath(expanded(folder, "root")))
+
+
+def check_executors(executors: Sequence[Executor], root: pathlib.Path, max_cost: float) -> None:
+  """Checks that executors can be used from here, and that `max_cost` can be kept.
+
+  Raises:
+    UserError: one cannot be used, or `root` is not writable.
+  """
+  if sum(isinstance(executor, Local) for executor in executors) > 1:
+    raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
+  for executor in executors:
+    executor.check(root)
+    if max_cost and not executor.price_per_hour:
+      raise UserError(
+        f"max_cost={max_cost:g}: {type(executor).__name__}(price_per_hour=...) is missing, so that "
+        "no cost is known."
+      )
+    if max_cost and not isinstance(executor, Local) and cost.at_most(executor) is None:
+      raise UserError(
+        f"max_cost={max_cost:g}: {type(executor).__name__} has no time limit, so that its jobs may "
+        "cost any amount: set one, as in Slurm(time='4:00:00')."
+      )
+  place = next(each for each in (root, *root.parents) if os.path.lexists(each))
+  if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    reason = f"{place} may not be written" if place.is_dir() else f"{place} is no folder"
+    raise UserError(f"root {root} cannot be written ({reason}): choose another root.")
+
+
+def complete(planned: Planned, common: Mapping[str, Any]) -> Planned:
+  """A job with the overrides that all jobs of its run have."""
+  return Planned(planned.name, planned.recipe, {**common, **planned.overrides}, planned.executor)
+
+
+def free_name(root: pathlib.Path, name: str, exist: str) -> str:
+  """The name of the run to submit: `name`, or NAME.01 and so on for a new one.
+
+  Raises:
+    UserError: the run exists, and `exist` is "error".
+  """
+  taken = (root / name / runs.RUN_FILE).exists()
+  if not taken or exist == "continue":
+    return name
+  if exist == "error":
+    raise UserError(
+      f"{root / name} holds a run: choose another name, or exist='continue' or exist='new'."
+    )
+  numbers = (f"{name}.{i:02d}" for i in range(1, 10_000))
+  return next(each for each in numbers if not os.path.lexists(root / each))
+
+
+def task_of(folder: pathlib.Path, planned: Planned) -> Task:
+  """A job as its executor gets it, with the command that trains it."""
+  overrides = dict(planned.overrides)
+  hourly = planned.executor.hourly
+  if hourly and "cost_per_hour" not in overrides:
+    overrides["cost_per_hour"] = hourly
+  workdir = folder / planned.name
+  command = (
+    planned.executor.python_path,
+    "-m",
+    "jaxspeed.train",
+    f"--config={planned.recipe}",
+    f"--workdir={workdir}",
+    *to_flags(overrides),
+  )
+  return Task(planned.name, folder.name, workdir, command, pathlib.Path.cwd())
+
+
+def scripts(folder: pathlib.Path, jobs: Sequence[Planned]) -> dict[str, str]:
+  """The scripts of jobs, by the paths that they would have."""
+  found = {}
+  for planned in jobs:
+    task = task_of(folder, planned)
+    name, text = planned.executor.script(task)
+    found[str(task.record / name)] = text
+  return found
+
+
+def start(
+  folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]], *, max_cost: float
+) -> Iterator[str]:
+  """Submits the jobs of a run that are missing; yields lines to print.
+
+  Args:
+    folder: the run's folder.
+    jobs: the checked jobs with their configs.
+    max_cost: USD beyond which no more jobs are submitted; 0: no limit.
+
+  Raises:
+    UserError: a job of the same name trains something else, another process submits the run, or a
+      scheduler refuses.
+  """
+  if not (folder / runs.RUN_FILE).exists():
+    runs.create_run(folder, max_cost)
+  with runs.lock_run(folder):
+    runs.create_run(folder, max_cost)
+    present = {facts.job.name: facts for facts in runs.read_jobs(folder)}
+    _check_present(folder, jobs, present)
+    changed = _write_jobs(folder, jobs, present)
+    now = {facts.job.name: facts for facts in runs.read_jobs(folder)}
+    wanted = [now[planned.name] for planned, _ in jobs]
+    new = [facts for facts in wanted if facts.submission is None]
+    unsure = [facts for facts in wanted if facts.submission and not facts.submission.id]
+    new += _recover(unsure)
+    new, held = _affordable(new, [*now.values()], max_cost)
+    submitted = _submit(folder, new)
+  _begin(folder, submitted)
+  yield from changed
+  yield from _summary(folder, wanted, submitted, held)
+
+
+def _write_jobs(
+  folder: pathlib.Path,
+  jobs: Sequence[tuple[Planned, ConfigDict]],
+  present: Mapping[str, Facts],
+) -> list[str]:
+  """Writes the folders of new jobs, and the commands of ended ones that changed; returns lines."""
+  sources = record.sources(pathlib.Path.cwd(), PACKAGE)
+  stands = state.statuses(folder, [*present.values()])
+  states = {status.name: status.state for status in stands}
+  lines = []
+  for index, (planned, config) in enumerate(jobs):
+    task, facts = task_of(folder, planned), present.get(planned.name)
+    made = record.make_job(planned, index=index, task=task, config=config, trees=sources.trees)
+    script = planned.executor.script(task)
+    if facts is None:
+      record.write_job(task.folder, made, config, script, sources.diff)
+    elif facts.job.command != made.command or facts.job.executor != made.executor:
+      if states[planned.name] in ("failed", "cancelled") or facts.submission is None:
+        record.update_job(task.folder, made, config, script, sources.diff)
+        lines.append(f"{planned.name} has a new command, with which retry starts it")
+      elif states[planned.name] != "done":
+        lines.append(f"{planned.name} was submitted with another command, and keeps it")
+  return lines
+
+
+def _check_present(
+  folder: pathlib.Path,
+  jobs: Sequence[tuple[Planned, ConfigDict]],
+  present: Mapping[str, Facts],
+) -> None:
+  """Refuses jobs that have the name of a job that trains something else."""
+  for planned, config in jobs:
+    facts = present.get(planned.name)
+    if facts is None:
+      continue
+    before = ConfigDict(load_json(facts.folder / RECORD / "config.json"))
+    rows = stored.differences(
+      before, ConfigDict(stored.to_dict(config) | {"format": stored.FORMAT})
+    )
+    if rows:
+      raise UserError(
+        f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
+        "job a name of its own, or the run with exist='new'."
+      )
+
+
+def _recover(unsure: Sequence[Facts]) -> list[Facts]:
+  """Finds the jobs of a submission that died before it wrote their ids; returns the others."""
+  missing = []
+  for facts in unsure:
+    submission = facts.submission
+    assert submission is not None
+    own = facts.own(facts.notes)
+    executor = executor_of(facts.job.executor, str(facts.folder))
+    found = executor.find(submission.token, [_task_again(facts)])
+    # A job that has begun wrote its number down itself.
+    id = found.get(facts.job.name) or next((n.detail for n in own if n.what == "started"), "")
+    if id:
+      record.request(facts.folder, what="submitted", token=submission.token, id=id)
+    else:
+      missing.append(facts)
+  return missing
+
+
+def _task_again(facts: Facts) -> Task:
+  """A job as its executor gets it, from its folder."""
+  job = facts.job
+  cwd = pathlib.Path(job.cwd)
+  return Task(job.name, facts.folder.parent.name, facts.folder, tuple(job.command), cwd)
+
+
+def _affordable(
+  new: Sequence[Facts], jobs: Sequence[Facts], max_cost: float
+) -> tuple[list[Facts], int]:
+  """The first jobs that `max_cost` has room for, and how many are left out."""
+  if not max_cost:
+    return [*new], 0
+  spent = cost.of_run(jobs)
+  # What is submitted and has not ended may use its whole time limit.
+  for status, facts in zip(state.statuses(jobs[0].folder.parent, jobs), jobs, strict=True):
+    if facts.submission and status.state in ("pending", "running", "requeued"):
+      most = cost.at_most(executor_of(facts.job.executor, str(facts.folder)))
+      spent += max(0.0, (most or 0.0) - status.cost)
+  kept: list[Facts] = []
+  for facts in new:
+    executor = executor_of(facts.job.executor, str(facts.folder))
+    # A local queue looks at the cost itself, before each job.
+    most = cost.at_most(executor) or 0.0
+    if spent + most > max_cost:
+      break
+    spent += most
+    kept.append(facts)
+  return kept, len(new) - len(kept)
+
+
+def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
+  """Submits jobs; returns the scheduler's ids by name."""
+  groups: dict[str, list[Facts]] = {}
+  for facts in jobs:
+    groups.setdefault(repr(sorted(facts.job.executor.items())), []).append(facts)
+  ids: dict[str, str] = {}
+  for group in groups.values():
+    executor = executor_of(group[0].job.executor, str(group[0].folder))
+    token = secrets.token_hex(6)
+    for facts in group:
+      record.request(facts.folder, what="submit", token=token)
+    by_name = {facts.job.name: facts for facts in group}
+    tasks = [_task_again(facts) for facts in group]
+    for found in executor.submit(tasks, token, folder / runs.LAUNCHER):
+      for name, id in found.items():
+        record.request(by_name[name].folder, what="submitted", token=token, id=id)
+      ids |= found
+  return ids
+
+
+def _begin(folder: pathlib.Path, submitted: Collection[str]) -> None:
+  """Starts what the executors of a run need besides, such as a queue; without the run's lock."""
+  for facts in runs.read_jobs(folder):
+    if facts.job.name in submitted and facts.job.executor.get("kind") == Local.kind:
+      executor_of(facts.job.executor, str(facts.folder)).begin(folder / runs.LAUNCHER)
+      return
+
+
+def _summary(
+  folder: pathlib.Path, wanted: Sequence[Facts], submitted: Mapping[str, str], held: int
+) -> Iterator[str]:
+  kinds = {facts.job.executor.get("kind") for facts in wanted}
+  for name, id in submitted.items():
+    yield f"submitted {name}" + (f" as {id}" if kinds != {Local.kind} else "")
+  before = len(wanted) - len(submitted) - held
+  counts = [f"{len(submitted)} jobs submitted"]
+  counts += [f"{before} were there before"] if before else []
+  counts += [f"{held} held back by max_cost"] if held else []
+  place = shlex.quote(str(folder))
+  yield f"{', '.join(counts)}; look at them with: python -m jaxspeed.launch status {place}"
+
+
+def _chosen(folder: pathlib.Path, names: Collection[str]) -> list[Facts]:
+  """The jobs of a run with these names.
+
+  Raises:
+    UserError: there is no such run or job.
+  """
+  runs.read_run(folder)
+  jobs = {facts.job.name: facts for facts in runs.read_jobs(folder)}
+  if isinstance(names, str):
+    names = [names]
+  if unknown := [name for name in names if name not in jobs]:
+    known = ", ".join([*jobs][:_SHOWN]) + (", ..." if len(jobs) > _SHOWN else "")
+    raise UserError(f"{folder} has no job {unknown[0]}: it has {known}.")
+  return [facts for name, facts in jobs.items() if name in names]
+
+
+def cancel(folder: pathlib.Path, names: Collection[str], *, every: bool) -> list[str]:
+  """Cancels jobs; as `Run.cancel`."""
+  runs.read_run(folder)
+  with runs.lock_run(folder, wait=30.0):
+    jobs = runs.read_jobs(folder) if every else _chosen(folder, names)
+    open_jobs = [
+      facts
+      for facts, status in zip(jobs, state.statuses(folder, jobs), strict=True)
+      if status.state in ("pending", "running", "requeued")
+    ]
+    for kind in dict.fromkeys(facts.job.executor.get("kind") for facts in open_jobs):
+      own = [facts for facts in open_jobs if facts.job.executor.get("kind") == kind]
+      ids = {facts.job.name: facts.submission.id for facts in own if facts.submission}
+      # Asked first: a queue starts no job after it is told which are cancelled.
+      executor = executor_of(own[0].job.executor, str(own[0].folder))
+      if isinstance(executor, Local):
+        _note_cancelled(own)
+        executor.cancel(ids, folder / runs.LAUNCHER)
+      else:
+        executor.cancel(ids, folder / runs.LAUNCHER)
+        _note_cancelled(own)
+  return [facts.job.name for facts in open_jobs]
+
+
+def _note_cancelled(jobs: Sequence[Facts]) -> None:
+  for facts in jobs:
+    record.request(facts.folder, what="cancel")
+
+
+def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list[str]:
+  """Submits jobs again; as `Run.retry`."""
+  runs.read_run(folder)
+  with runs.lock_run(folder, wait=30.0):
+    chosen = runs.read_jobs(folder) if failed else _chosen(folder, names)
+    again = []
+    for facts, status in zip(chosen, state.statuses(folder, chosen), strict=True):
+      if status.state in ("failed", "cancelled") and status.detail != "saving":
+        again.append(facts)
+      elif not failed:
+        raise UserError(f"{facts.folder} is {_stands(status)}: only failed jobs are retried.")
+    submitted = _submit(folder, again)
+  _begin(folder, submitted)
+  return [facts.job.name for facts in again]
+
+
+def _stands(status: JobStatus) -> str:
+  return f"still {status.detail}" if status.detail == "saving" else status.state

@@ -1,0 +1,92 @@
+"""Tables of a run's jobs as text: their states, and their results."""
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxspeed.errors import printable
+
+if TYPE_CHECKING:
+  from jaxspeed.launch.state import JobStatus
+
+# Wide enough for any table: a terminal wraps what a pipe keeps whole.
+_WIDTH = 10_000
+
+
+def status_table(statuses: Sequence["JobStatus"]) -> str:
+  """The states of jobs as a table, the counts of each state, and why jobs failed."""
+  with_cost = any(status.cost for status in statuses)
+  names = ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
+  rows = []
+  for status in statuses:
+    row = [
+      status.name,
+      f"{status.state}: {status.detail}" if _shows_detail(status) else status.state,
+      _epoch(status),
+      "" if status.accuracy is None else f"{100 * status.accuracy:.2f} %",
+      duration(status.remaining),
+      str(status.restarts) if status.restarts else "",
+      status.id,
+    ]
+    rows.append([*row, f"${status.cost:.2f}"] if with_cost else row)
+  lines = [table([*names, "cost"] if with_cost else names, rows)]
+  lines.append(counts(statuses))
+  lines += [f"note: {note}" for note in getattr(statuses, "notes", ())]
+  for status in statuses:
+    if status.state == "failed":
+      lines += _failure(status)
+  return "\n".join(lines)
+
+
+def _shows_detail(status: "JobStatus") -> bool:
+  return bool(status.detail) and status.state != "failed"
+
+
+def _epoch(status: "JobStatus") -> str:
+  if status.epoch is None:
+    return f"0/{status.epochs:g}" if status.state == "running" else ""
+  return f"{status.epoch:g}/{status.epochs:g}"
+
+
+def counts(statuses: Sequence["JobStatus"]) -> str:
+  """The number of jobs in each state, and their cost."""
+  states = [status.state for status in statuses]
+  found = [f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states))]
+  cost = sum(status.cost for status in statuses)
+  jobs = f"{len(states)} job{'' if len(states) == 1 else 's'}"
+  return f"{jobs}: {', '.join(found) or 'none'}" + (f"; ${cost:.2f} so far" if cost else "")
+
+
+def _failure(status: "JobStatus") -> list[str]:
+  facts = [] if status.exit_code is None else [f"exit code {status.exit_code}"]
+  facts += [] if status.task is None else [f"task {status.task}"]
+  why = f": {status.detail}" if status.detail else ""
+  head = f"{status.name} failed" + (f" ({', '.join(facts)})" if facts else "") + why
+  return [printable(head), *(f"  {printable(line)}" for line in status.last_lines)]
+
+
+def duration(seconds: float | None) -> str:
+  """Seconds as text: 45 s, 12 min, 3.4 h; '' for None."""
+  if seconds is None:
+    return ""
+  if seconds < 100:
+    return f"{seconds:.0f} s"
+  return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+  """Columns under their names; a column without any value is left out."""
+  kept = [i for i in range(len(names)) if i == 0 or any(row[i] for row in rows)]
+  drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  for i in kept:
+    drawn.add_column(names[i], no_wrap=True, justify="left" if i < 2 else "right")
+  for row in rows:
+    drawn.add_row(*(Text(printable(str(row[i]))) for i in kept))
+  file = io.StringIO()
+  Console(file=file, width=_WIDTH, color_system=None).print(drawn)
+  return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
