@@ -183,7 +183,7 @@ class FaultyRun:
   def finished(self) -> Finished:
     rows = [json.loads(line) for line in (self.workdir / "metrics.jsonl").read_text().splitlines()]
     path = self.workdir / "checkpoints" / str(STEPS[self.feed])
-    return Finished(_arrays(path), [{name: row[name] for name in _KEPT} for row in rows])
+    return Finished(arrays_of(path), [{name: row[name] for name in _KEPT} for row in rows])
 
   def assert_as_undisturbed(self, count: int = 2, devices: int = 1) -> None:
     mine, other = self.finished(), self.lab.undisturbed(self.feed, count, devices)
@@ -191,7 +191,7 @@ class FaultyRun:
     assert len(mine.arrays) > 20 and mine.arrays == other.arrays
 
 
-def _arrays(path: pathlib.Path) -> dict[str, bytes]:
+def arrays_of(path: pathlib.Path) -> dict[str, bytes]:
   with ocp.StandardCheckpointer() as checkpointer:
     tree = checkpointer.restore(path.absolute())
   found: dict[str, bytes] = {}

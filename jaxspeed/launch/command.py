@@ -101,6 +101,10 @@ def _submit(arguments: list[str]) -> None:
   if flags.FLAGS["dry-run"].value:
     for path, text in run.scripts().items():
       print(f"# ---- {printable(path)}\n{text}")
+    try:
+      run.check_executors()
+    except UserError as error:
+      output.say(f"note: submit would refuse: {error}")
     return
   run.start(detach=not flags.FLAGS["wait"].value)
 

@@ -33,6 +33,10 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
+class Refused(UserError):  # noqa: N818  (a scheduler's answer)
+  """A scheduler refused a submission, and surely has none of its jobs."""
+
+
 class SchedulerState(enum.Enum):
   """What a scheduler says about a job."""
 
@@ -194,7 +198,8 @@ class Executor(Group, abc.ABC):
       The scheduler's ids of the next jobs, by their names, as soon as they are submitted.
 
     Raises:
-      UserError: the scheduler refuses.
+      Refused: the scheduler refuses the next jobs.
+      UserError: it does not answer, and may have them.
     """
 
   def begin(self, folder: pathlib.Path) -> None:

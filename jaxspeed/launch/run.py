@@ -148,7 +148,7 @@ class Run:
       self.check()
 
   def check(self) -> None:
-    """Checks every job as `jaxspeed.plan` does, and that the executors can be used from here.
+    """Checks every job as `jaxspeed.plan` does.
 
     Raises:
       UserError: all the mistakes, in one sentence each.
@@ -159,8 +159,15 @@ class Run:
     if self._configs is None:
       if not self._planned:
         raise UserError(f"the run {self.name} has no jobs: add some with run.job(RECIPE).")
-      submit.check_executors(self._executors(), self.root, self.max_cost)
       self._configs = check_jobs(self._complete(), data=self.check_data)
+
+  def check_executors(self) -> None:
+    """Checks that the executors can be used from here, and that they see the root.
+
+    Raises:
+      UserError: a program or a package is missing, or the root is not writable or not shared.
+    """
+    submit.check_executors(self._executors(), self.root, self.max_cost)
 
   def _complete(self) -> list[Planned]:
     """The jobs with the overrides that all have, and the price of their hardware."""
@@ -183,6 +190,7 @@ class Run:
       UserError: a job cannot run, and nothing was submitted; or a scheduler refuses, and what was
         submitted before stays.
     """
+    self.check_executors()
     self.check()
     assert self._configs is not None
     self.name = submit.free_name(self.root, self.name, self.exist)

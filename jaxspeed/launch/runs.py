@@ -6,6 +6,7 @@ import getpass
 import os
 import pathlib
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -64,14 +65,20 @@ def check_name(kind: str, name: object) -> str:
   return name
 
 
-def create_run(folder: pathlib.Path, max_cost: float) -> None:
-  """Creates a run's folder, its folder for the launcher's files, and run.json.
+def create_run(folder: pathlib.Path, max_cost: float) -> bool:
+  """Creates a run's folder, its folder for the launcher's files, and run.json, if they are missing.
+
+  Returns:
+    Whether the run is new.
 
   Raises:
     UserError: it cannot be written, or holds something else.
   """
+  if (folder / RUN_FILE).exists():
+    read_run(folder)
+    return False
   try:
-    if not (folder / RUN_FILE).exists() and folder.is_dir():
+    if folder.is_dir():
       foreign = sorted(name for name in os.listdir(folder) if name != LAUNCHER)
       if foreign:
         raise UserError(
@@ -79,12 +86,40 @@ def create_run(folder: pathlib.Path, max_cost: float) -> None:
           "another name or root."
         )
     (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
-    found = RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname(), max_cost)
-    write_atomically(folder / RUN_FILE, dump_json(dataclasses.asdict(found), indent=1) + "\n")
+    _write_run(
+      folder, RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname(), max_cost)
+    )
   except OSError as error:
     raise UserError(
       f"{folder} cannot be created or written ({error.strerror or error}): choose another root."
     ) from None
+  return True
+
+
+def change_max_cost(folder: pathlib.Path, max_cost: float) -> None:
+  """Stores another limit of a run's cost, in USD.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  found = read_run(folder)
+  try:
+    if found.max_cost != max_cost:
+      _write_run(folder, dataclasses.replace(found, max_cost=max_cost))
+  except OSError as error:
+    raise UserError(f"{folder / RUN_FILE} cannot be written ({error.strerror or error}).") from None
+
+
+def _write_run(folder: pathlib.Path, found: RunFile) -> None:
+  write_atomically(folder / RUN_FILE, dump_json(dataclasses.asdict(found), indent=1) + "\n")
+
+
+def remove_run(folder: pathlib.Path) -> None:
+  """Removes a run whose jobs were all removed, and the folder if nothing else is in it."""
+  shutil.rmtree(folder / LAUNCHER, ignore_errors=True)
+  with contextlib.suppress(OSError):
+    (folder / RUN_FILE).unlink()
+    folder.rmdir()
 
 
 def _user() -> str:

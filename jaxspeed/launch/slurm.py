@@ -14,7 +14,7 @@ from jaxspeed.config import schema
 from jaxspeed.config.schema import must_be
 from jaxspeed.errors import UserError
 from jaxspeed.launch import shared_disk
-from jaxspeed.launch.executor import Count, Executor, Line, SchedulerState, Task, Words
+from jaxspeed.launch.executor import Count, Executor, Line, Refused, SchedulerState, Task, Words
 from jaxspeed.launch.slurm_script import SIGNAL, array_script, job_script
 
 # MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS and so on: man sbatch.
@@ -77,6 +77,14 @@ class Slurm(Executor):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
       if option.partition("=")[0] in own:
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
+
+    hours = self.most_hours
+    # Slurm may send the signal a minute early.
+    if hours is not None and 3600 * hours <= self.save_seconds + 60:
+      raise UserError(
+        f"Slurm(time={self.time!r}): jobs begin to save {self.save_seconds} s before that limit, or "
+        "a minute earlier, and would never train: set a longer time, or a shorter save_seconds."
+      )
 
   @property
   def job_nodes(self) -> int:
@@ -171,8 +179,13 @@ class Slurm(Executor):
     # The comment finds the job again if this process dies before it has written the number down.
     done = _slurm("sbatch", "--parsable", f"--comment=jaxspeed:{token}", str(script), token)
     number = done.stdout.strip().partition(";")[0]
+    if done.returncode and "submission failed" in done.stderr:
+      raise Refused(f"sbatch refused {script} ({_reason(done)}).")
     if done.returncode or not number.isdecimal():
-      raise UserError(f"sbatch refused {script} ({_reason(done)}).")
+      raise UserError(
+        f"sbatch did not submit {script} ({_reason(done)}): repeat the command, which submits what "
+        "is missing."
+      )
     return number
 
   def states(

@@ -155,7 +155,9 @@ def _state(
   if facts.submission is None:
     return "pending", "not submitted"
   last = notes[-1] if notes else None
-  settling = bool(last) and time.time() - last.time < _SETTLING if last else False
+  settling = last is not None and time.time() - last.time < _SETTLING
+  if last is None and not facts.submission.id:
+    return "pending", "not submitted, or not written down: submit again"
   if last is None:
     asked = facts.submission.time
     if scheduler is not SchedulerState.ABSENT or time.time() - asked < _SETTLING:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import secrets
 import shlex
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxspeed.config.overrides import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded, load_json
 from jaxspeed.launch import cost, record, runs, state
-from jaxspeed.launch.executor import Executor, Planned, Task
+from jaxspeed.launch.executor import Executor, Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
@@ -127,20 +128,27 @@ def start(
     UserError: a job of the same name trains something else, another process submits the run, or a
       scheduler refuses.
   """
-  if not (folder / runs.RUN_FILE).exists():
-    runs.create_run(folder, max_cost)
+  is_new = runs.create_run(folder, max_cost)
   with runs.lock_run(folder):
-    runs.create_run(folder, max_cost)
+    runs.change_max_cost(folder, max_cost)
     present = {facts.job.name: facts for facts in runs.read_jobs(folder)}
     _check_present(folder, jobs, present)
-    changed = _write_jobs(folder, jobs, present)
+    lost = _recover([f for f in present.values() if f.submission and not f.submission.id])
+    changed = _write_jobs(folder, jobs, present, lost)
     now = {facts.job.name: facts for facts in runs.read_jobs(folder)}
     wanted = [now[planned.name] for planned, _ in jobs]
-    new = [facts for facts in wanted if facts.submission is None]
-    unsure = [facts for facts in wanted if facts.submission and not facts.submission.id]
-    new += _recover(unsure)
+    new = [f for f in wanted if not f.cancelled and (f.submission is None or f.job.name in lost)]
     new, held = _affordable(new, [*now.values()], max_cost)
-    submitted = _submit(folder, new)
+    try:
+      submitted = _submit(folder, new)
+    except Refused:
+      # No scheduler has any of them: the next start writes them again.
+      for planned, _ in jobs:
+        if planned.name not in present:
+          shutil.rmtree(folder / planned.name, ignore_errors=True)
+      if is_new:
+        runs.remove_run(folder)
+      raise
   _begin(folder, submitted)
   yield from changed
   yield from _summary(folder, wanted, submitted, held)
@@ -150,6 +158,7 @@ def _write_jobs(
   folder: pathlib.Path,
   jobs: Sequence[tuple[Planned, ConfigDict]],
   present: Mapping[str, Facts],
+  lost: Collection[str],
 ) -> list[str]:
   """Writes the folders of new jobs, and the commands of ended ones that changed; returns lines."""
   sources = record.sources(pathlib.Path.cwd(), PACKAGE)
@@ -163,9 +172,11 @@ def _write_jobs(
     if facts is None:
       record.write_job(task.folder, made, config, script, sources.diff)
     elif facts.job.command != made.command or facts.job.executor != made.executor:
-      if states[planned.name] in ("failed", "cancelled") or facts.submission is None:
+      ended = states[planned.name] in ("failed", "cancelled")
+      if ended or facts.submission is None or planned.name in lost:
         record.update_job(task.folder, made, config, script, sources.diff)
-        lines.append(f"{planned.name} has a new command, with which retry starts it")
+        if ended:
+          lines.append(f"{planned.name} has a new command, with which retry starts it")
       elif states[planned.name] != "done":
         lines.append(f"{planned.name} was submitted with another command, and keeps it")
   return lines
@@ -192,9 +203,9 @@ def _check_present(
       )
 
 
-def _recover(unsure: Sequence[Facts]) -> list[Facts]:
-  """Finds the jobs of a submission that died before it wrote their ids; returns the others."""
-  missing = []
+def _recover(unsure: Sequence[Facts]) -> set[str]:
+  """Finds jobs of a submission that died before it wrote their ids; returns the others' names."""
+  missing = set()
   for facts in unsure:
     submission = facts.submission
     assert submission is not None
@@ -206,7 +217,7 @@ def _recover(unsure: Sequence[Facts]) -> list[Facts]:
     if id:
       record.request(facts.folder, what="submitted", token=submission.token, id=id)
     else:
-      missing.append(facts)
+      missing.add(facts.job.name)
   return missing
 
 
@@ -242,7 +253,12 @@ def _affordable(
 
 
 def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
-  """Submits jobs; returns the scheduler's ids by name."""
+  """Submits jobs; returns the scheduler's ids by name.
+
+  Raises:
+    Refused: a scheduler refused, and none was submitted.
+    UserError: a scheduler refused or did not answer; what was submitted is recorded.
+  """
   groups: dict[str, list[Facts]] = {}
   for facts in jobs:
     groups.setdefault(repr(sorted(facts.job.executor.items())), []).append(facts)
@@ -254,15 +270,21 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
       record.request(facts.folder, what="submit", token=token)
     by_name = {facts.job.name: facts for facts in group}
     tasks = [_task_again(facts) for facts in group]
-    for found in executor.submit(tasks, token, folder / runs.LAUNCHER):
-      for name, id in found.items():
-        record.request(by_name[name].folder, what="submitted", token=token, id=id)
-      ids |= found
+    try:
+      for found in executor.submit(tasks, token, folder / runs.LAUNCHER):
+        for name, id in found.items():
+          record.request(by_name[name].folder, what="submitted", token=token, id=id)
+        ids |= found
+    except Refused as error:
+      if not ids:
+        raise
+      left = f"{len(ids)} of {len(jobs)} jobs were submitted; the same command submits the rest."
+      raise UserError(f"{error} {left}") from None
   return ids
 
 
 def _begin(folder: pathlib.Path, submitted: Collection[str]) -> None:
-  """Starts what the executors of a run need besides, such as a queue; without the run's lock."""
+  """Starts what executors need besides, such as a queue; without the run's lock."""
   for facts in runs.read_jobs(folder):
     if facts.job.name in submitted and facts.job.executor.get("kind") == Local.kind:
       executor_of(facts.job.executor, str(facts.folder)).begin(folder / runs.LAUNCHER)
@@ -330,7 +352,7 @@ def _note_cancelled(jobs: Sequence[Facts]) -> None:
 
 def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list[str]:
   """Submits jobs again; as `Run.retry`."""
-  runs.read_run(folder)
+  max_cost = runs.read_run(folder).max_cost
   with runs.lock_run(folder, wait=30.0):
     chosen = runs.read_jobs(folder) if failed else _chosen(folder, names)
     again = []
@@ -339,6 +361,12 @@ def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list
         again.append(facts)
       elif not failed:
         raise UserError(f"{facts.folder} is {_stands(status)}: only failed jobs are retried.")
+    affordable, held = _affordable(again, runs.read_jobs(folder), max_cost)
+    if held:
+      raise UserError(
+        f"max_cost={max_cost:g} of {folder} has room for {len(affordable)} of {len(again)} jobs: "
+        "raise it in the script and submit that again, or name fewer jobs."
+      )
     submitted = _submit(folder, again)
   _begin(folder, submitted)
   return [facts.job.name for facts in again]
