@@ -33,7 +33,8 @@ from local_cluster import environment, local_slurm, wait_until  # noqa: E402
 
 from jaxspeed.files import is_locked  # noqa: E402
 from jaxspeed.launch import Run, Slurm  # noqa: E402
-from jaxspeed.launch.state import JobStatus, Statuses  # noqa: E402
+from jaxspeed.launch.state import Statuses  # noqa: E402
+from jaxspeed.launch.status import ENDED, JobStatus  # noqa: E402
 from jaxspeed.records.provenance import describe_device, versions  # noqa: E402
 
 # Toy runs long enough to be disturbed, which save three times a second.
@@ -44,7 +45,6 @@ TOY = {
   "compile_cache": "",
 }
 NAMES = ("calm", "killed", "cancelled", "no-data", "two-nodes", "pushed-out")
-ENDED = ("done", "failed", "cancelled")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,9 @@ FLOORS = 8
 # Files at the top that are no commands.
 GROUND = {"", "errors", "files"}
 
+# Folders from which users import: their __init__.py names what there is.
+FACES = {"launch"}
+
 # The most lines of a file, a function and a class.
 LINES = {ast.Module: 400, ast.FunctionDef: 80, ast.ClassDef: 200}
 
@@ -160,9 +163,11 @@ def test_nothing_imports_a_command():
   assert {name: imports for name, imports in importing.items() if imports} == {}
 
 
-def test_the_folders_hold_no_code():
+def test_the_folders_hold_no_code_and_faces_only_names():
   for name in FOLDERS:
     for node in PARSED[name].body:
+      if name in FACES and isinstance(node, ast.ImportFrom | ast.Assign):
+        continue
       assert isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant)
 
 

@@ -143,7 +143,7 @@ def _logs(arguments: list[str]) -> None:
 
 def _has_ended(folder: pathlib.Path, name: str) -> bool:
   jobs = [facts for facts in runs.read_jobs(folder) if facts.job.name == name]
-  return state.statuses(folder, jobs)[0].state in ("done", "failed", "cancelled")
+  return state.statuses(folder, jobs)[0].state in ENDED
 
 
 def _print_from(path: pathlib.Path, at: int) -> int:

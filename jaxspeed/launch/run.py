@@ -1,9 +1,7 @@
-"""A run: jobs that are submitted, watched, cancelled and retried together."""
+"""A run of many jobs, as a script states it: recipes, overrides, and what runs them."""
 
 import os
-import pathlib
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -11,19 +9,16 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
-from jaxspeed.launch import runs, state, submit
+from jaxspeed.launch import runs, submit
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.names import job_name
-from jaxspeed.launch.state import Statuses
+from jaxspeed.launch.submitted import SubmittedRun
 
 _EXIST = ("continue", "new", "error")
-# Seconds between two looks at the jobs by a start that waits for them.
-_LOOK = 2.0
-_ENDED = ("done", "failed", "cancelled")
 
 
-class Run:
+class Run(SubmittedRun):
   """An experiment of one or many jobs, each a training in the folder `root/NAME/JOB`.
 
   with Run("lr-sweep", executor=Slurm(nodes=2, gpus_per_node=8), root="/shared/runs") as run:
@@ -62,9 +57,8 @@ class Run:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
     if isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not max_cost >= 0:
       raise UserError(f"max_cost={shown(max_cost)}: it must be a number of USD, or 0.")
-    self.name = runs.check_name("run", name)
+    super().__init__(runs.check_name("run", name), submit.absolute(root))
     self.executor = executor
-    self.root = submit.absolute(root)
     self.exist = exist
     self.max_cost = float(max_cost)
     self.check_data = check_data
@@ -86,11 +80,6 @@ class Run:
       raise UserError(f"{path} holds a run without jobs: submit it again.")
     executor = executor_of(jobs[0].job.executor, str(jobs[0].folder))
     return cls(path.name, executor=executor, root=path.parent, max_cost=found.max_cost)
-
-  @property
-  def folder(self) -> pathlib.Path:
-    """The run's folder."""
-    return self.root / self.name
 
   def job(
     self,
@@ -206,56 +195,3 @@ class Run:
     name = submit.free_name(self.root, self.name, self.exist)
     folder = self.root / name
     return submit.scripts(folder, self._complete())
-
-  def wait(self) -> Statuses:
-    """Waits until all jobs have ended, and prints changes of their states.
-
-    Ctrl-C ends the waiting; the jobs go on.
-    """
-    seen: dict[str, str] = {}
-    while True:
-      found = self.status()
-      for status in found:
-        if seen.get(status.name) != status.state:
-          print(
-            printable(
-              f"{status.name}: {status.state}" + (f", {status.detail}" if status.detail else "")
-            )
-          )
-        seen[status.name] = status.state
-      if all(status.state in _ENDED for status in found):
-        return found
-      time.sleep(_LOOK)
-
-  def status(self) -> Statuses:
-    """The states of the jobs, in their order; `print` shows a table.
-
-    Raises:
-      UserError: the run does not exist yet, or a job's folder is damaged.
-    """
-    runs.read_run(self.folder)
-    return state.statuses(self.folder, runs.read_jobs(self.folder))
-
-  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
-    """Cancels jobs, which save before they end; returns the names of those that had not ended.
-
-    Args:
-      names: the jobs' names.
-      every: whether to cancel all jobs.
-
-    Raises:
-      UserError: there is no such job, or a scheduler refuses.
-    """
-    return submit.cancel(self.folder, names, every=every)
-
-  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
-    """Submits jobs again that ended without a result, which resume; returns their names.
-
-    Args:
-      names: the jobs' names.
-      failed: whether to retry all jobs that failed or were cancelled.
-
-    Raises:
-      UserError: there is no such job, it has not ended or is done, or a scheduler refuses.
-    """
-    return submit.retry(self.folder, names, failed=failed)

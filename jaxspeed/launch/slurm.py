@@ -82,8 +82,8 @@ class Slurm(Executor):
     # Slurm may send the signal a minute early.
     if hours is not None and 3600 * hours <= self.save_seconds + 60:
       raise UserError(
-        f"Slurm(time={self.time!r}): jobs begin to save {self.save_seconds} s before that limit, or "
-        "a minute earlier, and would never train: set a longer time, or a shorter save_seconds."
+        f"Slurm(time={self.time!r}): jobs begin to save {self.save_seconds} s before that limit, "
+        "or a minute earlier, and would never train: set a longer time, or a shorter save_seconds."
       )
 
   @property

@@ -15,52 +15,16 @@ from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import RECORD, Facts, Note
 from jaxspeed.launch.runs import LAUNCHER
+from jaxspeed.launch.status import JobStatus
+from jaxspeed.launch.tables import status_table
 from jaxspeed.records.results import read_result
 
-STATES = ("pending", "running", "requeued", "done", "failed", "cancelled")
 # Bytes at the end of a log that are searched for its last lines.
 _TAIL = 8192
 _LINES = 3
 # Seconds after its last note in which a job may be between two states, such as a start that the
 # scheduler does not list yet.
 _SETTLING = 20.0
-
-
-@dataclasses.dataclass(frozen=True)
-class JobStatus:
-  """The state of one job.
-
-  Attributes:
-    name: the job's name.
-    folder: its folder, the workdir of its training.
-    state: one of `STATES`.
-    detail: what there is to say beside the state, in words.
-    id: the scheduler's id; '': not submitted.
-    restarts: how often the job was restarted by itself since it was submitted.
-    epoch: the last finished epoch; None: none yet.
-    epochs: the epochs of the whole job.
-    accuracy: the last accuracy config.target_metric as a fraction; None: none yet.
-    remaining: estimated seconds until the end; None: no estimate.
-    exit_code: of a failed job; None otherwise.
-    task: the number of the task that failed; None otherwise.
-    last_lines: the last lines of that task.
-    cost: USD so far; 0 without a price.
-  """
-
-  name: str
-  folder: pathlib.Path
-  state: str
-  detail: str = ""
-  id: str = ""
-  restarts: int = 0
-  epoch: float | None = None
-  epochs: float = 0.0
-  accuracy: float | None = None
-  remaining: float | None = None
-  exit_code: int | None = None
-  task: int | None = None
-  last_lines: tuple[str, ...] = ()
-  cost: float = 0.0
 
 
 class Statuses(tuple[JobStatus, ...]):
@@ -73,9 +37,7 @@ class Statuses(tuple[JobStatus, ...]):
   notes: tuple[str, ...] = ()
 
   def __str__(self) -> str:
-    from jaxspeed.launch.tables import status_table
-
-    return status_table(self)
+    return status_table(self, self.notes)
 
 
 def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:

@@ -19,7 +19,7 @@ from jaxspeed.launch.executor import Executor, Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
-from jaxspeed.launch.state import JobStatus
+from jaxspeed.launch.status import ENDED, JobStatus
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 _SHOWN = 3  # names in a message
@@ -237,7 +237,7 @@ def _affordable(
   spent = cost.of_run(jobs)
   # What is submitted and has not ended may use its whole time limit.
   for status, facts in zip(state.statuses(jobs[0].folder.parent, jobs), jobs, strict=True):
-    if facts.submission and status.state in ("pending", "running", "requeued"):
+    if facts.submission and status.state not in ENDED:
       most = cost.at_most(executor_of(facts.job.executor, str(facts.folder)))
       spent += max(0.0, (most or 0.0) - status.cost)
   kept: list[Facts] = []
@@ -329,7 +329,7 @@ def cancel(folder: pathlib.Path, names: Collection[str], *, every: bool) -> list
     open_jobs = [
       facts
       for facts, status in zip(jobs, state.statuses(folder, jobs), strict=True)
-      if status.state in ("pending", "running", "requeued")
+      if status.state not in ENDED
     ]
     for kind in dict.fromkeys(facts.job.executor.get("kind") for facts in open_jobs):
       own = [facts for facts in open_jobs if facts.job.executor.get("kind") == kind]

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,16 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspeed.errors import printable
-
-if TYPE_CHECKING:
-  from jaxspeed.launch.state import JobStatus
+from jaxspeed.launch.status import JobStatus
 
 # Wide enough for any table: a terminal wraps what a pipe keeps whole.
 _WIDTH = 10_000
 
 
-def status_table(statuses: Sequence["JobStatus"]) -> str:
-  """The states of jobs as a table, the counts of each state, and why jobs failed."""
+def status_table(statuses: Sequence[JobStatus], notes: Sequence[str] = ()) -> str:
+  """The states of jobs as a table, their counts, notes on the run, and why jobs failed."""
   with_cost = any(status.cost for status in statuses)
   names = ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
   rows = []
@@ -36,24 +34,24 @@ def status_table(statuses: Sequence["JobStatus"]) -> str:
     rows.append([*row, f"${status.cost:.2f}"] if with_cost else row)
   lines = [table([*names, "cost"] if with_cost else names, rows)]
   lines.append(counts(statuses))
-  lines += [f"note: {note}" for note in getattr(statuses, "notes", ())]
+  lines += [f"note: {note}" for note in notes]
   for status in statuses:
     if status.state == "failed":
       lines += _failure(status)
   return "\n".join(lines)
 
 
-def _shows_detail(status: "JobStatus") -> bool:
+def _shows_detail(status: JobStatus) -> bool:
   return bool(status.detail) and status.state != "failed"
 
 
-def _epoch(status: "JobStatus") -> str:
+def _epoch(status: JobStatus) -> str:
   if status.epoch is None:
     return f"0/{status.epochs:g}" if status.state == "running" else ""
   return f"{status.epoch:g}/{status.epochs:g}"
 
 
-def counts(statuses: Sequence["JobStatus"]) -> str:
+def counts(statuses: Sequence[JobStatus]) -> str:
   """The number of jobs in each state, and their cost."""
   states = [status.state for status in statuses]
   found = [f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states))]
@@ -62,7 +60,7 @@ def counts(statuses: Sequence["JobStatus"]) -> str:
   return f"{jobs}: {', '.join(found) or 'none'}" + (f"; ${cost:.2f} so far" if cost else "")
 
 
-def _failure(status: "JobStatus") -> list[str]:
+def _failure(status: JobStatus) -> list[str]:
   facts = [] if status.exit_code is None else [f"exit code {status.exit_code}"]
   facts += [] if status.task is None else [f"task {status.task}"]
   why = f": {status.detail}" if status.detail else ""

@@ -1,0 +1,84 @@
+"""A run of many jobs, as its folder keeps it: states, results, cancellation, another try."""
+
+import pathlib
+import time
+from collections.abc import Collection
+
+from jaxspeed.errors import printable
+from jaxspeed.launch import runs, state, submit
+from jaxspeed.launch.state import Statuses
+from jaxspeed.launch.status import ENDED
+
+# Seconds between two looks at the jobs by a process that waits for them.
+_LOOK = 2.0
+
+
+class SubmittedRun:
+  """The jobs of a run that were submitted.
+
+  Args:
+    name: the run's name.
+    root: the folder of the run's folder.
+  """
+
+  def __init__(self, name: str, root: pathlib.Path) -> None:
+    self.name = name
+    self.root = root
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The run's folder."""
+    return self.root / self.name
+
+  def wait(self) -> Statuses:
+    """Waits until all jobs have ended, and prints changes of their states.
+
+    Ctrl-C ends the waiting; the jobs go on.
+    """
+    seen: dict[str, str] = {}
+    while True:
+      found = self.status()
+      for status in found:
+        if seen.get(status.name) != status.state:
+          print(
+            printable(
+              f"{status.name}: {status.state}" + (f", {status.detail}" if status.detail else "")
+            )
+          )
+        seen[status.name] = status.state
+      if all(status.state in ENDED for status in found):
+        return found
+      time.sleep(_LOOK)
+
+  def status(self) -> Statuses:
+    """The states of the jobs, in their order; `print` shows a table.
+
+    Raises:
+      UserError: the run does not exist yet, or a job's folder is damaged.
+    """
+    runs.read_run(self.folder)
+    return state.statuses(self.folder, runs.read_jobs(self.folder))
+
+  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
+    """Cancels jobs, which save before they end; returns the names of those that had not ended.
+
+    Args:
+      names: the jobs' names.
+      every: whether to cancel all jobs.
+
+    Raises:
+      UserError: there is no such job, or a scheduler refuses.
+    """
+    return submit.cancel(self.folder, names, every=every)
+
+  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
+    """Submits jobs again that ended without a result, which resume; returns their names.
+
+    Args:
+      names: the jobs' names.
+      failed: whether to retry all jobs that failed or were cancelled.
+
+    Raises:
+      UserError: there is no such job, it has not ended or is done, or a scheduler refuses.
+    """
+    return submit.retry(self.folder, names, failed=failed)
