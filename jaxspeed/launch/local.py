@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -32,6 +32,18 @@ _STARTS_WITHIN = 30.0  # seconds from the start of the queue's process to its lo
 
 def _tuple(value: object) -> object:
   return tuple(value) if isinstance(value, list) else value
+
+
+class Slot(NamedTuple):
+  """The place of one of the jobs that run at the same time.
+
+  Attributes:
+    gpus: its CUDA_VISIBLE_DEVICES; None where the machine has no GPUs.
+    cores: its cores.
+  """
+
+  gpus: str | None
+  cores: frozenset[int]
 
 
 class Local(Executor):
@@ -75,22 +87,18 @@ class Local(Executor):
     if self.cores > usable_cpus():
       raise UserError(f"Local(cores={self.cores}): this process may use {usable_cpus()} cores.")
 
-  def slots(self) -> list[dict[str, str | set[int]]]:
-    """The places of the jobs that run at the same time: "gpus" as a variable, "cores" as a set."""
-    gpus = self._gpus()
+  def slots(self) -> list[Slot]:
+    """The places of the jobs that run at the same time."""
+    gpus, hidden = self._gpus(), bool(visible_gpus()[0])
     each = len(gpus) // self.parallel
     cores = _cores()[: self.cores or None]
-    slots: list[dict[str, str | set[int]]] = []
+    slots = []
     for i in range(self.parallel):
       # With fewer cores than jobs, several jobs share a core.
       first = i * len(cores) // self.parallel
       last = max(first + 1, (i + 1) * len(cores) // self.parallel)
-      slots.append(
-        {
-          "gpus": ",".join(gpus[i * each : (i + 1) * each]),
-          "cores": set(cores[first:last]),
-        }
-      )
+      own = ",".join(gpus[i * each : (i + 1) * each]) if hidden else None
+      slots.append(Slot(own, frozenset(cores[first:last])))
     return slots
 
   def _gpus(self) -> list[str]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from jaxspeed.config import output
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
 from jaxspeed.launch import cost
@@ -71,7 +72,13 @@ class Queue:
       size = _size(path / RECORD / "requests.jsonl")
       if not size or self._finished.get(path.name) == size:
         continue
-      facts = read_facts(path)
+      try:
+        facts = read_facts(path)
+      except UserError as error:
+        # It does not stop the others.
+        output.say(error)
+        self._finished[path.name] = size
+        continue
       if facts is None or not facts.submission or facts.job.executor.get("kind") != Local.kind:
         continue
       if _waits(facts) or is_locked(path / RECORD / ALIVE):
@@ -136,7 +143,7 @@ class Queue:
     if descriptor is None:
       return
     place = _executor(facts).slots()[slot]
-    gpus = {"CUDA_VISIBLE_DEVICES": str(place["gpus"])} if place["gpus"] else {}
+    gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
     note(facts.folder, submission.token, "started", restart)
     with open(record / "logs" / "batch.log", "ab") as log:
       process = subprocess.Popen(
@@ -147,7 +154,7 @@ class Queue:
         env=os.environ | gpus,
         pass_fds=(descriptor,),
         start_new_session=True,
-        preexec_fn=_pin(place["cores"]),
+        preexec_fn=_pin(place.cores),
       )
     # The job's processes hold the lock now.
     os.close(descriptor)

@@ -39,6 +39,8 @@ class Statuses(tuple[JobStatus, ...]):
   def __str__(self) -> str:
     return status_table(self, self.notes)
 
+  __repr__ = __str__
+
 
 def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   """The states of jobs, with one question to each scheduler.
