@@ -75,6 +75,8 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
   for kind, job, restarts in (
     ("Slurm job", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ("JobSet", "JOBSET_NAME", "JOBSET_RESTART_ATTEMPT"),
+    # The count is that of jaxspeed.launch: SkyPilot has none.
+    ("SkyPilot job", "SKYPILOT_TASK_ID", "JAXSPEED_RESTARTS"),
   ):
     if job in environment:
       return f"{kind} {environment[job]}", integer(restarts, environment.get(restarts, "0"))
