@@ -14,7 +14,7 @@ from jaxspeed.config import output
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, to_json
-from jaxspeed.launch import local, results, runs, slurm_script, state, submit
+from jaxspeed.launch import kubernetes, local, results, runs, slurm_script, state, submit
 from jaxspeed.launch.local_queue import Queue, only_queue
 from jaxspeed.launch.record import RECORD
 
@@ -218,7 +218,7 @@ def _tensorboard(arguments: list[str]) -> None:
 
 
 def _script(arguments: list[str]) -> None:
-  known = {"slurm": slurm_script.standalone}
+  known = {"slurm": slurm_script.standalone, "kubernetes": kubernetes.jobset}
   if len(arguments) != 1 or arguments[0] not in known:
     raise UserError(f"script needs one of {', '.join(known)}: see --help.")
   print(known[arguments[0]](), end="")

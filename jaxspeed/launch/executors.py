@@ -6,9 +6,10 @@ from typing import Any
 from jaxspeed.errors import UserError
 from jaxspeed.launch.executor import Executor
 from jaxspeed.launch.local import Local
+from jaxspeed.launch.sky import Sky
 from jaxspeed.launch.slurm import Slurm
 
-EXECUTORS: dict[str, type[Executor]] = {kind.kind: kind for kind in (Local, Slurm)}
+EXECUTORS: dict[str, type[Executor]] = {kind.kind: kind for kind in (Local, Slurm, Sky)}
 
 
 def executor_of(stored: Mapping[str, Any], source: str) -> Executor:

@@ -187,8 +187,8 @@ def _resources(max_restarts: int, resources: Mapping[str, str | int | bool]) -> 
     "  job_recovery:",
     "    # Other codes are those of mistakes and faults, which another start would repeat.",
     "    max_restarts_on_errors: 0",
-    f"    # {REQUEUE}: saved, to be started again; {LOST_PEER}: a process was lost or killed. After",
-    f"    # {max_restarts} restarts `run` below leaves with another code.",
+    f"    # {REQUEUE}: saved, to be started again; {LOST_PEER}: a process was lost or killed.",
+    f"    # After {max_restarts} restarts `run` below leaves with another code.",
     f"    recover_on_exit_codes: [{', '.join(map(str, RESTARTED))}]",
   )
 
