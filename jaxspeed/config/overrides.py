@@ -44,8 +44,7 @@ def _no_field(name: str, model: str, known: tuple[str, ...]) -> str:
 
 def _converted(name: str, value: Any, before: Any) -> Any:
   """A value in the type that a field has, where that loses nothing."""
-  if isinstance(value, list):
-    value = tuple(value)
+  value = _tuples(value)
   if isinstance(before, float) and type(value) is int:
     value = float(value)
   # ml_collections would raise its own error for a value of another type.
@@ -78,7 +77,11 @@ def to_flags(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{name}={_literal(value)}" for name, value in overrides.items()]
 
 
+def _tuples(value: Any) -> Any:
+  """A value with tuples in place of lists, also of those inside."""
+  return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
 def _literal(value: Any) -> str:
-  if isinstance(value, list):
-    value = tuple(value)
+  value = _tuples(value)
   return value if isinstance(value, str) else repr(value)
