@@ -8,6 +8,8 @@ from typing import Any
 
 # A folder's name has at most 255 bytes; TensorBoard and terminals show less.
 _MOST = 100
+# What a name that a shell takes for a word may contain, but not begin with.
+_NOT_FIRST = ".-+="
 
 
 def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
@@ -22,11 +24,11 @@ def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
   parts = [stem + (f"-{variant}" if variant else "")]
   parts += [f"{shorts[field]}={_text(value)}" for field, value in overrides.items()]
   name = "_".join(_safe(part) for part in parts)
-  if len(name) <= _MOST and not name.startswith((".", "-")):
+  if len(name) <= _MOST and name[0] not in _NOT_FIRST:
     return name
   # The end of a long name may be all that differs.
   digest = hashlib.sha256(repr((recipe, sorted(overrides.items()))).encode()).hexdigest()[:8]
-  return f"{name[: _MOST - 9].lstrip('.-') or 'job'}-{digest}"
+  return f"{name[: _MOST - 9].lstrip(_NOT_FIRST) or 'job'}-{digest}"
 
 
 def _shorts(overrides: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,294 @@
+"""Jobs of jaxspeed.launch without a training: folders written by hand, an executor that remembers.
+
+NOW is the time of what happens in them, and of the launcher where a test asks for it (`at_now`).
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from commands import ROOT
+from ml_collections import ConfigDict
+
+from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config.recipe import load_recipe
+from jaxspeed.errors import UserError
+from jaxspeed.launch import cost, state
+from jaxspeed.launch.executor import Executor, SchedulerState, Task
+from jaxspeed.launch.executors import EXECUTORS
+from jaxspeed.launch.local import Local
+from jaxspeed.launch.record import RECORD, Facts, Note, Request, read_facts
+from jaxspeed.launch.runs import LAUNCHER, RUN_FILE
+from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+NOW = 1_800_000_000
+TOKEN = "5b0f"
+SUBMITTED = (Request(NOW - 7200, "submit", TOKEN), Request(NOW - 7199, "submitted", TOKEN, "7"))
+CANCELLED = Request(NOW - 60, "cancel")
+
+
+def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Note:
+  """A line of job.tsv or of a task's file, `ago` seconds before NOW."""
+  return Note(NOW - ago, more.pop("token", TOKEN), what, restart, "n1", detail)
+
+
+def write_run(root: pathlib.Path, name: str = "run", **values: Any) -> pathlib.Path:
+  """A run's folder without jobs."""
+  folder = root / name
+  (folder / LAUNCHER).mkdir(parents=True)
+  about = {"format": 1, "name": name, "created": 0.0, "user": "a", "host": "b"} | values
+  (folder / RUN_FILE).write_text(json.dumps(about))
+  return folder
+
+
+def write_job(
+  run: pathlib.Path,
+  name: str = "a",
+  *,
+  index: int = 0,
+  requests: Sequence[Request] = SUBMITTED,
+  notes: Sequence[Note] = (),
+  tasks: Mapping[int, Sequence[Note]] | None = None,
+  logs: Mapping[str, str] | None = None,
+  metrics: Sequence[Mapping[str, Any]] = (),
+  result: Mapping[str, Any] | str | None = None,
+  **job: Any,
+) -> Facts:
+  """A job's folder with what is given, and what it says."""
+  folder = run / name
+  record = folder / RECORD
+  (record / "tasks").mkdir(parents=True)
+  (record / "logs").mkdir()
+  about = {
+    "format": 1,
+    "name": name,
+    "index": index,
+    "recipe": "configs/quickstart.py",
+    "overrides": {},
+    "command": ["true"],
+    "cwd": str(run),
+    "executor": {"kind": "slurm"},
+    "created": float(NOW),
+    "epochs": 20.0,
+    "metric": "top1",
+    "sources": [],
+  } | job
+  (record / "job.json").write_text(json.dumps(about))
+  lines = [
+    json.dumps({key: value for key, value in vars(request).items() if value != ""})
+    for request in requests
+  ]
+  (record / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))
+  _write_notes(record / "job.tsv", notes)
+  for number, own in (tasks or {}).items():
+    _write_notes(record / "tasks" / f"{number}.tsv", own)
+  for file, text in (logs or {}).items():
+    (record / "logs" / file).write_text(text)
+  if metrics:
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
+  if result is not None:
+    text = result if isinstance(result, str) else json.dumps(result)
+    (folder / "result.json").write_text(text)
+  return facts_of(folder)
+
+
+def _write_notes(path: pathlib.Path, notes: Sequence[Note]) -> None:
+  if notes:
+    lines = ["\t".join([f"{note.time:.0f}", *map(str, note[1:])]) for note in notes]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def facts_of(folder: pathlib.Path) -> Facts:
+  """What a job's folder says."""
+  facts = read_facts(folder)
+  assert facts is not None
+  return facts
+
+
+def seconds(train: float = 30.0, to_target: float | None = 12.0) -> dict[str, Any]:
+  """The seconds of a result."""
+  compiled = {"warm": 1.0, "cold": None}
+  return {
+    "train": train,
+    "dawn": train,
+    "process": 2 * train,
+    "compile": compiled,
+    "to_target": to_target,
+  }
+
+
+def result_of(top1: float = 0.95, **values: Any) -> dict[str, Any]:
+  """The content of a run's result.json."""
+  return {
+    "config": {"target": 0.94, "target_metric": "top1"},
+    "evaluated_on": "test",
+    "top1": top1,
+    "top5": 0.99,
+    "seconds": seconds(),
+    "device": "cpu",
+    "versions": {},
+    "seed": 0,
+    "commit": None,
+    "command": "train",
+  } | values
+
+
+def at_now(monkeypatch: pytest.MonkeyPatch, later: float = 0.0) -> None:
+  """Lets the launcher's clock stand at NOW."""
+  clock = types.SimpleNamespace(time=lambda: NOW + later)
+  monkeypatch.setattr(state, "time", clock)
+  monkeypatch.setattr(cost, "time", clock)
+
+
+class Fake(Executor):
+  """Remembers what it is asked, in `asked`; its scheduler says what `said` holds."""
+
+  kind: ClassVar[str] = "fake"
+  asked: ClassVar[list[tuple[Any, ...]]] = []
+  said: ClassVar[dict[str, SchedulerState] | None] = {}
+  known: ClassVar[dict[str, str]] = {}
+  dies_after: ClassVar[int | None] = None
+
+  gpus: int = 1
+  hours: float = 0.0
+
+  @property
+  def most_hours(self) -> float | None:
+    return self.hours or None
+
+  def devices(self) -> int:
+    return self.gpus
+
+  def check(self, root: pathlib.Path) -> None:
+    self.asked.append(("check", root))
+
+  def script(self, task: Task) -> tuple[str, str]:
+    return "script.sh", f"# {task.name}\n"
+
+  def submit(
+    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
+  ) -> Iterator[Mapping[str, str]]:
+    for i, task in enumerate(tasks):
+      if i == self.dies_after:
+        raise UserError("sbatch refused (no more jobs).")
+      # What a submission that dies leaves is read from the folder, so it must be there by now.
+      facts = facts_of(task.folder)
+      assert (task.record / "script.sh").exists() and facts.submission is not None
+      assert facts.submission.token == token
+      self.asked.append(("submit", task.name))
+      yield {task.name: f"{100 + i}"}
+
+  def states(
+    self, jobs: Mapping[str, str], folder: pathlib.Path
+  ) -> Mapping[str, SchedulerState] | None:
+    self.asked.append(("states", *sorted(jobs)))
+    return (
+      None if self.said is None else {name: self.said[name] for name in jobs if name in self.said}
+    )
+
+  def find(self, token: str, tasks: Sequence[Task]) -> Mapping[str, str]:
+    self.asked.append(("find", *(task.name for task in tasks)))
+    return {task.name: self.known[task.name] for task in tasks if task.name in self.known}
+
+  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
+    self.asked.append(("cancel", *sorted(jobs.items())))
+
+
+@contextlib.contextmanager
+def fake_executor() -> Iterator[type[Fake]]:
+  """The fake executor with an empty memory, known by its kind inside."""
+  Fake.asked, Fake.said, Fake.known, Fake.dies_after = [], {}, {}, None
+  EXECUTORS["fake"] = Fake
+  try:
+    yield Fake
+  finally:
+    del EXECUTORS["fake"]
+
+
+def config_of(overrides: Mapping[str, Any]) -> ConfigDict:
+  """The checked config of a job of the quickstart."""
+  return with_overrides(load_recipe(QUICKSTART, None), overrides)
+
+
+_HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def lock_elsewhere(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+  """Another process that holds the lock of a file inside, or until it is killed."""
+  command = [sys.executable, "-I", "-S", "-c", _HOLD, str(path)]
+  pipe = subprocess.PIPE
+  with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+
+
+# What stands for Python in a job: reads --workdir=, and does what the file `plan` beside the jobs
+# says about each of them. Words: `sleep N`, `exit N`, `kill`, `once WORD` at the first start only.
+PYTHON = """\
+#!/usr/bin/env bash
+for word in "$@"; do
+  case "$word" in --workdir=*) workdir=${word#*=} ;; esac
+done
+job=${workdir##*/}
+all=${workdir%/*}/..
+printf '%s\\n' "$*" >>"$workdir/arguments"
+starts=$(wc -l <"$workdir/arguments")
+cores=$(taskset -pc $$ 2>/dev/null)
+echo "$(date +%s%N) $job + $$ ${cores##*: } ${CUDA_VISIBLE_DEVICES-}" >>"$all/log"
+trap 'echo "$(date +%s%N) $job saved" >>"$all/log"; exit ${saves:-0}' TERM
+do_as() {
+  case "$1" in
+    done) cp "$all/result.json" "$workdir/result.json" ;;
+    wait) while [ ! -e "$all/go" ] && [ ! -e "$all/go.$job" ]; do sleep 0.05; done ;;
+    sleep) sleep "$2" ;;
+    exit) echo "$(date +%s%N) $job -" >>"$all/log"; exit "$2" ;;
+    kill) kill -9 $$ ;;
+    say) shift; echo "$*" ;;
+    once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
+  esac
+}
+while read -r name words; do
+  [ "$name" != "$job" ] || do_as $words
+done <"$all/plan"
+echo "$(date +%s%N) $job -" >>"$all/log"
+exit 0
+"""
+
+
+def fake_python(root: pathlib.Path, plan: Mapping[str, Sequence[str]]) -> str:
+  """A program in place of Python, whose jobs in `root/RUN/JOB` do as `plan` says; its path."""
+  root.mkdir(parents=True, exist_ok=True)
+  lines = [f"{name} {words}\n" for name, steps in plan.items() for words in steps]
+  (root / "plan").write_text("".join(lines))
+  (root / "result.json").write_text(json.dumps(result_of()))
+  (root / "log").touch()
+  return program(root / "python", PYTHON)
+
+
+def program(path: pathlib.Path, text: str) -> str:
+  """Writes a program that can be started; its path."""
+  path.write_text(text)
+  path.chmod(0o755)
+  return os.fspath(path)
+
+
+def local(**values: Any) -> Local:
+  """This machine without its GPUs."""
+  return Local(**({"gpus": 0} | values))

@@ -1,0 +1,58 @@
+"""Names of jobs: what recipe and overrides decide, safe as a folder's name."""
+
+import pytest
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch.names import job_name
+from jaxspeed.launch.runs import NAME, check_name
+
+
+@pytest.mark.parametrize(
+  "recipe, overrides, name",
+  [
+    ("configs/quickstart.py", {}, "quickstart"),
+    ("imagenet18.py:4", {}, "imagenet18-4"),
+    (
+      "configs/imagenet18.py:4",
+      {"schedule.peak": 2.0, "seed": 1},
+      "imagenet18-4_peak=2.0_seed=1",
+    ),
+    # The last part alone would not tell these from each other.
+    ("a.py", {"a.decay": 1, "b.decay": 2, "c": 3}, "a_a.decay=1_b.decay=2_c=3"),
+    ("a.py", {"stop": True, "name": "adam w/2"}, "a_stop=True_name=adam-w-2"),
+    ("a.py", {"mean": (1.0, 2), "std": []}, "a_mean=1.0-2_std=none"),
+    ("a.py", {"data.path": "/data/sets/imagenet"}, "a_path=sets-imagenet"),
+    ("a.py", {"peak": 1e-05}, "a_peak=1e-05"),
+    ("a.py", {"peak": -1.5}, "a_peak=-1.5"),
+  ],
+)
+def test_names_say_what_is_trained(recipe, overrides, name):
+  assert job_name(recipe, overrides) == name
+
+
+@pytest.mark.parametrize("stem", [".a", "-a", "+a", "=a", "é", " ", "a b\nc", "x" * 300, "a;rm *"])
+@pytest.mark.parametrize("value", ["$(ls)", "../..", "\x1b[0m", "ü" * 90, 3, -1, (), ""])
+def test_any_name_is_safe(stem, value):
+  name = job_name(f"configs/{stem}.py", {"a.b": value})
+  assert NAME.fullmatch(name) and len(name) <= 100
+  assert name == job_name(f"configs/{stem}.py", {"a.b": value})
+
+
+def test_long_names_differ_where_their_jobs_do():
+  fields = {f"group.a_long_name_of_a_field_{i}": 0.123456789 for i in range(9)}
+  names = {job_name("a.py", fields | {"seed": seed}) for seed in range(50)}
+  assert len(names) == 50 and all(len(name) == 100 for name in names)
+  assert len({job_name(recipe, fields) for recipe in ("a.py", "b/a.py", "a.py:1")}) == 3
+  # Only the last 8 characters tell them from each other.
+  assert len({name[:91] for name in names}) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "lr-sweep", "_x", "a.b=c+d,e-f_0", "x" * 120])
+def test_names_that_are_given(name):
+  assert check_name("run", name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "é", "a\n", "x" * 121, 3, None])
+def test_names_that_are_no_folders(name):
+  with pytest.raises(UserError, match="^the name .* of a job is no folder's name: use up to 120"):
+    check_name("job", name)
