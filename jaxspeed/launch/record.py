@@ -190,20 +190,17 @@ def read_facts(folder: pathlib.Path) -> Facts | None:
 
 
 def _requests(path: pathlib.Path) -> Iterator[Request]:
-  lines = _lines(path)
-  for number, line in enumerate(lines, start=1):
+  for number, line in enumerate(_lines(path), start=1):
     try:
       yield Request(**parse_json(line, Request))
     except (TypeError, ValueError) as error:
-      # A kill or a full disk cuts the last line off.
-      if number < len(lines):
-        raise UserError(
-          f"{path}, line {number}, is no request ({error}): repair or delete the line."
-        ) from None
+      raise UserError(
+        f"{path}, line {number}, is no request ({error}): repair or delete the line."
+      ) from None
 
 
 def _notes(path: pathlib.Path) -> Iterator[Note]:
-  """The whole lines of a record that shells write; a cut-off line does not count."""
+  """The notes of a record that shells write; damaged lines do not count."""
   for line in _lines(path):
     found = line.decode("utf-8", "replace").split("\t")
     if len(found) == 6 and found[0].isdecimal() and found[3].isdecimal():
@@ -211,8 +208,9 @@ def _notes(path: pathlib.Path) -> Iterator[Note]:
 
 
 def _lines(path: pathlib.Path) -> list[bytes]:
+  """The lines of a record; a last one that a kill or a full disk cut off does not count."""
   try:
-    return read_bytes(path).splitlines()
+    return read_bytes(path).rpartition(b"\n")[0].splitlines()
   except FileNotFoundError:
     return []
   except ValueError as error:
@@ -241,8 +239,9 @@ def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str 
 
 def _append(path: pathlib.Path, line: str) -> None:
   try:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
+      _drop_cut_off_line(descriptor)
       if os.write(descriptor, line.encode()) < len(line.encode()):
         raise OSError("there is no room")
       os.fsync(descriptor)
@@ -253,6 +252,13 @@ def _append(path: pathlib.Path, line: str) -> None:
       f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat "
       "the command."
     ) from None
+
+
+def _drop_cut_off_line(descriptor: int) -> None:
+  """Removes what follows a file's last line, so that the next line has a line of its own."""
+  size = os.fstat(descriptor).st_size
+  if size and os.pread(descriptor, 1, size - 1) != b"\n":
+    os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
 
 
 def write_job(
