@@ -205,7 +205,9 @@ def _seconds_per_epoch(rows: Sequence[Mapping[str, Any]]) -> float | None:
   begin, end = first.get("train_seconds"), last.get("train_seconds")
   if not isinstance(begin, int | float) or not isinstance(end, int | float) or not last["epoch"]:
     return None
-  evaluation = last.get("eval_seconds") or 0.0
+  evaluation = last.get("eval_seconds")
+  if not isinstance(evaluation, int | float):
+    evaluation = 0.0
   if last["epoch"] > first["epoch"]:
     return (end - begin) / (last["epoch"] - first["epoch"]) + evaluation
   return end / last["epoch"] + evaluation
@@ -251,8 +253,9 @@ def _failure(facts: Facts, notes: Sequence[Note]) -> dict[str, Any]:
 
 def _last_lines(path: pathlib.Path) -> list[str]:
   """The last lines of a log; only those of jaxspeed if the very last lines have some."""
-  lines = [line for line in _tail(path, _TAIL).splitlines() if line.strip()]
-  lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rpartition("\r")[2] for line in lines]
+  text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", _tail(path, _TAIL))
+  # A progress bar overwrites its line: what it showed last counts.
+  lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()]
   own = [line for line in lines[-10:] if line.startswith("jaxspeed: ")]
   return (own or lines)[-_LINES:]
 

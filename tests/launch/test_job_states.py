@@ -1,0 +1,391 @@
+"""The state of a job, by the first rule that applies to its folder and to what its scheduler says."""
+
+import json
+
+import pytest
+from fake_jobs import (
+  CANCELLED,
+  NOW,
+  SUBMITTED,
+  TOKEN,
+  at_now,
+  event,
+  fake_executor,
+  result_of,
+  write_job,
+  write_run,
+)
+
+from jaxspeed.launch import runs, state
+from jaxspeed.launch.executor import SchedulerState
+from jaxspeed.launch.record import Request
+from jaxspeed.launch.state import status_of, statuses
+from jaxspeed.launch.tables import counts, duration, status_table
+
+PENDING, RUNNING, ABSENT = SchedulerState
+STARTED = event("started", detail="7")
+NEW = (Request(NOW - 5, "submit", TOKEN),)
+SILENT = "the scheduler no longer has it, and it did not say how it ended"
+NEVER = "the scheduler no longer has it, and it never started"
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch):
+  at_now(monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path):
+  return write_run(tmp_path)
+
+
+def ended(*codes, restart=0):
+  return {i: [event("ended", 30, restart, str(code))] for i, code in enumerate(codes)}
+
+
+# What is in the folder, what each answer of the scheduler makes of it (None: it was not asked, or
+# does not answer), and the detail, or one for each answer.
+ALL = (None, PENDING, RUNNING, ABSENT)
+TABLE = {
+  "a result": ({"result": result_of()}, "done done done done", ""),
+  "a result after all that can happen": (
+    {"result": result_of(), "requests": (*SUBMITTED, CANCELLED), "notes": [event("failed")]},
+    "done done done done",
+    "",
+  ),
+  "cancelled": (
+    {"requests": (*SUBMITTED, CANCELLED), "notes": [STARTED]},
+    "cancelled cancelled cancelled cancelled",
+    ("", "", "saving", ""),
+  ),
+  "cancelled before it was submitted": (
+    {"requests": (CANCELLED,)},
+    "cancelled cancelled cancelled cancelled",
+    ("", "", "saving", ""),
+  ),
+  "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
+  "submitted": ({}, "pending pending pending failed", ("", "", "", NEVER)),
+  "submitted a moment ago": ({"requests": NEW}, "pending pending pending pending", ""),
+  "submitted again": (
+    {"requests": (*SUBMITTED, CANCELLED, Request(NOW - 5, "submit", "t2")), "notes": [STARTED]},
+    "pending pending pending pending",
+    "",
+  ),
+  "gave up": (
+    {"notes": [STARTED, event("failed", 60, detail="1 a task ended with exit code 1")]},
+    "failed failed failed failed",
+    "a task ended with exit code 1",
+  ),
+  "said done without a result": (
+    {"notes": [STARTED, event("done", 60)]},
+    "failed failed failed failed",
+    "it ended without a result.json",
+  ),
+  "requeued": (
+    {"notes": [STARTED, event("requeued", 60, detail="a process was lost")]},
+    "requeued requeued requeued failed",
+    ("a process was lost",) * 3 + ("a process was lost; the scheduler no longer has it",),
+  ),
+  "requeued a moment ago": (
+    {"notes": [STARTED, event("requeued", 5, detail="a process was lost")]},
+    "requeued requeued requeued requeued",
+    "a process was lost",
+  ),
+  "started": (
+    {"notes": [STARTED]},
+    "running requeued running failed",
+    ("", "interrupted", "", SILENT),
+  ),
+  "started a moment ago": (
+    {"notes": [event("started", 5)]},
+    "running requeued running running",
+    ("", "interrupted", "", ""),
+  ),
+  "started again": (
+    {"notes": [STARTED, event("requeued", 900), event("started", 800, 1)], "tasks": ended(0)},
+    "running requeued running failed",
+    ("", "interrupted", "", SILENT),
+  ),
+  "its tasks ended with 0": (
+    {"notes": [STARTED], "tasks": ended(0, 0)},
+    "running requeued running cancelled",
+    ("", "interrupted", "", "outside of jaxspeed.launch"),
+  ),
+  "one of its tasks was killed": (
+    {"notes": [event("started", 5)], "tasks": ended(0, 137)},
+    "running requeued running failed",
+    ("", "interrupted", "", SILENT),
+  ),
+  "started by an earlier submission": (
+    {"notes": [event("started", token="old"), event("failed", token="old")]},
+    "pending pending pending failed",
+    ("", "", "", NEVER),
+  ),
+}
+
+
+@pytest.mark.parametrize("case", [*TABLE])
+def test_states(run, case):
+  written, states, details = TABLE[case]
+  facts = write_job(run, **written)
+  found = [status_of(facts, scheduler) for scheduler in ALL]
+  assert [status.state for status in found] == states.split()
+  expected = (details,) * 4 if isinstance(details, str) else details
+  assert [status.detail for status in found] == [*expected]
+
+
+def test_every_state_is_one_of_the_table():
+  assert {word for _, states, _ in TABLE.values() for word in states.split()} == {*state.STATES}
+
+
+@pytest.mark.parametrize(
+  "text, reason", [("{", "it is no JSON"), ("{}", "config: Field required"), ("", "it is no JSON")]
+)
+def test_a_damaged_result_is_a_failure(run, text, reason):
+  status = status_of(write_job(run, result=text), None)
+  assert status.state == "failed" and f"result.json cannot be used ({reason}" in status.detail
+
+
+def test_a_single_result_is_damaged_where_there_are_several_runs(run):
+  status = status_of(write_job(run, overrides={"runs": 3}, result=result_of()), None)
+  assert status.state == "failed" and "n: Field required" in status.detail
+  facts = write_job(run, "b", result=result_of())
+  (facts.folder / "run_000").mkdir()
+  assert status_of(facts, None).state == "failed"
+
+
+# Numbers
+
+
+def test_id_and_restarts(run):
+  notes = [
+    STARTED,
+    event("requeued", 60),
+    event("started", 50, 2),
+    event("started", 9, 8, token="x"),
+  ]
+  status = status_of(write_job(run, notes=notes), RUNNING)
+  assert (status.id, status.restarts, status.epochs) == ("7", 2, 20.0)
+  # A local queue has no numbers of its own.
+  local = (SUBMITTED[0], Request(NOW, "submitted", TOKEN, TOKEN))
+  assert status_of(write_job(run, "b", requests=local), None).id == ""
+
+
+def row(epoch, **values):
+  return {"epoch": epoch, "train_seconds": 3.0 * epoch, "eval_top1": 0.05 * epoch} | values
+
+
+@pytest.mark.parametrize(
+  "rows, epoch, accuracy, remaining",
+  [
+    ([], None, None, None),
+    ([row(4)], 4.0, 0.2, 48.0),
+    ([row(1, train_seconds=9.0), row(2, train_seconds=11.0)], 2.0, 0.1, 36.0),
+    ([row(i) for i in range(1, 15)], 14.0, 0.7, 18.0),
+    ([row(1, eval_seconds=1.0), row(2, eval_seconds=1.0)], 2.0, 0.1, 72.0),
+    ([row(4), row(5, eval_top1=None)], 5.0, 0.2, 45.0),
+    ([{"epoch": 5}], 5.0, None, None),
+    ([row(20)], 20.0, 1.0, 0.0),
+    ([row(25)], 25.0, 1.25, 0.0),
+    ([row(0.5)], 0.5, 0.025, 58.5),
+    ([row(4, eval_seconds="1")], 4.0, 0.2, 48.0),
+  ],
+)
+def test_progress(run, rows, epoch, accuracy, remaining):
+  facts = write_job(run, notes=[STARTED], metrics=rows)
+  status = status_of(facts, RUNNING)
+  found = (status.epoch, status.accuracy, status.remaining)
+  assert found == pytest.approx((epoch, accuracy, remaining))
+  # Nothing is left to wait for, or nobody knows when it goes on.
+  assert status_of(facts, PENDING).remaining is None
+
+
+def test_damaged_rows_are_left_out(run):
+  facts = write_job(run, notes=[STARTED])
+  damaged = ["{", '{"epoch": "5"}', "[]", '{"epoch": NaN}', '{"epoch": 4', "\x00"]
+  text = "\n".join([json.dumps(row(1)), *damaged[:4], json.dumps(row(2)), *damaged[4:]])
+  (facts.folder / "metrics.jsonl").write_text(text)
+  status = status_of(facts, RUNNING)
+  assert (status.epoch, status.remaining) == (2.0, pytest.approx(54.0))
+
+
+def test_only_the_end_of_a_long_file_is_read(run):
+  facts = write_job(run, notes=[STARTED], metrics=[row(i, note="x" * 999) for i in range(1, 2000)])
+  assert status_of(facts, RUNNING).epoch == 1999.0
+
+
+def test_the_other_metric(run):
+  rows = [{"epoch": 1, "eval_top1": 0.5, "eval_top5": 0.9}]
+  assert status_of(write_job(run, metric="top5", metrics=rows), None).accuracy == 0.9
+
+
+def test_of_several_runs_the_last_one_counts(run):
+  facts = write_job(run, notes=[STARTED])
+  for i, epoch in enumerate((20, 4)):
+    folder = facts.folder / f"run_{i:03d}"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(json.dumps(row(epoch)) + "\n")
+  status = status_of(facts, RUNNING)
+  # How long the runs after it take is not known.
+  assert (status.epoch, status.remaining) == (4.0, None)
+
+
+# Failures
+
+
+def failed(run, notes=(), name="a", **written):
+  return status_of(write_job(run, name, notes=[STARTED, *notes], **written), ABSENT)
+
+
+@pytest.mark.parametrize(
+  "codes, task, code",
+  [
+    ((1,), 0, 1),
+    ((143, 1), 1, 1),
+    ((75, 137), 1, 137),
+    ((137, 1), 1, 1),
+    ((143, 143, 2), 2, 2),
+    ((0, 75), 1, 75),
+    ((85, 0), None, None),
+    ((), None, None),
+  ],
+)
+def test_the_task_that_failed_first_is_named(run, codes, task, code):
+  logs = {f"{i}.log": f"line of {i}\n" for i in range(3)} | {"batch.log": "of all\n"}
+  status = failed(run, tasks=ended(*codes), logs=logs)
+  assert (status.state, status.task, status.exit_code) == ("failed", task, code)
+  assert status.last_lines == (f"line of {task or 0}",)
+
+
+def test_exit_code_and_reason_of_the_script(run):
+  note = event("failed", 60, 0, "137 a task was killed by signal 9; not put back")
+  status = failed(run, [note], tasks=ended(75, 137), logs={"batch.log": "at the end\n"})
+  assert (status.exit_code, status.task) == (137, 1)
+  assert status.detail == "a task was killed by signal 9; not put back"
+  # The task has no log of its own.
+  assert status.last_lines == ("at the end",)
+  # 2 hides behind the codes of the tasks that were killed after it.
+  note = event("failed", 60, 0, "2 a task ended with 2")
+  assert failed(run, [note], "b", tasks=ended(143, 2)).task == 1
+
+
+def test_only_the_last_start_counts(run):
+  notes = [event("requeued", 900), event("started", 800, 1), event("failed", 60, 1, "1 why")]
+  tasks = {0: [*ended(137)[0], *ended(0, restart=1)[0]], 1: [event("ended", 30, 1, "1")]}
+  assert failed(run, notes, tasks=tasks).task == 1
+
+
+@pytest.mark.parametrize(
+  "log, lines",
+  [
+    ("", ()),
+    ("\n \n", ()),
+    ("a\nb\n\nc\nd", ("b", "c", "d")),
+    ("a\njaxspeed: no data.\nslurm: killed\n", ("jaxspeed: no data.",)),
+    ("jaxspeed: old\n" + "x\n" * 10, ("x", "x", "x")),
+    ("10 %\r20 %\r\nx\r\n", ("20 %", "x")),
+    ("10 %\r20 %\r30 %\n\x1b[31mred\x1b[0m\n", ("30 %", "red")),
+    ("x" * 9000 + "\n" + "short\n", ("short",)),
+  ],
+)
+def test_the_last_lines_of_a_log(run, log, lines):
+  assert failed(run, logs={"0.log": log}).last_lines == lines
+
+
+def test_a_log_that_is_no_text(run):
+  facts = write_job(run, notes=[STARTED])
+  (facts.folder / "launch" / "logs" / "0.log").write_bytes(b"\xff\xfe\n")
+  assert status_of(facts, ABSENT).last_lines == ("\ufffd\ufffd",)
+  (facts.folder / "launch" / "logs" / "0.log").unlink()
+  (facts.folder / "launch" / "logs" / "0.log").mkdir()
+  assert status_of(facts, ABSENT).last_lines == ()
+
+
+# All jobs of a run
+
+
+@pytest.fixture
+def executor():
+  with fake_executor() as fake:
+    yield fake
+
+
+FAKE = {"executor": {"kind": "fake"}}
+
+
+def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, executor):
+  write_job(run, "a", index=0, notes=[STARTED], **FAKE)
+  write_job(run, "b", index=1, **FAKE)
+  write_job(run, "c", index=2, result=result_of(), **FAKE)
+  write_job(run, "d", index=3, notes=[event("failed")], **FAKE)
+  write_job(run, "e", index=4, requests=(), **FAKE)
+  executor.said = {"a": RUNNING, "b": ABSENT}
+  found = statuses(run, runs.read_jobs(run))
+  assert [status.state for status in found] == ["running", "failed", "done", "failed", "pending"]
+  assert executor.asked == [("states", "a", "b")] and found.notes == ()
+  executor.asked.clear()
+  assert statuses(run, [facts for facts in runs.read_jobs(run) if facts.job.name in "cd"])
+  assert executor.asked == []
+
+
+def test_without_an_answer_the_folders_decide(run, executor):
+  write_job(run, "a", index=0, notes=[STARTED], **FAKE)
+  write_job(run, "b", index=1, notes=[event("requeued")], **FAKE)
+  executor.said = None
+  found = statuses(run, runs.read_jobs(run))
+  assert [status.state for status in found] == ["running", "requeued"]
+  assert found.notes == ("fake does not answer: the states are those that the jobs wrote last",)
+  assert str(found).splitlines()[-1] == f"note: {found.notes[0]}"
+
+
+def test_what_keeps_jobs_from_starting_is_said(run, executor, monkeypatch):
+  monkeypatch.setattr(executor, "warning", lambda *_: "the queue does not run")
+  write_job(run, "a", **FAKE)
+  assert statuses(run, runs.read_jobs(run)).notes == ("the queue does not run",)
+
+
+# As text
+
+
+def test_the_table(run):
+  rows = [row(4)]
+  jobs = [
+    write_job(run, "a", notes=[STARTED, event("started", 9, 2)], metrics=rows),
+    write_job(run, "b\x1b", requests=(*SUBMITTED, CANCELLED)),
+    write_job(
+      run,
+      "c",
+      notes=[STARTED, event("failed", 60, detail="2 a task ended with 2")],
+      tasks=ended(143, 2),
+      logs={"1.log": "jaxspeed: no data in /x.\n"},
+    ),
+    write_job(run, "d", notes=[event("started", 9)]),
+  ]
+  lines = status_table([status_of(facts, RUNNING) for facts in jobs]).splitlines()
+  assert lines[0].split() == ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
+  assert lines[2].split() == ["a", "running", "4/20", "20.00", "%", "48", "s", "2", "7"]
+  assert lines[3].split() == ["b\\x1b", "cancelled:", "saving", "7"]
+  assert lines[4].split() == ["c", "failed", "7"]
+  assert lines[5].split() == ["d", "running", "0/20", "7"]
+  assert lines[6:] == [
+    "4 jobs: 1 cancelled, 1 failed, 2 running",
+    "c failed (exit code 2, task 1): a task ended with 2",
+    "  jaxspeed: no data in /x.",
+  ]
+
+
+def test_costs_have_a_column_where_there_are_some(run):
+  executor = {"kind": "slurm", "price_per_hour": 2.0}
+  status = status_of(write_job(run, notes=[event("started", 5400)], executor=executor), RUNNING)
+  lines = status_table([status]).splitlines()
+  assert lines[0].split()[-1] == "cost" and lines[2].split()[-1] == "$3.00"
+  assert lines[3] == "1 job: 1 running; $3.00 so far"
+  assert counts([]) == "0 jobs: none"
+
+
+@pytest.mark.parametrize(
+  "seconds, text",
+  [(None, ""), (0, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h")],
+)
+def test_durations(seconds, text):
+  assert duration(seconds) == text
