@@ -10,6 +10,7 @@
   python -m jaxspeed.launch results RUN
   python -m jaxspeed.launch tensorboard RUN
   python -m jaxspeed.launch script slurm                 # scripts/train.sbatch
+  python -m jaxspeed.launch script kubernetes --nodes=16 # scripts/train_k8s.yaml
   python -m jaxspeed.launch script kubernetes            # scripts/train_k8s.yaml
 
 RUN is the folder ROOT/NAME, by default the current one. With submit, --config.FIELD=VALUE sets a

@@ -29,7 +29,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
   "resume": ("here",),
   "results": ("metric", "json"),
   "tensorboard": ("port",),
-  "script": (),
+  "script": ("nodes", "gpus"),
 }
 _OVERRIDE = re.compile(r"--config\.([^=]+)=(.*)", re.DOTALL)
 
@@ -47,6 +47,8 @@ def define_flags(arguments: Sequence[str]) -> None:
   flags.DEFINE_bool("here", False, "resume: run the queue in this process.")
   flags.DEFINE_enum("metric", "top1", [*results.METRICS], "results: the figure to sort by.")
   flags.DEFINE_integer("port", 6006, "tensorboard: the port.", lower_bound=1, upper_bound=65_535)
+  flags.DEFINE_integer("nodes", 2, "script kubernetes: the number of machines.", lower_bound=1)
+  flags.DEFINE_integer("gpus", 8, "script kubernetes: GPUs of each machine.", lower_bound=1)
   for name, _ in _overrides(arguments):
     if f"config.{name}" not in flags.FLAGS:
       flags.DEFINE_string(f"config.{name}", None, "submit: a field of all jobs.")
@@ -218,10 +220,14 @@ def _tensorboard(arguments: list[str]) -> None:
 
 
 def _script(arguments: list[str]) -> None:
-  known = {"slurm": slurm_script.standalone, "kubernetes": kubernetes.jobset}
+  known = {"slurm": slurm_script.standalone, "kubernetes": _jobset}
   if len(arguments) != 1 or arguments[0] not in known:
     raise UserError(f"script needs one of {', '.join(known)}: see --help.")
   print(known[arguments[0]](), end="")
+
+
+def _jobset() -> str:
+  return kubernetes.jobset(flags.FLAGS["nodes"].value, flags.FLAGS["gpus"].value)
 
 
 def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:

@@ -16,7 +16,7 @@ _JOBSET = """\
 # To be changed: the image, the two volume claims, the arguments. The number of machines stands in
 # three places (parallelism, completions and JAX_NUM_PROCESSES) and in the recipe's variant.
 # Written by `python -m jaxspeed.launch script kubernetes`; for other numbers of machines or GPUs:
-#   python -c "from jaxspeed.launch.kubernetes import jobset; print(jobset(nodes=16, gpus=8))"
+#   python -m jaxspeed.launch script kubernetes --nodes=16 --gpus=8
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
