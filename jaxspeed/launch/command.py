@@ -227,7 +227,9 @@ def _script(arguments: list[str]) -> None:
 
 
 def _jobset() -> str:
-  return kubernetes.jobset(flags.FLAGS["nodes"].value, flags.FLAGS["gpus"].value)
+  nodes, gpus = (flags.FLAGS[name].value for name in ("nodes", "gpus"))
+  assert isinstance(nodes, int) and isinstance(gpus, int)
+  return kubernetes.jobset(nodes, gpus)
 
 
 def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:
