@@ -30,7 +30,8 @@ def as_job(monkeypatch, job: str, restart: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch):
-  for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "JOBSET_NAME", "JOBSET_RESTART_ATTEMPT"):
+  jobs = ("SLURM_JOB_ID", "JOBSET_NAME", "SKYPILOT_TASK_ID")
+  for name in (*jobs, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT", "JAXSPEED_RESTARTS"):
     monkeypatch.delenv(name, raising=False)
 
 
@@ -179,6 +180,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     ({"SLURM_JOB_ID": "12"}, ("Slurm job 12", 0)),
     ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, ("Slurm job 12", 3)),
     ({"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "2"}, ("JobSet a", 2)),
+    ({"SKYPILOT_TASK_ID": "b", "JAXSPEED_RESTARTS": "1"}, ("SkyPilot job b", 1)),
+    ({"SKYPILOT_TASK_ID": "b"}, ("SkyPilot job b", 0)),
   ],
 )
 def test_jobs_of_schedulers(environment, expected):

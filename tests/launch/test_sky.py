@@ -1,0 +1,318 @@
+"""The executor of SkyPilot, with a module in its place that records what it is asked.
+
+With SkyPilot installed, its own functions check how they are called. None is called here: they
+would start a server.
+"""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch import Run
+from jaxspeed.launch.executor import SchedulerState, Task
+from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.record import read_facts
+from jaxspeed.launch.sky import Sky, job_name
+
+MOUNTS = {"/runs": "gs://bucket/runs"}
+
+
+class Cloud(types.ModuleType):
+  """A module `sky` whose queue is a dict: the state of each job by its number."""
+
+  def __init__(self) -> None:
+    super().__init__("sky")
+    self.__spec__ = importlib.machinery.ModuleSpec("sky", None)
+    self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+    self.queue: dict[int, tuple[str, str]] = {}
+    self.tasks: list[Any] = []
+    self.error: BaseException | None = None
+    self.jobs = types.SimpleNamespace(
+      launch=lambda *a, **k: self.asked("launch", a, k),
+      queue_v2=lambda *a, **k: self.asked("queue_v2", a, k),
+      cancel=lambda *a, **k: self.asked("cancel", a, k),
+    )
+    self.Task = types.SimpleNamespace(from_yaml=self.from_yaml)
+
+  def from_yaml(self, path: str) -> Any:
+    task = types.SimpleNamespace(path=path, envs={})
+    task.update_envs = task.envs.update
+    return task
+
+  def asked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    self.calls.append((name, args, kwargs))
+    return name, args, kwargs
+
+  def get(self, request: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:
+    name, args, kwargs = request
+    if self.error is not None:
+      raise self.error
+    if name == "launch":
+      number = 40 + len(self.queue)
+      self.queue[number] = (kwargs["name"], "PENDING")
+      self.tasks.append(args[0])
+      return [number], None
+    if name == "cancel":
+      for number in kwargs["job_ids"]:
+        self.queue[number] = (self.queue[number][0], "CANCELLED")
+      return None
+    rows = [
+      types.SimpleNamespace(job_id=number, job_name=job, status=types.SimpleNamespace(value=status))
+      for number, (job, status) in self.queue.items()
+      if number in kwargs.get("job_ids", self.queue)
+    ]
+    return rows, len(rows), {}, len(rows)
+
+
+@pytest.fixture
+def cloud(monkeypatch) -> Cloud:
+  found = Cloud()
+  monkeypatch.setitem(sys.modules, "sky", found)
+  return found
+
+
+def task(name: str = "lr=1", root: str = "/runs") -> Task:
+  folder = pathlib.Path(root, "sweep", name)
+  return Task(name, "sweep", folder, ("python", "-m", "jaxspeed.train"), pathlib.Path.cwd())
+
+
+@pytest.mark.parametrize(
+  "fields, devices, nodes, gpu",
+  [
+    ({}, 1, 1, ""),
+    ({"cpus": "4+", "nodes": 3}, 3, 3, ""),
+    ({"accelerators": "H100:8"}, 8, 1, "H100"),
+    ({"accelerators": "A100-80GB:8", "nodes": 16}, 128, 16, "A100-80GB"),
+    ({"accelerators": "L4"}, 1, 1, "L4"),
+  ],
+)
+def test_devices_and_nodes(fields, devices, nodes, gpu):
+  sky = Sky(price_per_hour=2.5, **fields)
+  assert (sky.devices(), sky.job_nodes, sky.processes) == (devices, nodes, nodes)
+  assert sky.accelerator() == gpu
+  assert (sky.hourly, sky.most_hours, sky.sees_data()) == (2.5 * nodes, None, False)
+  # The path of the Python that submits means nothing on the machines.
+  assert (sky.python_path, Sky(python="python3.12").python_path) == ("python", "python3.12")
+  stored = json.loads(json.dumps(sky.to_dict()))
+  assert stored["kind"] == "sky" and executor_of(stored, "a") == sky
+
+
+@pytest.mark.parametrize(
+  "fields, sentence",
+  [
+    ({"gpus": 8}, "Sky has no field gpus: it has price_per_hour, .*accelerators"),
+    ({"accelerators": "8"}, r"Sky\(accelerators='8'\): it must be a kind of GPU"),
+    ({"accelerators": "H100:0"}, r"Sky\(accelerators='H100:0'\): it must be"),
+    ({"cpus": "many"}, r"Sky\(cpus='many'\): it must be a number of CPUs"),
+    ({"nodes": 0}, r"Sky\(nodes=0\)"),
+    ({"use_spot": 1}, r"Sky\(use_spot=1\)"),
+    ({"infra": "aws\nus"}, r"Sky\(infra=.*it must be text without line breaks"),
+    ({"mounts": ["/runs"]}, r"Sky\(mounts=.*a dict of paths on the machines"),
+    ({"mounts": {"runs": "gs://a"}}, "mounts has the path 'runs': write it absolute"),
+    ({"mounts": {"/runs/": "gs://a"}}, "mounts has the path '/runs/'"),
+    ({"mounts": {"/runs/../a": "gs://a"}}, "mounts has the path"),
+    ({"mounts": {"/r n": "gs://a"}}, "mounts has the path"),
+    (
+      {"mounts": {"/runs": "ftp://a"}},
+      r"mounts\['/runs'\] is 'ftp://a': give the name of a volume",
+    ),
+    ({"mounts": {"/runs": "/local"}}, r"mounts\['/runs'\] is '/local'"),
+    ({"mounts": {"/runs": "gs://$HOME"}}, r"mounts\['/runs'\] is 'gs://\$HOME'"),
+    ({"env": {"AWS_SECRET_KEY": "x"}}, "Sky: env has AWS_SECRET_KEY, which looks like a secret"),
+  ],
+)
+def test_mistakes_in_fields(fields, sentence):
+  with pytest.raises(UserError, match=sentence):
+    Sky(**fields)
+
+
+def test_the_root_lies_in_a_mount(cloud):
+  Sky(mounts=MOUNTS, shared_root=True).check(pathlib.Path("/runs/a"))
+  for root in ("/run", "/runs2/a", "/"):
+    with pytest.raises(UserError, match=rf"root {root} is not on storage .*, which has /runs\.$"):
+      Sky(mounts=MOUNTS, shared_root=True).check(pathlib.Path(root))
+  with pytest.raises(UserError, match=r"which has none\.$"):
+    Sky().check(pathlib.Path("/runs"))
+  with pytest.raises(UserError, match="is not on storage that the machines share"):
+    Sky(mounts=MOUNTS).script(task(root="/elsewhere"))
+
+
+def test_this_machine_sees_the_root_too(cloud, monkeypatch):
+  from jaxspeed.launch import shared_disk
+
+  sky = Sky(mounts=MOUNTS)
+  monkeypatch.setattr(shared_disk, "file_system", lambda *_: "fuse.rclone")
+  sky.check(pathlib.Path("/runs"))
+  monkeypatch.setattr(shared_disk, "file_system", lambda *_: "ext4")
+  with pytest.raises(UserError, match=r"root /runs lies on a ext4 .*Sky\(shared_root=True\)\.$"):
+    sky.check(pathlib.Path("/runs"))
+
+
+def test_without_skypilot_a_sentence_says_what_to_install(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match=r"^SkyPilot is not installed: pip install 'jaxspeed\[sky\]'"):
+    Sky(mounts=MOUNTS).check(pathlib.Path("/runs"))
+
+
+def test_nothing_imports_skypilot_before_it_is_asked(tmp_path):
+  """A module in its place ends the process when it is imported."""
+  (tmp_path / "sky.py").write_text("import os; os._exit(7)")
+  code = (
+    "from jaxspeed.launch import Sky; import pathlib;"
+    "Sky(mounts={'/runs': 'gs://b'}, shared_root=True).check(pathlib.Path('/runs'));"
+    "Sky().states({'a': ''}, pathlib.Path('/'))"
+  )
+  paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+  root = pathlib.Path(__file__).parents[2]
+  run = [sys.executable, "-c"]
+  assert subprocess.run([*run, code], env=environment, cwd=root, timeout=120).returncode == 0
+  assert subprocess.run([*run, "import sky"], env=environment, timeout=120).returncode == 7
+
+
+def test_the_folder_that_is_copied(tmp_path, monkeypatch):
+  yaml = pytest.importorskip("yaml")
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "code" / "configs").mkdir(parents=True)
+  inside = Task("a", "b", pathlib.Path("/runs/b/a"), ("true",), tmp_path / "code" / "configs")
+  for fields, workdir, line in (
+    ({}, "code/configs", ""),
+    ({"sync": "code"}, "code", "cd configs || exit 2"),
+    ({"sync": str(tmp_path / "code")}, "code", "cd configs || exit 2"),
+  ):
+    found = yaml.safe_load(Sky(mounts=MOUNTS, **fields).script(inside)[1])
+    assert found["workdir"] == str(tmp_path / workdir)
+    assert (line in found["run"]) and ("cd configs" in found["run"]) == bool(line)
+  with pytest.raises(UserError, match=r"^Sky\(sync='code'\): jobs are submitted in .*not inside"):
+    Sky(mounts=MOUNTS, sync="code").script(task())
+
+
+def test_jobs_are_submitted_one_by_one_and_found_again(cloud):
+  sky, jobs = Sky(mounts=MOUNTS), [task("a=1"), task("a-1")]
+  found = sky.submit(jobs, "t0ken", pathlib.Path("/runs/sweep/.launch"))
+  assert next(found) == {"a=1": "40"} and len(cloud.queue) == 1
+  assert [*found] == [{"a-1": "41"}]
+  assert [t.path for t in cloud.tasks] == [str(j.record / "task.yaml") for j in jobs]
+  assert all(t.envs == {"JAXSPEED_TOKEN": "t0ken"} for t in cloud.tasks)
+  names = [name for name, _ in cloud.queue.values()]
+  assert len({*names, job_name(jobs[0], "other")}) == 3
+  assert all(name.startswith("jaxspeed-a-1-") for name in names)
+  assert sky.find("t0ken", jobs) == {"a=1": "40", "a-1": "41"}
+  assert sky.find("t0ken", jobs[1:]) == {"a-1": "41"} and sky.find("other", jobs) == {}
+
+
+def test_states_by_one_question(cloud):
+  statuses = {
+    "STARTING": SchedulerState.PENDING,
+    "RECOVERING": SchedulerState.PENDING,
+    "RUNNING": SchedulerState.RUNNING,
+    "CANCELLING": SchedulerState.RUNNING,
+    "SUCCEEDED": SchedulerState.ABSENT,
+    "FAILED_SETUP": SchedulerState.ABSENT,
+    "A_STATE_OF_TOMORROW": SchedulerState.ABSENT,
+  }
+  cloud.queue = {i: (f"job{i}", status) for i, status in enumerate(statuses)}
+  jobs = {status: str(i) for i, status in enumerate(statuses)} | {"gone": "99", "unknown": ""}
+  found = Sky().states(jobs, pathlib.Path("/"))
+  assert found == statuses | {"gone": SchedulerState.ABSENT}
+  ((name, _, asked),) = cloud.calls
+  assert name == "queue_v2" and asked["job_ids"] == [*range(len(statuses)), 99]
+
+
+def test_states_when_skypilot_does_not_answer(cloud):
+  cloud.error = ConnectionError("no server")
+  assert Sky().states({"a": "40"}, pathlib.Path("/")) is None
+  # The controller of managed jobs stops itself when none is left.
+  stopped = RuntimeError("the controller is stopped")
+  stopped.cluster_status = types.SimpleNamespace(value="STOPPED")  # type: ignore[attr-defined]
+  cloud.error = stopped
+  assert Sky().states({"a": "40"}, pathlib.Path("/")) == {"a": SchedulerState.ABSENT}
+
+
+def test_a_refusal_is_a_sentence(cloud):
+  cloud.error = ValueError("no cloud is enabled.\nsecond line")
+  sky, jobs = Sky(mounts=MOUNTS), {"lr=1": "40"}
+  with pytest.raises(UserError) as refused:
+    [*sky.submit([task()], "t", pathlib.Path("/"))]
+  sentence = "SkyPilot did not take the job lr=1 (no cloud is enabled): submit again when that is"
+  assert str(refused.value).startswith(sentence)
+  with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
+    sky.cancel(jobs, pathlib.Path("/"))
+  with pytest.raises(UserError, match=r"^SkyPilot does not answer \(no cloud is enabled\): repeat"):
+    sky.find("t", [task()])
+
+
+def test_cancelled_jobs_upload_what_they_saved(cloud):
+  cloud.queue = {3: ("a", "RUNNING"), 4: ("b", "RUNNING")}
+  Sky().cancel({"a": "3", "b": "4", "c": ""}, pathlib.Path("/"))
+  assert cloud.calls[0][2] == {"job_ids": [3, 4], "graceful": True, "graceful_timeout": 600}
+  Sky().cancel({"c": ""}, pathlib.Path("/"))
+  assert len(cloud.calls) == 1
+
+
+def test_skypilots_functions_take_these_arguments(cloud, tmp_path):
+  sky = Sky(mounts=MOUNTS)
+  [*sky.submit([task()], "t", pathlib.Path("/"))]
+  sky.states({"lr=1": "40"}, pathlib.Path("/"))
+  sky.find("t", [task()])
+  sky.cancel({"lr=1": "40"}, pathlib.Path("/"))
+  assert [name for name, _, _ in cloud.calls] == ["launch", "queue_v2", "queue_v2", "cancel"]
+  del sys.modules["sky"]
+  if importlib.util.find_spec("sky") is None:
+    pytest.skip("SkyPilot is missing: pip install .[sky]")
+  calls = json.dumps([(name, len(args), kwargs) for name, args, kwargs in cloud.calls])
+  code = (
+    "import inspect, json, sys, sky\n"
+    "for name, args, kwargs in json.loads(sys.argv[1]):\n"
+    "  inspect.signature(getattr(sky.jobs, name)).bind(*[None] * args, **kwargs)\n"
+    "inspect.signature(sky.Task.update_envs).bind(None, {})\n"
+    "inspect.signature(sky.get).bind('')\n"
+  )
+  environment = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+  subprocess.run([sys.executable, "-c", code, calls], env=environment, check=True, timeout=120)
+
+
+def test_a_run_on_skypilot_from_submission_to_cancellation(cloud, tmp_path, capsys):
+  pytest.importorskip("jax")
+  recipe = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
+
+  def run() -> Run:
+    mounts = {str(tmp_path): "gs://bucket"}
+    made = Run("r", executor=Sky(cpus="4+", mounts=mounts, shared_root=True), root=tmp_path)
+    made.job(recipe, {"seed": 0}, name="s0")
+    made.job(recipe, {"seed": 1}, name="s1")
+    return made
+
+  # The first submission dies when SkyPilot has taken s1, and before its number is written down.
+  real_get = cloud.get
+
+  def die(request: Any) -> Any:
+    found = real_get(request)
+    if len(cloud.queue) == 2:
+      raise KeyboardInterrupt
+    return found
+
+  cloud.get = die  # type: ignore[method-assign]
+  with pytest.raises(KeyboardInterrupt):
+    run().start()
+  cloud.get = real_get  # type: ignore[method-assign]
+  run().start()
+  assert "0 jobs submitted, 2 were there before" in capsys.readouterr().out
+  assert [name for name, _, _ in cloud.calls].count("launch") == 2
+  assert (tmp_path / "r" / "s0" / "launch" / "task.yaml").is_file()
+  facts = read_facts(tmp_path / "r" / "s1")
+  assert facts is not None and facts.submission is not None and facts.submission.id == "41"
+  loaded = Run.load(tmp_path / "r")
+  assert [status.state for status in loaded.status()] == ["pending", "pending"]
+  assert sorted(loaded.cancel(every=True)) == ["s0", "s1"]
+  assert [status for _, status in cloud.queue.values()] == ["CANCELLED"] * 2
+  assert [status.state for status in loaded.status()] == ["cancelled", "cancelled"]
