@@ -175,6 +175,27 @@ def test_two_processes_that_are_started_again_and_finish(tmp_path):
   assert job.notes()[-2:] == [("started", 0, "7"), ("requeued", 0, reason)]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_processes_agree_on_the_restart_whoever_is_first(tmp_path, first):
+  job = Job(tmp_path, nodes=2)
+  for name in ("0.0", "1.0", "0.1", "1.1"):
+    job.act(
+      name, f'echo "act {name}"; while [ ! -e "$1/{name}.end" ]; do sleep 0.05; done; exit 85'
+    )
+  for restart in (0, 1):
+    started = []
+    for rank in (first, 1 - first):
+      started.append(job.start(rank))
+      job.await_log(f"act {rank}.{restart}", rank)
+    for rank in (0, 1):
+      (job.acts / f"{rank}.{restart}.end").touch()
+    assert [process.communicate(timeout=60) and process.returncode for process in started] == [
+      85,
+      85,
+    ]
+  assert job.notes("0") == job.notes("1")
+
+
 def test_processes_find_each_other(tmp_path):
   job = Job(tmp_path, nodes=2)
   for rank in (0, 1):
