@@ -174,9 +174,7 @@ def on_slurm(cluster: Cluster, root: pathlib.Path, epochs: float) -> tuple[list[
   disturbed.wait("pushed-out", "requeued")
   disturbed.look("a job of higher priority on node 2", pushed_out="requeued")
   hidden.rename(data)
-  wait_until(
-    lambda: all(s.state in ENDED for s in disturbed.run.status()), 900, "the end of all jobs"
-  )
+  wait_for_all(disturbed.run, 900)
   disturbed.look("all that was left ended", calm="done", killed="done", pushed_out="done")
   disturbed.run.retry(failed=True)
   disturbed.look("retry --failed")
@@ -218,8 +216,13 @@ def answers() -> bool:
 
 
 def wait_for_all(run: Run, seconds: float) -> Statuses:
-  wait_until(lambda: all(s.state in ENDED for s in run.status()), seconds, f"all of {run.name}")
-  return run.status()
+  deadline = time.monotonic() + seconds
+  while True:
+    found = run.status()
+    if all(status.state in ENDED for status in found):
+      return found
+    assert time.monotonic() < deadline, f"not within {seconds:g} s:\n{found}"
+    time.sleep(0.5)
 
 
 def bits(folder: pathlib.Path) -> str:

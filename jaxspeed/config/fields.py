@@ -169,7 +169,7 @@ class Schedule(Group):
   read: Literal["start", "end"] = "end"
   """point of a step at which the schedule is read: its end (myrtle) or its start (airbench)"""
   peak: Annotated[float, Field(gt=0, le=1e6)] = 0.1
-  """highest learning rate"""
+  """highest learning rate; an override of it scales the segments of a recipe"""
   start: kinds.NotNegative = 0.0
   """initial learning rate, as a factor of the peak"""
   final: kinds.NotNegative = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxspeed.config import names, output
+from jaxspeed.config import names, output, overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
@@ -30,7 +30,10 @@ class ConfigFlag:
   def value(self) -> ConfigDict | None:
     """The recipe's config with the overrides; None where no recipe is named."""
     value = flags.FLAGS["config"].value
-    return value if isinstance(value, ConfigDict) else None
+    if not isinstance(value, ConfigDict):
+      return None
+    overrides.scale_segments(value, config_flags.get_override_values(flags.FLAGS["config"]))
+    return value
 
 
 def define_config_flag() -> ConfigFlag:

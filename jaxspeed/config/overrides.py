@@ -1,7 +1,7 @@
 """Overrides of a recipe from Python: what `--config.FIELD=VALUE` does on a command line."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -32,8 +32,32 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
     for each in groups:
       group = group[each]
     group[last] = _converted(name, value, group[last])
+  scale_segments(config, overrides)
   checks.check(config)
   return config
+
+
+def scale_segments(config: ConfigDict, given: Collection[str]) -> None:
+  """Scales the segments of a recipe's learning rate to a peak that an override sets, in place.
+
+  Args:
+    config: a config that is not locked against other values.
+    given: dotted names of the fields that are overridden.
+  """
+  segments, peak = config.schedule.segments, config.schedule.peak
+  if "schedule.peak" not in given or "schedule.segments" in given or not segments:
+    return
+  highest = max(rate for segment in segments for rate in segment[2:])
+  if highest:
+    config.schedule.segments = tuple(
+      (first, end, *(_scaled(rate, highest, peak) for rate in rates))
+      for first, end, *rates in segments
+    )
+
+
+def _scaled(rate: float, highest: float, peak: float) -> float:
+  # Exactly the peak at the peak: scaled once more, the segments stay as they are.
+  return peak if rate == highest else rate if peak == highest else rate * (peak / highest)
 
 
 def _no_field(name: str, model: str, known: tuple[str, ...]) -> str:

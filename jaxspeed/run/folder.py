@@ -25,8 +25,8 @@ _FILES = (
   LOCK,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
-# Left by a start that was killed before it wrote its config; written by jaxspeed.launch before a job
-# starts; lost+found is on a new disk.
+# Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
+# lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
 # Folders of images, with a subfolder for each class.
 _SPLITS = ("train", "val", "validation", "test")

@@ -7,7 +7,7 @@ import sys
 import pytest
 from recipes import RECIPES, STREAMED, get_config
 
-from jaxspeed.config import effects, stored
+from jaxspeed.config import effects, rules, stored
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import names as names_lib
 from jaxspeed.errors import UserError
@@ -15,7 +15,7 @@ from jaxspeed.planning.make import make_plan
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Fields that no other field makes idle. Whoever adds a field says here or in `effects.RULES` which
+# Fields that no other field makes idle. Whoever adds a field says here or in `rules.RULES` which
 # it is.
 ALWAYS = """
   accumulate allreduce.dtype allreduce.group_mb augment.brightness augment.contrast
@@ -31,9 +31,7 @@ ALWAYS = """
 
 def test_every_field_is_decided_on():
   fields = {name for name, _ in stored.leaves(fields_lib.base())}
-  ruled = {
-    name for name in fields for rule in effects.RULES if names_lib.matches(name, rule.fields)
-  }
+  ruled = {name for name in fields for rule in rules.RULES if names_lib.matches(name, rule.fields)}
   # A bias is trained in so many epochs where there is one.
   assert ruled & set(ALWAYS) == {"whitening.bias_epochs"}
   assert fields == ruled | set(ALWAYS)
@@ -42,7 +40,7 @@ def test_every_field_is_decided_on():
 def test_every_rule_is_of_fields_that_there_are():
   fields = [name for name, _ in stored.leaves(fields_lib.base())]
   fields += ["model.name", "model.activation", "model.celu_alpha", "model.whiten"]
-  for rule in effects.RULES:
+  for rule in rules.RULES:
     for pattern in (*rule.fields.split(), rule.beside.split()[0]):
       assert any(names_lib.matches(name, pattern) for name in fields), pattern
 
@@ -67,7 +65,6 @@ IDLE = [
   ("imagenette", dict(eval__mode="five"), "phases.eval_mode", dict(phases__eval_mode=())),
   ("imagenette", dict(augment__min_scale=0.5), "phases.min_scale", dict(phases__min_scale=())),
   ("imagenet18:1", dict(batch_size=256), "phases.batch_size", dict(phases__batch_size=())),
-  ("imagenet18:1", dict(schedule__peak=1.0), "schedule.segments", dict(schedule__segments=())),
   ("imagenet18:1", dict(schedule__warmup=0.1), "schedule.segments", dict(schedule__segments=())),
   (
     "imagenet_21epochs",

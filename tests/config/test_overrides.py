@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from in_process import fresh_flags, mistake
+from in_process import command, fresh_flags, mistake
 
 from jaxspeed.config import checks, flags, names, stored
 from jaxspeed.config.overrides import parse_value, to_flags, with_overrides
@@ -140,3 +140,31 @@ def test_text_that_is_no_value(text):
     parse_value("seed", text)
   with pytest.raises(UserError, match="no field sead: did you mean seed"):
     parse_value("sead", "1")
+
+
+def test_a_peak_scales_the_segments_of_a_recipe():
+  config = recipe("imagenet18.py:4")
+  before = config.schedule.segments
+  highest = max(rate for segment in before for rate in segment[2:])
+  after = with_overrides(config, {"schedule.peak": highest / 4}).schedule.segments
+  assert [s[:2] for s in after] == [s[:2] for s in before]
+  assert [s[2:] for s in after] == [tuple(rate / 4 for rate in s[2:]) for s in before]
+  assert config.schedule.segments == before
+
+
+def test_a_peak_is_scaled_to_once_and_segments_that_are_given_stay():
+  config = with_overrides(recipe("imagenet18.py:4"), {"schedule.peak": 0.7})
+  segments = config.schedule.segments
+  assert max(rate for segment in segments for rate in segment[2:]) == 0.7
+  assert with_overrides(config, {"schedule.peak": 0.7}).schedule.segments == segments
+  given = ((0, 40, 1.0, 1.0),)
+  both = with_overrides(config, {"schedule.peak": 0.5, "schedule.segments": given, "epochs": 40.0})
+  assert both.schedule.segments == given
+
+
+def test_the_command_line_scales_them_too():
+  planned = command(
+    "plan", f"--config={CONFIGS}/imagenet18.py:4", "--config.schedule.peak=2.0", "--csv"
+  )
+  rates = [float(line.split(",")[4]) for line in planned.stdout.splitlines()[1:]]
+  assert max(rates) == 2.0

@@ -1,4 +1,4 @@
-"""The state of a job, by the first rule that applies to its folder and to what its scheduler says."""
+"""The state of a job: the first rule that applies to its folder and to its scheduler."""
 
 import json
 

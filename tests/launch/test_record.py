@@ -14,7 +14,6 @@ from jaxspeed.files import TEMPORARY
 from jaxspeed.launch import record
 from jaxspeed.launch.executor import Planned, Task
 
-
 # Requests
 
 
