@@ -71,11 +71,12 @@ class Slurm(Executor):
 
   def __init__(self, **values: object) -> None:
     super().__init__(**values)
-    own = ("--array", "-a", "--output", "-o", "--nodes", "-N", "--comment", "--signal", "--requeue")
+    own = ("--array", "--output", "--nodes", "--comment", "--signal", "--requeue", "--no-requeue")
     for option in self.options:
       if not option.startswith("-") or not schema.is_plain(option):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
-      if option.partition("=")[0] in own:
+      # A short option's value may follow without a space.
+      if option.partition("=")[0] in own or option[:2] in ("-a", "-o", "-N"):
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
 
     hours = self.most_hours
@@ -209,9 +210,14 @@ class Slurm(Executor):
     if done.returncode:
       raise UserError(f"Slurm does not answer ({_reason(done)}): repeat the command when it does.")
     rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
-    scripts = {id: command for id, comment, command in rows if comment == f"jaxspeed:{token}"}
+    # squeue prints the command without quotes: its last word is the token.
+    scripts = {
+      id: pathlib.Path(command.removesuffix(f" {token}"))
+      for id, comment, command in rows
+      if comment == f"jaxspeed:{token}"
+    }
     folders = {str(task.folder): task.name for task in tasks}
-    found = {_folder_of(id, command): id for id, command in scripts.items()}
+    found = {_folder_of(id, script): id for id, script in scripts.items()}
     return {folders[folder]: id for folder, id in found.items() if folder in folders}
 
   def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
@@ -224,9 +230,8 @@ class Slurm(Executor):
       raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
 
 
-def _folder_of(id: str, command: str) -> str:
+def _folder_of(id: str, script: pathlib.Path) -> str:
   """The folder of the job that a submitted script runs; '' if it cannot be found."""
-  script = pathlib.Path(next(iter(shlex.split(command)), ""))
   if "_" not in id:
     return str(script.parent.parent)
   index = id.rpartition("_")[2]

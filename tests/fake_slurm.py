@@ -1,0 +1,174 @@
+"""Commands of Slurm that only remember, as shell scripts: what a test submits runs where it says.
+
+`calls` has a line for each call, `jobs` one for each job: ID|COMMENT|COMMAND|STATE.
+"""
+
+import os
+import pathlib
+import subprocess
+from collections.abc import Sequence
+
+from fake_jobs import program
+
+_HEAD = """\
+#!/usr/bin/env bash
+echo "${0##*/} $*" >>"$FAKE_SLURM/calls"
+"""
+_UNLESS_DOWN = """\
+[ ! -e "$FAKE_SLURM/down" ] || {
+  echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+  exit 1
+}
+"""
+_COMMANDS = {
+  # The last line of `jobs` may be written without an answer, as if the submission was killed.
+  "sbatch": _UNLESS_DOWN
+  + """
+number=$(($(cat "$FAKE_SLURM/number") + 1))
+[ "$number" -le "$(cat "$FAKE_SLURM/most")" ] || {
+  echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
+  exit 1
+}
+echo "$number" >"$FAKE_SLURM/number"
+for word; do
+  case $word in
+    --comment=*) comment=${word#*=} ;;
+    --*) ;;
+    *) [ -n "${script-}" ] || script=$word ;;
+  esac
+done
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+for id in $([ -z "$last" ] && echo "$number" || seq -f "${number}_%.0f" 0 "$last"); do
+  echo "$id|$comment|$script ${!#}|PENDING" >>"$FAKE_SLURM/jobs"
+done
+[ ! -e "$FAKE_SLURM/silent" ] || exit 1
+echo "$number;cluster"
+""",
+  "squeue": _UNLESS_DOWN
+  + """
+for word; do
+  case $word in --jobs=*) jobs=${word#*=} ;; --format=*) format=${word#*=} ;; esac
+done
+awk -F'|' -v jobs=",${jobs-}," -v format="$format" '
+  { split($1, id, "_") }
+  jobs == ",," || index(jobs, "," id[1] ",") {
+    print (format ~ /%T/ ? $1 "|" $4 : $1 "|" $2 "|" $3)
+    found = 1
+  }
+  END { if (jobs != ",," && !found) exit 1 }' "$FAKE_SLURM/jobs" || {
+  echo "slurm_load_jobs error: Invalid job id specified" >&2
+  exit 1
+}
+""",
+  "scancel": _UNLESS_DOWN,
+  "scontrol": _UNLESS_DOWN
+  + """
+case "$1" in
+  show) echo "   Requeue=$(cat "$FAKE_SLURM/requeue") Restarts=0 BatchFlag=1" ;;
+  --oneliner) cat "$FAKE_SLURM/nodes" ;;
+  update) [[ "$*" != *Requeue=0* ]] || echo 0 >"$FAKE_SLURM/requeue" ;;
+  requeue) [ ! -e "$FAKE_SLURM/refuses" ] ;;
+esac
+""",
+  # Runs the tasks one after the other.
+  "srun": """
+while [[ $1 == --* ]]; do
+  case $1 in --output=*) output=${1#*=} ;; esac
+  shift
+done
+worst=0
+for ((SLURM_PROCID = 0; SLURM_PROCID < SLURM_NTASKS; SLURM_PROCID++)); do
+  export SLURM_PROCID
+  if [ -n "${output-}" ]; then
+    "$@" >>"${output//%t/$SLURM_PROCID}" 2>&1
+  else
+    "$@"
+  fi
+  code=$?
+  [ "$code" -le "$worst" ] || worst=$code
+done
+exit "$worst"
+""",
+}
+# A trainer: writes its words down, and ends as the file `codes` says of its task: with a code, with
+# a result and 0 (done), by a signal (-9), or with 85 after a SIGTERM to its task (saves).
+_PYTHON = """\
+#!/usr/bin/env bash
+echo "$*" >>"$FAKE_SLURM/trained"
+for word; do
+  case "$word" in --workdir=*) workdir=${word#*=} ;; esac
+done
+echo "task $SLURM_PROCID prints"
+code=$(sed -n "$((SLURM_PROCID + 1))p" "$FAKE_SLURM/codes")
+case $code in
+  done) echo '{}' >"$workdir/result.json"; exit 0 ;;
+  saves) kill -TERM "$PPID"; kill -USR1 "$PPID"; exit 85 ;;
+  -*) kill "$code" $$; sleep 60 ;;
+  *) exit "$code" ;;
+esac
+"""
+
+
+class FakeSlurm:
+  """Slurm's commands in `folder`/bin, and what they remember in `folder`."""
+
+  def __init__(self, folder: pathlib.Path) -> None:
+    self.folder = folder
+    self.bin = folder / "bin"
+    self.bin.mkdir(parents=True)
+    for name, text in _COMMANDS.items():
+      program(self.bin / name, _HEAD + text)
+    self.python = program(folder / "python", _PYTHON)
+    for name in ("calls", "jobs", "trained"):
+      self.write(name, "")
+    self.write("number", "99")
+    self.write("most", "9999")
+    self.write("requeue", "1")
+    self.nodes("localhost")
+
+  @property
+  def variables(self) -> dict[str, str]:
+    """The environment variables that a process needs to find these commands."""
+    path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "FAKE_SLURM": str(self.folder)}
+
+  def write(self, name: str, text: str = "") -> None:
+    (self.folder / name).write_text(f"{text}\n" if text else "")
+
+  def nodes(self, *addresses: str) -> None:
+    rows = [f"NodeName=n{i} NodeAddr={each} State=IDLE" for i, each in enumerate(addresses)]
+    self.write("nodes", "\n".join(rows))
+
+  def calls(self, command: str = "") -> list[str]:
+    """The calls so far, of one command or of all."""
+    lines = (self.folder / "calls").read_text().splitlines()
+    return [line for line in lines if line.startswith(command)]
+
+  def jobs(self) -> list[list[str]]:
+    """Id, comment, command and state of each job."""
+    return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
+
+  def set_state(self, id: str, state: str) -> None:
+    """Gives a job a state; '' lets Slurm forget it."""
+    rows = [[*row[:3], state] if row[0] == id else row for row in self.jobs()]
+    self.write("jobs", "\n".join("|".join(row) for row in rows if row[3]))
+
+  def run(
+    self, script: pathlib.Path, *arguments: str, codes: Sequence[object], **variables: object
+  ) -> subprocess.CompletedProcess[str]:
+    """Runs a script as a batch job of as many tasks as there are `codes`, on as many nodes."""
+    self.write("codes", "\n".join(map(str, codes)))
+    self.write("calls")
+    self.write("trained")
+    slurm = {
+      "SLURM_JOB_ID": "7",
+      "SLURM_JOB_NUM_NODES": len(codes),
+      "SLURM_NTASKS": len(codes),
+      "SLURM_JOB_NODELIST": "n[1-2]",
+    } | variables
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    given = {name: str(value) for name, value in slurm.items() if value is not None}
+    command = ["bash", str(script), *arguments]
+    return subprocess.run(
+      command, env=own | self.variables | given, capture_output=True, text=True, timeout=60
+    )
