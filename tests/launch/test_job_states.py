@@ -1,4 +1,4 @@
-"""The state of a job: the first rule that applies to its folder and to its scheduler."""
+"""The state of a job, by the first rule that applies to its folder and its scheduler's answer."""
 
 import json
 
@@ -16,15 +16,17 @@ from fake_jobs import (
   write_run,
 )
 
-from jaxspeed.launch import runs, state
+from jaxspeed.launch import runs
 from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.record import Request
 from jaxspeed.launch.state import status_of, statuses
+from jaxspeed.launch.status import STATES
 from jaxspeed.launch.tables import counts, duration, status_table
 
 PENDING, RUNNING, ABSENT = SchedulerState
 STARTED = event("started", detail="7")
-NEW = (Request(NOW - 5, "submit", TOKEN),)
+NEW = (Request(NOW - 5, "submit", TOKEN), Request(NOW - 5, "submitted", TOKEN, "7"))
+AGAIN = (Request(NOW - 5, "submit", "t2"), Request(NOW - 5, "submitted", "t2", "8"))
 SILENT = "the scheduler no longer has it, and it did not say how it ended"
 NEVER = "the scheduler no longer has it, and it never started"
 
@@ -66,8 +68,13 @@ TABLE = {
   "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
   "submitted": ({}, "pending pending pending failed", ("", "", "", NEVER)),
   "submitted a moment ago": ({"requests": NEW}, "pending pending pending pending", ""),
+  "submitted without an answer": (
+    {"requests": SUBMITTED[:1]},
+    "pending pending pending pending",
+    "not submitted, or not written down: submit again",
+  ),
   "submitted again": (
-    {"requests": (*SUBMITTED, CANCELLED, Request(NOW - 5, "submit", "t2")), "notes": [STARTED]},
+    {"requests": (*SUBMITTED, CANCELLED, *AGAIN), "notes": [STARTED]},
     "pending pending pending pending",
     "",
   ),
@@ -135,7 +142,7 @@ def test_states(run, case):
 
 
 def test_every_state_is_one_of_the_table():
-  assert {word for _, states, _ in TABLE.values() for word in states.split()} == {*state.STATES}
+  assert {word for _, states, _ in TABLE.values() for word in states.split()} == {*STATES}
 
 
 @pytest.mark.parametrize(

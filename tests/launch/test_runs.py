@@ -1,5 +1,6 @@
 """A run's folder: run.json, its jobs in order, and its lock."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -21,12 +22,24 @@ def holder(tmp_path):
 
 
 def test_a_run_is_read_as_it_was_created(tmp_path):
-  runs.create_run(tmp_path / "b" / "a", 3.5)
+  assert runs.create_run(tmp_path / "b" / "a", 3.5)
   found = runs.read_run(tmp_path / "b" / "a")
   assert (found.name, found.max_cost, found.host) == ("a", 3.5, socket.gethostname())
   assert (tmp_path / "b" / "a" / ".launch").is_dir()
-  runs.create_run(tmp_path / "b" / "a", 7.0)
-  assert runs.read_run(tmp_path / "b" / "a").max_cost == 7.0
+  assert not runs.create_run(tmp_path / "b" / "a", 7.0)
+  assert runs.read_run(tmp_path / "b" / "a") == found
+  runs.change_max_cost(tmp_path / "b" / "a", 7.0)
+  assert runs.read_run(tmp_path / "b" / "a") == dataclasses.replace(found, max_cost=7.0)
+
+
+def test_a_run_without_jobs_is_removed_but_nothing_else(tmp_path):
+  runs.create_run(tmp_path / "a", 0.0)
+  runs.remove_run(tmp_path / "a")
+  assert not (tmp_path / "a").exists()
+  runs.create_run(tmp_path / "a", 0.0)
+  (tmp_path / "a" / "notes").touch()
+  runs.remove_run(tmp_path / "a")
+  assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes"]
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
