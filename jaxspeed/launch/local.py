@@ -71,14 +71,14 @@ class Local(Executor):
     return max(1, gpus // self.parallel) if gpus else int(on_cpu) if on_cpu.isdecimal() else 1
 
   def check(self, root: pathlib.Path) -> None:
-    visible, gpus = visible_gpus()[0], self._gpus()
+    visible, gpus = _visible(), self._gpus()
     if isinstance(self.gpus, int) and not 0 <= self.gpus <= len(visible):
       raise UserError(f"Local(gpus={self.gpus}): this machine has {len(visible)} GPUs.")
     if unknown := [gpu for gpu in gpus if isinstance(self.gpus, tuple) and gpu not in visible]:
       known = ", ".join(visible) or "none"
-      raise UserError(f"Local(gpus={list(gpus)}): no GPU {unknown[0]}; there is {known}.")
+      raise UserError(f"Local(gpus={self.gpus}): no GPU {unknown[0]}; there is {known}.")
     if len(set(gpus)) < len(gpus):
-      raise UserError(f"Local(gpus={list(gpus)}): a GPU is named twice.")
+      raise UserError(f"Local(gpus={self.gpus}): a GPU is named twice.")
     if gpus and len(gpus) % self.parallel:
       raise UserError(
         f"Local(parallel={self.parallel}): {len(gpus)} GPUs do not divide evenly among "
@@ -89,7 +89,7 @@ class Local(Executor):
 
   def slots(self) -> list[Slot]:
     """The places of the jobs that run at the same time."""
-    gpus, hidden = self._gpus(), bool(visible_gpus()[0])
+    gpus, hidden = self._gpus(), bool(_visible())
     each = len(gpus) // self.parallel
     cores = _cores()[: self.cores or None]
     slots = []
@@ -102,7 +102,7 @@ class Local(Executor):
     return slots
 
   def _gpus(self) -> list[str]:
-    visible = [name.removeprefix("nvidia") for name in visible_gpus()[0]]
+    visible = _visible()
     if self.gpus is None:
       return visible
     if isinstance(self.gpus, int):
@@ -117,9 +117,6 @@ class Local(Executor):
       f"record={shlex.quote(str(task.record))}",
       "# The submission that this start belongs to, and how often it was restarted.",
       "token=${1:-by-hand} restarts=${2:-0}",
-      f"cd {shlex.quote(str(task.cwd))} || exit 2",
-      *exports(self.env),
-      *self.setup,
       "note() {",
       r"  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "
       '"$(date +%s)" "$token" "$1" "$restarts" "$HOSTNAME" "$2" \\',
@@ -128,6 +125,9 @@ class Local(Executor):
       "# This shell stays to write the exit code down while the trainer uses a signal to save.",
       "trap : TERM USR1 INT HUP",
       'note started "$$"',
+      f"cd {shlex.quote(str(task.cwd))} || {{ note ended 2; exit 2; }}",
+      *exports(self.env),
+      *self.setup,
       f'{shlex.join(task.command)} >>"$record/logs/0.log" 2>&1',
       "code=$?",
       'note ended "$code"',
@@ -230,6 +230,11 @@ def queue_elsewhere(folder: pathlib.Path) -> str:
   except (OSError, ValueError, KeyError):
     return ""
   return "" if host == socket.gethostname() else host
+
+
+def _visible() -> list[str]:
+  """The visible GPUs as CUDA_VISIBLE_DEVICES names them."""
+  return [name.removeprefix("nvidia") for name in visible_gpus()[0]]
 
 
 def _cores() -> list[int]:

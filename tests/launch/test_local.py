@@ -1,0 +1,222 @@
+"""This machine as an executor: places of jobs, their script, and what is refused."""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+from fake_jobs import facts_of, lock_elsewhere, program, write_job, write_run
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch import local as module
+from jaxspeed.launch.executor import SchedulerState, Task
+from jaxspeed.launch.local import Local
+
+
+@pytest.fixture
+def machine(monkeypatch):
+  """Lets the machine have some GPUs and cores."""
+
+  def has(gpus=(), cores=8):
+    monkeypatch.setattr(module, "visible_gpus", lambda: ([*gpus], True))
+    monkeypatch.setattr(module, "_cores", lambda: [*range(cores)])
+    monkeypatch.setattr(module, "usable_cpus", lambda: cores)
+
+  has()
+  return has
+
+
+FILES = ["nvidia0", "nvidia1", "nvidia2", "nvidia3"]  # of the driver, below /dev
+CHOSEN = ["2", "5", "GPU-a1", "7"]  # in CUDA_VISIBLE_DEVICES
+
+
+@pytest.mark.parametrize(
+  "gpus, fields, variables",
+  [
+    (FILES, {}, ["0,1,2,3"]),
+    (FILES, {"parallel": 2}, ["0,1", "2,3"]),
+    (FILES, {"parallel": 2, "gpus": 2}, ["0", "1"]),
+    (FILES, {"parallel": 2, "gpus": [3, 1]}, ["3", "1"]),
+    (CHOSEN, {"parallel": 4}, CHOSEN),
+    (CHOSEN, {"gpus": (7, 2)}, ["7,2"]),
+    # They are hidden from jobs that use none.
+    (FILES, {"parallel": 2, "gpus": 0}, ["", ""]),
+    ([], {"parallel": 2}, [None, None]),
+  ],
+)
+def test_jobs_divide_the_gpus(machine, gpus, fields, variables):
+  machine(gpus)
+  executor = Local(**fields)
+  executor.check(pathlib.Path("/"))
+  assert [slot.gpus for slot in executor.slots()] == variables
+  each = len(variables[0].split(",")) if variables[0] else 0
+  assert each == 0 or executor.devices() == each
+
+
+@pytest.mark.parametrize(
+  "cores, fields, places",
+  [
+    (8, {}, [range(8)]),
+    (8, {"parallel": 2}, [range(4), range(4, 8)]),
+    (8, {"parallel": 2, "cores": 6}, [range(3), range(3, 6)]),
+    (5, {"parallel": 2}, [range(2), range(2, 5)]),
+    (2, {"parallel": 3}, [[0], [0], [1]]),
+    (1, {"parallel": 2}, [[0], [0]]),
+  ],
+)
+def test_jobs_divide_the_cores(machine, cores, fields, places):
+  machine(cores=cores)
+  assert [slot.cores for slot in Local(**fields).slots()] == [frozenset(each) for each in places]
+
+
+def test_devices_without_gpus_are_those_of_jax(machine, monkeypatch):
+  monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")
+  assert Local().devices() == 4
+  monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "many")
+  assert Local().devices() == 1
+  monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+  assert Local(parallel=3).devices() == 1
+
+
+@pytest.mark.parametrize(
+  "gpus, fields, message",
+  [
+    (FILES, {"gpus": 5}, "Local(gpus=5): this machine has 4 GPUs."),
+    (FILES, {"gpus": -1}, "Local(gpus=-1): this machine has 4 GPUs."),
+    (FILES, {"gpus": [1, 4]}, "Local(gpus=(1, 4)): no GPU 4; there is 0, 1, 2, 3."),
+    ([], {"gpus": [0]}, "Local(gpus=(0,)): no GPU 0; there is none."),
+    (FILES, {"gpus": [1, 1]}, "Local(gpus=(1, 1)): a GPU is named twice."),
+    (FILES, {"parallel": 3}, "Local(parallel=3): 4 GPUs do not divide evenly among as many jobs."),
+    (FILES, {"parallel": 8}, "Local(parallel=8): 4 GPUs do not divide evenly among as many jobs."),
+    ([], {"cores": 9}, "Local(cores=9): this process may use 8 cores."),
+  ],
+)
+def test_what_the_machine_does_not_have(machine, gpus, fields, message):
+  machine(gpus)
+  with pytest.raises(UserError) as error:
+    Local(**fields).check(pathlib.Path("/"))
+  assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    ({"parallel": 0}, "Local(parallel=0): it must be at least 1."),
+    ({"gpus": "0,1"}, "Local(gpus='0,1'): it must be a number of GPUs, a list of their numbers"),
+    ({"gpus": 1.0}, "Local(gpus=1.0): it must be a number of GPUs"),
+    ({"cores": -1}, "Local(cores=-1): it must be at least 0."),
+    ({"jobs": 3}, "Local has no field jobs: it has price_per_hour,"),
+    ({"setup": "module load"}, "Local(setup='module load'): it must be a list of texts"),
+  ],
+)
+def test_fields_that_are_refused(fields, message):
+  with pytest.raises(UserError) as error:
+    Local(**fields)
+  assert str(error.value).startswith(message)
+
+
+# The script
+
+
+def run_script(root, executor, text, *arguments, cwd=None):
+  """Runs a job's script with a program in place of Python; the job's facts, log and exit code."""
+  python = program(root / "python", f"#!/usr/bin/env bash\n{text}\n")
+  folder = root / "a 'b'" / "a"
+  if not folder.exists():
+    write_job(folder.parent, "a")
+  task = Task("a", "run", folder, (python, "-m", "x y"), cwd or root)
+  name, script = executor.script(task)
+  path = task.record / name
+  path.write_text(script)
+  assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+  done = subprocess.run(["bash", str(path), *arguments], capture_output=True, text=True, timeout=60)
+  log = task.record / "logs" / "0.log"
+  return facts_of(folder), log.read_text() if log.exists() else "", done
+
+
+def test_the_script_writes_down_start_end_and_output(tmp_path):
+  fields = {"env": {"A": "it's $HOME"}, "setup": ["module() { export B=$1; }", "module x"]}
+  text = 'echo "$1 $2 $3 in $PWD A=$A B=$B"; exit 85'
+  facts, log, done = run_script(tmp_path, Local(**fields), text, "t1", "3")
+  assert done.returncode == 85 and log == f"-m x y  in {tmp_path} A=it's $HOME B=x\n"
+  (started, ended) = facts.tasks[0]
+  assert (started.token, started.what, started.restart) == ("t1", "started", 3)
+  assert started.detail.isdecimal() and started.where
+  assert (ended.token, ended.what, ended.restart, ended.detail) == ("t1", "ended", 3, "85")
+  assert facts.notes == ()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75, 127])
+def test_the_script_ends_as_the_trainer(tmp_path, code):
+  facts, _, done = run_script(tmp_path, Local(), f"exit {code}", "t1")
+  assert (done.returncode, facts.tasks[0][-1].detail) == (code, str(code))
+
+
+def test_a_kill_of_the_trainer_is_written_down(tmp_path):
+  facts, _, done = run_script(tmp_path, Local(), "kill -9 $$", "t1")
+  assert (done.returncode, facts.tasks[0][-1].detail) == (137, "137")
+
+
+@pytest.mark.parametrize("signal", ["TERM", "USR1", "INT", "HUP"])
+def test_the_script_outlives_signals_that_make_the_trainer_save(tmp_path, signal):
+  facts, _, _ = run_script(tmp_path, Local(), f"kill -{signal} $PPID; exit 85", "t1")
+  assert facts.tasks[0][-1].detail == "85"
+
+
+def test_a_folder_that_is_gone_is_a_failure_that_is_written_down(tmp_path):
+  facts, _, done = run_script(tmp_path, Local(), "exit 0", "t1", cwd=tmp_path / "gone")
+  assert done.returncode == 2 and facts.tasks[0][-1].detail == "2"
+  assert "gone" in done.stderr
+
+
+def test_the_script_can_be_run_by_hand(tmp_path):
+  facts, _, _ = run_script(tmp_path, Local(), "exit 0")
+  assert [(note.token, note.restart) for note in facts.tasks[0]] == [("by-hand", 0)] * 2
+
+
+# The queue, as other processes see it
+
+
+def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
+  run = write_run(tmp_path)
+  write_job(run, "a")
+  write_job(run, "b")
+  with lock_elsewhere(run / "a" / "launch" / "alive.lock"):
+    found = Local().states({"a": "t", "b": "t"}, run / ".launch")
+  assert found == {"a": SchedulerState.RUNNING, "b": SchedulerState.PENDING}
+  assert Local().states({"a": "t"}, run / ".launch") == {"a": SchedulerState.PENDING}
+
+
+def test_a_queue_that_does_not_run_is_said(tmp_path):
+  run = write_run(tmp_path)
+  command = f"python -m jaxspeed.launch resume {run}"
+  assert Local().warning(run / ".launch") == f"the queue does not run: {command}"
+  with lock_elsewhere(run / ".launch" / "queue.lock"):
+    assert Local().warning(run / ".launch") == ""
+
+
+def test_a_queue_of_another_machine(tmp_path):
+  run = write_run(tmp_path)
+  write_job(run, "a")
+  (run / ".launch" / "queue.json").write_text('{"host": "elsewhere", "pid": "1"}')
+  assert Local().states({"a": "t"}, run / ".launch") is None
+  assert Local().warning(run / ".launch") == ""
+  with pytest.raises(UserError, match=f"^the queue of {run} runs on elsewhere: cancel there."):
+    Local().cancel({"a": "t"}, run / ".launch")
+  (run / ".launch" / "queue.json").write_text("damaged")
+  assert Local().states({"a": "t"}, run / ".launch") is not None
+
+
+def test_a_queue_that_does_not_start(tmp_path, monkeypatch):
+  run = write_run(tmp_path)
+  monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
+  with pytest.raises(UserError) as error:
+    module.start_queue(run / ".launch")
+  assert str(error.value) == (
+    f"the queue did not start, see {run}/.launch/queue.log; then: python -m jaxspeed.launch "
+    f"resume {run}."
+  )
+  # One that was short enough to be done already is no error.
+  program(tmp_path / "python", "#!/bin/sh\nexit 0\n")
+  module.start_queue(run / ".launch")
+  assert os.path.exists(run / ".launch" / "queue.log")
