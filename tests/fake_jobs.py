@@ -239,27 +239,27 @@ def lock_elsewhere(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     process.kill()
 
 
-# What stands for Python in a job: reads --workdir=, and does what the file `plan` beside the jobs
-# says about each of them. Words: `sleep N`, `exit N`, `kill`, `once WORD` at the first start only.
-PYTHON = """\
+# What stands for Python in a job: it reads --workdir=, and does what the lines of the file `plan`
+# beside the runs say about it. `once` does the rest of its line at the first start only.
+_PYTHON = """\
 #!/usr/bin/env bash
 for word in "$@"; do
   case "$word" in --workdir=*) workdir=${word#*=} ;; esac
 done
-job=${workdir##*/}
-all=${workdir%/*}/..
-printf '%s\\n' "$*" >>"$workdir/arguments"
+job=${workdir##*/} all=${workdir%/*/*}
+echo "$*" >>"$workdir/arguments"
 starts=$(wc -l <"$workdir/arguments")
-cores=$(taskset -pc $$ 2>/dev/null)
-echo "$(date +%s%N) $job + $$ ${cores##*: } ${CUDA_VISIBLE_DEVICES-}" >>"$all/log"
-trap 'echo "$(date +%s%N) $job saved" >>"$all/log"; exit ${saves:-0}' TERM
+log() { echo "$1 $job ${2-}" >>"$all/log"; }
+cores=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$$/status)
+log + "$PPID $cores ${CUDA_VISIBLE_DEVICES-none}"
+trap 'log saved; exit 0' TERM
 do_as() {
   case "$1" in
     done) cp "$all/result.json" "$workdir/result.json" ;;
     wait) while [ ! -e "$all/go" ] && [ ! -e "$all/go.$job" ]; do sleep 0.05; done ;;
     sleep) sleep "$2" ;;
-    exit) echo "$(date +%s%N) $job -" >>"$all/log"; exit "$2" ;;
-    kill) kill -9 $$ ;;
+    exit) log - "$2"; exit "$2" ;;
+    kill) log - kill; kill -9 $$ ;;
     say) shift; echo "$*" ;;
     once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
   esac
@@ -267,8 +267,7 @@ do_as() {
 while read -r name words; do
   [ "$name" != "$job" ] || do_as $words
 done <"$all/plan"
-echo "$(date +%s%N) $job -" >>"$all/log"
-exit 0
+log - 0
 """
 
 
@@ -279,7 +278,7 @@ def fake_python(root: pathlib.Path, plan: Mapping[str, Sequence[str]]) -> str:
   (root / "plan").write_text("".join(lines))
   (root / "result.json").write_text(json.dumps(result_of()))
   (root / "log").touch()
-  return program(root / "python", PYTHON)
+  return program(root / "python", _PYTHON)
 
 
 def program(path: pathlib.Path, text: str) -> str:

@@ -25,7 +25,8 @@ from jaxspeed.launch.record import RECORD, read_facts
 
 # In the run's folder for the launcher's own files.
 QUEUE_LOCK, QUEUE, QUEUE_LOG = "queue.lock", "queue.json", "queue.log"
-# In a job's record: locked while any process of the job lives, which inherits the open file.
+# In a job's record: locked while any process of the job lives, which inherits the open file; it
+# holds the number of the job's place.
 ALIVE = "alive.lock"
 _STARTS_WITHIN = 30.0  # seconds from the start of the queue's process to its lock
 
@@ -173,15 +174,25 @@ class Local(Executor):
     )
 
 
-def stop(folder: pathlib.Path) -> None:
-  """Tells the processes of a job on this machine to save and end, if there are any."""
+def stop(folder: pathlib.Path) -> bool:
+  """Tells the processes of a job on this machine to save and end; whether there are any to tell."""
   if not is_locked(folder / RECORD / ALIVE):
-    return
+    return False
   facts = read_facts(folder)
-  started = [n for n in facts.tasks.get(0, ()) if n.what == "started"] if facts else []
-  if started and started[-1].detail.isdecimal():
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(int(started[-1].detail), signal.SIGTERM)
+  starts = facts.own(facts.notes) if facts else []
+  if not facts or not starts:
+    return False
+  # The numbers of earlier starts may be those of other processes by now.
+  started = [
+    n
+    for n in facts.own(facts.tasks.get(0, ()))
+    if n.what == "started" and n.restart == starts[-1].restart and n.detail.isdecimal()
+  ]
+  if not started:
+    return False
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.killpg(int(started[-1].detail), signal.SIGTERM)
+  return True
 
 
 def start_queue(folder: pathlib.Path) -> None:

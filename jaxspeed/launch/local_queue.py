@@ -91,8 +91,7 @@ class Queue:
     known = {running.facts.folder for running in self._running}
     for facts in jobs:
       if facts.folder not in known and is_locked(facts.folder / RECORD / ALIVE):
-        free = self._free(facts)
-        self._running.append(_Running(facts, free[0] if free else 0, None))
+        self._running.append(_Running(facts, _slot_of(facts.folder), None))
 
   def _free(self, facts: Facts) -> list[int]:
     slots = range(_executor(facts).parallel)
@@ -115,8 +114,7 @@ class Queue:
     cancelled = {facts.folder for facts in jobs if facts.cancelled}
     for running in self._running:
       if running.facts.folder in cancelled and not running.told:
-        stop(running.facts.folder)
-        running.told = True
+        running.told = stop(running.facts.folder)
 
   def _start(self, jobs: list[Facts]) -> None:
     for facts in sorted(jobs, key=lambda facts: facts.job.index):
@@ -142,6 +140,8 @@ class Queue:
     descriptor = open_locked(record / ALIVE)
     if descriptor is None:
       return
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(slot).encode())
     place = _executor(facts).slots()[slot]
     gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
     note(facts.folder, submission.token, "started", restart)
@@ -179,6 +179,13 @@ def _pin(cores: Any) -> Any:
   return (
     functools.partial(os.sched_setaffinity, 0, cores) if hasattr(os, "sched_getaffinity") else None
   )
+
+
+def _slot_of(folder: pathlib.Path) -> int:
+  """The place of a job that runs."""
+  with contextlib.suppress(OSError, ValueError):
+    return int((folder / RECORD / ALIVE).read_text())
+  return 0
 
 
 def _executor(facts: Facts) -> Local:

@@ -52,7 +52,7 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   said: dict[str, SchedulerState] = {}
   notes = []
   for kind in dict.fromkeys(facts.job.executor.get("kind") for facts in jobs):
-    own = [facts for facts in jobs if facts.job.executor.get("kind") == kind and _is_open(facts)]
+    own = [facts for facts in jobs if facts.job.executor.get("kind") == kind and is_open(facts)]
     if not own:
       continue
     executor = executor_of(own[0].job.executor, str(own[0].folder))
@@ -68,7 +68,7 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   return result
 
 
-def _is_open(facts: Facts) -> bool:
+def is_open(facts: Facts) -> bool:
   """Whether the scheduler may still have a job."""
   if facts.submission is None or (facts.folder / "result.json").exists():
     return False

@@ -285,9 +285,14 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
 
 def _begin(folder: pathlib.Path, submitted: Collection[str]) -> None:
   """Starts what executors need besides, such as a queue; without the run's lock."""
+  launcher = folder / runs.LAUNCHER
   for facts in runs.read_jobs(folder):
-    if facts.job.name in submitted and facts.job.executor.get("kind") == Local.kind:
-      executor_of(facts.job.executor, str(facts.folder)).begin(folder / runs.LAUNCHER)
+    if facts.job.executor.get("kind") != Local.kind or facts.cancelled or not state.is_open(facts):
+      continue
+    executor = executor_of(facts.job.executor, str(facts.folder))
+    # A queue that was killed, or stopped at a lower max_cost, is missed by earlier jobs.
+    if facts.job.name in submitted or executor.warning(launcher):
+      executor.begin(launcher)
       return
 
 

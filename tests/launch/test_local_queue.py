@@ -1,0 +1,263 @@
+"""The local queue for real, with shell scripts in place of trainers: nothing is lost or run twice."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+
+import pytest
+from fake_jobs import config_of, facts_of, fake_python
+from local_cluster import wait_until
+
+from jaxspeed.launch import local, runs, state, submit
+from jaxspeed.launch.executor import Planned
+from jaxspeed.launch.local import Local
+
+
+class LocalRun:
+  """A run `root`/run of jobs that do as a plan says."""
+
+  def __init__(self, root, config):
+    self.root = root
+    self.folder = root / "run"
+    self.launcher = self.folder / ".launch"
+    self._config = config
+
+  def start(self, plan, *, max_cost=0.0, **fields):
+    """Submits a job for each name of the plan."""
+    executor = Local(**({"python": fake_python(self.root, plan), "gpus": 0} | fields))
+    jobs = [(Planned(name, "configs/quickstart.py", {}, executor), self._config) for name in plan]
+    return [*submit.start(self.folder, jobs, max_cost=max_cost)]
+
+  def go(self, name=""):
+    """Lets jobs end that wait: all, or one."""
+    (self.root / (f"go.{name}" if name else "go")).touch()
+
+  def events(self, what="+"):
+    """The jobs' own lines of a kind, in order: name, and what else they say."""
+    lines = (line.split() for line in (self.root / "log").read_text().splitlines())
+    return [words[1:] for words in lines if words[0] == what]
+
+  @property
+  def begun(self):
+    return [words[0] for words in self.events()]
+
+  @property
+  def found(self):
+    return state.statuses(self.folder, runs.read_jobs(self.folder))
+
+  @property
+  def states(self):
+    return {status.name: status.state for status in self.found}
+
+  def wait(self, *names):
+    """Waits until jobs have begun to run."""
+    wait_until(lambda: {*names} <= {*self.begun}, 60, f"{names} run: {self.log}")
+
+  def wait_for_end(self):
+    wait_until(lambda: not local.queue_runs(self.launcher), 60, f"the end: {self.log}")
+    return self.states
+
+  @property
+  def queue(self):
+    """The queue's process."""
+    return int(json.loads((self.launcher / "queue.json").read_text())["pid"])
+
+  def kill_queue(self):
+    os.kill(self.queue, signal.SIGKILL)
+    wait_until(lambda: not local.queue_runs(self.launcher), 60, "the queue's end")
+
+  @property
+  def log(self):
+    with contextlib.suppress(OSError):
+      return (self.launcher / "queue.log").read_text()
+    return ""
+
+  def notes(self, name):
+    return [(note.what, note.detail) for note in facts_of(self.folder / name).notes]
+
+
+@pytest.fixture(scope="module")
+def config():
+  return config_of({})
+
+
+@pytest.fixture
+def run(tmp_path, config):
+  made = LocalRun(tmp_path.resolve(), config)
+  yield made
+  # Nothing outlives a test, whatever it left running.
+  with contextlib.suppress(OSError, ValueError):
+    if local.queue_runs(made.launcher):
+      os.kill(made.queue, signal.SIGKILL)
+  for _, group, *_ in made.events() if (made.root / "log").exists() else []:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(int(group), signal.SIGKILL)
+
+
+def cores_of(text):
+  """The numbers in a list such as 0-2,5."""
+  bounds = [part.split("-") for part in text.split(",")]
+  return {i for each in bounds for i in range(int(each[0]), int(each[-1]) + 1)}
+
+
+def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
+  ended = ["sleep 0.1", "done"]
+  plan = {
+    "a": ["wait", "done"],
+    "b": ["wait", "say out of luck", "exit 1"],
+    "c": ["once exit 85", *ended],
+    "d": ["once kill", *ended],
+    "e": ["say jaxspeed: no data in /x.", "exit 2"],
+    "f": ended,
+  }
+  printed = run.start(plan, parallel=2)
+  assert printed[:6] == [f"submitted {name}" for name in plan]
+  assert printed[6].startswith("6 jobs submitted; look at them with: python -m jaxspeed.launch stat")
+  run.wait("a", "b")
+  assert run.states == dict.fromkeys("ab", "running") | dict.fromkeys("cdef", "pending")
+  # Neither the terminal nor its end reaches them: they have sessions and an input of their own.
+  groups = {words[0]: int(words[1]) for words in run.events()}
+  for process in (run.queue, *groups.values()):
+    assert os.getsid(process) == process != os.getsid(0)
+    assert os.readlink(f"/proc/{process}/fd/0") == os.devnull
+  places = {(words[2], words[3]) for words in run.events()}
+  slots = Local(parallel=2, gpus=0).slots()
+  assert {frozenset(cores_of(cores)) for cores, _ in places} == {slot.cores for slot in slots}
+  run.go()
+  assert run.wait_for_end() == dict.fromkeys("acdf", "done") | dict.fromkeys("be", "failed")
+  # A job that ended with 85 or was killed was started again, the others once.
+  assert sorted(run.begun) == sorted("abccddef")
+  now, most = 0, 0
+  for line in (run.root / "log").read_text().splitlines():
+    now += {"+": 1, "-": -1}.get(line[0], 0)
+    most = max(most, now)
+  assert (most, now) == (2, 0)
+  status = {each.name: each for each in run.found}
+  assert (status["b"].exit_code, status["b"].last_lines) == (1, ("out of luck",))
+  assert (status["e"].exit_code, status["e"].last_lines) == (2, ("jaxspeed: no data in /x.",))
+  assert (status["c"].restarts, status["d"].restarts, status["f"].restarts) == (1, 1, 0)
+  assert run.notes("c") == [
+    ("started", ""),
+    ("requeued", "saved to be started again"),
+    ("started", ""),
+    ("done", ""),
+  ]
+  assert run.notes("d")[1] == ("requeued", "killed by signal 9")
+  assert run.notes("b")[1] == ("failed", "1 ended with exit code 1")
+  words = (run.folder / "a" / "arguments").read_text()
+  assert words == f"-m jaxspeed.train --config=configs/quickstart.py --workdir={run.folder}/a\n"
+  # Nothing is left to do for the same command.
+  assert run.start(plan, parallel=2)[-1].startswith("0 jobs submitted, 6 were there before; ")
+  assert sorted(run.begun) == sorted("abccddef")
+
+
+def test_restarts_have_an_end(run):
+  plan = {"a": ["kill"], "b": ["exit 75"], "c": ["exit 85"]}
+  run.start(plan, parallel=3, max_restarts=1)
+  assert run.wait_for_end() == dict.fromkeys("abc", "failed")
+  assert sorted(run.begun) == sorted("aabbcc")
+  assert run.notes("a")[-1] == ("failed", "137 killed by signal 9, after 1 restarts")
+  assert run.notes("b")[-1] == ("failed", "75 a process was lost, after 1 restarts")
+  assert run.notes("c")[-1] == ("failed", "85 saved to be started again, after 1 restarts")
+
+
+def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
+  plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "done"]}
+  run.start(plan)
+  run.wait("a")
+  assert submit.cancel(run.folder, ["a", "b"], every=False) == ["a", "b"]
+  run.wait("c")
+  assert run.events("saved") == [["a"]] and run.begun == ["a", "c"]
+  assert run.states == {"a": "cancelled", "b": "cancelled", "c": "running"}
+  assert run.notes("a")[-1] == ("failed", "0 cancelled") and run.notes("b") == []
+  assert submit.cancel(run.folder, ["a"], every=False) == []
+  # While the queue runs, it takes jobs that come back.
+  assert submit.retry(run.folder, ["b"], failed=False) == ["b"]
+  run.go("c")
+  assert run.wait_for_end() == {"a": "cancelled", "b": "done", "c": "done"}
+  # And it begins again for those that come later.
+  run.go()
+  assert submit.retry(run.folder, (), failed=True) == ["a"]
+  assert run.wait_for_end() == dict.fromkeys("abc", "done")
+  assert run.begun == ["a", "c", "b", "a"]
+
+
+def test_what_saves_after_a_cancellation_keeps_its_place(run):
+  plan = {"a": ["wait", "done"], "b": ["done"]}
+  run.start(plan)
+  run.wait("a")
+  (_, group, *_), *_ = run.events()
+  os.killpg(int(group), signal.SIGSTOP)
+  submit.cancel(run.folder, ["a"], every=False)
+  assert [status.detail for status in run.found] == ["saving", ""]
+  with pytest.raises(submit.UserError, match="a is still saving: only failed jobs are retried."):
+    submit.retry(run.folder, ["a"], failed=False)
+  assert run.begun == ["a"]
+  os.killpg(int(group), signal.SIGCONT)
+  assert run.wait_for_end() == {"a": "cancelled", "b": "done"}
+
+
+def test_another_queue_takes_over_what_a_killed_one_left(run, monkeypatch):
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+  plan = {name: ["wait", "done"] for name in "abcd"}
+  run.start(plan, parallel=2, gpus=2)
+  run.wait("a", "b")
+  run.go("a")
+  run.wait("c")
+  run.kill_queue()
+  assert run.states == {"a": "done", "b": "running", "c": "running", "d": "pending"}
+  notes = (f"the queue does not run: python -m jaxspeed.launch resume {run.folder}",)
+  assert run.found.notes == notes
+  # One ends in the meantime, and writes its end down itself.
+  run.go("c")
+  wait_until(lambda: ["c", "0"] in run.events("-"), 60, "the end of c")
+  local.start_queue(run.launcher)
+  run.wait("d")
+  # d has the place of c; b, which goes on, keeps its own.
+  assert {words[0]: words[3] for words in run.events()} == {"a": "4", "b": "5", "c": "4", "d": "4"}
+  assert run.states == {"a": "done", "b": "running", "c": "done", "d": "running"}
+  local.start_queue(run.launcher)
+  run.go()
+  assert run.wait_for_end() == dict.fromkeys("abcd", "done")
+  assert run.begun == ["a", "b", "c", "d"] or run.begun == ["b", "a", "c", "d"]
+
+
+def test_what_died_with_its_queue_is_started_again(run):
+  plan = {"a": ["once wait", "done"], "b": ["wait", "done"]}
+  run.start(plan, parallel=2)
+  run.wait("a", "b")
+  run.kill_queue()
+  groups = {words[0]: int(words[1]) for words in run.events()}
+  os.killpg(groups["a"], signal.SIGKILL)
+  wait_until(lambda: run.states["a"] == "requeued", 60, "the end of a")
+  run.go("b")
+  # The same command does what resume does.
+  run.start(plan, parallel=2)
+  assert run.wait_for_end() == {"a": "done", "b": "done"}
+  assert sorted(run.begun) == ["a", "a", "b"]
+  assert run.notes("a")[1] == ("requeued", "its processes disappeared")
+
+
+def test_the_queue_stops_at_the_cost_and_a_later_start_goes_on(run):
+  # A second costs 278 dollars, and times are written in whole ones.
+  plan = {"a": ["sleep 1.1", "done"], "b": ["done"]}
+  fields = {"price_per_hour": 1e6}
+  run.start(plan, max_cost=200.0, **fields)
+  assert run.wait_for_end() == {"a": "done", "b": "pending"}
+  assert run.begun == ["a"] and sum(status.cost for status in run.found) >= 277
+  printed = run.start(plan, max_cost=1e6, **fields)
+  assert "held back" not in printed[-1]
+  assert run.wait_for_end() == {"a": "done", "b": "done"}
+  words = (run.folder / "b" / "arguments").read_text().split()
+  assert "--config.cost_per_hour=1000000.0" in words
+
+
+def test_a_folder_that_is_gone_ends_a_job_at_once(run, monkeypatch):
+  place = run.root / "place"
+  monkeypatch.setattr(pathlib.Path, "cwd", classmethod(lambda _: place))
+  run.start({"a": ["done"]})
+  assert run.wait_for_end() == {"a": "failed"} and run.begun == []
+  assert run.notes("a") == [("started", ""), ("failed", "2 ended with exit code 2")]
+  assert "place" in run.found[0].last_lines[-1]
