@@ -1,0 +1,149 @@
+"""Results of a run: one row a job, mean and interval over seeds."""
+
+import json
+import statistics
+
+import pytest
+from fake_jobs import event, result_of, seconds, write_job
+from scipy import stats
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import to_json
+from jaxspeed.launch.results import as_json, groups_of, results_of, results_table
+
+
+def several_of(values, **more):
+  """The result of a job of several runs."""
+  runs = [
+    {"seed": i, "top1": value, "top5": 0.99, "seconds": seconds()} for i, value in enumerate(values)
+  ]
+  figures = {"n": len(values), "mean": statistics.fmean(values), "sd": 0.1, "ci95": 0.1}
+  figures |= {"target": 0.94, "p_value": 0.1, "reached": 1, "seconds_min": seconds()}
+  return result_of(statistics.fmean(values)) | figures | {"runs": runs} | more
+
+
+def test_a_row_of_a_finished_job(tmp_path):
+  result = result_of(0.951, seconds=seconds(train=31.5, to_target=None))
+  notes = [event("started", 7200), event("done", 3600)]
+  executor = {"kind": "slurm", "price_per_hour": 2.0, "nodes": 2}
+  overrides = {"schedule.peak": 2.0, "seed": 3}
+  facts = write_job(
+    tmp_path, "a", result=result, notes=notes, executor=executor, overrides=overrides
+  )
+  (row,) = results_of([facts, write_job(tmp_path, "b")], "top1")
+  assert (row.name, row.group, row.metric, row.target) == ("a", "quickstart_peak=2.0", "top1", 0.94)
+  assert (row.values, row.top1, row.top5) == ((0.951,), 0.951, 0.99)
+  assert (row.train, row.to_target, row.cost) == (31.5, None, pytest.approx(4.0))
+
+
+def test_a_job_of_several_runs(tmp_path):
+  facts = write_job(tmp_path, "a", result=several_of([0.93, 0.95, 0.97]), overrides={"runs": 3})
+  (row,) = results_of([facts], "top1")
+  assert row.values == (0.93, 0.95, 0.97) and row.top1 == pytest.approx(0.95)
+  # The folder of its first run says the same as its overrides.
+  facts = write_job(tmp_path, "b", result=several_of([0.93, 0.95]))
+  (facts.folder / "run_000").mkdir()
+  assert results_of([facts], "top1")[0].values == (0.93, 0.95)
+  facts = write_job(tmp_path, "c", result=result_of(), overrides={"runs": 3})
+  with pytest.raises(UserError, match="c/result.json cannot be used"):
+    results_of([facts], "top1")
+
+
+def test_mean_and_interval_over_seeds(tmp_path):
+  values = [0.941, 0.944, 0.939, 0.945, 0.942]
+  jobs = [
+    write_job(tmp_path, f"s{i}", result=result_of(value), overrides={"schedule.peak": 2, "seed": i})
+    for i, value in enumerate(values)
+  ]
+  jobs += [write_job(tmp_path, "x", result=result_of(0.9), overrides={"schedule.peak": 1, "seed": 0})]
+  (group,) = groups_of(results_of(jobs, "top1"))
+  assert (group.name, group.n, group.target) == ("quickstart_peak=2", 5, 0.94)
+  low, high = stats.t.interval(0.95, 4, statistics.fmean(values), stats.sem(values))
+  assert group.mean == pytest.approx(0.9422) and group.sd == pytest.approx(0.0023874672)
+  assert (group.mean - group.ci95, group.mean + group.ci95) == pytest.approx((low, high))
+  expected = stats.ttest_1samp(values, 0.94, alternative="greater").pvalue
+  assert group.p_value == pytest.approx(expected)
+
+
+def test_jobs_of_several_runs_and_of_one_are_one_group(tmp_path):
+  several = write_job(tmp_path, "a", result=several_of([0.9, 0.92]), overrides={"seed": 0, "runs": 2})
+  other = write_job(tmp_path, "b", result=several_of([0.94, 0.96]), overrides={"seed": 2, "runs": 2})
+  (group,) = groups_of(results_of([several, other], "top1"))
+  assert group.n == 4 and group.mean == pytest.approx(0.93)
+
+
+def test_the_group_counts_the_metric_of_the_target(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"s{i}", result=result_of(0.5, top5=top5), metric="top5", overrides={"seed": i})
+    for i, top5 in enumerate((0.9, 0.92))
+  ]
+  (group,) = groups_of(results_of(jobs, "top1"))
+  assert group.mean == pytest.approx(0.91)
+
+
+def test_without_top5_there_is_nothing_to_average(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"s{i}", result=result_of(top5=None), metric="top5", overrides={"seed": i})
+    for i in range(2)
+  ]
+  rows = results_of(jobs, "top5")
+  assert groups_of(rows) == [] and len(results_table(rows, 0).splitlines()) == 4
+
+
+def test_groups_of_equal_names_need_the_same_metric_and_come_the_best_first(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"{peak}{i}", result=result_of(value), overrides={"p": peak, "seed": i})
+    for peak, values in ((1, (0.8, 0.82)), (2, (0.9, 0.9)))
+    for i, value in enumerate(values)
+  ]
+  groups = groups_of(results_of(jobs, "top1"))
+  assert [group.name for group in groups] == ["quickstart_p=2", "quickstart_p=1"]
+  # Equal values lie below their target for sure.
+  assert groups[0].sd == groups[0].ci95 == 0.0 and groups[0].p_value == 1.0
+
+
+@pytest.mark.parametrize(
+  "metric, order",
+  [("top1", "bca"), ("top5", "acb"), ("train", "acb"), ("to_target", "acb"), ("cost", "cba")],
+)
+def test_the_best_come_first_and_missing_values_last(tmp_path, metric, order):
+  figures = {
+    "a": (0.91, 0.999, 10.0, 5.0, 3),
+    "b": (0.93, None, 30.0, None, 2),
+    "c": (0.92, 0.99, 20.0, 6.0, 1),
+  }
+  jobs = []
+  for name, (top1, top5, train, to_target, hours) in figures.items():
+    result = result_of(top1, top5=top5, seconds=seconds(train, to_target))
+    notes = [event("started", 36000), event("done", 36000 - 3600 * hours)]
+    executor = {"kind": "slurm", "price_per_hour": 1.0}
+    jobs.append(write_job(tmp_path, name, result=result, notes=notes, executor=executor))
+  assert "".join(row.name for row in results_of(jobs, metric)) == order
+
+
+def test_the_table(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"s{i}", result=result_of(value), overrides={"seed": i})
+    for i, value in enumerate((0.93, 0.95))
+  ]
+  lines = results_table(results_of(jobs, "top1"), 2).splitlines()
+  assert lines[0].split() == "job top-1 top-5 train s to target s".split()
+  assert lines[2].split() == "s1 95.00 % 99.00 % 30.0 12.0".split()
+  assert lines[3].split() == "s0 93.00 % 99.00 % 30.0 12.0".split()
+  assert lines[4] == ""
+  assert lines[5].split() == "over seeds n top-1 95 % interval sd target p".split()
+  assert lines[7].split() == "quickstart 2 94.00 % ± 12.71 1.41 94.00 % 0.5".split()
+  assert lines[8:] == ["2 jobs have not finished"]
+  assert results_table([], 1) == "no job has finished\n1 job has not finished"
+
+
+def test_json(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"s{i}", result=result_of(value), overrides={"seed": i})
+    for i, value in enumerate((0.93, 0.95))
+  ]
+  found = json.loads(json.dumps(to_json(as_json(results_of(jobs, "top1")))))
+  assert [row["name"] for row in found["jobs"]] == ["s1", "s0"]
+  assert found["jobs"][0]["values"] == [0.95] and found["jobs"][0]["to_target"] == 12.0
+  (group,) = found["over_seeds"]
+  assert group["n"] == 2 and group["mean"] == pytest.approx(0.94)
