@@ -156,6 +156,7 @@ class Fake(Executor):
   said: ClassVar[dict[str, SchedulerState] | None] = {}
   known: ClassVar[dict[str, str]] = {}
   dies_after: ClassVar[int | None] = None
+  dies_of: ClassVar[type[UserError]] = UserError
 
   gpus: int = 1
   hours: float = 0.0
@@ -178,7 +179,7 @@ class Fake(Executor):
   ) -> Iterator[Mapping[str, str]]:
     for i, task in enumerate(tasks):
       if i == self.dies_after:
-        raise UserError("sbatch refused (no more jobs).")
+        raise self.dies_of("it refused (no more jobs).")
       # What a submission that dies leaves is read from the folder, so it must be there by now.
       facts = facts_of(task.folder)
       assert (task.record / "script.sh").exists() and facts.submission is not None
@@ -205,7 +206,8 @@ class Fake(Executor):
 @contextlib.contextmanager
 def fake_executor() -> Iterator[type[Fake]]:
   """The fake executor with an empty memory, known by its kind inside."""
-  Fake.asked, Fake.said, Fake.known, Fake.dies_after = [], {}, {}, None
+  Fake.asked, Fake.said, Fake.known = [], {}, {}
+  Fake.dies_after, Fake.dies_of = None, UserError
   EXECUTORS["fake"] = Fake
   try:
     yield Fake

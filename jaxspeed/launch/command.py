@@ -17,6 +17,7 @@ from jaxspeed.files import dump_json, to_json
 from jaxspeed.launch import kubernetes, local, results, runs, slurm_script, state, submit
 from jaxspeed.launch.local_queue import Queue, only_queue
 from jaxspeed.launch.record import RECORD
+from jaxspeed.launch.status import ENDED
 
 _POLL = 0.5  # seconds between two looks at a log
 # What the commands take: the flags of each.

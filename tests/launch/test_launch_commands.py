@@ -1,0 +1,365 @@
+"""The commands of `python -m jaxspeed.launch`, in this process."""
+
+import json
+import pathlib
+import shutil
+import threading
+
+import pytest
+from fake_jobs import (
+  QUICKSTART,
+  SUBMITTED,
+  TOKEN,
+  event,
+  facts_of,
+  fake_executor,
+  fake_python,
+  lock_elsewhere,
+  program,
+  result_of,
+  write_job,
+  write_run,
+)
+from in_process import command, mistake
+from local_cluster import wait_until
+
+from jaxspeed.launch import command as module
+from jaxspeed.launch import local, runs, slurm_script
+from jaxspeed.launch.kubernetes import jobset
+from jaxspeed.launch.record import Request
+
+SWEEP = """
+from fake_jobs import Fake
+from jaxspeed.launch import Run
+
+def sweep():
+  with Run("run", executor=Fake(gpus=5), root={root!r}, check_data=False) as run:
+    for seed in range(2):
+      run.job({recipe!r}, {{"seed": seed}})
+  return run
+"""
+FAKE = {"executor": {"kind": "fake"}}
+
+
+@pytest.fixture
+def fake():
+  with fake_executor() as kind:
+    yield kind
+
+
+@pytest.fixture
+def sweep(fake, tmp_path):
+  file = tmp_path / "sweep.py"
+  file.write_text(SWEEP.format(root=str(tmp_path / "runs"), recipe=QUICKSTART))
+  return str(file)
+
+
+@pytest.fixture
+def run(fake, tmp_path):
+  """A run of a job that is done, one that failed, one that runs and one that waits."""
+  folder = write_run(tmp_path)
+  write_job(folder, "a", index=0, result=result_of(), overrides={"seed": 0}, **FAKE)
+  failed = [event("started"), event("failed", detail="1 a task ended with exit code 1")]
+  write_job(folder, "b", index=1, notes=failed, logs={"0.log": "zero\n", "1.log": "one\n"}, **FAKE)
+  rows = [{"epoch": 3, "eval_top1": 0.25}]
+  write_job(folder, "c", index=2, notes=[event("started")], metrics=rows, **FAKE)
+  write_job(folder, "d", index=3, logs={"batch.log": "the script\n"}, **FAKE)
+  for name in "abcd":
+    (folder / name / "launch" / "script.sh").touch()
+  return folder
+
+
+def launch(*arguments, code=0):
+  """The output of a command that ends with a code and no error."""
+  done = command("launch", *map(str, arguments))
+  assert (done.returncode, done.stderr) == (code, ""), done
+  return done.stdout
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    ([], "'' is not a command: write one of submit, status, logs, cancel, retry, resume, results,"),
+    (["state"], "'state' is not a command: write one of submit, status"),
+    (["status", "--follow"], "--follow has no effect with status; see --help."),
+    (["results", "--all"], "--all has no effect with results; see --help."),
+    (["cancel", "--failed", "a"], "--failed has no effect with cancel; see --help."),
+    (["retry", "--dry-run", "a"], "--dry-run has no effect with retry; see --help."),
+    (["script", "slurm", "--json"], "--json has no effect with script; see --help."),
+    (["tensorboard", "--root=x"], "--root has no effect with tensorboard; see --help."),
+    (["status", "--config.seed=3"], "--config.seed has no effect with status: only submit takes"),
+    (["logs"], ". is neither a run nor a job of one: write logs ROOT/RUN or logs ROOT/RUN/JOB."),
+    (["script"], "script needs one of slurm, kubernetes: see --help."),
+    (["script", "ssh"], "script needs one of slurm, kubernetes: see --help."),
+    (["script", "slurm", "slurm"], "script needs one of slurm, kubernetes: see --help."),
+    (["submit"], "submit needs one file, which defines sweep(): submit SWEEP.py; see --help."),
+    (["submit", "a.py", "b.py"], "submit needs one file"),
+    (["submit", "none.py"], "none.py: there is no such file."),
+  ],
+)
+def test_mistakes_in_the_use(fake, tmp_path, monkeypatch, arguments, message):
+  monkeypatch.chdir(tmp_path)
+  assert mistake("launch", *arguments).startswith(message)
+  assert [*tmp_path.iterdir()] == [] and fake.asked == []
+
+
+@pytest.mark.parametrize(
+  "flag", ["--metric=loss", "--port=0", "--port=x", "--task=-1", "--json=maybe", "--jsn"]
+)
+def test_flags_with_values_that_are_not_valid(run, flag):
+  mistake("launch", "status", str(run), flag)
+
+
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (["logs", "{run}"], "logs needs one job: logs RUN/JOB, or logs RUN JOB."),
+    (["logs", "{run}/a", "{run}/b"], "logs needs one job"),
+    (["logs", "{run}/c"], "{run}/c has no log yet: it has not started."),
+    (["logs", "{run}/b", "--task=2"], "{run}/b has no log yet: it has not started."),
+    (
+      ["cancel", "{run}"],
+      "cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.",
+    ),
+    (["cancel", "{run}/c", "--all"], "cancel needs either jobs or --all"),
+    (["retry", "{run}"], "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --fail"),
+    (["retry", "{run}/b", "--failed"], "retry needs either jobs or --failed"),
+    (["retry", "{run}/a"], "{run}/a is done: only failed jobs are retried."),
+    (["status", "{run}/x"], "{run} has no job x: it has a, b, c."),
+    (["status", "{run}", "x"], "x is neither a run nor a job of one"),
+    (["status", "{run}/a", "{run}/../other/a"], "{run}/../other/a is neither a run nor a job"),
+    (["resume", "{run}"], "{run} has no jobs of a local queue: its scheduler starts them by itsel"),
+    (["resume", "{run}/a"], "resume takes a run: resume RUN; a single job is started by retry RUN"),
+  ],
+)
+def test_mistakes_about_a_run(run, arguments, message):
+  given = [each.format(run=run) for each in arguments]
+  assert mistake("launch", *given).startswith(message.format(run=run))
+
+
+def test_jobs_of_two_runs(run, tmp_path):
+  write_job(write_run(tmp_path, "other"), "a", **FAKE)
+  text = mistake("launch", "cancel", f"{run}/c", f"{tmp_path}/other/a")
+  assert text == f"{tmp_path}/other/a belongs to another run than the first one: name one run."
+
+
+# Submission
+
+
+def test_a_dry_run_prints_the_scripts_and_writes_nothing(fake, sweep, tmp_path, monkeypatch):
+  out = launch("submit", sweep, "--dry-run")
+  head = f"# ---- {tmp_path}/runs/run/quickstart_seed=0/launch/script.sh\n# quickstart_seed=0\n"
+  assert out.startswith(head) and out.count("# ---- ") == 2
+  out = launch("submit", sweep, "--dry-run", f"--root={tmp_path}/elsewhere")
+  assert f"# ---- {tmp_path}/elsewhere/run/" in out
+  assert not [ask for ask in fake.asked if ask[0] == "submit"]
+  # It prints what a machine without the scheduler's commands would submit, and says that.
+  monkeypatch.setattr(
+    fake, "check", lambda *_: (_ for _ in ()).throw(module.UserError("no sbatch."))
+  )
+  done = command("launch", "submit", sweep, "--dry-run")
+  assert done.returncode == 0 and "note: submit would refuse: no sbatch." in done.stderr
+  assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"sweep.py"}
+
+
+def test_submit(fake, sweep, tmp_path):
+  lines = launch("submit", sweep, "--config.epochs=3", f"--root={tmp_path}/other").splitlines()
+  folder = tmp_path / "other" / "run"
+  assert lines[-1].startswith("2 jobs submitted; ") and lines[-1].endswith(f" status {folder}")
+  job = facts_of(folder / "quickstart_seed=1").job
+  assert job.epochs == 3.0 and job.command[-2:] == ["--config.epochs=3", "--config.seed=1"]
+  assert launch("status", folder).splitlines()[-1] == "2 jobs: 2 pending"
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["--config.batch_size=101"], "2 of 2 jobs cannot run, and nothing was submitted: [quickstart"),
+    (["--config.lr=0.1"], "the config has no field lr: did you mean schedule.peak?"),
+    (["--config.epochs=many"], "config.epochs='many': it must be a number"),
+    (["--root=gs://b"], "root gs://b is no local folder"),
+  ],
+)
+def test_submit_refuses_jobs_that_cannot_run(fake, sweep, tmp_path, words, message):
+  assert mistake("launch", "submit", sweep, *words).startswith(message)
+  assert not (tmp_path / "runs").exists()
+  assert not [ask for ask in fake.asked if ask[0] == "submit"]
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("", "sweep.py defines no function sweep() that returns a Run of jaxspeed.launch."),
+    ("sweep = 3", "sweep.py defines no function sweep()"),
+    ("def sweep(): pass", "sweep() returned nothing: it must return a Run"),
+    ("def sweep(): return [1]", "sweep() returned a value of type list: it must return a Run"),
+    ("def sweep(): return 1 / 0", "ZeroDivisionError"),
+    ("def sweep(:", "sweep.py"),
+  ],
+)
+def test_files_that_define_no_sweep(tmp_path, text, message):
+  (tmp_path / "sweep.py").write_text(text)
+  assert message in mistake("launch", "submit", str(tmp_path / "sweep.py"))
+
+
+# Looking
+
+
+def test_status(run, monkeypatch):
+  lines = launch("status", run).splitlines()
+  assert [line.split()[:2] for line in lines[2:6]] == [
+    ["a", "done"],
+    ["b", "failed"],
+    ["c", "running"],
+    ["d", "pending"],
+  ]
+  assert lines[6:] == [
+    "4 jobs: 1 done, 1 failed, 1 pending, 1 running",
+    "b failed (exit code 1): a task ended with exit code 1",
+    "  zero",
+  ]
+  monkeypatch.chdir(run)
+  assert launch("status").splitlines() == lines
+  assert launch("status", "b", "./d").splitlines()[4] == "2 jobs: 1 failed, 1 pending"
+  assert launch("status", run, "d").splitlines()[3] == "1 job: 1 pending"
+
+
+def test_status_as_json(run, fake):
+  fake.said = None
+  found = json.loads(launch("status", run, "--json"))
+  assert [job["name"] for job in found["jobs"]] == [*"abcd"]
+  job = found["jobs"][2]
+  assert (job["state"], job["epoch"], job["accuracy"], job["id"]) == ("running", 3.0, 0.25, "7")
+  assert job["folder"] == str(run / "c") and found["jobs"][1]["last_lines"] == ["zero"]
+  assert found["notes"] == ["fake does not answer: the states are those that the jobs wrote last"]
+
+
+def test_logs(run):
+  assert launch("logs", run / "b") == "zero\n"
+  assert launch("logs", run, "b", "--task=1") == "one\n"
+  # A job that could not start its tasks has only the log of its script.
+  assert launch("logs", run / "d") == "the script\n"
+
+
+def test_a_log_is_followed_until_the_job_ends(run, monkeypatch):
+  monkeypatch.setattr(module, "_POLL", 0.01)
+  log = run / "c" / "launch" / "logs" / "0.log"
+  seen = threading.Event()
+  looked = module._has_ended
+
+  def look(folder, name):
+    seen.set()
+    return looked(folder, name)
+
+  monkeypatch.setattr(module, "_has_ended", look)
+
+  def write():
+    seen.wait(60)
+    with log.open("ab") as file:
+      for text in (b"one\n", b"two \xc3", b"\xbc\n"):
+        file.write(text)
+        file.flush()
+    notes = run / "c" / "launch" / "job.tsv"
+    with notes.open("a") as file:
+      file.write("\t".join(["1800000000", TOKEN, "failed", "0", "n1", "1 why"]) + "\n")
+
+  writer = threading.Thread(target=write)
+  writer.start()
+  out = launch("logs", run / "c", "-f")
+  writer.join()
+  assert out.startswith("one\ntwo ") and out.endswith("\n")
+
+
+def test_the_log_of_a_job_that_has_ended_is_not_waited_for(run):
+  assert launch("logs", run / "b", "--follow") == "zero\n"
+  (run / "b" / "launch" / "logs" / "0.log").unlink()
+  assert launch("logs", run / "b", "-f") == ""
+
+
+def test_results(run):
+  lines = launch("results", run).splitlines()
+  assert lines[2].split()[:3] == ["a", "95.00", "%"] and lines[-1] == "3 jobs have not finished"
+  found = json.loads(launch("results", run, "--json", "--metric=train"))
+  assert [job["name"] for job in found["jobs"]] == ["a"] and found["over_seeds"] == []
+  assert launch("results", run / "b") == "no job has finished\n1 job has not finished\n"
+
+
+def test_tensorboard(run, tmp_path, monkeypatch):
+  started = []
+  monkeypatch.setattr(module.os, "execv", lambda *arguments: started.append(arguments))
+  monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", ""))
+  path = program(tmp_path / "tensorboard", "")
+  assert launch("tensorboard", run, "--port=6010") == ""
+  assert started == [(path, [path, f"--logdir={run}", "--port=6010"])]
+  monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+  text = mistake("launch", "tensorboard", str(run))
+  assert text == "tensorboard is not installed: pip install tensorboard."
+
+
+def test_scripts():
+  assert launch("script", "slurm") == slurm_script.standalone()
+  assert launch("script", "kubernetes") == jobset()
+
+
+# Changing
+
+
+def test_cancel_and_retry(run, fake):
+  assert launch("cancel", run / "c") == "cancelled c\n"
+  assert launch("cancel", run, "--all") == "cancelled d\n"
+  assert launch("cancel", run, "--all") == "all had ended before\n"
+  assert launch("retry", run, "c") == "submitted c again\n"
+  assert launch("retry", run, "--failed") == "submitted b, d again\n"
+  assert launch("retry", run, "--failed") == "no job failed\n"
+  assert [ask[1] for ask in fake.asked if ask[0] == "submit"] == ["c", "b", "d"]
+
+
+def test_a_run_that_another_process_changes(run, monkeypatch):
+  monkeypatch.setattr(runs.time, "monotonic", iter([0.0, 0.0, 99.0, 0.0, 99.0, 99.0]).__next__)
+  with lock_elsewhere(run / ".launch" / "lock"):
+    assert "is being submitted or changed by" in mistake("launch", "cancel", str(run), "--all")
+  assert launch("status", run)
+
+
+# A local queue
+
+
+@pytest.fixture
+def stopped(tmp_path):
+  """A local run whose queue was killed before its job."""
+  python = fake_python(tmp_path, {"a": ["done"]})
+  executor = local.Local(python=python, gpus=0)
+  folder = write_run(tmp_path)
+  requests = (SUBMITTED[0], Request(SUBMITTED[0].time, "submitted", TOKEN, TOKEN))
+  facts = write_job(folder, "a", executor=executor.to_dict(), requests=requests)
+  command = (python, f"--workdir={facts.folder}")
+  task = local.Task("a", "run", facts.folder, command, pathlib.Path(tmp_path))
+  (task.record / "script.sh").write_text(executor.script(task)[1])
+  return folder
+
+
+def test_resume(stopped):
+  note = f"note: the queue does not run: python -m jaxspeed.launch resume {stopped}"
+  assert launch("status", stopped).splitlines()[-1] == note
+  assert launch("resume", stopped) == "the queue runs again\n"
+  wait_until(lambda: not local.queue_runs(stopped / ".launch"), 60, "the end of the queue")
+  assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
+
+
+def test_resume_beside_a_queue(stopped):
+  with lock_elsewhere(stopped / ".launch" / "queue.lock"):
+    assert launch("resume", stopped) == "the queue runs already\n"
+    text = mistake("launch", "resume", str(stopped), "--here")
+    assert text == f"the queue of {stopped} runs already."
+
+
+def test_resume_says_whose_queue_it_takes_over(stopped):
+  (stopped / ".launch" / "queue.json").write_text('{"host": "elsewhere", "pid": "1"}')
+  done = command("launch", "resume", str(stopped))
+  expected = f"the queue of {stopped} last ran on elsewhere, and this machine takes it over."
+  assert (done.returncode, done.stdout) == (0, "the queue runs again\n")
+  assert expected in " ".join(done.stderr.split())
+  wait_until(lambda: not local.queue_runs(stopped / ".launch"), 60, "the end of the queue")
