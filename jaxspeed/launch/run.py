@@ -103,7 +103,7 @@ class Run(SubmittedRun):
     if not isinstance(recipe, str) or not recipe:
       raise UserError(f"job({shown(recipe)}): name a recipe, as in configs/cifar10.py.")
     overrides = {} if overrides is None else overrides
-    if not isinstance(overrides, Mapping):
+    if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
       raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
     executor = self.executor if executor is None else executor
     if not isinstance(executor, Executor):

@@ -1,0 +1,457 @@
+"""Submission: nothing is lost, asked twice or half-written, whatever ends it in between."""
+
+import json
+import os
+
+import pytest
+from fake_jobs import NOW, QUICKSTART, event, facts_of, fake_executor, lock_elsewhere, result_of
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch import Local, Run, Slurm, grid, runs
+from jaxspeed.launch.executor import Refused, SchedulerState
+
+PENDING, RUNNING, ABSENT = SchedulerState
+
+
+@pytest.fixture
+def fake():
+  with fake_executor() as kind:
+    yield kind
+
+
+@pytest.fixture
+def root(tmp_path):
+  return tmp_path / "runs"
+
+
+@pytest.fixture
+def make(fake, root):
+  """Makes a run of jobs with these names, which differ in their seeds."""
+
+  def make(names="abc", executor=None, name="run", overrides=None, **values):
+    run = Run(name, executor=executor or fake(), root=root, check_data=False, **values)
+    for seed, each in enumerate(names):
+      run.job(QUICKSTART, {"seed": seed} | (overrides or {}), name=each)
+    return run
+
+  return make
+
+
+def requests_of(folder):
+  return [(r.what, r.id) for r in facts_of(folder).requests]
+
+
+def everything(folder):
+  """All files below a folder with their contents."""
+  files = (path for path in folder.rglob("*") if path.is_file())
+  return {
+    str(path): path.read_bytes() for path in files if path.name not in ("lock", "locked_by.json")
+  }
+
+
+def finish(folder):
+  (folder / "result.json").write_text(json.dumps(result_of()))
+
+
+# Starts
+
+
+def test_a_start_writes_all_down_before_it_asks_the_scheduler(make, fake, root, capsys):
+  run = make()
+  run.start()
+  assert fake.asked == [("check", root), *(("submit", name) for name in "abc")]
+  for i, name in enumerate("abc"):
+    assert requests_of(root / "run" / name) == [("submit", ""), ("submitted", f"{100 + i}")]
+    job = facts_of(root / "run" / name).job
+    assert (job.index, job.overrides, job.recipe) == (i, {"seed": i}, QUICKSTART)
+    assert job.command[1:] == [
+      "-m",
+      "jaxspeed.train",
+      f"--config={QUICKSTART}",
+      f"--workdir={root}/run/{name}",
+      f"--config.seed={i}",
+    ]
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[:3] == [f"submitted {name} as {100 + i}" for i, name in enumerate("abc")]
+  tail = f"look at them with: python -m jaxspeed.launch status {root}/run"
+  assert lines[3:] == [f"3 jobs submitted; {tail}"]
+  make("abcd").start()
+  assert [ask for ask in fake.asked if ask[0] == "submit"][3:] == [("submit", "d")]
+  lines = capsys.readouterr().out.splitlines()
+  assert lines == ["submitted d as 100", f"1 jobs submitted, 3 were there before; {tail}"]
+
+
+def test_a_submission_that_dies_is_repeated_and_submits_only_what_is_missing(make, fake, root):
+  fake.dies_after = 1
+  with pytest.raises(UserError, match="^it refused .no more jobs..$"):
+    make().start()
+  assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "100")]
+  assert requests_of(root / "run" / "b") == requests_of(root / "run" / "c") == [("submit", "")]
+  states = [status.detail for status in Run.load(root / "run").status()]
+  assert states == ["", *["not submitted, or not written down: submit again"] * 2]
+  # The scheduler has one of the two.
+  fake.dies_after, fake.known = None, {"b": "55"}
+  fake.asked.clear()
+  make().start()
+  asked = [ask for ask in fake.asked if ask[0] in ("find", "submit")]
+  assert asked == [("find", "b"), ("find", "c"), ("submit", "c")]
+  assert requests_of(root / "run" / "b") == [("submit", ""), ("submitted", "55")]
+  expected = [("submit", ""), ("submit", ""), ("submitted", "100")]
+  assert requests_of(root / "run" / "c") == expected
+  tokens = [request.token for request in facts_of(root / "run" / "c").requests]
+  assert tokens[0] != tokens[1] == tokens[2]
+
+
+def test_a_job_that_has_begun_is_not_submitted_again(make, fake, root):
+  fake.dies_after = 0
+  with pytest.raises(UserError):
+    make("a").start()
+  fake.dies_after = None
+  token = facts_of(root / "run" / "a").submission.token
+  note = "\t".join([str(NOW), token, "started", "0", "n1", "77"])
+  (root / "run" / "a" / "launch" / "job.tsv").write_text(f"{note}\n")
+  make("a").start()
+  assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "77")]
+
+
+def test_a_refusal_of_all_leaves_nothing(make, fake, root):
+  fake.dies_after, fake.dies_of = 0, Refused
+  with pytest.raises(Refused):
+    make().start()
+  assert [*root.iterdir()] == []
+  # Of a run with jobs, only the new ones are removed.
+  fake.dies_after = None
+  make("a").start()
+  before = everything(root)
+  fake.dies_after = 0
+  with pytest.raises(Refused):
+    make("ab").start()
+  assert everything(root) == before
+
+
+def test_a_refusal_of_some_says_how_many_are_left(make, fake, root):
+  fake.dies_after, fake.dies_of = 2, Refused
+  left = "it refused (no more jobs). 2 of 3 jobs were submitted; the same command submits the rest."
+  with pytest.raises(UserError) as error:
+    make().start()
+  assert str(error.value) == left
+  fake.dies_after = None
+  make().start()
+  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", name) for name in "abc"]
+
+
+def test_executors_that_differ_are_asked_each(make, fake, root):
+  run = make("ab")
+  run.job(QUICKSTART, name="c", executor=fake(gpus=2))
+  run.start()
+  tokens = [facts_of(root / "run" / name).submission.token for name in "abc"]
+  assert tokens[0] == tokens[1] != tokens[2]
+  assert facts_of(root / "run" / "c").job.executor["gpus"] == 2
+
+
+def test_another_config_below_the_same_name_is_refused(make, root):
+  make().start()
+  before = everything(root)
+  with pytest.raises(UserError) as error:
+    make(overrides={"epochs": 3.0}).start()
+  assert str(error.value) == (
+    f"{root}/run/a was submitted with another config (config.epochs: 20.0 -> 3.0): give the new "
+    "job a name of its own, or the run with exist='new'."
+  )
+  assert everything(root) == before
+
+
+def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):
+  make("abcd").start()
+  finish(root / "run" / "a")
+  Run.load(root / "run").cancel(["b"])
+  fake.said = {"c": RUNNING, "d": PENDING}
+  before = {name: facts_of(root / "run" / name).job.command for name in "abcd"}
+  capsys.readouterr()
+  make("abcd", executor=fake(python="/opt/python")).start()
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[:3] == [
+    "b has a new command, with which retry starts it",
+    "c was submitted with another command, and keeps it",
+    "d was submitted with another command, and keeps it",
+  ]
+  commands = {name: facts_of(root / "run" / name).job.command for name in "abcd"}
+  assert commands["b"][0] == "/opt/python"
+  assert {**commands, "b": None} == {**before, "b": None}
+
+
+@pytest.mark.parametrize("exist, names", [("continue", {"run"}), ("new", {"run", "run.01"})])
+def test_a_run_that_exists(make, root, exist, names):
+  make("a").start()
+  make("a", exist=exist).start()
+  assert {path.name for path in root.iterdir()} == names
+  if exist == "new":
+    make("a", exist=exist).start()
+    assert (root / "run.02" / "a").is_dir()
+
+
+def test_a_run_that_exists_is_refused_where_it_must_not(make, fake, root):
+  make("a", exist="error").start()
+  with pytest.raises(UserError, match="run holds a run: choose another name, or exist='continue'"):
+    make("a", exist="error").start()
+  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", "a")]
+
+
+def test_a_second_process_is_refused(make, fake, root):
+  make("a").start()
+  before = everything(root)
+  with lock_elsewhere(root / "run" / ".launch" / "lock"):
+    with pytest.raises(UserError, match="run is being submitted or changed by .*: wait for it.$"):
+      make("ab").start()
+  assert everything(root) == before
+  make("ab").start()
+
+
+# Checks
+
+
+def test_all_mistakes_of_nine_jobs_at_once(make, fake, root, tmp_path):
+  with pytest.raises(UserError) as error:
+    with make("") as run:
+      for overrides in grid(**{"schedule.peak": [0.1, 0.2, 0.3], "batch_size": [100, 150, 250]}):
+        mistakes = {(0.2, 150): {"lr": 1.0}, (0.1, 250): {"epochs": -1.0}}
+        key = (overrides["schedule.peak"], overrides["batch_size"])
+        run.job(QUICKSTART, overrides | mistakes.get(key, {}), executor=fake(gpus=4))
+      run.job(str(tmp_path / "none.py"))
+  text = str(error.value)
+  assert text.startswith("7 of 10 jobs cannot run, and nothing was submitted: [")
+  assert "the config has no field lr: did you mean schedule.peak?" in text
+  assert "config.epochs=-1.0" in text and "none.py" in text and "batch_size=150" in text
+  assert text.count("[") == 5 and not root.exists() and not fake.asked
+
+
+def test_many_jobs_with_one_mistake_are_counted(make, root):
+  with pytest.raises(UserError) as error:
+    make("abcdefgh", overrides={"sead": 1}).check()
+  text = "8 of 8 jobs cannot run, and nothing was submitted: [a, b, c and 5 more] the config has no"
+  assert str(error.value).startswith(text)
+
+
+def test_a_run_without_jobs(make):
+  with pytest.raises(UserError, match="^the run run has no jobs: add some with run.job.RECIPE."):
+    make("").start()
+
+
+def test_an_error_in_the_block_is_not_covered_by_the_check(make):
+  with pytest.raises(KeyError), make(""):
+    raise KeyError("a")
+
+
+def test_scripts_write_nothing(make, root):
+  found = make("ab").scripts()
+  assert found == {f"{root}/run/{name}/launch/script.sh": f"# {name}\n" for name in "ab"}
+  assert not root.exists()
+
+
+def test_fields_of_all_jobs_leave_names_and_own_fields(make, root):
+  run = make("a")
+  name = run.job(QUICKSTART, {"epochs": 5.0})
+  run.override({"epochs": 3.0})
+  run.start()
+  assert name == "quickstart_epochs=5.0"
+  assert facts_of(root / "run" / "a").job.epochs == 3.0
+  assert facts_of(root / "run" / name).job.epochs == 5.0
+
+
+@pytest.mark.parametrize(
+  "values, message",
+  [
+    ({"name": "a/b"}, "the name 'a/b' of a run is no folder's name"),
+    ({"executor": "slurm"}, "executor='slurm': give Local(...), Slurm(...) or Sky(...)."),
+    ({"exist": "maybe"}, "exist='maybe': choose one of continue, new, error."),
+    ({"max_cost": -1}, "max_cost=-1: it must be a number of USD, or 0."),
+    ({"max_cost": True}, "max_cost=True: it must be"),
+    ({"max_cost": float("nan")}, "max_cost=nan: it must be"),
+    ({"root": ""}, "root='': name a folder that all machines of the jobs share."),
+    ({"root": 3}, "root=3: name a folder"),
+    ({"root": "gs://bucket/runs"}, "root gs://bucket/runs is no local folder: mount the bucket"),
+  ],
+)
+def test_values_of_a_run_that_are_refused(tmp_path, values, message):
+  given = {"name": "run", "executor": Local(gpus=0), "root": tmp_path} | values
+  with pytest.raises(UserError) as error:
+    Run(given.pop("name"), **given)
+  assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+  "arguments, values, message",
+  [
+    ((3,), {}, "job(3): name a recipe, as in configs/cifar10.py."),
+    (("",), {}, "job(''): name a recipe"),
+    (("a.py", [1]), {}, "job(overrides=[1]): give a dict of fields and values."),
+    (("a.py", {3: 1}), {}, "job(overrides={3: 1}): give a dict of fields and values."),
+    (("a.py",), {"executor": Slurm}, "job(executor=<class "),
+    (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
+    (("b.py",), {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
+    (("a.py",), {}, "two jobs of the run run have the name a: give each its own"),
+  ],
+)
+def test_values_of_a_job_that_are_refused(make, arguments, values, message):
+  run = make("a")
+  with pytest.raises(UserError) as error:
+    run.job(*arguments, **values)
+  assert str(error.value).startswith(message)
+  run.check()
+
+
+def test_a_root_that_cannot_be_written(make, root):
+  root.touch()
+  with pytest.raises(
+    UserError, match="cannot be written .*runs is no folder.: choose another root"
+  ):
+    make("a").start()
+
+
+def test_two_local_queues_in_one_run_are_refused(make, root):
+  run = make("", executor=Local(gpus=0))
+  run.job(QUICKSTART, name="a")
+  run.job(QUICKSTART, name="b", executor=Local(gpus=0, parallel=2))
+  with pytest.raises(UserError, match=r"^the jobs of one run share one Local\(...\)"):
+    run.start()
+  assert not root.exists()
+
+
+# Cost
+
+
+def test_jobs_beyond_the_cost_are_held_back_until_there_is_room(make, fake, root, capsys):
+  executor = fake(price_per_hour=10.0, hours=1.0)
+  make(executor=executor, max_cost=25.0).start()
+  submitted = [ask[1] for ask in fake.asked if ask[0] == "submit"]
+  assert submitted == ["a", "b"]
+  assert "2 jobs submitted, 1 held back by max_cost; " in capsys.readouterr().out
+  assert [status.detail for status in Run.load(root / "run").status()] == ["", "", "not submitted"]
+  # What has not ended may cost its whole time.
+  make(executor=executor, max_cost=25.0).start()
+  assert "0 jobs submitted, 2 were there before, 1 held back" in capsys.readouterr().out
+  for name in "ab":
+    token = facts_of(root / "run" / name).submission.token
+    notes = [event("started", 1800, token=token), event("done", 0, token=token)]
+    lines = ["\t".join([f"{note.time:.0f}", *map(str, note[1:])]) for note in notes]
+    (root / "run" / name / "launch" / "job.tsv").write_text("".join(f"{line}\n" for line in lines))
+    finish(root / "run" / name)
+  make(executor=executor, max_cost=25.0).start()
+  assert "submitted c as 100" in capsys.readouterr().out
+  assert sum(status.cost for status in Run.load(root / "run").status()) == pytest.approx(10.0)
+  words = facts_of(root / "run" / "c").job.command
+  assert words[-1] == "--config.cost_per_hour=10.0"
+
+
+def test_another_try_needs_room_too(make, fake, root):
+  executor = fake(price_per_hour=10.0, hours=1.0)
+  make("ab", executor=executor, max_cost=20.0).start()
+  run = Run.load(root / "run")
+  run.cancel(every=True)
+  make("ab", executor=executor, max_cost=15.0).start()
+  with pytest.raises(UserError, match="max_cost=15 of .* has room for 1 of 2 jobs: raise it"):
+    run.retry(failed=True)
+  assert run.retry(["a"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    ({}, r"^max_cost=5: Fake\(price_per_hour=...\) is missing, so that no cost is known"),
+    ({"price_per_hour": 1.0}, "^max_cost=5: Fake has no time limit, so that its jobs may cost any"),
+  ],
+)
+def test_a_cost_that_cannot_be_kept(make, fake, root, fields, message):
+  with pytest.raises(UserError, match=message):
+    make("a", executor=fake(**fields), max_cost=5.0).start()
+  assert not root.exists()
+
+
+# Later
+
+
+def test_a_run_is_loaded_and_asked(make, fake, root, monkeypatch):
+  make("ab", max_cost=0.0).start()
+  monkeypatch.chdir(root)
+  run = Run.load("run")
+  assert (run.name, run.root, run.executor, run.max_cost) == ("run", root, fake(), 0.0)
+  fake.said = {"a": RUNNING, "b": PENDING}
+  assert [status.state for status in run.status()] == ["pending", "pending"]
+  assert [status.id for status in run.status()] == ["100", "101"]
+  with pytest.raises(UserError, match="holds no run of jaxspeed.launch"):
+    Run.load(root)
+  runs.create_run(root / "empty", 0.0)
+  with pytest.raises(UserError, match="empty holds a run without jobs: submit it again."):
+    Run.load("empty")
+
+
+def test_cancellation(make, fake, root):
+  make().start()
+  finish(root / "run" / "a")
+  run = Run.load(root / "run")
+  fake.asked.clear()
+  assert run.cancel(["a", "b"]) == ["b"]
+  assert ("cancel", ("b", "101")) in fake.asked
+  assert [status.state for status in run.status()] == ["done", "cancelled", "pending"]
+  assert run.cancel(every=True) == ["c"] and run.cancel(every=True) == []
+  with pytest.raises(UserError, match="run has no job x: it has a, b, c.$"):
+    run.cancel(["x"])
+  # The same script does not submit what was cancelled.
+  fake.asked.clear()
+  make().start()
+  assert not [ask for ask in fake.asked if ask[0] == "submit"]
+
+
+def test_a_cancellation_that_the_scheduler_refuses_is_not_written_down(
+  make, fake, root, monkeypatch
+):
+  def refuse(*_):
+    raise UserError("Slurm did not cancel.")
+
+  make("a").start()
+  monkeypatch.setattr(fake, "cancel", refuse)
+  with pytest.raises(UserError, match="did not cancel"):
+    Run.load(root / "run").cancel(["a"])
+  assert Run.load(root / "run").status()[0].state == "pending"
+
+
+def test_another_try(make, fake, root):
+  make("abcd").start()
+  run = Run.load(root / "run")
+  finish(root / "run" / "a")
+  run.cancel(["b", "c"])
+  for name, state in (("a", "done"), ("d", "pending")):
+    with pytest.raises(UserError, match=f"{name} is {state}: only failed jobs are retried.$"):
+      run.retry(["b", name])
+  fake.asked.clear()
+  assert run.retry(["b"]) == ["b"]
+  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", "b")]
+  assert run.retry(failed=True) == ["c"] and run.retry(failed=True) == []
+  assert [status.state for status in run.status()] == ["done", *["pending"] * 3]
+  with pytest.raises(UserError, match="has no job x"):
+    run.retry(["x"])
+
+
+def test_waiting_prints_each_change_once(make, fake, root, capsys, monkeypatch):
+  make("ab").start()
+  run = Run.load(root / "run")
+  capsys.readouterr()
+  looks = []
+
+  def look(_):
+    looks.append(1)
+    if len(looks) == 2:
+      finish(root / "run" / "a")
+    if len(looks) == 3:
+      run.cancel(["b"])
+
+  monkeypatch.setattr("jaxspeed.launch.submitted.time.sleep", look)
+  found = run.wait()
+  assert [status.state for status in found] == ["done", "cancelled"]
+  assert capsys.readouterr().out.splitlines() == [
+    "a: pending",
+    "b: pending",
+    "a: done",
+    "b: cancelled",
+  ]
+  assert len(looks) == 3 and os.path.exists(root)
