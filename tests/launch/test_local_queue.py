@@ -1,4 +1,4 @@
-"""The local queue for real, with shell scripts in place of trainers: nothing is lost or run twice."""
+"""The local queue for real, with scripts in place of trainers: nothing is lost or run twice."""
 
 import contextlib
 import json
@@ -114,7 +114,9 @@ def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
   }
   printed = run.start(plan, parallel=2)
   assert printed[:6] == [f"submitted {name}" for name in plan]
-  assert printed[6].startswith("6 jobs submitted; look at them with: python -m jaxspeed.launch stat")
+  assert printed[6].startswith(
+    "6 jobs submitted; look at them with: python -m jaxspeed.launch stat"
+  )
   run.wait("a", "b")
   assert run.states == dict.fromkeys("ab", "running") | dict.fromkeys("cdef", "pending")
   # Neither the terminal nor its end reaches them: they have sessions and an input of their own.

@@ -55,7 +55,9 @@ def test_mean_and_interval_over_seeds(tmp_path):
     write_job(tmp_path, f"s{i}", result=result_of(value), overrides={"schedule.peak": 2, "seed": i})
     for i, value in enumerate(values)
   ]
-  jobs += [write_job(tmp_path, "x", result=result_of(0.9), overrides={"schedule.peak": 1, "seed": 0})]
+  jobs += [
+    write_job(tmp_path, "x", result=result_of(0.9), overrides={"schedule.peak": 1, "seed": 0})
+  ]
   (group,) = groups_of(results_of(jobs, "top1"))
   assert (group.name, group.n, group.target) == ("quickstart_peak=2", 5, 0.94)
   low, high = stats.t.interval(0.95, 4, statistics.fmean(values), stats.sem(values))
@@ -66,15 +68,21 @@ def test_mean_and_interval_over_seeds(tmp_path):
 
 
 def test_jobs_of_several_runs_and_of_one_are_one_group(tmp_path):
-  several = write_job(tmp_path, "a", result=several_of([0.9, 0.92]), overrides={"seed": 0, "runs": 2})
-  other = write_job(tmp_path, "b", result=several_of([0.94, 0.96]), overrides={"seed": 2, "runs": 2})
+  several = write_job(
+    tmp_path, "a", result=several_of([0.9, 0.92]), overrides={"seed": 0, "runs": 2}
+  )
+  other = write_job(
+    tmp_path, "b", result=several_of([0.94, 0.96]), overrides={"seed": 2, "runs": 2}
+  )
   (group,) = groups_of(results_of([several, other], "top1"))
   assert group.n == 4 and group.mean == pytest.approx(0.93)
 
 
 def test_the_group_counts_the_metric_of_the_target(tmp_path):
   jobs = [
-    write_job(tmp_path, f"s{i}", result=result_of(0.5, top5=top5), metric="top5", overrides={"seed": i})
+    write_job(
+      tmp_path, f"s{i}", result=result_of(0.5, top5=top5), metric="top5", overrides={"seed": i}
+    )
     for i, top5 in enumerate((0.9, 0.92))
   ]
   (group,) = groups_of(results_of(jobs, "top1"))
