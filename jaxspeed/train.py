@@ -43,6 +43,7 @@ def main() -> None:
     from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.config import effects
+    from jaxspeed.devices.mesh import keep_host_memory
     from jaxspeed.run.session import train
 
     command_line.nothing_left(arguments)
@@ -50,6 +51,7 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
+    keep_host_memory()
     checks.check(config)
     notes = effects.check(config, fields.overridden(), command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)

@@ -89,6 +89,11 @@ def end_superseded(message: str) -> None:
   processes.exit_now(SUPERSEDED)
 
 
+def raise_superseded(message: str) -> None:
+  """Raises a UserError with a message, where a call from Python may not end the process."""
+  raise UserError(message)
+
+
 class FolderLock:
   """The right to write to a run's folder; one process of a run takes it.
 
@@ -131,6 +136,12 @@ class FolderLock:
   def incarnation(self) -> int:
     """The number of this start of the run, from 1."""
     return self._owner.incarnation
+
+  def is_held(self) -> bool:
+    """Whether no later start has taken the folder over."""
+    found = read_owner(self._folder)
+    # A missing or unreadable file does not name another owner.
+    return found is None or found.token == self._owner.token
 
   def check(self) -> None:
     """Calls `superseded` if a later start has taken the folder over."""
@@ -249,7 +260,10 @@ class FolderLock:
 
   def _renew(self) -> None:
     while not self._closed.wait(self._renewed_every):
-      self.check()
+      try:
+        self.check()
+      except UserError:  # of `raise_superseded`; the next check raises it in the caller's thread
+        return
       with contextlib.suppress(OSError):
         os.utime(self._folder / LOCK)
 

@@ -10,6 +10,7 @@ import enum
 import signal
 import socket
 import threading
+import types
 from collections.abc import Iterator
 
 from jaxspeed.cluster import processes
@@ -73,6 +74,33 @@ class Signals:
     self.action = max(self.action, action)
     twice = "; a second Ctrl-C ends it at once" if number == signal.SIGINT else ""
     say(f"{name}: the run saves after this step and ends{twice}.")
+
+
+@contextlib.contextmanager
+def catch_interrupt() -> Iterator[Signals]:
+  """Collects Ctrl-C in the block, for a call from Python; does nothing outside the main thread.
+
+  The first one stops the run after its step. A second one, or one before there is anything to
+  save, raises KeyboardInterrupt. Nothing is printed, the process does not end, and the handler from
+  before comes back.
+  """
+  signals = Signals()
+  before = signal.getsignal(signal.SIGINT)
+  # None: a handler that Python cannot put back, because C code set it.
+  if threading.current_thread() is not threading.main_thread() or before is None:
+    yield signals
+    return
+
+  def interrupt(number: int, frame: types.FrameType | None) -> None:
+    if not signals.begun or signals.action >= RunAction.STOP:
+      raise KeyboardInterrupt
+    signals.action = RunAction.INTERRUPT
+
+  signal.signal(signal.SIGINT, interrupt)
+  try:
+    yield signals
+  finally:
+    signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families, fields, names, schema
+from jaxspeed.config.given import given_in
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
@@ -43,7 +44,7 @@ def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bo
   try:
     values = _plain(config)
     _check_types(values, model=model)
-    if model:
+    if model and not given_in(values).get("model"):
       check_model(values["model"])
     _check_feed(values)
     _check_together(values)

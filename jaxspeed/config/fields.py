@@ -10,9 +10,8 @@ A recipe is a Python file whose `get_config(variant)` starts from `base()` and s
     return config
 
 A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
-`planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule.
-`checks` refuses values that do not fit, and `--help` prints the strings below the fields. The
-fields of `config.model` are those of the model that `config.model.name` names: see `families.py`.
+`planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule. `--help`
+prints the strings below the fields. The fields of `config.model` are its family's (`families.py`).
 """
 
 import os
@@ -23,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from pydantic import Field
 
 from jaxspeed.config import kinds
+from jaxspeed.config.given import Given
 from jaxspeed.config.schema import Group
 from jaxspeed.errors import UserError
 
@@ -336,6 +336,7 @@ class Config(Group):
   heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
   """seconds without a sign of life after which a process counts as lost"""
   records: Records = Records()
+  given: Given = Given()
 
 
 def base() -> ConfigDict:
@@ -362,9 +363,8 @@ def imagenet() -> ConfigDict:
     image_size=224,
     train_images=1_281_167,
     eval_images=50_000,
-    # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225 of the range.
-    mean=(123.675, 116.28, 103.53),
-    std=(58.395, 57.12, 57.375),
+    mean=(123.675, 116.28, 103.53),  # 0.485, 0.456, 0.406 of the range
+    std=(58.395, 57.12, 57.375),  # 0.229, 0.224, 0.225
     last_batch="keep",
   )
   config.augment.flip = "random"

@@ -16,7 +16,9 @@ from jaxspeed.config.schema import shown
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
 from jaxspeed.files import read_bytes
 
-_CONFIG_HELP = "Recipe: FILE.py or FILE.py:VARIANT; --config.FIELD=VALUE changes a field."
+_CONFIG_HELP = (
+  "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field."
+)
 # Longest value shown in a message, in characters.
 _SHOWN = 80
 # --config.FIELD, -config.FIELD and --noconfig.FIELD.

@@ -67,6 +67,8 @@ def all_fields(model: str = "") -> Iterator[str]:
 def _names(group: type[Group], prefix: str) -> Iterator[str]:
   for name, field in group.model_fields.items():
     annotation: Any = field.annotation
+    if (prefix, name) == ("", "given"):
+      continue  # filled by jaxspeed.fit, never set
     if isinstance(annotation, type) and issubclass(annotation, Group):
       yield from _names(annotation, f"{prefix}{name}.")
     elif (prefix, name) != ("", "model"):

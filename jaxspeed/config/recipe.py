@@ -1,5 +1,6 @@
 """Loading of recipe files: any mistake in one becomes a sentence with its file and line."""
 
+import difflib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -20,6 +21,7 @@ from jaxspeed.errors import UserError
 
 # Longest text of a recipe's own exception in a message, in characters.
 _SHOWN = 300
+_PACKAGE = pathlib.Path(__file__).parents[1]
 _LIBRARY = str(pathlib.Path(ml_collections.__file__).parent)
 
 
@@ -30,30 +32,71 @@ class _Loader(importlib.machinery.SourceFileLoader):
     raise OSError("not cached")
 
 
+def shipped() -> dict[str, pathlib.Path]:
+  """The recipes that come with the package, by name: from its wheel, or from configs/ beside it."""
+  folder = _PACKAGE / "configs"
+  if not folder.is_dir():
+    folder = _PACKAGE.parent / "configs"  # a checkout
+  files = sorted(folder.glob("*.py")) if (folder / "quickstart.py").is_file() else []
+  return {file.stem: file for file in files if file.stem != "__init__"}
+
+
+def find_recipe(name: str) -> str:
+  """The file that a name or a path means.
+
+  A name without a dot or a slash is that of a shipped recipe. A path is a file of the user's;
+  configs/NAME.py means the shipped recipe where there is no such file.
+
+  Raises:
+    UserError: there is no such recipe, or no such file.
+  """
+  recipes = shipped()
+  path = pathlib.PurePath(name)
+  if name in recipes:
+    return str(recipes[name])
+  if os.path.isfile(name):
+    return name
+  if path.parent.name == "configs" and not path.is_absolute() and path.stem in recipes:
+    return str(recipes[path.stem])
+  if near := difflib.get_close_matches(path.stem, recipes, 1):
+    raise UserError(f"--config={name}: there is no such file: did you mean {near[0]}?")
+  if path.name == name and not path.suffix and not os.path.exists(name):
+    listed = ", ".join(recipes)
+    raise UserError(f"--config={name}: no recipe has this name: choose one of {listed}, or a file.")
+  raise UserError(f"--config={name}: there is no such file.")
+
+
 def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
   """The checked config of a recipe file, with every field of its model.
 
   Args:
-    file: the path of a Python file.
+    file: the path of a Python file, or the name of a shipped recipe (`find_recipe`).
     variant: the text after the colon of --config=FILE:VARIANT; None: no colon.
 
   Raises:
     UserError: there is no such file, it raises an exception, or its config is invalid.
   """
-  config = _returned_by(file, variant)
-  checks.check(config, source=file)
+  path = find_recipe(file)
+  config = _returned_by(path, variant, file)
+  checks.check(config, source=path)
   config = config.copy_and_resolve_references()
   config.model = families.with_defaults(config.model.to_dict())
   return config.lock()
 
 
-def _returned_by(file: str, variant: str | None) -> ConfigDict:
-  """The config that `get_config` of a recipe file returns; raises a UserError as `load_recipe`."""
-  module = import_file(file, f"--config={file}: there is no such file.")
+def _returned_by(file: str, variant: str | None, name: str) -> ConfigDict:
+  """The config that `get_config` of a recipe file returns; raises a UserError as `load_recipe`.
+
+  Args:
+    file: the path of the file.
+    variant: as in `load_recipe`.
+    name: what the user called the file.
+  """
+  module = import_file(file, f"--config={name}: there is no such file.")
   get_config = getattr(module, "get_config", None)
   if not callable(get_config):
     raise UserError(f"{file} defines no function get_config() that returns the config.")
-  arguments = _arguments(file, get_config, variant)
+  arguments = _arguments(name, get_config, variant)
   config = guarded(file, lambda: get_config(*arguments))
   if inspect.iscoroutine(config):
     config.close()  # or Python would print that it was never awaited

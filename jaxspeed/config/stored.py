@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks
+from jaxspeed.config.given import Given, given_in
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
@@ -50,8 +51,14 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, with tuples as lists and without `NOT_STORED`."""
-  return parse_json(dump_json(_without_paths_to_code(config).to_dict()))
+  """A config as JSON stores it: nested dicts, with tuples as lists, without `NOT_STORED`.
+
+  `given` is left out where it is empty, as in every run of a command.
+  """
+  values = parse_json(dump_json(_without_paths_to_code(config).to_dict()))
+  if not given_in(values):
+    values.pop("given", None)
+  return values
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
@@ -73,7 +80,8 @@ def load(path: pathlib.Path) -> ConfigDict:
       f"{FORMAT}: use the version that trained the run, or train again in another --workdir."
     )
   loaded.pop("format", None)
-  values = {name: _tuples(value) for name, value in loaded.items()}
+  values = {"given": Given().model_dump()}
+  values |= {name: _tuples(value) for name, value in loaded.items()}
   checks.check(values, source=str(path))
   if not known:
     raise UserError(

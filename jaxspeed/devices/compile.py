@@ -75,6 +75,27 @@ def use_cache(folder: str = "") -> pathlib.Path | None:
   return path
 
 
+_CACHE_SETTINGS = (
+  "jax_compilation_cache_dir",
+  "jax_persistent_cache_min_compile_time_secs",
+  "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@contextlib.contextmanager
+def cache_settings_kept() -> Iterator[None]:
+  """A block after which JAX's cache of programs is as it was before (`use_cache`)."""
+  before = {name: jax.config.values[name] for name in _CACHE_SETTINGS}
+  try:
+    yield
+  finally:
+    moved = jax.config.values[_CACHE_SETTINGS[0]] != before[_CACHE_SETTINGS[0]]
+    for name, value in before.items():
+      jax.config.update(name, value)
+    if moved:
+      compilation_cache.reset_cache()
+
+
 class _Counts(threading.local):
   """Programs that this thread compiled or read; other threads compile while a clock runs."""
 

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.devices.compile import Program
+from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import TrainSpec
@@ -94,6 +95,18 @@ class Feed(Protocol):
       UserError: the data cannot be read, or do not fit the config.
     """
     ...
+
+  @staticmethod
+  def take_data(data: Any, config: ConfigDict, *, follow: Collection[str]) -> Any:
+    """Checks data in memory that Python passes, `data.memory.arrays.Arrays`; as `open_data`.
+
+    Raises:
+      UserError: the feed takes none, or they do not fit the config.
+    """
+    raise UserError(
+      f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
+      "arrays: pass the path of a folder, or take a recipe that trains from memory, like cifar10."
+    )
 
   @staticmethod
   def prepare_evaluation(data: Any, spec: TrainSpec, phase: Phase, variables: Any) -> RunEvaluation:

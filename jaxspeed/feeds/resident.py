@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jaxspeed.data.batch import WARMUP, pad_batches, purpose_key, seed_key
 from jaxspeed.data.memory.arrays import Arrays, open_arrays
+from jaxspeed.data.memory.passed import take_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Program, compile_program
 from jaxspeed.errors import UserError
@@ -58,7 +59,20 @@ class ResidentFeed(Feed):
       follow="data.classes" in follow,
       tune=config.tune_on == "validation",
     )
-    _check_size(arrays, config, follow)
+    _check_size(arrays, config, follow, data.path or data.name)
+    return arrays
+
+  @staticmethod
+  def take_data(data: Arrays, config: ConfigDict, *, follow: Collection[str]) -> Arrays:
+    """Checks arrays that Python passes; they may decide the fields in `follow`.
+
+    Raises:
+      UserError: labels or sizes do not fit the config.
+    """
+    tune = config.tune_on == "validation"
+    may_follow = "data.classes" in follow
+    arrays = take_arrays(data, classes=config.data.classes, follow=may_follow, tune=tune)
+    _check_size(arrays, config, follow, "data=")
     return arrays
 
   @staticmethod
@@ -151,16 +165,16 @@ class ResidentFeed(Feed):
     return mesh_lib.replicate(seed_key(seed), self._spec.mesh)
 
 
-def _check_size(arrays: Arrays, config: ConfigDict, follow: Collection[str]) -> None:
+def _check_size(arrays: Arrays, config: ConfigDict, follow: Collection[str], where: str) -> None:
   """Makes sure that images are squares of the config's size, or may decide it (`follow`)."""
   data, (height, width) = config.data, arrays.train_images.shape[1:3]
   if height != width:
     raise UserError(
-      f"the images of {data.path or data.name} have {height} x {width} pixels, and a recipe that "
+      f"the images of {where} have {height} x {width} pixels, and a recipe that "
       "trains from memory takes squares only: crop or resize them."
     )
   if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
     raise UserError(
-      f"the images of {data.path or data.name} have {height} x {width} pixels but "
+      f"the images of {where} have {height} x {width} pixels but "
       f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
     )

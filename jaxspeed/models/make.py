@@ -5,7 +5,9 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import checks
 from jaxspeed.config.families import FAMILIES
+from jaxspeed.config.given import given_in
 from jaxspeed.devices import precision
+from jaxspeed.errors import UserError
 
 # Importing a module registers its model family.
 from jaxspeed.models import airbench, resnet, resnet9  # noqa: F401
@@ -15,8 +17,14 @@ def make_model(config: ConfigDict) -> nn.Module:
   """Make the model of `config.model`, which computes in `config.precision` (not "auto").
 
   Raises:
-    UserError: the name is unknown, or the model lacks a field or rejects its value.
+    UserError: the name is unknown, or the model lacks a field or rejects its value; or the run was
+      given its model by `jaxspeed.fit`.
   """
+  if given := given_in(config).get("model"):
+    raise UserError(
+      f"the run was trained with a model from Python, {given}: pass the same one, as in "
+      "jaxspeed.load(WORKDIR, model=...)."
+    )
   fields = config.model.to_dict()
   checks.check_model(fields)
   module = FAMILIES[fields.pop("name")].module

@@ -5,8 +5,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,6 +17,7 @@ from jaxspeed.config import checks, families
 from jaxspeed.data.hold_out import held_out_count
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
+from jaxspeed.planning.own_schedule import rates_of
 from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
 
 # The table keeps a row per step in memory; ImageNet for 90 epochs at batch size 32 has 3.6 million.
@@ -89,8 +91,12 @@ def make_plan(
   devices: int = 1,
   train_images: int | Mapping[int, int] = 0,
   eval_images: int = 0,
+  schedule: Callable[..., Any] | None = None,
 ) -> Plan:
-  """Return the plan of a config; arguments and errors are those of `lay_out`."""
+  """Return the plan of a config; arguments and errors are those of `lay_out` and `rates_of`.
+
+  A `schedule` from Python replaces `config.schedule`.
+  """
   layout = lay_out(config, devices=devices, train_images=train_images, eval_images=eval_images)
   first, last = layout.phases[0], layout.phases[-1]
   return Plan(
@@ -99,7 +105,7 @@ def make_plan(
     train_images=layout.train_images,
     eval_images=layout.eval_images,
     eval_batch_size=min(config.eval.batch_size, -(-layout.eval_images // devices)),
-    table=_table(config, layout.phases, layout.total_steps),
+    table=_table(config, layout.phases, layout.total_steps, schedule),
     whiten_bias_steps=_steps(config.whitening.bias_epochs, first.steps_per_epoch),
     cutmix_steps=_steps(config.augment.cutmix_epochs, last.steps_per_epoch)
     if config.augment.cutmix
@@ -294,9 +300,11 @@ def _positions(
   return first_epoch + step_in_epoch // steps, step_in_epoch % steps, steps
 
 
-def _table(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> dict[str, np.ndarray]:
+def _table(
+  config: ConfigDict, phases: tuple[Phase, ...], total: int, schedule: Callable[..., Any] | None
+) -> dict[str, np.ndarray]:
   average, steps_per_epoch = config.average, phases[0].steps_per_epoch
-  rate = _rate(config, phases, total)
+  rate = rates_of(schedule, total) if schedule else _rate(config, phases, total)
   columns = {"learning_rate": rate}
   if config.optimizer.momentum_segments:
     epoch, number, steps = _positions(phases, total)

@@ -51,6 +51,7 @@ def result_row(
   top5: float | None,
   seconds: Mapping[str, Any],
   seed: int,
+  command: str | None = None,
 ) -> dict[str, Any]:
   """The result of one run, with the device, versions, commit and command that produced it.
 
@@ -63,6 +64,7 @@ def result_row(
     seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
       at least config.target; None if the run did not reach it.
     seed: the run's seed.
+    command: the command or call that trained; None: this process's command line.
 
   Raises:
     ValueError: `evaluated_on` is not in `EVALUATED_ON`.
@@ -80,8 +82,12 @@ def result_row(
     "versions": versions(),
     "seed": seed,
     "commit": commit(),
-    "command": shlex.join([pathlib.Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
+    "command": command or _command_line(),
   }
+
+
+def _command_line() -> str:
+  return shlex.join([pathlib.Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
 
 
 def write_result(

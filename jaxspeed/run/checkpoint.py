@@ -31,6 +31,7 @@ from jaxspeed.config.stored import FORMAT
 from jaxspeed.errors import UserError
 from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
 from jaxspeed.records.clock import NAMES
+from jaxspeed.run.stored_optimizer import with_optimizers
 
 MANIFEST = "manifest.json"
 _PART = ".part-"  # followed by incarnation and step
@@ -324,7 +325,8 @@ def _read_tree(path: pathlib.Path, target: Any) -> Any:
   wanted = flax.serialization.to_state_dict(target)
   try:
     with _checkpointer() as checkpointer:
-      _check_fit(checkpointer.metadata(path).item_metadata.tree, wanted)
+      stored = with_optimizers(checkpointer.metadata(path).item_metadata.tree, wanted)
+      _check_fit(stored, wanted)
       state_dict = checkpointer.restore(path, wanted)
   except (ValueError, KeyError, TypeError) as error:
     raise UserError(

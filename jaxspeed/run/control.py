@@ -6,6 +6,7 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import RunAction, Signals
 from jaxspeed.cluster.watchdog import heartbeat
+from jaxspeed.run.caller import COMMAND, Caller
 from jaxspeed.run.folder import RunFolder
 
 
@@ -17,19 +18,26 @@ class RunControl:
     agreement: the means of agreeing with the other processes.
     owned: the folder that this start owns; None except in process 0.
     incarnation: the number of this start of the run, the same in all processes.
+    caller: who called `train`.
 
   Attributes:
     decided: what all processes have decided since the last checkpoint.
-    incarnation: as above.
+    incarnation, caller: as above.
   """
 
   def __init__(
-    self, signals: Signals, agreement: Agreement, owned: RunFolder | None, incarnation: int
+    self,
+    signals: Signals,
+    agreement: Agreement,
+    owned: RunFolder | None,
+    incarnation: int,
+    caller: Caller = COMMAND,
   ) -> None:
     self._signals = signals
     self._agreement = agreement
     self._owned = owned
     self.incarnation = incarnation
+    self.caller = caller
     self.decided = RunAction.CONTINUE
 
   @property
@@ -56,6 +64,10 @@ class RunControl:
   def note(self, answer: jax.Array | RunAction) -> None:
     """Waits for an answer of `ask`, and updates `decided`."""
     self.decided = max(self.decided, self._agreement.read(answer))
+
+  def stop(self) -> None:
+    """Asks all processes to save and stop."""
+    self._signals.action = max(self._signals.action, RunAction.STOP)
 
   def agree(self, *, save_due: bool) -> RunAction:
     """Waits for all processes; returns what they do now."""

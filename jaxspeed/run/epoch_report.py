@@ -67,6 +67,7 @@ class EpochReport:
       resume_step=step,
       total_epochs=config.epochs,
       evaluated=averaging.KINDS[config.average.kind],
+      console=self._control.caller.make_console(),
       primary=processes.is_primary(),
     ) as self._records:
       screen = self._records.screen
@@ -191,6 +192,14 @@ class EpochReport:
     self._records.epoch(row)
     pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stopped_at_target())
     self.lines([*lines, *pace])
+    self._tell(step)
+
+  def _tell(self, step: int) -> None:
+    """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
+    on_epoch = self._control.caller.on_epoch
+    if on_epoch is not None and on_epoch(dict(self.rows[-1])) is True:
+      if step < self._spec.plan.total_steps and not self.stopped_at_target():
+        self._control.stop()
 
   def _decoder_warnings(self) -> tuple[int, list[str]]:
     """The number of decoder warnings in all processes since the last call; once, also a line."""

@@ -92,6 +92,7 @@ def finish(
   *,
   benchmark: str,
   evaluated_on: str,
+  command: str | None = None,
 ) -> dict[str, Any]:
   """Returns the result row of a run after its last step; process 0 writes it to result.json.
 
@@ -103,6 +104,7 @@ def finish(
     clock: the run's clock.
     benchmark: DAWNBench's name of the data set, or ''.
     evaluated_on: as in `results.result_row`.
+    command: as there.
 
   Raises:
     UserError: the row of the last epoch is missing, or every step was skipped in float16.
@@ -124,6 +126,7 @@ def finish(
     top5=last.get("eval_top5") if has_top5(config.data.classes) else None,
     seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
     seed=config.seed,
+    command=command,
   )
   row |= {name: last[name] for name in IMAGE_COUNTS if name in last}
   if state.loss_scale is not None:

@@ -5,9 +5,15 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from jaxspeed.cluster.folder_lock import LOCK, OWNER, OWNER_LOCK, FolderLock
+from jaxspeed.cluster.folder_lock import (
+  LOCK,
+  OWNER,
+  OWNER_LOCK,
+  FolderLock,
+  end_superseded,
+)
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
@@ -42,9 +48,11 @@ class RunFolder:
     is_new: whether no start of the run has taken a step yet.
   """
 
-  def __init__(self, path: pathlib.Path) -> None:
+  def __init__(
+    self, path: pathlib.Path, superseded: Callable[[str], None] = end_superseded
+  ) -> None:
     self.path = path
-    self.lock = FolderLock(path)
+    self.lock = FolderLock(path, superseded=superseded)
     self.is_new = False
 
   def begun(self) -> None:
@@ -57,7 +65,7 @@ class RunFolder:
     Args:
       refused: whether to remove what this start wrote, if no step was taken.
     """
-    if refused and self.is_new:
+    if refused and self.is_new and self.lock.is_held():
       for folder in (*_subfolders(self.path), self.path):
         # The files that a start writes before its first step is done.
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
@@ -72,10 +80,20 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[RunFolder]:
+def taken(
+  workdir: str | os.PathLike[str],
+  *,
+  data_path: str = "",
+  superseded: Callable[[str], None] = end_superseded,
+) -> Iterator[RunFolder]:
   """Creates a run's folder if it is missing, and takes ownership of it for this start.
 
   If the block fails before the first step of a new run, what was created is removed.
+
+  Args:
+    workdir: the folder.
+    data_path: the path of the run's data; '': none.
+    superseded: as in `FolderLock`.
 
   Raises:
     UserError: the folder is foreign, another job's, among the data (`data_path`), or not writable.
@@ -85,7 +103,7 @@ def taken(workdir: str | os.PathLike[str], *, data_path: str = "") -> Iterator[R
   look(path)
   made = make(path)
   try:
-    folder = RunFolder(path)
+    folder = RunFolder(path, superseded)
   except BaseException:
     _remove_empty(made)
     raise

@@ -52,7 +52,7 @@ def predict(
   Raises:
     UserError: a file is no image, the folder holds no run, or logits are not finite.
   """
-  config = _for_images(load_config(folder))
+  config = for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
   with precision.wide_enough(config.precision):
     return _predict_run(folder, config, images, names, step, top, on_error)
@@ -92,7 +92,7 @@ def predict_pretrained(
   Raises:
     UserError: as `predict` and `restore.open_pretrained`, or the data set has other classes.
   """
-  config = _for_images(config)
+  config = for_images(config)
   names = _class_names(config, given)
   with precision.wide_enough(config.precision):
     spec, variables = open_pretrained(config)
@@ -118,7 +118,7 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
   return names or tuple(map(str, range(config.data.classes)))
 
 
-def _for_images(config: ConfigDict) -> ConfigDict:
+def for_images(config: ConfigDict) -> ConfigDict:
   """The config with an evaluation mode that takes single images of any shape."""
   config = config.copy_and_resolve_references()
   if config.data.feed == "stream":
@@ -150,16 +150,8 @@ def _predict(
       on_error(error)
   if not found:
     return [None] * len(images)
-  batch = np.stack(list(found.values()))
-
-  def probabilities(variables: Any, batch: Any) -> Any:
-    normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
-    normal = normal.astype(precision.DTYPES[config.precision])
-    with precision.products(config.precision):
-      logits = eval_step.predict_logits(variables, normal, spec=spec)
-    return jax.nn.softmax(logits)
-
-  rows = np.asarray(jax.jit(probabilities)(variables, mesh_lib.replicate(batch, spec.mesh)))
+  batch = mesh_lib.replicate(np.stack(list(found.values())), spec.mesh)
+  rows = np.asarray(jax.jit(probabilities_of(spec))(variables, batch))
   if not np.isfinite(rows).all():
     raise UserError(
       "the weights give logits that are not finite: choose another --step, or other weights."
@@ -170,6 +162,20 @@ def _predict(
     for number, row, best in zip(found, rows, order, strict=True)
   }
   return [likeliest.get(number) for number in range(len(images))]
+
+
+def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:
+  """The function of variables and uint8 images [n, h, w, 3] that predicts [n, classes]."""
+  config = spec.config
+
+  def probabilities(variables: Any, batch: Any) -> Any:
+    normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
+    normal = normal.astype(precision.DTYPES[config.precision])
+    with precision.products(config.precision):
+      logits = eval_step.predict_logits(variables, normal, spec=spec)
+    return jax.nn.softmax(logits)
+
+  return probabilities
 
 
 def read_image(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -70,16 +71,26 @@ def _stored_plan(config: ConfigDict) -> Plan:
 
 
 def open_run(
-  folder: pathlib.Path, config: ConfigDict, checkpoint_step: int | None
+  folder: pathlib.Path,
+  config: ConfigDict,
+  checkpoint_step: int | None,
+  *,
+  model: nn.Module | None = None,
 ) -> tuple[TrainSpec, Restored]:
   """The specification and a checkpoint of the run in `folder`.
+
+  Args:
+    folder: the run's folder.
+    config: its config.
+    checkpoint_step: the step of the checkpoint; None: that of the newest whole one.
+    model: the module that the run was given in place of `config.model`; None: none.
 
   Raises:
     UserError: the folder holds no whole checkpoint.
   """
   # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
-  spec = make_train_spec(config, _stored_plan(config), mesh_lib.make_mesh())
+  spec = make_train_spec(config, _stored_plan(config), mesh_lib.make_mesh(), model=model)
   checkpoints = Checkpoints(folder / "checkpoints")
   if checkpoint_step is None:
     checkpoint_step, notes = checkpoints.find_newest()
@@ -103,6 +114,10 @@ def _abstract_carry(spec: TrainSpec) -> Carry:
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((spec.config.data.train_images, size, size, 3), np.uint8),
   )
+  if spec.config.given.optimizer:  # its state has a structure that only the optimizer knows
+    state = state.replace(opt_state=None)
+    if state.proxy is not None:
+      state = state.replace(proxy=state.proxy.replace(opt_state=None))
   carry = Carry(state, MetricSums.zero(spec.accumulation))
   return mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
 

@@ -14,24 +14,26 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
-from jaxspeed.cluster.signals import RunAction, Signals, Stopped, catch_signals
+from jaxspeed.cluster.signals import RunAction, Signals, Stopped
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
-from jaxspeed.devices.compile import use_cache
+from jaxspeed.devices.compile import cache_settings_kept, use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import Screen, make_console, silent_console
+from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.results import write_result
 from jaxspeed.records.statistics import result_of
 from jaxspeed.run import folder as folder_lib
+from jaxspeed.run.caller import COMMAND, Caller
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
+from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import TrainSpec
@@ -43,7 +45,13 @@ def run_name(index: int) -> str:
 
 
 def train(
-  config: ConfigDict, workdir: str, peers: Peers | None = None, given: Collection[str] = ()
+  config: ConfigDict,
+  workdir: str,
+  peers: Peers | None = None,
+  given: Collection[str] = (),
+  *,
+  parts: Parts = NONE,
+  caller: Caller = COMMAND,
 ) -> dict[str, Any]:
   """Trains `config` in `workdir`, or resumes the run that is there.
 
@@ -52,6 +60,8 @@ def train(
     workdir: the run's folder, the same one for all processes.
     peers: the processes of the run, which all must call this; None: this one alone.
     given: the fields that the command line sets, which the data do not override.
+    parts: the objects that the run is given in place of fields.
+    caller: who calls; a call from Python prints nothing and leaves the process as it was.
 
   Returns:
     The content of result.json.
@@ -60,12 +70,12 @@ def train(
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
     Stopped: a signal ended the run early, after saving it.
   """
-  clock = Clock()
-  mesh_lib.keep_host_memory()
+  clock = caller.make_clock()
+  config = parts.recorded(config)
   checks.check(config)
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
-  with Session.enter(config, workdir, peers, clock) as session:
+  with Session.enter(config, workdir, peers, clock, caller) as session:
     setup = set_up(
       config,
       session.folder,
@@ -73,6 +83,7 @@ def train(
       clock=clock,
       console=session.screen.console,
       given=given,
+      parts=parts,
     )
     if setup.finished is not None:
       print_finished(session.screen, setup.config, session.folder, setup.finished)
@@ -102,6 +113,7 @@ class Session:
     owned: the folder as owned by this start; None except in process 0.
     incarnation: the number of this start of the run, the same in all processes.
     screen: the screen on which the session prints.
+    caller: who called `train`.
   """
 
   signals: Signals
@@ -109,30 +121,40 @@ class Session:
   owned: RunFolder | None
   incarnation: int
   screen: Screen
+  caller: Caller = COMMAND
 
   @classmethod
   @contextlib.contextmanager
   def enter(
-    cls, config: ConfigDict, workdir: str, peers: Peers | None, clock: Clock
+    cls,
+    config: ConfigDict,
+    workdir: str,
+    peers: Peers | None,
+    clock: Clock,
+    caller: Caller = COMMAND,
   ) -> Iterator["Session"]:
     """Catches signals, connects the processes and takes the folder; arguments as in `train`."""
     with contextlib.ExitStack() as stack:
-      signals = stack.enter_context(catch_signals())
+      signals = stack.enter_context(caller.signals())
       stack.enter_context(precision.wide_enough(config.precision))
       if peers is not None:
         with clock.measure("connect"):
           processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
       mesh_lib.find_devices()
       folder, owned = pathlib.Path(workdir), None
-      console = make_console() if processes.is_primary() else silent_console()
+      console = caller.make_console() if processes.is_primary() else silent_console()
       screen = Screen(console, total_epochs=config.epochs)
       with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
-          owned = stack.enter_context(folder_lib.taken(workdir, data_path=config.data.path))
+          taken = folder_lib.taken(
+            workdir, data_path=config.data.path, superseded=caller.superseded
+          )
+          owned = stack.enter_context(taken)
           stack.enter_context(_explain_disk_errors(folder))
       incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
+      stack.enter_context(cache_settings_kept())
       use_cache(config.compile_cache)
-      yield cls(signals, folder, owned, incarnation, screen)
+      yield cls(signals, folder, owned, incarnation, screen, caller)
 
   def stop_before_steps(self) -> None:
     """Ends the run if a signal reached any of its processes before there was anything to save.
@@ -153,8 +175,9 @@ class Session:
     with clock.measure("others"):
       self.stop_before_steps()
     self.signals.begun = True
-    with watchdog(spec.config.watchdog_seconds):
-      yield functools.partial(RunControl, self.signals, agreement, self.owned, self.incarnation)
+    with watchdog(spec.config.watchdog_seconds if self.caller.watched else 0):
+      parts = (self.signals, agreement, self.owned, self.incarnation, self.caller)
+      yield functools.partial(RunControl, *parts)
 
 
 @contextlib.contextmanager

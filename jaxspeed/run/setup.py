@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import stored as stored_lib
+from jaxspeed.config.given import given_in, refusal
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -29,6 +31,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.finish import finished_result
+from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
@@ -52,17 +55,21 @@ class Setup:
     config: the resolved config, stored in the run's folder.
     data: the open data of the config.
     finished: the content of result.json if no more steps are needed, else None.
+    parts: the objects that the runs are given.
   """
 
   config: ConfigDict
   data: OpenData
   finished: dict[str, Any] | None
+  parts: Parts = NONE
 
   @functools.cached_property
   def spec(self) -> TrainSpec:
     """The specification of training on all devices, with the plan that all runs share."""
     mesh = mesh_lib.make_mesh()
-    return make_train_spec(self.config, plan_of(self.config, self.data, devices=mesh.size), mesh)
+    parts = self.parts
+    plan = plan_of(self.config, self.data, devices=mesh.size, schedule=parts.schedule)
+    return make_train_spec(self.config, plan, mesh, model=parts.model, optimizer=parts.optimizer)
 
 
 def set_up(
@@ -73,6 +80,7 @@ def set_up(
   clock: Clock,
   console: Console,
   given: Collection[str] = (),
+  parts: Parts = NONE,
 ) -> Setup:
   """Opens the data of a config and pins the config to its folder. All processes must call it.
 
@@ -83,6 +91,7 @@ def set_up(
     clock: the run's clock.
     console: the console that shows the progress of reading headers.
     given: the fields that the command line sets, which the data do not override.
+    parts: the objects that the run is given.
 
   Raises:
     UserError: as `open_data`, `pin_config` and `finished_result`; or the processes do not see the
@@ -90,15 +99,19 @@ def set_up(
   """
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
-    data = open_data(config, console, follow=FOLLOWING - set(given))
-  resolved = resolve(config, data)
+    follow = FOLLOWING - set(given)
+    if parts.data is None:
+      data = open_data(config, console, follow=follow)
+    else:
+      data = feed_of(config).take_data(parts.data, config, follow=follow)
+  resolved = resolve(config, data, parts)
   with processes.all_or_none("the config"):
     if processes.is_primary():
       pin_config(folder, resolved)
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
-  return Setup(resolved, data, finished_result(folder, resolved))
+  return Setup(resolved, data, finished_result(folder, resolved), parts)
 
 
 def feed_of(config: ConfigDict) -> type[Feed]:
@@ -131,6 +144,11 @@ def open_data(
   Raises:
     UserError: as `feed_of`, and as the feed's `open_data`.
   """
+  if (given := given_in(config).get("data")) and not config.data.path:
+    raise UserError(
+      f"the run was trained on {given} from Python, which its folder does not hold: name a data "
+      "set with --config.data.path, or call run.evaluate(images, labels) in Python."
+    )
   console = console or silent_console()
   data = feed_of(config).open_data(config, console, follow=follow, phases=phases)
   return dataclasses.replace(data, notes=(*_followed(config, data), *data.notes))
@@ -164,10 +182,18 @@ def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
   return tuple(lines)
 
 
-def plan_of(config: ConfigDict, data: OpenData, *, devices: int = 1) -> Plan:
-  """The plan of a config, with the actual number of images."""
+def plan_of(
+  config: ConfigDict,
+  data: OpenData,
+  *,
+  devices: int = 1,
+  schedule: optax.Schedule | None = None,
+) -> Plan:
+  """The plan of a config, with the actual number of images; `schedule` as in `make_plan`."""
   train, evaluated = data.counts
-  return make_plan(config, devices=devices, train_images=train, eval_images=evaluated)
+  return make_plan(
+    config, devices=devices, train_images=train, eval_images=evaluated, schedule=schedule
+  )
 
 
 def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
@@ -175,7 +201,7 @@ def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
   return feed_of(spec.config)(data, spec)
 
 
-def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
+def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDict:
   """The config with the fields filled in that machine and data decide, as a folder stores it."""
   resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
@@ -185,7 +211,7 @@ def resolve(config: ConfigDict, data: OpenData) -> ConfigDict:
   resolved.data.eval_images = layout.eval_images
   if not (len(config.data.mean) and len(config.data.std)):
     resolved.data.mean, resolved.data.std = data.channel_statistics()
-  return resolved
+  return parts.with_schedule(resolved, layout.total_steps)
 
 
 def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
@@ -198,7 +224,10 @@ def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
   if not path.exists():
     stored_lib.save(config, path)
     return
-  stored = ConfigDict(stored_lib.to_dict(stored_lib.load(path)))
+  loaded = stored_lib.load(path)
+  if sentence := refusal(given_in(loaded), given_in(config), folder):
+    raise UserError(sentence)
+  stored = ConfigDict(stored_lib.to_dict(loaded))
   rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
   if rows:
     raise UserError(

@@ -71,6 +71,7 @@ class Trainer:
       self._clock,
       benchmark=self._feed.benchmark,
       evaluated_on=self._feed.evaluated_on,
+      command=self._control.caller.command,
     )
 
   def _train_epoch(self, step: int) -> int:

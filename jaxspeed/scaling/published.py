@@ -1,14 +1,12 @@
 """Published runs compared with their predictions."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config.recipe import load_recipe
-from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S, RDMA, RDMA_HOP, TCP, Cluster, cluster_of
@@ -137,11 +135,8 @@ def published_runs() -> tuple[Published, ...]:
 
 
 def recipe(file: str, variant: str) -> ConfigDict:
-  """Load a recipe from the configs/ of this checkout."""
-  path = pathlib.Path(__file__).parents[2] / "configs" / file
-  if not path.is_file():
-    raise UserError(f"{path} is missing: --published needs a checkout with its configs.")
-  return load_recipe(str(path), variant or None)
+  """Load a shipped recipe."""
+  return load_recipe(file.removesuffix(".py"), variant or None)
 
 
 def _row(predicted: float, published: float) -> dict[str, float]:

@@ -12,7 +12,9 @@ from ml_collections import ConfigDict
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
+from jaxspeed.models.own import prepared
 from jaxspeed.optim.make import make_optimizer
+from jaxspeed.optim.own import own_optimizer
 from jaxspeed.planning.plan import Plan
 
 _BOOLEANS = {"true": True, "false": False}
@@ -59,24 +61,47 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
   return proxy
 
 
-def make_train_spec(config: ConfigDict, plan: Plan, mesh: Mesh) -> TrainSpec:
+def make_train_spec(
+  config: ConfigDict,
+  plan: Plan,
+  mesh: Mesh,
+  *,
+  model: nn.Module | None = None,
+  optimizer: optax.GradientTransformation | None = None,
+) -> TrainSpec:
   """Make the spec of a resolved config, with a second spec inside if it has a proxy.
 
+  Args:
+    config: the config.
+    plan: its plan.
+    mesh: the devices.
+    model: a module in place of `config.model`.
+    optimizer: a transformation without a learning rate, in place of `config.optimizer`.
+
   Raises:
-    UserError: the devices do not support the config's precision, or `make_model` rejects it.
+    UserError: the devices do not support the config's precision, or `make_model` rejects it, or
+      `model` does not fit the data.
   """
   precision.resolve(config.precision, mesh.devices.flat[0])
-  proxy = _spec_of(_proxy_config(config), plan, mesh) if config.proxy.keep else None
-  return dataclasses.replace(_spec_of(config, plan, mesh), proxy=proxy)
+  proxy = None
+  if config.proxy.keep:
+    proxy = _spec_of(_proxy_config(config), plan, mesh, None, optimizer)
+  return dataclasses.replace(_spec_of(config, plan, mesh, model, optimizer), proxy=proxy)
 
 
-def _spec_of(config: ConfigDict, plan: Plan, mesh: Mesh) -> TrainSpec:
-  model = make_model(config)
+def _spec_of(
+  config: ConfigDict,
+  plan: Plan,
+  mesh: Mesh,
+  own_model: nn.Module | None,
+  optimizer: optax.GradientTransformation | None,
+) -> TrainSpec:
+  model = make_model(config) if own_model is None else prepared(own_model, config)
   return TrainSpec(
     config=config,
     plan=plan,
     mesh=mesh,
     model=model,
-    optimizer=make_optimizer(config),
+    optimizer=own_optimizer(optimizer, config) if optimizer else make_optimizer(config),
     layer_order=allreduce.layer_order(model, plan.phases[0].image_size) if mesh.size > 1 else (),
   )

@@ -170,7 +170,7 @@ def open_arrays(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-  arrays = _with_classes(arrays, classes, path or name, follow and arrays.is_own)
+  arrays = with_classes(arrays, classes, path or name, follow and arrays.is_own)
   return hold_out(arrays) if tune else arrays
 
 
@@ -358,7 +358,7 @@ def _read_digits() -> Arrays:
   )
 
 
-def _with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arrays:
+def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arrays:
   """Check the labels against the class names and the config, and name unnamed classes by number.
 
   Args:

@@ -1,0 +1,54 @@
+"""The commands by name: `jaxspeed train ...` is `python -m jaxspeed.train ...`.
+
+jaxspeed COMMAND --help lists the flags of a command.
+"""
+
+import ast
+import difflib
+import importlib.util
+import pkgutil
+import runpy
+import sys
+
+import jaxspeed
+from jaxspeed.config import output
+from jaxspeed.errors import MISTAKE
+
+
+def commands() -> dict[str, str]:
+  """The commands that there are, by name, each with the first sentence of its docstring."""
+  found = {}
+  for module in pkgutil.iter_modules(jaxspeed.__path__, "jaxspeed."):
+    spec = importlib.util.find_spec(f"{module.name}.__main__" if module.ispkg else module.name)
+    source = getattr(spec.loader, "get_source", lambda _: "")(spec.name) if spec else ""
+    name = module.name.removeprefix("jaxspeed.")
+    if name != "__main__" and 'if __name__ == "__main__":' in (source or ""):
+      described = ast.get_docstring(ast.parse(source)) or ""
+      found[name] = " ".join(described.partition("\n\n")[0].split())
+  return found
+
+
+def main() -> None:
+  """Runs the command that the first argument names."""
+  name, rest = (*sys.argv[1:2], "")[0], sys.argv[2:]
+  found = commands()
+  if name in ("", "-h", "--help", "help"):
+    width = max(map(len, found))
+    lines = [f"  {each:<{width}}  {does}" for each, does in found.items()]
+    print("usage: jaxspeed COMMAND [FLAGS]\n", *lines, sep="\n")
+    print("\njaxspeed COMMAND --help lists its flags; help(jaxspeed) in Python is the library.")
+    return
+  if name == "--version":
+    print(jaxspeed.__version__)
+    return
+  if name not in found:
+    near = difflib.get_close_matches(name, found, 1)
+    meant = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(found)}."
+    output.say(f"there is no command {name!r}: {meant}")
+    sys.exit(MISTAKE)
+  sys.argv = [f"jaxspeed {name}", *rest]
+  runpy.run_module(f"jaxspeed.{name}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+  main()

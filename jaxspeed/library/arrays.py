@@ -1,0 +1,136 @@
+"""Images in memory, as a caller passes them, and as a run takes them."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from jaxspeed.data.memory.arrays import Arrays as Opened
+from jaxspeed.data.memory.own import tenth_of
+from jaxspeed.errors import UserError
+
+_ACCEPTED = "uint8 from 0 to 255, or floats from 0 to 1, of shape [n, height, width, 3]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+  """Labelled images in memory, for `jaxspeed.fit(..., data=...)`.
+
+  Images are uint8 from 0 to 255, or floats from 0 to 1 (rounded to 256 levels), of shape
+  [n, height, width, 3]: squares, all of one size. NumPy arrays, or anything that `numpy.asarray`
+  takes.
+
+  Args:
+    x: the images to train on.
+    y: their labels [n], integers that count classes from 0.
+    x_val: the images to evaluate on; None: a tenth of `x`, always the same one, is held out.
+    y_val: their labels.
+    class_names: the names of the classes, by label; (): their numbers.
+
+  Raises:
+    UserError: images or labels are of another kind, or do not fit together.
+  """
+
+  x: Any
+  y: Any
+  x_val: Any = None
+  y_val: Any = None
+  class_names: Sequence[str] = ()
+
+  def __post_init__(self) -> None:
+    set_field = object.__setattr__  # the class is frozen
+    set_field(self, "x", images_of(self.x, "x"))
+    set_field(self, "y", labels_of(self.y, len(self.x), "y"))
+    if (self.x_val is None) != (self.y_val is None):
+      raise UserError("Arrays has one of x_val and y_val without the other: give both, or none.")
+    if self.x_val is not None:
+      set_field(self, "x_val", images_of(self.x_val, "x_val"))
+      set_field(self, "y_val", labels_of(self.y_val, len(self.x_val), "y_val"))
+      if self.x.shape[1:] != self.x_val.shape[1:]:
+        (h, w), (i, j) = self.x.shape[1:3], self.x_val.shape[1:3]
+        raise UserError(
+          f"images of x have {h} x {w} pixels, those of x_val {i} x {j}: resize them to one size."
+        )
+    elif len(self.x) < 2:
+      raise UserError("x has 1 image, too few to hold one out: give more, or x_val and y_val.")
+    set_field(self, "class_names", tuple(map(str, self.class_names)))
+
+
+def images_of(images: Any, name: str) -> UInt8[np.ndarray, "n h w 3"]:
+  """Images as uint8; floats from 0 to 1 are rounded to 256 levels.
+
+  Raises:
+    UserError: they are of another kind; `name` is the argument's.
+  """
+  try:
+    images = np.asarray(images)
+  except ValueError:
+    raise UserError(f"images of {name} have different sizes: resize them to one size.") from None
+  found = f"{name} is {images.dtype} of shape {images.shape}"
+  if images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 1):
+    raise UserError(
+      f"{found}, grey images: models take three channels; repeat them, as in "
+      f"numpy.repeat({name}.reshape(*{name}.shape[:3], 1), 3, axis=-1)."
+    )
+  if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
+    raise UserError(f"{found}: images are {_ACCEPTED}.")
+  if images.dtype == np.uint8:
+    return np.ascontiguousarray(images)
+  if images.dtype.kind != "f":
+    raise UserError(f"{found}: images are {_ACCEPTED}.")
+  low, high = float(images.min()), float(images.max())
+  if not (low >= 0 and high <= 1):  # also for NaN
+    raise UserError(
+      f"{name} has floats from {low:g} to {high:g}: they must be from 0 to 1, and not normalised; "
+      "divide by 255, or pass uint8."
+    )
+  return np.rint(images * 255).astype(np.uint8)
+
+
+def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
+  """Labels as int32.
+
+  Raises:
+    UserError: they are no integers of at least 0, one for each of `count` images; `name` is the
+      argument's.
+  """
+  labels = np.asarray(labels)
+  if labels.dtype.kind not in "iu" or labels.shape != (count,):
+    one_hot = labels.ndim == 2 and len(labels) == count
+    advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels" if one_hot else ""
+    raise UserError(
+      f"{name} is {labels.dtype} of shape {labels.shape}: labels are integers of shape ({count},), "
+      f"one for each image{advice}."
+    )
+  if (least := int(labels.min())) < 0 or int(labels.max()) >= 1_000_000:
+    wrong = least if least < 0 else int(labels.max())
+    raise UserError(f"{name} has the label {wrong}: labels count classes from 0, below 1,000,000.")
+  return labels.astype(np.int32)
+
+
+def opened(arrays: Arrays) -> Opened:
+  """The data set that a run trains on; without x_val and y_val a tenth is held out."""
+  parts = (arrays.x, arrays.y, arrays.x_val, arrays.y_val)
+  evaluated_on = "test"
+  if arrays.x_val is None:
+    kept, out = tenth_of(arrays.x)
+    parts = (arrays.x[kept], arrays.y[kept], arrays.x[out], arrays.y[out])
+    evaluated_on = "held-out"
+  checksum = 0
+  for part in parts:
+    checksum = zlib.crc32(part, checksum)
+  train, evaluated = len(parts[0]), len(parts[2])
+  height, width = parts[0].shape[1:3]
+  return Opened(
+    train_images=parts[0],
+    train_labels=parts[1],
+    eval_images=parts[2],
+    eval_labels=parts[3],
+    class_names=tuple(arrays.class_names),
+    source=f"arrays of {train:,} and {evaluated:,} images of {height} x {width} pixels, CRC-32 "
+    f"{checksum:08x}",
+    evaluated_on=evaluated_on,
+  )

@@ -1,0 +1,64 @@
+"""What every call of the library does: errors in Python's words, and nothing on the screen."""
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Iterator
+
+from jaxspeed.errors import UserError
+
+# Words of the commands' messages, and what they are called in Python.
+_WORDS = (
+  (r"\bwrite --config=(\S+)", r"pass \1"),
+  (r"--config=(\S)", r"recipe \1"),
+  (r"--config\.", "config."),
+  (r"--(workdir|step)\b", r"\1"),
+  (r"\bthe same command\b", "the same call"),
+)
+_FITTING = threading.Lock()
+
+
+@contextlib.contextmanager
+def library_call(*, quiet: bool = True) -> Iterator[None]:
+  """A block of the library: its UserErrors name arguments, not flags.
+
+  Args:
+    quiet: whether warnings of the logger "jaxspeed" stay off the screen; handlers of the caller
+      still get them.
+  """
+  silence, log = logging.NullHandler(), logging.getLogger("jaxspeed")
+  if quiet:
+    log.addHandler(silence)
+  try:
+    yield
+  except UserError as error:
+    error.args = (in_python(str(error)),)
+    raise
+  finally:
+    if quiet:
+      log.removeHandler(silence)
+
+
+def in_python(message: str) -> str:
+  """A message of a command in the words of the library: config.epochs for --config.epochs."""
+  for pattern, words in _WORDS:
+    message = re.sub(pattern, words, message)
+  return message
+
+
+@contextlib.contextmanager
+def only_fit() -> Iterator[None]:
+  """A block that one thread of the process can be in.
+
+  Raises:
+    UserError: another thread is, or the caller itself, as in `on_epoch`.
+  """
+  if not _FITTING.acquire(blocking=False):
+    raise UserError(
+      "another jaxspeed.fit is running in this process: wait for its end, or start another process."
+    )
+  try:
+    yield
+  finally:
+    _FITTING.release()

@@ -1,0 +1,183 @@
+"""A run from its folder: its result, its history, its weights, and what they predict."""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from jaxspeed.config import stored
+from jaxspeed.data.batch import pad_batches
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
+from jaxspeed.devices.compile import cache_settings_kept
+from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
+from jaxspeed.library.arrays import images_of, labels_of
+from jaxspeed.library.calling import library_call
+from jaxspeed.models import make  # noqa: F401  registers the families of models
+from jaxspeed.models.own import check_module
+from jaxspeed.planning.make import make_plan
+from jaxspeed.records.results import read_result
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.checkpoint import Restored
+from jaxspeed.run.predict import for_images, probabilities_of, read_image
+from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.steps.eval_step import evaluate_on_mesh
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
+
+
+class Run:
+  """A trained run; `jaxspeed.fit` and `jaxspeed.load` return it.
+
+  Attributes:
+    folder: the run's folder.
+    config: its config, with everything filled in.
+    result: the content of result.json; {} while the run is not finished.
+    history: a dict for each epoch, as in metrics.jsonl: "epoch", "step", "train_loss",
+      "train_top1", "eval_loss", "eval_top1", "learning_rate", "train_seconds", ...
+    step: the number of steps after which the weights were saved.
+    model: the Flax module, called as `model.apply(variables, images, train=False)` on normalised
+      images: (images - config.data.mean) / config.data.std, with pixels from 0 to 255.
+    variables: its variables, those that the run was evaluated with: {"params", "batch_stats"}.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, config: ConfigDict, spec: TrainSpec, restored: Restored
+  ) -> None:
+    """Use `jaxspeed.load`."""
+    self.folder, self.config, self.step = folder, config, restored.step
+    self.model: nn.Module = spec.model
+    self.variables: dict[str, Any] = restored.tree.state.evaluated()
+    self.history: list[dict[str, Any]] = read_metrics(folder)
+    self.result: dict[str, Any] = read_result(folder) or {}
+    self._spec, self._phase = spec, spec.plan.phase_of(restored.step - 1)
+
+  def __repr__(self) -> str:
+    end = f"top1 {self.result['top1']:.2%}" if self.result else f"unfinished, step {self.step}"
+    return f"<jaxspeed.Run {str(self.folder)!r}: {self.config.name or 'a recipe'}, {end}>"
+
+  def evaluate(self, images: Any, labels: Any) -> dict[str, float]:
+    """Metrics of the weights on labelled images, with the views of `config.eval.mode`.
+
+    Args:
+      images: uint8 from 0 to 255 or floats from 0 to 1, of shape [n, size, size, 3], in the size
+        that the run was evaluated with.
+      labels: integers [n].
+
+    Returns:
+      {"images": n, "loss", "top1", "top5"}; accuracies are fractions, and there is no "top5" for
+      five classes or fewer.
+
+    Raises:
+      UserError: images or labels are of another kind or size.
+    """
+    with _computing(self.config.precision):
+      pixels = self._checked(images)
+      truth = labels_of(labels, len(pixels), "labels")
+      if (largest := int(truth.max())) >= self.config.data.classes:
+        raise UserError(
+          f"labels go up to {largest}, and the run has {self.config.data.classes} classes."
+        )
+      spec, program = self._evaluation(len(pixels))
+      batch = pad_batches(pixels, truth, batch=spec.plan.eval_batch_size, devices=spec.devices)
+      sums = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
+      return {"images": int(sums.count), **sums.means(self.config.data.classes)}
+
+  def predict(self, images: Any) -> Float[np.ndarray, "n classes"]:
+    """Probabilities of the classes, by label.
+
+    Args:
+      images: as in `evaluate`; or a list of names of image files, of any size.
+
+    Raises:
+      UserError: images are of another kind or size, or a file is no image.
+    """
+    with _computing(self.config.precision):
+      pixels = self._checked(images)
+      size = min(self.config.eval.batch_size, len(pixels))
+      rows = []
+      for begin in range(0, len(pixels), size):
+        part = pixels[begin : begin + size]
+        # A full batch each time: another size would compile another program.
+        padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0), (0, 0)])
+        found = self._probabilities(self.variables, mesh_lib.replicate(padded, self._spec.mesh))
+        rows.append(np.asarray(found)[: len(part)])
+      return np.concatenate(rows)
+
+  @functools.cached_property
+  def _probabilities(self) -> Any:
+    return jax.jit(probabilities_of(self._spec))
+
+  @functools.cache  # noqa: B019  a run has few sizes of data
+  def _evaluation(self, count: int) -> tuple[TrainSpec, Any]:
+    """The specification and program of an evaluation of `count` images."""
+    config = self._spec.config
+    plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
+    spec = make_train_spec(config, plan, self._spec.mesh, model=self._own_model())
+    return spec, jax.jit(evaluate_on_mesh(spec))
+
+  def _own_model(self) -> nn.Module | None:
+    return self.model if self.config.given.model else None
+
+  def _checked(self, images: Any) -> Any:
+    """Images as uint8 in the size of the model; files are read."""
+    data = self.config.data
+    streams = data.feed == "stream"
+    size = self._phase.eval_size if streams else data.image_size
+    if isinstance(images, Sequence) and images and isinstance(images[0], str | os.PathLike):
+      resize = self._phase.eval_resize if streams else size
+      how = dict(antialias=data.antialias if streams else True)
+      return np.stack([read_image(os.fspath(each), size, resize, **how) for each in images])
+    pixels = images_of(images, "images")
+    if pixels.shape[1:3] != (size, size):
+      height, width = pixels.shape[1:3]
+      raise UserError(
+        f"images have {height} x {width} pixels, and the run was evaluated on {size} x {size}: "
+        "resize them."
+      )
+    return pixels
+
+
+def load(
+  workdir: str | os.PathLike[str], *, step: int | None = None, model: nn.Module | None = None
+) -> Run:
+  """The run in a folder, with the weights of its newest whole checkpoint.
+
+  Args:
+    workdir: the folder of a run of `jaxspeed.fit` or of the command `train`.
+    step: the step of the checkpoint; None: that of the newest whole one.
+    model: the Flax module that the run was given, if it was: the folder holds its weights and its
+      description, and nothing is imported because a folder says so.
+
+  Raises:
+    UserError: the folder holds no run or no whole checkpoint, or `model` does not fit it.
+  """
+  with library_call():
+    folder = expanded(workdir, "workdir")
+    config = load_config(folder)
+    if model is not None:
+      check_module(model)
+      if not config.given.model:
+        raise UserError(
+          f"{folder} holds a run of the model {config.model.name}, which was not given: leave "
+          "model= out."
+        )
+    for_use = for_images(config)
+    with cache_settings_kept(), precision.wide_enough(config.precision):
+      spec, restored = open_run(folder, for_use, step, model=model)
+    return Run(folder, stored.load(folder / "config.json"), spec, restored)
+
+
+@contextlib.contextmanager
+def _computing(name: str) -> Iterator[None]:
+  """The block of a computation: `library_call` with the types of a precision."""
+  with library_call(), precision.wide_enough(name):
+    yield

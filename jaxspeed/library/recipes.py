@@ -1,0 +1,111 @@
+"""Recipes by name, with changes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.config import checks, families, names
+from jaxspeed.config.recipe import load_recipe
+from jaxspeed.config.schema import shown
+from jaxspeed.errors import UserError
+from jaxspeed.library.calling import library_call
+from jaxspeed.models import make  # noqa: F401  registers the families of models
+
+
+class Recipe(ConfigDict):
+  """A config that knows the call that made it."""
+
+  def remember(self, call: str, changed: tuple[str, ...]) -> "Recipe":
+    """Notes the call, and the dotted names of the fields that it sets."""
+    # As `ConfigDict` sets its own attributes, which are no fields.
+    object.__setattr__(self, "_call", call)
+    object.__setattr__(self, "_changed", changed)
+    return self
+
+
+def call_of(config: ConfigDict) -> str:
+  """The call that made a config, for result.json."""
+  return getattr(config, "_call", "") if isinstance(config, Recipe) else "config"
+
+
+def changed_in(config: ConfigDict) -> tuple[str, ...]:
+  """The fields that the caller of `recipe` set, which data do not override."""
+  return getattr(config, "_changed", ()) if isinstance(config, Recipe) else ()
+
+
+def recipe(name: str, /, **changes: Any) -> ConfigDict:
+  """The config of a shipped recipe, or of a recipe file, with changes.
+
+      jaxspeed.recipe("cifar10", epochs=4, batch_size=512)
+      jaxspeed.recipe("imagenet18:4", optimizer={"weight_decay": 5e-5})
+      jaxspeed.recipe("configs/mine.py", **{"data.image_size": 64})
+
+  Args:
+    name: a shipped recipe (the README lists them), or the path of a recipe file; either with
+      :VARIANT.
+    **changes: fields of the config with their values, as --config.FIELD=VALUE of the commands. A
+      field of a group is given as {"GROUP.FIELD": value}, or as GROUP={"FIELD": value}.
+
+  Returns:
+    The config. Fields can be read and set, as in `config.schedule.peak = 0.2`; `jaxspeed train
+    --help` lists them.
+
+  Raises:
+    UserError: there is no such recipe or field, or a value does not fit.
+  """
+  with library_call():
+    if not isinstance(name, str):
+      name = str(name)
+    file, colon, variant = name.partition(":")
+    loaded = load_recipe(file, variant if colon else None)
+    given = dict(_flat(changes, loaded))
+    config = Recipe(_changed(loaded, given).to_dict())
+    checks.check(config)
+    words = [repr(name), *(f"{key}={shown(value)}" for key, value in changes.items())]
+    return config.remember(f"jaxspeed.recipe({', '.join(words)})", tuple(given)).lock()
+
+
+def _flat(changes: Mapping[str, Any], config: ConfigDict) -> Iterator[tuple[str, Any]]:
+  """Dotted names and values of changes, in which groups may be dicts."""
+  for name, value in changes.items():
+    if isinstance(value, Mapping) and isinstance(config.get(name), ConfigDict):
+      for field, inner in value.items():
+        yield f"{name}.{field}", _plain(inner)
+    else:
+      yield name, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+  """A value in Python's own types: a list as a tuple, a number of NumPy as Python's."""
+  if isinstance(value, list | tuple):
+    return tuple(map(_plain, value))
+  if isinstance(value, np.generic):
+    return value.item()
+  return value
+
+
+def _changed(config: ConfigDict, given: Mapping[str, Any]) -> ConfigDict:
+  """A copy of a config with changed fields.
+
+  Raises:
+    UserError: a field is unknown, or its value of another type.
+  """
+  config = config.copy_and_resolve_references()
+  family = given.get("model.name", config.model.get("name", ""))
+  if family in families.FAMILIES and family != config.model.get("name"):
+    with config.unlocked():
+      config.model = ConfigDict(families.with_defaults({"name": family}))
+  known = set(names.all_fields(str(config.model.get("name", ""))))
+  for name, value in given.items():
+    if name not in known:
+      if any(field.startswith(f"{name}.") for field in known):
+        raise UserError(f"config.{name} is a group of fields: give it as {name}={{FIELD: value}}.")
+      raise UserError(names.no_field(name, str(config.model.get("name", ""))))
+    try:
+      with config.unlocked():
+        config.update_from_flattened_dict({name: value})
+    except (TypeError, ValueError):
+      raise UserError(f"config.{name}={shown(value)}: it must be {names.accepted(name)}.") from None
+  return config

@@ -1,0 +1,81 @@
+"""A model that Python passes in place of `config.model`: its description and its checks."""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError, printable
+
+# Fields of a module that no user sets, and the one that the run's precision sets.
+_NO_FIELDS = ("parent", "name", "dtype")
+# Longest description, in characters.
+_SHOWN = 500
+
+
+def check_module(model: Any) -> None:
+  """Makes sure that an object is a Flax module.
+
+  Raises:
+    UserError: it is something else; a class of modules gets advice.
+  """
+  if inspect.isclass(model) and issubclass(model, nn.Module):
+    raise UserError(f"model= is the class {model.__name__}: pass an instance, {model.__name__}().")
+  if not isinstance(model, nn.Module):
+    raise UserError(
+      f"model= is of type {type(model).__name__}: it must be a flax.linen.Module with "
+      "__call__(images [n, h, w, 3], *, train) that returns logits [n, classes]."
+    )
+
+
+def describe_model(model: nn.Module) -> str:
+  """A module as NAME(FIELD=VALUE, ...), the same in every process; its dtype is the run's."""
+  values = [
+    f"{field.name}={_stable(getattr(model, field.name))}"
+    for field in dataclasses.fields(model)
+    if field.name not in _NO_FIELDS
+  ]
+  text = printable(" ".join(f"{type(model).__name__}({', '.join(values)})".split()))
+  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _stable(value: Any) -> str:
+  """A value without its address in memory."""
+  if callable(value) and hasattr(value, "__qualname__"):
+    return str(value.__qualname__)
+  text = repr(value)
+  return f"a {type(value).__name__}" if " at 0x" in text else text
+
+
+def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
+  """The module that a run trains: in the dtype of `config.precision`, if it has one.
+
+  Raises:
+    UserError: it does not give logits [n, `config.data.classes`] for the run's images.
+  """
+  if hasattr(model, "dtype"):
+    model = model.clone(dtype=precision.DTYPES[config.precision])
+  side, classes = config.data.image_size, config.data.classes
+  images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
+  call = functools.partial(model.init_with_output, train=False)
+  try:
+    logits, _ = jax.eval_shape(call, jax.random.key(0), images)
+  except Exception as error:
+    reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
+    raise UserError(
+      f"model= fails on images of shape {images.shape} with train=False "
+      f"({type(error).__name__}: {reason}): it must map images [n, h, w, 3] and train to logits."
+    ) from error
+  if getattr(logits, "shape", None) != (2, classes):
+    shape = getattr(logits, "shape", None) or type(logits).__name__
+    raise UserError(
+      f"model= gives {shape} for 2 images, and the data have {classes} classes: it must give "
+      f"logits of shape (2, {classes})."
+    )
+  return model

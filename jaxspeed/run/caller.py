@@ -1,0 +1,55 @@
+"""Who called `train`: a command, which owns its process, or a function, which does not."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from jaxspeed.cluster.folder_lock import end_superseded, raise_superseded
+from jaxspeed.cluster.signals import Signals, catch_interrupt, catch_signals
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.console import make_console, silent_console
+
+# Gets the row of each epoch; True ends the run after it.
+OnEpoch = Callable[[dict[str, Any]], bool | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Caller:
+  """What a run may do to the process of its caller; the defaults are a command's.
+
+  Attributes:
+    command: the words of result.json; None: those of the command line.
+    make_console: makes the console that the run prints on.
+    make_clock: makes the run's clock.
+    signals: the block that collects the signals that end the run.
+    superseded: as in `FolderLock`.
+    watched: whether a watchdog ends the process if the run makes no progress.
+    on_epoch: called with each epoch's row, in the caller's thread; True ends the run.
+  """
+
+  command: str | None = None
+  make_console: Callable[[], Console] = make_console
+  make_clock: Callable[[], Clock] = Clock
+  signals: Callable[[], contextlib.AbstractContextManager[Signals]] = catch_signals
+  superseded: Callable[[str], None] = end_superseded
+  watched: bool = True
+  on_epoch: OnEpoch | None = None
+
+
+COMMAND = Caller()
+
+
+def python_caller(command: str, *, progress: bool, on_epoch: OnEpoch | None) -> Caller:
+  """A caller in Python, whose process, screen and signal handlers are not the run's."""
+  return Caller(
+    command=command,
+    make_console=make_console if progress else silent_console,
+    make_clock=lambda: Clock(later=True),
+    signals=catch_interrupt,
+    superseded=raise_superseded,
+    watched=False,
+    on_epoch=on_epoch,
+  )
