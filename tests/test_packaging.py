@@ -12,7 +12,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("jaxspeed", "configs", "docs", "results", "scripts", "tests")
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+FILES = (
+  "pyproject.toml",
+  "setup.py",
+  "MANIFEST.in",
+  "README.md",
+  "LICENSE",
+  "CHANGELOG.md",
+  "CITATION.cff",
+)
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -62,19 +70,43 @@ def test_the_sdist_holds_every_file(built):
 def test_the_wheel_holds_the_package_and_nothing_else(built):
   _, names, _ = built
   package = {name for name in names if ".dist-info/" not in name}
-  assert package == files_in(ROOT, ["jaxspeed"])
+  recipes = {f"jaxspeed/{name}" for name in files_in(ROOT, ["configs"])}
+  assert package == files_in(ROOT, ["jaxspeed"]) | recipes
+  assert "jaxspeed/py.typed" in package and "jaxspeed/configs/quickstart.py" in package
+
+
+# Commands and Python's own calls, in a folder without a checkout.
+SCRIPT = """
+import contextlib, io, sys
+import jaxspeed
+from jaxspeed.__main__ import main
+assert jaxspeed.__file__.startswith(sys.argv[1]), jaxspeed.__file__
+assert jaxspeed.recipe("imagenet18:4").name == "imagenet18/4"
+for words in (["plan", "--config=quickstart"], ["plan", "--config=configs/quickstart.py"]):
+  sys.argv = ["jaxspeed", *words]
+  from absl import flags
+  for name in ("config", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms"):
+    if name in flags.FLAGS:
+      delattr(flags.FLAGS, name)
+  main()
+"""
 
 
 def test_the_wheel_works_in_another_folder(built, tmp_path):
   _, _, wheel = built
-  script = "import jaxspeed, runpy; runpy.run_module('jaxspeed.plan', run_name='__main__')"
   done = subprocess.run(
-    [sys.executable, "-c", script, f"--config={ROOT / 'configs' / 'quickstart.py'}"],
+    [sys.executable, "-c", SCRIPT, str(wheel)],
     cwd=tmp_path,
     env=os.environ | {"PYTHONPATH": str(wheel)},
     capture_output=True,
     text=True,
     timeout=300,
   )
-  assert done.returncode == 0 and "300 steps" in done.stdout, done
+  assert done.returncode == 0 and done.stdout.count("300 steps") == 2, done
   assert not list(tmp_path.iterdir())
+
+
+def test_the_console_script_is_declared(built):
+  _, names, wheel = built
+  (entries,) = [name for name in names if name.endswith("entry_points.txt")]
+  assert "jaxspeed = jaxspeed.__main__:main" in (wheel / entries).read_text()

@@ -110,8 +110,8 @@ def _folder(workdir: str | os.PathLike[str] | None, config: ConfigDict) -> str:
 def _path(data: Any) -> str:
   if not isinstance(data, str | os.PathLike):
     raise UserError(
-      f"data= is of type {type(data).__name__}: it must be jaxspeed.Arrays(x, y, x_val, y_val), or the "
-      "path of a data set."
+      f"data= is of type {type(data).__name__}: it must be jaxspeed.Arrays(x, y, x_val, y_val), or "
+      "the path of a data set."
     )
   return os.fspath(data)
 

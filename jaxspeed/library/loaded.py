@@ -23,7 +23,7 @@ from jaxspeed.files import expanded
 from jaxspeed.library.arrays import images_of, labels_of
 from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
-from jaxspeed.models.own import check_module
+from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
@@ -165,11 +165,9 @@ def load(
     config = load_config(folder)
     if model is not None:
       check_module(model)
-      if not config.given.model:
-        raise UserError(
-          f"{folder} holds a run of the model {config.model.name}, which was not given: leave "
-          "model= out."
-        )
+      if (passed := describe_model(model)) != config.given.model:
+        trained = config.given.model or f"{config.model.name} of a recipe: leave model= out"
+        raise UserError(f"model= is {passed}, and the run in {folder} trained {trained}.")
     for_use = for_images(config)
     with cache_settings_kept(), precision.wide_enough(config.precision):
       spec, restored = open_run(folder, for_use, step, model=model)

@@ -23,7 +23,7 @@ def check_transformation(optimizer: Any) -> None:
   """
   if not isinstance(optimizer, optax.GradientTransformation):
     raise UserError(
-      f"optimizer= is of type {type(optimizer).__name__}: it must be an optax.GradientTransformation "
+      f"optimizer= is of type {type(optimizer).__name__}: it must be a transformation of Optax "
       "without a learning rate, such as optax.scale_by_adam()."
     )
   params = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}

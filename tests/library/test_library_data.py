@@ -1,0 +1,137 @@
+"""Arrays and recipes: what they accept, and the sentence for everything else."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jaxspeed
+from jaxspeed.config.recipe import shipped
+from jaxspeed.library.arrays import opened
+from jaxspeed.library.calling import in_python
+
+X = np.arange(12 * 4 * 4 * 3, dtype=np.uint8).reshape(12, 4, 4, 3)
+Y = np.arange(12) % 3
+
+
+def said(call):
+  with pytest.raises(jaxspeed.UserError) as raised:
+    call()
+  return str(raised.value)
+
+
+def test_images_are_uint8_or_floats_from_0_to_1():
+  floats = jaxspeed.Arrays((X / 255).astype(np.float32), Y.tolist(), X[:3], Y[:3])
+  assert floats.x.dtype == np.uint8 and (floats.x == X).all()
+  assert floats.y.dtype == np.int32 and (floats.y == Y).all()
+
+
+def test_without_x_val_a_tenth_is_held_out():
+  data = opened(jaxspeed.Arrays(X, Y, class_names=["a", "b", "c"]))
+  assert data.counts == (11, 1) and data.evaluated_on == "held-out"
+  assert data.class_names == ("a", "b", "c")
+  assert data.source == opened(jaxspeed.Arrays(X, Y)).source
+  assert data.source != opened(jaxspeed.Arrays(X, (Y + 1) % 3)).source
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    ((X[..., 0], Y), "grey images: models take three channels; repeat them"),
+    ((X[..., :1], Y), "grey images: models take three channels; repeat them"),
+    ((X[..., :2], Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
+    ((X.astype(int), Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
+    ((X.astype(float), Y), "has floats from 0 to 255: they must be from 0 to 1"),
+    ((X / 255 - 0.5, Y), "must be from 0 to 1, and not normalised"),
+    ((X[:0], Y[:0]), "images are uint8"),
+    (([X[0], X[0, :2]], Y[:2]), "have different sizes: resize them"),
+    ((X, Y[:5]), "labels are integers of shape (12,)"),
+    ((X, Y / 2), "labels are integers of shape (12,)"),
+    ((X, np.eye(3)[Y]), "y.argmax(axis=1) turns one-hot rows into labels"),
+    ((X, Y - 1), "y has the label -1: labels count classes from 0"),
+    ((X, Y, X[:3]), "one of x_val and y_val without the other"),
+    ((X, Y, X[:3, :2, :2], Y[:3]), "resize them to one size"),
+    ((X[:1], Y[:1]), "too few to hold one out"),
+  ],
+  ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_images_and_labels_are_refused(arguments, sentence):
+  assert sentence in said(lambda: jaxspeed.Arrays(*arguments))
+
+
+def test_every_shipped_recipe_is_found_by_name():
+  assert {"quickstart", "cifar10", "imagenet18"} <= set(shipped())
+  assert jaxspeed.recipe("imagenet18:4").name == "imagenet18/4"
+  assert jaxspeed.recipe("configs/quickstart.py") == jaxspeed.recipe("quickstart")
+
+
+def test_a_recipe_takes_changes_by_name_by_group_and_by_dotted_name():
+  config = jaxspeed.recipe(
+    "cifar10", epochs=4, optimizer={"weight_decay": 1e-3}, **{"data.mean": [1, 2, 3.0]}
+  )
+  assert config.epochs == 4.0 and isinstance(config.epochs, float)
+  assert config.optimizer.weight_decay == 1e-3 and config.data.mean == (1, 2, 3.0)
+  assert jaxspeed.recipe("quickstart", seed=np.int64(3)).seed == 3
+  other = jaxspeed.recipe("quickstart", model={"name": "resnet", "depth": 18})
+  assert (other.model.name, other.model.depth) == ("resnet", 18) and "pool" not in other.model
+
+
+@pytest.mark.parametrize(
+  "name, changes, sentence",
+  [
+    ("quikstart", {}, "recipe quikstart: there is no such file: did you mean quickstart?"),
+    ("zzz", {}, "recipe zzz: no recipe has this name: choose one of cifar10,"),
+    ("zzz.py", {}, "recipe zzz.py: there is no such file."),
+    ("imagenet18:5", {}, "with NAME one of 1, 2, 4, 8, 16"),
+    ("quickstart:5", {}, "recipe quickstart has no variants"),
+    ("quickstart", {"epoch": 3}, "did you mean epochs?"),
+    ("quickstart", {"epochs": "x"}, "config.epochs='x': it must be a number above 0"),
+    ("quickstart", {"epochs": -1}, "config.epochs=-1"),
+    ("quickstart", {"optimizer": 3}, "config.optimizer is a group of fields"),
+    ("quickstart", {"given.model": "x"}, "the config has no field given.model"),
+  ],
+)
+def test_a_mistake_in_a_recipe_is_one_sentence(name, changes, sentence):
+  assert sentence in said(lambda: jaxspeed.recipe(name, **changes))
+
+
+def test_an_own_recipe_inherits_from_a_shipped_one_in_two_lines(tmp_path):
+  mine = tmp_path / "mine.py"
+  mine.write_text(
+    "import jaxspeed\n\n"
+    "def get_config():\n"
+    '  return jaxspeed.recipe("cifar10", epochs=4, name="mine")\n'
+  )
+  config = jaxspeed.recipe(str(mine), batch_size=512)
+  assert (config.name, config.epochs, config.batch_size) == ("mine", 4.0, 512)
+  assert config.model == jaxspeed.recipe("cifar10").model
+
+
+def test_messages_speak_of_fields_and_not_of_flags():
+  assert in_python("set --config.epochs=3, or choose another --workdir.") == (
+    "set config.epochs=3, or choose another workdir."
+  )
+
+
+LIGHT = """
+import sys
+import jaxspeed
+heavy = {"jax", "flax", "numpy", "ml_collections", "absl", "orbax"} & set(sys.modules)
+assert not heavy, heavy
+assert {"Arrays", "fit", "load", "recipe", "UserError"} <= set(dir(jaxspeed))
+import pydoc
+page = pydoc.plain(pydoc.render_doc(jaxspeed))
+for words in ("fit(config", "load(workdir", "recipe(name", "class Arrays", "class Run", "on_epoch"):
+  assert words in page, words
+"""
+
+
+def test_the_import_is_light_and_help_is_a_page():
+  done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stderr
+
+
+def test_there_is_nothing_else_at_the_top():
+  with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    jaxspeed.nothing  # noqa: B018
