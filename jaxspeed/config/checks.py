@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families, fields, names, schema
-from jaxspeed.config.given import given_in
+from jaxspeed.config.given import Given, given_in
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
@@ -42,7 +42,8 @@ def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bo
     UserError: names the first invalid field and the values that it accepts.
   """
   try:
-    values = _plain(config)
+    # Not a field that a recipe could lack.
+    values = {"given": Given().model_dump()} | _plain(config)
     _check_types(values, model=model)
     if model and not given_in(values).get("model"):
       check_model(values["model"])

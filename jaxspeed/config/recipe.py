@@ -60,7 +60,7 @@ def find_recipe(name: str) -> str:
     return str(recipes[path.stem])
   if near := difflib.get_close_matches(path.stem, recipes, 1):
     raise UserError(f"--config={name}: there is no such file: did you mean {near[0]}?")
-  if path.name == name and not path.suffix and not os.path.exists(name):
+  if name and path.name == name and not path.suffix and not os.path.exists(name):
     listed = ", ".join(recipes)
     raise UserError(f"--config={name}: no recipe has this name: choose one of {listed}, or a file.")
   raise UserError(f"--config={name}: there is no such file.")

@@ -87,7 +87,11 @@ def result_row(
 
 
 def _command_line() -> str:
-  return shlex.join([pathlib.Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
+  """The command line of this process, without the folders of Python and of `jaxspeed`."""
+  words = sys.orig_argv
+  if pathlib.Path((*words, "")[1]).name == "jaxspeed":  # Python runs the console script
+    words = words[1:]
+  return shlex.join([pathlib.Path(words[0]).name, *words[1:]])
 
 
 def write_result(

@@ -7,6 +7,7 @@ import flax.linen as nn
 import optax
 from ml_collections import ConfigDict
 
+from jaxspeed.config.given import Given
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.models.own import describe_model
 from jaxspeed.planning.own_schedule import describe_rates
@@ -45,7 +46,8 @@ class Parts:
       words["data"] = self.data.source
       # What the config expects is checked before the data are.
       config.data.train_images, config.data.eval_images = self.data.counts
-    config.given.update(words)
+    with config.unlocked():
+      config.given = ConfigDict(Given().model_dump() | words)
     return config
 
   def with_schedule(self, config: ConfigDict, total_steps: int) -> ConfigDict:

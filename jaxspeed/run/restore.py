@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, decoder_lines, output, stored
+from jaxspeed.config.given import given_in
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -114,7 +115,9 @@ def _abstract_carry(spec: TrainSpec) -> Carry:
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((spec.config.data.train_images, size, size, 3), np.uint8),
   )
-  if spec.config.given.optimizer:  # its state has a structure that only the optimizer knows
+  if given_in(spec.config).get(
+    "optimizer"
+  ):  # its state has a structure that only the optimizer knows
     state = state.replace(opt_state=None)
     if state.proxy is not None:
       state = state.replace(proxy=state.proxy.replace(opt_state=None))
