@@ -198,9 +198,9 @@ def test_what_was_there_before_a_refused_start_stays(tmp_path):
 
 
 def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
-  def faster(path):
+  def faster(path, **options):
     (path / "config.json").write_text((run / "config.json").read_text())
-    return FolderLock(path)
+    return FolderLock(path, **options)
 
   with taken(run := tmp_path / "run"):
     stored.save(digits(), run / "config.json")
