@@ -1,4 +1,4 @@
-"""Puts the recipes of configs/ into the wheel, as jaxspeed/configs/."""
+"""Puts the recipes and sweeps of configs/ into the wheel, as jaxspeed/configs/."""
 
 import pathlib
 
@@ -14,10 +14,10 @@ class BuildWithRecipes(build_py):
   def run(self):
     super().run()
     if not self.editable_mode:
-      target = pathlib.Path(self.build_lib) / "jaxspeed" / "configs"
-      self.mkpath(str(target))
-      for file in sorted(CONFIGS.glob("*.py")):
-        self.copy_file(str(file), str(target / file.name))
+      for file in sorted(CONFIGS.rglob("*.py")):
+        target = pathlib.Path(self.build_lib) / "jaxspeed" / file
+        self.mkpath(str(target.parent))
+        self.copy_file(str(file), str(target))
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})
