@@ -34,7 +34,8 @@ echo "trainer $JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"
 . "$1/$JAX_PROCESS_ID.$JAXSPEED_RESTARTS"
 """
 DONE = 'echo {} >"$2/result.json"'
-WAIT = "while :; do sleep 0.05; done"
+# Not for ever: a test that fails leaves no process behind for long.
+WAIT = "for _ in $(seq 1200); do sleep 0.05; done"
 
 
 class Job:
@@ -179,9 +180,8 @@ def test_two_processes_that_are_started_again_and_finish(tmp_path):
 def test_processes_agree_on_the_restart_whoever_is_first(tmp_path, first):
   job = Job(tmp_path, nodes=2)
   for name in ("0.0", "1.0", "0.1", "1.1"):
-    job.act(
-      name, f'echo "act {name}"; while [ ! -e "$1/{name}.end" ]; do sleep 0.05; done; exit 85'
-    )
+    wait = f'for _ in $(seq 1200); do [ -e "$1/{name}.end" ] && exit 85; sleep 0.05; done'
+    job.act(name, f'echo "act {name}"; {wait}')
   for restart in (0, 1):
     started = []
     for rank in (first, 1 - first):
