@@ -258,7 +258,7 @@ trap 'log saved; exit 0' TERM
 do_as() {
   case "$1" in
     done) cp "$all/result.json" "$workdir/result.json" ;;
-    wait) while [ ! -e "$all/go" ] && [ ! -e "$all/go.$job" ]; do sleep 0.05; done ;;
+    wait) for _ in {1..2400}; do [ -e "$all/go" ] || [ -e "$all/go.$job" ] || sleep 0.05; done ;;
     sleep) sleep "$2" ;;
     exit) log - "$2"; exit "$2" ;;
     kill) log - kill; kill -9 $$ ;;
