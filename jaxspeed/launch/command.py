@@ -1,5 +1,6 @@
 """The commands of `python -m jaxspeed.launch`."""
 
+import codecs
 import os
 import pathlib
 import re
@@ -129,16 +130,18 @@ def _logs(arguments: list[str]) -> None:
     raise UserError("logs needs one job: logs RUN/JOB, or logs RUN JOB.")
   record = folder / names[0] / RECORD
   path = record / "logs" / f"{flags.FLAGS['task'].value}.log"
-  follow = flags.FLAGS["follow"].value
+  follow = bool(flags.FLAGS["follow"].value)
   # A job that could not start its tasks has only the log of its script.
   if not path.exists() and not follow:
     path = record / "logs" / "batch.log"
   if not path.exists() and not follow:
     raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
-  at = 0
+  at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
   while True:
     ended = follow and _has_ended(folder, names[0])
-    at = _print_from(path, at)
+    content = _read_from(path, at)
+    at += len(content)
+    print(decoder.decode(content, final=not follow or ended), end="", flush=True)
     if not follow or ended:
       return
     time.sleep(_POLL)
@@ -149,16 +152,14 @@ def _has_ended(folder: pathlib.Path, name: str) -> bool:
   return state.statuses(folder, jobs)[0].state in ENDED
 
 
-def _print_from(path: pathlib.Path, at: int) -> int:
-  """Prints a file from a position on; returns where it ends now."""
+def _read_from(path: pathlib.Path, at: int) -> bytes:
+  """What a file holds from a position on."""
   try:
     with path.open("rb") as file:
       file.seek(at)
-      content = file.read()
+      return file.read()
   except OSError:
-    return at
-  print(content.decode("utf-8", "replace"), end="", flush=True)
-  return at + len(content)
+    return b""
 
 
 def _cancel(arguments: list[str]) -> None:

@@ -22,7 +22,8 @@ def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
   stem = pathlib.PurePath(file).stem
   shorts = _shorts(overrides)
   parts = [stem + (f"-{variant}" if variant else "")]
-  parts += [f"{shorts[field]}={_text(value)}" for field, value in overrides.items()]
+  # In the order of the fields' names, whatever the order of the dict.
+  parts += [f"{shorts[field]}={_text(value)}" for field, value in sorted(overrides.items())]
   name = "_".join(_safe(part) for part in parts)
   if len(name) <= _MOST and name[0] not in _NOT_FIRST:
     return name

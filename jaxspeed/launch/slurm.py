@@ -106,7 +106,8 @@ class Slurm(Executor):
     units = [1, 1 / 60, 1 / 3600]
     if days is None and len(numbers) < 3:
       units.pop(0)
-    return 24 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
+    hours = 24 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
+    return hours or None  # sbatch takes 0 for no limit
 
   def devices(self) -> int:
     return self.nodes * self.gpus_per_node if self.gpus_per_node else self.processes

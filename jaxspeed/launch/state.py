@@ -32,9 +32,11 @@ class Statuses(tuple[JobStatus, ...]):
 
   Attributes:
     notes: sentences about the run, such as a scheduler that does not answer.
+    stopped: whether nothing starts the jobs that wait, until a command does.
   """
 
   notes: tuple[str, ...] = ()
+  stopped: bool = False
 
   def __str__(self) -> str:
     return status_table(self, self.notes)
@@ -50,7 +52,7 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     jobs: what the jobs' folders say.
   """
   said: dict[str, SchedulerState] = {}
-  notes = []
+  notes, stopped = [], False
   for kind in dict.fromkeys(facts.job.executor.get("kind") for facts in jobs):
     own = [facts for facts in jobs if facts.job.executor.get("kind") == kind and is_open(facts)]
     if not own:
@@ -63,8 +65,9 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     said |= found or {}
     if ids and (warning := executor.warning(folder / LAUNCHER)):
       notes.append(warning)
+      stopped = True
   result = Statuses(status_of(facts, said.get(facts.job.name)) for facts in jobs)
-  result.notes = tuple(notes)
+  result.notes, result.stopped = tuple(notes), stopped
   return result
 
 

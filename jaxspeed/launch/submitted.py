@@ -31,22 +31,19 @@ class SubmittedRun:
     return self.root / self.name
 
   def wait(self) -> Statuses:
-    """Waits until all jobs have ended, and prints changes of their states.
+    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
 
-    Ctrl-C ends the waiting; the jobs go on.
+    A job does not go on if `max_cost` holds it back. Ctrl-C ends the waiting; the jobs go on.
     """
     seen: dict[str, str] = {}
     while True:
       found = self.status()
       for status in found:
         if seen.get(status.name) != status.state:
-          print(
-            printable(
-              f"{status.name}: {status.state}" + (f", {status.detail}" if status.detail else "")
-            )
-          )
+          detail = f", {status.detail}" if status.detail else ""
+          print(printable(f"{status.name}: {status.state}{detail}"))
         seen[status.name] = status.state
-      if all(status.state in ENDED for status in found):
+      if all(status.state in ENDED for status in found) or _is_stuck(found):
         return found
       time.sleep(_LOOK)
 
@@ -82,3 +79,11 @@ class SubmittedRun:
       UserError: there is no such job, it has not ended or is done, or a scheduler refuses.
     """
     return submit.retry(self.folder, names, failed=failed)
+
+
+def _is_stuck(found: Statuses) -> bool:
+  """Whether jobs only wait, for a submission or for a queue that does not run."""
+  waiting = [status for status in found if status.state not in ENDED]
+  held = [status for status in waiting if status.detail.startswith("not submitted")]
+  queued = [status for status in waiting if status.state != "running" and found.stopped]
+  return len({*map(id, held), *map(id, queued)}) == len(waiting)

@@ -19,7 +19,7 @@ from jaxspeed.launch.runs import NAME, check_name
     ),
     # The last part alone would not tell these from each other.
     ("a.py", {"a.decay": 1, "b.decay": 2, "c": 3}, "a_a.decay=1_b.decay=2_c=3"),
-    ("a.py", {"stop": True, "name": "adam w/2"}, "a_stop=True_name=adam-w-2"),
+    ("a.py", {"stop": True, "name": "adam w/2"}, "a_name=adam-w-2_stop=True"),
     ("a.py", {"mean": (1.0, 2), "std": []}, "a_mean=1.0-2_std=none"),
     ("a.py", {"data.path": "/data/sets/imagenet"}, "a_path=sets-imagenet"),
     ("a.py", {"peak": 1e-05}, "a_peak=1e-05"),
@@ -56,3 +56,8 @@ def test_names_that_are_given(name):
 def test_names_that_are_no_folders(name):
   with pytest.raises(UserError, match="^the name .* of a job is no folder's name: use up to 120"):
     check_name("job", name)
+
+
+def test_the_order_of_the_overrides_makes_no_other_job():
+  one, two = {"seed": 1, "schedule.peak": 2.0}, {"schedule.peak": 2.0, "seed": 1}
+  assert job_name("a.py", one) == job_name("a.py", two) == "a_peak=2.0_seed=1"

@@ -336,6 +336,8 @@ def test_jobs_beyond_the_cost_are_held_back_until_there_is_room(make, fake, root
     lines = ["\t".join([f"{note.time:.0f}", *map(str, note[1:])]) for note in notes]
     (root / "run" / name / "launch" / "job.tsv").write_text("".join(f"{line}\n" for line in lines))
     finish(root / "run" / name)
+  # Nothing is left that would go on by itself.
+  assert [status.state for status in Run.load(root / "run").wait()] == ["done", "done", "pending"]
   make(executor=executor, max_cost=25.0).start()
   assert "submitted c as 100" in capsys.readouterr().out
   assert sum(status.cost for status in Run.load(root / "run").status()) == pytest.approx(10.0)
