@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import pydantic
 
 from jaxspeed.config.schema import Group
+from jaxspeed.errors import UserError
 
 # Attributes of a module that are not config fields.
 _NOT_FIELDS = ("classes", "dtype", "parent", "name")
@@ -46,9 +47,13 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
   Args:
     name: the value of `config.model.name`.
     least_side: the smallest side of its images, in pixels.
+
+  Raises:
+    UserError: it is no flax module with `classes` and `dtype`, or another has the name.
   """
 
   def add(module: _Module) -> _Module:
+    _check(name, module)
     fields: dict[str, Any] = {"name": (str, name)}
     meanings = _meanings(module)
     for field in dataclasses.fields(module):
@@ -61,6 +66,27 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
     return module
 
   return add
+
+
+def _check(name: str, module: type) -> None:
+  """Makes sure that a class can be the model `name`, or raises a UserError."""
+  own = module.__name__ if isinstance(module, type) else repr(module)
+  # Without importing flax: `config` does not know it.
+  if not (isinstance(module, type) and hasattr(module, "apply") and hasattr(module, "init")):
+    raise UserError(f"the model {name!r} must be a flax.linen.Module, not {own}.")
+  missing = {"classes", "dtype"} - {field.name for field in dataclasses.fields(module)}
+  if missing:
+    raise UserError(
+      f"the model {name!r}: {own} has no attribute {' and '.join(sorted(missing))}; a model has "
+      "`classes: int` and `dtype: Any`, which config.data.classes and config.precision set."
+    )
+  if name in FAMILIES and not is_same(FAMILIES[name].module, module):
+    raise UserError(f"there is a model {name!r} already: choose another name.")
+
+
+def is_same(one: Any, other: Any) -> bool:
+  """Whether two functions or classes are one definition, which a notebook may run twice."""
+  return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def _meanings(module: type) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 # The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
-ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY = range(7)
+ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
 
 
 class Batch(flax.struct.PyTreeNode):

@@ -4,21 +4,23 @@ Sources: KellerJordan/cifar10-airbench, tysam-code/hlb-CIFAR10, hiverge/cifar10-
 """
 
 import functools
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.config import families, kinds
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import global_max_pool, max_pool
-from jaxspeed.models.layers.whiten import Whiten
+from jaxspeed.models.layers.whiten import Whiten, init_whitening
 
 ACTIVATIONS: dict[str, Activation] = {
   "gelu": gelu,
@@ -164,3 +166,13 @@ class Airbench(nn.Module):
       name="head",
     )
     return head(x) * self.head_scale
+
+  def param_groups(self, params: PyTree) -> PyTree:
+    """The label of each parameter."""
+    return groups_by_name(params)
+
+  def init_from_images(
+    self, params: PyTree, images: Callable[[], Float[Array, "n h w 3"]], **fields: Any
+  ) -> PyTree:
+    """The initial parameters with the whitening filters of the first images."""
+    return init_whitening(params, images(), **fields)

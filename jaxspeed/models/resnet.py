@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.config import families, kinds
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import blur_pool
 
@@ -183,3 +184,7 @@ class ResNet(nn.Module):
       name="head",
     )
     return head(x)
+
+  def param_groups(self, params: PyTree) -> PyTree:
+    """The label of each parameter."""
+    return groups_by_name(params)

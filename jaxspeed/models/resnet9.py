@@ -1,22 +1,24 @@
 """ResNet-9 of myrtle.ai (cifar10-fast: dawn.py, bag_of_tricks.ipynb), for CIFAR-sized images."""
 
 import functools
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 from pydantic import Field
 
 from jaxspeed.config import families, kinds
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
 from jaxspeed.models.layers.conv import Conv, dense_init
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import global_max_pool, max_pool
-from jaxspeed.models.layers.whiten import Whiten
+from jaxspeed.models.layers.whiten import Whiten, init_whitening
 
 PoolPosition = Literal["after_activation", "before_activation", "before_norm"]
 
@@ -114,3 +116,13 @@ class ResNet9(nn.Module):
       self.classes, use_bias=False, param_dtype=masters, kernel_init=dense_init, name="head"
     )
     return head(x) * self.head_scale
+
+  def param_groups(self, params: PyTree) -> PyTree:
+    """The label of each parameter."""
+    return groups_by_name(params)
+
+  def init_from_images(
+    self, params: PyTree, images: Callable[[], Float[Array, "n h w 3"]], **fields: Any
+  ) -> PyTree:
+    """The initial parameters with the whitening filters of the first images."""
+    return init_whitening(params, images(), **fields) if self.whiten else params

@@ -1,42 +1,73 @@
 """The optimizer of a config; each parameter group has its own learning rate and weight decay."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import optax
 from ml_collections import ConfigDict
 
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import labels_of, labels_of_lars
+from jaxspeed.optim.groups import LABELS, Labels, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
-from jaxspeed.optim.sgd import hold_at_zero, sgd
+from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
+
+_Transforms = dict[str, optax.GradientTransformation]
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+  config: ConfigDict, labels: Labels, *, own: Mapping[str, Callable[..., Any]] | None = None
+) -> optax.GradientTransformationExtraArgs:
   """Make the optimizer of a complete, resolved config.
 
   `config.optimizer.name` is one of:
     "sgd": SGD for all parameters.
-    "muon": Muon for the filters, SGD for the rest.
-    "lars": LARS for filters and head; momentum without decay for biases and scales; one learning
-      rate for all.
+    "muon": Muon for the kernels, SGD for the rest.
+    "lars": LARS for kernels and head; momentum without decay for the others; one learning rate for
+      all.
+    another: an optimizer of the user's own, one of `own`.
   With SGD and Muon, three groups have their own learning rates and decays: the biases, the head
-  with its bias, and the whitening bias. Scales use the filters' learning rate; with Muon they
-  belong to the biases.
+  with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
+  belong to the biases. Embeddings are trained as scales. What is frozen never changes.
 
   `update` needs the extra argument `learning_rate`. It also needs `momentum` with
   `config.optimizer.momentum_segments`, `renormalize` (0 or 1) with Muon, and `whiten_bias_rate`
   with `config.whitening.bias_epochs`: a learning rate, not a factor; 0 freezes the bias.
 
+  Args:
+    config: the config.
+    labels: labels the parameters (`groups.labels_of`).
+    own: the user's own optimizers (`config.registry.OPTIMIZERS`).
+
   Raises:
-    UserError: the optimizer's name is unknown.
+    UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
   """
+  name = config.optimizer.name
+  transforms = _sgd_of_groups(config)
+  if name == "muon":
+    transforms |= _muon_of_groups(config, transforms)
+  elif name == "lars":
+    transforms |= _lars_of_groups(config)
+    labels = for_lars(labels)
+  elif own and name in own:
+    transforms |= _own_of_groups(config, own[name])
+  elif name != "sgd":
+    raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars.")
+  return optax.partition(transforms, labels)
+
+
+def _momentum(config: ConfigDict) -> float | None:
+  """The momentum of SGD and LARS; None if the step passes it."""
+  return None if config.optimizer.momentum_segments else config.optimizer.momentum
+
+
+def _sgd_of_groups(config: ConfigDict) -> _Transforms:
   fields = config.optimizer
-  momentum = None if fields.momentum_segments else fields.momentum
-  labels = labels_of
 
   def make_sgd(rate: float, decay: float, rate_name: str = "learning_rate"):
     return sgd(
-      momentum=momentum,
+      momentum=_momentum(config),
       nesterov=fields.nesterov,
       weight_decay=fields.weight_decay * decay,
       rate_factor=rate,
@@ -44,8 +75,11 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
       rate_name=rate_name,
     )
 
-  head = make_sgd(fields.head_rate, fields.head_decay)
+  head, scale = make_sgd(fields.head_rate, fields.head_decay), make_sgd(1.0, fields.scale_decay)
   transforms = {
+    "kernel": make_sgd(1.0, 1.0),
+    "scale": scale,
+    "embedding": scale,
     "bias": make_sgd(fields.bias_rate, fields.bias_decay),
     "head": head,
     "head_bias": head,
@@ -57,36 +91,50 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
       make_sgd(1.0, config.whitening.bias_decay, "whiten_bias_rate"),
       hold_at_zero("whiten_bias_rate"),
     )
-  if fields.name == "sgd":
-    transforms["filter"] = make_sgd(1.0, 1.0)
-    transforms["scale"] = make_sgd(1.0, fields.scale_decay)
-  elif fields.name == "muon":
-    transforms["scale"] = transforms["bias"]
-    transforms["filter"] = muon(
-      momentum=fields.muon_momentum,
-      nesterov=fields.nesterov,
-      decay=fields.muon_decay,
-      coefficients=tuple(fields.muon_coefficients),
-      epsilon=fields.muon_epsilon,
-      dtype=precision.DTYPES[config.precision],
-    )
-  elif fields.name == "lars":
-    plain = sgd(
-      momentum=momentum, nesterov=fields.nesterov, weight_decay=0.0, rate_in_momentum=True
-    )
-    transforms |= {kind: plain for kind in ("scale", "bias", "head_bias")}
-    rates = [rate for segment in config.schedule.segments for rate in segment[2:]]
-    peak = max(rates, default=config.schedule.peak)
-    transforms["filter"] = lars(
-      momentum=momentum,
-      nesterov=fields.nesterov,
-      weight_decay=fields.weight_decay,
-      ratio_decay=fields.weight_decay * (peak if fields.decay_follows_rate else 1.0),
-      eta=fields.lars_eta,
-      epsilon=fields.lars_epsilon,
-      clip=fields.lars_clip,
-    )
-    labels = labels_of_lars
-  else:
-    raise UserError(f"config.optimizer.name={fields.name!r}: choose one of sgd, muon, lars.")
-  return optax.partition(transforms, labels)
+  return transforms
+
+
+def _muon_of_groups(config: ConfigDict, others: _Transforms) -> _Transforms:
+  fields = config.optimizer
+  kernels = muon(
+    momentum=fields.muon_momentum,
+    nesterov=fields.nesterov,
+    decay=fields.muon_decay,
+    coefficients=tuple(fields.muon_coefficients),
+    epsilon=fields.muon_epsilon,
+    dtype=precision.DTYPES[config.precision],
+  )
+  return {"kernel": kernels, "scale": others["bias"], "embedding": others["bias"]}
+
+
+def _lars_of_groups(config: ConfigDict) -> _Transforms:
+  fields, momentum = config.optimizer, _momentum(config)
+  plain = sgd(momentum=momentum, nesterov=fields.nesterov, weight_decay=0.0, rate_in_momentum=True)
+  rates = [rate for segment in config.schedule.segments for rate in segment[2:]]
+  peak = max(rates, default=config.schedule.peak)
+  kernels = lars(
+    momentum=momentum,
+    nesterov=fields.nesterov,
+    weight_decay=fields.weight_decay,
+    ratio_decay=fields.weight_decay * (peak if fields.decay_follows_rate else 1.0),
+    eta=fields.lars_eta,
+    epsilon=fields.lars_epsilon,
+    clip=fields.lars_clip,
+  )
+  return {"kernel": kernels} | dict.fromkeys(("scale", "embedding", "bias", "head_bias"), plain)
+
+
+def _own_of_groups(config: ConfigDict, make: Callable[..., Any]) -> _Transforms:
+  """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
+  name, made = config.optimizer.name, make(config.optimizer)
+  if not isinstance(made, Mapping):
+    # What is frozen, and the whitening bias with its own learning rate, stay as they are.
+    made = {label: made for label in LABELS if label not in ("whiten_bias", "frozen")}
+  for label, transform in made.items():
+    if label not in LABELS or not isinstance(transform, optax.GradientTransformation):
+      raise UserError(
+        f"the optimizer {name!r} returns {type(transform).__name__} for {label!r}: return an "
+        "optax.GradientTransformation, or a dict of them by the labels of parameters "
+        f"({', '.join(LABELS)})."
+      )
+  return {label: optax.chain(transform, scale_by_rate()) for label, transform in made.items()}

@@ -86,21 +86,30 @@ def muon(
   epsilon: float,
   dtype: DTypeLike,
 ) -> optax.GradientTransformationExtraArgs:
-  """Muon for kernels [o, ...]: w <- (s w - lr NS(u / (||u|| + epsilon))) (1 - lr decay).
+  """Muon for kernels: w <- (s w - lr NS(u / (||u|| + epsilon))) (1 - lr decay).
 
   u is the gradient after (Nesterov) momentum, which is kept as one stack. NS is `newton_schulz` in
-  `dtype`. s is sqrt(o) / ||w|| if the extra argument `renormalize` is 1, else 1. The result does
-  not depend on the order of a kernel's axes after the first. Source: KellerJordan/cifar10-airbench,
-  airbench94_muon.py; the decay is from hiverge/cifar10-speedrun.
+  `dtype`. s is sqrt(o) / ||w|| if the extra argument `renormalize` is 1, else 1.
+
+  A kernel is one matrix, its first axis against all others: [o, h, w, i] of our convolutions, in
+  any order of the last three, or [i, o] of a linear layer, whose transpose gives the transposed
+  step. o is the number of outputs. A kernel with more axes in another order, such as flax's
+  convolutions [h, w, i, o], is no sensible matrix: such a model gets SGD, LARS or linear layers.
+
+  Source: KellerJordan/cifar10-airbench, airbench94_muon.py; the decay is from
+  hiverge/cifar10-speedrun.
   """
   velocity = trace(momentum, nesterov)
 
   def init(params):
-    return velocity.init(stack_matrices(jax.tree.leaves(params)))
+    leaves = jax.tree.leaves(params)
+    return velocity.init(stack_matrices(leaves) if leaves else ())
 
   def update(updates, state, params=None, *, learning_rate, renormalize, **extra):
     del extra
     weights, structure = jax.tree.flatten(params)
+    if not weights:  # a linear model: its only kernel is the head
+      return updates, state
     direction, state = velocity.update(stack_matrices(jax.tree.leaves(updates)), state)
     # Not in `dtype`: squares of small gradients underflow in float16.
     norms, weight_norms = frobenius_norms(direction, stack_matrices(weights))
@@ -111,7 +120,8 @@ def muon(
     new = []
     for weight, norm, u in zip(weights, weight_norms, directions, strict=True):
       # The original adds 1e-7, which float16 rounds away; 1e-30 only keeps zero weights at zero.
-      scale = jnp.where(renormalize > 0, weight.shape[0] ** 0.5 / (norm + 1e-30), 1.0)
+      outputs = weight.shape[1 if weight.ndim == 2 else 0]
+      scale = jnp.where(renormalize > 0, outputs**0.5 / (norm + 1e-30), 1.0)
       new.append((scale * kept - 1.0) * weight - learning_rate * kept * u.astype(weight.dtype))
     return jax.tree.unflatten(structure, new), state
 

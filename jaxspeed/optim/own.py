@@ -8,7 +8,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import labels_of
+from jaxspeed.optim.groups import Labels
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate
 
 # Labels of parameters that have a rate of their own, or none.
@@ -41,16 +41,21 @@ def check_transformation(optimizer: Any) -> None:
 
 
 def own_optimizer(
-  optimizer: optax.GradientTransformation, config: ConfigDict
+  optimizer: optax.GradientTransformation, config: ConfigDict, labels: Labels
 ) -> optax.GradientTransformationExtraArgs:
   """A transformation times the plan's learning rate, for all parameters that are trained.
 
   It sees them all at once, so that a norm over all gradients is one. A frozen whitening layer
   stays, and its bias is trained in `config.whitening.bias_epochs`, as with our own optimizers.
+
+  Args:
+    optimizer: the transformation.
+    config: the config.
+    labels: as `groups.labels_of` returns.
   """
 
-  def labels(params: Any) -> Any:
-    return jax.tree.map(lambda name: name if name in _APART else "trained", labels_of(params))
+  def apart(params: Any) -> Any:
+    return jax.tree.map(lambda name: name if name in _APART else "trained", labels(params))
 
   own = optax.chain(optax.with_extra_args_support(optimizer), scale_by_rate())
   bias = optax.set_to_zero()
@@ -61,5 +66,5 @@ def own_optimizer(
       hold_at_zero("whiten_bias_rate"),
     )
   return optax.partition(
-    {"trained": own, "whiten_bias": bias, "frozen": optax.set_to_zero()}, labels
+    {"trained": own, "whiten_bias": bias, "frozen": optax.set_to_zero()}, apart
   )

@@ -265,7 +265,7 @@ def _ensure_same(resolved: ConfigDict) -> None:
 
 def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
   """The first state, with the weights at `config.pretrained.path` if there are any."""
-  variables = {"params": state.params, "batch_stats": state.batch_stats}
+  variables = state.variables()
   loaded = load_pretrained(spec.config, variables)
   if loaded is variables:
     return state

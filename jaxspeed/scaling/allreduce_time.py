@@ -59,7 +59,7 @@ def _sizes(model: nn.Module, side: int) -> tuple[tuple[int, ...], int]:
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
   shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)
   leaves = jax.tree.leaves(shapes["params"])
-  rest = jax.tree.leaves((shapes["batch_stats"], jax.eval_shape(MetricSums.zero)))
+  rest = jax.tree.leaves((shapes.get("batch_stats", {}), jax.eval_shape(MetricSums.zero)))
   backward = reversed(allreduce.layer_order(model, side))
   return tuple(leaves[i].size for i in backward), sum(leaf.size for leaf in rest)
 

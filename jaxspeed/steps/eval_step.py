@@ -11,6 +11,7 @@ from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
+from jaxspeed.steps.forward import check_logits
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
@@ -69,6 +70,7 @@ def logits_of(
   # 1,000 images) they need 104 kernels instead of 46, and 12 s to compile instead of 4.
   every = jnp.concatenate(parts)
   logits: Any = spec.model.apply(variables, every, train=False)
+  check_logits(logits, len(every), spec=spec)
   logits = logits.reshape(len(weights), len(images), -1)
   # A sum, because GPUs would compute a matrix product in TF32.
   return sum(weight * view for weight, view in zip(weights, logits, strict=True))

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps.forward import dropout_keys, forward
 from jaxspeed.steps.losses import smoothed_cross_entropy
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
@@ -39,8 +40,9 @@ def select_hard_examples(
     The proxy's next state, and the indices of the selected images in the batch.
   """
   keep = spec.config.proxy.keep // spec.devices
-  variables = {"params": state.params, "batch_stats": state.batch_stats}
-  logits, updated = spec.model.apply(variables, batch.image, train=True, mutable=["batch_stats"])
+  keys = dropout_keys(state, spec=spec)
+  key = None if keys is None else keys[0]
+  logits, stats = forward(state.params, state.batch_stats, batch.image, key, spec=spec)
   losses = smoothed_cross_entropy(logits, batch.label, spec.config.label_smoothing)
   highest, kept = lax.top_k(jnp.where(batch.mask, losses, -jnp.inf), keep)
   if kind.proxy_learns:
@@ -48,5 +50,5 @@ def select_hard_examples(
     hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
     state, _ = update(state, hard, batch.label, hyper, share=0.0, spec=spec, kind=kind)
     return state, kept
-  stats = lax.psum(jax.tree.map(lambda x: x / spec.devices, updated["batch_stats"]), AXIS)
+  stats = lax.psum(jax.tree.map(lambda x: x / spec.devices, stats), AXIS)
   return state.replace(step=state.step + 1, batch_stats=stats), kept

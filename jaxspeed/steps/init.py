@@ -2,14 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, UInt8, UInt32
+from jaxtyping import Array, Float, UInt8, UInt32
 
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import INIT, PROXY, purpose_key
 from jaxspeed.devices import precision
-from jaxspeed.models.layers.whiten import whitening_kernel
 from jaxspeed.steps.spec import TrainSpec
-from jaxspeed.steps.state import TrainState
+from jaxspeed.steps.state import TrainState, variables_of
 
 
 def init_state(
@@ -19,8 +18,8 @@ def init_state(
 
   Args:
     key: the run's key.
-    images: the training images, or any image of their size. A whitening layer gets its filters
-      from the first `config.whitening.images` of them.
+    images: the training images, or any image of their size. A model with a method `init_from_images`
+      begins with what it makes of the first `config.whitening.images` of them.
   """
   config = spec.config
   # float64 would draw other random numbers, so a float64 run draws its weights in float32 too. Both
@@ -34,21 +33,21 @@ def init_state(
     train=False,
   )
   variables = jax.tree.map(lambda x: x.astype(spec.accumulation), variables)
-  params = variables["params"]
-  if "whiten" in params:
-    first = images[: config.whitening.images]
-    first = normalize(first, config.data.mean, config.data.std, spec.accumulation)
-    filters, patch, _, _ = params["whiten"]["kernel"].shape
-    params["whiten"]["kernel"] = whitening_kernel(
-      first,
-      filters=filters,
-      patch=patch,
+  params, stats = variables["params"], variables.get("batch_stats", {})
+  if hasattr(model, "init_from_images"):
+
+    def first_images() -> Float[Array, "n h w 3"]:
+      first = images[: config.whitening.images]
+      return normalize(first, config.data.mean, config.data.std, spec.accumulation)
+
+    params = model.init_from_images(
+      params,
+      first_images,
       epsilon=config.whitening.epsilon,
       centered=config.whitening.centered,
     )
-  stats = variables["batch_stats"]
   # The average is a copy, because a donated buffer must not appear in the state twice.
-  copied = jax.tree.map(jnp.copy, {"params": params, "batch_stats": stats})
+  copied = jax.tree.map(jnp.copy, variables_of(params, stats))
   return TrainState(
     step=jnp.int32(0),
     key=key,

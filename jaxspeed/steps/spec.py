@@ -1,18 +1,23 @@
 """The constants that the programs of a run are built from."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Array
 from ml_collections import ConfigDict
 
+from jaxspeed.config import registry
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.models.own import prepared
+from jaxspeed.optim.groups import Labels, labels_of
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
 from jaxspeed.planning.plan import Plan
@@ -29,12 +34,33 @@ class TrainSpec:
   mesh: Mesh
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
+  labels: Labels  # labels parameters (`optim.groups`)
   layer_order: tuple[int, ...]  # order of parameters in the all-reduce; () on one device
   proxy: "TrainSpec | None" = None  # spec of the model that selects hard examples
 
   @property
   def devices(self) -> int:
     return self.mesh.size
+
+  @functools.cached_property
+  def draws_dropout(self) -> bool:
+    """Whether the model uses its rng `dropout` in training; a model that does not costs nothing."""
+    phase = self.plan.phases[0]
+    images = jax.ShapeDtypeStruct(
+      (phase.batch_size // self.devices // self.config.accumulate, *2 * (phase.image_size,), 3),
+      precision.DTYPES[self.config.precision],
+    )
+    init = functools.partial(self.model.init, train=False)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(init, key, images)
+
+    def apply(key: Array, variables: Any, images: Array) -> Any:
+      return self.model.apply(
+        variables, images, train=True, mutable=["batch_stats"], rngs={"dropout": key}
+      )
+
+    traced = jax.make_jaxpr(apply)(key, variables, images).jaxpr
+    return any(each is traced.invars[0] for line in traced.eqns for each in line.invars)
 
   @property
   def accumulation(self) -> np.dtype:
@@ -97,11 +123,18 @@ def _spec_of(
   optimizer: optax.GradientTransformation | None,
 ) -> TrainSpec:
   model = make_model(config) if own_model is None else prepared(own_model, config)
+  size = plan.phases[0].image_size
+  labels = labels_of(model, classes=config.data.classes, image_size=size)
+  if optimizer is None:
+    chosen = make_optimizer(config, labels, own=registry.OPTIMIZERS)
+  else:
+    chosen = own_optimizer(optimizer, config, labels)
   return TrainSpec(
     config=config,
     plan=plan,
     mesh=mesh,
     model=model,
-    optimizer=own_optimizer(optimizer, config) if optimizer else make_optimizer(config),
-    layer_order=allreduce.layer_order(model, plan.phases[0].image_size) if mesh.size > 1 else (),
+    optimizer=chosen,
+    labels=labels,
+    layer_order=allreduce.layer_order(model, size) if mesh.size > 1 else (),
   )

@@ -10,6 +10,11 @@ from jaxspeed.devices.precision import LossScale
 from jaxspeed.steps.losses import MetricSums
 
 
+def variables_of(params: PyTree, batch_stats: PyTree) -> dict[str, PyTree]:
+  """The variables that a model is applied with; without "batch_stats" if there are none."""
+  return {"params": params} | ({"batch_stats": batch_stats} if batch_stats else {})
+
+
 class TrainState(flax.struct.PyTreeNode):
   """A pytree that is replicated over the devices and donated to the next step.
 
@@ -17,9 +22,10 @@ class TrainState(flax.struct.PyTreeNode):
     step: the number of steps done, which is the next step's number, counted from 0.
     key: the run's key; all randomness is a function of it and of a step or an epoch.
     params: master weights in the accumulation dtype (`precision.accumulation`).
-    batch_stats: running statistics of the norms, averaged over the devices.
+    batch_stats: running statistics of the norms, averaged over the devices; {} if there are none.
     opt_state: the optimizer's state.
-    average: {"params", "batch_stats"} averaged over the steps; None if the recipe has no average.
+    average: the variables (`variables_of`) averaged over the steps; None if the recipe has no
+      average.
     slow: lookahead's average of the same, which the model is regularly set to; or None.
     loss_scale: the loss scale in float16, else None.
     proxy: the state of the proxy model, if there is one.
@@ -39,7 +45,11 @@ class TrainState(flax.struct.PyTreeNode):
     """The variables that validation and prediction use: the average if there is one."""
     if self.average is not None:
       return self.average
-    return {"params": self.params, "batch_stats": self.batch_stats}
+    return self.variables()
+
+  def variables(self) -> dict[str, PyTree]:
+    """The variables of the live model."""
+    return variables_of(self.params, self.batch_stats)
 
 
 class Carry(flax.struct.PyTreeNode):

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps.forward import dropout_keys, forward
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
@@ -47,23 +48,23 @@ def update(
   size = batch.image.shape[0]
   scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), spec.accumulation)
 
-  def loss_sum(params, part, partner):
-    # A proxy never trains its whitening bias.
-    if "whiten" in params and not (kind.whiten_bias and config.whitening.bias_epochs):
-      params = params | {"whiten": lax.stop_gradient(params["whiten"])}
-    variables = {"params": params, "batch_stats": state.batch_stats}
-    logits, updated = spec.model.apply(variables, part.image, train=True, mutable=["batch_stats"])
+  def loss_sum(params, part, partner, keys):
+    params = stop_gradients(params, kind, spec=spec)
+    key = None if keys is None else keys[0]
+    logits, stats = forward(params, state.batch_stats, part.image, key, spec=spec)
     losses = smoothed_cross_entropy(logits, part.label, config.label_smoothing)
     if share:
       mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
       losses = (1 - share) * losses + share * mixed_in
     sums = masked_sums(logits, losses, part.label, part.mask)
     # Divided by the global batch here, because a sum could overflow half precision.
-    return sums.loss * (scale / (size * spec.devices)), (sums, updated["batch_stats"])
+    return sums.loss * (scale / (size * spec.devices)), (sums, stats)
 
   gradient_of = jax.grad(loss_sum, has_aux=True)
   gradient, (sums, stats) = accumulate(
-    functools.partial(gradient_of, state.params), (batch, partner), config.accumulate
+    functools.partial(gradient_of, state.params),
+    (batch, partner, dropout_keys(state, spec=spec)),
+    config.accumulate,
   )
   stats = jax.tree.map(lambda x: x / config.accumulate, stats)
   gradient, (sums, stats) = sum_over_devices(
@@ -83,7 +84,7 @@ def update(
       batch_stats=stats,
       opt_state=opt_state,
     )
-    model = {"params": new.params, "batch_stats": new.batch_stats}
+    model = new.variables()
     if config.average.kind == "ema":
       new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
     if config.average.kind == "lookahead":
@@ -96,6 +97,17 @@ def update(
       new = precision.select(finite, new, state.replace(step=new.step))
       new = new.replace(loss_scale=state.loss_scale.update(finite))
   return new, sums
+
+
+def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree:
+  """The parameters, without a gradient for those that a step of this kind does not train."""
+  # A proxy never trains its whitening bias.
+  fixed = {"frozen"}
+  if not (kind.whiten_bias and spec.config.whitening.bias_epochs):
+    fixed.add("whiten_bias")
+  return jax.tree.map(
+    lambda label, x: lax.stop_gradient(x) if label in fixed else x, spec.labels(params), params
+  )
 
 
 def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any, Any]:

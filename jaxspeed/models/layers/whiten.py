@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.conv import conv_init, convolve_on_cpu
@@ -68,6 +68,17 @@ class Whiten(nn.Module):
       bias = self.param("bias", self.bias_init, (self.features,), masters)
       y = y + bias.astype(self.dtype)
     return y
+
+
+def init_whitening(
+  params: PyTree, images: Float[Array, "n h w c"], *, epsilon: float, centered: bool
+) -> PyTree:
+  """Return parameters with the filters of `whitening_kernel` in the module `whiten`."""
+  filters, patch, _, _ = params["whiten"]["kernel"].shape
+  kernel = whitening_kernel(
+    images, filters=filters, patch=patch, epsilon=epsilon, centered=centered
+  )
+  return params | {"whiten": params["whiten"] | {"kernel": kernel}}
 
 
 def whitening_kernel(

@@ -1,0 +1,22 @@
+"""The labels of our models' parameters, by the names that our layers give them."""
+
+import jax
+from jaxtyping import PyTree
+
+
+def groups_by_name(params: PyTree) -> PyTree:
+  """Return the label of each parameter of a model made of `Conv`, `Norm`, `Whiten` and a head.
+
+  "frozen" is the kernel of the module `whiten` and "whiten_bias" its bias; "head" and "head_bias"
+  are those of the module `head`. Elsewhere `kernel`, `scale` and `bias` are what their names say.
+  """
+
+  def label(path, _):
+    names = [part.key for part in path]
+    if "whiten" in names:
+      return "whiten_bias" if names[-1] == "bias" else "frozen"
+    if "head" in names:
+      return "head_bias" if names[-1] == "bias" else "head"
+    return names[-1]
+
+  return jax.tree_util.tree_map_with_path(label, params)
