@@ -44,15 +44,17 @@ def make_optimizer(
     UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
   """
   name = config.optimizer.name
-  transforms = _sgd_of_groups(config)
-  if name == "muon":
-    transforms |= _muon_of_groups(config, transforms)
+  transforms = _others(config)
+  if name == "sgd":
+    transforms |= _sgd(config)
+  elif name == "muon":
+    transforms |= _muon(config, transforms["bias"])
   elif name == "lars":
-    transforms |= _lars_of_groups(config)
+    transforms |= _lars(config)
     labels = for_lars(labels)
   elif own and name in own:
-    transforms |= _own_of_groups(config, own[name])
-  elif name != "sgd":
+    transforms |= _sgd(config) | _own(config, own[name])
+  else:
     raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars.")
   return optax.partition(transforms, labels)
 
@@ -62,25 +64,27 @@ def _momentum(config: ConfigDict) -> float | None:
   return None if config.optimizer.momentum_segments else config.optimizer.momentum
 
 
-def _sgd_of_groups(config: ConfigDict) -> _Transforms:
+def _make_sgd(
+  config: ConfigDict, rate: float, decay: float, rate_name: str = "learning_rate"
+) -> optax.GradientTransformationExtraArgs:
+  """SGD with factors on the learning rate and the weight decay."""
   fields = config.optimizer
+  return sgd(
+    momentum=_momentum(config),
+    nesterov=fields.nesterov,
+    weight_decay=fields.weight_decay * decay,
+    rate_factor=rate,
+    rate_in_momentum=fields.rate_in_momentum,
+    rate_name=rate_name,
+  )
 
-  def make_sgd(rate: float, decay: float, rate_name: str = "learning_rate"):
-    return sgd(
-      momentum=_momentum(config),
-      nesterov=fields.nesterov,
-      weight_decay=fields.weight_decay * decay,
-      rate_factor=rate,
-      rate_in_momentum=fields.rate_in_momentum,
-      rate_name=rate_name,
-    )
 
-  head, scale = make_sgd(fields.head_rate, fields.head_decay), make_sgd(1.0, fields.scale_decay)
+def _others(config: ConfigDict) -> _Transforms:
+  """The transformations of all parameters but kernels, scales and embeddings."""
+  fields = config.optimizer
+  head = _make_sgd(config, fields.head_rate, fields.head_decay)
   transforms = {
-    "kernel": make_sgd(1.0, 1.0),
-    "scale": scale,
-    "embedding": scale,
-    "bias": make_sgd(fields.bias_rate, fields.bias_decay),
+    "bias": _make_sgd(config, fields.bias_rate, fields.bias_decay),
     "head": head,
     "head_bias": head,
     "whiten_bias": optax.set_to_zero(),
@@ -88,13 +92,18 @@ def _sgd_of_groups(config: ConfigDict) -> _Transforms:
   }
   if config.whitening.bias_epochs:
     transforms["whiten_bias"] = optax.chain(
-      make_sgd(1.0, config.whitening.bias_decay, "whiten_bias_rate"),
+      _make_sgd(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
       hold_at_zero("whiten_bias_rate"),
     )
   return transforms
 
 
-def _muon_of_groups(config: ConfigDict, others: _Transforms) -> _Transforms:
+def _sgd(config: ConfigDict) -> _Transforms:
+  scale = _make_sgd(config, 1.0, config.optimizer.scale_decay)
+  return {"kernel": _make_sgd(config, 1.0, 1.0), "scale": scale, "embedding": scale}
+
+
+def _muon(config: ConfigDict, bias: optax.GradientTransformation) -> _Transforms:
   fields = config.optimizer
   kernels = muon(
     momentum=fields.muon_momentum,
@@ -104,10 +113,10 @@ def _muon_of_groups(config: ConfigDict, others: _Transforms) -> _Transforms:
     epsilon=fields.muon_epsilon,
     dtype=precision.DTYPES[config.precision],
   )
-  return {"kernel": kernels, "scale": others["bias"], "embedding": others["bias"]}
+  return {"scale": bias, "embedding": bias, "kernel": kernels}
 
 
-def _lars_of_groups(config: ConfigDict) -> _Transforms:
+def _lars(config: ConfigDict) -> _Transforms:
   fields, momentum = config.optimizer, _momentum(config)
   plain = sgd(momentum=momentum, nesterov=fields.nesterov, weight_decay=0.0, rate_in_momentum=True)
   rates = [rate for segment in config.schedule.segments for rate in segment[2:]]
@@ -121,10 +130,10 @@ def _lars_of_groups(config: ConfigDict) -> _Transforms:
     epsilon=fields.lars_epsilon,
     clip=fields.lars_clip,
   )
-  return {"kernel": kernels} | dict.fromkeys(("scale", "embedding", "bias", "head_bias"), plain)
+  return dict.fromkeys(("scale", "embedding", "bias", "head_bias"), plain) | {"kernel": kernels}
 
 
-def _own_of_groups(config: ConfigDict, make: Callable[..., Any]) -> _Transforms:
+def _own(config: ConfigDict, make: Callable[..., Any]) -> _Transforms:
   """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
   name, made = config.optimizer.name, make(config.optimizer)
   if not isinstance(made, Mapping):
