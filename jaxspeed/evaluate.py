@@ -12,6 +12,7 @@ from absl import flags
 
 from jaxspeed.config import effects, fields
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
 
@@ -25,6 +26,7 @@ def main() -> None:
   export = flags.DEFINE_string(
     "export", "", "Also writes the weights to this .safetensors file, for torchvision."
   )
+  define_import_flag()
   config_flag: list[command_line.ConfigFlag] = []
 
   def define(argv: list[str]) -> None:

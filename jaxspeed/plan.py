@@ -12,12 +12,14 @@ from absl import flags
 
 from jaxspeed.config import checks, effects, fields, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
 
 
 def main() -> None:
   """Reads the flags and prints the plan."""
   config_flag = command_line.define_config_flag()
+  define_import_flag()
   csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)

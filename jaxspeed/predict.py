@@ -14,6 +14,7 @@ from absl import flags
 
 from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import MISTAKE, UserError, printable
 
 
@@ -24,6 +25,7 @@ def main() -> None:
     "step", None, "The step of the checkpoint; the default is the newest whole one."
   )
   config_flag = command_line.define_config_flag()
+  define_import_flag()
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'

@@ -18,12 +18,14 @@ from absl import flags
 
 from jaxspeed.config import checks, fields, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import FAULT, MISTAKE, UserError
 
 
 def main() -> None:
   """Reads the flags and trains."""
   config_flag = command_line.define_config_flag()
+  define_import_flag()
   workdir_flag = flags.DEFINE_string(
     "workdir", "", "The run's folder; the default is runs/NAME_OF_THE_RECIPE."
   )

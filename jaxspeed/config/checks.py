@@ -93,7 +93,7 @@ def check_model(values: Mapping[str, Any]) -> None:
     )
   name = values["name"]
   if not isinstance(name, str) or name not in families.FAMILIES:
-    raise UserError(f"config.model.name={shown(name)}: choose one of {known}.")
+    raise UserError(f"config.model.name={shown(name)}: {schema.choose(families.FAMILIES)}")
   group = families.FAMILIES[name].fields
   found = [
     problem._replace(name=f"model.{problem.name}") for problem in schema.problems(group, values)

@@ -17,13 +17,14 @@ prints the strings below the fields. The fields of `config.model` are its family
 import os
 from typing import Annotated, Any, Literal
 
+import pydantic
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from pydantic import Field
 
-from jaxspeed.config import kinds
+from jaxspeed.config import kinds, registry
 from jaxspeed.config.given import Given
-from jaxspeed.config.schema import Group
+from jaxspeed.config.schema import Group, OneOf
 from jaxspeed.errors import UserError
 
 
@@ -33,7 +34,8 @@ class Data(Group):
   feed: kinds.Text = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
   name: kinds.Text = "cifar10"
-  """cifar10, cifar100 or digits, unless data.path is set; for a stream, a TFDS data set's name"""
+  """cifar10, cifar100 or digits, unless data.path is set; one that --import registers; for a stream,
+  a TFDS data set's name"""
   path: kinds.Text = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS"""
@@ -87,7 +89,7 @@ class Phases(Group):
 
 
 class Pretrained(Group):
-  """Pretrained initial weights, for ResNets."""
+  """Pretrained initial weights, for ResNets and ViTs."""
 
   path: kinds.Text = ""
   """a .safetensors file with torchvision's or timm's parameter names"""
@@ -119,8 +121,8 @@ class Augment(Group):
 class Optimizer(Group):
   """The optimizer and the factors of its parameter groups."""
 
-  name: Literal["sgd", "muon", "lars"] = "sgd"
-  """muon: Muon for the convolutions, SGD for the rest"""
+  name: Annotated[str, pydantic.AfterValidator(OneOf(registry.optimizer_names))] = "sgd"
+  """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
   momentum: kinds.Share = 0.9
   """momentum of SGD and LARS"""
   momentum_segments: kinds.Segments = ()

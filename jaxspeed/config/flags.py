@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxspeed.config import names, output, overrides
+from jaxspeed.config.imports import import_modules
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
@@ -193,7 +194,12 @@ def _parse(argv: list[str], define: Callable[[list[str]], None] | None, fields: 
   wants_help = bool({"-h", "-help", "--help"} & set(argv[1:]))
   _check_flag_files(argv)
   try:
-    argv = argv[:1] if wants_help else flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    if "import" in flags.FLAGS:
+      # Before a recipe or a run's folder is read, which may name what the modules register.
+      given = [value for flag, value in _flags_of(argv) if flag == "import"]
+      import_modules([name for value in given for name in value.split(",") if name])
+    argv = argv[:1] if wants_help else argv
     if define is not None:
       define(argv)
     if wants_help:

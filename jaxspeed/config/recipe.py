@@ -158,28 +158,40 @@ def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -
   return arguments
 
 
-def guarded(file: str, run: Callable[[], Any]) -> Any:
-  """Runs the code of a file and returns its result; its exceptions become UserErrors."""
+def guarded(file: str, run: Callable[[], Any], *, prefix: str = "") -> Any:
+  """Runs the user's own code and returns its result; its exceptions become UserErrors.
+
+  Args:
+    file: the path of its file, whose innermost line in the traceback the message names.
+    run: runs it.
+    prefix: the beginning of the message.
+  """
   try:
     return run()
-  except (UserError, KeyboardInterrupt):
+  except UserError as error:
+    if not prefix:
+      raise
+    _refuse(file, _line(error, file), str(error), prefix)
+  except KeyboardInterrupt:
     raise
   except SyntaxError as error:
-    _refuse(error.filename or file, error.lineno, error.msg)
+    _refuse(error.filename or file, error.lineno, error.msg, prefix)
   except SystemExit as error:
-    _refuse(file, _line(error, file), f"it ends the process with SystemExit({error.code!r}).")
+    reason = f"it ends the process with SystemExit({error.code!r})."
+    _refuse(file, _line(error, file), reason, prefix)
   except BaseException as error:
     if isinstance(error, OSError) and not _line(error, file):
-      raise UserError(f"{file} cannot be read ({error.strerror or error}).") from None
-    _refuse(file, _line(error, file), _reason(error))
+      raise UserError(f"{prefix}{file} cannot be read ({error.strerror or error}).") from None
+    _refuse(file, _line(error, file), _reason(error), prefix)
 
 
-def _refuse(file: str, line: int | None, reason: str) -> NoReturn:
+def _refuse(file: str, line: int | None, reason: str, prefix: str = "") -> NoReturn:
   where = f"{file}, line {line}" if line else file
   text = " ".join(reason.split())
   text = text if is_plain(text) else ascii(text)[1:-1]
   text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-  raise UserError(f"{where}: {text}{'' if text.endswith(('.', '?')) else '.'}") from None
+  end = "" if text.endswith((".", "?")) else "."
+  raise UserError(f"{prefix}{where}: {text}{end}") from None
 
 
 def _line(error: BaseException, file: str) -> int | None:

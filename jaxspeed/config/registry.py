@@ -65,13 +65,6 @@ def optimizer_names() -> Iterator[str]:
   yield from OPTIMIZERS
 
 
-def choose(names: Iterable[str]) -> str:
-  """The end of a sentence about an unknown name: the known ones, and how to add one."""
-  return (
-    f"choose one of {', '.join(names)}, or name the module that registers it with --import=MODULE."
-  )
-
-
 def _adder(
   what: str, registered: dict[str, Callable[..., Any]], name: str, taken: Iterable[str]
 ) -> Callable[[_Function], _Function]:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config import families
+
 
 class Rule(NamedTuple):
   """A condition under which some fields have an effect.
@@ -43,17 +45,18 @@ def _model(config: ConfigDict) -> dict[str, Any]:
 
 def _whitens(config: ConfigDict) -> bool:
   model = _model(config)
-  return model["name"] == "airbench" or bool(model.get("whiten"))
+  family = families.FAMILIES.get(str(model["name"]))
+  return bool(model.get("whiten", hasattr(family and family.module, "init_from_images")))
 
 
 def _whitens_with_bias(config: ConfigDict) -> bool:
   model = _model(config)
-  return model["name"] == "airbench" and model.get("whiten_bias") != "none"
+  return _whitens(config) and model.get("whiten_bias", "none") != "none"
 
 
 def _has_scales(config: ConfigDict) -> bool:
   model = _model(config)
-  return model["name"] != "airbench" and model.get("train_norm_scale", True)
+  return model["name"] != "airbench" and bool(model.get("train_norm_scale", True))
 
 
 def _evaluates_rectangles(config: ConfigDict) -> bool:
@@ -198,7 +201,8 @@ RULES = (
     "optimizer.scale_decay",
     "optimizer.name",
     lambda c: (
-      c.optimizer.name == "sgd" or (c.optimizer.name, c.optimizer.scale_decay) == ("lars", 0)
+      c.optimizer.name not in ("muon", "lars")
+      or (c.optimizer.name, c.optimizer.scale_decay) == ("lars", 0)
     ),
     "it applies to sgd only: lars does not decay scales, muon decays them as biases",
   ),

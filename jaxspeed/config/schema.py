@@ -10,7 +10,7 @@ in an `ml_collections.ConfigDict`: recipes assign to it and the command line ove
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
@@ -48,6 +48,28 @@ def must_be(text: str, accepts: Callable[[Any], bool]) -> Any:
 
   check.text = text  # type: ignore[attr-defined]
   return pydantic.AfterValidator(check)
+
+
+class OneOf:
+  """A condition to add to `Annotated[str, ...]`: one of names that may be added while it runs."""
+
+  def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+    self._names = names
+
+  @property
+  def text(self) -> str:
+    """The names, as the end of "it must be ..."."""
+    return f"one of {', '.join(self._names())}"
+
+  def __call__(self, value: Any) -> Any:
+    if value not in self._names():
+      raise ValueError(choose(self._names()))
+    return value
+
+
+def choose(names: Iterable[str]) -> str:
+  """A sentence after an unknown name: the known ones, and how to add one."""
+  return f"choose one of {', '.join(names)}, or name the module that registers it with --import."
 
 
 def is_plain(text: str) -> bool:

@@ -10,7 +10,7 @@ from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 
 # Importing a module registers its model family.
-from jaxspeed.models import airbench, resnet, resnet9  # noqa: F401
+from jaxspeed.models import airbench, resnet, resnet9, vit  # noqa: F401
 
 
 def make_model(config: ConfigDict) -> nn.Module:

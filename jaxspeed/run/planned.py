@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
@@ -76,7 +77,8 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     UserError: a value that no run can have, or data that cannot be read.
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
-  if not config.data.path or config.data.synthetic:
+  registered = config.data.feed == "resident" and config.data.name in DATA_SETS
+  if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
     plan = make_plan(config, devices=devices)
     return Planned(config, plan, tuple(left_out(config, plan)))

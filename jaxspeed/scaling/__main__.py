@@ -23,11 +23,13 @@ it misses published runs.
 from typing import Any
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.imports import define_import_flag
 
 
 def main() -> None:
   """Parse the flags and print the predictions."""
   config_flag = command_line.define_config_flag()
+  define_import_flag()
   given: list[Any] = []
 
   # Imported inside these two, so that an error of JAX's import is reported as one sentence.

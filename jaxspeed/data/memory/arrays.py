@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from jaxspeed.config.registry import DATA_SETS
+from jaxspeed.config.schema import choose
 from jaxspeed.data.formats import array_cache
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import has_splits, list_folder
@@ -38,7 +40,7 @@ from jaxspeed.data.memory.cifar import (
   read_cifar_folder,
   refuse_pickled,
 )
-from jaxspeed.data.memory.own import check_sizes, read_own, tenth_of
+from jaxspeed.data.memory.own import check_sizes, read_own, read_registered, tenth_of
 from jaxspeed.data.memory.statistics import channel_statistics
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
@@ -127,9 +129,7 @@ def known(name: str) -> Known:
     UserError: there is no such data set.
   """
   if name not in KNOWN:
-    raise UserError(
-      f"config.data.name={name!r}: without config.data.path it is one of {', '.join(KNOWN)}."
-    )
+    raise UserError(f"config.data.name={name!r}: set config.data.path, or {choose(KNOWN)}")
   return KNOWN[name]
 
 
@@ -145,7 +145,7 @@ def open_arrays(
   """Open the data set that a config names.
 
   Args:
-    name: the data set without a path: 'cifar10', 'cifar100' or 'digits' (scikit-learn's).
+    name: a registered data set; or without a path 'cifar10', 'cifar100' or 'digits'.
     path: a folder or archive; '' takes `name` from the cache or lets TFDS download it.
     cache: folder of the cached arrays; '' means ~/.cache/jaxspeed/data.
     classes: number of classes that the config expects.
@@ -156,10 +156,13 @@ def open_arrays(
     UserError: `path` holds no readable data set, a damaged one, or another number of classes.
   """
   cache_folder = expanded(cache or array_cache.DEFAULT_CACHE, "config.data.cache")
-  if not path:
+  registered = name in DATA_SETS
+  if not (path or registered):
     known(name)
   try:
-    if path:
+    if registered:
+      arrays = Arrays(**read_registered(name, path))
+    elif path:
       arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
     elif name == "digits":
       arrays = _read_digits()

@@ -1,12 +1,14 @@
-"""A user's own arrays: images.npy and labels.npy, in two folders or in one."""
+"""A user's own arrays: from .npy files, or from a function that is registered as a data set."""
 
 import hashlib
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
+from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.npy import read_npy
@@ -66,11 +68,47 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
   }
 
 
+def read_registered(name: str, path: str) -> dict[str, Any]:
+  """Return the fields of `arrays.Arrays` from a data set of the user's own (`registry.data_set`).
+
+  Args:
+    name: its name.
+    path: `config.data.path`.
+
+  Raises:
+    UserError: its function does not return images and labels.
+  """
+  made, wanted = DATA_SETS[name](path), ("train_images", "train_labels")
+  wanted += ("eval_images", "eval_labels")
+  named = made.get("class_names", ()) if isinstance(made, Mapping) else ()
+  if not isinstance(made, Mapping) or made.keys() - {"class_names"} != set(wanted):
+    found = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+    raise UserError(
+      f"the data set {name!r} returns {found}: return a dict with {', '.join(wanted)}, and "
+      "class_names if it has any."
+    )
+  fields: dict[str, Any] = {}
+  for split in ("train", "eval"):
+    keys = f"{split}_images", f"{split}_labels"
+    pair = (np.asarray(made[key]) for key in keys)
+    where = (f"the data set {name!r}: {key}" for key in keys)
+    fields |= dict(zip(keys, _checked_pair(*pair, *where), strict=True))
+  check_sizes(fields["train_images"], fields["eval_images"], f"the data set {name!r}")
+  return fields | {"class_names": tuple(map(str, named)), "source": printable(f"data set {name}")}
+
+
 def _read_pair(
   folder: pathlib.Path,
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
   """Read images.npy and labels.npy of one folder; grey images are repeated to three channels."""
-  images = read_npy(folder / "images.npy")
+  files = folder / "images.npy", folder / "labels.npy"
+  return _checked_pair(*map(read_npy, files), *map(str, files))
+
+
+def _checked_pair(
+  images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
+) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
+  """Return images of three channels and int32 labels, or raise a UserError that names them."""
   if (
     images.dtype != np.uint8
     or images.ndim not in (3, 4)
@@ -78,13 +116,12 @@ def _read_pair(
     or 0 in images.shape[1:]
   ):
     raise UserError(
-      f"{folder / 'images.npy'} is {images.dtype} of shape {images.shape}: images are uint8, "
+      f"{images_name} is {images.dtype} of shape {images.shape}: images are uint8, "
       "[n, height, width, 3] or grey [n, height, width]."
     )
-  labels = read_npy(folder / "labels.npy")
   if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not labels.size:
     raise UserError(
-      f"{folder / 'labels.npy'} is {labels.dtype} of shape {labels.shape}: labels are integers, "
+      f"{labels_name} is {labels.dtype} of shape {labels.shape}: labels are integers, "
       f"one for each of the {len(images)} images, and at least one."
     )
   if images.ndim == 3:
@@ -93,7 +130,7 @@ def _read_pair(
     images = np.repeat(images, 3, axis=-1)
   if (largest := int(labels.max())) >= _MOST_CLASSES:
     raise UserError(
-      f"{folder / 'labels.npy'} holds the label {largest}: labels count classes from 0, and there "
+      f"{labels_name} holds the label {largest}: labels count classes from 0, and there "
       f"are at most {_MOST_CLASSES:,}."
     )
   # Clipped, not wrapped: a negative label too large for int32 must stay negative.
@@ -122,7 +159,9 @@ def gathered(
 
 
 def check_sizes(
-  train: UInt8[np.ndarray, "n h w 3"], held_out: UInt8[np.ndarray, "m i j 3"], where: pathlib.Path
+  train: UInt8[np.ndarray, "n h w 3"],
+  held_out: UInt8[np.ndarray, "m i j 3"],
+  where: pathlib.Path | str,
 ) -> None:
   if train.shape[1:] != held_out.shape[1:]:
     (h, w), (i, j) = train.shape[1:3], held_out.shape[1:3]
