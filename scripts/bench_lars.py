@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import PyTree
 
 from jaxspeed.config import fields
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.records import provenance
@@ -46,7 +47,7 @@ def ours() -> optax.GradientTransformationExtraArgs:
   config.optimizer.update(
     name="lars", momentum=MOMENTUM, nesterov=False, weight_decay=DECAY, lars_eta=ETA
   )
-  return make_optimizer(config)
+  return make_optimizer(config, groups_by_name)
 
 
 def optaxs(params: PyTree) -> optax.GradientTransformationExtraArgs:

@@ -78,13 +78,13 @@ class Attention(nn.Module):
   def __call__(self, x: Float[Array, "n t w"]) -> Float[Array, "n t w"]:
     n, tokens, width = x.shape
     masters = accumulation(self.dtype)
-    dense = {"dtype": self.dtype, "param_dtype": masters}
-    qkv = nn.Dense(3 * width, kernel_init=_attention_init(width), name="qkv", **dense)(x)
+    dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=masters)
+    qkv = dense(3 * width, kernel_init=_attention_init(width), name="qkv")(x)
     q, k, v = jnp.moveaxis(qkv.reshape(n, tokens, 3, self.heads, -1), 2, 0)
     weights = jnp.einsum("nqhd,nkhd->nhqk", q, k, preferred_element_type=masters)
     weights = jax.nn.softmax(weights * (width // self.heads) ** -0.5).astype(self.dtype)
     y = jnp.einsum("nhqk,nkhd->nqhd", weights, v).reshape(n, tokens, width)
-    return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), name="out", **dense)(y)
+    return dense(width, kernel_init=nn.initializers.xavier_uniform(), name="out")(y)
 
 
 class Block(nn.Module):
@@ -218,7 +218,7 @@ class ViT(nn.Module):
       # As in timm, the class token has a position too.
       count = x.shape[1]
       if self.has_variable("params", "positions"):
-        trained = self.get_variable("params", "positions").shape[1]
+        trained: int = self.get_variable("params", "positions").shape[1]
         if trained != count:
           raise UserError(
             f"config.model.posemb='learned': the positions are those of {trained} tokens, and "

@@ -127,7 +127,8 @@ def _checked(model: str, labels: PyTree, params: PyTree) -> PyTree:
       raise UserError(
         f"{model}.param_groups labels {name} as {label!r}: use one of {', '.join(LABELS)}."
       )
-  if jax.tree.structure(labels) != jax.tree.structure(params):
+  theirs, ours = jax.tree.structure(labels), jax.tree.structure(params)
+  if str(theirs) != str(ours):
     wanted = [
       jax.tree_util.keystr(path, simple=True, separator=".")
       for path, _ in jax.tree_util.tree_leaves_with_path(params)

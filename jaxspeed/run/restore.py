@@ -23,7 +23,8 @@ from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
-from jaxspeed.models.pretrained import check_pretrained, load_pretrained, save_resnet
+from jaxspeed.models.exchange import save_weights
+from jaxspeed.models.pretrained import LAYOUTS, check_pretrained, load_pretrained
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.run import checkpoint
@@ -222,10 +223,13 @@ def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
   """Makes sure that `export` can write, before anything is evaluated.
 
   Raises:
-    UserError: the run's model is no ResNet, or the file's folder is missing or not writable.
+    UserError: the run's model is neither a ResNet nor a ViT, or the file's folder is missing or not
+      writable.
   """
-  if load_config(folder).model.name != "resnet":
-    raise UserError(f"--export={path}: only a ResNet is written, and the run's is another model.")
+  if load_config(folder).model.name not in LAYOUTS:
+    raise UserError(
+      f"--export={path}: only a ResNet or a ViT is written, and the run's is another model."
+    )
   if os.path.isdir(path) or not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
     raise UserError(
       f"--export={path} cannot be written: name a file in a folder that you can write to."
@@ -233,7 +237,7 @@ def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
-  """Writes the weights that a run is evaluated with as .safetensors, under torchvision's names.
+  """Writes the weights that a run is evaluated with as .safetensors, under other packages' names.
 
   Raises:
     UserError: as `check_export` and `open_run`, or the file cannot be written.
@@ -242,7 +246,8 @@ def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None)
   config = load_config(folder)
   with precision.wide_enough(config.precision):
     _, restored = open_run(folder, config, step)
-    save_resnet(path, jax.device_get(restored.tree.state.evaluated()))
+    layout = LAYOUTS[config.model.name]
+    save_weights(path, jax.device_get(restored.tree.state.evaluated()), layout)
 
 
 def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:

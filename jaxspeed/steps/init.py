@@ -18,8 +18,8 @@ def init_state(
 
   Args:
     key: the run's key.
-    images: the training images, or any image of their size. A model with a method `init_from_images`
-      begins with what it makes of the first `config.whitening.images` of them.
+    images: the training images, or any image of their size. A model with a method
+      `init_from_images` begins with what it makes of the first `config.whitening.images` of them.
   """
   config = spec.config
   # float64 would draw other random numbers, so a float64 run draws its weights in float32 too. Both

@@ -289,7 +289,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(value):
 
 
 def test_the_families_are_those_of_the_recipes():
-  assert set(families.FAMILIES) == {"airbench", "resnet", "resnet9"}
+  assert set(families.FAMILIES) == {"airbench", "resnet", "resnet9", "vit"}
   for name, (module, group, _) in families.FAMILIES.items():
     model = families.with_defaults({"name": name})
     checks.check_model(model)

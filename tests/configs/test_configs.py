@@ -16,6 +16,7 @@ from jaxspeed.data.batch import Batch, Order
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
@@ -434,7 +435,7 @@ def test_three_steps_of_an_airbench_recipe_are_those_of_pytorch(named):
   if "whiten" in groups:
     params["whiten"]["bias"] = np.full(2, 0.7)
   gradients = (0.3, -0.2, 0.5)  # of the mean loss
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
   state, now = optimizer.init(params), params
   for number, gradient in enumerate(gradients):
     hyper = {name: column[number] for name, column in table.items()}

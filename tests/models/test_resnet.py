@@ -9,11 +9,11 @@ import pytest
 from tolerances import assert_equal
 
 from jaxspeed.models.layers.activations import add_relu, relu
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.pool import blur_pool, max_pool_3x3
 from jaxspeed.models.make import make_model
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.models.resnet import ResNet
-from jaxspeed.optim.groups import labels_of
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -140,8 +140,8 @@ def test_parameters_are_as_many_as_torchvisions_and_have_their_kinds(
 ):
   params = shapes_of(ResNet(depth))["params"]
   assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
-  kinds = jax.tree.leaves(labels_of(params))
-  assert kinds.count("filter") == kinds.count("scale") == convolutions
+  kinds = jax.tree.leaves(groups_by_name(params))
+  assert kinds.count("kernel") == kinds.count("scale") == convolutions
   assert kinds.count("head") == 1
   assert len(kinds) == 3 * convolutions + 2  # a bias with each scale and with the head
   names = {"/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}

@@ -13,8 +13,8 @@ from toy import load_recipe
 
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.errors import UserError
+from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.optim import lars as lars_lib
-from jaxspeed.optim.groups import labels_of
 from jaxspeed.optim.lars import norms_one_by_one, norms_together
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.muon import frobenius_norms, newton_schulz, stack_matrices, unstack_matrices
@@ -72,7 +72,7 @@ def extra_arguments(rates, renormalize=None, momenta=None):
 
 def first_update(config, params, gradients, **extra):
   """What a first step adds to the parameters."""
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
 
   @jax.jit
   def update(gradients, params, extra):
@@ -83,7 +83,7 @@ def first_update(config, params, gradients, **extra):
 
 def trained(config, rates, renormalize=None, momenta=None):
   """Parameters after a step at each of the rates, and the optimizer's state."""
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
   params = jax.tree.map(jnp.asarray, small_net())
   state = optimizer.init(params)
 
@@ -306,10 +306,10 @@ def test_the_first_step_of_each_kind_is_its_factor_times_a_weights():
 
 
 def test_the_kinds_of_parameters():
-  assert labels_of(small_net()) == {
-    "prep": {"conv": {"kernel": "filter"}, "norm": {"bias": "bias", "scale": "scale"}},
-    "layer1": {"conv": {"kernel": "filter"}},
-    "layer2": {"conv": {"kernel": "filter"}},
+  assert groups_by_name(small_net()) == {
+    "prep": {"conv": {"kernel": "kernel"}, "norm": {"bias": "bias", "scale": "scale"}},
+    "layer1": {"conv": {"kernel": "kernel"}},
+    "layer2": {"conv": {"kernel": "kernel"}},
     "head": {"kernel": "head", "bias": "head_bias"},
     "whiten": {"kernel": "frozen", "bias": "whiten_bias"},
   }
@@ -335,7 +335,7 @@ def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
   config = make_config(
     momentum=0.9, weight_decay=0.5, bias_decay=3.0, rate_in_momentum=rate_in_momentum
   )
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
   bias = jnp.array([0.0, -0.0, 1.0, -1e-30, 5e-324, 2.5])
   params = {"whiten": {"bias": bias}, "head": {"kernel": jnp.ones((2, 3))}}
   gradients = jax.tree.map(jnp.ones_like, params)
@@ -362,7 +362,7 @@ def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
 def test_a_whitening_bias_that_no_epoch_trains_needs_no_rate():
   config = make_config()
   config.whitening.bias_epochs = 0.0
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
   params = {"whiten": {"bias": jnp.ones(3)}}
   updates, _ = optimizer.update(params, optimizer.init(params), params, learning_rate=0.1)
   np.testing.assert_array_equal(updates["whiten"]["bias"], np.zeros(3))
@@ -370,7 +370,7 @@ def test_a_whitening_bias_that_no_epoch_trains_needs_no_rate():
 
 def test_an_unknown_name_is_the_users_mistake():
   with pytest.raises(UserError, match="config.optimizer.name='adam'.*sgd, muon, lars"):
-    make_optimizer(make_config(name="adam"))
+    make_optimizer(make_config(name="adam"), groups_by_name)
 
 
 def test_the_state_is_the_momentum_of_what_is_trained():
@@ -386,7 +386,7 @@ def test_without_momentum_there_is_no_state():
 
 @pytest.mark.parametrize("name", ["sgd", "muon", "lars"])
 def test_a_change_of_rate_compiles_nothing(name):
-  optimizer = make_optimizer(make_config(name=name))
+  optimizer = make_optimizer(make_config(name=name), groups_by_name)
   params = jax.tree.map(jnp.asarray, small_net())
   traces = []
 
@@ -490,9 +490,9 @@ def assert_lars(params, expected):
 @pytest.mark.parametrize("changes", LARS_VARIANTS)
 def test_twenty_steps_of_lars_are_the_references(changes):
   config = lars_config(**changes)
-  params = lars_trained(make_optimizer(config))
+  params = lars_trained(make_optimizer(config, groups_by_name))
   assert_lars(params, numpy_lars(config))
-  plain = lars_trained(make_optimizer(lars_config()))
+  plain = lars_trained(make_optimizer(lars_config(), groups_by_name))
   kernel = "['prep']['conv']['kernel']"
   assert np.allclose(params[kernel], plain[kernel], rtol=1e-3) is (changes == {})
 
@@ -501,14 +501,14 @@ def test_the_pass_over_all_norms_is_lars_too(monkeypatch):
   # What a GPU computes; a CPU takes the arrays one by one.
   monkeypatch.setattr(lars_lib, "norms", norms_together)
   config = lars_config()
-  assert_lars(lars_trained(make_optimizer(config)), numpy_lars(config))
+  assert_lars(lars_trained(make_optimizer(config, groups_by_name)), numpy_lars(config))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_lars_with_a_momentum_that_changes(nesterov):
   momenta = np.linspace(0.98, 0.9, LARS_STEPS)
   config = lars_config(nesterov=nesterov, momentum_segments=((0, 1, 0.98, 0.9),))
-  params = lars_trained(make_optimizer(config), momenta)
+  params = lars_trained(make_optimizer(config, groups_by_name), momenta)
   assert_lars(params, numpy_lars(config, momenta))
 
 
@@ -518,7 +518,7 @@ def test_lars_with_a_momentum_that_changes(nesterov):
 def test_a_decay_that_follows_the_rate_stands_in_the_ratio_as_at_the_peak(schedule):
   config = lars_config(decay_follows_rate=True)
   config.schedule.update(schedule)
-  params = lars_trained(make_optimizer(config))
+  params = lars_trained(make_optimizer(config, groups_by_name))
   assert_lars(params, numpy_lars(config, ratio_decay=13.0 * 0.05))
 
 
@@ -544,7 +544,7 @@ def test_a_step_of_lars_by_hand():
 
 def test_lars_leaves_biases_and_scales_to_momentum():
   # Twenty steps of it, without decay and ratio.
-  params = lars_trained(make_optimizer(lars_config(weight_decay=0.5)))
+  params = lars_trained(make_optimizer(lars_config(weight_decay=0.5), groups_by_name))
   excluded = {name for name in params if not name.endswith("['kernel']")}
   assert excluded == {
     "['prep']['norm']['bias']",
@@ -590,7 +590,8 @@ def test_without_decay_optax_has_the_same_lars(nesterov):
 def test_with_decay_optax_divides_by_the_norm_of_the_sum():
   config = lars_config()
   ours, theirs = (
-    lars_trained(o)["['head']['kernel']"] for o in (make_optimizer(config), optax_lars(config))
+    lars_trained(o)["['head']['kernel']"]
+    for o in (make_optimizer(config, groups_by_name), optax_lars(config))
   )
   assert not np.allclose(ours, theirs, rtol=1e-3)
   # g at right angles to w: |g + 0.1 w| = sqrt(1 + 0.25) against 1 + 0.5.
@@ -744,7 +745,7 @@ def test_norms_are_those_of_each_matrix():
 def test_ten_steps_in_one_donated_program_are_ten_programs(name):
   config = make_config(name=name, **APART)
   rates = [rate / 10 for rate in CHANGING]
-  optimizer = make_optimizer(config)
+  optimizer = make_optimizer(config, groups_by_name)
   params = jax.tree.map(jnp.asarray, small_net())
 
   @functools.partial(jax.jit, donate_argnums=0)

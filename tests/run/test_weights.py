@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path
   config["model"] = {"name": "resnet9", "width": 4, "head_scale": 1.0}
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-  with pytest.raises(UserError, match="only a ResNet is written"):
+  with pytest.raises(UserError, match="only a ResNet or a ViT is written"):
     check_export(tmp_path / "run", tmp_path / "a.safetensors")
 
 
@@ -173,7 +173,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
-    ({"model.name": "resnet9"}, "only a ResNet has weights to load"),
+    ({"model.name": "resnet9"}, "only a ResNet or a ViT has weights to load"),
   ],
 )
 def test_what_no_weights_can_be_is_refused(trained, fields, words):

@@ -25,12 +25,7 @@ from jaxspeed.data.formats import array_cache
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import has_splits, list_folder
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import (
-  TfdsInfo,
-  find_tfds,
-  open_tfds,
-  read_shards,
-)
+from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
 from jaxspeed.data.memory.cifar import (
   Cifar,
   cifar_files,

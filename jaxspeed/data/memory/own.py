@@ -78,8 +78,8 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
   Raises:
     UserError: its function does not return images and labels.
   """
-  made, wanted = DATA_SETS[name](path), ("train_images", "train_labels")
-  wanted += ("eval_images", "eval_labels")
+  made = DATA_SETS[name](path)
+  wanted = ("train_images", "train_labels", "eval_images", "eval_labels")
   named = made.get("class_names", ()) if isinstance(made, Mapping) else ()
   if not isinstance(made, Mapping) or made.keys() - {"class_names"} != set(wanted):
     found = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
@@ -90,9 +90,9 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
   fields: dict[str, Any] = {}
   for split in ("train", "eval"):
     keys = f"{split}_images", f"{split}_labels"
-    pair = (np.asarray(made[key]) for key in keys)
-    where = (f"the data set {name!r}: {key}" for key in keys)
-    fields |= dict(zip(keys, _checked_pair(*pair, *where), strict=True))
+    images, labels = (np.asarray(made[key]) for key in keys)
+    where = tuple(f"the data set {name!r}: {key}" for key in keys)
+    fields |= dict(zip(keys, _checked_pair(images, labels, where), strict=True))
   check_sizes(fields["train_images"], fields["eval_images"], f"the data set {name!r}")
   return fields | {"class_names": tuple(map(str, named)), "source": printable(f"data set {name}")}
 
@@ -102,13 +102,14 @@ def _read_pair(
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
   """Read images.npy and labels.npy of one folder; grey images are repeated to three channels."""
   files = folder / "images.npy", folder / "labels.npy"
-  return _checked_pair(*map(read_npy, files), *map(str, files))
+  return _checked_pair(read_npy(files[0]), read_npy(files[1]), (str(files[0]), str(files[1])))
 
 
 def _checked_pair(
-  images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
+  images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """Return images of three channels and int32 labels, or raise a UserError that names them."""
+  """Return images of three channels and int32 labels, or raise a UserError with their `names`."""
+  images_name, labels_name = names
   if (
     images.dtype != np.uint8
     or images.ndim not in (3, 4)

@@ -1,0 +1,162 @@
+"""Loading and saving of weights as .safetensors, with the names and layouts of other packages."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import traverse_util
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular, write_atomically
+
+Place = tuple[str, ...]  # keys of an array in the variables: ("params" or "batch_stats", ...)
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The names and layouts that other packages give to a model's arrays.
+
+  Attributes:
+    name_of: maps a place to the name of its tensor.
+    to_torch: converts the array at a place to its tensor.
+    from_torch: converts a tensor to the array of a shape at a place.
+    head: what the names of the last layer's tensors begin with.
+    what: says what file is wanted, from the names of the model's tensors.
+    mismatch: an error for a file with the first names and a model with the second; None: no error.
+    ignored: the end of names that are passed over.
+  """
+
+  name_of: Callable[[Place], str]
+  to_torch: Callable[[Place, np.ndarray], np.ndarray]
+  from_torch: Callable[[Place, np.ndarray, tuple[int, ...]], np.ndarray]
+  head: str
+  what: Callable[[Iterable[str]], str]
+  mismatch: Callable[[Iterable[str], Iterable[str]], str | None] = lambda stored, wanted: None
+  ignored: str = ".num_batches_tracked"
+
+
+def load_weights(
+  path: str | os.PathLike,
+  variables: Mapping[str, Any],
+  layout: Layout,
+  *,
+  head: Literal["keep", "new"] = "keep",
+) -> dict[str, Any]:
+  """Load variables from a file as NumPy arrays of the dtypes of `variables`.
+
+  Args:
+    path: a .safetensors file, also in float16 or bfloat16.
+    variables: the result of the model's `init`, or its shapes (`jax.eval_shape`), as a template.
+    layout: the names of the file.
+    head: "keep" uses the linear layer of the file; "new", for other classes, uses that of
+      `variables`, which must then hold arrays.
+
+  Raises:
+    UserError: the file is missing, damaged or a pickle; its model has another size or number of
+      classes; or tensors are missing, unknown or not floats.
+  """
+  path = pathlib.Path(path)
+  ours = traverse_util.flatten_dict(dict(variables))
+  places = {layout.name_of(place): place for place in ours}
+  loaded = dict(ours)
+  with _open(path) as file:
+    stored = {name for name in file.keys() if not name.endswith(layout.ignored)}
+    wanted = set(places)
+    if head == "new":
+      wanted, stored = (
+        {name for name in names if not name.startswith(layout.head)} for names in (wanted, stored)
+      )
+    _check_names(path, stored, wanted, layout)
+    for name in sorted(wanted):
+      tensor, place = file.get_slice(name), places[name]
+      template = ours[place]
+      # The shape only: a broadcast zero takes no memory.
+      shape = layout.to_torch(place, np.broadcast_to(np.int8(0), template.shape)).shape
+      _check_tensor(path, name, tensor, list(shape), layout)
+      array = layout.from_torch(place, file.get_tensor(name).astype(template.dtype), template.shape)
+      loaded[place] = np.ascontiguousarray(array)
+  return traverse_util.unflatten_dict(loaded)
+
+
+def save_weights(path: str | os.PathLike, variables: Mapping[str, Any], layout: Layout) -> None:
+  """Save variables as a .safetensors file that the other package can load.
+
+  In torch: `model.load_state_dict(safetensors.torch.load_file(path))`.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  path = pathlib.Path(path)
+  tensors = {
+    layout.name_of(place): np.ascontiguousarray(layout.to_torch(place, np.asarray(x)))
+    for place, x in traverse_util.flatten_dict(dict(variables)).items()
+  }
+  # PyTorch writes this mark, and other readers require it.
+  content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+  try:
+    write_atomically(path, content, sync=False)
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be written ({error.strerror or error}): choose another place."
+    ) from error
+
+
+def _open(path):
+  if path.suffix.lower() in _PICKLES:
+    raise UserError(
+      f"{path} is a pickle, which may run any code when it is loaded; convert it with "
+      f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), "
+      f"{path.stem + '.safetensors'!r}) and name that file."
+    )
+  try:
+    open_regular(path).close()  # refuses a pipe, on which safe_open would wait
+    return safetensors.safe_open(path, framework="np")
+  except FileNotFoundError as error:
+    raise UserError(f"{path} does not exist: name a .safetensors file of weights.") from error
+  except (OSError, safetensors.SafetensorError) as error:
+    raise UserError(
+      f"{path} cannot be read as .safetensors ({error}): copy or convert it again."
+    ) from error
+
+
+def _listed(names):
+  names = sorted(names)
+  more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+  return ", ".join(names[:3]) + more
+
+
+def _check_names(path, stored, wanted, layout):
+  if mismatch := layout.mismatch(stored, wanted):
+    raise UserError(f"{path} {mismatch}")
+  for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has unknown tensors:")):
+    if names:
+      raise UserError(
+        f"{path} {what} {_listed(names)}; it must hold {layout.what(wanted)}, with their tensor "
+        "names."
+      )
+
+
+def _check_tensor(path, name, tensor, expected, layout):
+  shape = list(tensor.get_shape())
+  if name.startswith(layout.head) and len(shape) == len(expected) and shape[0] != expected[0]:
+    raise UserError(
+      f"{path} has {shape[0]} classes, but the model has {expected[0]}: choose the data set of "
+      "these weights, or set config.pretrained.head='new' to train a new last layer."
+    )
+  if shape != expected:
+    raise UserError(
+      f"{path}: {name} has shape {shape}, but the model's has {expected}: name the weights of a "
+      "model of the same width."
+    )
+  if tensor.get_dtype() not in _FLOATS:
+    raise UserError(
+      f"{path}: {name} is stored as {tensor.get_dtype()}, but only {', '.join(_FLOATS)} are read: "
+      "convert it to floats."
+    )

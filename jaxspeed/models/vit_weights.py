@@ -1,0 +1,73 @@
+"""The names and layouts of timm's vision transformers, as in vit_small_patch16_224.
+
+timm's names: patch_embed.proj, cls_token, pos_embed, blocks.0.norm1, blocks.0.attn.qkv ..., norm,
+head. Their patch kernel is OIHW, ours [h * w * i, o]; their linear layers are [out, in].
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxspeed.models.exchange import Layout, Place
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_MODULES = {
+  "patch": "patch_embed.proj",
+  "pre_logits": "pre_logits.fc",
+  "attention.qkv": "attn.qkv",
+  "attention.out": "attn.proj",
+  "mlp1": "mlp.fc1",
+  "mlp2": "mlp.fc2",
+}
+_PATCHES = ("params", "patch", "kernel")
+
+
+def _torch_name(place: Place) -> str:
+  """Map ("params", "block2", "attention", "qkv", "kernel") to "blocks.1.attn.qkv.weight"."""
+  if len(place) == 2:
+    return {"class_token": "cls_token", "positions": "pos_embed"}[place[1]]
+  _, first, *modules, leaf = place
+  prefix = ""
+  if first.startswith("block"):
+    prefix = f"blocks.{int(first.removeprefix('block')) - 1}."
+  else:
+    modules = [first]
+  module = ".".join(modules)
+  return f"{prefix}{_MODULES.get(module, module)}.{_LEAVES[leaf]}"
+
+
+def _to_torch(place: Place, x: np.ndarray) -> np.ndarray:
+  if place == _PATCHES:
+    side = round((x.shape[0] / 3) ** 0.5)
+    return x.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
+  return x.T if x.ndim == 2 else x
+
+
+def _from_torch(place: Place, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  if place == _PATCHES:
+    return x.transpose(2, 3, 1, 0).reshape(shape)
+  return x.T if x.ndim == 2 else x
+
+
+def _depth_of(names: Iterable[str]) -> int:
+  return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
+
+
+def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
+  theirs, ours = _depth_of(stored), _depth_of(wanted)
+  if theirs in (0, ours):
+    return None
+  return (
+    f"holds {theirs} blocks, but the model has {ours}: set config.model.depth={theirs} or name "
+    "another file."
+  )
+
+
+VIT = Layout(
+  _torch_name,
+  _to_torch,
+  _from_torch,
+  head="head.",
+  what=lambda names: f"timm's vision transformer of {_depth_of(names)} blocks",
+  mismatch=_mismatch,
+)
