@@ -25,6 +25,7 @@ if "JAXSPEED_COMPILE_CACHE" not in os.environ:
 
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -78,3 +79,25 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f"no real data: {folder.name} is not beside the checkout")
   return folder
+
+
+@pytest.fixture
+def module_folder(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pathlib.Path]:
+  """The current folder, for modules my_... ; what they register is forgotten afterwards."""
+  import jaxspeed.models.make  # noqa: F401  registers the package's own
+  from jaxspeed.config import families, registry
+
+  tables: list[dict] = [families.FAMILIES, registry.OPTIMIZERS, registry.DATA_SETS]
+  known, modules = [dict(table) for table in tables], set(sys.modules)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+  monkeypatch.setattr(sys, "dont_write_bytecode", True)
+  yield tmp_path
+  for table, before in zip(tables, known, strict=True):
+    table.clear()
+    table.update(before)
+  for name in set(sys.modules) - modules:
+    if name.startswith("my_"):
+      del sys.modules[name]

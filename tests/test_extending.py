@@ -49,10 +49,10 @@ def test_every_change_of_the_page_works(tmp_path):
       python, module, name, *arguments = shlex.split(block.replace("\\\n", " "))
       assert (python, module) == ("python", "-m")
       commands.append([name.removeprefix("jaxspeed."), *arguments])
-  assert len(commands) == 6
+  assert len(commands) == 7
   done = subprocess.run(
     [sys.executable, "-c", RUNNER.format(tests=str(ROOT / "tests")), json.dumps(commands)],
-    cwd=tmp_path,
+    cwd=tmp_path,  # where the modules of --import lie
     env=os.environ
     | {"PYTHONPATH": str(tmp_path), "JAXSPEED_COMPILE_CACHE": str(tmp_path / "cache")}
     | {"JAX_NUM_CPU_DEVICES": "1"},
@@ -65,7 +65,8 @@ def test_every_change_of_the_page_works(tmp_path):
     path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")
   }
   assert set(results) == {"recipe", "model", "optimizer", "data", "feed", "metric"}
-  assert results["model"]["config"]["model"] == {"name": "tiny", "width": 12}
+  assert results["model"]["config"]["model"] == {"name": "perceptron", "width": 48}
+  assert results["optimizer"]["config"]["optimizer"]["name"] == "lion"
   for name, result in results.items():
     # Guessing gives a tenth, of the stripes a half.
     assert result["top1"] > (0.8 if name == "data" else 0.4), (name, result["top1"])

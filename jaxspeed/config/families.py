@@ -81,7 +81,7 @@ def _check(name: str, module: type) -> None:
       "`classes: int` and `dtype: Any`, which config.data.classes and config.precision set."
     )
   if name in FAMILIES and not is_same(FAMILIES[name].module, module):
-    raise UserError(f"there is a model {name!r} already: choose another name.")
+    raise UserError(f"the name {name!r} is that of another model already: choose another name.")
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -17,14 +17,13 @@ prints the strings below the fields. The fields of `config.model` are its family
 import os
 from typing import Annotated, Any, Literal
 
-import pydantic
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from pydantic import Field
 
-from jaxspeed.config import kinds, registry
+from jaxspeed.config import kinds
 from jaxspeed.config.given import Given
-from jaxspeed.config.schema import Group, OneOf
+from jaxspeed.config.schema import Group
 from jaxspeed.errors import UserError
 
 
@@ -121,7 +120,7 @@ class Augment(Group):
 class Optimizer(Group):
   """The optimizer and the factors of its parameter groups."""
 
-  name: Annotated[str, pydantic.AfterValidator(OneOf(registry.optimizer_names))] = "sgd"
+  name: kinds.OptimizerName = "sgd"
   """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
   momentum: kinds.Share = 0.9
   """momentum of SGD and LARS"""

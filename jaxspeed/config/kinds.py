@@ -5,9 +5,10 @@ The upper bounds are not advice: beyond them memory, an int32 or a float32 would
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from jaxspeed.config.schema import Says, is_plain, must_be
+from jaxspeed.config import registry
+from jaxspeed.config.schema import OneOf, Says, is_plain, must_be
 
 Text = Annotated[
   str,
@@ -33,6 +34,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e6)]
 # A factor on a learning rate or decay: its product with any learning rate fits a float32.
 Factor = Annotated[float, Field(ge=0, le=1e9)]
 
+OptimizerName = Annotated[str, AfterValidator(OneOf(registry.optimizer_names))]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
 
 Mean = Annotated[

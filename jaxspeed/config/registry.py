@@ -74,7 +74,7 @@ def _adder(
     if not callable(function):
       raise UserError(f"the {what} {name!r} must be a function.")
     if name in taken or not families.is_same(registered.get(name, function), function):
-      raise UserError(f"there is a {what} {name!r} already: choose another name.")
+      raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
     registered[name] = function
     return function
 

@@ -200,10 +200,7 @@ RULES = (
   Rule(
     "optimizer.scale_decay",
     "optimizer.name",
-    lambda c: (
-      c.optimizer.name not in ("muon", "lars")
-      or (c.optimizer.name, c.optimizer.scale_decay) == ("lars", 0)
-    ),
+    lambda c: c.optimizer.name not in ("muon", "lars" if c.optimizer.scale_decay else ""),
     "it applies to sgd only: lars does not decay scales, muon decays them as biases",
   ),
   Rule(

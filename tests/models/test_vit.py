@@ -184,7 +184,10 @@ def test_learned_positions_are_for_one_size():
     (dict(depth=3), "holds 2 blocks, but the model has 3: set config.model.depth=2"),
     (dict(classes=7), "has 5 classes, but the model has 7"),
     (dict(width=32), "has shape .*: name the weights of a model of the same width"),
-    (dict(pool="token", posemb="learned"), "lacks cls_token, pos_embed; it must hold timm's vision"),
+    (
+      dict(pool="token", posemb="learned"),
+      "lacks cls_token, pos_embed; it must hold timm's vision",
+    ),
   ],
 )
 def test_weights_of_another_model_are_refused(other, sentence, tmp_path):

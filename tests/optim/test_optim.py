@@ -637,14 +637,16 @@ def test_muon_in_half_precision_is_near_torchs(precision, tolerance):
   # An update has singular values around 1; three products in a row, each rounded to 2 ** -8 or
   # 2 ** -11. Gradients of 1e-6, whose squares float16 cannot hold.
   config = make_config(name="muon", precision=precision, momentum=0.85)
-  filters = {n: random((24, 3, 3, size), size) for n, size in (("a", 8), ("b", 24))}
+  filters = {n: {"kernel": random((24, 3, 3, size), size)} for n, size in (("a", 8), ("b", 24))}
   gradients = jax.tree.map(lambda x: 1e-6 * x, filters)
   params = jax.tree.map(np.zeros_like, filters)
   updates = first_update(config, params, gradients, learning_rate=1, renormalize=0)
   torch = pytest.importorskip("torch")
-  for name, x in filters.items():
-    exact = torch_orthogonal(torch, torch.tensor(x.reshape(24, -1)).double(), COEFFICIENTS)
-    error = np.linalg.norm(updates[name].reshape(24, -1) + exact.numpy())
+  for name, layer in filters.items():
+    exact = torch_orthogonal(
+      torch, torch.tensor(layer["kernel"].reshape(24, -1)).double(), COEFFICIENTS
+    )
+    error = np.linalg.norm(updates[name]["kernel"].reshape(24, -1) + exact.numpy())
     assert error < tolerance * np.linalg.norm(exact)
 
 

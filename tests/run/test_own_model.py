@@ -1,0 +1,159 @@
+"""A user's own model, optimizer and data set, by --import: train, resume, evaluate, predict."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from in_process import command, mistake
+from PIL import Image
+
+from jaxspeed.config import families, registry
+
+# Fifteen lines of a model without running statistics, and no name that jaxspeed knows.
+MODEL = """
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxspeed.config import registry
+
+@registry.model("perceptron")
+class Perceptron(nn.Module):
+  classes: int
+  dtype: type = jnp.float32
+  hidden: int = 16
+
+  @nn.compact
+  def __call__(self, images, *, train):
+    x = nn.relu(nn.Dense(self.hidden, name="z")(images.reshape(len(images), -1)))
+    x = nn.Dropout(0.1, deterministic=not train)(x)
+    return nn.Dense(self.classes, name="a")(x)
+"""
+REST = """
+import numpy as np
+import optax
+from jaxspeed.config import registry
+
+@registry.optimizer("my_lion")
+def lion(fields):
+  return optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(fields.weight_decay))
+
+@registry.data_set("stripes")
+def stripes(path):
+  labels = np.arange(90) % 2
+  images = np.zeros((90, 8, 8, 3), np.uint8)
+  images[labels == 0, ::2] = images[labels == 1, :, ::2] = 200
+  return dict(train_images=images[:72], train_labels=labels[:72], eval_images=images[72:],
+              eval_labels=labels[72:], class_names=("along", "across"))
+"""
+RECIPE = """
+from jaxspeed.config import fields
+
+def get_config():
+  config = fields.base()
+  config.name = "own"
+  config.epochs = 3.0
+  config.batch_size = 24
+  config.data.update(name="stripes", image_size=32, mean=(), std=())
+  config.model = dict(name="perceptron")
+  config.schedule.update(peak=0.02)
+  config.average.update(kind="ema", decay=0.5)
+  config.checkpoint.update(every_seconds=0.0, keep=9)
+  return config
+"""
+IMPORT = "--import=my_model,my_rest"
+
+
+@pytest.fixture
+def written(module_folder):
+  (module_folder / "my_model.py").write_text(MODEL)
+  (module_folder / "my_rest.py").write_text(REST)
+  (module_folder / "own.py").write_text(RECIPE)
+  return module_folder
+
+
+def train(workdir, *more):
+  done = command("train", "--config=own.py", IMPORT, f"--workdir={workdir}", *more)
+  assert done.returncode == 0, done
+  return json.loads((workdir / "result.json").read_text())
+
+
+def losses(workdir):
+  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  return [(row["train_loss"], row["eval_loss"]) for row in rows]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "my_lion"])
+def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
+  a, b = written / "a", written / "b"
+  result = train(a, f"--config.optimizer.name={optimizer}")
+  assert result["config"]["data"]["classes"] == 2 and result["config"]["data"]["image_size"] == 8
+  if optimizer == "my_lion":
+    assert result["top1"] == 1.0
+  steps = sorted(int(path.name) for path in (a / "checkpoints").iterdir())
+  assert len(steps) > 1 and steps[-1] == 9
+  # As a run that was killed after its first checkpoint.
+  shutil.copytree(a, b)
+  (b / "result.json").unlink()
+  for step in steps[1:]:
+    shutil.rmtree(b / "checkpoints" / str(step))
+  resumed = train(b, f"--config.optimizer.name={optimizer}")
+  assert resumed["top1"] == result["top1"]
+  assert losses(b) == losses(a)
+
+  done = command("evaluate", IMPORT, f"--workdir={a}")
+  assert json.loads(done.stdout)["loss"] == losses(a)[-1][1]
+  stripes = np.zeros((8, 8), np.uint8)
+  stripes[::2] = 200
+  Image.fromarray(stripes).save(written / "stripes.png")
+  done = command("predict", IMPORT, f"--workdir={a}", "stripes.png")
+  assert done.returncode == 0 and {"along", "across"} < set(done.stdout.split())
+
+
+def test_plans_and_predictions_know_it(written):
+  done = command("plan", "--config=own.py", IMPORT, "--parameters")
+  assert done.returncode == 0 and "9 steps" in done.stdout, done
+  done = command("train", IMPORT, "--help")
+  assert "model.hidden=16" in done.stdout and "my_lion" in done.stdout
+
+
+def test_a_run_whose_model_is_not_registered_names_the_flag(written):
+  train(written / "a")
+  families.FAMILIES.pop("perceptron")
+  found = mistake("evaluate", f"--workdir={written / 'a'}")
+  assert "config.json: config.model.name='perceptron': choose one of airbench, resnet" in found
+  assert found.endswith("or name the module that registers it with --import.")
+  Image.fromarray(np.zeros((8, 8), np.uint8)).save("x.png")
+  assert "--import" in mistake("predict", f"--workdir={written / 'a'}", "x.png")
+
+
+def test_other_unknown_names_name_the_flag_too(written):
+  for name, flag in (("optimizer.name", "my_loin"), ("data.name", "strips")):
+    found = mistake("train", "--config=own.py", IMPORT, f"--config.{name}={flag}", "--workdir=n")
+    assert f"config.{name}='{flag}': " in found and found.endswith("with --import.")
+  assert not (written / "n").exists()
+
+
+@pytest.mark.parametrize(
+  "data, sentence",
+  [
+    (None, "the data set 'wrong' returns NoneType: return a dict with train_images, train_labels"),
+    ({"images": 1}, "the data set 'wrong' returns images: return a dict with train_images"),
+    (
+      dict.fromkeys(("train_images", "train_labels", "eval_images", "eval_labels"), [1.0]),
+      "the data set 'wrong': train_images is float64 of shape (1,): images are uint8",
+    ),
+  ],
+)
+def test_a_data_set_that_is_none_is_one_sentence(data, sentence, written):
+  registry.data_set("wrong")(lambda path: data)
+  found = mistake("train", "--config=own.py", IMPORT, "--config.data.name=wrong", "--workdir=n")
+  assert found.startswith(sentence)
+  assert not (written / "n").exists()
+
+
+def test_an_optimizer_that_is_none_is_one_sentence(written):
+  registry.optimizer("wrong")(lambda fields: {"kernels": print})
+  found = mistake(
+    "train", "--config=own.py", IMPORT, "--config.optimizer.name=wrong", "--workdir=n"
+  )
+  assert found.startswith("the optimizer 'wrong' returns builtin_function_or_method for 'kernels'")
