@@ -33,8 +33,7 @@ class Data(Group):
   feed: kinds.Text = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
   name: kinds.Text = "cifar10"
-  """cifar10, cifar100, digits, or one that --import registers, unless data.path is set; for a
-  stream, a TFDS data set's name"""
+  """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: kinds.Text = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS"""

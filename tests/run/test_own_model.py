@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from in_process import command, mistake
 from PIL import Image
+from tolerances import rounding
 
 from jaxspeed.config import families, registry
 
@@ -101,7 +102,9 @@ def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
   assert losses(b) == losses(a)
 
   done = command("evaluate", IMPORT, f"--workdir={a}")
-  assert json.loads(done.stdout)["loss"] == losses(a)[-1][1]
+  # On one device, which sums the 18 losses in another order than eight.
+  loss = json.loads(done.stdout)["loss"]
+  assert loss == pytest.approx(losses(a)[-1][1], rel=rounding(2 * 18))
   stripes = np.zeros((8, 8), np.uint8)
   stripes[::2] = 200
   Image.fromarray(stripes).save(written / "stripes.png")
