@@ -24,7 +24,9 @@ def init_state(
   config = spec.config
   # float64 would draw other random numbers, so a float64 run draws its weights in float32 too. Both
   # start with equal weights, except for the whitening filters, which have arbitrary signs.
-  model = spec.model if spec.accumulation == jnp.float32 else spec.model.clone(dtype=jnp.float32)
+  model = spec.model
+  if spec.accumulation != jnp.float32 and hasattr(model, "dtype"):
+    model = model.clone(dtype=jnp.float32)
   variables = model.init(
     # Threefry takes 8 s to compile on a CPU, rbg 1 s; rbg's numbers also depend on the kind of
     # device.

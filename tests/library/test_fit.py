@@ -243,6 +243,27 @@ def test_a_model_of_ones_own_trains_loads_and_is_asked_for(whole, digits):
   assert "must be a flax.linen.Module" in said(lambda: call(model=3))
 
 
+class Plain(nn.Module):
+  """A model without running statistics and without a dtype, which drops activations."""
+
+  @nn.compact
+  def __call__(self, images, *, train):
+    x = nn.relu(nn.Dense(16)(images.reshape(len(images), -1)))
+    return nn.Dense(10)(nn.Dropout(0.2, deterministic=not train)(x))
+
+
+def test_a_model_without_statistics_and_dtype_resumes_to_the_same_bits(digits, tmp_path):
+  def train(name, **given):
+    small = recipe(precision="float64")
+    return jaxspeed.fit(small, digits, tmp_path / name, model=Plain(), **given)
+
+  run = train("whole")
+  assert set(run.variables) == {"params"} or not run.variables.get("batch_stats")
+  train("cut", on_epoch=lambda row: True)
+  resumed = train("cut")
+  assert bits(resumed) == bits(run) and resumed.result["top1"] == run.result["top1"]
+
+
 def test_a_model_that_does_not_fit_the_data_is_refused(digits, tmp_path):
   class Two(nn.Module):
     def __call__(self, images, *, train):
