@@ -61,9 +61,10 @@ def to_dict(config: ConfigDict) -> dict[str, Any]:
   return values
 
 
-def save(config: ConfigDict, path: pathlib.Path) -> None:
-  """Writes a config and `FORMAT` as JSON, atomically."""
-  write_atomically(path, dump_json({"format": FORMAT} | to_dict(config), indent=2) + "\n")
+def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
+  """Writes a config and `FORMAT` as JSON, atomically; `sync` as in `write_atomically`."""
+  text = dump_json({"format": FORMAT} | to_dict(config), indent=2)
+  write_atomically(path, text + "\n", sync=sync)
 
 
 def load(path: pathlib.Path) -> ConfigDict:

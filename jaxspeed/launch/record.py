@@ -301,7 +301,7 @@ def _write_files(
   record: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
 ) -> None:
   """Writes job.json last: a folder without it is no job's."""
-  stored.save(config, record / "config.json")
+  stored.save(config, record / "config.json", sync=False)
   variables = dump_json(environment(), indent=1) + "\n"
   about = dump_json(dataclasses.asdict(job), indent=1) + "\n"
   for name, content in (
