@@ -212,8 +212,9 @@ def _recover(unsure: Sequence[Facts]) -> set[str]:
     own = facts.own(facts.notes)
     executor = executor_of(facts.job.executor, str(facts.folder))
     found = executor.find(submission.token, [_task_again(facts)])
-    # A job that has begun wrote its number down itself.
-    id = found.get(facts.job.name) or next((n.detail for n in own if n.what == "started"), "")
+    # A job that has begun wrote its number down itself; one of a local queue has none.
+    begun = (n.detail or submission.token for n in own if n.what == "started")
+    id = found.get(facts.job.name) or next(begun, "")
     if id:
       record.request(facts.folder, what="submitted", token=submission.token, id=id)
     else:

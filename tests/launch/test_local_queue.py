@@ -10,7 +10,7 @@ import pytest
 from fake_jobs import config_of, facts_of, fake_python
 from local_cluster import wait_until
 
-from jaxspeed.launch import local, runs, state, submit
+from jaxspeed.launch import local, record, runs, state, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.local import Local
 
@@ -224,6 +224,29 @@ def test_another_queue_takes_over_what_a_killed_one_left(run, monkeypatch):
   run.go()
   assert run.wait_for_end() == dict.fromkeys("abcd", "done")
   assert run.begun == ["a", "b", "c", "d"] or run.begun == ["b", "a", "c", "d"]
+
+
+def test_a_submission_that_dies_while_the_queue_runs_is_not_repeated(run, monkeypatch):
+  plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "exit 2"]}
+  request = record.request
+
+  def killed(folder, **values):
+    if values["what"] == "submitted":
+      raise KeyboardInterrupt
+    request(folder, **values)
+
+  run.start({"a": plan["a"]}, parallel=2)
+  run.wait("a")
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(record, "request", killed)
+    run.start(plan, parallel=2)
+  run.wait("b", "c")
+  # The queue took them at once: one has ended, one runs.
+  assert run.start(plan, parallel=2)[-1].startswith("0 jobs submitted, 3 were there before; ")
+  run.go()
+  assert run.wait_for_end() == {"a": "done", "b": "done", "c": "failed"}
+  assert sorted(run.begun) == sorted("abc")
+  assert run.notes("c") == [("started", ""), ("failed", "2 ended with exit code 2")]
 
 
 def test_what_died_with_its_queue_is_started_again(run):
