@@ -184,6 +184,8 @@ def job_script(task: Task, executor: Executor, options: Sequence[str]) -> str:
     f"cd {shlex.quote(str(task.cwd))} || exit 2",
     *exports(executor.env),
     *executor.setup,
+    "# What follows looks at exit codes itself.",
+    "set +e",
     f"command=({shlex.join(task.command)})",
     'output=(--output="$record/logs/%t.log" --open-mode=append)',
   ]

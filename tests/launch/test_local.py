@@ -169,6 +169,25 @@ def test_a_folder_that_is_gone_is_a_failure_that_is_written_down(tmp_path):
   assert "gone" in done.stderr
 
 
+@pytest.mark.parametrize(
+  "setup, code",
+  [
+    ("set -euo pipefail", 85),
+    ("trap : EXIT; set -e", 85),
+    ("exit 3", 3),
+    ("set -e; false", 1),
+    # A cancellation tells all of the job's processes; the trainer does not start.
+    ("kill $$", 0),
+    ("set -e; kill $$; exit 143", 143),
+  ],
+)
+def test_the_script_ends_with_a_note_whatever_its_setup_does(tmp_path, setup, code):
+  facts, log, done = run_script(tmp_path, Local(setup=[setup]), "echo trains; exit 85", "t1")
+  assert (done.returncode, facts.tasks[0][-1].detail) == (code, str(code))
+  assert [note.what for note in facts.tasks[0]] == ["started", "ended"]
+  assert log == ("trains\n" if code == 85 else "")
+
+
 def test_the_script_can_be_run_by_hand(tmp_path):
   facts, _, _ = run_script(tmp_path, Local(), "exit 0")
   assert [(note.token, note.restart) for note in facts.tasks[0]] == [("by-hand", 0)] * 2

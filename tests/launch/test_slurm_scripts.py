@@ -172,6 +172,12 @@ def test_setup_and_variables_come_before_the_command(slurm, tmp_path):
   assert log == f"A=1 B=it's $HOME in {tmp_path}\n"
 
 
+def test_a_setup_that_stops_at_errors_does_not_stop_a_requeue(slurm, tmp_path):
+  job = Job(slurm, tmp_path, setup=["set -e"])
+  assert job.run(85).returncode == 0 and REQUEUED in slurm.calls()
+  assert job.run(1).returncode == 1 and job.notes[-1][0] == "failed"
+
+
 def test_a_folder_that_is_gone(slurm, tmp_path):
   job = Job(slurm, tmp_path)
   text = job.script.read_text().replace(f"cd {tmp_path} ", f"cd {tmp_path}/none ")
