@@ -41,7 +41,10 @@ last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
 for id in $([ -z "$last" ] && echo "$number" || seq -f "${number}_%.0f" 0 "$last"); do
   echo "$id|$comment|$script ${!#}|PENDING" >>"$FAKE_SLURM/jobs"
 done
-[ ! -e "$FAKE_SLURM/silent" ] || exit 1
+[ ! -e "$FAKE_SLURM/silent" ] || {
+  cat "$FAKE_SLURM/silent" >&2
+  exit 1
+}
 echo "$number;cluster"
 """,
   "squeue": _UNLESS_DOWN

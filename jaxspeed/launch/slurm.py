@@ -21,6 +21,8 @@ from jaxspeed.launch.slurm_script import SIGNAL, array_script, job_script
 _TIME = r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
 # Slurm's MaxArraySize is 1,001 unless the site changes it.
 _MOST_IN_ARRAY = 1000
+# Failures of the connection, after which the controller may have the job that it did not confirm.
+_UNSURE = re.compile("timed out|Zero Bytes|(receive|send|shutdown) failure|[Cc]onnection|Broken")
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED", "RESIZING"}
 # Jobs that have ended stay in squeue's memory for some minutes, with these states among others.
@@ -181,7 +183,8 @@ class Slurm(Executor):
     # The comment finds the job again if this process dies before it has written the number down.
     done = _slurm("sbatch", "--parsable", f"--comment=jaxspeed:{token}", str(script), token)
     number = done.stdout.strip().partition(";")[0]
-    if done.returncode and "submission failed" in done.stderr:
+    refused = "submission failed" in done.stderr and not _UNSURE.search(done.stderr)
+    if done.returncode and refused:
       raise Refused(f"sbatch refused {script} ({_reason(done)}).")
     if done.returncode or not number.isdecimal():
       raise UserError(

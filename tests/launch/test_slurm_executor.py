@@ -267,6 +267,24 @@ def test_a_lost_number_is_found_again(slurm, tmp_path):
     single.find("t1", tasks)
 
 
+@pytest.mark.parametrize(
+  "reason",
+  [
+    "Socket timed out on send/recv operation",
+    "Zero Bytes were transmitted or received",
+    "Unable to contact slurm controller (receive failure)",
+    "Communication connection failure",
+  ],
+)
+def test_a_lost_connection_is_no_refusal(slurm, tmp_path, reason):
+  slurm.write("silent", f"sbatch: error: Batch job submission failed: {reason}")
+  tasks = tasks_of(tmp_path, Slurm(), "a")
+  with pytest.raises(UserError, match="^sbatch did not submit .*: repeat the command") as error:
+    submitted(Slurm(), tasks, tmp_path, "t1")
+  assert not isinstance(error.value, Refused)
+  assert Slurm().find("t1", tasks) == {"a": "100"}
+
+
 # States
 
 
