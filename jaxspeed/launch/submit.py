@@ -331,7 +331,13 @@ def cancel(folder: pathlib.Path, names: Collection[str], *, every: bool) -> list
   """Cancels jobs; as `Run.cancel`."""
   runs.read_run(folder)
   with runs.lock_run(folder, wait=30.0):
-    jobs = runs.read_jobs(folder) if every else _chosen(folder, names)
+
+    def read() -> list[Facts]:
+      return runs.read_jobs(folder) if every else _chosen(folder, names)
+
+    # A scheduler may have jobs of a submission that died before it wrote their ids.
+    _recover([f for f in read() if f.submission and not f.submission.id and not f.cancelled])
+    jobs = read()
     open_jobs = [
       facts
       for facts, status in zip(jobs, state.statuses(folder, jobs), strict=True)

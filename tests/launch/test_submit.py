@@ -417,6 +417,17 @@ def test_a_cancellation_that_the_scheduler_refuses_is_not_written_down(
   assert Run.load(root / "run").status()[0].state == "pending"
 
 
+def test_a_job_of_a_submission_that_died_is_found_to_be_cancelled(make, fake, root):
+  fake.dies_after = 0
+  with pytest.raises(UserError):
+    make("ab").start()
+  fake.known = {"a": "55"}
+  fake.asked.clear()
+  assert Run.load(root / "run").cancel(every=True) == ["a", "b"]
+  assert [ask for ask in fake.asked if ask[0] == "cancel"] == [("cancel", ("a", "55"), ("b", ""))]
+  assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "55"), ("cancel", "")]
+
+
 def test_another_try(make, fake, root):
   make("abcd").start()
   run = Run.load(root / "run")
