@@ -137,6 +137,9 @@ class Queue:
     assert submission is not None
     restart = sum(n.what == "requeued" for n in facts.own(facts.notes))
     record = facts.folder / RECORD
+    if facts.moved:
+      note(facts.folder, submission.token, "failed", restart, f"2 {facts.moved}")
+      return
     descriptor = open_locked(record / ALIVE)
     if descriptor is None:
       return

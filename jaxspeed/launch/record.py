@@ -152,6 +152,15 @@ class Facts:
     kinds = [request.what for request in self.requests if request.what != "submitted"]
     return kinds[-1:] == ["cancel"]
 
+  @property
+  def moved(self) -> str:
+    """Why a copied or moved folder cannot be started: its command trains in another; '' if not."""
+    workdirs = [word[10:] for word in self.job.command if word.startswith("--workdir=")]
+    with contextlib.suppress(OSError):
+      if all(os.path.samefile(each, self.folder) for each in workdirs):
+        return ""
+    return "its folder was copied or moved: submit its script again with the root of now, and retry"
+
   def own(self, notes: Sequence[Note]) -> list[Note]:
     """The notes of the last submission."""
     token = self.submission.token if self.submission else ""

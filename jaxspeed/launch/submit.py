@@ -260,6 +260,8 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
     Refused: a scheduler refused, and none was submitted.
     UserError: a scheduler refused or did not answer; what was submitted is recorded.
   """
+  if moved := next((facts for facts in jobs if facts.moved), None):
+    raise UserError(f"{moved.folder} cannot be started, since {moved.moved}.")
   groups: dict[str, list[Facts]] = {}
   for facts in jobs:
     groups.setdefault(repr(sorted(facts.job.executor.items())), []).append(facts)

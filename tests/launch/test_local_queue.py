@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 
 import pytest
 from fake_jobs import config_of, facts_of, fake_python
 from local_cluster import wait_until
 
+from jaxspeed.errors import UserError
 from jaxspeed.launch import local, record, runs, state, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.local import Local
@@ -277,6 +279,29 @@ def test_the_queue_stops_at_the_cost_and_a_later_start_goes_on(run):
   assert run.wait_for_end() == {"a": "done", "b": "done"}
   words = (run.folder / "b" / "arguments").read_text().split()
   assert "--config.cost_per_hour=1000000.0" in words
+
+
+def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
+  plan = {"a": ["once wait", "once exit 2", "done"], "b": ["done"]}
+  run.start(plan)
+  run.wait("a")
+  run.kill_queue()
+  run.go()
+  wait_until(lambda: run.events("-") == [["a", "2"]], 60, "the end of a")
+  first, run.folder = run.folder, run.root / "copy"
+  run.launcher = run.folder / ".launch"
+  shutil.copytree(first, run.folder)
+  run.start(plan)
+  assert run.wait_for_end() == {"a": "failed", "b": "failed"} and run.begun == ["a"]
+  reason = "its folder was copied or moved: submit its script again with the root of now, and retry"
+  assert run.notes("b") == [("failed", f"2 {reason}")]
+  with pytest.raises(UserError, match=f"/copy/a cannot be started, since {reason}.$"):
+    submit.retry(run.folder, ["a"], failed=False)
+  # The same script gives jobs that have ended their commands of now.
+  assert "a has a new command, with which retry starts it" in run.start(plan)
+  assert submit.retry(run.folder, [], failed=True) == ["a", "b"]
+  assert run.wait_for_end() == {"a": "done", "b": "done"}
+  assert [*first.glob("*/result.json")] == []
 
 
 def test_a_folder_that_is_gone_ends_a_job_at_once(run, monkeypatch):
