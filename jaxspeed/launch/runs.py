@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, open_locked, write_atomically
+from jaxspeed.files import TEMPORARY, dump_json, load_json, open_locked, write_atomically
 from jaxspeed.launch.record import RECORD, Facts, read_facts
 
 # The folder of the launcher's own files in a run's folder.
@@ -79,7 +79,9 @@ def create_run(folder: pathlib.Path, max_cost: float) -> bool:
     return False
   try:
     if folder.is_dir():
-      foreign = sorted(name for name in os.listdir(folder) if name != LAUNCHER)
+      # What a killed submission left half-written is not foreign.
+      names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
+      foreign = [name for name in names if name != LAUNCHER]
       if foreign:
         raise UserError(
           f"{folder} is not empty and holds no run of jaxspeed.launch ({foreign[0]}): choose "
@@ -155,7 +157,7 @@ def read_jobs(folder: pathlib.Path) -> list[Facts]:
     UserError: a job's folder is damaged, or the run's cannot be read.
   """
   try:
-    names = sorted(os.listdir(folder))
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
   except OSError as error:
     raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from None
   found = (read_facts(folder / name) for name in names if (folder / name / RECORD).is_dir())

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config import stored
 from jaxspeed.config.overrides import to_flags
 from jaxspeed.errors import UserError
-from jaxspeed.files import expanded, load_json
+from jaxspeed.files import TEMPORARY, expanded, load_json
 from jaxspeed.launch import cost, record, runs, state
 from jaxspeed.launch.executor import Executor, Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
@@ -130,6 +130,8 @@ def start(
   """
   is_new = runs.create_run(folder, max_cost)
   with runs.lock_run(folder):
+    for path in folder.glob(f"{TEMPORARY}*/"):  # half-written by a submission that was killed
+      shutil.rmtree(path, ignore_errors=True)
     runs.change_max_cost(folder, max_cost)
     present = {facts.job.name: facts for facts in runs.read_jobs(folder)}
     _check_present(folder, jobs, present)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from fake_jobs import NOW, QUICKSTART, event, facts_of, fake_executor, lock_elsewhere, result_of
@@ -100,6 +101,20 @@ def test_a_submission_that_dies_is_repeated_and_submits_only_what_is_missing(mak
   assert requests_of(root / "run" / "c") == expected
   tokens = [request.token for request in facts_of(root / "run" / "c").requests]
   assert tokens[0] != tokens[1] == tokens[2]
+
+
+def test_what_a_killed_submission_left_half_written_is_removed(make, fake, root):
+  (root / "run" / ".launch").mkdir(parents=True)
+  (root / "run" / ".jaxspeed-0123").write_text("{")
+  make("a").start()
+  # A job's folder that was complete, and had no name yet.
+  shutil.copytree(root / "run" / "a", root / "run" / ".jaxspeed-4567")
+  shutil.rmtree(root / "run" / "a")
+  assert runs.read_jobs(root / "run") == []
+  make("a").start()
+  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", "a")] * 2
+  assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "100")]
+  assert not (root / "run" / ".jaxspeed-4567").exists()
 
 
 def test_a_job_that_has_begun_is_not_submitted_again(make, fake, root):
