@@ -67,6 +67,25 @@ def write_atomically(
       os.unlink(temporary)
 
 
+def append_line(path: pathlib.Path, line: str) -> None:
+  """Appends a line to a file and waits until it is on the disk; drops a cut-off line before it.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  content = f"{line}\n".encode()
+  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+  try:
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+      os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
+    if os.write(descriptor, content) < len(content):
+      raise OSError("there is no room")
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
 def _refuse_device(path: str | os.PathLike[str]) -> None:
   """Raises an OSError if a file would replace a device, a pipe or a socket.
 
@@ -216,13 +235,17 @@ def to_json(value: Any) -> Any:
   return value
 
 
-def dump_json(value: Any, indent: int | None = None, *, sort_keys: bool = False) -> str:
-  """`value` as strict JSON, which has no NaN and no infinities.
+def dump_json(
+  value: Any, indent: int | None = None, *, sort_keys: bool = False, only_ascii: bool = True
+) -> str:
+  """`value` as strict JSON, which has no NaN and no infinities; by default in ASCII alone.
 
   Raises:
     ValueError: `value` contains such a number.
   """
-  return json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False)
+  return json.dumps(
+    value, indent=indent, sort_keys=sort_keys, allow_nan=False, ensure_ascii=only_ascii
+  )
 
 
 def parse_json(text: str | bytes, kind: Any = Any) -> Any:

@@ -85,7 +85,8 @@ assert jaxspeed.recipe("imagenet18:4").name == "imagenet18/4"
 for words in (["plan", "--config=quickstart"], ["plan", "--config=configs/quickstart.py"]):
   sys.argv = ["jaxspeed", *words]
   from absl import flags
-  for name in ("config", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms"):
+  names = ("config", "import", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms")
+  for name in names:
     if name in flags.FLAGS:
       delattr(flags.FLAGS, name)
   main()

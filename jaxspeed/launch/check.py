@@ -1,6 +1,5 @@
 """Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxspeed.config import checks, effects, stored
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 from jaxspeed.planning.make import lay_out, make_plan
@@ -90,7 +90,7 @@ class _Checker:
     follow = FOLLOWING - set(job.overrides)
     # What the feeds open depends on these alone.
     parts = [stored.to_dict(config)["data"], config.tune_on, sorted(follow)]
-    key = json.dumps([*parts, repr(lay_out(config).phases)], sort_keys=True)
+    key = dump_json([*parts, repr(lay_out(config).phases)], sort_keys=True)
     if key not in self._data:
       try:
         self._data[key] = open_data(config, follow=follow)

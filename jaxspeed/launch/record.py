@@ -28,6 +28,7 @@ from pydantic import Field
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import (
+  append_line,
   dump_json,
   load_json,
   new_folder,
@@ -233,7 +234,7 @@ def request(folder: pathlib.Path, **values: Any) -> None:
     UserError: it cannot be written.
   """
   path = folder / RECORD / "requests.jsonl"
-  _append(path, dump_json({"time": time.time()} | values) + "\n")
+  _append(path, dump_json({"time": time.time()} | values))
 
 
 def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str = "") -> None:
@@ -243,31 +244,17 @@ def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str 
     UserError: it cannot be written.
   """
   words = (f"{time.time():.0f}", token, what, str(restart), os.uname().nodename, detail)
-  _append(folder / RECORD / "job.tsv", "\t".join(words) + "\n")
+  _append(folder / RECORD / "job.tsv", "\t".join(words))
 
 
 def _append(path: pathlib.Path, line: str) -> None:
   try:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-      _drop_cut_off_line(descriptor)
-      if os.write(descriptor, line.encode()) < len(line.encode()):
-        raise OSError("there is no room")
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
+    append_line(path, line)
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat "
       "the command."
     ) from None
-
-
-def _drop_cut_off_line(descriptor: int) -> None:
-  """Removes what follows a file's last line, so that the next line has a line of its own."""
-  size = os.fstat(descriptor).st_size
-  if size and os.pread(descriptor, 1, size - 1) != b"\n":
-    os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
 
 
 def write_job(

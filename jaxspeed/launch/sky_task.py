@@ -3,7 +3,6 @@
 No library writes it: a user reads its comments, and the lines keep their order.
 """
 
-import json
 import re
 import shlex
 import textwrap
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxspeed.errors import LOST_PEER, REQUEUE
+from jaxspeed.files import dump_json
 from jaxspeed.launch.executor import Executor, Task
 
 # The variable with the name of the submission, which changes with each one while the file stays.
@@ -181,7 +181,7 @@ def _resources(max_restarts: int, resources: Mapping[str, str | int | bool]) -> 
   yield "resources:"
   for name, value in resources.items():
     if value:
-      yield f"  {name}: {scalar(value) if isinstance(value, str) else json.dumps(value)}"
+      yield f"  {name}: {scalar(value) if isinstance(value, str) else dump_json(value)}"
   yield from (
     "  # The machines are replaced when they are taken away, and the job starts again.",
     "  job_recovery:",
@@ -233,4 +233,4 @@ def scalar(text: Any) -> str:
   if plain and text.lower() not in ("true", "false", "yes", "no", "on", "off", "null"):
     return text
   # A string of JSON is one of YAML.
-  return json.dumps(text, ensure_ascii=False)
+  return dump_json(text, only_ascii=False)

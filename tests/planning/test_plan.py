@@ -399,7 +399,7 @@ REFUSED = [
   ("eval.mode", "mirror", "choose one of center, flip, six, selective."),
   ("tune_on", "train", "choose one of test, validation."),
   ("augment.flip", "sometimes", "choose one of none, random, alternating."),
-  ("optimizer.name", "adam", "choose one of sgd, muon, lars."),
+  ("optimizer.name", "adam", "choose one of sgd, muon, lars, or name the module"),
   ("optimizer.muon_renormalize", "never", "choose one of every_step, growing."),
   ("optimizer.muon_coefficients", (1.0, 2.0), "it must be three numbers."),
   *(

@@ -511,7 +511,7 @@ def test_a_plan_that_cannot_be_is_refused_before_the_data_are_opened(cache, tmp_
 
 
 # What an object may be given besides other objects: values, which do not change.
-VALUES = {"TrainSpec", "Path", "ConfigDict", "int", "bool", "str", "float"}
+VALUES = {"TrainSpec", "Caller", "Path", "ConfigDict", "int", "bool", "str", "float"}
 
 
 def test_no_object_of_a_run_is_given_more_than_three_others():

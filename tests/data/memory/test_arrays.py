@@ -620,7 +620,7 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
 
 def test_an_unknown_name_lists_the_known_ones(opened):
   with pytest.raises(
-    UserError, match="='cifar11': without config.data.path it is one of cifar10, cifar100, digits"
+    UserError, match="='cifar11': set config.data.path, or choose one of cifar10, cifar100, digits"
   ):
     opened("", name="cifar11")
 
