@@ -194,7 +194,7 @@ def _check_present(
     facts = present.get(planned.name)
     if facts is None:
       continue
-    before = ConfigDict(load_json(facts.folder / RECORD / "config.json"))
+    before = ConfigDict(_config_of(facts))
     rows = stored.differences(
       before, ConfigDict(stored.to_dict(config) | {"format": stored.FORMAT})
     )
@@ -203,6 +203,22 @@ def _check_present(
         f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
         "job a name of its own, or the run with exist='new'."
       )
+
+
+def _config_of(facts: Facts) -> dict[str, Any]:
+  """The stored config of a job.
+
+  Raises:
+    UserError: config.json is missing or damaged.
+  """
+  path = facts.folder / RECORD / "config.json"
+  try:
+    return load_json(path, dict[str, Any])
+  except (FileNotFoundError, ValueError) as error:
+    reason = "it is missing" if isinstance(error, FileNotFoundError) else error
+    raise UserError(
+      f"{path} cannot be used ({reason}): put the file back, or give the run exist='new'."
+    ) from None
 
 
 def _recover(unsure: Sequence[Facts]) -> set[str]:

@@ -483,3 +483,14 @@ def test_waiting_prints_each_change_once(make, fake, root, capsys, monkeypatch):
     "b: cancelled",
   ]
   assert len(looks) == 3 and os.path.exists(root)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\x00\xff"])
+def test_a_damaged_config_of_a_job_is_one_sentence(make, fake, root, content):
+  make(executor=fake()).start()
+  path = root / "run" / "a" / "launch" / "config.json"
+  path.unlink()
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(UserError, match=r"config.json cannot be used \(.*\): put the file back"):
+    make(executor=fake()).start()
