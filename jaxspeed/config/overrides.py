@@ -24,7 +24,7 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
   """
   config = config.copy_and_resolve_references()
   known = tuple(names.all_fields(str(config.model.get("name", ""))))
-  for name, value in overrides.items():
+  for name, value in plain_values(overrides).items():
     if not isinstance(name, str) or name not in known:
       raise UserError(_no_field(str(name), str(config.model.get("name", "")), known))
     *groups, last = name.split(".")
@@ -76,6 +76,19 @@ def _converted(name: str, value: Any, before: Any) -> Any:
     accepted = names.accepted(name)
     raise UserError(f"config.{name}={shown(value)}: it must be {accepted or 'of its type'}.")
   return value
+
+
+def plain_values(overrides: Any) -> Any:
+  """Overrides with numbers and arrays of NumPy as Python's; anything but a mapping as it is."""
+  if not isinstance(overrides, Mapping):
+    return overrides
+  return {name: _plain(value) for name, value in overrides.items()}
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, list | tuple):
+    return tuple(_plain(each) for each in value)
+  return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def parse_value(name: str, text: str) -> Any:

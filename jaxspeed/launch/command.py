@@ -168,7 +168,11 @@ def _cancel(arguments: list[str]) -> None:
   if every == bool(names):
     raise UserError("cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.")
   cancelled = submit.cancel(folder, names, every=every)
-  print(f"cancelled {printable(', '.join(cancelled))}" if cancelled else "all had ended before")
+  print(
+    f"cancelled {printable(', '.join(cancelled))}"
+    if cancelled
+    else "none to cancel: all have ended or were cancelled before"
+  )
 
 
 def _retry(arguments: list[str]) -> None:
@@ -189,6 +193,12 @@ def _resume(arguments: list[str]) -> None:
     raise UserError(f"{folder} has no jobs of a local queue: its scheduler starts them by itself.")
   if host := local.queue_elsewhere(launcher):
     output.say(f"the queue of {folder} last ran on {host}, and this machine takes it over.")
+  jobs = runs.read_jobs(folder)
+  if reached := state.limit_reached(folder, jobs):
+    raise UserError(f"{folder}: {reached}.")
+  if not any(state.is_open(facts) and not facts.cancelled for facts in jobs):
+    print("nothing waits: all jobs have ended")
+    return
   if not flags.FLAGS["here"].value:
     running = local.queue_runs(launcher)
     if not running:
@@ -262,5 +272,8 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
   assert folder is not None
   known = [facts.job.name for facts in runs.read_jobs(folder)]
   if unknown := [name for name in names if name not in known]:
-    raise UserError(f"{folder} has no job {unknown[0]}: it has {', '.join(known[:3])}.")
+    raise UserError(
+      f"{folder} has no job {unknown[0]}: it has {', '.join(known[:3])}"
+      f"{', ...' if len(known) > 3 else ''}."
+    )
   return folder, names

@@ -26,14 +26,16 @@ def grid(**axes: Iterable[Any]) -> list[dict[str, Any]]:
   return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
 
 
-def sample(count: int, *, seed: int = 0, **axes: Iterable[Any] | Distribution) -> list[dict]:
+def sample(
+  count: int, *, random_seed: int = 0, **axes: Iterable[Any] | Distribution
+) -> list[dict[str, Any]]:
   """Random combinations of values, the same ones for the same seed.
 
   sample(20, **{"schedule.peak": log_uniform(0.1, 10.0), "batch_size": [256, 512]})
 
   Args:
     count: the number of combinations.
-    seed: the seed of the random numbers.
+    random_seed: the seed of the random numbers; `seed` is a field like others.
     **axes: by dotted name, the values that a field can have, or `uniform` or `log_uniform`.
 
   Raises:
@@ -41,7 +43,9 @@ def sample(count: int, *, seed: int = 0, **axes: Iterable[Any] | Distribution) -
   """
   if type(count) is not int or count < 1:
     raise UserError(f"sample({count!r}): the number of combinations must be 1 or more.")
-  generator = random.Random(seed)
+  if type(random_seed) is not int:
+    raise UserError(f"sample(random_seed={random_seed!r}): it must be a whole number.")
+  generator = random.Random(random_seed)
   draws = {name: _draw(name, axis) for name, axis in axes.items()}
   return [{name: draw(generator) for name, draw in draws.items()} for _ in range(count)]
 

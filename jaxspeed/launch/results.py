@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspeed.files import to_json
 from jaxspeed.launch import cost
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
@@ -25,6 +26,7 @@ class JobResult:
     metric: config.target_metric.
     target: config.target.
     values: the accuracy of each of the job's runs.
+    seeds: the seed of each of them.
     top1: accuracy, the mean over the job's runs.
     top5: the same; None for five classes or fewer.
     train: seconds on the training clock.
@@ -37,6 +39,7 @@ class JobResult:
   metric: str
   target: float
   values: tuple[float, ...]
+  seeds: tuple[int, ...]
   top1: float
   top5: float | None
   train: float
@@ -50,7 +53,7 @@ class GroupResult:
 
   Attributes:
     name: the jobs' name without the seed.
-    n: the number of runs.
+    n: the number of different seeds.
     mean: mean accuracy config.target_metric.
     sd: its standard deviation (n - 1).
     ci95: half the width of the mean's 95 % interval, by Student's t.
@@ -94,6 +97,7 @@ def _result(facts: Facts) -> JobResult | None:
     metric=metric,
     target=float(result["config"].get("target", 0.0)),
     values=tuple(run[metric] for run in result.get("runs", [result])),
+    seeds=tuple(run["seed"] for run in result.get("runs", [result])),
     top1=result["top1"],
     top5=result["top5"],
     train=result["seconds"]["train"],
@@ -107,7 +111,9 @@ def groups_of(results: Sequence[JobResult]) -> list[GroupResult]:
   found = []
   for name in dict.fromkeys(row.group for row in results):
     rows = [row for row in results if row.group == name]
-    values = [value for row in rows for value in row.values if value is not None]
+    # A seed that was trained twice counts once.
+    pairs = {s: v for row in rows for s, v in zip(row.seeds, row.values, strict=True)}
+    values = [value for value in pairs.values() if value is not None]
     if len(values) > 1:
       p_value = p_value_of_at_most(values, rows[0].target)
       found.append(GroupResult(name, len(values), *interval(values), rows[0].target, p_value))
@@ -159,6 +165,6 @@ def _percent(value: float | None) -> str:
 def as_json(results: Sequence[JobResult]) -> dict[str, Any]:
   """Results and groups in JSON's types."""
   return {
-    "jobs": [dataclasses.asdict(row) | {"values": list(row.values)} for row in results],
+    "jobs": [to_json(dataclasses.asdict(row)) for row in results],
     "over_seeds": [dataclasses.asdict(group) for group in groups_of(results)],
   }

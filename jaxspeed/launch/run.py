@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config.overrides import plain_values
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
 from jaxspeed.launch import runs, submit
@@ -102,7 +103,7 @@ class Run(SubmittedRun):
     """
     if not isinstance(recipe, str) or not recipe:
       raise UserError(f"job({shown(recipe)}): name a recipe, as in configs/cifar10.py.")
-    overrides = {} if overrides is None else overrides
+    overrides = {} if overrides is None else plain_values(overrides)
     if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
       raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
     executor = self.executor if executor is None else executor
@@ -120,7 +121,16 @@ class Run(SubmittedRun):
     return name
 
   def override(self, overrides: Mapping[str, Any]) -> None:
-    """Sets fields of all jobs, unless a job sets them itself; the jobs keep their names."""
+    """Sets fields of all jobs, which keep their names.
+
+    Raises:
+      UserError: a job sets one of the fields itself.
+    """
+    for planned in self._planned:
+      if both := sorted(overrides.keys() & planned.overrides.keys()):
+        raise UserError(
+          f"config.{both[0]} is set by the job {planned.name} itself: change it in the script."
+        )
     self._common |= overrides
     self._configs = None
 

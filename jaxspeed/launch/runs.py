@@ -57,6 +57,8 @@ def check_name(kind: str, name: object) -> str:
   Raises:
     UserError: it is not.
   """
+  if name == RUN_FILE:
+    raise UserError(f"the name {name!r} of a {kind} is that of a run's own file: choose another.")
   if not isinstance(name, str) or not NAME.fullmatch(name):
     raise UserError(
       f"the name {name!r} of a {kind} is no folder's name: use up to 120 letters, digits and "

@@ -22,6 +22,8 @@ _TIME = r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
 # Slurm's MaxArraySize is 1,001 unless the site changes it.
 _MOST_IN_ARRAY = 1000
 # Failures of the connection, after which the controller may have the job that it did not confirm.
+# What sbatch says when it surely has not submitted.
+_REFUSED = re.compile("submission failed|[Ii]nvalid|[Uu]nrecognized")
 _UNSURE = re.compile("timed out|Zero Bytes|(receive|send|shutdown) failure|[Cc]onnection|Broken")
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED", "RESIZING"}
@@ -74,6 +76,7 @@ class Slurm(Executor):
   def __init__(self, **values: object) -> None:
     super().__init__(**values)
     own = ("--array", "--output", "--nodes", "--comment", "--signal", "--requeue", "--no-requeue")
+    own += ("--time",)  # a field, which is compared with save_seconds
     for option in self.options:
       if not option.startswith("-") or not schema.is_plain(option):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
@@ -183,7 +186,7 @@ class Slurm(Executor):
     # The comment finds the job again if this process dies before it has written the number down.
     done = _slurm("sbatch", "--parsable", f"--comment=jaxspeed:{token}", str(script), token)
     number = done.stdout.strip().partition(";")[0]
-    refused = "submission failed" in done.stderr and not _UNSURE.search(done.stderr)
+    refused = _REFUSED.search(done.stderr) and not _UNSURE.search(done.stderr)
     if done.returncode and refused:
       raise Refused(f"sbatch refused {script} ({_reason(done)}).")
     if done.returncode or not number.isdecimal():
@@ -268,4 +271,5 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
   lines = (
     done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
   ).splitlines()
-  return lines[-1].rstrip(".")
+  # An unknown option is named in the first line; the last one points to --help.
+  return lines[0 if "--help" in lines[-1] else -1].rstrip(".")

@@ -14,7 +14,7 @@ from jaxspeed.launch import cost
 from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import RECORD, Facts, Note
-from jaxspeed.launch.runs import LAUNCHER
+from jaxspeed.launch.runs import LAUNCHER, read_run
 from jaxspeed.launch.status import JobStatus
 from jaxspeed.launch.tables import status_table
 from jaxspeed.records.results import read_result
@@ -63,12 +63,21 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     if found is None:
       notes.append(f"{kind} does not answer: the states are those that the jobs wrote last")
     said |= found or {}
-    if ids and (warning := executor.warning(folder / LAUNCHER)):
-      notes.append(warning)
+    waiting = any(not facts.cancelled for facts in own)
+    if waiting and (warning := executor.warning(folder / LAUNCHER)):
+      notes.append(limit_reached(folder, jobs) or warning)
       stopped = True
   result = Statuses(status_of(facts, said.get(facts.job.name)) for facts in jobs)
   result.notes, result.stopped = tuple(notes), stopped
   return result
+
+
+def limit_reached(folder: pathlib.Path, jobs: Sequence[Facts]) -> str:
+  """A sentence if a run's jobs have cost as much as they may; '' otherwise."""
+  most = read_run(folder).max_cost
+  if not most or cost.of_run(jobs) < most:
+    return ""
+  return f"max_cost={most:g} is reached: raise it in the script, and submit that again"
 
 
 def is_open(facts: Facts) -> bool:
@@ -100,6 +109,10 @@ def status_of(facts: Facts, scheduler: SchedulerState | None) -> JobStatus:
   status = dataclasses.replace(status, **_progress(facts))
   state, detail = _state(facts, notes, scheduler)
   status = dataclasses.replace(status, state=state, detail=detail)
+  if state == "done":
+    result = result_of_job(facts) or {}
+    accuracy = result.get("mean", result.get(job.metric))
+    status = dataclasses.replace(status, accuracy=accuracy)
   if state != "running":
     status = dataclasses.replace(status, remaining=None)
   if state == "failed":
@@ -131,7 +144,9 @@ def _state(
       return "pending", ""
     return "failed", "the scheduler no longer has it, and it never started"
   if last.what == "failed":
-    return "failed", last.detail.partition(" ")[2]
+    code, _, reason = last.detail.partition(" ")
+    # A trainer ends with 0 and without a result only after SIGTERM.
+    return ("cancelled" if code == "0" else "failed"), reason
   if last.what == "done":
     return "failed", "it ended without a result.json"
   if last.what == "requeued":
@@ -140,7 +155,8 @@ def _state(
     return "requeued", last.detail
   if scheduler is SchedulerState.PENDING:
     return "requeued", "interrupted"
-  if scheduler is not SchedulerState.ABSENT:
+  silent = scheduler is None and not settling and _all_ended(facts, last.restart)
+  if scheduler is not SchedulerState.ABSENT and not silent:
     return "running", ""
   return _vanished(facts, last, settling=settling)
 
@@ -149,11 +165,16 @@ def _vanished(facts: Facts, last: Note, *, settling: bool) -> tuple[str, str]:
   """The state of a job whose last note is a start, and which the scheduler does not have."""
   ends = _ends(facts, last.restart)
   if ends and set(ends.values()) == {0}:
-    # A trainer ends with 0 and without a result only after SIGTERM.
     return "cancelled", "outside of jaxspeed.launch"
   if settling and not ends:
     return "running", ""
-  return "failed", "the scheduler no longer has it, and it did not say how it ended"
+  return "failed", "it is gone, and did not say how it ended"
+
+
+def _all_ended(facts: Facts, restart: int) -> bool:
+  """Whether every task of a start has written how it ended."""
+  executor = executor_of(facts.job.executor, str(facts.folder))
+  return len(_ends(facts, restart)) >= executor.processes
 
 
 def _ends(facts: Facts, restart: int) -> dict[int, int]:

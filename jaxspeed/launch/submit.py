@@ -178,9 +178,9 @@ def _write_jobs(
       if ended or facts.submission is None or planned.name in lost:
         record.update_job(task.folder, made, config, script, sources.diff)
         if ended:
-          lines.append(f"{planned.name} has a new command, with which retry starts it")
+          lines.append(f"{planned.name} has a new command or executor, with which retry starts it")
       elif states[planned.name] != "done":
-        lines.append(f"{planned.name} was submitted with another command, and keeps it")
+        lines.append(f"{planned.name} was submitted with another command or executor, and keeps it")
   return lines
 
 
@@ -324,7 +324,7 @@ def _summary(
   for name, id in submitted.items():
     yield f"submitted {name}" + (f" as {id}" if kinds != {Local.kind} else "")
   before = len(wanted) - len(submitted) - held
-  counts = [f"{len(submitted)} jobs submitted"]
+  counts = [f"{len(submitted)} job{'s' * (len(submitted) != 1)} submitted"]
   counts += [f"{before} were there before"] if before else []
   counts += [f"{held} held back by max_cost"] if held else []
   place = shlex.quote(str(folder))
@@ -400,7 +400,8 @@ def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list
         "raise it in the script and submit that again, or name fewer jobs."
       )
     submitted = _submit(folder, again)
-  _begin(folder, submitted)
+  if submitted:
+    _begin(folder, submitted)
   return [facts.job.name for facts in again]
 
 
