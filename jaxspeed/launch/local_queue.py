@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import time
@@ -81,7 +82,7 @@ class Queue:
         continue
       if facts is None or not facts.submission or facts.job.executor.get("kind") != Local.kind:
         continue
-      if _waits(facts) or is_locked(path / RECORD / ALIVE):
+      if _waits(facts) or _runs(facts):
         yield facts
       else:
         self._finished[path.name] = size
@@ -90,7 +91,7 @@ class Queue:
     """Takes over jobs that an earlier queue started and that still run."""
     known = {running.facts.folder for running in self._running}
     for facts in jobs:
-      if facts.folder not in known and is_locked(facts.folder / RECORD / ALIVE):
+      if facts.folder not in known and _runs(facts):
         self._running.append(_Running(facts, _slot_of(facts.folder), None))
 
   def _free(self, facts: Facts) -> list[int]:
@@ -102,6 +103,10 @@ class Queue:
       folder = running.facts.folder
       if running.process is not None:
         ended = running.process.poll() is not None
+        if ended:
+          # What it leaves in the background would keep the job's lock from its next start.
+          with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.process.pid, signal.SIGTERM)
       else:
         ended = not is_locked(folder / RECORD / ALIVE)
       if ended:
@@ -200,6 +205,13 @@ def _waits(facts: Facts) -> bool:
   notes = facts.own(facts.notes)
   ended = bool(notes) and notes[-1].what in ("done", "failed")
   return not ended and not facts.cancelled
+
+
+def _runs(facts: Facts) -> bool:
+  """Whether the last start of a job has not come to an end, as its notes and its lock say."""
+  notes = facts.own(facts.notes)
+  started = bool(notes) and notes[-1].what == "started"
+  return started and is_locked(facts.folder / RECORD / ALIVE)
 
 
 def _size(path: pathlib.Path) -> int:

@@ -167,6 +167,14 @@ def test_restarts_have_an_end(run):
   assert run.notes("c")[-1] == ("failed", "85 saved to be started again, after 1 restarts")
 
 
+def test_what_a_job_leaves_in_the_background_ends_with_it(run):
+  run.start({"a": ["once kill", "done"], "b": ["done"]}, setup=["sleep 300 &"])
+  assert run.wait_for_end() == {"a": "done", "b": "done"}
+  assert run.begun == ["a", "a", "b"] or run.begun == ["a", "b", "a"]
+  whats = [what for what, _ in run.notes("a")]
+  assert whats == ["started", "requeued", "started", "done"]
+
+
 def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
   plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "done"]}
   run.start(plan)
