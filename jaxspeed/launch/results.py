@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.files import to_json
+from jaxspeed.files import dump_json, to_json
 from jaxspeed.launch import cost
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
@@ -23,6 +23,7 @@ class JobResult:
   Attributes:
     name: the job's name.
     group: the name without the seed.
+    settings: recipe and overrides without the seed; other settings may have the same name.
     metric: config.target_metric.
     target: config.target.
     values: the accuracy of each of the job's runs.
@@ -36,6 +37,7 @@ class JobResult:
 
   name: str
   group: str
+  settings: str
   metric: str
   target: float
   values: tuple[float, ...]
@@ -94,6 +96,7 @@ def _result(facts: Facts) -> JobResult | None:
   return JobResult(
     name=facts.job.name,
     group=job_name(facts.job.recipe, seedless),
+    settings=dump_json([facts.job.recipe, seedless], sort_keys=True),
     metric=metric,
     target=float(result["config"].get("target", 0.0)),
     values=tuple(run[metric] for run in result.get("runs", [result])),
@@ -109,14 +112,15 @@ def _result(facts: Facts) -> JobResult | None:
 def groups_of(results: Sequence[JobResult]) -> list[GroupResult]:
   """Mean and interval of each group of two or more runs, the best first."""
   found = []
-  for name in dict.fromkeys(row.group for row in results):
-    rows = [row for row in results if row.group == name]
+  for settings in dict.fromkeys(row.settings for row in results):
+    rows = [row for row in results if row.settings == settings]
     # A seed that was trained twice counts once.
     pairs = {s: v for row in rows for s, v in zip(row.seeds, row.values, strict=True)}
     values = [value for value in pairs.values() if value is not None]
     if len(values) > 1:
-      p_value = p_value_of_at_most(values, rows[0].target)
-      found.append(GroupResult(name, len(values), *interval(values), rows[0].target, p_value))
+      name, target = rows[0].group, rows[0].target
+      p_value = p_value_of_at_most(values, target)
+      found.append(GroupResult(name, len(values), *interval(values), target, p_value))
   return sorted(found, key=lambda group: group.mean, reverse=True)
 
 

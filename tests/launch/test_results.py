@@ -110,6 +110,21 @@ def test_groups_of_equal_names_need_the_same_metric_and_come_the_best_first(tmp_
   assert groups[0].sd == groups[0].ci95 == 0.0 and groups[0].p_value == 1.0
 
 
+def test_jobs_of_other_recipes_or_data_are_no_seeds_of_one_group(tmp_path):
+  settings = [
+    ("mine/base.py", {}),
+    ("other/base.py", {}),
+    ("x.py", {"data.path": "/a/set/train"}),
+    ("x.py", {"data.path": "/b/set/train"}),
+  ]
+  jobs = [
+    write_job(tmp_path, f"j{i}", result=result_of(), recipe=recipe, overrides=fields | {"seed": i})
+    for i, (recipe, fields) in enumerate(settings)
+  ]
+  rows = results_of(jobs, "top1")
+  assert len({row.group for row in rows}) == 2 and groups_of(rows) == []
+
+
 @pytest.mark.parametrize(
   "metric, order",
   [("top1", "bca"), ("top5", "acb"), ("train", "acb"), ("to_target", "acb"), ("cost", "cba")],
