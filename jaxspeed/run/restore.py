@@ -209,6 +209,11 @@ def check_named(config: ConfigDict) -> None:
       "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
       "own last layer: set --config.pretrained.head=keep."
     )
+  if not (len(config.data.mean) and len(config.data.std)):
+    raise UserError(
+      "config.data.mean and config.data.std are empty, and weights alone do not tell them: set "
+      "both to those that the weights were trained with, which a run's config.json holds."
+    )
   check_pretrained(config)
 
 

@@ -173,6 +173,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
+    ({"data.mean": (), "data.std": ()}, "config.data.mean and config.data.std are empty"),
     ({"model.name": "resnet9"}, "only a ResNet or a ViT has weights to load"),
   ],
 )
