@@ -155,6 +155,8 @@ def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
     raise UserError(
       f"{what}: {os.fspath(path)} begins with a home folder that nobody has: write the whole path."
     ) from None
+  except TypeError:
+    raise UserError(f"{what}={path!r}: it must be the path of a file or folder.") from None
 
 
 def try_lock(descriptor: int) -> bool:

@@ -132,6 +132,8 @@ class Run:
     data = self.config.data
     streams = data.feed == "stream"
     size = self._phase.eval_size if streams else data.image_size
+    if isinstance(images, str | os.PathLike):
+      raise UserError(f"images={os.fspath(images)!r}: put the name of a file in a list, [NAME].")
     if isinstance(images, Sequence) and images and isinstance(images[0], str | os.PathLike):
       resize = self._phase.eval_resize if streams else size
       how = dict(antialias=data.antialias if streams else True)

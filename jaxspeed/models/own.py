@@ -65,7 +65,7 @@ def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
   images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
   call = functools.partial(model.init_with_output, train=False)
   try:
-    logits, _ = jax.eval_shape(call, jax.random.key(0), images)
+    logits, variables = jax.eval_shape(call, jax.random.key(0), images)
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
     raise UserError(
@@ -78,4 +78,22 @@ def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
       f"model= gives {shape} for 2 images, and the data have {classes} classes: it must give "
       f"logits of shape (2, {classes})."
     )
+  if not jax.tree.leaves(variables.get("params", {})):
+    raise UserError("model= has no parameters: there is nothing to train.")
+  kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
+  _check_apply(model, kept, images, train=False)
+  _check_apply(model, kept, images, train=True, mutable=["batch_stats"])
   return model
+
+
+def _check_apply(model: nn.Module, variables: Any, images: Any, **options: Any) -> None:
+  """Makes sure that a model runs with what a run keeps and passes: see docs/extending.md."""
+  rngs = {"dropout": jax.random.key(0)} if options["train"] else {}
+  try:
+    jax.eval_shape(functools.partial(model.apply, rngs=rngs, **options), variables, images)
+  except Exception as error:
+    reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
+    raise UserError(
+      f"model= fails with train={options['train']} ({type(error).__name__}: {reason}): a model has "
+      "the collections params and batch_stats only, and the rng dropout in training only."
+    ) from error

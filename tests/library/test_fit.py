@@ -98,6 +98,8 @@ def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
   assert found.shape == (297, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
   assert np.mean(found.argmax(axis=1) == digits.y_val) == metrics["top1"]
   assert "unfinished" not in repr(run)
+  assert "put the name of a file in a list" in said(lambda: run.predict("a.png"))
+  assert "workdir=None: it must be the path" in said(lambda: jaxspeed.load(None))
 
 
 def test_the_call_stands_in_the_result_and_python_trains_the_bits_of_the_command(
@@ -277,6 +279,35 @@ def test_a_model_that_does_not_fit_the_data_is_refused(digits, tmp_path):
     (Two(), "gives (2, 2) for 2 images, and the data have 10 classes"),
     (NoFlag(), "fails on images of shape (2, 8, 8, 3) with train=False (TypeError"),
   ):
+    fit = lambda model=model: jaxspeed.fit(recipe(), digits, tmp_path / "a", model=model)  # noqa: E731
+    assert sentence in said(fit)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_the_run(digits, tmp_path):
+  class Odd(nn.Module):
+    kind: str
+
+    @nn.compact
+    def __call__(self, images, *, train):
+      if self.kind == "empty":
+        return jnp.zeros((len(images), 10))
+      if self.kind == "raises" and train:
+        raise ValueError("mine")
+      if self.kind == "cache":
+        count = self.variable("cache", "count", lambda: jnp.zeros(()))
+        count.value = count.value + 1
+      if self.kind == "dropout":
+        images = nn.Dropout(0.1, deterministic=False)(images)
+      return nn.Dense(10)(images.mean((1, 2)))
+
+  for kind, sentence in (
+    ("empty", "model= has no parameters"),
+    ("raises", "fails with train=True (ValueError: mine)"),
+    ("cache", "fails with train=False (ScopeCollectionNotFound"),
+    ("dropout", "needs PRNG for"),
+  ):
+    model = Odd(kind)
     fit = lambda model=model: jaxspeed.fit(recipe(), digits, tmp_path / "a", model=model)  # noqa: E731
     assert sentence in said(fit)
     assert not (tmp_path / "a").exists()
