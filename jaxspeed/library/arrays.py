@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,8 @@ class Arrays:
         )
     elif len(self.x) < 2:
       raise UserError("x has 1 image, too few to hold one out: give more, or x_val and y_val.")
+    if isinstance(self.class_names, str) or not isinstance(self.class_names, Iterable):
+      raise UserError(f"class_names={self.class_names!r}: it must be a list of names, by label.")
     set_field(self, "class_names", tuple(map(str, self.class_names)))
 
 
@@ -97,7 +99,10 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
     UserError: they are no integers of at least 0, one for each of `count` images; `name` is the
       argument's.
   """
-  labels = np.asarray(labels)
+  try:
+    labels = np.asarray(labels)
+  except ValueError:
+    raise UserError(f"{name} has labels of different shapes: labels are integers.") from None
   if labels.dtype.kind not in "iu" or labels.shape != (count,):
     one_hot = labels.ndim == 2 and len(labels) == count
     advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels" if one_hot else ""

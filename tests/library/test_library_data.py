@@ -53,6 +53,9 @@ def test_without_x_val_a_tenth_is_held_out():
     ((X, Y, X[:3]), "one of x_val and y_val without the other"),
     ((X, Y, X[:3, :2, :2], Y[:3]), "resize them to one size"),
     ((X[:1], Y[:1]), "too few to hold one out"),
+    ((X[:2], [[0], [1, 2]]), "y has labels of different shapes"),
+    ((X, Y, None, None, "abc"), "class_names='abc': it must be a list of names"),
+    ((X, Y, None, None, None), "class_names=None: it must be a list of names"),
   ],
   ids=lambda value: value if isinstance(value, str) else "",
 )
