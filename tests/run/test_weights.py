@@ -11,6 +11,7 @@ from in_process import mistake
 from toy import CONFIGS
 from toy_images import params_of, toy_stream, write_folder
 
+import jaxspeed
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import load_resnet
@@ -173,7 +174,6 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
-    ({"data.mean": (), "data.std": ()}, "config.data.mean and config.data.std are empty"),
     ({"model.name": "resnet9"}, "only a ResNet or a ViT has weights to load"),
   ],
 )
@@ -187,3 +187,10 @@ def test_what_no_weights_can_be_is_refused(trained, fields, words):
       other.model = {"name": "resnet9"}
   with pytest.raises(UserError, match=words):
     evaluate_pretrained(other)
+
+
+def test_weights_alone_do_not_tell_the_mean_of_their_images():
+  config = jaxspeed.recipe("quickstart", model={"name": "vit"})
+  config.pretrained.path = "net.safetensors"
+  with pytest.raises(UserError, match="config.data.mean and config.data.std are empty"):
+    evaluate_pretrained(config)
