@@ -94,6 +94,10 @@ def write_job(
     (record / "logs" / file).write_text(text)
   if metrics:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
+  if isinstance(result, Mapping) and "seed" in about["overrides"]:
+    first = about["overrides"]["seed"]
+    several = [{**row, "seed": first + row["seed"]} for row in result.get("runs", [])]
+    result = {**result, "seed": first} | ({"runs": several} if several else {})
   if result is not None:
     text = result if isinstance(result, str) else json.dumps(result)
     (folder / "result.json").write_text(text)

@@ -155,6 +155,12 @@ def lost() -> str | None:
   return failure.strerror or str(failure)
 
 
+def is_closed() -> bool:
+  """Whether nobody can read standard output any more: its pipe is closed, or a write failed."""
+  descriptor = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+  return isinstance(descriptor, _Descriptor) and descriptor.failure is not None
+
+
 def say(sentence: object) -> None:
   """Prints a sentence on standard error, on one line and without control characters."""
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
+from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, to_json
 from jaxspeed.launch import kubernetes, local, results, runs, slurm_script, state, submit
+from jaxspeed.launch import root as root_lib
 from jaxspeed.launch.local_queue import Queue, only_queue
 from jaxspeed.launch.record import RECORD
 from jaxspeed.launch.status import ENDED
@@ -60,6 +62,12 @@ def _overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
   return [(m[1], m[2]) for word in arguments if (m := _OVERRIDE.fullmatch(word))]
 
 
+def _given() -> list[tuple[str, str]]:
+  """Field and text of each --config.FIELD, also of a --flagfile."""
+  names = [name for name in flags.FLAGS if name.startswith("config.")]
+  return [(name.removeprefix("config."), str(flags.FLAGS[name].value)) for name in sorted(names)]
+
+
 def run(arguments: Sequence[str]) -> None:
   """Runs a command.
 
@@ -86,7 +94,9 @@ def run(arguments: Sequence[str]) -> None:
   for name in {name for names in _FLAGS.values() for name in names} - own:
     if flags.FLAGS[name].present:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
-  if command != "submit" and (given := _overrides(sys.argv)):
+  if (recipe := command_line.value_of("config", sys.argv)) is not None:
+    raise UserError(f"--config={recipe} has no effect: the sweep names the recipes of its jobs.")
+  if command != "submit" and (given := _given()):
     raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
   commands[command]([*rest])
 
@@ -99,9 +109,9 @@ def _submit(arguments: list[str]) -> None:
   from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 
   run = load_sweep(arguments[0])
-  if root := flags.FLAGS["root"].value:
-    run.root = submit.absolute(root)
-  run.override({name: parse_value(name, text) for name, text in _overrides(sys.argv)})
+  if flags.FLAGS["root"].present:
+    run.root = root_lib.absolute(str(flags.FLAGS["root"].value))
+  run.override({name: parse_value(name, text) for name, text in _given()})
   if flags.FLAGS["dry-run"].value:
     for path, text in run.scripts().items():
       print(f"# ---- {printable(path)}\n{text}")
@@ -142,7 +152,7 @@ def _logs(arguments: list[str]) -> None:
     content = _read_from(path, at)
     at += len(content)
     print(decoder.decode(content, final=not follow or ended), end="", flush=True)
-    if not follow or ended:
+    if not follow or ended or output.is_closed():
       return
     time.sleep(_POLL)
 
@@ -235,6 +245,8 @@ def _script(arguments: list[str]) -> None:
   known = {"slurm": slurm_script.standalone, "kubernetes": _jobset}
   if len(arguments) != 1 or arguments[0] not in known:
     raise UserError(f"script needs one of {', '.join(known)}: see --help.")
+  if arguments[0] == "slurm" and (flags.FLAGS["nodes"].present or flags.FLAGS["gpus"].present):
+    raise UserError("script slurm takes no --nodes and no --gpus: sbatch does.")
   print(known[arguments[0]](), end="")
 
 
@@ -254,6 +266,14 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
   names: list[str] = []
   for argument in arguments or ["."]:
     path = pathlib.Path(os.path.abspath(argument))
+    try:
+      os.stat(path)
+    except PermissionError as error:
+      raise UserError(
+        f"{argument} cannot be read ({error.strerror or error}): ask its owner."
+      ) from None
+    except (OSError, ValueError):
+      pass
     if (path / runs.RUN_FILE).exists():
       found, name = path, ""
     elif (path.parent / runs.RUN_FILE).exists():
@@ -272,8 +292,6 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
   assert folder is not None
   known = [facts.job.name for facts in runs.read_jobs(folder)]
   if unknown := [name for name in names if name not in known]:
-    raise UserError(
-      f"{folder} has no job {unknown[0]}: it has {', '.join(known[:3])}"
-      f"{', ...' if len(known) > 3 else ''}."
-    )
+    shown = ", ".join([*known[:3], *["..."] * (len(known) > 3)])
+    raise UserError(f"{folder} has no job {unknown[0]}, but {shown}{'.' * (len(known) <= 3)}")
   return folder, names

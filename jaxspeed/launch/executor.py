@@ -20,6 +20,11 @@ from jaxspeed.errors import UserError
 # Names of variables whose values must not be stored in a job's folder.
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|AUTH|PRIVATE", re.IGNORECASE)
 
+# Variables of the scripts that run jobs.
+_OF_SCRIPTS = set(
+  "code command flag job jobs max_restarts output record restarts script task token workdir".split()
+)
+
 
 def _tuple(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
@@ -116,6 +121,8 @@ class Executor(Group, abc.ABC):
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
+      if name in _OF_SCRIPTS:
+        raise UserError(f"{type(self).__name__}: env has {name}, which the scripts use themselves.")
       if SECRET.search(name):
         raise UserError(
           f"{type(self).__name__}: env has {name}, which looks like a secret and would be stored "

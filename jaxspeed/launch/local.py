@@ -69,7 +69,9 @@ class Local(Executor):
   def devices(self) -> int:
     gpus = len(self._gpus())
     on_cpu = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
-    return max(1, gpus // self.parallel) if gpus else int(on_cpu) if on_cpu.isdecimal() else 1
+    if gpus:
+      return max(1, gpus // self.parallel)
+    return max(1, int(on_cpu)) if on_cpu.isdecimal() else 1
 
   def check(self, root: pathlib.Path) -> None:
     visible, gpus = _visible(), self._gpus()
@@ -213,7 +215,14 @@ def start_queue(folder: pathlib.Path) -> None:
   """
   if queue_runs(folder):
     return
-  with open(folder / QUEUE_LOG, "ab") as log:
+  try:
+    log = open(folder / QUEUE_LOG, "ab")
+  except OSError as error:
+    raise UserError(
+      f"{folder / QUEUE_LOG} cannot be written ({error.strerror or error}): only who submitted the "
+      "run can start its queue."
+    ) from None
+  with log:
     command = [sys.executable, "-m", "jaxspeed.launch", "resume", str(folder.parent), "--here"]
     # A session of its own outlives the terminal.
     process = subprocess.Popen(

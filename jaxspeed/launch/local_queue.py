@@ -111,9 +111,10 @@ class Queue:
         ended = not is_locked(folder / RECORD / ALIVE)
       if ended:
         self._running.remove(running)
-        facts = read_facts(folder)
-        if facts is not None:
-          conclude(facts)
+        with self._without(folder):
+          facts = read_facts(folder)
+          if facts is not None:
+            conclude(facts)
 
   def _stop_cancelled(self, jobs: list[Facts]) -> None:
     cancelled = {facts.folder for facts in jobs if facts.cancelled}
@@ -125,17 +126,25 @@ class Queue:
     for facts in sorted(jobs, key=lambda facts: facts.job.index):
       if not _waits(facts) or any(each.facts.folder == facts.folder for each in self._running):
         continue
-      free = self._free(facts)
-      if not free:
-        return
-      if self._too_expensive():
-        return
-      last = facts.own(facts.notes)[-1:]
-      if last and last[0].what == "started":
-        # The queue was killed together with the job: its end is not written down yet.
-        conclude(facts)
-        continue
-      self._spawn(facts, free[0])
+      with self._without(facts.folder):
+        free = self._free(facts)
+        if not free or self._too_expensive():
+          return
+        last = facts.own(facts.notes)[-1:]
+        if last and last[0].what == "started":
+          # The queue was killed together with the job: its end is not written down yet.
+          conclude(facts)
+        else:
+          self._spawn(facts, free[0])
+
+  @contextlib.contextmanager
+  def _without(self, folder: pathlib.Path) -> Iterator[None]:
+    """Reports what fails in the block, and leaves that job out from then on."""
+    try:
+      yield
+    except (OSError, UserError) as error:
+      output.say(f"{folder}: {error}; the other jobs go on.")
+      self._finished[folder.name] = _size(folder / RECORD / "requests.jsonl")
 
   def _spawn(self, facts: Facts, slot: int) -> None:
     submission = facts.submission

@@ -25,7 +25,7 @@ def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
   # In the order of the fields' names, whatever the order of the dict.
   parts += [f"{shorts[field]}={_text(value)}" for field, value in sorted(overrides.items())]
   name = "_".join(_safe(part) for part in parts)
-  if len(name) <= _MOST and name[0] not in _NOT_FIRST:
+  if name and len(name) <= _MOST and name[0] not in _NOT_FIRST:
     return name
   # The end of a long name may be all that differs.
   digest = hashlib.sha256(repr((recipe, sorted(overrides.items()))).encode()).hexdigest()[:8]

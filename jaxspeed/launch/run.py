@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config.overrides import plain_values
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
+from jaxspeed.launch import root as root_lib
 from jaxspeed.launch import runs, submit
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.launch.executors import executor_of
@@ -56,9 +57,11 @@ class Run(SubmittedRun):
       raise UserError(f"executor={shown(executor)}: give Local(...), Slurm(...) or Sky(...).")
     if exist not in _EXIST:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
-    if isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not max_cost >= 0:
+    if (
+      isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not 0 <= max_cost < 1e9
+    ):
       raise UserError(f"max_cost={shown(max_cost)}: it must be a number of USD, or 0.")
-    super().__init__(runs.check_name("run", name), submit.absolute(root))
+    super().__init__(runs.check_name("run", name), root_lib.absolute(root))
     self.executor = executor
     self.exist = exist
     self.max_cost = float(max_cost)
@@ -74,7 +77,7 @@ class Run(SubmittedRun):
     Raises:
       UserError: the folder holds no run.
     """
-    path = submit.absolute(folder)
+    path = root_lib.absolute(folder)
     found = runs.read_run(path)
     jobs = runs.read_jobs(path)
     if not jobs:
@@ -166,7 +169,7 @@ class Run(SubmittedRun):
     Raises:
       UserError: a program or a package is missing, or the root is not writable or not shared.
     """
-    submit.check_executors(self._executors(), self.root, self.max_cost)
+    root_lib.check_executors(self._executors(), self.root, self.max_cost)
 
   def _complete(self) -> list[Planned]:
     """The jobs with the overrides that all have, and the price of their hardware."""

@@ -58,6 +58,7 @@ line started "$HOSTNAME" "" >>"$own"
 told= trainer=
 trap 'told=1; [ -z "$trainer" ] || kill -USR1 "$trainer" 2>/dev/null' TERM USR1
 exec 3> >(trap "" TERM USR1; exec tee -a "$record/logs/$rank.log")
+tee=$!
 "${command[@]}" >&3 2>&1 3>&- &
 trainer=$!
 exec 3>&-
@@ -70,6 +71,8 @@ while :; do
   [ -n "$told" ] || break
 done
 line ended "$HOSTNAME" "$code" >>"$own"
+# The last lines are written by now, unless something of the trainer's still runs.
+for _ in $(seq 50); do kill -0 "$tee" 2>/dev/null || break; sleep 0.1; done
 
 # Another process that ended for a reason that a new start would repeat: SkyPilot ends all processes
 # after the first that fails, so that this one only knows that it lost another.

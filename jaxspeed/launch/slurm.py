@@ -75,13 +75,12 @@ class Slurm(Executor):
 
   def __init__(self, **values: object) -> None:
     super().__init__(**values)
-    own = ("--array", "--output", "--nodes", "--comment", "--signal", "--requeue", "--no-requeue")
-    own += ("--time",)  # a field, which is compared with save_seconds
+    own = "--array --output --nodes --comment --signal --requeue --no-requeue --time --wait".split()
     for option in self.options:
       if not option.startswith("-") or not schema.is_plain(option):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
       # A short option's value may follow without a space.
-      if option.partition("=")[0] in own or option[:2] in ("-a", "-o", "-N"):
+      if option.partition("=")[0] in own or option[:2] in ("-a", "-o", "-N", "-t", "-W"):
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
 
     hours = self.most_hours
@@ -127,6 +126,8 @@ class Slurm(Executor):
           f"{command} is not on the PATH: submit from a login node of the Slurm cluster, or use "
           "Local() in place of Slurm()."
         )
+    if "%" in str(root):
+      raise UserError(f"root {root} has a %, which Slurm replaces: choose another.")
     if not self.shared_root:
       shared_disk.check(root, self._hosts(), escape="Slurm(shared_root=True)")
 

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from jaxspeed.config import stored
 from jaxspeed.config.overrides import to_flags
 from jaxspeed.errors import UserError
-from jaxspeed.files import TEMPORARY, expanded, load_json
+from jaxspeed.files import TEMPORARY, load_json
 from jaxspeed.launch import cost, record, runs, state
-from jaxspeed.launch.executor import Executor, Planned, Refused, Task
+from jaxspeed.launch.executor import Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
@@ -23,45 +23,6 @@ from jaxspeed.launch.status import ENDED, JobStatus
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 _SHOWN = 3  # names in a message
-
-
-def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
-  """A folder as an absolute path, with ~ replaced.
-
-  Raises:
-    UserError: it is no path, or names no local folder.
-  """
-  if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-    raise UserError(f"root={folder!r}: name a folder that all machines of the jobs share.")
-  if "://" in os.fspath(folder):
-    raise UserError(f"root {folder} is no local folder: mount the bucket, and name the folder.")
-  return pathlib.Path(os.path.abspath(expanded(folder, "root")))
-
-
-def check_executors(executors: Sequence[Executor], root: pathlib.Path, max_cost: float) -> None:
-  """Checks that executors can be used from here, and that `max_cost` can be kept.
-
-  Raises:
-    UserError: one cannot be used, or `root` is not writable.
-  """
-  if sum(isinstance(executor, Local) for executor in executors) > 1:
-    raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
-  for executor in executors:
-    executor.check(root)
-    if max_cost and not executor.price_per_hour:
-      raise UserError(
-        f"max_cost={max_cost:g}: {type(executor).__name__}(price_per_hour=...) is missing, so that "
-        "no cost is known."
-      )
-    if max_cost and not isinstance(executor, Local) and cost.at_most(executor) is None:
-      raise UserError(
-        f"max_cost={max_cost:g}: {type(executor).__name__} has no time limit, so that its jobs may "
-        "cost any amount: set one, as in Slurm(time='4:00:00')."
-      )
-  place = next(each for each in (root, *root.parents) if os.path.lexists(each))
-  if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-    reason = f"{place} may not be written" if place.is_dir() else f"{place} is no folder"
-    raise UserError(f"root {root} cannot be written ({reason}): choose another root.")
 
 
 def complete(planned: Planned, common: Mapping[str, Any]) -> Planned:

@@ -113,7 +113,10 @@ def _path(data: Any) -> str:
       f"data= is of type {type(data).__name__}: it must be jaxspeed.Arrays(x, y, x_val, y_val), or "
       "the path of a data set."
     )
-  return os.fspath(data)
+  path = os.fspath(data)
+  if not path:
+    raise UserError("data= is empty: give the path of a data set, or leave data= out.")
+  return path
 
 
 def _parts(model: Any, optimizer: Any, schedule: Any, data: Any) -> Parts:

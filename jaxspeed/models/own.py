@@ -61,6 +61,22 @@ def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
   """
   if hasattr(model, "dtype"):
     model = model.clone(dtype=precision.DTYPES[config.precision])
+  check_contract(model, config, "model=")
+  return model
+
+
+def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
+  """Makes sure that a model of the user's own can be trained, without computing anything.
+
+  Args:
+    model: the model.
+    config: the config.
+    name: the words for the model in a message.
+
+  Raises:
+    UserError: it does not give logits [n, `config.data.classes`] for the run's images, has nothing
+      to train, or needs what a step does not have.
+  """
   side, classes = config.data.image_size, config.data.classes
   images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
   call = functools.partial(model.init_with_output, train=False)
@@ -69,24 +85,25 @@ def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
     raise UserError(
-      f"model= fails on images of shape {images.shape} with train=False "
+      f"{name} fails on images of shape {images.shape} with train=False "
       f"({type(error).__name__}: {reason}): it must map images [n, h, w, 3] and train to logits."
     ) from error
   if getattr(logits, "shape", None) != (2, classes):
     shape = getattr(logits, "shape", None) or type(logits).__name__
     raise UserError(
-      f"model= gives {shape} for 2 images, and the data have {classes} classes: it must give "
+      f"{name} gives {shape} for 2 images, and the data have {classes} classes: it must give "
       f"logits of shape (2, {classes})."
     )
+  if not np.issubdtype(logits.dtype, np.floating) and logits.dtype != "bfloat16":
+    raise UserError(f"{name} gives logits of type {logits.dtype}: they must be floats.")
   if not jax.tree.leaves(variables.get("params", {})):
-    raise UserError("model= has no parameters: there is nothing to train.")
+    raise UserError(f"{name} has no parameters: there is nothing to train.")
   kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
-  _check_apply(model, kept, images, train=False)
-  _check_apply(model, kept, images, train=True, mutable=["batch_stats"])
-  return model
+  _check_apply(model, name, kept, images, train=False)
+  _check_apply(model, name, kept, images, train=True, mutable=["batch_stats"])
 
 
-def _check_apply(model: nn.Module, variables: Any, images: Any, **options: Any) -> None:
+def _check_apply(model: nn.Module, name: str, variables: Any, images: Any, **options: Any) -> None:
   """Makes sure that a model runs with what a run keeps and passes: see docs/extending.md."""
   rngs = {"dropout": jax.random.key(0)} if options["train"] else {}
   try:
@@ -94,6 +111,6 @@ def _check_apply(model: nn.Module, variables: Any, images: Any, **options: Any) 
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
     raise UserError(
-      f"model= fails with train={options['train']} ({type(error).__name__}: {reason}): a model has "
+      f"{name} fails with train={options['train']} ({type(error).__name__}: {reason}): a model has "
       "the collections params and batch_stats only, and the rng dropout in training only."
     ) from error

@@ -16,7 +16,7 @@ from jaxspeed.config import registry
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
-from jaxspeed.models.own import prepared
+from jaxspeed.models.own import check_contract, prepared
 from jaxspeed.optim.groups import Labels, labels_of
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
@@ -123,6 +123,8 @@ def _spec_of(
   optimizer: optax.GradientTransformation | None,
 ) -> TrainSpec:
   model = make_model(config) if own_model is None else prepared(own_model, config)
+  if own_model is None and not type(model).__module__.startswith("jaxspeed."):
+    check_contract(model, config, f"config.model.name={config.model.name!r}")
   size = plan.phases[0].image_size
   labels = labels_of(model, classes=config.data.classes, image_size=size)
   if optimizer is None:

@@ -19,9 +19,11 @@ def test_every_combination_the_last_field_fastest():
 
 def test_a_seed_decides_the_sample():
   axes = {"peak": log_uniform(0.1, 10.0), "mix": uniform(-1, 1), "size": [256, 512], "wd": range(9)}
-  found = sample(200, seed=1, **axes)
-  assert found == sample(200, seed=1, **axes) and found[:50] == sample(50, seed=1, **axes)
-  assert found != sample(200, seed=2, **axes)
+  found = sample(200, random_seed=1, **axes)
+  assert found == sample(200, random_seed=1, **axes) and found[:50] == sample(
+    50, random_seed=1, **axes
+  )
+  assert found != sample(200, random_seed=2, **axes)
   assert all([*row] == [*axes] for row in found)
   assert {row["size"] for row in found} == {256, 512}
   assert {row["wd"] for row in found} == {*range(9)}
@@ -48,7 +50,7 @@ def test_equal_bounds_give_that_number():
     (lambda: grid(name="ab"), "name='ab' is one value: give a list of values, as in ['ab']."),
     (lambda: grid(name=b"ab"), "name=b'ab' is one value"),
     (lambda: grid(seed=range(0)), "seed has no values: give at least one."),
-    (lambda: sample(2, seed=3, size=[]), "size has no values: give at least one."),
+    (lambda: sample(2, random_seed=3, size=[]), "size has no values: give at least one."),
     (lambda: sample(2, size=3), "size=3 is one value"),
     (lambda: sample(0, size=[1]), "sample(0): the number of combinations must be 1 or more."),
     (lambda: sample(True, size=[1]), "sample(True): the number"),
@@ -66,3 +68,10 @@ def test_mistakes(make, message):
   with pytest.raises(UserError) as error:
     make()
   assert str(error.value).startswith(message)
+
+
+def test_a_field_named_seed_is_sampled_as_any():
+  found = sample(50, **{"seed": range(5)})
+  assert {row["seed"] for row in found} == {*range(5)}
+  with pytest.raises(UserError, match="random_seed=1.5"):
+    sample(3, random_seed=1.5, size=[1])

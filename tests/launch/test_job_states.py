@@ -27,7 +27,7 @@ PENDING, RUNNING, ABSENT = SchedulerState
 STARTED = event("started", detail="7")
 NEW = (Request(NOW - 5, "submit", TOKEN), Request(NOW - 5, "submitted", TOKEN, "7"))
 AGAIN = (Request(NOW - 5, "submit", "t2"), Request(NOW - 5, "submitted", "t2", "8"))
-SILENT = "the scheduler no longer has it, and it did not say how it ended"
+SILENT = "it is gone, and did not say how it ended"
 NEVER = "the scheduler no longer has it, and it never started"
 
 
@@ -115,8 +115,8 @@ TABLE = {
   ),
   "its tasks ended with 0": (
     {"notes": [STARTED], "tasks": ended(0, 0)},
-    "running requeued running cancelled",
-    ("", "interrupted", "", "outside of jaxspeed.launch"),
+    "cancelled requeued running cancelled",
+    ("outside of jaxspeed.launch", "interrupted", "", "outside of jaxspeed.launch"),
   ),
   "one of its tasks was killed": (
     {"notes": [event("started", 5)], "tasks": ended(0, 137)},

@@ -128,7 +128,7 @@ def test_flags_with_values_that_are_not_valid(run, flag):
     (["retry", "{run}"], "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --fail"),
     (["retry", "{run}/b", "--failed"], "retry needs either jobs or --failed"),
     (["retry", "{run}/a"], "{run}/a is done: only failed jobs are retried."),
-    (["status", "{run}/x"], "{run} has no job x: it has a, b, c."),
+    (["status", "{run}/x"], "{run} has no job x, but a, b, c, ..."),
     (["status", "{run}", "x"], "x is neither a run nor a job of one"),
     (["status", "{run}/a", "{run}/../other/a"], "{run}/../other/a is neither a run nor a job"),
     (["resume", "{run}"], "{run} has no jobs of a local queue: its scheduler starts them by itsel"),
@@ -310,7 +310,9 @@ def test_scripts():
 def test_cancel_and_retry(run, fake):
   assert launch("cancel", run / "c") == "cancelled c\n"
   assert launch("cancel", run, "--all") == "cancelled d\n"
-  assert launch("cancel", run, "--all") == "all had ended before\n"
+  assert (
+    launch("cancel", run, "--all") == "none to cancel: all have ended or were cancelled before\n"
+  )
   assert launch("retry", run, "c") == "submitted c again\n"
   assert launch("retry", run, "--failed") == "submitted b, d again\n"
   assert launch("retry", run, "--failed") == "no job failed\n"

@@ -306,7 +306,7 @@ def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
   with pytest.raises(UserError, match=f"/copy/a cannot be started, since {reason}.$"):
     submit.retry(run.folder, ["a"], failed=False)
   # The same script gives jobs that have ended their commands of now.
-  assert "a has a new command, with which retry starts it" in run.start(plan)
+  assert "a has a new command or executor, with which retry starts it" in run.start(plan)
   assert submit.retry(run.folder, [], failed=True) == ["a", "b"]
   assert run.wait_for_end() == {"a": "done", "b": "done"}
   assert [*first.glob("*/result.json")] == []

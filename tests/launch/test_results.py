@@ -170,3 +170,12 @@ def test_json(tmp_path):
   assert found["jobs"][0]["values"] == [0.95] and found["jobs"][0]["to_target"] == 12.0
   (group,) = found["over_seeds"]
   assert group["n"] == 2 and group["mean"] == pytest.approx(0.94)
+
+
+def test_a_seed_that_was_trained_twice_counts_once(tmp_path):
+  jobs = [
+    write_job(tmp_path, f"j{i}", result=result_of(value), overrides={"seed": seed})
+    for i, (value, seed) in enumerate(((0.93, 0), (0.93, 0), (0.95, 1)))
+  ]
+  (group,) = groups_of(results_of(jobs, "top1"))
+  assert group.n == 2 and group.mean == pytest.approx(0.94)

@@ -79,7 +79,7 @@ def test_a_start_writes_all_down_before_it_asks_the_scheduler(make, fake, root, 
   make("abcd").start()
   assert [ask for ask in fake.asked if ask[0] == "submit"][3:] == [("submit", "d")]
   lines = capsys.readouterr().out.splitlines()
-  assert lines == ["submitted d as 100", f"1 jobs submitted, 3 were there before; {tail}"]
+  assert lines == ["submitted d as 100", f"1 job submitted, 3 were there before; {tail}"]
 
 
 def test_a_submission_that_dies_is_repeated_and_submits_only_what_is_missing(make, fake, root):
@@ -186,9 +186,9 @@ def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):
   make("abcd", executor=fake(python="/opt/python")).start()
   lines = capsys.readouterr().out.splitlines()
   assert lines[:3] == [
-    "b has a new command, with which retry starts it",
-    "c was submitted with another command, and keeps it",
-    "d was submitted with another command, and keeps it",
+    "b has a new command or executor, with which retry starts it",
+    "c was submitted with another command or executor, and keeps it",
+    "d was submitted with another command or executor, and keeps it",
   ]
   commands = {name: facts_of(root / "run" / name).job.command for name in "abcd"}
   assert commands["b"][0] == "/opt/python"
@@ -263,14 +263,14 @@ def test_scripts_write_nothing(make, root):
   assert not root.exists()
 
 
-def test_fields_of_all_jobs_leave_names_and_own_fields(make, root):
+def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
   run = make("a")
-  name = run.job(QUICKSTART, {"epochs": 5.0})
   run.override({"epochs": 3.0})
   run.start()
-  assert name == "quickstart_epochs=5.0"
   assert facts_of(root / "run" / "a").job.epochs == 3.0
-  assert facts_of(root / "run" / name).job.epochs == 5.0
+  name = run.job(QUICKSTART, {"epochs": 5.0})
+  with pytest.raises(UserError, match=f"^config.epochs is set by the job {name} itself"):
+    run.override({"epochs": 4.0})
 
 
 @pytest.mark.parametrize(
