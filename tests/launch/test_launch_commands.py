@@ -365,3 +365,18 @@ def test_resume_says_whose_queue_it_takes_over(stopped):
   assert (done.returncode, done.stdout) == (0, "the queue runs again\n")
   assert expected in " ".join(done.stderr.split())
   wait_until(lambda: not local.queue_runs(stopped / ".launch"), 60, "the end of the queue")
+
+
+def test_fields_of_a_file_of_flags_count_and_a_recipe_is_refused(fake, sweep, tmp_path):
+  file = tmp_path / "flags"
+  file.write_text("--config.epochs=7\n")
+  launch("submit", sweep, f"--flagfile={file}", f"--root={tmp_path}/other")
+  assert facts_of(tmp_path / "other" / "run" / "quickstart_seed=1").job.epochs == 7.0
+  for words, sentence in (
+    (["--config=a.py"], "--config=a.py has no effect: the sweep names the recipes of its jobs."),
+    (["--root="], "root='': name a folder"),
+    (["--config.seed=5"], "config.seed is set by the job quickstart_seed=0 itself"),
+    ([f"--root={tmp_path}/x\ny"], "has characters that no script can name"),
+  ):
+    assert sentence in mistake("launch", "submit", sweep, *words)
+  assert "takes no --nodes" in mistake("launch", "script", "slurm", "--nodes=3")

@@ -319,3 +319,13 @@ def test_a_folder_that_is_gone_ends_a_job_at_once(run, monkeypatch):
   assert run.wait_for_end() == {"a": "failed"} and run.begun == []
   assert run.notes("a") == [("started", ""), ("failed", "2 ended with exit code 2")]
   assert "place" in run.found[0].last_lines[-1]
+
+
+def test_a_damaged_job_is_left_out_and_the_others_go_on(run):
+  run.start({"a": ["once wait", "done"], "b": ["done"], "c": ["done"]})
+  run.wait("a")
+  shutil.rmtree(run.folder / "b" / "launch" / "logs")
+  run.go()
+  found = run.wait_for_end()
+  assert found["a"] == found["c"] == "done" and run.begun.count("b") == 0
+  assert "the other jobs go on" in run.log

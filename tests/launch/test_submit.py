@@ -494,3 +494,13 @@ def test_a_damaged_config_of_a_job_is_one_sentence(make, fake, root, content):
     path.write_bytes(content)
   with pytest.raises(UserError, match=r"config.json cannot be used \(.*\): put the file back"):
     make(executor=fake()).start()
+
+
+def test_numbers_of_numpy_are_numbers(make, fake, root):
+  import numpy as np
+
+  run = make("")
+  name = run.job(QUICKSTART, {"schedule.peak": np.float64(0.5), "seed": np.int64(3)})
+  run.start()
+  assert name == "quickstart_peak=0.5_seed=3"
+  assert facts_of(root / "run" / name).job.overrides == {"schedule.peak": 0.5, "seed": 3}
