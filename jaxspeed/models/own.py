@@ -96,7 +96,10 @@ def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
     )
   if not np.issubdtype(logits.dtype, np.floating) and logits.dtype != "bfloat16":
     raise UserError(f"{name} gives logits of type {logits.dtype}: they must be floats.")
-  if not jax.tree.leaves(variables.get("params", {})):
+  trained = jax.tree.leaves(variables.get("params", {}))
+  if not all(leaf.size for leaf in trained):
+    raise UserError(f"{name} has a parameter without elements, which no checkpoint can hold.")
+  if not trained:
     raise UserError(f"{name} has no parameters: there is nothing to train.")
   kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
   _check_apply(model, name, kept, images, train=False)

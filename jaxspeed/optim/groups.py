@@ -40,7 +40,7 @@ def labels_of(model: nn.Module, *, classes: int, image_size: int) -> Labels:
     image_size: the side of the images on which the model is traced, in pixels.
   """
   if hasattr(model, "param_groups"):
-    return lambda params: _checked(type(model).__name__, model.param_groups(params), params)
+    return lambda params: _checked(type(model).__name__, _groups(model, params), params)
   found: dict[_Path, str] = {}
 
   def by_shape(params: PyTree) -> PyTree:
@@ -49,6 +49,18 @@ def labels_of(model: nn.Module, *, classes: int, image_size: int) -> Labels:
     return jax.tree_util.tree_map_with_path(lambda path, _: found[_names(path)], params)
 
   return by_shape
+
+
+def _groups(model: Any, params: PyTree) -> PyTree:
+  """What the model's own `param_groups` returns; its exceptions become UserErrors."""
+  try:
+    return model.param_groups(params)
+  except Exception as error:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise UserError(
+      f"param_groups of {type(model).__name__} fails ({reason}): it must map the parameters to a "
+      "tree of labels."
+    ) from error
 
 
 def for_lars(labels: Labels) -> Labels:

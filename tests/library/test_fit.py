@@ -299,9 +299,14 @@ def test_a_model_that_cannot_be_trained_is_refused_before_the_run(digits, tmp_pa
         count.value = count.value + 1
       if self.kind == "dropout":
         images = nn.Dropout(0.1, deterministic=False)(images)
-      return nn.Dense(10)(images.mean((1, 2)))
+      if self.kind == "hollow":
+        self.param("hollow", nn.initializers.zeros, (0, 3))
+      logits = nn.Dense(10)(images.mean((1, 2)))
+      return logits.astype(int) if self.kind == "whole" else logits
 
   for kind, sentence in (
+    ("hollow", "model= has a parameter without elements"),
+    ("whole", "model= gives logits of type int32: they must be floats."),
     ("empty", "model= has no parameters"),
     ("raises", "fails with train=True (ValueError: mine)"),
     ("cache", "fails with train=False (ScopeCollectionNotFound"),

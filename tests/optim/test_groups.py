@@ -97,6 +97,15 @@ def test_wrong_labels_are_one_sentence(change, sentence):
   assert "a_last.bias" in str(raised.value)
 
 
+def test_labels_that_raise_are_one_sentence():
+  class Raising(nn.Module):
+    def param_groups(self, params):
+      return 1 / 0
+
+  with pytest.raises(UserError, match="param_groups of Raising fails .ZeroDivisionError"):
+    labels(Raising(), {"kernel": jnp.ones(2)})
+
+
 @pytest.mark.parametrize("name", ["sgd", "muon", "lars"])
 def test_every_label_is_trained_by_every_optimizer(name):
   config = fields.base()
