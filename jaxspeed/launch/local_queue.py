@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspeed.config import output
-from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
+from jaxspeed.errors import LOST_PEER, REQUEUE, UserError, printable
 from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
-from jaxspeed.launch import cost
 from jaxspeed.launch.local import ALIVE, QUEUE, QUEUE_LOCK, Local, stop
 from jaxspeed.launch.record import RECORD, Facts, note, read_facts
-from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs, read_run
+from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs
+from jaxspeed.launch.state import limit_reached
 
 _POLL = 0.2  # seconds between two looks at the jobs
 _KILLED = range(128, 256)  # exit codes of processes that a signal ended
@@ -111,7 +111,7 @@ class Queue:
         ended = not is_locked(folder / RECORD / ALIVE)
       if ended:
         self._running.remove(running)
-        with self._without(folder):
+        with self._without(running.facts):
           facts = read_facts(folder)
           if facts is not None:
             conclude(facts)
@@ -126,7 +126,7 @@ class Queue:
     for facts in sorted(jobs, key=lambda facts: facts.job.index):
       if not _waits(facts) or any(each.facts.folder == facts.folder for each in self._running):
         continue
-      with self._without(facts.folder):
+      with self._without(facts):
         free = self._free(facts)
         if not free or self._too_expensive():
           return
@@ -138,18 +138,23 @@ class Queue:
           self._spawn(facts, free[0])
 
   @contextlib.contextmanager
-  def _without(self, folder: pathlib.Path) -> Iterator[None]:
-    """Reports what fails in the block, and leaves that job out from then on."""
+  def _without(self, facts: Facts) -> Iterator[None]:
+    """Ends a job for which the block fails; the other jobs go on."""
     try:
       yield
     except (OSError, UserError) as error:
-      output.say(f"{folder}: {error}; the other jobs go on.")
-      self._finished[folder.name] = _size(folder / RECORD / "requests.jsonl")
+      output.say(f"{facts.folder}: {error}; the other jobs go on.")
+      self._finished[facts.folder.name] = _size(facts.folder / RECORD / "requests.jsonl")
+      submission = facts.submission
+      with contextlib.suppress(UserError):
+        if submission is not None:
+          reason = printable(" ".join(str(error).split()))
+          note(facts.folder, submission.token, "failed", _restart_of(facts), f"2 {reason}")
 
   def _spawn(self, facts: Facts, slot: int) -> None:
     submission = facts.submission
     assert submission is not None
-    restart = sum(n.what == "requeued" for n in facts.own(facts.notes))
+    restart = _restart_of(facts)
     record = facts.folder / RECORD
     if facts.moved:
       note(facts.folder, submission.token, "failed", restart, f"2 {facts.moved}")
@@ -157,29 +162,30 @@ class Queue:
     descriptor = open_locked(record / ALIVE)
     if descriptor is None:
       return
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(slot).encode())
-    place = _executor(facts).slots()[slot]
-    gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
-    note(facts.folder, submission.token, "started", restart)
-    with open(record / "logs" / "batch.log", "ab") as log:
-      process = subprocess.Popen(
-        ["bash", str(record / "script.sh"), submission.token, str(restart)],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=os.environ | gpus,
-        pass_fds=(descriptor,),
-        start_new_session=True,
-        preexec_fn=_pin(place.cores),
-      )
-    # The job's processes hold the lock now.
-    os.close(descriptor)
+    try:
+      os.ftruncate(descriptor, 0)
+      os.write(descriptor, str(slot).encode())
+      place = _executor(facts).slots()[slot]
+      gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
+      with open(record / "logs" / "batch.log", "ab") as log:
+        note(facts.folder, submission.token, "started", restart)
+        process = subprocess.Popen(
+          ["bash", str(record / "script.sh"), submission.token, str(restart)],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=log,
+          env=os.environ | gpus,
+          pass_fds=(descriptor,),
+          start_new_session=True,
+          preexec_fn=_pin(place.cores),
+        )
+    finally:
+      # From here on the job's processes hold the lock, if there are any.
+      os.close(descriptor)
     self._running.append(_Running(facts, slot, process))
 
   def _too_expensive(self) -> bool:
-    most = read_run(self._folder).max_cost
-    return bool(most) and cost.of_run(read_jobs(self._folder)) >= most
+    return bool(limit_reached(self._folder, read_jobs(self._folder)))
 
   def _done(self) -> bool:
     """Whether nothing waits; if so, the lock of the queue is given back under the run's lock."""
@@ -189,6 +195,11 @@ class Queue:
         return False
       (self._folder / LAUNCHER / QUEUE_LOCK).unlink()
       return True
+
+
+def _restart_of(facts: Facts) -> int:
+  """How often a job was put back into the queue since its submission."""
+  return sum(n.what == "requeued" for n in facts.own(facts.notes))
 
 
 def _pin(cores: Any) -> Any:

@@ -201,7 +201,8 @@ def result_of_job(facts: Facts) -> dict[str, Any] | None:
   Raises:
     UserError: the file contains something else.
   """
-  several = int(facts.job.overrides.get("runs", 1)) > 1 or (facts.folder / "run_000").is_dir()
+  runs = facts.job.overrides.get("runs", 1)
+  several = (isinstance(runs, int) and runs > 1) or (facts.folder / "run_000").is_dir()
   return read_result(facts.folder, several=several)
 
 
