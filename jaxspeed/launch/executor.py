@@ -26,11 +26,14 @@ _OF_SCRIPTS = set(
 )
 
 
-def _tuple(value: Any) -> Any:
+def to_tuple(value: Any) -> Any:
+  """A list as a tuple, anything else as it is: callers write lists, and JSON has no tuples."""
   return tuple(value) if isinstance(value, list) else value
 
 
-Words = Annotated[tuple[str, ...], pydantic.BeforeValidator(_tuple), schema.Says("a list of texts")]
+Words = Annotated[
+  tuple[str, ...], pydantic.BeforeValidator(to_tuple), schema.Says("a list of texts")
+]
 Line = Annotated[
   str, must_be("text without line breaks or control characters", lambda text: schema.is_plain(text))
 ]

@@ -20,7 +20,7 @@ from jaxspeed.config import schema
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import is_locked, load_json
-from jaxspeed.launch.executor import Count, Executor, SchedulerState, Task, exports
+from jaxspeed.launch.executor import Count, Executor, SchedulerState, Task, exports, to_tuple
 from jaxspeed.launch.record import RECORD, read_facts
 
 # In the run's folder for the launcher's own files.
@@ -29,10 +29,6 @@ QUEUE_LOCK, QUEUE, QUEUE_LOG = "queue.lock", "queue.json", "queue.log"
 # holds the number of the job's place.
 ALIVE = "alive.lock"
 _STARTS_WITHIN = 30.0  # seconds from the start of the queue's process to its lock
-
-
-def _tuple(value: object) -> object:
-  return tuple(value) if isinstance(value, list) else value
 
 
 class Slot(NamedTuple):
@@ -59,7 +55,7 @@ class Local(Executor):
   """jobs that run at the same time; they divide the GPUs, or the cores, evenly"""
   gpus: Annotated[
     int | tuple[int, ...] | None,
-    pydantic.BeforeValidator(_tuple),
+    pydantic.BeforeValidator(to_tuple),
     schema.Says("a number of GPUs, a list of their numbers, or None"),
   ] = None
   """GPUs to use: how many, or which; None: all that are visible"""

@@ -172,7 +172,7 @@ class Run(SubmittedRun):
     root_lib.check_executors(self._executors(), self.root, self.max_cost)
 
   def _complete(self) -> list[Planned]:
-    """The jobs with the overrides that all have, and the price of their hardware."""
+    """The jobs with the overrides that all have."""
     return [submit.complete(planned, self._common) for planned in self._planned]
 
   def _executors(self) -> list[Executor]:

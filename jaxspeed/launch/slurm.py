@@ -13,6 +13,7 @@ from pydantic import Field
 from jaxspeed.config import schema
 from jaxspeed.config.schema import must_be
 from jaxspeed.errors import UserError
+from jaxspeed.files import write_atomically
 from jaxspeed.launch import shared_disk
 from jaxspeed.launch.executor import Count, Executor, Line, Refused, SchedulerState, Task, Words
 from jaxspeed.launch.slurm_script import SIGNAL, array_script, job_script
@@ -21,8 +22,8 @@ from jaxspeed.launch.slurm_script import SIGNAL, array_script, job_script
 _TIME = r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
 # Slurm's MaxArraySize is 1,001 unless the site changes it.
 _MOST_IN_ARRAY = 1000
-# Failures of the connection, after which the controller may have the job that it did not confirm.
-# What sbatch says when it surely has not submitted.
+# What sbatch says when it has not submitted; and failures of the connection, after which the
+# controller may have the job that it did not confirm.
 _REFUSED = re.compile("submission failed|[Ii]nvalid|[Uu]nrecognized")
 _UNSURE = re.compile("timed out|Zero Bytes|(receive|send|shutdown) failure|[Cc]onnection|Broken")
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
@@ -173,13 +174,9 @@ class Slurm(Executor):
       if len(part) == 1:
         yield {part[0].name: self._sbatch(part[0].record / "script.sh", token)}
         continue
-      place = folder / "arrays" / f"{token}-{first}"
-      place.mkdir(parents=True)
       options = self._options(f"jaxspeed-{part[0].run}")
-      script = place / "script.sh"
-      script.write_text(
-        array_script(part, part[0].run, options, log=str(place / "%a.log"), at_once=self.parallel)
-      )
+      place = folder / "arrays" / f"{token}-{first}"
+      script = _write_array(place, part, options, at_once=self.parallel)
       number = self._sbatch(script, token)
       yield {task.name: f"{number}_{i}" for i, task in enumerate(part)}
 
@@ -236,6 +233,24 @@ class Slurm(Executor):
     done = _slurm("scancel", "--quiet", *ids)
     if done.returncode and "Invalid job id" not in done.stderr:
       raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
+
+
+def _write_array(
+  place: pathlib.Path, tasks: Sequence[Task], options: Sequence[str], *, at_once: int
+) -> pathlib.Path:
+  """Writes the script of an array into a new folder; returns its path.
+
+  Raises:
+    Refused: it cannot be written.
+  """
+  script = place / "script.sh"
+  text = array_script(tasks, tasks[0].run, options, log=str(place / "%a.log"), at_once=at_once)
+  try:
+    place.mkdir(parents=True)
+    write_atomically(script, text, sync=False)
+  except OSError as error:
+    raise Refused(f"{script} cannot be written ({error.strerror or error}).") from None
+  return script
 
 
 def _folder_of(id: str, script: pathlib.Path) -> str:
