@@ -24,8 +24,8 @@ def test_a_disturbed_sweep_on_slurm_ends_with_the_same_bits(campaign, monkeypatc
     moments, same = campaign.on_slurm(cluster, tmp_path, epochs=40.0)
     assert same == 6 and len(moments) >= 8
     submitted, seconds = campaign.times_of_a_hundred(tmp_path)
-  # 10 s and 1 s on a machine that does nothing else.
-  assert submitted < 30 and seconds < 5
+  # What is asked for, on a machine that does nothing else.
+  assert submitted < 10 and seconds < 1
 
 
 def test_twenty_local_jobs_outlive_the_terminal_and_their_queue(campaign, tmp_path: pathlib.Path):

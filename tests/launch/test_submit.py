@@ -5,37 +5,13 @@ import os
 import shutil
 
 import pytest
-from fake_jobs import NOW, QUICKSTART, event, facts_of, fake_executor, lock_elsewhere, result_of
+from fake_jobs import NOW, QUICKSTART, event, facts_of, lock_elsewhere, result_of
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import Local, Run, Slurm, grid, runs
+from jaxspeed.launch import Run, runs
 from jaxspeed.launch.executor import Refused, SchedulerState
 
 PENDING, RUNNING, ABSENT = SchedulerState
-
-
-@pytest.fixture
-def fake():
-  with fake_executor() as kind:
-    yield kind
-
-
-@pytest.fixture
-def root(tmp_path):
-  return tmp_path / "runs"
-
-
-@pytest.fixture
-def make(fake, root):
-  """Makes a run of jobs with these names, which differ in their seeds."""
-
-  def make(names="abc", executor=None, name="run", overrides=None, **values):
-    run = Run(name, executor=executor or fake(), root=root, check_data=False, **values)
-    for seed, each in enumerate(names):
-      run.job(QUICKSTART, {"seed": seed} | (overrides or {}), name=each)
-    return run
-
-  return make
 
 
 def requests_of(folder):
@@ -222,116 +198,6 @@ def test_a_second_process_is_refused(make, fake, root):
   make("ab").start()
 
 
-# Checks
-
-
-def test_all_mistakes_of_nine_jobs_at_once(make, fake, root, tmp_path):
-  with pytest.raises(UserError) as error:
-    with make("") as run:
-      for overrides in grid(**{"schedule.peak": [0.1, 0.2, 0.3], "batch_size": [100, 150, 250]}):
-        mistakes = {(0.2, 150): {"lr": 1.0}, (0.1, 250): {"epochs": -1.0}}
-        key = (overrides["schedule.peak"], overrides["batch_size"])
-        run.job(QUICKSTART, overrides | mistakes.get(key, {}), executor=fake(gpus=4))
-      run.job(str(tmp_path / "none.py"))
-  text = str(error.value)
-  assert text.startswith("7 of 10 jobs cannot run, and nothing was submitted: [")
-  assert "the config has no field lr: did you mean schedule.peak?" in text
-  assert "config.epochs=-1.0" in text and "none.py" in text and "batch_size=150" in text
-  assert text.count("[") == 5 and not root.exists() and not fake.asked
-
-
-def test_many_jobs_with_one_mistake_are_counted(make, root):
-  with pytest.raises(UserError) as error:
-    make("abcdefgh", overrides={"sead": 1}).check()
-  text = "8 of 8 jobs cannot run, and nothing was submitted: [a, b, c and 5 more] the config has no"
-  assert str(error.value).startswith(text)
-
-
-def test_a_run_without_jobs(make):
-  with pytest.raises(UserError, match="^the run run has no jobs: add some with run.job.RECIPE."):
-    make("").start()
-
-
-def test_an_error_in_the_block_is_not_covered_by_the_check(make):
-  with pytest.raises(KeyError), make(""):
-    raise KeyError("a")
-
-
-def test_scripts_write_nothing(make, root):
-  found = make("ab").scripts()
-  assert found == {f"{root}/run/{name}/launch/script.sh": f"# {name}\n" for name in "ab"}
-  assert not root.exists()
-
-
-def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
-  run = make("a")
-  run.override({"epochs": 3.0})
-  run.start()
-  assert facts_of(root / "run" / "a").job.epochs == 3.0
-  name = run.job(QUICKSTART, {"epochs": 5.0})
-  with pytest.raises(UserError, match=f"^config.epochs is set by the job {name} itself"):
-    run.override({"epochs": 4.0})
-
-
-@pytest.mark.parametrize(
-  "values, message",
-  [
-    ({"name": "a/b"}, "the name 'a/b' of a run is no folder's name"),
-    ({"executor": "slurm"}, "executor='slurm': give Local(...), Slurm(...) or Sky(...)."),
-    ({"exist": "maybe"}, "exist='maybe': choose one of continue, new, error."),
-    ({"max_cost": -1}, "max_cost=-1: it must be a number of USD, or 0."),
-    ({"max_cost": True}, "max_cost=True: it must be"),
-    ({"max_cost": float("nan")}, "max_cost=nan: it must be"),
-    ({"root": ""}, "root='': name a folder that all machines of the jobs share."),
-    ({"root": 3}, "root=3: name a folder"),
-    ({"root": "gs://bucket/runs"}, "root gs://bucket/runs is no local folder: mount the bucket"),
-  ],
-)
-def test_values_of_a_run_that_are_refused(tmp_path, values, message):
-  given = {"name": "run", "executor": Local(gpus=0), "root": tmp_path} | values
-  with pytest.raises(UserError) as error:
-    Run(given.pop("name"), **given)
-  assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-  "arguments, values, message",
-  [
-    ((3,), {}, "job(3): name a recipe, as in configs/cifar10.py."),
-    (("",), {}, "job(''): name a recipe"),
-    (("a.py", [1]), {}, "job(overrides=[1]): give a dict of fields and values."),
-    (("a.py", {3: 1}), {}, "job(overrides={3: 1}): give a dict of fields and values."),
-    (("a.py",), {"executor": Slurm}, "job(executor=<class "),
-    (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
-    (("b.py",), {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
-    (("a.py",), {}, "two jobs of the run run have the name a: give each its own"),
-  ],
-)
-def test_values_of_a_job_that_are_refused(make, arguments, values, message):
-  run = make("a")
-  with pytest.raises(UserError) as error:
-    run.job(*arguments, **values)
-  assert str(error.value).startswith(message)
-  run.check()
-
-
-def test_a_root_that_cannot_be_written(make, root):
-  root.touch()
-  with pytest.raises(
-    UserError, match="cannot be written .*runs is no folder.: choose another root"
-  ):
-    make("a").start()
-
-
-def test_two_local_queues_in_one_run_are_refused(make, root):
-  run = make("", executor=Local(gpus=0))
-  run.job(QUICKSTART, name="a")
-  run.job(QUICKSTART, name="b", executor=Local(gpus=0, parallel=2))
-  with pytest.raises(UserError, match=r"^the jobs of one run share one Local\(...\)"):
-    run.start()
-  assert not root.exists()
-
-
 # Cost
 
 
@@ -494,13 +360,3 @@ def test_a_damaged_config_of_a_job_is_one_sentence(make, fake, root, content):
     path.write_bytes(content)
   with pytest.raises(UserError, match=r"config.json cannot be used \(.*\): put the file back"):
     make(executor=fake()).start()
-
-
-def test_numbers_of_numpy_are_numbers(make, fake, root):
-  import numpy as np
-
-  run = make("")
-  name = run.job(QUICKSTART, {"schedule.peak": np.float64(0.5), "seed": np.int64(3)})
-  run.start()
-  assert name == "quickstart_peak=0.5_seed=3"
-  assert facts_of(root / "run" / name).job.overrides == {"schedule.peak": 0.5, "seed": 3}

@@ -1,0 +1,30 @@
+"""Runs of jobs with an executor that remembers what it is asked."""
+
+import pytest
+from fake_jobs import QUICKSTART, fake_executor
+
+from jaxspeed.launch import Run
+
+
+@pytest.fixture
+def fake():
+  with fake_executor() as kind:
+    yield kind
+
+
+@pytest.fixture
+def root(tmp_path):
+  return tmp_path / "runs"
+
+
+@pytest.fixture
+def make(fake, root):
+  """Makes a run of jobs with these names, which differ in their seeds."""
+
+  def make(names="abc", executor=None, name="run", overrides=None, **values):
+    run = Run(name, executor=executor or fake(), root=root, check_data=False, **values)
+    for seed, each in enumerate(names):
+      run.job(QUICKSTART, {"seed": seed} | (overrides or {}), name=each)
+    return run
+
+  return make
