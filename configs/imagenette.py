@@ -10,6 +10,8 @@ batch size is that of all GPUs together. Images are resized with Pillow's biline
 
 from jaxspeed.config import fields
 
+PUBLISHED = {"": dict(source="fastai/imagenette, for the images")}
+
 
 def get_config():
   config = fields.imagenet()

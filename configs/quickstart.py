@@ -8,6 +8,8 @@ smoothing, CELU, whitening, and a moving average of the weights.
 
 from jaxspeed.config import fields
 
+PUBLISHED = {"": dict(source="scikit-learn's digits, for the images")}
+
 
 def get_config():
   config = fields.base()

@@ -13,6 +13,8 @@ not antialiased yet.
 
 from jaxspeed.config import fields
 
+PUBLISHED = {"": dict(source="fastai/imagenette, for the images")}
+
 
 def get_config():
   config = fields.imagenet()

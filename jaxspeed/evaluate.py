@@ -4,28 +4,31 @@ python -m jaxspeed.evaluate --workdir=runs/quickstart
 python -m jaxspeed.evaluate --workdir=runs/imagenette --config.eval.mode=center,flip,five,rect
 python -m jaxspeed.evaluate --workdir=runs/imagenette --export=resnet18.safetensors
 python -m jaxspeed.evaluate --config=configs/imagenet18.py:1 --config.pretrained.path=FILE
+
+Standard output has one line of JSON for each mode, and nothing else. Its "confusions" are the ten
+most frequent pairs of a class and another one that is predicted; standard error shows them to be
+read, as "cat -> dog: 57 of 1,000".
 """
 
 import pathlib
 
 from absl import flags
 
-from jaxspeed.config import effects, fields
+from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json
+from jaxspeed.files import dump_json, expanded
 
 
 def main() -> None:
   """Reads the flags and evaluates a run, or published weights with a recipe."""
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
-  step = flags.DEFINE_integer(
-    "step", None, "The step of the checkpoint; the default is the newest whole one."
-  )
+  step = command_line.define_step()
   export = flags.DEFINE_string(
     "export", "", "Also writes the weights to this .safetensors file, for torchvision."
   )
+  command_line.define_quiet("notes and confusions to be read")
   define_import_flag()
   config_flag: list[command_line.ConfigFlag] = []
 
@@ -51,7 +54,9 @@ def main() -> None:
     config_flag.append(command_line.define_config(config, argv, help_text))
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.run import restore as restore_lib
+    from jaxspeed.cluster.signals import exit_on_sigterm
+    from jaxspeed.records.class_figures import confusion_lines
+    from jaxspeed.run import export as export_lib
     from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
     command_line.nothing_left(arguments)
@@ -59,19 +64,23 @@ def main() -> None:
     config = config_flag[0].value
     if config is not None:
       effects.check(config, fields.overridden(), command="evaluate")
-    if export.value:
-      # Checked before an evaluation that may take hours.
-      trained, exported = command_line.required("workdir", workdir.value), export.value
-      restore_lib.check_export(pathlib.Path(trained), pathlib.Path(exported))
-    if workdir.value or config is None:
-      folder = pathlib.Path(command_line.required("workdir", workdir.value))
-      rows = evaluate(folder, step=step.value, config=config)
-    else:
-      rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
-    for row in rows:
-      print(dump_json(row))
-    if export.value:
-      restore_lib.export(pathlib.Path(trained), pathlib.Path(exported), step=step.value)
+    with exit_on_sigterm():
+      if export.value:
+        # Checked before an evaluation that may take hours.
+        trained = pathlib.Path(command_line.required("workdir", workdir.value))
+        exported = expanded(export.value, "--export")
+        export_lib.check_export(trained, exported)
+      if workdir.value or config is None:
+        folder = pathlib.Path(command_line.required("workdir", workdir.value))
+        rows = evaluate(folder, step=step.value, config=config)
+      else:
+        rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
+      for row in rows:
+        print(dump_json(row))
+        for line in [] if output.is_quiet() else confusion_lines(row["confusions"]):
+          output.say(line)
+      if export.value:
+        export_lib.export(trained, exported, step=step.value)
 
   command_line.run(run, define=define, fields=effects.USED["evaluate"][0])
 

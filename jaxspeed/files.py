@@ -95,6 +95,9 @@ def _refuse_device(path: str | os.PathLike[str]) -> None:
     mode = os.stat(path).st_mode
   except OSError:
     return
+  # The link /dev/stdout may lead to a regular file: the link would be replaced, for every process.
+  if os.path.realpath(os.path.dirname(path) or ".") == "/dev":
+    raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
   if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
     raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
 
@@ -173,6 +176,21 @@ def try_lock(descriptor: int) -> bool:
   except OSError:
     pass
   return True
+
+
+@contextlib.contextmanager
+def locked_folder(folder: pathlib.Path) -> Iterator[None]:
+  """Locks a folder during the block, after waiting for the process or thread that has the lock.
+
+  On a file system without locks nothing is locked.
+  """
+  with contextlib.ExitStack() as stack:
+    with contextlib.suppress(OSError):
+      if fcntl is not None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
 
 
 def open_locked(path: pathlib.Path) -> int | None:

@@ -20,6 +20,7 @@ def main() -> None:
   """Reads the flags and prints the plan."""
   config_flag = command_line.define_config_flag()
   define_import_flag()
+  command_line.define_quiet("notes")
   csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
@@ -60,7 +61,7 @@ def main() -> None:
     found = planned.planned(config, devices=devices.value, given=fields.overridden())
     config, plan = found.config, found.plan
     for note in notes:
-      output.say(f"note: {note}")
+      output.note(note)
     if csv.value:
       print("\n".join(planned.csv_lines(config, plan)))
       return

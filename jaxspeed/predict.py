@@ -2,13 +2,21 @@
 
 python -m jaxspeed.predict --workdir=runs/quickstart cat.jpg ship.png
 python -m jaxspeed.predict --config=configs/imagenet18.py:1 --config.pretrained.path=FILE cat.jpg
+python -m jaxspeed.predict --workdir=runs/imagenette photos more.csv --csv=predictions.csv
 
-For a file that is no image, a sentence on standard error says why; the others are still predicted,
-and the exit code is 2.
+With --csv=FILE, a table takes the place of the printed lines, and names may be folders, of which
+all images are predicted, and CSV files with a column of file names. Its columns are file, label,
+probability and error; --top=3 adds label_2, probability_2, label_3 and probability_3. It is written
+in UTF-8 when it is complete; --csv=- prints it. A name that is not UTF-8 is escaped, as in \\xff.
+
+For a file that is no image, a sentence on standard error says why, or the column error; the others
+are still predicted, and the exit code is 2.
 """
 
+import contextlib
 import pathlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -17,13 +25,19 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import MISTAKE, UserError, printable
 
+if TYPE_CHECKING:
+  from jaxspeed.run.predict import Predictor
+
 
 def main() -> None:
-  """Reads the flags and the names of images; prints a block for each image."""
+  """Reads the flags and the names of images; prints a block for each image, or writes a table."""
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
-  step = flags.DEFINE_integer(
-    "step", None, "The step of the checkpoint; the default is the newest whole one."
+  step = command_line.define_step()
+  csv = flags.DEFINE_string("csv", None, "Writes a table to this file; - is standard output.")
+  top = flags.DEFINE_integer(
+    "top", None, "The classes of an image; the default is 5, and 1 with --csv.", 1, 1_000_000
   )
+  command_line.define_quiet("notes and progress")
   config_flag = command_line.define_config_flag()
   define_import_flag()
 
@@ -31,7 +45,7 @@ def main() -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 
   def run(images: list[str]) -> None:
-    from jaxspeed.run.predict import predict, predict_pretrained
+    from jaxspeed.run import predict as run_predict
     from jaxspeed.run.restore import with_last_mode
 
     config = config_flag.value
@@ -39,13 +53,25 @@ def main() -> None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if not images:
       raise UserError("name one or more image files after the flags.")
+    given = fields.overridden() if config is not None else []
     if config is not None:
-      given = fields.overridden()
       effects.check(config, given, command="predict")
-      rows = predict_pretrained(with_last_mode(config), images, given=given, on_error=output.say)
+      config = with_last_mode(config)
     else:
       folder = pathlib.Path(command_line.required("workdir", workdir.value))
-      rows = predict(folder, images, step=step.value, on_error=output.say)
+    if csv.value is not None:
+      opened = (
+        run_predict.run_predictor(folder, step.value)
+        if config is None
+        else run_predict.pretrained_predictor(config, given)
+      )
+      _write_table(csv.value, images, opened, top.value or 1)
+      return
+    how: dict[str, Any] = {"top": top.value or 5, "on_error": output.say}
+    if config is not None:
+      rows = run_predict.predict_pretrained(config, images, given=given, **how)
+    else:
+      rows = run_predict.predict(folder, images, step=step.value, **how)
     for image, likeliest in zip(images, rows, strict=True):
       if likeliest is not None:
         print(printable(image))
@@ -55,6 +81,33 @@ def main() -> None:
       sys.exit(MISTAKE)
 
   command_line.run(run, define=define, fields=effects.USED["predict"][0])
+
+
+def _write_table(
+  path: str,
+  arguments: list[str],
+  opened: "contextlib.AbstractContextManager[Predictor]",
+  top: int,
+) -> None:
+  """Writes the predictions of all images that the arguments name, and says how many there are."""
+  from jaxspeed.cluster.signals import exit_on_sigterm
+  from jaxspeed.records.console import make_console, progress_bar, silent_console
+  from jaxspeed.run.predict_csv import check_csv, find_images, write_csv
+
+  check_csv(path, arguments)
+  images = find_images(arguments)
+  check_csv(path, images.paths)
+  for note in images.notes:
+    output.note(note)
+  console = silent_console() if output.is_quiet() else make_console(sys.stderr)
+  with exit_on_sigterm(), opened as predictor, progress_bar(console, "predicting") as show:
+    done = write_csv(path, predictor, images, top=top, show=show)
+  if not output.is_quiet():
+    images_and = f"{done.images:,} image{'s' * (done.images != 1)} in {done.seconds:.1f} s"
+    output.say(f"{images_and}, {done.images / max(done.seconds, 1e-9):,.0f} a second")
+  if done.broken:
+    output.say(f"{done.broken:,} of {done.images:,} files could not be read: see the column error.")
+    sys.exit(MISTAKE)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,16 @@
 
 python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
 
+--profile=20:24 writes a trace of steps 20 to 24, counted as `step` in metrics.jsonl, to the folder
+"profile" of the run, for TensorBoard and Perfetto. Process 0 traces its devices; of several runs,
+the first is traced. On accelerators, data in memory train with one program an epoch: then the
+epochs of these steps are traced. Tracing takes time, which the run's clocks count.
+
+--json prints each line as a JSON object, whose "event" is header, note, epoch (the row that
+metrics.jsonl has), progress (every minute) or result (the content of result.json; "finished_in" is
+the folder of a run that was finished before). --quiet prints the result and errors only, also in
+JSON.
+
 To train with several processes, start them with srun, mpirun or a Kubernetes job, or start each by
 hand with --coordinator=HOST:PORT --num_processes=N --process_id=I.
 
@@ -11,6 +21,8 @@ start of the run owns its folder; 85 saved after SIGUSR1; 130 saved after Ctrl-C
 the same command resumes the run.
 """
 
+import dataclasses
+import functools
 import pathlib
 import sys
 
@@ -36,6 +48,12 @@ def main() -> None:
     "num_processes", None, "The number of processes that train together."
   )
   process_flag = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
+  profile_flag = flags.DEFINE_string(
+    "profile", None, "FIRST:LAST, the steps to trace, counted from 1; see above."
+  )
+
+  command_line.define_quiet("header, rows, notes or progress")
+  json_flag = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
@@ -46,6 +64,9 @@ def main() -> None:
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.config import effects
     from jaxspeed.devices.mesh import keep_host_memory
+    from jaxspeed.records.console import JsonScreen, Screen
+    from jaxspeed.run.caller import COMMAND
+    from jaxspeed.run.profile import parse_steps
     from jaxspeed.run.session import train
 
     command_line.nothing_left(arguments)
@@ -53,13 +74,19 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
+    make_screen = functools.partial(
+      JsonScreen if json_flag.value else Screen, quiet=output.is_quiet()
+    )
+    caller = dataclasses.replace(COMMAND, make_screen=make_screen)
+    if profile_flag.value is not None:
+      caller = dataclasses.replace(caller, profile=parse_steps(profile_flag.value))
     keep_host_memory()
     checks.check(config)
     notes = effects.check(config, fields.overridden(), command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:
-        output.say(f"note: {note}")
+        output.note(note)
     if not (workdir_flag.value or config.name):
       raise UserError(
         "config.name is empty: set --config.name for the folder runs/NAME, or --workdir."
@@ -67,7 +94,7 @@ def main() -> None:
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.exit_on_lost_peer():
-        train(config, workdir, peers, given=fields.overridden())
+        train(config, workdir, peers, given=fields.overridden(), caller=caller)
     except Stopped as stopped:
       if processes.is_primary():
         output.say(stopped)

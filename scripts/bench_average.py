@@ -30,7 +30,7 @@ Rule = Callable[[int, int], np.ndarray]  # (steps of a run, of an epoch) -> kept
 
 def fixed(total: int, epoch: int) -> np.ndarray:
   """myrtle's rule: the same share at every update, beginning with the first weights."""
-  return schedules.average_keep(total, epoch, decay=0.99, every=5)
+  return schedules.average_keep(np.arange(total) % epoch, decay=0.99, every=5)
 
 
 def corrected(keep: np.ndarray) -> np.ndarray:
@@ -47,7 +47,9 @@ def of_the_end(total: int, epoch: int) -> np.ndarray:
 
 
 def reaching(reach: float) -> Rule:
-  return lambda total, epoch: schedules.average_keep(total, epoch, decay=0.99, every=1, reach=reach)
+  return lambda total, epoch: schedules.average_keep(
+    np.arange(total) % epoch, decay=0.99, every=1, reach=reach
+  )
 
 
 RULES: dict[str, Rule] = {
@@ -81,7 +83,7 @@ def accuracies(feed: Feed, plan: Plan, seed: int) -> dict[str, list[float]]:
         averages[name] = mixed(averages[name], live, np.float32(keep[number]))
     for name, weights in (averages | {"live": live}).items():
       placed = mesh_lib.replicate(weights, mesh_lib.make_mesh(1))
-      rows[name].append(round(float(feed.evaluate(placed, end).means(10)["top1"]), 4))
+      rows[name].append(round(float(feed.evaluate(placed, end).sums.means(10)["top1"]), 4))
     first = end
   return rows
 

@@ -74,6 +74,7 @@ class Kernel:
     runs: number in one call of the program.
     shape: of the result, in HLO.
     purpose: one of `CLASSES`.
+    flops: of a cuDNN convolution, its products with padding too; 0 for all other kernels.
   """
 
   name: str
@@ -83,6 +84,7 @@ class Kernel:
   runs: int
   shape: str
   purpose: str
+  flops: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +129,15 @@ def module_name(text: str) -> str:
   return found[1] if found else ""
 
 
-def read(text: str) -> list[Kernel]:
-  """The kernels of a program, in the order of its text."""
+def read(text: str, *, trips: int = 1) -> list[Kernel]:
+  """The kernels of a program, in the order of its text.
+
+  Args:
+    text: the optimised HLO.
+    trips: the iterations of a loop whose number is not in the text.
+  """
   computations, entry = _parse(text)
-  runs = _runs(computations, entry)
+  runs = _runs(computations, entry, trips)
   kernels = []
   for name, number in runs.items():
     for op in computations[name].values():
@@ -148,6 +155,7 @@ def read(text: str) -> list[Kernel]:
           runs=number,
           shape=op.shape,
           purpose=_purpose(op, [o for each in inside for o in each.values()]),
+          flops=_flops(op, computations[name]),
         )
       )
   return kernels
@@ -182,7 +190,7 @@ def _arguments(rest: str) -> str:
   return rest
 
 
-def _runs(computations: dict[str, _Computation], entry: str) -> dict[str, int]:
+def _runs(computations: dict[str, _Computation], entry: str, unknown: int) -> dict[str, int]:
   """How often each computation outside of fusions runs; all branches of a condition count."""
   runs: dict[str, int] = collections.defaultdict(int)
 
@@ -192,7 +200,7 @@ def _runs(computations: dict[str, _Computation], entry: str) -> dict[str, int]:
       if op.kind == "while":
         trips = _TRIPS.search(op.line)
         for called in op.called("body", "condition"):
-          walk(called, number * (int(trips[1]) if trips else 1))
+          walk(called, number * (int(trips[1]) if trips else unknown))
       elif op.kind in ("conditional", "call") or op.kind.endswith("-start"):
         for called in op.called("branch_computations", "to_apply", "calls"):
           # The computation that a collective applies is its sum, not a kernel.
@@ -318,10 +326,34 @@ def _sums_over_images(op: _Op) -> bool:
   labels, window = _LABELS.search(op.line), _WINDOW.search(op.line)
   if not labels or not window:
     return False
-  sides = [int(side) for side in _ARRAY.findall(op.shape)[0][1].split(",")]
-  result = math.prod(side for side, label in zip(sides, labels[3], strict=True) if label.isdigit())
+  sides = zip(_sides(op.shape), labels[3], strict=True)
+  result = math.prod(side for side, label in sides if label.isdigit())
   size = math.prod(int(side) for side in window[1].split("x"))
   return labels[1].startswith("f") or size > result
+
+
+def _flops(op: _Op, around: _Computation) -> int:
+  """Operations of a cuDNN convolution, a product and a sum being two; 0 for others.
+
+  Each pixel and channel of the output map takes a window of all channels of the input map. A data
+  gradient reads the output's gradient and writes the input's; a weight gradient reads both.
+  """
+  labels, window, target = _LABELS.search(op.line), _WINDOW.search(op.line), _kind(op)
+  if op.kind != "custom-call" or not _is_convolution(op) or not labels:
+    return 0
+  first, second = (_sides(around[operand].shape) for operand in op.operands[:2])
+  into, out = first, _sides(op.shape)
+  if "BackwardInput" in target:
+    into, out = out, first
+  elif "BackwardFilter" in target:
+    out = second
+  size = math.prod(int(side) for side in window[1].split("x")) if window else 1
+  return 2 * math.prod(out) * size * into[labels[1].index("f")]
+
+
+def _sides(shape: str) -> list[int]:
+  """The sides of an HLO array, or of the first one of a tuple."""
+  return [int(side) for side in _ARRAY.findall(shape)[0][1].split(",")]
 
 
 def by_class(kernels: Iterable[Kernel]) -> dict[str, list[Kernel]]:

@@ -27,7 +27,8 @@ from local_cluster import Ended, Host, Processes, processes, two_hosts, wait_unt
 from toy_images import write_folder
 
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, MISTAKE, SUPERSEDED
-from jaxspeed.run.checkpoint import MANIFEST, Checkpoints
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.manifest import MANIFEST
 
 WITHIN = 60  # seconds in which the others of a lost process have to end
 START = 400  # seconds in which a process has to come to its first steps on a busy machine

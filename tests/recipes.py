@@ -33,6 +33,8 @@ STREAMED = [
     for variant in recipe(name).VARIANTS
   ),
   ("imagenet_21epochs", ""),
+  *(("imagenet_vit", epochs) for epochs in recipe("imagenet_vit").VARIANTS),
+  ("finetune", ""),
   ("imagenette", ""),
   ("smoke_imagenet", ""),
 ]

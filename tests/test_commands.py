@@ -39,7 +39,7 @@ def test_train_prints_plainly_into_a_pipe(trained):
   (weights,) = [line for line in lines if line.startswith("weights ")]
   assert "an exponential moving average (decay 0.99 per step, every step" in weights
   assert any(line.endswith("evaluation: average") for line in lines)
-  assert lines[-2].split()[:2] == ["top1", "top5"]
+  assert lines[-5].split()[:2] == ["top1", "top5"]
 
 
 def test_evaluate_prints_what_training_printed(trained):
@@ -49,6 +49,15 @@ def test_evaluate_prints_what_training_printed(trained):
   result, row = json.loads((folder / "result.json").read_text()), json.loads(done.stdout)
   assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
   assert row["evaluated_weights"] == result["evaluated_weights"] == "average"
+  assert (row["macro_top1"], row["ece"]) == (result["macro_top1"], result["ece"])
+  worst = row["confusions"][0]
+  assert result["confusion"][int(worst["label"])][int(worst["predicted"])] == worst["images"]
+  # One line of JSON; the confusions to be read are beside it.
+  assert done.stdout.count("\n") == 1
+  title, first, *_ = done.stderr.splitlines()[-len(row["confusions"]) - 1 :]
+  assert title.startswith("jaxspeed: the most frequent confusions, ")
+  told = f"{worst['label']} -> {worst['predicted']}: {worst['images']} of {worst['of']}"
+  assert first == f"jaxspeed: {told}"
   idle = run("evaluate", f"--workdir={folder}", "--config.schedule.peak=1")
   assert (idle.returncode, idle.stdout) == (2, "")
   assert idle.stderr == (
@@ -243,7 +252,8 @@ def test_own_arrays_train_through_the_same_field(cache, tmp_path):
   done = run("train", *arguments, f"--workdir={tmp_path / 'run'}")
   assert done.returncode == 0, done.stderr
   result = json.loads((tmp_path / "run" / "result.json").read_text())
-  assert result["config"]["data"]["train_images"] == 180
+  # Of 200 images, a tenth of each class is held out: 7 of 66 or 67.
+  assert result["config"]["data"]["train_images"] == 179
   assert result["top5"] is None  # of three classes
   assert json.loads((tmp_path / "run" / "classes.json").read_text()) == ["cat", "dog", "bird"]
 

@@ -50,6 +50,12 @@ def test_a_file_does_not_take_the_place_of_a_pipe_or_of_a_link_to_one(tmp_path):
   assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_the_link_to_standard_output_is_never_replaced(monkeypatch):
+  monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("the link was replaced"))
+  with pytest.raises(OSError, match="it is no regular file"):
+    write_atomically("/dev/stdout", "a")
+
+
 def test_only_what_is_to_last_waits_for_the_disk(tmp_path, monkeypatch):
   synced = []
   monkeypatch.setattr(os, "fsync", synced.append)

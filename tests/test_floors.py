@@ -179,7 +179,11 @@ def test_the_folders_hold_no_code_and_faces_only_names():
       assert isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant)
 
 
-@pytest.mark.parametrize("path", SOURCES.values(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+  "path",
+  [*SOURCES.values(), *sorted((ROOT / "scripts").glob("*.py"))],
+  ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_files_functions_and_classes_are_short(path):
   text = path.read_text()
   assert text.count("\n") <= LINES[ast.Module]

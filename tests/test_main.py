@@ -53,4 +53,6 @@ def test_an_unknown_command_is_one_sentence(monkeypatch):
     "jaxspeed: there is no command 'trian': did you mean train?\n",
   )
   code, out, err = jaxspeed(monkeypatch, "zzz")
-  assert (code, out) == (2, "") and "choose one of evaluate, " in err and err.count("\n") == 1
+  assert (
+    (code, out) == (2, "") and "choose one of doctor, evaluate, " in err and err.count("\n") == 1
+  )

@@ -82,11 +82,12 @@ import jaxspeed
 from jaxspeed.__main__ import main
 assert jaxspeed.__file__.startswith(sys.argv[1]), jaxspeed.__file__
 assert jaxspeed.recipe("imagenet18:4").name == "imagenet18/4"
-for words in (["plan", "--config=quickstart"], ["plan", "--config=configs/quickstart.py"]):
+plans = [["plan", f"--config={name}"] for name in ("quickstart", "configs/quickstart.py")]
+for words in (["recipes"], *plans):
   sys.argv = ["jaxspeed", *words]
   from absl import flags
   names = ("config", "import", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms")
-  for name in names:
+  for name in (*names, "json", "quiet"):
     if name in flags.FLAGS:
       delattr(flags.FLAGS, name)
   main()
@@ -103,7 +104,8 @@ def test_the_wheel_works_in_another_folder(built, tmp_path):
     text=True,
     timeout=300,
   )
-  assert done.returncode == 0 and done.stdout.count("300 steps") == 2, done
+  assert done.returncode == 0 and done.stdout.count("quickstart: 300 steps") == 2, done
+  assert "imagenet18_lambda:8" in done.stdout
   assert not list(tmp_path.iterdir())
 
 

@@ -66,6 +66,7 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
     first_epoch=(0, 1), image_size=(16, 24), min_scale=(0.5, 0.5), eval_mode=("center", "rect")
   )
   config.eval.update(batch_size=1, shapes=3)
+  config.average.update(kind="ema", decay=0.5)
   config.update_from_flattened_dict(fields)
   return config
 

@@ -24,6 +24,7 @@ from jaxspeed.files import (
   TEMPORARY,
   create,
   dump_json,
+  is_locked,
   load_json,
   open_locked,
   read_json,
@@ -300,6 +301,18 @@ def read_owner(folder: pathlib.Path) -> Owner | None:
     return _owner_of(load_json(folder / OWNER, Owner))
   except (OSError, ValueError):
     return None
+
+
+def has_ended(folder: pathlib.Path) -> bool:
+  """Whether the process that last wrote to a run's folder has surely ended.
+
+  It gave the folder back, or it was on this host, where its lock is free. Of a process that was
+  killed on another host nothing is known.
+  """
+  owner = read_owner(folder)
+  if owner is None:
+    return False
+  return owner.released or (owner.host == socket.gethostname() and not is_locked(folder / LOCK))
 
 
 def _owner_of(found: Mapping[str, Any]) -> Owner | None:

@@ -104,6 +104,26 @@ def catch_interrupt() -> Iterator[Signals]:
 
 
 @contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+  """Lets SIGTERM leave the block with SystemExit, so that its temporary files are removed.
+
+  Does nothing outside the main thread.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+
+  def leave(number: int, frame: types.FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+  before = signal.signal(signal.SIGTERM, leave)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def catch_signals() -> Iterator[Signals]:
   """Collects the signals above in the block; does nothing outside the main thread.
 

@@ -164,6 +164,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
       f"config.seed={values['seed']}: it must be at most {2**31 - values['runs']}, as "
       f"the seeds of config.runs={values['runs']} start there."
     )
+  _check_layer_decay(values)
   _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
   _check_segments(
     "optimizer.momentum_segments", values["optimizer"]["momentum_segments"], values["epochs"]
@@ -174,6 +175,41 @@ def _check_together(values: Mapping[str, Any]) -> None:
         f"config.augment.{name}={augment[name]}: it must be less than "
         f"config.data.image_size={data['image_size']}."
       )
+  _check_mixing(augment, values["proxy"]["keep"])
+
+
+def _check_mixing(augment: Mapping[str, Any], keep: int) -> None:
+  """Checks that images are mixed in one way, and not where a proxy chooses them by one label."""
+  for name in ("mixup", "cutmix_alpha"):
+    if augment[name] and augment["cutmix"] and augment["cutmix_epochs"]:
+      raise UserError(
+        f"config.augment.{name}={augment[name]:g} with config.augment.cutmix={augment['cutmix']}: "
+        f"both mix an image with its neighbour; set one of them to 0."
+      )
+    if augment[name] and keep:
+      raise UserError(
+        f"config.augment.{name}={augment[name]:g} with config.proxy.keep={keep}: a proxy chooses "
+        f"images by the loss of one label, and mixed images have two; set one of them to 0."
+      )
+
+
+def _check_layer_decay(values: Mapping[str, Any]) -> None:
+  """Checks that the model has layers, and that each can have a learning rate of its own."""
+  decay, given = values["optimizer"]["layer_decay"], given_in(values)
+  if decay == 1:
+    return
+  model = str(values["model"].get("name", ""))
+  family = families.FAMILIES.get(model)
+  if "model" not in given and family and not hasattr(family.module, "param_layers"):
+    raise UserError(
+      f"config.optimizer.layer_decay={decay:g}: the model {model} does not say which layer each "
+      "parameter belongs to (its method param_layers): set it to 1."
+    )
+  if "optimizer" not in given and values["optimizer"]["name"] == "muon":
+    raise UserError(
+      f"config.optimizer.layer_decay={decay:g}: Muon scales all kernels to one norm, whatever "
+      "their learning rate: set it to 1, or choose another config.optimizer.name."
+    )
 
 
 def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: float) -> None:

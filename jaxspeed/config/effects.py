@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import names as names_lib
 from jaxspeed.config import stored
-from jaxspeed.config.rules import COUNTED, RULES, USED, Rule
+from jaxspeed.config.rule import Rule
+from jaxspeed.config.rules import COUNTED, RULES, USED
 from jaxspeed.errors import UserError
 
 

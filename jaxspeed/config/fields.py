@@ -1,4 +1,4 @@
-"""The fields that every recipe shares, with value, type, range and meaning, stated only here.
+"""The fields that every recipe shares, each stated once with value, type, range and meaning.
 
 A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
 
@@ -11,7 +11,8 @@ A recipe is a Python file whose `get_config(variant)` starts from `base()` and s
 
 A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
 `planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule. `--help`
-prints the strings below the fields. The fields of `config.model` are its family's (`families.py`).
+prints the strings below the fields. The groups of fields are here, in `image_fields.py` and in
+`training_fields.py`. The fields of `config.model` are its family's (`families.py`).
 """
 
 import os
@@ -23,209 +24,10 @@ from pydantic import Field
 
 from jaxspeed.config import kinds
 from jaxspeed.config.given import Given
+from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
 from jaxspeed.config.schema import Group
+from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
 from jaxspeed.errors import UserError
-
-
-class Data(Group):
-  """The data set."""
-
-  feed: kinds.Text = "resident"
-  """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: kinds.Text = "cifar10"
-  """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
-  path: kinds.Text = ""
-  """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
-  a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS"""
-  copies: kinds.Text = ""
-  """folder of a stream's resized copies; '': data.path with -sz appended"""
-  cache: kinds.Text = ""
-  """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
-  classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
-  """number of classes; unless it is set, images on disk and your own arrays decide it"""
-  image_size: kinds.Side = 32
-  """side of a training image in pixels; unless it is set, your own arrays decide it"""
-  train_images: kinds.Images = 50_000
-  """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
-  eval_images: kinds.Images = 10_000
-  """number of evaluation images, as train_images"""
-  mean: kinds.Mean = (125.31, 122.95, 113.87)
-  """mean of each channel, 0 ... 255; (): computed from the training images"""
-  std: kinds.Std = (62.99, 62.09, 66.70)
-  """standard deviation of each channel; (): computed from the training images"""
-  last_batch: Literal["drop", "keep", "carry_over"] = "drop"
-  """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
-  batch (stream only); carry_over: they start the next epoch (resident only)"""
-  antialias: bool = True
-  """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
-  False: interpolate between the nearest pixels, TensorFlow's default"""
-  on_error: Literal["skip", "raise"] = "skip"
-  """skip: an unreadable image is replaced and reported; raise: it ends the run"""
-  max_broken: kinds.Share = 0.01
-  """largest share of unreadable images in a split; above 0, one image is always allowed"""
-  read_threads: Annotated[int, Field(ge=1, le=1024)] = 64
-  """number of threads that read a stream's images; many hide a network disk's latency"""
-  synthetic: bool = False
-  """noise in place of a stream's images, to measure the machine without its disk"""
-
-
-class Phases(Group):
-  """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
-
-  first_epoch: tuple[kinds.Epochs, ...] = ()
-  """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
-  image_size: tuple[kinds.Side, ...] = ()
-  """[data.image_size]"""
-  batch_size: tuple[kinds.Batch, ...] = ()
-  """[batch_size]"""
-  min_scale: tuple[kinds.PositiveShare, ...] = ()
-  """[augment.min_scale]"""
-  copies: tuple[kinds.Pixels, ...] = ()
-  """short side in pixels of the resized copies to read; 0: the original images [0]"""
-  eval_mode: tuple[kinds.EvalMode, ...] = ()
-  """[eval.mode]"""
-
-
-class Pretrained(Group):
-  """Pretrained initial weights, for ResNets and ViTs."""
-
-  path: kinds.Text = ""
-  """a .safetensors file with torchvision's or timm's parameter names"""
-  head: Literal["keep", "new"] = "keep"
-  """keep: use the file's last layer; new: initialise it at random, for other classes"""
-
-
-class Augment(Group):
-  """Augmentation of the training images."""
-
-  crop_padding: kinds.Pixels = 0
-  """pixels of reflection padding on each side, before a random crop"""
-  min_scale: kinds.PositiveShare = 0.08
-  """smallest share of an image's area in its random crop, for a stream"""
-  flip: Literal["none", "random", "alternating"] = "none"
-  """random: flip with probability 1/2; alternating: flip every other epoch"""
-  cutout: kinds.Pixels = 0
-  """side in pixels of the square that is set to the mean; 0: no cutout"""
-  brightness: Annotated[float, Field(ge=0, le=1000)] = 0.0
-  """largest number added to or subtracted from a normalised image, at random"""
-  contrast: Annotated[float, Field(ge=0, le=1000)] = 0.0
-  """largest difference from 1 of the random factor on a normalised image"""
-  cutmix: kinds.Pixels = 0
-  """side in pixels of the square pasted from another image of the batch; 0: no cutmix"""
-  cutmix_epochs: kinds.Epochs = 0.0
-  """number of epochs with cutmix, at the end of the run"""
-
-
-class Optimizer(Group):
-  """The optimizer and the factors of its parameter groups."""
-
-  name: kinds.OptimizerName = "sgd"
-  """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
-  momentum: kinds.Share = 0.9
-  """momentum of SGD and LARS"""
-  momentum_segments: kinds.Segments = ()
-  """momentum over the epochs, written as schedule.segments; replaces momentum"""
-  nesterov: bool = True
-  """whether momentum is Nesterov momentum"""
-  rate_in_momentum: bool = False
-  """v = m v + lr g (myrtle) instead of v = m v + g (PyTorch), with lr the learning rate"""
-  weight_decay: kinds.Factor = 0.0
-  """this times the weights is added to the gradient"""
-  bias_rate: kinds.Factor = 1.0
-  """factor on the learning rate of biases"""
-  bias_decay: kinds.Factor = 1.0
-  """factor on the weight decay of biases"""
-  scale_decay: kinds.Factor = 1.0
-  """factor on the weight decay of the scales of normalization layers"""
-  head_rate: kinds.Factor = 1.0
-  """factor on the learning rate of the last layer"""
-  head_decay: kinds.Factor = 1.0
-  """factor on the weight decay of the last layer"""
-  decay_follows_rate: bool = False
-  """lars: the trust ratio uses schedule.peak * weight_decay (Fujitsu) in place of weight_decay"""
-  lars_eta: Annotated[float, Field(gt=0, le=1e6)] = 0.001
-  """trust coefficient of LARS"""
-  lars_epsilon: kinds.NotNegative = 0.0
-  """added to the denominator of the trust ratio"""
-  lars_clip: kinds.TrustRatios = ()
-  """smallest and largest trust ratio; (): unbounded"""
-  muon_momentum: kinds.Share = 0.6
-  """momentum of Muon"""
-  muon_decay: kinds.Factor = 0.0
-  """decoupled weight decay of Muon, multiplied by the learning rate"""
-  muon_coefficients: kinds.Coefficients = (3.4445, -4.7750, 2.0315)
-  """coefficients of the Newton-Schulz polynomial"""
-  muon_epsilon: Annotated[float, Field(gt=0, le=1e6)] = 1e-10
-  """added to the norm by which Muon divides the mean loss's gradient"""
-  muon_renormalize: Literal["every_step", "growing"] = "every_step"
-  """when weights are scaled back to a fixed norm; growing: every 2 to 17 steps (hiverge)"""
-
-
-class Schedule(Group):
-  """The learning rate: linear from start to peak to final, then flat; or in segments."""
-
-  segments: kinds.Segments = ()
-  """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
-  read: Literal["start", "end"] = "end"
-  """point of a step at which the schedule is read: its end (myrtle) or its start (airbench)"""
-  peak: Annotated[float, Field(gt=0, le=1e6)] = 0.1
-  """highest learning rate; an override of it scales the segments of a recipe"""
-  start: kinds.NotNegative = 0.0
-  """initial learning rate, as a factor of the peak"""
-  final: kinds.NotNegative = 0.0
-  """final learning rate, as a factor of the peak"""
-  warmup: kinds.Share = 0.2
-  """share of the run after which the peak is reached"""
-  flat_epochs: kinds.Epochs = 0.0
-  """number of epochs at the end with the final learning rate"""
-  power: Annotated[float, Field(gt=0, le=100)] = 1.0
-  """exponent of the decay from the peak: 1 is linear, 2 the polynomial decay of LARS"""
-
-
-class Average(Group):
-  """The average of parameters and running statistics over the steps."""
-
-  kind: Literal["none", "ema", "lookahead"] = "none"
-  """ema: exponential moving average; lookahead: the model is also set back to its average"""
-  decay: kinds.Share = 0.99
-  """share of the average kept at each step; lookahead raises it from 0 to this"""
-  reach: kinds.Share = 0.0
-  """ema: longest window of the average, as a share of the steps so far; 0: unbounded"""
-  every: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-  """steps from one update of the average to the next; each uses decay ** every"""
-  from_epoch: Annotated[int, Field(ge=0, le=100_000)] = 0
-  """epoch, counted from 0, in which lookahead begins"""
-
-
-class Whitening(Group):
-  """The first layer of models that begin with a whitening convolution."""
-
-  images: kinds.Images = 10_000
-  """number of training images, the first ones, from which the filters are computed"""
-  epsilon: kinds.NotNegative = 1e-2
-  """added to the eigenvalues of the patches' covariance"""
-  centered: bool = False
-  """whether the mean is subtracted before the covariance is computed"""
-  bias_epochs: kinds.Epochs = 0.0
-  """number of epochs, from the first, in which the whitening layer's bias is trained"""
-  bias_rate: kinds.Factor = 1.0
-  """factor on the learning rate of that bias"""
-  bias_decay: kinds.Factor = 1.0
-  """factor on the weight decay of that bias"""
-  bias_falls: bool = False
-  """whether that bias's learning rate decays to 0 over bias_epochs"""
-
-
-class Proxy(Group):
-  """A small model trained alongside, which selects the hard images of a batch (airbench)."""
-
-  keep: Annotated[int, Field(ge=0, le=2**24)] = 0
-  """images of a batch to train on, those with the highest loss, as many on each device; 0: no
-  proxy"""
-  every: Annotated[int, Field(ge=1, le=1_000_000)] = 4
-  """steps from one update of the proxy to the next"""
-  widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (32, 64, 64)
-  """channels of the proxy's three groups of layers"""
 
 
 class Eval(Group):
@@ -262,14 +64,23 @@ class Checkpoint(Group):
   every_seconds: Annotated[float, Field(ge=0, le=1e9)] = 60.0
   """seconds of training between two checkpoints; the end of a run is always saved"""
   keep: Annotated[int, Field(ge=1, le=1_000_000)] = 2
-  """number of checkpoints that are kept"""
+  """number of newest checkpoints that are kept"""
+  keep_best: Literal["none", "top1", "top5", "macro_top1", "loss"] = "none"
+  """metric of which the best evaluation's checkpoint is kept too, for --step=best; the result stays
+  that of the last epoch: the best one is chosen on the evaluation images, which flatters it"""
   on_error: Literal["continue", "stop"] = "continue"
   """whether a run continues or stops when a checkpoint cannot be written"""
 
 
 class Records(Group):
-  """Facts for the DAWNBench entry of a run."""
+  """What follows a run, and facts for its DAWNBench entry."""
 
+  loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+  """what follows the rows of metrics.jsonl: TensorBoard, Weights & Biases, Trackio; several as in
+  "('tensorboard', 'wandb')"; (): nothing"""
+  thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
+  """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
+  highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
   author: kinds.Text = "jaxspeed"
   """author in the DAWNBench entry"""
   author_email: kinds.Text = "jaxspeed@example.org"
@@ -303,11 +114,14 @@ class Config(Group):
   target: kinds.Share = 0.94
   """accuracy to reach, as a fraction; the time when it is first reached is reported"""
   target_metric: Literal["top1", "top5"] = "top1"
-  """accuracy that is compared with the target"""
+  """accuracy that is compared with the target, and that patience watches"""
   stop_at_target: bool = False
   """whether the run ends once the target is reached"""
+  patience: Annotated[int, Field(ge=0, le=100_000)] = 0
+  """evaluations without a better target_metric after which the run ends; 0: it never ends early. An
+  early end leaves out the low learning rates at the end of a schedule, which help most"""
   tune_on: Literal["test", "validation"] = "test"
-  """images to evaluate on; validation: a tenth of the training images, held out"""
+  """images to evaluate on; validation: training images that are held out (data.hold_out)"""
   warmup: Literal["auto", "on", "off"] = "auto"
   """training on random labels before the clock starts; auto: on accelerators only"""
   cost_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
@@ -330,6 +144,12 @@ class Config(Group):
   allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()
   """XLA options for the training programs: ("NAME=VALUE", ...)"""
+  command_buffers: bool = False
+  """whether a GPU launches convolutions and loops from command buffers (CUDA graphs), as XLA does
+  with other kernels by default; not timed yet"""
+  deterministic: bool = False
+  """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
+  resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
   checkpoint: Checkpoint = Checkpoint()
   watchdog_seconds: kinds.WatchdogSeconds = 600.0
   """seconds without progress after which a run is ended; 0: never"""

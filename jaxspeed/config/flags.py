@@ -6,11 +6,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxspeed.config import names, output, overrides
+from jaxspeed.config import interrupt, names, output, overrides
 from jaxspeed.config.imports import import_modules
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
@@ -90,23 +91,81 @@ def overridden_in(argv: Sequence[str], group: str) -> list[str]:
   return [name for name in _overridden(argv) if name.partition(".")[0] == group]
 
 
+class _NumberParser(flags.FloatParser):
+  """Reads a number; `words` say what it must be."""
+
+  def __init__(self, words: str) -> None:
+    super().__init__()
+    self._words = words
+
+  def convert(self, argument: Any) -> float:
+    try:
+      return super().convert(argument)
+    except (TypeError, ValueError):
+      raise ValueError(self._words) from None
+
+
 def define_number(
-  name: str, default: float, help_text: str, *, least: float = 0.0, most: float = 1e9
+  name: str,
+  default: float,
+  help_text: str,
+  *,
+  least: float = 0.0,
+  most: float = 1e9,
+  off: str = "",
 ) -> flags.FlagHolder:
-  """Defines a flag for a number from `least` to `most`; its default may lie outside that range."""
+  """Defines a flag for a number from `least` to `most`; its default may lie outside that range.
+
+  Args:
+    name: the flag's name.
+    default: its default.
+    help_text: its meaning.
+    least: the least number.
+    most: the largest number.
+    off: what a message calls a default outside the range that users may give; "": they do not.
+  """
 
   def accepts(value: float) -> bool:
     return value == default or (math.isfinite(value) and least <= value <= most)
 
-  holder = flags.DEFINE_float(name, default, help_text)
-  flags.register_validator(name, accepts, message=f"it must be a number from {least:g} to {most:g}")
+  words = f"it must be {off and f'{off} or '}a number from {least:g} to {most:g}"
+  holder = flags.DEFINE(_NumberParser(words), name, default, help_text)
+  flags.register_validator(name, accepts, message=words)
   return holder
+
+
+class _StepParser(flags.IntegerParser):
+  """Reads the number of a step, or "best"."""
+
+  def parse(self, argument: str | int) -> Any:
+    if argument == "best":
+      return argument
+    try:
+      return super().parse(argument)
+    except (TypeError, ValueError):
+      raise ValueError("it must be the number of a step, or best") from None
+
+
+def define_step() -> flags.FlagHolder:
+  """Defines --step, the checkpoint that a command uses."""
+  help_text = (
+    "The step of the checkpoint, or best for that of the best evaluation, if its "
+    "checkpoint is there (--config.checkpoint.keep_best keeps it); the default is the newest whole "
+    "one."
+  )
+  return flags.DEFINE(_StepParser(lower_bound=1), "step", None, help_text)
+
+
+def define_quiet(what: str) -> None:
+  """Defines --quiet, which silences `output.note`; `what` else it leaves out ends its help."""
+  flags.DEFINE_bool("quiet", False, f"Prints results and errors only, no {what}.")
 
 
 def required(flag: str, value: str | None) -> str:
   """Returns the value of a flag, or raises a UserError if it is missing."""
   if not value:
-    raise UserError(f"--{flag} is missing; see --help for the flags.")
+    form = ": name the folder of a run, as --workdir=runs/a" if flag == "workdir" else ""
+    raise UserError(f"--{flag} is missing{form}; see --help for the flags.")
   return value
 
 
@@ -154,9 +213,12 @@ def run(
     nonlocal begun
     arguments = _parse(sys.argv, define, fields)[1:]
     begun = True
+    output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
     main(arguments)
 
-  code = _exit_code_of(run_main)
+  with interrupt.repeat_lost():
+    code = _exit_code_of(run_main)
+  output.be_quiet(False)
   lost = output.lost()
   if code == DONE and lost and (output_is_result or not begun):
     output.say(f"standard output could not be written ({lost}): send it to another place.")
@@ -293,9 +355,12 @@ def _help(fields: str) -> str:
 def _illegal(message: str) -> str:
   """A sentence on a value that a flag refuses, from absl's message."""
   found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
-  if found and (accepted := names.accepted(found[1])):
+  if found and (accepted := names.accepted(found[1], found[2])):
     return f"config.{found[1]}={shown(found[2])}: it must be {accepted}."
-  return _sentence(message)
+  # Python's words for a flag of DEFINE_integer.
+  return _sentence(
+    re.sub(r": invalid literal for int\(\).*", ": it must be a whole number", message)
+  )
 
 
 def _sentence(message: str) -> str:

@@ -19,6 +19,8 @@ _REPLACED = {
   "schedule": ("schedule.*",),
   "data": ("data.path", "data.name", "data.cache"),
 }
+# Fields that apply to an optimizer of the caller's own too.
+_KEPT = ("optimizer.clip_norm", "optimizer.layer_decay")
 
 
 class Given(Group):
@@ -47,7 +49,8 @@ def refuse_replaced(arguments: Collection[str], names: Collection[str]) -> None:
   """
   for argument in arguments:
     for name in sorted(names):
-      if any(fnmatch.fnmatchcase(name, pattern) for pattern in _REPLACED[argument]):
+      replaced = any(fnmatch.fnmatchcase(name, pattern) for pattern in _REPLACED[argument])
+      if replaced and name not in _KEPT:
         raise UserError(
           f"config.{name} has no effect beside {argument}= of jaxspeed.fit: leave one of them out."
         )

@@ -28,11 +28,21 @@ Batch = Annotated[int, Field(ge=1, le=2**24)]
 Images = Annotated[int, Field(ge=1, le=10**9)]
 Epochs = Annotated[float, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
+# Adam divides by 1 minus a power of it.
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]
 # A factor on a learning rate or decay: its product with any learning rate fits a float32.
 Factor = Annotated[float, Field(ge=0, le=1e9)]
+
+# Parameter of a symmetric Beta distribution; from a thousand on, it is all but a single number.
+Alpha = Annotated[float, Field(ge=0, le=1000)]
+_Turns = Annotated[float, Field(ge=0, le=0.5)]
+ColorRanges = Annotated[
+  tuple[()] | tuple[NotNegative, NotNegative, NotNegative, _Turns],
+  Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
+]
 
 OptimizerName = Annotated[str, AfterValidator(OneOf(registry.optimizer_names))]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]

@@ -18,24 +18,37 @@ COMMON = {
   "arch": "model.name",
   "architecture": "model.name",
   "base_lr": "schedule.peak",
+  "beta1": "optimizer.b1",
+  "beta2": "optimizer.b2",
   "batch": "batch_size",
   "bs": "batch_size",
+  "clip_grad": "optimizer.clip_norm",
+  "clip_grad_norm": "optimizer.clip_norm",
   "crop": "augment.crop_padding",
   "data_dir": "data.path",
   "data_path": "data.path",
   "dataset": "data.name",
+  "decay_epochs": "schedule.step_size",
+  "decay_rate": "schedule.gamma",
   "dtype": "precision",
-  "early_stopping": "stop_at_target",
+  "early_stopping": "patience",
+  "early_stopping_patience": "patience",
   "ema": "average.kind",
   "ema_decay": "average.decay",
   "fp16": "precision",
+  "freeze_layers": "pretrained.freeze",
   "grad_accum": "accumulate",
+  "grad_clip_norm": "optimizer.clip_norm",
   "gradient_accumulation_steps": "accumulate",
   "img_size": "data.image_size",
   "learning_rate": "schedule.peak",
   "lr": "schedule.peak",
+  "lr_scheduler": "schedule.name",
+  "max_grad_norm": "optimizer.clip_norm",
   "max_lr": "schedule.peak",
+  "min_lr": "schedule.final",
   "mixed_precision": "precision",
+  "mixup_alpha": "augment.mixup",
   "n_classes": "data.classes",
   "n_epochs": "epochs",
   "num_classes": "data.classes",
@@ -43,7 +56,12 @@ COMMON = {
   "opt": "optimizer.name",
   "optim": "optimizer.name",
   "random_seed": "seed",
+  "reprob": "augment.erasing",
   "resolution": "data.image_size",
+  "save_best": "checkpoint.keep_best",
+  "save_best_only": "checkpoint.keep_best",
+  "sched": "schedule.name",
+  "scheduler": "schedule.name",
   "save_every": "checkpoint.every_seconds",
   "smoothing": "label_smoothing",
   "tta": "eval.mode",
@@ -55,6 +73,8 @@ COMMON = {
 # Least similarity of a suggestion, from 0 to 1, and how far it may be below the nearest name's.
 _ALIKE, _BEHIND = 0.7, 0.1
 _NAMED = 3
+# So alike is a mistyped name of a group.
+_LIKE_A_GROUP = 0.8
 
 
 def all_fields(model: str = "") -> Iterator[str]:
@@ -109,10 +129,18 @@ def no_field(name: str, model: str = "", *, known: Sequence[str] = ()) -> str:
     known: dotted names to choose from; (): all fields.
   """
   near = nearest(name, known or tuple(all_fields(model)))
-  groups = [group for group in fields.Config.model_fields if group == name]
-  meant = f": did you mean {' or '.join(near)}?" if near and not groups else "."
+  groups = [name for name, field in fields.Config.model_fields.items() if _is_group(field)]
+  if name in groups:
+    near = []
+  elif "." not in name:
+    near = difflib.get_close_matches(name, groups, 1, _LIKE_A_GROUP) or near
+  meant = f": did you mean {' or '.join(near)}?" if near else "."
   plain = shown(name)[1:-1] if shown(name)[:1] in "'\"" else shown(name)
   return f"the config has no field {plain}{meant}"
+
+
+def _is_group(field: Any) -> bool:
+  return isinstance(field.annotation, type) and issubclass(field.annotation, Group)
 
 
 def field_of(name: str) -> Any:
@@ -131,10 +159,17 @@ def field_of(name: str) -> Any:
   return None
 
 
-def accepted(name: str) -> str:
-  """The values that a field accepts, in words; '' for an unknown field."""
+def accepted(name: str, value: Any = None) -> str:
+  """The values that a field accepts, in words; '' for an unknown field.
+
+  Args:
+    name: the dotted name of the field.
+    value: one that it does not accept, which decides whether the form of a tuple is shown.
+  """
   field = field_of(name)
-  return "" if field is None else schema.accepted(field.annotation, field.metadata)
+  if field is None:
+    return ""
+  return schema.accepted(field.annotation, field.metadata) + schema.form(field.annotation, value)
 
 
 def matches(name: str, patterns: str) -> bool:
@@ -143,12 +178,18 @@ def matches(name: str, patterns: str) -> bool:
 
 
 def described(patterns: str = "*") -> Iterator[str]:
-  """Lines FIELD=DEFAULT (accepted values): meaning, for the fields that match `patterns`."""
+  """Lines FIELD=DEFAULT (accepted values): meaning, for the fields that match `patterns`.
+
+  A model's fields are known once its family is imported, which needs JAX: the doctor does without.
+  """
   for name in all_fields():
     field = field_of(name)
     if matches(name, patterns):
       yield f"{name}={field.default!r} ({accepted(name)}): {_meaning(field)}"
   if not matches("model.name", patterns):
+    return
+  if not families.FAMILIES:
+    yield "model.FIELD: the fields of the models, which `jaxspeed train --help` lists"
     return
   yield f"model.name (one of {', '.join(families.FAMILIES)}): the model, which has these fields:"
   for family, (_, group, _) in families.FAMILIES.items():

@@ -166,6 +166,28 @@ def say(sentence: object) -> None:
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
 
 
+class _Notes:
+  """Whether `note` prints; a command's --quiet silences it."""
+
+  quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+  """Sets whether notes are left out."""
+  _Notes.quiet = quiet
+
+
+def is_quiet() -> bool:
+  """Whether notes are left out."""
+  return _Notes.quiet
+
+
+def note(sentence: object) -> None:
+  """Prints a note on standard error, as `say`; nothing if the command is quiet."""
+  if not _Notes.quiet:
+    say(f"note: {sentence}")
+
+
 def environment_mistake(error: BaseException) -> str:
   """A sentence on the environment variable that JAX refused at import; '' for other errors."""
   found = re.search(r"(?:environment '(JAX_\w+)'|JAX flag (jax_\w+))", str(error))

@@ -105,7 +105,9 @@ def parse_value(name: str, text: str) -> Any:
   try:
     value = ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
   except (ValueError, SyntaxError, MemoryError, RecursionError):
-    raise UserError(f"config.{name}={shown(text)}: it must be {names.accepted(name)}.") from None
+    raise UserError(
+      f"config.{name}={shown(text)}: it must be {names.accepted(name, text)}."
+    ) from None
   return value
 
 

@@ -1,22 +1,24 @@
 """Loading of recipe files: any mistake in one becomes a sentence with its file and line."""
 
+import dataclasses
 import difflib
 import importlib.machinery
 import importlib.util
 import inspect
+import math
 import os
 import pathlib
 import re
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import ml_collections
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from jaxspeed.config import checks, families, names
-from jaxspeed.config.schema import is_plain
+from jaxspeed.config.schema import is_plain, shown
 from jaxspeed.errors import UserError
 
 # Longest text of a recipe's own exception in a message, in characters.
@@ -30,6 +32,126 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
   def path_stats(self, path: Any) -> Any:
     raise OSError("not cached")
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """What is published of a recipe, as its file states it in PUBLISHED[variant]; None: nothing.
+
+  Attributes:
+    source: the repository or paper.
+    hardware: number and name of the devices.
+    top1: accuracy, as a fraction.
+    top5: the same.
+    runs: number of runs of which the accuracy is the mean.
+    seconds: time to that accuracy.
+    clock: what that time covers.
+    epochs: least and most epochs to that accuracy.
+  """
+
+  source: str = ""
+  hardware: str = ""
+  top1: float | None = None
+  top5: float | None = None
+  runs: int | None = None
+  seconds: float | None = None
+  clock: str = ""
+  epochs: tuple[int, int] | None = None
+
+  @property
+  def accuracy_in_words(self) -> str:
+    """The accuracies as "75.92 % top-1, 93.02 % top-5"; '' without any."""
+    parts = ((self.top1, "top-1"), (self.top5, "top-5"))
+    return ", ".join(f"{100 * value:.4g} % {metric}" for value, metric in parts if value)
+
+  @property
+  def epochs_in_words(self) -> str:
+    """The epochs as "27 epochs" or "55-57 epochs"; '' if they are not published."""
+    return f"{'-'.join(map(str, dict.fromkeys(self.epochs)))} epochs" if self.epochs else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What a recipe file says of itself.
+
+  Attributes:
+    title: the first line of its docstring.
+    default: the variant without a colon; "" for a recipe without variants.
+    variants: what is published of each variant; the only one of a recipe without variants is "".
+  """
+
+  title: str
+  default: str
+  variants: dict[str, Published]
+
+
+def facts_of(name: str) -> Facts:
+  """What a recipe says of itself: `name` is that of a shipped recipe, or the path of a file.
+
+  Raises:
+    UserError: there is no such recipe, it raises an exception, or its PUBLISHED has other fields
+      than `Published`.
+  """
+  path = find_recipe(name)
+  module = import_file(path, f"--config={name}: there is no such file.")
+  if not callable(getattr(module, "get_config", None)):
+    raise UserError(f"{path} defines no function get_config() that returns the config.")
+  stated = getattr(module, "PUBLISHED", {})
+  known = [field.name for field in dataclasses.fields(Published)]
+  if not isinstance(stated, Mapping) or not all(
+    isinstance(row, Mapping) and set(row) <= set(known) for row in stated.values()
+  ):
+    raise UserError(
+      f"{path}: PUBLISHED must map each variant to a dict with fields of {', '.join(known)}."
+    )
+  for variant, row in stated.items():
+    for field, value in row.items():
+      if value is not None and not _can_be(field, value):
+        raise UserError(
+          f"{path}: PUBLISHED[{variant!r}] has {field}={shown(value)}: texts are strings, figures "
+          "numbers of at least 0, accuracies fractions, and epochs a pair of them."
+        )
+  names = [*dict.fromkeys([*getattr(module, "VARIANTS", ()), *stated])] or [""]
+  variants = {str(each): Published(**stated.get(each, {})) for each in names}
+  default = _default_variant(getattr(module, "get_config", None))
+  title = (module.__doc__ or "").strip().partition("\n")[0]
+  return Facts(title, default if default in variants else names[0], variants)
+
+
+def _can_be(field: str, value: Any) -> bool:
+  """Whether a field of `Published` can have a value that is not None."""
+  if field in ("source", "hardware", "clock"):
+    return isinstance(value, str)
+  if field == "epochs":
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_figure, value))
+  return _is_figure(value) and (value <= 1 or field not in ("top1", "top5"))
+
+
+def _is_figure(value: Any) -> bool:
+  return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def published(name: str, variant: str | None = None) -> Published:
+  """What is published of a recipe; its fields are empty where nothing is.
+
+  Args:
+    name: a shipped recipe, or the path of a recipe file.
+    variant: one of its variants; None: that of the recipe without a colon.
+
+  Raises:
+    UserError: as `facts_of`.
+  """
+  facts = facts_of(name)
+  return facts.variants.get(facts.default if variant is None else variant, Published())
+
+
+def _default_variant(get_config: Any) -> str:
+  """The default of the first parameter of `get_config`; "" if there is none."""
+  try:
+    parameters = [*inspect.signature(get_config).parameters.values()]
+  except (TypeError, ValueError):
+    return ""
+  return parameters[0].default if parameters and isinstance(parameters[0].default, str) else ""
 
 
 def shipped() -> dict[str, pathlib.Path]:

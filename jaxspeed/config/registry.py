@@ -29,7 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # The names of the package's own optimizers (`optim.make`) and of its data sets in memory
 # (`data.memory.arrays`), which a user's own cannot take.
-OPTIMIZER_NAMES = ("sgd", "muon", "lars")
+OPTIMIZER_NAMES = ("sgd", "muon", "lars", "adamw")
 DATA_NAMES = ("cifar10", "cifar100", "digits")
 
 # From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.

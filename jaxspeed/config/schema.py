@@ -156,7 +156,7 @@ def problems_of(
     else:
       whole = len(names) == len(each["loc"])
       text = str(each.get("ctx", {}).get("error", "")) if whole else ""
-      text = text or _range_text(each, field)
+      text = text or _range_text(each, field, value)
       found.append(Problem("value", name, value, text))
   return found
 
@@ -180,13 +180,14 @@ def _locate(
   return names, field, value
 
 
-def _range_text(error: Any, field: Any) -> str:
+def _range_text(error: Any, field: Any, value: Any) -> str:
   """The end of a sentence about a value: the bound that it violates, or the values accepted."""
   context = error.get("ctx", {})
   bounds = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
     "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
   }
   # In a tuple, only one of several numbers violates the bound.
   if error["type"] in bounds and not _parts(field.annotation):
@@ -196,7 +197,34 @@ def _range_text(error: Any, field: Any) -> str:
     return f"it must have at most {context['max_length']:,} characters."
   if choices := _choices(field.annotation):
     return f"choose one of {', '.join(choices)}."
-  return f"it must be {accepted(field.annotation, field.metadata)}."
+  return f"it must be {accepted(field.annotation, field.metadata)}{form(field.annotation, value)}."
+
+
+def form(annotation: Any, value: Any) -> str:
+  """How to type a tuple, in quotes for a shell, if the value may be one that was typed otherwise.
+
+  A shell takes the quotes inside a value away: ("a", "b") becomes the one text "(a, b)".
+  """
+  example = _example(annotation)
+  texts = value if isinstance(value, tuple) and len(value) == 1 else (value,)
+  plain = all(isinstance(text, str) and not set(text) & set(",()[] ") for text in texts)
+  if not example.startswith("(") or not isinstance(texts[0], str):
+    return ""
+  return "" if plain and '"' in example else f", as in '{example}'"
+
+
+def _example(annotation: Any, place: int = 1) -> str:
+  """A value of a type as Python writes it: the first ones, or the second, ... for another place."""
+  while typing.get_origin(annotation) is Annotated:
+    annotation = typing.get_args(annotation)[0]
+  if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    return _example(typing.get_args(annotation)[-1], place)
+  if parts := _parts(annotation):
+    parts = 2 * parts[:1] if ... in parts else parts
+    return f"({', '.join(_example(part, number) for number, part in enumerate(parts, 1))})"
+  if choices := _choices(annotation):
+    return f'"{choices[min(place, len(choices)) - 1]}"'
+  return f'"text{place}"' if annotation is str else str(place)
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -234,13 +262,13 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-  """The range of a number in words, from pydantic's objects with `gt`, `ge` and `le`."""
+  """The range of a number in words, from pydantic's objects with `gt`, `ge`, `le` and `lt`."""
   parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
-  above, least, most = (
+  above, least, most, below = (
     next((f" {words} {getattr(part, key):,.15g}" for part in parts if hasattr(part, key)), "")
-    for key, words in (("gt", "above"), ("ge", "from"), ("le", "to"))
+    for key, words in (("gt", "above"), ("ge", "from"), ("le", "to"), ("lt", "and below"))
   )
-  return f"{above} and up{most}" if above and most else f"{above}{least}{most}"
+  return f"{above} and up{most}" if above and most else f"{above}{least}{most}{below}"
 
 
 def shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
-FORMAT = 1
+FORMAT = 2
 # The largest number of differences listed in a message.
 _LISTED = 5
 # Longest value in such a list, in characters.
@@ -96,13 +96,13 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
   """The JSON object in a run's config.json, or a UserError that says why there is none."""
   if os.path.exists(path) and not os.path.isfile(path):
     raise UserError(
-      f"{path} is no file: --workdir must name the folder of a run of jaxspeed.train."
+      f"{path} is no file: name the folder of a run, the --workdir of a jaxspeed.train."
     )
   try:
     loaded = load_json(path)
   except FileNotFoundError:
     raise UserError(
-      f"{path} is missing: --workdir must name the folder of a run of jaxspeed.train."
+      f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
     ) from None
   except (OSError, ValueError) as error:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None

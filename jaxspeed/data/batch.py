@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 # The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
 ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
+COLOR, ERASING, MIX, RANDAUGMENT = range(8, 12)
 
 
 class Batch(flax.struct.PyTreeNode):
@@ -24,12 +25,14 @@ class Batch(flax.struct.PyTreeNode):
     label: class numbers from 0.
     mask: false for examples that do not count.
     flip: true for images that training flips left to right; None flips none.
+    index: numbers of the images in their split, for an evaluation; training needs none.
   """
 
   image: UInt8[Any, "n h w 3"]
   label: Int[Any, "n"]
   mask: Bool[Any, "n"]
   flip: Bool[Any, "n"] | None = None
+  index: Int[Any, "n"] | None = None
 
 
 def seed_key(seed: int) -> UInt32[np.ndarray, "2"]:
@@ -130,11 +133,12 @@ def pad_batches(
 
   Returns:
     Host arrays of m >= n examples, where m is a multiple of batch * devices. Split in order,
-    they give each device m / devices examples: a whole number of batches.
+    they give each device m / devices examples: a whole number of batches. `index` counts them.
   """
   padding = -len(images) % (batch * devices)
   return Batch(
     image=np.concatenate([images, np.zeros((padding, *images.shape[1:]), np.uint8)]),
     label=np.concatenate([labels, np.zeros((padding,), np.int32)]).astype(np.int32),
     mask=np.arange(len(images) + padding) < len(images),
+    index=np.arange(len(images) + padding, dtype=np.int32),
   )

@@ -1,24 +1,98 @@
-"""The tenth of a data set that is held out, for evaluation or for tuning."""
+"""The share of each class of a data set that is held out, for evaluation or for tuning."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int64
 
+from jaxspeed.errors import UserError, printable
 
-def held_out_count(images: int) -> int:
-  """Return how many of `images` are held out: a tenth, and at least one."""
-  return images // 10 or 1
+# The default of `config.data.hold_out`.
+TENTH = 0.1
+# What the held-out images are for, by `evaluated_on`.
+_USES = {"held-out": "images for evaluation", "validation": "training images for tuning"}
+# The most classes in a note.
+_NAMED = 5
+
+
+def held_out_count(images: int, share: float) -> int:
+  """Return how many of `images` (two or more) are held out: at least one, and never all."""
+  return min(max(int(share * images + 0.5), 1), images - 1)
+
+
+def require_training_images(share: float) -> None:
+  """Refuse a share of 1, which holds all images out, where a run trains.
+
+  Raises:
+    UserError: the share is 1.
+  """
+  if share == 1:
+    raise UserError(
+      "config.data.hold_out=1 leaves no images to train on: it is for evaluate; lower it."
+    )
 
 
 def split_by_digest(
-  digests: Iterable[bytes],
+  digests: Iterable[bytes], labels: Sequence[int] | np.ndarray, share: float, where: str
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
   """Return the numbers of images to keep and to hold out, both ascending.
 
+  Of each class the images with the smallest digests are held out, so a new image moves at most two
+  others. A class of one image is kept.
+
   Args:
-    digests: eight random-looking bytes for each image; the images with the smallest are held out.
+    digests: eight random-looking bytes for each image.
+    labels: class number of each image.
+    share: share of each class, above 0; 1: all images are both kept and held out, to evaluate all.
+    where: the data set's path or name, for messages.
+
+  Raises:
+    UserError: `share` is out of range, or no class has two images.
   """
-  order = np.argsort(np.frombuffer(b"".join(digests), "<u8"), kind="stable")
-  held_out = held_out_count(len(order))
-  return np.sort(order[held_out:]), np.sort(order[:held_out])
+  if not 0 < share <= 1:
+    raise UserError(f"config.data.hold_out={share}: it must be above 0, and at most 1.")
+  label = np.asarray(labels)
+  if share == 1:
+    return np.arange(len(label)), np.arange(len(label))
+  if len(label) < 2:
+    raise UserError(f"{where} has {len(label)} image, too few to hold one out.")
+  digest = np.frombuffer(b"".join(digests), "<u8")
+  order = np.lexsort((digest, label))
+  _, first, images = np.unique(label[order], return_index=True, return_counts=True)
+  counts = [held_out_count(int(n), share) if n > 1 else 0 for n in images]
+  if not any(counts):
+    raise UserError(
+      f"{where} has one image of each class, so none can be held out for evaluation: add images, "
+      "or check that its labels are classes."
+    )
+  out = np.arange(len(order)) - np.repeat(first, images) < np.repeat(counts, images)
+  return np.sort(order[~out]), np.sort(order[out])
+
+
+def hold_out_line(held_out: int, images: int, share: float, evaluated_on: str) -> str:
+  """Return what is held out: "40 of 400 images for evaluation are held out, 10 % of each class".
+
+  Args:
+    held_out: number of images held out.
+    images: number of images that they were taken from.
+    share: share of each class.
+    evaluated_on: "held-out" or "validation", as in `data.memory.arrays.Arrays`.
+  """
+  kind, _, use = _USES[evaluated_on].partition(" for ")
+  if share == 1:
+    return f"all {images:,} {kind} are evaluated (data.hold_out=1)"
+  return (
+    f"{held_out:,} of {images:,} {kind}, {100 * share:g} % of each class, are held out for {use}"
+  )
+
+
+def single_image_note(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:
+  """Return a note about classes of a single image, which are only trained on, if there are any."""
+  found, images = np.unique(labels, return_counts=True)
+  single = found[images == 1]
+  if not len(single):
+    return ()
+  known = dict(enumerate(class_names))
+  names = [printable(known.get(i, str(i))) for i in single[:_NAMED].tolist()]
+  more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
+  return (f"classes with one image are trained on but not evaluated: {', '.join(names)}{more}",)

@@ -37,7 +37,9 @@ def find_devices() -> list[jax.Device]:
         f"JAX_NUM_CPU_DEVICES={count} is no number of devices: set it to 1 or more, or unset it."
       ) from error
     if not platforms:
-      raise UserError(f"JAX finds no device: {reason}") from error
+      raise UserError(
+        f"JAX finds no device ({reason}): python -m jaxspeed.doctor says what to mend."
+      ) from error
     raise UserError(
       f"JAX_PLATFORMS={platforms} asks for a device that this machine, or this installation of "
       f"JAX, does not have{reason and f' ({reason})'}: unset it, or set JAX_PLATFORMS=cpu."

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster.watchdog import heartbeat
@@ -24,11 +25,14 @@ from jaxspeed.feeds.protocol import RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.outcomes import Evaluated, Outcomes
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
 # Batches that wait on the devices. More would only hold memory: the host decodes ahead anyway.
 _EVALUATED_AHEAD = 2
+# The side in pixels of an image that is only looked at.
+_SHOWN_SIDE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +82,19 @@ def run_evaluation(
   evaluation: Evaluation,
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
-) -> tuple[MetricSums, dict[str, str]]:
-  """The sums over an evaluation's images, and why this process could not read some, by name."""
+) -> tuple[Evaluated, dict[str, str]]:
+  """The result of an evaluation, and why this process could not read some images, by name."""
   split = evaluation.split
   sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
+  images: tuple[Outcomes, ...] = ()
   under_way: collections.deque[MetricSums] = collections.deque()
   stream = _eval_stream(spec, evaluation)
   for host in stream:
-    batch = Batch(image=host.image, label=host.label, mask=host.mask)
+    index = host.index.astype(np.int32)
+    batch = Batch(image=host.image, label=host.label, mask=host.mask, index=index)
     program = programs[host.image.shape[1:3]]
-    sums = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
+    evaluated = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
+    sums, images = evaluated.sums, images + evaluated.images
     under_way.append(sums)
     if len(under_way) > _EVALUATED_AHEAD:
       jax.block_until_ready(under_way.popleft())
@@ -95,7 +102,8 @@ def run_evaluation(
   # Images without a readable header are in no batch.
   headless = np.flatnonzero(split.width == 0).tolist()
   broken = stream.broken | {number: why_broken(split, number) for number in headless}
-  return sums, {split.name(i): reason for i, reason in sorted(broken.items())}
+  reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
+  return Evaluated(sums, images), reasons
 
 
 def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> Any:
@@ -113,6 +121,19 @@ def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> Any:
     read_threads=data.read_threads,
     **part,
   )
+
+
+def small_squares(
+  split: Split, numbers: Int[np.ndarray, "k"]
+) -> UInt8[np.ndarray, "k side side 3"]:
+  """The middle squares of images, `_SHOWN_SIDE` pixels a side."""
+  wanted = np.asarray(numbers, np.int64)
+  batch = rectangles.EvalBatch((_SHOWN_SIDE, _SHOWN_SIDE), wanted, np.ones(len(wanted), bool))
+  stream = EvalStream(split, [batch], resize=_SHOWN_SIDE)
+  try:
+    return np.array(next(stream).image)
+  finally:
+    stream.close()
 
 
 def prepare_evaluation(
@@ -144,7 +165,9 @@ def compile_evaluation(
   )
   sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
   batch = abstract_batch(spec, batch_size * spec.devices, shape)
-  return compile_program(function, (variables, batch, sums))
+  batch = batch.replace(index=batch.label)
+  options = spec.common_options(jax.default_backend())
+  return compile_program(function, (variables, batch, sums), options=options)
 
 
 def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> Batch:

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.data.batch import Batch
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
-from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # Why images cannot be read, by split ("train" or "eval") and name.
 Broken = dict[tuple[str, str], str]
-# Evaluates once; returns the sums, and why images could not be read, by name.
-RunEvaluation = Callable[[], tuple[MetricSums, dict[str, str]]]
+# Evaluates once; returns the result, and why images could not be read, by name.
+RunEvaluation = Callable[[], tuple[Evaluated, dict[str, str]]]
 
 
 class OpenData(Protocol):
@@ -45,6 +48,10 @@ class OpenData(Protocol):
   @property
   def counts(self) -> tuple[int | Mapping[int, int], int]:
     """The numbers of images to train on, in all or by resized side, and to evaluate on."""
+
+  @property
+  def train_labels(self) -> Int[np.ndarray, "n"]:
+    """The labels of the images to train on, in the first phase."""
 
   @property
   def decides(self) -> dict[str, int]:
@@ -129,6 +136,19 @@ class Feed(Protocol):
     """
 
   @property
+  def whole_epochs(self) -> bool:
+    """Whether `train` takes the steps of an epoch at once."""
+    return False
+
+  @property
+  def fingerprint(self) -> str:
+    """The kind and the checksum of the images, in two words; a run resumes with no others.
+
+    '' says nothing of them. Every process has the same.
+    """
+    return ""
+
+  @property
   def programs(self) -> list[Program]:
     """The programs compiled by now, a training program first."""
     return []
@@ -169,9 +189,36 @@ class Feed(Protocol):
     """
     ...
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over all evaluation images, each counted once, as in the phase of step `step - 1`."""
+  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+    """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
     ...
+
+  def eval_names(self, step: int) -> Sequence[str]:
+    """The paths below their folder of the images that `evaluate` numbers; () for none on disk."""
+    return ()
+
+  def show_evaluated(
+    self, numbers: Int[np.ndarray, "k"], step: int
+  ) -> UInt8[np.ndarray, "m h w 3"]:
+    """Evaluation images of one size, for a report; none if the feed has none to show.
+
+    Args:
+      numbers: their numbers, as in `evaluate`.
+      step: as there.
+    """
+    return np.zeros((0, 1, 1, 3), np.uint8)
+
+  def show_trained(self, seed: int, step: int, count: int) -> Batch:
+    """The first `count` images of a batch, on the host, before the devices augment them.
+
+    Args:
+      seed: the run's seed.
+      step: the first step of an epoch.
+      count: at most the batch size; a feed that shows none ignores it.
+    """
+    nothing = np.zeros(0, np.int32)
+    size = (0, 1, 1, 3)
+    return Batch(np.zeros(size, np.uint8), nothing, nothing > 0, nothing > 0)
 
   def take_waited_seconds(self) -> float:
     """The seconds since the last call in which the devices had no images to work on."""

@@ -1,15 +1,19 @@
 """The feed of a data set in memory."""
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxspeed.data.batch import WARMUP, pad_batches, purpose_key, seed_key
+from jaxspeed.data.balance import BalancedSampler
+from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
 from jaxspeed.data.memory.arrays import Arrays, open_arrays
+from jaxspeed.data.memory.fingerprint import fingerprint
 from jaxspeed.data.memory.passed import take_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Program, compile_program
@@ -19,6 +23,7 @@ from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
@@ -26,7 +31,8 @@ from jaxspeed.steps.state import Carry, StepOutput, TrainState
 class ResidentFeed(Feed):
   """Trains and evaluates on a data set that every device holds in memory.
 
-  One program runs an epoch on accelerators, a step on CPUs (`compile_programs`).
+  One program runs an epoch, or what is left of it, on accelerators, a step on CPUs
+  (`compile_programs`).
   """
 
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
@@ -58,6 +64,7 @@ class ResidentFeed(Feed):
       classes=data.classes,
       follow="data.classes" in follow,
       tune=config.tune_on == "validation",
+      share=data.hold_out,
     )
     _check_size(arrays, config, follow, data.path or data.name)
     return arrays
@@ -69,9 +76,13 @@ class ResidentFeed(Feed):
     Raises:
       UserError: labels or sizes do not fit the config.
     """
-    tune = config.tune_on == "validation"
-    may_follow = "data.classes" in follow
-    arrays = take_arrays(data, classes=config.data.classes, follow=may_follow, tune=tune)
+    arrays = take_arrays(
+      data,
+      classes=config.data.classes,
+      follow="data.classes" in follow,
+      tune=config.tune_on == "validation",
+      share=config.data.hold_out,
+    )
     _check_size(arrays, config, follow, "data=")
     return arrays
 
@@ -85,13 +96,25 @@ class ResidentFeed(Feed):
     )
     placed = mesh_lib.replicate(padded, spec.mesh)
     abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(spec.mesh))
-    program = compile_program(eval_step.evaluate_on_mesh(spec), abstract)
+    options = spec.common_options(jax.default_backend())
+    program = compile_program(eval_step.evaluate_on_mesh(spec), abstract, options=options)
     return lambda: (program.call(variables, placed), {})
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """The kind and the checksum of the images (`data.memory.fingerprint`)."""
+    return fingerprint(self._arrays)
+
+  @property
+  def whole_epochs(self) -> bool:
+    """Whether one program runs an epoch, as on accelerators."""
+    return self._programs.whole_epochs
 
   @property
   def programs(self) -> list[Program]:
     """The programs compiled by now, a training program first."""
-    return [*self._programs.train.values(), *self._programs.all()[:2], self._programs.evaluate]
+    train = self._programs.train()
+    return sorted(self._programs.all(), key=lambda program: program not in train)
 
   def new_programs(self) -> list[Program]:
     """All programs at the first call, none afterwards."""
@@ -109,7 +132,7 @@ class ResidentFeed(Feed):
     return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
 
   def warm_up(self) -> None:
-    """Runs every program once on random labels, from which nothing can be learned.
+    """Runs every program on random labels, from which nothing can be learned: a step of each kind.
 
     On a GPU, the first call of a program loads its kernels and makes cuDNN's plans; airbench leaves
     that out of its clock in the same way. The resulting state is thrown away.
@@ -122,9 +145,17 @@ class ResidentFeed(Feed):
     train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), spec.mesh))
     state = programs.init.call(key, train.image)
     carry = Carry(state, mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
-    order = programs.order.call(key, mesh_lib.replicate(np.int32(0), spec.mesh))
-    for program in programs.train.values():
+    order = self._order(0, 0)
+    for program in programs.step.values():
       carry, _ = program.call(carry, train, order, resident.table)
+    first = 0
+    for stretch in spec.plan.stretches() if programs.whole_epochs else ():
+      assert programs.epoch is not None
+      # One step of each kind is enough.
+      carry = carry.replace(state=carry.state.replace(step=self._number(first)))
+      stop = self._number(min(first + len(stretch.kinds), stretch.end))
+      carry, _ = programs.epoch.call(carry, train, order, resident.table, stop)
+      first = stretch.end
     jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
 
   def init(self, seed: int) -> TrainState:
@@ -132,34 +163,51 @@ class ResidentFeed(Feed):
     return self._programs.init.call(self._key(seed), self._resident.train.image)
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`.
-
-    Raises:
-      UserError: an accelerator would have to resume inside an epoch, which is one program there.
-    """
+    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
     plan, programs = self._spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
-    epoch, step_in_epoch = plan.epoch_of(first_step)
-    order = programs.order.call(
-      self._key(seed), mesh_lib.replicate(np.int32(epoch), self._spec.mesh)
-    )
-    if programs.whole_epochs:
-      if step_in_epoch:
-        raise UserError(
-          "the newest checkpoint lies inside an epoch, where a CPU saved it; "
-          "an accelerator resumes only from the end of an epoch: finish the epoch on a CPU."
-        )
-      carry, losses = programs.train[plan.segments(epoch)].call(carry, data, order, table)
-      yield StepOutput(last_step, carry, losses)
+    order = self._order(seed, plan.epoch_of(first_step)[0])
+    if programs.epoch is not None:
+      stop = self._number(last_step)
+      carry, losses = programs.epoch.call(carry, data, order, table, stop)
+      yield StepOutput(last_step, carry, losses, count=last_step - first_step)
       return
     for step in range(first_step, last_step):
-      program = programs.train[((1, (plan.kind_of(step),)),)]
+      program = programs.step[plan.kind_of(step)]
       carry, loss = program.call(carry, data, order, table)
       yield StepOutput(step + 1, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over all evaluation images, each counted once."""
+  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+    """Evaluates all evaluation images, each counted once."""
     return self._programs.evaluate.call(variables, self._resident.eval)
+
+  def show_evaluated(
+    self, numbers: Int[np.ndarray, "k"], step: int
+  ) -> UInt8[np.ndarray, "k h w 3"]:
+    """Evaluation images, as they are in memory."""
+    return self._arrays.eval_images[numbers]
+
+  def show_trained(self, seed: int, step: int, count: int) -> Batch:
+    """The first images of the epoch that begins with `step`, before the devices augment them."""
+    order = jax.device_get(self._order(seed, self._spec.plan.epoch_of(step)[0]))
+    index = order.index[:count]
+    images, labels = self._arrays.train_images[index], self._arrays.train_labels[index]
+    return Batch(images, labels.astype(np.int32), np.ones(len(index), bool), order.flip[:count])
+
+  def _order(self, seed: int, epoch: int) -> Order:
+    """The order of an epoch, on the devices."""
+    spec, program = self._spec, self._programs.order
+    if program is not None:
+      return program.call(self._key(seed), self._number(epoch))
+    parts = dict(images=spec.plan.phases[0].images, flip=spec.config.augment.flip)
+    return mesh_lib.replicate(self._sampler.order(seed, epoch, **parts), spec.mesh)
+
+  @functools.cached_property
+  def _sampler(self) -> BalancedSampler:
+    return BalancedSampler(self._arrays.train_labels)
+
+  def _number(self, value: int) -> jax.Array:
+    return mesh_lib.replicate(np.int32(value), self._spec.mesh)
 
   def _key(self, seed: int) -> Any:
     return mesh_lib.replicate(seed_key(seed), self._spec.mesh)

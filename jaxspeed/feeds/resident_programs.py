@@ -13,11 +13,11 @@ from jaxspeed.data.batch import Batch, Order, pad_batches
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
-from jaxspeed.planning.plan import Phase, Segments
+from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh, order_of, resident_epoch, resident_step
+from jaxspeed.steps.programs import on_mesh, order_of, resident_step, resident_steps
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
@@ -27,20 +27,31 @@ class Programs:
   """The compiled programs of a run.
 
   Attributes:
-    train: the program of each kind of epoch, by its segments (`Plan.segments`); without
-      `whole_epochs`, that of each kind of step, with the segments of an epoch of one step.
+    epoch: the program of an epoch's steps, or of those that are left; None on a CPU.
+    step: without it, the program of each kind of step.
+    order: the program of an epoch's order; None where the host balances it (`data.balance`).
     carry: shapes and shardings of what `train` takes and returns, to restore a checkpoint into.
   """
 
   init: Program
-  order: Program
-  train: dict[Segments, Program]
+  order: Program | None
+  epoch: Program | None
+  step: dict[StepKind, Program]
   evaluate: Program
-  whole_epochs: bool
   carry: Carry
 
+  @property
+  def whole_epochs(self) -> bool:
+    """Whether a call runs an epoch."""
+    return self.epoch is not None
+
+  def train(self) -> list[Program]:
+    """The programs that train."""
+    return [self.epoch] if self.epoch is not None else list(self.step.values())
+
   def all(self) -> list[Program]:
-    return [self.init, self.order, *self.train.values(), self.evaluate]
+    every = (self.init, self.order, *self.train(), self.evaluate)
+    return [program for program in every if program is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,49 +90,53 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
   key = array((2,), jnp.uint32)
   train_set = batch(plan.train_images)
   group = plan.eval_batch_size * spec.devices
-  eval_set = batch(math.ceil(plan.eval_images / group) * group)
+  evaluated = math.ceil(plan.eval_images / group) * group
+  eval_set = batch(evaluated).replace(index=array((evaluated,), jnp.int32))
   table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
-  order = Order(array((plan.train_images,), jnp.int32), array((plan.train_images,), jnp.bool_))
+  balanced = config.data.balance == "sampling"
+  places = plan.phases[0].images if balanced else plan.train_images
+  order = Order(array((places,), jnp.int32), array((places,), jnp.bool_))
 
   init = on_mesh(init_state, spec)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
   carry = Carry(state, mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere))
   arguments = (carry, train_set, order, table)
   options = spec.compiler_options(jax.default_backend())
+  common = spec.common_options(jax.default_backend())
 
-  def train(phase: Phase, segments: Segments) -> Callable[[], Program]:
-    function = (
-      on_mesh(resident_epoch, spec, phase=phase, segments=segments)
-      if whole_epochs
-      else on_mesh(resident_step, spec, phase=phase, kind=segments[0][1][0])
-    )
-    return lambda: compile_program(function, arguments, donate=(0,), options=options)
+  phase = plan.phases[0]
+
+  def train(kind: StepKind | None) -> Callable[[], Program]:
+    if kind is None:
+      function = on_mesh(resident_steps, spec, phase=phase, stretches=plan.stretches())
+    else:
+      function = on_mesh(resident_step, spec, phase=phase, kind=kind)
+    # The step before which to stop.
+    parts: tuple[Any, ...] = (*arguments, *([array((), jnp.int32)] if kind is None else []))
+    return lambda: compile_program(function, parts, donate=(0,), options=options)
+
+  def other(function: Callable[..., Any], parts: tuple[Any, ...]) -> Callable[[], Program]:
+    return lambda: compile_program(function, parts, options=common)
 
   # A dict, not a set: it keeps the order in which they are needed.
-  epochs = dict.fromkeys(plan.segments(epoch) for epoch in range(plan.epochs))
-  steps = dict.fromkeys(
-    ((1, (kind,)),) for segments in epochs for _, kinds in segments for kind in kinds
-  )
-  phase = plan.phases[0]
+  kinds = dict.fromkeys(plan.kind_of(step) for step in range(plan.total_steps))
   jobs: dict[Any, Callable[[], Program]] = {
-    segments: train(phase, segments) for segments in (epochs if whole_epochs else steps)
+    kind: train(kind) for kind in ((None,) if whole_epochs else kinds)
   }
-  compiled = BackgroundCompiler(
-    jobs
-    | {
-      "evaluate": lambda: compile_program(
-        eval_step.evaluate_on_mesh(spec), (state.evaluated(), eval_set)
-      ),
-      "init": lambda: compile_program(init, (key, train_set.image)),
-      "order": lambda: compile_program(on_mesh(order_of, spec), (key, array((), jnp.int32))),
-    }
-  ).wait()
+  others: dict[Any, Callable[[], Program]] = {
+    "evaluate": other(eval_step.evaluate_on_mesh(spec), (state.evaluated(), eval_set)),
+    "init": other(init, (key, train_set.image)),
+    "order": other(on_mesh(order_of, spec), (key, array((), jnp.int32))),
+  }
+  if balanced:
+    del others["order"]
+  compiled = BackgroundCompiler(jobs | others).wait()
   return Programs(
     init=compiled["init"],
-    order=compiled["order"],
-    train={segments: compiled[segments] for segments in jobs},
+    order=compiled.get("order"),
+    epoch=compiled.get(None),
+    step={kind: compiled[kind] for kind in jobs if kind is not None},
     evaluate=compiled["evaluate"],
-    whole_epochs=whole_epochs,
     carry=carry,
   )
 

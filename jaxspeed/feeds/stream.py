@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.disk.fingerprint import fingerprint
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.devices import mesh as mesh_lib
@@ -23,6 +25,7 @@ from jaxspeed.feeds.evaluation import (
   make_evaluation,
   prepare_evaluation,
   run_evaluation,
+  small_squares,
 )
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
@@ -32,6 +35,7 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
@@ -67,9 +71,10 @@ class StreamFeed(Feed):
     self.carry = Carry(state, sums)
     self.benchmark, self.evaluated_on = sets.benchmark, sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
+    common = spec.common_options(jax.default_backend())
     for phase in plan.phases:
       jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
-      jobs.setdefault("init", lambda: compile_program(self._init, shapes))
+      jobs.setdefault("init", lambda: compile_program(self._init, shapes, options=common))
       evaluation = self._evaluations[phase]
       for shape in evaluation.shapes:
         jobs.setdefault(
@@ -113,6 +118,11 @@ class StreamFeed(Feed):
   ) -> RunEvaluation:
     """Compiles the programs of a phase's evaluation; returns a function that runs it."""
     return prepare_evaluation(data, spec, phase, variables)
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """The kind and the checksum of the first phase's images (`data.disk.fingerprint`)."""
+    return fingerprint(next(iter(self._sets.sets.values())))
 
   @property
   def programs(self) -> list[Program]:
@@ -166,13 +176,33 @@ class StreamFeed(Feed):
       self._streams.look_ahead()
       yield StepOutput(step, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> MetricSums:
-    """Sums over all evaluation images, each counted once, as in the phase of step `step - 1`."""
+  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+    """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
     evaluation = self._evaluations[self._spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
-    sums, broken = run_evaluation(self._spec, evaluation, programs, variables)
+    evaluated, broken = run_evaluation(self._spec, evaluation, programs, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
-    return sums
+    return evaluated
+
+  def eval_names(self, step: int) -> Sequence[str]:
+    """The paths of the evaluation images of the phase of step `step - 1`; () for noise."""
+    return self._evaluations[self._spec.plan.phase_of(step - 1)].split.paths()
+
+  def show_evaluated(
+    self, numbers: Int[np.ndarray, "k"], step: int
+  ) -> UInt8[np.ndarray, "m h w 3"]:
+    """The middle squares of evaluation images, 64 pixels a side; none of noise."""
+    split = self._evaluations[self._spec.plan.phase_of(step - 1)].split
+    if self._spec.config.data.synthetic:
+      return super().show_evaluated(numbers, step)
+    return small_squares(split, numbers)
+
+  def show_trained(self, seed: int, step: int, count: int) -> Batch:
+    """The first images of the epoch that begins with `step`, before the devices augment them."""
+    if self._spec.config.data.synthetic:
+      return super().show_trained(seed, step, count)
+    host = self._streams.first_images(seed, step, count)
+    return Batch(host.image, host.label, host.mask, host.flip)
 
   def take_waited_seconds(self) -> float:
     """The seconds since the last call in which the devices had no batch to work on."""

@@ -1,9 +1,14 @@
 """The streams of training batches: that of the current phase, and the next, opened ahead."""
 
+import dataclasses
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxspeed.data.balance import BalancedSampler
 from jaxspeed.data.disk.batches import HostBatch
 from jaxspeed.data.disk.noise import NoiseStream
 from jaxspeed.data.disk.sets import ImageSets
@@ -59,6 +64,17 @@ class TrainStreams:
     broken, self._broken = self._broken, {}
     return broken
 
+  def first_images(self, seed: int, step: int, count: int) -> HostBatch:
+    """The first `count` images of the epoch that begins with `step`, for a report."""
+    plan = self._spec.plan
+    phase = dataclasses.replace(plan.phase_of(step), batch_size=count)
+    alone = dict(process=0, processes=1)
+    stream = self._stream_of(phase, seed, iter([(plan.epoch_of(step)[0], 0)]), alone)
+    try:
+      return dataclasses.replace(batch := next(stream), image=np.array(batch.image))
+    finally:
+      stream.close()
+
   def close(self) -> None:
     """Ends both streams."""
     self._close_stream()
@@ -68,13 +84,25 @@ class TrainStreams:
 
   def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
     """The stream of a phase's batches, from `first_step` on."""
-    config, plan = self._spec.config, self._spec.plan
-    split = self._sets.sets[phase.copies].train
+    plan = self._spec.plan
     numbers = range(first_step, _end_of(phase, plan))
     steps = (plan.epoch_of(number) for number in numbers)
     part = dict(process=jax.process_index(), processes=jax.process_count())
+    return self._stream_of(phase, seed, steps, part)
+
+  def _stream_of(
+    self, phase: Phase, seed: int, steps: Iterator[tuple[int, int]], part: dict[str, int]
+  ) -> Any:
+    """The stream of a phase's batches with these numbers of epoch and step."""
+    config = self._spec.config
+    split = self._sets.sets[phase.copies].train
     if config.data.synthetic:
       return NoiseStream(split, phase, steps, **part)
+    order = None
+    if config.data.balance == "sampling":
+      sampler = BalancedSampler(split.label)
+      parts = dict(images=phase.images, flip=config.augment.flip)
+      order = functools.partial(sampler.order, seed, **parts)
     return TrainStream(
       split,
       seed=seed,
@@ -86,6 +114,7 @@ class TrainStreams:
       on_error=config.data.on_error,
       antialias=config.data.antialias,
       read_threads=config.data.read_threads,
+      order=order,
       **part,
     )
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jaxspeed.errors import printable
 from jaxspeed.launch.status import JobStatus
+from jaxspeed.records.durations import estimate
 
 # Wide enough for any table: a terminal wraps what a pipe keeps whole.
 _WIDTH = 10_000
@@ -27,7 +28,7 @@ def status_table(statuses: Sequence[JobStatus], notes: Sequence[str] = ()) -> st
       f"{status.state}: {status.detail}" if _shows_detail(status) else status.state,
       _epoch(status),
       "" if status.accuracy is None else f"{100 * status.accuracy:.2f} %",
-      duration(status.remaining),
+      "" if status.remaining is None else estimate(status.remaining, digits=2),
       str(status.restarts) if status.restarts else "",
       status.id,
     ]
@@ -66,15 +67,6 @@ def _failure(status: JobStatus) -> list[str]:
   why = f": {status.detail}" if status.detail else ""
   head = f"{status.name} failed" + (f" ({', '.join(facts)})" if facts else "") + why
   return [printable(head), *(f"  {printable(line)}" for line in status.last_lines)]
-
-
-def duration(seconds: float | None) -> str:
-  """Seconds as text: 45 s, 12 min, 3.4 h; '' for None."""
-  if seconds is None:
-    return ""
-  if seconds < 100:
-    return f"{seconds:.0f} s"
-  return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from jaxspeed.data.grey import grey_note, repeat_grey
+from jaxspeed.data.hold_out import TENTH, single_image_note
 from jaxspeed.data.memory.arrays import Arrays as Opened
-from jaxspeed.data.memory.own import tenth_of
+from jaxspeed.data.memory.own import share_of
 from jaxspeed.errors import UserError
 
-_ACCEPTED = "uint8 from 0 to 255, or floats from 0 to 1, of shape [n, height, width, 3]"
+_ACCEPTED = (
+  "uint8 from 0 to 255, or floats from 0 to 1, of shape [n, height, width, 3] or, if grey, "
+  "[n, height, width]"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,13 +25,15 @@ class Arrays:
   """Labelled images in memory, for `jaxspeed.fit(..., data=...)`.
 
   Images are uint8 from 0 to 255, or floats from 0 to 1 (rounded to 256 levels), of shape
-  [n, height, width, 3]: squares, all of one size. NumPy arrays, or anything that `numpy.asarray`
-  takes.
+  [n, height, width, 3]: squares, all of one size. Grey images, [n, height, width] or
+  [n, height, width, 1], are repeated to three channels. NumPy arrays, or anything that
+  `numpy.asarray` takes.
 
   Args:
     x: the images to train on.
     y: their labels [n], integers that count classes from 0.
-    x_val: the images to evaluate on; None: a tenth of `x`, always the same one, is held out.
+    x_val: the images to evaluate on; None: `config.data.hold_out` of each class of `x` is held
+      out, always the same images.
     y_val: their labels.
     class_names: the names of the classes, by label; (): their numbers.
 
@@ -39,15 +46,19 @@ class Arrays:
   x_val: Any = None
   y_val: Any = None
   class_names: Sequence[str] = ()
+  _grey: int = dataclasses.field(default=0, init=False, repr=False)  # images given as grey
 
   def __post_init__(self) -> None:
     set_field = object.__setattr__  # the class is frozen
-    set_field(self, "x", images_of(self.x, "x"))
+    pixels, grey = _pixels_of(self.x, "x")
+    set_field(self, "x", pixels)
     set_field(self, "y", labels_of(self.y, len(self.x), "y"))
     if (self.x_val is None) != (self.y_val is None):
       raise UserError("Arrays has one of x_val and y_val without the other: give both, or none.")
     if self.x_val is not None:
-      set_field(self, "x_val", images_of(self.x_val, "x_val"))
+      pixels, eval_grey = _pixels_of(self.x_val, "x_val")
+      set_field(self, "x_val", pixels)
+      grey += eval_grey
       set_field(self, "y_val", labels_of(self.y_val, len(self.x_val), "y_val"))
       if self.x.shape[1:] != self.x_val.shape[1:]:
         (h, w), (i, j) = self.x.shape[1:3], self.x_val.shape[1:3]
@@ -59,28 +70,33 @@ class Arrays:
     if isinstance(self.class_names, str) or not isinstance(self.class_names, Iterable):
       raise UserError(f"class_names={self.class_names!r}: it must be a list of names, by label.")
     set_field(self, "class_names", tuple(map(str, self.class_names)))
+    set_field(self, "_grey", grey)
 
 
 def images_of(images: Any, name: str) -> UInt8[np.ndarray, "n h w 3"]:
-  """Images as uint8; floats from 0 to 1 are rounded to 256 levels.
+  """Images as uint8 in three channels; floats from 0 to 1 are rounded to 256 levels.
 
   Raises:
     UserError: they are of another kind; `name` is the argument's.
   """
+  return _pixels_of(images, name)[0]
+
+
+def _pixels_of(images: Any, name: str) -> tuple[UInt8[np.ndarray, "n h w 3"], int]:
+  """Images as `images_of` returns them, and how many of them were grey."""
   try:
     images = np.asarray(images)
   except ValueError:
     raise UserError(f"images of {name} have different sizes: resize them to one size.") from None
   found = f"{name} is {images.dtype} of shape {images.shape}"
-  if images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 1):
-    raise UserError(
-      f"{found}, grey images: models take three channels; repeat them, as in "
-      f"numpy.repeat({name}.reshape(*{name}.shape[:3], 1), 3, axis=-1)."
-    )
-  if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
+  alone = images.ndim == 3 and images.shape[-1] in (1, 3) and images.shape[1] != images.shape[2]
+  if images.ndim == 2 or alone:
+    raise UserError(f"{found}, one image without the axis of images: pass {name}[None].")
+  if images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)) or 0 in images.shape:
     raise UserError(f"{found}: images are {_ACCEPTED}.")
+  grey = len(images) if images.shape[3:] != (3,) else 0
   if images.dtype == np.uint8:
-    return np.ascontiguousarray(images)
+    return (repeat_grey(images) if grey else np.ascontiguousarray(images)), grey
   if images.dtype.kind != "f":
     raise UserError(f"{found}: images are {_ACCEPTED}.")
   low, high = float(images.min()), float(images.max())
@@ -89,7 +105,8 @@ def images_of(images: Any, name: str) -> UInt8[np.ndarray, "n h w 3"]:
       f"{name} has floats from {low:g} to {high:g}: they must be from 0 to 1, and not normalised; "
       "divide by 255, or pass uint8."
     )
-  return np.rint(images * 255).astype(np.uint8)
+  levels = np.rint(images * 255).astype(np.uint8)
+  return (repeat_grey(levels) if grey else levels), grey
 
 
 def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
@@ -104,8 +121,11 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
   except ValueError:
     raise UserError(f"{name} has labels of different shapes: labels are integers.") from None
   if labels.dtype.kind not in "iu" or labels.shape != (count,):
-    one_hot = labels.ndim == 2 and len(labels) == count
-    advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels" if one_hot else ""
+    advice = ""
+    if labels.shape == (count, 1):
+      advice = f"; {name}.ravel() makes a row of the column"
+    elif labels.ndim == 2 and len(labels) == count:
+      advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels"
     raise UserError(
       f"{name} is {labels.dtype} of shape {labels.shape}: labels are integers of shape ({count},), "
       f"one for each image{advice}."
@@ -116,12 +136,14 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
   return labels.astype(np.int32)
 
 
-def opened(arrays: Arrays) -> Opened:
-  """The data set that a run trains on; without x_val and y_val a tenth is held out."""
+def opened(arrays: Arrays, share: float = TENTH) -> Opened:
+  """The data set that a run trains on; without x_val, `share` of each class is held out."""
   parts = (arrays.x, arrays.y, arrays.x_val, arrays.y_val)
   evaluated_on = "test"
+  notes: tuple[str, ...] = ()
   if arrays.x_val is None:
-    kept, out = tenth_of(arrays.x)
+    kept, out = share_of(arrays.x, arrays.y, share, "data=")
+    notes = single_image_note(arrays.y, arrays.class_names)
     parts = (arrays.x[kept], arrays.y[kept], arrays.x[out], arrays.y[out])
     evaluated_on = "held-out"
   checksum = 0
@@ -137,5 +159,6 @@ def opened(arrays: Arrays) -> Opened:
     class_names=tuple(arrays.class_names),
     source=f"arrays of {train:,} and {evaluated:,} images of {height} x {width} pixels, CRC-32 "
     f"{checksum:08x}",
+    notes=grey_note(arrays._grey, train + evaluated) + notes,
     evaluated_on=evaluated_on,
   )

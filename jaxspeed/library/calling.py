@@ -13,7 +13,7 @@ _WORDS = (
   (r"\bwrite --config=(\S+)", r"pass \1"),
   (r"--config=(\S)", r"recipe \1"),
   (r"--config\.", "config."),
-  (r"--(workdir|step)\b", r"\1"),
+  (r"--(workdir|step|profile)\b", r"\1"),
   (r"\bthe same command\b", "the same call"),
 )
 _FITTING = threading.Lock()

@@ -1,6 +1,7 @@
 """Training from Python: `fit`."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -20,8 +21,10 @@ from jaxspeed.library.loaded import Run, load
 from jaxspeed.library.recipes import call_of, changed_in, recipe
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.optim.own import check_transformation
+from jaxspeed.records.loggers import Logger, check_loggers
 from jaxspeed.run.caller import OnEpoch, python_caller
 from jaxspeed.run.parts import Parts
+from jaxspeed.run.profile import Steps
 from jaxspeed.run.session import train
 
 # Fields that a run from Python does not use, and why.
@@ -42,6 +45,8 @@ def fit(
   schedule: optax.Schedule | None = None,
   progress: bool = False,
   on_epoch: OnEpoch | None = None,
+  profile: tuple[int, int] | None = None,
+  loggers: Sequence[Logger] = (),
 ) -> Run:
   """Trains a recipe, or resumes the run in its folder, and returns the run.
 
@@ -57,11 +62,16 @@ def fit(
     model: a Flax module in place of `config.model`: `__call__(images [n, h, w, 3], *, train)`
       returns logits [n, classes] (docs/extending.md).
     optimizer: an Optax transformation in place of `config.optimizer`, without a learning rate, such
-      as `optax.scale_by_adam()`: the plan's learning rate is applied.
+      as `optax.scale_by_adam()`: the plan's learning rate is applied, and so are
+      `config.optimizer.clip_norm` and `layer_decay`.
     schedule: an Optax schedule in place of `config.schedule`: the learning rate by step, from 0.
     progress: whether to print what the command prints.
     on_epoch: called after each epoch with its row of `Run.history`, in this thread; if it returns
       True, the run is saved and stops, and can be resumed.
+    profile: the first and the last step to trace, counted from 1; the trace is for TensorBoard and
+      Perfetto, in the run's folder "profile".
+    loggers: objects with the methods `init(run)`, `log(row)` and `finish()` (`records.loggers`),
+      besides those that `config.records.loggers` names.
 
   Returns:
     The run. `run.result` is {} if it was stopped before its end.
@@ -80,7 +90,7 @@ def fit(
     call, changed = call_of(config), set(changed_in(config))
     config = config.copy_and_resolve_references()
     folder = _folder(workdir, config)
-    parts = _parts(model, optimizer, schedule, data)
+    parts = _parts(model, optimizer, schedule, data, config.data.hold_out)
     if data is not None and parts.data is None:
       config.data.path = _path(data)
       changed.add("data.path")
@@ -89,8 +99,12 @@ def fit(
     _check(config, changed, parts)
     if on_epoch is not None and not callable(on_epoch):
       raise UserError("on_epoch= must be a function of an epoch's row, which is a dict.")
+    loggers = check_loggers(loggers)
     words = _words(call, data, folder, parts)
-    caller = python_caller(words, progress=progress, on_epoch=on_epoch)
+    steps = _steps(profile)
+    caller = python_caller(
+      words, progress=progress, on_epoch=on_epoch, profile=steps, loggers=loggers
+    )
     try:
       train(config, folder, given=changed, parts=parts, caller=caller)
     except Stopped as stopped:
@@ -119,7 +133,7 @@ def _path(data: Any) -> str:
   return path
 
 
-def _parts(model: Any, optimizer: Any, schedule: Any, data: Any) -> Parts:
+def _parts(model: Any, optimizer: Any, schedule: Any, data: Any, share: float) -> Parts:
   """The objects that replace fields, checked."""
   if model is not None:
     check_module(model)
@@ -130,7 +144,7 @@ def _parts(model: Any, optimizer: Any, schedule: Any, data: Any) -> Parts:
       f"schedule= is of type {type(schedule).__name__}: it must be a function from a step to its "
       "learning rate, such as optax.cosine_decay_schedule(0.1, 1000)."
     )
-  arrays = opened(data) if isinstance(data, Arrays) else None
+  arrays = opened(data, share) if isinstance(data, Arrays) else None
   return Parts(data=arrays, model=model, optimizer=optimizer, schedule=schedule)
 
 
@@ -140,6 +154,11 @@ def _check(config: ConfigDict, changed: set[str], parts: Parts) -> None:
     if name in changed or (name == "runs" and config.runs > 1):
       raise UserError(f"config.{name}={config[name]} has no effect: {why}.")
   refuse_replaced(parts.given(), changed)
+  has_own = parts.data is not None and parts.data.evaluated_on == "test"
+  if "data.hold_out" in changed and has_own and config.tune_on == "test":
+    raise UserError(
+      f"config.data.hold_out={config.data.hold_out:g} has no effect: x_val is evaluated."
+    )
   recorded = parts.recorded(config)
   checks.check(recorded)
   effects.check(recorded, changed, command="train")
@@ -149,6 +168,19 @@ def _check(config: ConfigDict, changed: set[str], parts: Parts) -> None:
       "jaxspeed.fit trains in one process, and this one belongs to several (jax.distributed): "
       "start the command jaxspeed train in each of them."
     )
+
+
+def _steps(profile: Any) -> Steps | None:
+  """The steps to trace, checked."""
+  if profile is None:
+    return None
+  steps = profile if isinstance(profile, tuple) and len(profile) == 2 else (0, 0)
+  if not all(type(each) is int for each in steps) or not 1 <= steps[0] <= steps[1]:
+    raise UserError(
+      f"profile={profile!r}: it must be the first and the last step to trace, counted from 1, as "
+      "in (20, 24)."
+    )
+  return steps
 
 
 def _words(call: str, data: Any, folder: str, parts: Parts) -> str:

@@ -19,16 +19,24 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept
 from jaxspeed.errors import UserError
+from jaxspeed.export.formats.choices import Format, InputDtype
 from jaxspeed.files import expanded
 from jaxspeed.library.arrays import images_of, labels_of
 from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.planning.make import make_plan
+from jaxspeed.records import class_figures
+from jaxspeed.records import predictions as predictions_lib
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.checkpoint import Restored
-from jaxspeed.run.predict import for_images, probabilities_of, read_image
+from jaxspeed.run.evaluation import predictions_of
+from jaxspeed.run.export import class_names_of, network_of, write_network
+from jaxspeed.run.image_file import read_image
+from jaxspeed.run.predict import for_images, probabilities_of
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.steps.eval_step import evaluate_on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
@@ -40,7 +48,8 @@ class Run:
   Attributes:
     folder: the run's folder.
     config: its config, with everything filled in.
-    result: the content of result.json; {} while the run is not finished.
+    result: the content of result.json; {} while the run is not finished: "top1", "macro_top1",
+      "ece", "per_class" (as in `evaluate`), "confusion", "seconds", ...
     history: a dict for each epoch, as in metrics.jsonl: "epoch", "step", "train_loss",
       "train_top1", "eval_loss", "eval_top1", "learning_rate", "train_seconds", ...
     step: the number of steps after which the weights were saved.
@@ -62,9 +71,21 @@ class Run:
 
   def __repr__(self) -> str:
     end = f"top1 {self.result['top1']:.2%}" if self.result else f"unfinished, step {self.step}"
+    if self.result and self.history and self.step != self.history[-1]["step"]:
+      end += f" at its end, weights of step {self.step}"
     return f"<jaxspeed.Run {str(self.folder)!r}: {self.config.name or 'a recipe'}, {end}>"
 
-  def evaluate(self, images: Any, labels: Any) -> dict[str, float]:
+  @functools.cached_property
+  def predictions(self) -> Predictions | None:
+    """What the run predicted at its last evaluation, image by image; None if it is not finished.
+
+    Raises:
+      UserError: predictions.npz in the run's folder is damaged.
+    """
+    path = self.folder / predictions_lib.FILE
+    return predictions_lib.read_predictions(path, self.config.data.classes)
+
+  def evaluate(self, images: Any, labels: Any) -> dict[str, Any]:
     """Metrics of the weights on labelled images, with the views of `config.eval.mode`.
 
     Args:
@@ -73,8 +94,11 @@ class Run:
       labels: integers [n].
 
     Returns:
-      {"images": n, "loss", "top1", "top5"}; accuracies are fractions, and there is no "top5" for
-      five classes or fewer.
+      {"images": n, "loss", "top1", "top5", "macro_top1", "ece", "per_class", "confusion"};
+      accuracies are fractions, and there is no "top5" for five classes or fewer. "macro_top1" is
+      the mean accuracy of the classes, "ece" the expected calibration error (`class_figures`).
+      metrics["per_class"]["cat"] is {"top1", "images"}; metrics["confusion"][a][b] is the number
+      of images of class a that class b is predicted for. Above 1,000 classes both are missing.
 
     Raises:
       UserError: images or labels are of another kind or size.
@@ -88,8 +112,16 @@ class Run:
         )
       spec, program = self._evaluation(len(pixels))
       batch = pad_batches(pixels, truth, batch=spec.plan.eval_batch_size, devices=spec.devices)
-      sums = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
-      return {"images": int(sums.count), **sums.means(self.config.data.classes)}
+      evaluated = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
+      metrics = {
+        "images": int(evaluated.sums.count),
+        **evaluated.sums.means(self.config.data.classes),
+      }
+      predictions = predictions_of(evaluated, self.step)
+      figures = class_figures.figures_of(predictions, self._class_names())
+      if "confusion" in figures:
+        figures["confusion"] = figures["confusion"].tolist()
+      return metrics | figures
 
   def predict(self, images: Any) -> Float[np.ndarray, "n classes"]:
     """Probabilities of the classes, by label.
@@ -112,6 +144,37 @@ class Run:
         rows.append(np.asarray(found)[: len(part)])
       return np.concatenate(rows)
 
+  def export(
+    self,
+    path: str | os.PathLike[str],
+    *,
+    format: Format,
+    input: InputDtype = "uint8",
+    fold: bool = False,
+  ) -> dict[str, Any]:
+    """Writes the model for other programs, as `jaxspeed export` does; docs/serving.md loads it.
+
+    Args:
+      path: the file to write; an existing one is replaced.
+      format: "onnx" and "stablehlo" go from images [n, h, w, 3] to probabilities [n, classes];
+        "safetensors" holds the weights of a ResNet or ViT alone. "onnx" has the models of the
+        package, "stablehlo" any.
+      input: the images that go in: "uint8" from 0 to 255, or "float32" from 0 to 1.
+      fold: whether "onnx" folds batch norms into the convolutions before them.
+
+    Returns:
+      What the caller of the model must know, as in the file's metadata: "image_size", "resize",
+      "mean", "std", "class_names", ...
+
+    Raises:
+      UserError: the format does not take the model, a package is missing, or the file cannot be
+        written.
+    """
+    with library_call():
+      place, spec, names = expanded(path, "path"), self._spec, self._class_names()
+      network = network_of(spec, self.step, self.variables, names, input_dtype=input)
+      return write_network(place, network, file_format=format, fold=fold)
+
   @functools.cached_property
   def _probabilities(self) -> Any:
     return jax.jit(probabilities_of(self._spec))
@@ -123,6 +186,10 @@ class Run:
     plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
     spec = make_train_spec(config, plan, self._spec.mesh, model=self._own_model())
     return spec, jax.jit(evaluate_on_mesh(spec))
+
+  def _class_names(self) -> Sequence[str]:
+    """The names of the classes; their numbers if the folder has lost its names."""
+    return class_names_of(self.folder, self.config.data.classes)
 
   def _own_model(self) -> nn.Module | None:
     return self.model if self.config.given.model else None
@@ -136,7 +203,7 @@ class Run:
       raise UserError(f"images={os.fspath(images)!r}: put the name of a file in a list, [NAME].")
     if isinstance(images, Sequence) and images and isinstance(images[0], str | os.PathLike):
       resize = self._phase.eval_resize if streams else size
-      how = dict(antialias=data.antialias if streams else True)
+      how: dict[str, Any] = {"antialias": data.antialias if streams else True}
       return np.stack([read_image(os.fspath(each), size, resize, **how) for each in images])
     pixels = images_of(images, "images")
     if pixels.shape[1:3] != (size, size):
@@ -149,13 +216,14 @@ class Run:
 
 
 def load(
-  workdir: str | os.PathLike[str], *, step: int | None = None, model: nn.Module | None = None
+  workdir: str | os.PathLike[str], *, step: CheckpointStep = None, model: nn.Module | None = None
 ) -> Run:
   """The run in a folder, with the weights of its newest whole checkpoint.
 
   Args:
     workdir: the folder of a run of `jaxspeed.fit` or of the command `train`.
-    step: the step of the checkpoint; None: that of the newest whole one.
+    step: the step of the checkpoint, or "best" for that of the best evaluation, which
+      config.checkpoint.keep_best keeps; None: that of the newest whole one.
     model: the Flax module that the run was given, if it was: the folder holds its weights and its
       description, and nothing is imported because a folder says so.
 

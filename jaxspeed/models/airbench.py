@@ -16,16 +16,21 @@ from jaxtyping import Array, Float, PyTree
 from jaxspeed.config import families, kinds
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
+from jaxspeed.models.layers.border import add_border, border_before_pool
 from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
+from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
-from jaxspeed.models.layers.pool import global_max_pool, max_pool
+from jaxspeed.models.layers.pool import global_max_pool
 from jaxspeed.models.layers.whiten import Whiten, init_whitening
 
 ACTIVATIONS: dict[str, Activation] = {
   "gelu": gelu,
   "silu": jax.nn.silu,
 }
+
+# Added to the variance in each norm.
+NORM_EPSILON = 1e-12
 
 # "uniform" is PyTorch's default for 2x2 patches of 3 channels: U(+-1/sqrt(12)).
 BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
@@ -74,11 +79,15 @@ class Group(nn.Module):
 
   With `depth` 3 a third convolution and norm follow, and the group's first activations are added
   before its last activation (airbench96). [n, h, w, i] to [n, h // 2, w // 2, features].
+
+  The input has its `border_before_pool`, so that the first convolution needs no padding. The result
+  has the next group's, unless the group is the `last`.
   """
 
   features: int
   activation: Activation
   train: bool
+  last: bool
   depth: Literal[2, 3] = 2
   first_init: nn.initializers.Initializer = dirac_init
   norm_momentum: float = 0.6
@@ -86,23 +95,24 @@ class Group(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
-    norm = functools.partial(
-      Norm,
+    shared: dict[str, Any] = dict(
       use_running_average=not self.train,
       momentum=self.norm_momentum,
-      epsilon=1e-12,
+      epsilon=NORM_EPSILON,
       train_scale=False,
     )
+    norm = functools.partial(Norm, **shared)
     conv = functools.partial(Conv, self.features, dtype=self.dtype)
 
-    x = max_pool(conv(kernel_init=self.first_init, name="conv1")(x), 2)
-    x = norm(activation=self.activation, name="norm1")(x)
+    x = conv(kernel_init=self.first_init, padding=0, name="conv1")(x)
+    x = MaxPoolNorm(activation=self.activation, name="norm1", **shared)(x)
+    border = None if self.last else border_before_pool(x)
     y = conv(kernel_init=dirac_init, name="conv2")(x)
+    if self.depth == 2:
+      return norm(activation=self.activation, border=border, name="norm2")(y)
     y = norm(activation=self.activation, name="norm2")(y)
-    if self.depth == 3:
-      y = norm(name="norm3")(conv(kernel_init=dirac_init, name="conv3")(y))
-      y = self.activation(y + x)
-    return y
+    y = norm(name="norm3")(conv(kernel_init=dirac_init, name="conv3")(y))
+    return add_border(self.activation(y + x), border)
 
 
 @families.register("airbench", least_side=9)
@@ -145,11 +155,13 @@ class Airbench(nn.Module):
       name="whiten",
     )(x)
     x = gelu(x)
+    x = add_border(x, border_before_pool(x))
     for number, features in enumerate(self.widths, 1):
       x = Group(
         features,
         activation=ACTIVATIONS[self.activation],
         train=train,
+        last=number == len(self.widths),
         depth=self.depth,
         first_init=dirac_init if self.init_method == "dirac" else dirac_added_init,
         norm_momentum=self.norm_momentum,

@@ -85,10 +85,22 @@ def load_weights(
   return traverse_util.unflatten_dict(loaded)
 
 
-def save_weights(path: str | os.PathLike, variables: Mapping[str, Any], layout: Layout) -> None:
+def save_weights(
+  path: str | os.PathLike,
+  variables: Mapping[str, Any],
+  layout: Layout,
+  *,
+  metadata: Mapping[str, str] | None = None,
+) -> None:
   """Save variables as a .safetensors file that the other package can load.
 
   In torch: `model.load_state_dict(safetensors.torch.load_file(path))`.
+
+  Args:
+    path: the file.
+    variables: the variables, or their arrays as NumPy's.
+    layout: the names of the file.
+    metadata: texts by name, beside the format's own.
 
   Raises:
     UserError: the file cannot be written.
@@ -99,13 +111,19 @@ def save_weights(path: str | os.PathLike, variables: Mapping[str, Any], layout: 
     for place, x in traverse_util.flatten_dict(dict(variables)).items()
   }
   # PyTorch writes this mark, and other readers require it.
-  content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+  content = safetensors.numpy.save(tensors, metadata={**(metadata or {}), "format": "pt"})
   try:
     write_atomically(path, content, sync=False)
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): choose another place."
     ) from error
+
+
+def check_file(path: pathlib.Path) -> None:
+  """Makes sure that a file of weights opens; raises a UserError as `load_weights`."""
+  with _open(path):
+    pass
 
 
 def _open(path):

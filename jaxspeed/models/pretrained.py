@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
-from jaxspeed.models.exchange import Layout, load_weights, save_weights
+from jaxspeed.models.exchange import Layout, check_file, load_weights, save_weights
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.models.vit_weights import VIT
 
@@ -39,16 +39,17 @@ def save_resnet(path: str | os.PathLike, variables: Mapping[str, Any]) -> None:
 
 
 def check_pretrained(config: ConfigDict) -> None:
-  """Check that pretrained weights can be loaded into the model of a config.
+  """Check that a model of the config's name can have pretrained weights, and that the file opens.
 
   Raises:
-    UserError: the model is neither a ResNet nor a ViT.
+    UserError: the model is neither a ResNet nor a ViT; the file is missing, damaged or a pickle.
   """
   if config.model.name not in LAYOUTS:
     raise UserError(
       f"config.pretrained.path={config.pretrained.path}: only a ResNet or a ViT has weights to "
       f"load; set config.model.name to {' or '.join(LAYOUTS)}."
     )
+  check_file(expanded(config.pretrained.path, "config.pretrained.path"))
 
 
 def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:

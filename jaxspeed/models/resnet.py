@@ -7,7 +7,8 @@ exchanged; the head starts as torchvision's with `head_init` "uniform". Sources 
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import jax
@@ -23,7 +24,7 @@ from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
-from jaxspeed.models.layers.pool import blur_pool
+from jaxspeed.models.layers.pool import blur_pool, with_strided
 
 # Blocks in each of the four stages; with 50 layers or more they are bottlenecks.
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -58,8 +59,11 @@ class Block(nn.Module):
   conv: functools.partial[Conv]
   norm: functools.partial[Norm]
 
+  def _blurs(self, x):
+    return self.blurpool and x.shape[-1] >= 16
+
   def _convolve(self, x, features, kernel_size, strides, name):
-    if self.blurpool and strides > 1 and x.shape[-1] >= 16:
+    if strides > 1 and self._blurs(x):
       # For a 1x1 convolution, blur only the pixels that it reads.
       blur_strides = strides if kernel_size == 1 else 1
       x, strides = blur_pool(x, blur_strides), strides // blur_strides
@@ -72,9 +76,7 @@ class Block(nn.Module):
       x = self.norm(name=norm, **fields)(self._convolve(x, features, 1, strides, conv))
       return x if shortcut is None else add_relu(x, shortcut)
     if strides > 1:
-      x = (
-        blur_pool(x, strides) if self.blurpool and x.shape[-1] >= 16 else x[:, ::strides, ::strides]
-      )
+      x = blur_pool(x, strides)
     kernel = PointwiseKernel(features, name=conv, **self.conv.keywords)(x.shape[-1])
     return PointwiseNorm(name=norm, **fields, **shared)(x, kernel, shortcut)
 
@@ -87,7 +89,10 @@ class Block(nn.Module):
     y = x
     # The shortcut is first, so that a GPU adds its gradient of x in the kernel of conv1's gradient.
     if self.strides > 1 or x.shape[-1] != outputs:
-      x = self._project(x, outputs, self.strides, "shortcut_conv", "shortcut_norm")
+      strides = self.strides
+      if strides > 1 and not self._blurs(x):
+        y, x, strides = *with_strided(x, strides), 1
+      x = self._project(x, outputs, strides, "shortcut_conv", "shortcut_norm")
     for number, size in enumerate(sizes[:-1], 1):
       strides = self.strides if number == strided else 1
       y = self._convolve(y, self.features, size, strides, f"conv{number}")
@@ -153,16 +158,23 @@ class ResNet(nn.Module):
   dtype: DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
+  def __call__(
+    self, x: Float[Array, "n h w 3"], *, train: bool, frozen: Collection[str] = ()
+  ) -> Float[Array, "n classes"]:
+    """The logits; in training, the norms of the parts in `frozen` use their running statistics."""
     conv = functools.partial(Conv, kernel_init=_conv_init, dtype=self.dtype)
-    norm = functools.partial(
-      Norm,
-      use_running_average=not train,
-      momentum=self.norm_momentum,
-      splits=self.ghost_splits,
-    )
-    x = Stem(self.width, conv, norm, name="stem")(x)
+
+    def norm_of(part):
+      return functools.partial(
+        Norm,
+        use_running_average=not train or part in frozen,
+        momentum=self.norm_momentum,
+        splits=self.ghost_splits,
+      )
+
+    x = Stem(self.width, conv, norm_of("stem"), name="stem")(x)
     for number, blocks in enumerate(STAGES[self.depth], 1):
+      part = f"stage{number}"
       block = functools.partial(
         Block,
         features=self.width * 2 ** (number - 1),
@@ -170,9 +182,9 @@ class ResNet(nn.Module):
         zero_init=self.zero_init,
         blurpool=self.blurpool,
         conv=conv,
-        norm=norm,
+        norm=norm_of(part),
       )
-      x = Stage(blocks, 1 if number == 1 else 2, block, name=f"stage{number}")(x)
+      x = Stage(blocks, 1 if number == 1 else 2, block, name=part)(x)
     masters = accumulation(self.dtype)
     x = jnp.mean(x, axis=(1, 2), dtype=masters)
     uniform = _uniform_init(x.shape[-1])
@@ -188,3 +200,15 @@ class ResNet(nn.Module):
   def param_groups(self, params: PyTree) -> PyTree:
     """The label of each parameter."""
     return groups_by_name(params)
+
+  def param_layers(self, params: PyTree) -> PyTree:
+    """The layer of each parameter, as timm counts them: the stem is 0, each block one, the head."""
+    *firsts, head = itertools.accumulate(STAGES[self.depth], initial=1)
+
+    def layer(path, _):
+      part, block = path[0].key, path[1].key
+      if part.startswith("stage"):
+        return firsts[int(part[-1]) - 1] + int(block.removeprefix("block")) - 1
+      return 0 if part == "stem" else head
+
+    return jax.tree_util.tree_map_with_path(layer, params)

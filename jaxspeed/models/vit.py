@@ -243,6 +243,22 @@ class ViT(nn.Module):
 
     return jax.tree_util.tree_map_with_path(label, params)
 
+  def param_layers(self, params: PyTree) -> PyTree:
+    """The layer of each parameter, as timm counts them.
+
+    The patches, positions and class token are layer 0, each block is one, the last norm belongs to
+    the last block, and what follows it is the head.
+    """
+
+    def layer(path, _):
+      part = path[0].key
+      if part.startswith("block"):
+        return int(part.removeprefix("block"))
+      others = {"patch": 0, "positions": 0, "class_token": 0, "norm": self.depth}
+      return others.get(part, self.depth + 1)
+
+    return jax.tree_util.tree_map_with_path(layer, params)
+
 
 def _patches_of(
   x: Float[Array, "n h w 3"], high: int, wide: int, side: int

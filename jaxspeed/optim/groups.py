@@ -130,25 +130,39 @@ def _checked(model: str, labels: PyTree, params: PyTree) -> PyTree:
   Raises:
     UserError: they do not.
   """
-  found = {
-    jax.tree_util.keystr(path, simple=True, separator="."): label
-    for path, label in jax.tree_util.tree_leaves_with_path(labels)
-  }
-  for name, label in found.items():
+  for name, label in _dotted(labels).items():
     if label not in LABELS:
       raise UserError(
         f"{model}.param_groups labels {name} as {label!r}: use one of {', '.join(LABELS)}."
       )
-  theirs, ours = jax.tree.structure(labels), jax.tree.structure(params)
-  if str(theirs) != str(ours):
-    wanted = [
-      jax.tree_util.keystr(path, simple=True, separator=".")
-      for path, _ in jax.tree_util.tree_leaves_with_path(params)
-    ]
-    differing = sorted(set(wanted) ^ set(found))
-    where = f", which differs at {', '.join(differing[:_NAMED])}" if differing else ""
-    raise UserError(
-      f"{model}.param_groups returns a tree of another structure than the parameters{where}: "
-      "return one label for each parameter, as jax.tree.map does."
-    )
+  same_structure(f"{model}.param_groups", labels, params, "label")
   return labels
+
+
+def same_structure(method: str, tree: PyTree, params: PyTree, what: str) -> None:
+  """Makes sure that a model's method returned one value for each parameter.
+
+  Args:
+    method: the name of the method.
+    tree: what it returned.
+    params: the parameters.
+    what: what a value is.
+
+  Raises:
+    UserError: the tree has another structure than the parameters.
+  """
+  if str(jax.tree.structure(tree)) == str(jax.tree.structure(params)):
+    return
+  differing = sorted(_dotted(tree).keys() ^ _dotted(params).keys())
+  where = f", which differs at {', '.join(differing[:_NAMED])}" if differing else ""
+  raise UserError(
+    f"{method} returns a tree of another structure than the parameters{where}: return one {what} "
+    "for each parameter, as jax.tree.map does."
+  )
+
+
+def _dotted(tree: PyTree) -> dict[str, Any]:
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="."): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }

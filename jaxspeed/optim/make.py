@@ -8,12 +8,14 @@ from ml_collections import ConfigDict
 
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.optim.adamw import adamw
 from jaxspeed.optim.groups import LABELS, Labels, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 
 _Transforms = dict[str, optax.GradientTransformation]
+_Make = Callable[..., optax.GradientTransformationExtraArgs]
 
 
 def make_optimizer(
@@ -26,9 +28,10 @@ def make_optimizer(
     "muon": Muon for the kernels, SGD for the rest.
     "lars": LARS for kernels and head; momentum without decay for the others; one learning rate for
       all.
+    "adamw": AdamW for all parameters.
     another: an optimizer of the user's own, one of `own`.
-  With SGD and Muon, three groups have their own learning rates and decays: the biases, the head
-  with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
+  With SGD, Muon and AdamW, three groups have their own learning rates and decays: the biases, the
+  head with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
   belong to the biases. Embeddings are trained as scales. What is frozen never changes.
 
   `update` needs the extra argument `learning_rate`. It also needs `momentum` with
@@ -44,18 +47,20 @@ def make_optimizer(
     UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
   """
   name = config.optimizer.name
-  transforms = _others(config)
+  transforms = _others(config, _make_adamw if name == "adamw" else _make_sgd)
   if name == "sgd":
-    transforms |= _sgd(config)
+    transforms |= _body(config, _make_sgd)
+  elif name == "adamw":
+    transforms |= _body(config, _make_adamw)
   elif name == "muon":
     transforms |= _muon(config, transforms["bias"])
   elif name == "lars":
     transforms |= _lars(config)
     labels = for_lars(labels)
   elif own and name in own:
-    transforms |= _sgd(config) | _own(config, own[name])
+    transforms |= _body(config, _make_sgd) | _own(config, own[name])
   else:
-    raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars.")
+    raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
   return optax.partition(transforms, labels)
 
 
@@ -79,12 +84,27 @@ def _make_sgd(
   )
 
 
-def _others(config: ConfigDict) -> _Transforms:
+def _make_adamw(
+  config: ConfigDict, rate: float, decay: float, rate_name: str = "learning_rate"
+) -> optax.GradientTransformationExtraArgs:
+  """AdamW with factors on the learning rate and the weight decay."""
+  fields = config.optimizer
+  return adamw(
+    b1=fields.b1,
+    b2=fields.b2,
+    epsilon=fields.epsilon,
+    weight_decay=fields.weight_decay * decay,
+    rate_factor=rate,
+    rate_name=rate_name,
+  )
+
+
+def _others(config: ConfigDict, make: _Make) -> _Transforms:
   """The transformations of all parameters but kernels, scales and embeddings."""
   fields = config.optimizer
-  head = _make_sgd(config, fields.head_rate, fields.head_decay)
+  head = make(config, fields.head_rate, fields.head_decay)
   transforms = {
-    "bias": _make_sgd(config, fields.bias_rate, fields.bias_decay),
+    "bias": make(config, fields.bias_rate, fields.bias_decay),
     "head": head,
     "head_bias": head,
     "whiten_bias": optax.set_to_zero(),
@@ -92,15 +112,16 @@ def _others(config: ConfigDict) -> _Transforms:
   }
   if config.whitening.bias_epochs:
     transforms["whiten_bias"] = optax.chain(
-      _make_sgd(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
+      make(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
       hold_at_zero("whiten_bias_rate"),
     )
   return transforms
 
 
-def _sgd(config: ConfigDict) -> _Transforms:
-  scale = _make_sgd(config, 1.0, config.optimizer.scale_decay)
-  return {"kernel": _make_sgd(config, 1.0, 1.0), "scale": scale, "embedding": scale}
+def _body(config: ConfigDict, make: _Make) -> _Transforms:
+  """The transformations of kernels, scales and embeddings."""
+  scale = make(config, 1.0, config.optimizer.scale_decay)
+  return {"kernel": make(config, 1.0, 1.0), "scale": scale, "embedding": scale}
 
 
 def _muon(config: ConfigDict, bias: optax.GradientTransformation) -> _Transforms:

@@ -14,10 +14,10 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, families
-from jaxspeed.data.hold_out import held_out_count
+from jaxspeed.data.hold_out import held_out_count, require_training_images
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
-from jaxspeed.planning.own_schedule import rates_of
+from jaxspeed.planning.own_schedule import evaluate, rates_of
 from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
 
 # The table keeps a row per step in memory; ImageNet for 90 epochs at batch size 32 has 3.6 million.
@@ -64,7 +64,8 @@ def lay_out(
   """
   checks.check(config, model=False)
   if config.tune_on == "validation" and not train_images:
-    eval_images = held_out_count(config.data.train_images)
+    require_training_images(config.data.hold_out)
+    eval_images = held_out_count(config.data.train_images, config.data.hold_out)
     train_images = config.data.train_images - eval_images
   train_images = train_images or config.data.train_images
   eval_images = eval_images or config.data.eval_images
@@ -99,13 +100,15 @@ def make_plan(
   """
   layout = lay_out(config, devices=devices, train_images=train_images, eval_images=eval_images)
   first, last = layout.phases[0], layout.phases[-1]
+  rates = rates_of(schedule, layout.total_steps) if schedule else None
+  fixed = config.copy_and_resolve_references()
   return Plan(
     phases=layout.phases,
     total_steps=layout.total_steps,
     train_images=layout.train_images,
     eval_images=layout.eval_images,
     eval_batch_size=min(config.eval.batch_size, -(-layout.eval_images // devices)),
-    table=_table(config, layout.phases, layout.total_steps, schedule),
+    tabulate=lambda: _table(fixed, layout.phases, layout.total_steps, rates),
     whiten_bias_steps=_steps(config.whitening.bias_epochs, first.steps_per_epoch),
     cutmix_steps=_steps(config.augment.cutmix_epochs, last.steps_per_epoch)
     if config.augment.cutmix
@@ -159,10 +162,14 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
       f"config.proxy.keep={config.proxy.keep} on {devices} devices does not divide into "
       f"config.accumulate={config.accumulate} micro-batches: choose another number."
     )
-  if config.augment.cutmix and config.augment.cutmix_epochs and batch // devices % 2:
+  augment = config.augment
+  mixing = {"cutmix": augment.cutmix and augment.cutmix_epochs}
+  mixing |= {name: augment[name] for name in ("mixup", "cutmix_alpha")}
+  if any(mixing.values()) and batch // devices % 2:
+    name = next(name for name, value in mixing.items() if value)
     raise UserError(
       f"config.{field}={batch} gives each of {devices} devices {batch // devices} images, which "
-      f"config.augment.cutmix cannot pair: set --config.{field} to a multiple of {2 * devices}."
+      f"config.augment.{name} cannot pair: set --config.{field} to a multiple of {2 * devices}."
     )
   keep = config.proxy.keep
   if keep > batch or keep % devices:
@@ -261,29 +268,26 @@ def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
 
 
 def _rate(config: ConfigDict, phases: tuple[Phase, ...], total: int) -> np.ndarray:
-  schedule = config.schedule
-  if schedule.segments:
-    epoch, number, steps = _positions(phases, total)
-    return schedules.segments(epoch, number + 1, steps, schedule.segments)
-  shape = {name: schedule[name] for name in ("peak", "start", "final", "power")}
-  if schedule.read == "end":
-    # As in myrtle and imagenet18, a step reads the schedule at its end, step 0 too.
-    epoch, number, steps = _positions(phases, total)
-    return schedules.triangle(
-      epoch + (number + 1) / steps,
-      total=config.epochs,
-      warmup=schedule.warmup,
-      flat=schedule.flat_epochs,
-      **shape,
-    )
-  # Positions are steps, and the peak is at a whole step, as in airbench.
-  return schedules.triangle(
-    np.arange(total),
-    total=total,
-    warmup=math.floor(schedule.warmup * total) / total,
-    flat=schedule.flat_epochs * phases[-1].steps_per_epoch,
-    **shape,
-  )
+  fields = config.schedule.to_dict()
+  rows, read = fields.pop("segments"), fields.pop("read")
+  flat, warmup = fields.pop("flat_epochs"), fields.pop("warmup")
+  by_epoch = fields["name"] in ("step", "exponential")
+  if read == "start" and not rows and not by_epoch:
+    # Positions are steps, and the peak is at a whole step, as in airbench.
+    fields["warmup"] = math.floor(warmup * total) / total
+    fields["flat"] = flat * phases[-1].steps_per_epoch
+    return evaluate(schedules.learning_rate(total=total, **fields), np.arange(total))
+  epoch, number, steps = _positions(phases, total)
+  if rows:
+    return schedules.segments(rows)(epoch, number + 1, steps)
+  # As in myrtle and imagenet18, a step reads the schedule at its end, step 0 too.
+  at = epoch + (number + (read == "end")) / steps
+  if fields["name"] == "step":
+    # Each step is on one stair: in its middle, where no rounding moves it to another.
+    middle = epoch + (number + 0.5) / steps
+    at = np.where(middle < warmup * config.epochs, at, middle)
+  schedule = schedules.learning_rate(total=config.epochs, warmup=warmup, flat=flat, **fields)
+  return evaluate(schedule, at)
 
 
 def _positions(
@@ -301,24 +305,24 @@ def _positions(
 
 
 def _table(
-  config: ConfigDict, phases: tuple[Phase, ...], total: int, schedule: Callable[..., Any] | None
+  config: ConfigDict, phases: tuple[Phase, ...], total: int, rates: np.ndarray | None
 ) -> dict[str, np.ndarray]:
+  """The table of a plan; `rates` replace the learning rates of the config."""
   average, steps_per_epoch = config.average, phases[0].steps_per_epoch
-  rate = rates_of(schedule, total) if schedule else _rate(config, phases, total)
+  epochs, numbers, _ = _positions(phases, total)
+  rate = _rate(config, phases, total) if rates is None else rates
   columns = {"learning_rate": rate}
   if config.optimizer.momentum_segments:
     epoch, number, steps = _positions(phases, total)
-    columns["momentum"] = schedules.segments(
-      epoch, number + 1, steps, config.optimizer.momentum_segments
-    )
+    momentum = schedules.segments(config.optimizer.momentum_segments)
+    columns["momentum"] = momentum(epoch, number + 1, steps)
   if average.kind == "ema":
     columns["average_keep"] = schedules.average_keep(
-      total, steps_per_epoch, decay=average.decay, every=average.every, reach=average.reach
+      numbers, decay=average.decay, every=average.every, reach=average.reach
     )
   if average.kind == "lookahead":
     columns["average_keep"], columns["average_pull"] = schedules.lookahead(
-      total,
-      steps_per_epoch,
+      epochs,
       decay=average.decay,
       every=average.every,
       from_epoch=average.from_epoch,

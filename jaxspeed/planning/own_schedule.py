@@ -1,11 +1,37 @@
-"""Learning rates from a schedule that Python passes, such as Optax's."""
+"""The values of a schedule of Optax's: of a config, or one that Python passes."""
 
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from jaxspeed.errors import UserError
+
+# Rounds each operation by itself, as NumPy does. LLVM's optimisation, and the emitters of fusions
+# that jaxlib had before 0.11 and XLA_FLAGS can choose, round some together: 0 ** 2.2 becomes NaN.
+_AS_WRITTEN: dict[str, Any] = {"xla_backend_optimization_level": 0}
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+  _AS_WRITTEN["xla_cpu_use_fusion_emitters"] = True
+
+
+def evaluate(schedule: Any, positions: np.ndarray) -> np.ndarray:
+  """The values of a schedule at each position, computed in float64 on this machine's CPU.
+
+  Args:
+    schedule: an `optax.Schedule`; JAX traces it.
+    positions: positions [n], in the unit of the schedule.
+  """
+  import jax
+
+  try:
+    host = jax.local_devices(backend="cpu")[0]
+  except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    host = None
+  promoting = jax.numpy_dtype_promotion("standard")  # optax mixes integers and floats
+  with jax.enable_x64(True), promoting, jax.default_device(host):
+    program = jax.jit(jax.vmap(schedule), compiler_options=_AS_WRITTEN if host else None)
+    return np.asarray(program(positions), np.float64)
 
 
 def rates_of(schedule: Any, total_steps: int) -> Float[np.ndarray, "steps"]:
@@ -18,13 +44,10 @@ def rates_of(schedule: Any, total_steps: int) -> Float[np.ndarray, "steps"]:
   Raises:
     UserError: it fails, or gives anything but a number of at least 0.
   """
-  import jax
-
-  with jax.enable_x64(True):
-    try:
-      rates = np.asarray(jax.vmap(schedule)(np.arange(total_steps)), np.float64)
-    except Exception:  # a function of Python's or NumPy's numbers, which JAX cannot trace
-      rates = _one_by_one(schedule, total_steps)
+  try:
+    rates = evaluate(schedule, np.arange(total_steps))
+  except Exception:  # a function of Python's or NumPy's numbers, which JAX cannot trace
+    rates = _one_by_one(schedule, total_steps)
   if rates.shape != (total_steps,):
     raise UserError(
       f"schedule= gives values of shape {rates.shape[1:]}: it must give one number for each step."

@@ -1,8 +1,9 @@
 """The plan of a run: its phases, its kinds of steps, and a table with one row per step."""
 
+import collections
 import dataclasses
 import functools
-import itertools
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
@@ -57,18 +58,25 @@ class StepKind:
 # An epoch that drops more than this share of the training images is reported.
 _MUCH_LEFT_OUT = 0.01
 
-# An epoch as (repeats, kinds) pairs: each tuple of kinds runs `repeats` times in a row. The pairs
-# identify the epoch's program.
-Segments = tuple[tuple[int, tuple[StepKind, ...]], ...]
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+  """Steps of a run, up to step `end`, that are of one kind or take turns.
+
+  Attributes:
+    end: the first step of the run after them.
+    kinds: step i is of kind i modulo their number. With a proxy, only the first differs.
+  """
+
+  end: int
+  kinds: tuple[StepKind, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What a run will do, step by step.
 
-  `table` holds columns with one value per step: `learning_rate` and, if the recipe uses them,
-  `average_keep` and `average_pull` (`optim.averaging`), `momentum`, `whiten_bias_rate` and
-  `renormalize` (`optim`). The programs take them in the accumulation dtype.
+  `tabulate` computes `table`.
   """
 
   phases: tuple[Phase, ...]
@@ -76,11 +84,22 @@ class Plan:
   train_images: int
   eval_images: int
   eval_batch_size: int
-  table: dict[str, Float[np.ndarray, "steps"]]
+  tabulate: Callable[[], dict[str, Float[np.ndarray, "steps"]]]
   whiten_bias_steps: int = 0  # first steps, in which the whitening bias is trained
   cutmix_steps: int = 0  # last steps, which use cutmix
   proxy_every: int = 0  # a proxy learns in every n-th step; 0: there is no proxy
   streams: bool = False  # images come from disk, and one program runs one step
+
+  @functools.cached_property
+  def table(self) -> dict[str, Float[np.ndarray, "steps"]]:
+    """Columns with one value per step, in float64.
+
+    They are `learning_rate` and, if the recipe uses them, `average_keep` and `average_pull`
+    (`optim.averaging`), `momentum`, `whiten_bias_rate` and `renormalize` (`optim`). The programs
+    take them in the accumulation dtype. They are computed when first asked for: JAX evaluates the
+    schedule, and a machine that only submits jobs leaves its GPUs alone.
+    """
+    return self.tabulate()
 
   @property
   def epochs(self) -> int:
@@ -144,17 +163,19 @@ class Plan:
       averaged = bool(self.table["average_pull"][step - 1])
     return "average" if averaged else "live"
 
-  def segments(self, epoch: int) -> Segments:
-    """The steps of an epoch, grouped into repeats of one kind or of one proxy cycle."""
-    first, steps = self.first_step_of(epoch), self.steps_in_epoch(epoch)
-    first_cutmix = self.total_steps - self.cutmix_steps
-    return _segments(
-      steps,
-      whiten_bias=min(max(self.whiten_bias_steps - first, 0), steps),
-      cutmix_from=min(max(first_cutmix - first, 0), steps),
-      proxy_every=self.proxy_every,
-      begun=first % (self.proxy_every or 1),
-    )
+  def stretches(self) -> tuple[Stretch, ...]:
+    """The steps of the run by kind, in their order."""
+    bias, cutmix = self.whiten_bias_steps, self.total_steps - self.cutmix_steps
+    ends = sorted({min(max(end, 0), self.total_steps) for end in (bias, cutmix)} - {0})
+    found, first = [], 0
+    for end in dict.fromkeys((*ends, self.total_steps)):
+      kind = dataclasses.replace(self.kind_of(first), proxy_learns=False)
+      kinds = [kind] * max(self.proxy_every, 1)
+      if self.proxy_every:
+        kinds[0] = dataclasses.replace(kind, proxy_learns=True)
+      found.append(Stretch(end, tuple(kinds)))
+      first = end
+    return tuple(found)
 
   def programs(self) -> list[str]:
     """The names of the programs that a run compiles, each with its shape."""
@@ -166,50 +187,27 @@ class Plan:
         for p in self.phases
       )
       return ["init", *dict.fromkeys(train), *dict.fromkeys(evaluate)]
-    epochs = range(self.epochs)
-    names = ["init"]
-    for phase, segments in dict.fromkeys(
-      (self.phase_of(self.first_step_of(epoch)), self.segments(epoch)) for epoch in epochs
-    ):
-      shape = f"{phase.batch_size}x{phase.image_size}x{phase.image_size}x3"
-      steps = " + ".join(f"{n * len(kinds)}{_mark(kinds[0])}" for n, kinds in segments)
-      names.append(f"train {shape}, {steps} steps an epoch")
+    phase = self.phases[0]
+    shape = f"{phase.batch_size}x{phase.image_size}x{phase.image_size}x3"
+    kinds = collections.Counter(self.kind_of(step) for step in range(self.total_steps))
+    steps = " + ".join(f"{number}{_mark(kind)}" for kind, number in kinds.items())
     return [
-      *names,
+      "init",
+      f"train {shape}, {steps} steps",
       f"evaluate {self.eval_images} images, {self.eval_batch_size} per device at a time",
     ]
-
-
-# Cached because most epochs of a run have the same segments.
-@functools.lru_cache(maxsize=64)
-def _segments(
-  steps: int, *, whiten_bias: int, cutmix_from: int, proxy_every: int, begun: int
-) -> Segments:
-  """The segments of one epoch.
-
-  Args:
-    steps: the number of steps in the epoch.
-    whiten_bias: the number of first steps that train the whitening bias.
-    cutmix_from: the first step with cutmix; `steps` if there is none.
-    proxy_every: the same as `Plan.proxy_every`.
-    begun: the number of steps between the proxy's last training step and this epoch.
-  """
-  kinds = [
-    StepKind(
-      whiten_bias=i < whiten_bias,
-      cutmix=i >= cutmix_from,
-      proxy_learns=proxy_every > 0 and (begun + i) % proxy_every == 0,
-    )
-    for i in range(steps)
-  ]
-  cycle = proxy_every or 1
-  cycles = (tuple(kinds[i : i + cycle]) for i in range(0, steps, cycle))
-  return tuple((len(list(same)), kinds) for kinds, same in itertools.groupby(cycles))
 
 
 def _mark(kind: StepKind) -> str:
   marks = {"whitening bias": kind.whiten_bias, "cutmix": kind.cutmix, "proxy": kind.proxy_learns}
   return "".join(f" with {name}" for name, marked in marks.items() if marked)
+
+
+def momenta(config: ConfigDict, plan: Plan) -> Float[np.ndarray, "steps"]:
+  """The momentum of each step; AdamW's is b1, the share that the mean of the gradients keeps."""
+  fields = config.optimizer
+  constant = fields.b1 if fields.name == "adamw" else fields.momentum
+  return plan.table.get("momentum", np.full(plan.total_steps, constant))
 
 
 def left_out(config: ConfigDict, plan: Plan) -> list[str]:

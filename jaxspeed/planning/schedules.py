@@ -1,33 +1,19 @@
-"""Schedules: functions of the step or the epoch that NumPy computes once, before training.
+"""Schedules, and the other columns of the plan's table.
 
-The plan evaluates them on the host in float64 and hands the program a table of the values. So a
-new learning rate needs no compilation, and the step uses exactly what the plan prints.
+The learning rate is one of Optax's schedules. The plan evaluates everything here once, on the host
+and in float64, and hands the program a table of the values. So a new learning rate needs no
+compilation, and the step uses exactly what the plan prints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+import optax
+from jaxtyping import Float, Int
 
 
-def piecewise_linear(
-  knots: Sequence[float], values: Sequence[float], positions: np.ndarray
-) -> np.ndarray:
-  """Interpolate linearly between knots, flat outside: `PiecewiseLinear` of davidcpage/cifar10-fast.
-
-  Args:
-    knots: positions in ascending order.
-    values: one value per knot.
-    positions: an array of any shape.
-
-  Returns:
-    A float64 array of the shape of `positions`.
-  """
-  return np.interp(np.asarray(positions, np.float64), knots, values)
-
-
-def triangle(
-  positions: np.ndarray,
+def learning_rate(
+  name: str,
   *,
   total: float,
   peak: float,
@@ -35,62 +21,84 @@ def triangle(
   final: float,
   warmup: float,
   flat: float,
-  power: float = 1.0,
-) -> np.ndarray:
-  """A learning rate that rises from start * peak to peak, falls to final * peak, and stays there.
+  power: float,
+  step_size: float,
+  gamma: float,
+) -> optax.Schedule:
+  """The schedule of a name: it rises linearly from start * peak to peak, then decays by its name.
 
-  At a share t of the way down it is peak (final + (1 - final) (1 - t) ** power). MLPerf's LARS has
-  power 2 (mlcommons/training, tensorflow2/lars_util.py).
+  The decay counts from the end of the warm-up, as in torchvision's references:
+
+    linear       to final * peak, a share t of the way down at
+                 peak (final + (1 - final) (1 - t) ** power); MLPerf's LARS has power 2
+                 (mlcommons/training, tensorflow2/lars_util.py)
+    cosine       to final * peak on half a cosine (Loshchilov and Hutter, arXiv 1608.03983)
+    constant     not at all
+    step         by the factor gamma after each step_size (torch's StepLR)
+    exponential  the same, but continuously
 
   Args:
-    positions: positions in epochs, an array of any shape. myrtle and imagenet18 read the schedule
-      at the end of each step: the first of n steps in an epoch has position 1 / n.
-    total: the length of the run in epochs.
+    name: one of the names above.
+    total: the length of the run, in the unit of the positions: steps or epochs.
     peak: the highest learning rate.
     start: the first learning rate as a share of the peak.
-    final: the last learning rate as a share of the peak.
+    final: the last learning rate of linear and cosine as a share of the peak.
     warmup: the share of the run after which the peak is reached.
-    flat: the number of epochs at the end that keep the final learning rate.
-    power: the exponent of the decay; 1 is linear.
+    flat: the length at the end in which linear and cosine keep their final learning rate.
+    power: the exponent of the linear decay.
+    step_size: the length of a stair.
+    gamma: the factor from one stair to the next.
   """
   top = warmup * total
-  end = max(total - flat, top)
-  if warmup == 0:
-    linear = piecewise_linear([0.0, end], [peak, peak * final], positions)
+  left = max(total - flat - top, 0.0)
+  decay: optax.Schedule
+  if name == "constant":
+    decay = optax.constant_schedule(peak)
+  elif name in ("step", "exponential"):
+    decay = optax.exponential_decay(peak, step_size, gamma, staircase=name == "step")
+  elif left == 0:
+    decay = optax.constant_schedule(peak * final)
+  elif name == "cosine":
+    decay = optax.cosine_decay_schedule(peak, left, alpha=final)
+  elif power == 1:
+    decay = optax.linear_schedule(peak, peak * final, left)
   else:
-    linear = piecewise_linear([0.0, top, end], [peak * start, peak, peak * final], positions)
-  if power == 1:
-    return linear
-  left = 1 - piecewise_linear([top, end], [0.0, 1.0], positions)
-  return np.where(np.asarray(positions) > top, peak * (final + (1 - final) * left**power), linear)
+    decay = optax.polynomial_schedule(peak, peak * final, power, left)
+  if warmup == 0:
+    return decay
+  return optax.join_schedules([optax.linear_schedule(peak * start, peak, top), decay], [top])
 
 
 def segments(
-  epoch: np.ndarray,
-  number: np.ndarray,
-  steps: np.ndarray,
-  segments: Sequence[tuple[float, float, float, float]],
-) -> Float[np.ndarray, "steps"]:
-  """Linear segments by epoch, read at the end of each step, as in cybertronai/imagenet18_old.
+  rows: Sequence[tuple[float, float, float, float]],
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], Float[np.ndarray, "steps"]]:
+  """The schedule of linear segments by epoch, read at the end of each step (imagenet18_old).
 
-  A step belongs to the last segment that begins at or before its epoch. The first step of a segment
-  is one increment past its start; its last step has its final value, and later steps keep it.
+  Optax has no schedule of epochs with different numbers of steps. A step belongs to the last
+  segment that begins at or before its epoch. The first step of a segment is one increment past its
+  start; its last step has its final value, and later steps keep it.
 
   Args:
-    epoch: the epoch of each step, from 0.
-    number: the number of each step in its epoch, from 1.
-    steps: the number of steps in the epoch of each step.
-    segments: (first epoch, end epoch, first value, last value) of each segment, ascending.
+    rows: (first epoch, end epoch, first value, last value) of each segment, ascending.
+
+  Returns:
+    A function of the epoch of each step, from 0, the number of each step in its epoch, from 1, and
+    the number of steps in that epoch.
   """
-  first, end, start, final = np.asarray(segments, np.float64).T
-  index = np.searchsorted(first, epoch, side="right") - 1
-  done = (epoch - first[index]) * steps + number
-  rate = start[index] + done * (final - start)[index] / ((end - first)[index] * steps)
-  return np.where(done >= (end - first)[index] * steps, final[index], rate)
+  first, end, start, final = np.asarray(rows, np.float64).T
+
+  def schedule(epoch: np.ndarray, number: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    index = np.searchsorted(first, epoch, side="right") - 1
+    done = (epoch - first[index]) * steps + number
+    length = (end - first)[index] * steps
+    rate = start[index] + done * (final - start)[index] / length
+    return np.where(done >= length, final[index], rate)
+
+  return schedule
 
 
 def average_keep(
-  total_steps: int, steps_per_epoch: int, *, decay: float, every: int, reach: float = 0.0
+  number: Int[np.ndarray, "steps"], *, decay: float, every: int, reach: float = 0.0
 ) -> Float[np.ndarray, "steps"]:
   """The share an exponential moving average keeps of itself at each step: decay ** every, or 1.
 
@@ -102,16 +110,22 @@ def average_keep(
   most reach * t steps, as in power-function averages (Karras et al., arXiv 2312.02696). A step then
   keeps min(decay, 1 - 1 / (reach * t)). So the average forgets the initial weights and, in a short
   run, most of those from the time of high learning rates.
+
+  Args:
+    number: the number of each step in its epoch, from 0.
+    decay: the share that the average keeps in one step.
+    every: the steps from one update to the next.
+    reach: the longest window, as a share of the steps so far; 0: unbounded.
   """
-  step = np.arange(total_steps)
-  kept = np.full(total_steps, float(decay))
+  step = np.arange(len(number))
+  kept = np.full(len(number), float(decay))
   if reach:
     kept = np.minimum(kept, np.maximum(1 - 1 / (reach * (step + 1)), 0.0))
-  return np.where(step % steps_per_epoch % every == 0, kept**every, 1.0)
+  return np.where(number % every == 0, kept**every, 1.0)
 
 
 def lookahead(
-  total_steps: int, steps_per_epoch: int, *, decay: float, every: int, from_epoch: int
+  epoch: Int[np.ndarray, "steps"], *, decay: float, every: int, from_epoch: int
 ) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps"]]:
   """The two columns of `averaging.lookahead`: the share it keeps, and when it pulls the model back.
 
@@ -120,12 +134,18 @@ def lookahead(
   With `from_epoch` 0 the average begins as the initial model (KellerJordan/cifar10-airbench), else
   as the model after the first such step of epoch `from_epoch`, from 0 (tysam-code/hlb-CIFAR10).
 
+  Args:
+    epoch: the epoch of each step, from 0.
+    decay: the share that the average keeps in one step, at the end of the run.
+    every: the steps from one update to the next.
+    from_epoch: the epoch in which the average begins.
+
   Returns:
     keep and pull as float64; pull is 0 or 1.
   """
-  step = np.arange(1, total_steps + 1)
-  due = (step % every == 0) & (np.arange(total_steps) // steps_per_epoch >= from_epoch)
-  keep = np.where(due, decay**every * (step / total_steps) ** 3, 1.0)
+  step = np.arange(1, len(epoch) + 1)
+  due = (step % every == 0) & (epoch >= from_epoch)
+  keep = np.where(due, decay**every * (step / len(epoch)) ** 3, 1.0)
   pull = due.astype(np.float64)
   if not due.any():
     keep[-1] = 0.0  # a run too short for an average ends with its model, not its first weights

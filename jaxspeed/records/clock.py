@@ -27,14 +27,19 @@ NAMES = (
   "compile",  # waiting for programs
   "warmup",
   "connect",  # to the other processes of the run
+  "devices",  # finding them: JAX's own start, with the driver's and CUDA's on a GPU
+  "model",  # the plan, and the shapes of the model's parameters
   "others",  # waiting for slower processes before the first step
   "load",  # reading data before the first step
   "restore",  # of a checkpoint
   "compile_cold",  # seconds of XLA, summed over the threads that compile
   "compile_cached",  # seconds of reading programs from the persistent cache
+  "tracing",  # the part of these two in which JAX traces Python, also summed over threads
 )
 
-_PARTS_OF_START = ("connect", "load", "compile", "warmup", "others", "restore", "init")
+_PARTS_OF_START = (
+  *("connect", "devices", "load", "model", "compile", "warmup", "others", "restore", "init"),
+)
 
 # Seconds; a shorter wait is only each epoch's check for its programs, which takes microseconds.
 _CHECKING = 0.01
@@ -76,7 +81,8 @@ class Clock:
   def __init__(self, now: Callable[[], float] = time.perf_counter, *, later: bool = False) -> None:
     self._now = now
     self._later = later
-    self._process_start = now() - (0.0 if later else process_age())
+    self._imports = 0.0 if later else process_age()
+    self._process_start = now() - self._imports
     self._earlier_processes = 0.0
     self._earlier = dict.fromkeys(NAMES, 0.0)
     self._seconds = dict.fromkeys(NAMES, 0.0)
@@ -191,12 +197,22 @@ class Clock:
         self._earlier[name] += seconds
 
   def starting(self) -> str:
-    """The time since the start of the process, or of a later run, and its parts, in words."""
+    """The time since the start of the process, or of a later run, and its parts, in words.
+
+    "python and imports" ends where the clock begins; "the rest" is what no part measures. Tracing
+    is a part of the seconds of compiling, but summed over threads.
+    """
     parts = {name: self._seconds[name] - self._earlier[name] for name in _PARTS_OF_START}
     age = self._now() - self._process_start
-    rest = "the rest" if self._later else "imports and the rest"
-    parts = {rest: age - sum(parts.values())} | parts
-    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
+    parts = {"python and imports": self._imports} | parts
+    parts["the rest"] = age - sum(parts.values())
+    tracing = self._seconds["tracing"] - self._earlier["tracing"]
+    told = {"compile": f" (tracing {tracing:.1f} in its threads)"} if tracing >= 0.05 else {}
+    shown = ", ".join(
+      f"{name} {seconds:.1f}{told.get(name, '')}"
+      for name, seconds in parts.items()
+      if seconds >= 0.05
+    )
     begin = "this run" if self._later else "the process"
     return f"{age:.1f} s after {begin} began" + (shown and f": {shown}")
 

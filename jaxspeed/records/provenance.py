@@ -18,10 +18,11 @@ def describe_device() -> str:
   if devices[0].platform != "cpu":
     return f"{len(devices)} x {devices[0].device_kind}"
   virtual = f", {len(devices)} devices" if len(devices) > 1 else ""
-  return f"CPU: {_cpu_name()} ({usable_cpus()} cores{virtual})"
+  cores = usable_cpus()
+  return f"CPU: {cpu_name()} ({cores} core{'s' * (cores > 1)}{virtual})"
 
 
-def _cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
+def cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
   try:
     for line in pathlib.Path(cpuinfo).read_text().splitlines():
       if line.startswith("model name"):

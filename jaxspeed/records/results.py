@@ -2,15 +2,19 @@
 
 import dataclasses
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
 
 from jaxspeed.files import dump_json, read_json, write_atomically
 from jaxspeed.records.provenance import commit, describe_device, versions
 from jaxspeed.records.statistics import result_of
 
+FILE = "result.json"
 # Images of the accuracies: the data set's evaluation images; images held out of a data set without
 # any; or training images held out because of the config's `tune_on`.
 EVALUATED_ON = ("test", "held-out", "validation")
@@ -108,17 +112,42 @@ def write_result(
     ValueError: as in `result_of`.
   """
   result = result_of(rows, cost_per_hour=cost_per_hour)
-  write_atomically(workdir / "result.json", dump_json(result, indent=2) + "\n")
+  text = _ROW_OF_NUMBERS.sub(_on_a_line, dump_json(result, indent=2))
+  write_atomically(workdir / FILE, text + "\n")
   return result
+
+
+# No string matches: JSON has no line breaks inside one.
+_ROW_OF_NUMBERS = re.compile(r"\[\n[-+.\w\s,]+\]")
+
+
+def _on_a_line(match: re.Match[str]) -> str:
+  """A list of numbers in one line: so a confusion matrix has a line for each class."""
+  return f"[{', '.join(match[0][1:-1].replace(',', ' ').split())}]"
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+# The sum of larger numbers may not be finite.
+_Time = Annotated[float, Field(ge=0, le=1e100)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+def _square(matrix: list[list[int]]) -> list[list[int]]:
+  if any(len(row) != len(matrix) for row in matrix):
+    raise ValueError("it is no square matrix")
+  return matrix
+
+
+_Matrix = Annotated[list[list[_Count]], AfterValidator(_square)]
 
 
 @dataclasses.dataclass
 class _Seconds:
-  train: float
-  dawn: float
-  process: float
-  compile: dict[str, float | None]
-  to_target: float | None
+  train: _Time
+  dawn: _Time
+  process: _Time
+  compile: dict[str, _Time | None]
+  to_target: _Time | None
 
 
 @dataclasses.dataclass
@@ -128,11 +157,28 @@ class _Skipped:
 
 
 @dataclasses.dataclass
+class _OfClass:
+  top1: _Share | None
+  images: _Count
+
+
+@dataclasses.dataclass
+class _Best:
+  metric: str
+  epoch: float
+  step: Annotated[int, Field(ge=1)]
+  top1: _Share | None = None
+  top5: _Share | None = None
+  macro_top1: _Share | None = None
+  loss: float | None = None
+
+
+@dataclasses.dataclass
 class _Result:
   config: dict[str, Any]
   evaluated_on: Literal["test", "held-out", "validation"]
-  top1: float
-  top5: float | None
+  top1: _Share
+  top5: _Share | None
   seconds: _Seconds
   device: str
   versions: dict[str, str | None]
@@ -141,18 +187,26 @@ class _Result:
   command: str
   evaluated_weights: str | None = None
   skipped_steps: _Skipped | None = None
+  best: _Best | None = None
+  stopped_by: Literal["target", "patience"] | None = None
   cost_usd: dict[str, float | None] | None = None
-  eval_images: int | None = None
-  eval_images_skipped: int | None = None
-  train_images_broken: int | None = None
+  eval_images: _Count | None = None
+  eval_images_skipped: _Count | None = None
+  train_images_broken: _Count | None = None
+  macro_top1: _Share | None = None
+  ece: _Share | None = None
+  per_class: dict[str, _OfClass] | None = None
+  confusion: _Matrix | str | None = None
 
 
 @dataclasses.dataclass
 class _RunOfSeveral:
   seed: int
-  top1: float
-  top5: float | None
+  top1: _Share
+  top5: _Share | None
   seconds: _Seconds
+  macro_top1: _Share | None = None
+  ece: _Share | None = None
 
 
 @dataclasses.dataclass
@@ -180,5 +234,5 @@ def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any
   Raises:
     UserError: the file contains something else.
   """
-  advice = "move it away, and the same command writes it again from the newest checkpoint"
-  return read_json(folder / "result.json", _Several if several else _Result, advice)
+  advice = "move it away, and the run's own command writes it again from the newest checkpoint"
+  return read_json(folder / FILE, _Several if several else _Result, advice)

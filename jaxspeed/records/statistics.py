@@ -24,9 +24,16 @@ RESULT_KEYS = (
 SKIPPED = "skipped_steps"
 # Only in a row of a run that counts them: images evaluated and skipped, training images replaced.
 IMAGE_COUNTS = ("eval_images", "eval_images_skipped", "train_images_broken")
-OPTIONAL_KEYS = (SKIPPED, *IMAGE_COUNTS)
+# Not in a row of an earlier version: `class_figures.figures_of`.
+CLASS_MEANS, PER_CLASS = ("macro_top1", "ece"), "per_class"
+_OF_CLASSES = (*CLASS_MEANS, PER_CLASS, "confusion")
+# Only in a row of a run that keeps its best checkpoint (`run.best.best_of`), and of one that ended
+# before its last step: "target" or "patience".
+BEST, STOPPED_BY = "best", "stopped_by"
+_OF_ONE_RUN = (BEST, STOPPED_BY)
+OPTIONAL_KEYS = (SKIPPED, *_OF_ONE_RUN, *IMAGE_COUNTS, *_OF_CLASSES)
 # Keys of each run in a result of several; other keys only if they differ between the runs.
-_OWN_KEYS = ("seed", "top1", "top5", "seconds", SKIPPED)
+_OWN_KEYS = ("seed", "top1", "top5", *CLASS_MEANS, "seconds", SKIPPED, *_OF_ONE_RUN)
 
 
 def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
@@ -62,8 +69,9 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rows: at least two `result_row`; their configs contain `target` and `target_metric`.
 
   Returns:
-    The keys of a row, with the first run's seed; top1, top5 and seconds are means over the runs
-    that have the figure (compile.cold: the runs that compiled). Also
+    The keys of a row but "confusion", with the first run's seed; top1, top5, macro_top1, ece, the
+    accuracies of per_class and seconds are means over the runs that have the figure (compile.cold:
+    the runs that compiled). Also
       n: the number of runs,
       mean, sd: mean and standard deviation (n - 1) of the accuracy config.target_metric,
       ci95: half the width of the 95 % interval of the mean, by Student's t,
@@ -72,7 +80,8 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         (`p_value_of_at_most`): small if the mean is above,
       reached: the number of runs that reached the target, over which seconds.to_target is a mean,
       seconds_min: the minimum of each of the seconds,
-      runs: a row per run, in order: seed, top1, top5, seconds and the keys that differ.
+      runs: a row per run, in order: seed, top1, top5, macro_top1, ece, seconds and the keys that
+        differ; the folder of a run has its per_class and confusion.
   """
   target, metric = (rows[0]["config"][name] for name in ("target", "target_metric"))
   accuracies = [row[metric] for row in rows]
@@ -83,7 +92,9 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   kept = {*_OWN_KEYS, *differing} - {"config"}
   seconds = [row["seconds"] for row in rows]
   skipped = [row[SKIPPED] for row in rows if SKIPPED in row]
-  return rows[0] | {
+  left_out = (*_OF_CLASSES, *_OF_ONE_RUN)
+  first = {key: value for key, value in rows[0].items() if key not in left_out}
+  return first | {
     "config": rows[0]["config"] | {"runs": len(rows)},
     "top1": statistics.fmean(row["top1"] for row in rows),
     "top5": _over_known(statistics.fmean, (row["top5"] for row in rows)),
@@ -101,7 +112,27 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
       for row in rows
     ],
     **({SKIPPED: _over_runs(statistics.fmean, skipped)} if skipped else {}),
+    **_class_means(rows),
   }
+
+
+def _class_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """The means of the figures by class that all rows have."""
+  means = {
+    key: statistics.fmean(row[key] for row in rows)
+    for key in CLASS_MEANS
+    if all(key in row for row in rows)
+  }
+  if any(PER_CLASS not in row for row in rows):
+    return means
+  per_class = {
+    name: {
+      "top1": _over_known(statistics.fmean, (row[PER_CLASS][name]["top1"] for row in rows)),
+      "images": one["images"],
+    }
+    for name, one in rows[0][PER_CLASS].items()
+  }
+  return means | {PER_CLASS: per_class}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -133,6 +164,43 @@ def p_value_of_at_most(values: Sequence[float], bound: float) -> float:
     return 0.0 if values[0] > bound else 1.0
   t = (statistics.fmean(values) - bound) / (sd / math.sqrt(len(values)))
   return float(special.stdtr(len(values) - 1, -t))
+
+
+def p_value_of_equal_means(first: Sequence[float], second: Sequence[float]) -> float:
+  """The p of Welch's two-sided t-test of "both samples have the same true mean".
+
+  It does not assume equal variances (Welch 1947, Biometrika 34; degrees of freedom by
+  Satterthwaite). For two samples without any variance it is 1 where they are equal, else 0.
+
+  Args:
+    first, second: at least two numbers each.
+  """
+  from scipy import special
+
+  parts = [statistics.variance(values) / len(values) for values in (first, second)]
+  gap = statistics.fmean(first) - statistics.fmean(second)
+  total = sum(parts)
+  if total == 0.0:
+    return 0.0 if gap else 1.0
+  sizes = (len(first), len(second))
+  degrees = total**2 / sum(part**2 / (n - 1) for part, n in zip(parts, sizes, strict=True))
+  return float(2 * special.stdtr(degrees, -abs(gap) / math.sqrt(total)))
+
+
+def interval_of_share(share: float, count: int) -> tuple[float, float]:
+  """The 95 % interval of a probability, given the share of `count` draws that it produced.
+
+  Wilson's score interval without continuity correction (Wilson 1927, JASA 22).
+
+  Args:
+    share: a fraction.
+    count: the number of draws, at least one.
+  """
+  z = statistics.NormalDist().inv_cdf(0.975)
+  centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+  inner = share * (1 - share) / count + z * z / (4 * count * count)
+  width = z / (1 + z * z / count) * math.sqrt(inner)
+  return max(0.0, centre - width), min(1.0, centre + width)
 
 
 def _over_runs(

@@ -1,10 +1,14 @@
 """TensorBoard's tags, and its event files, written without TensorFlow."""
 
+import contextlib
 import logging
 import pathlib
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxspeed.records.loggers import LateLogger, LoggedRun, Row
 
 _log = logging.getLogger("jaxspeed")
 
@@ -35,6 +39,8 @@ TENSORBOARD_TAGS = {
   "net_transmit_gbit": ("net/transmit_gbit", 1),
   # Not in imagenet18, where times/8gpu_images_per_sec is always eight times the value of one GPU.
   "eval_loss": ("losses/test_xent", 1),
+  "eval_macro_top1": ("losses/test_macro_1", 100),
+  "eval_ece": ("losses/test_ece", 1),
   "skipped_steps": ("losses/skipped_steps", 1),
   "images_per_second": ("times/images_per_sec", 1),
   "data_wait": ("times/data_wait", 1),
@@ -60,7 +66,44 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-def open_tensorboard(folder: pathlib.Path, purge_from: int) -> Any:
+class TensorBoardLogger(LateLogger):
+  """Writes a run's rows to event files in its folder tensorboard/.
+
+  Rows wait while the disk has no room: tensorboardX's thread would die with a traceback.
+  """
+
+  def init(self, run: LoggedRun) -> None:
+    super().init(run)
+    self._writer: Any = None
+    # Tools read the times from the files.
+    self._first = None if run.rows else time.time()
+    # TensorBoard hides entries of earlier processes of this run from this x on.
+    self._purge_from = run.rows[-1]["examples"] + 1 if run.rows else 0
+
+  def write(self, rows: Sequence[tuple[float, Row]]) -> bool:
+    if shutil.disk_usage(self.run.folder).free < ROOM_FOR_TENSORBOARD:
+      return False
+    if self._writer is None:
+      self._writer = _open_writer(self.run.folder / "tensorboard", self._purge_from)
+    if self._writer is None:
+      return True
+    if self._first is not None:
+      self._writer.add_scalar(FIRST_TAG, self._first, 0, walltime=self._first)
+      self._first = None
+    for wall_time, row in rows:
+      for tag, value in scalars_of(row).items():
+        self._writer.add_scalar(tag, value, row["examples"], walltime=wall_time)
+    return True
+
+  def finish(self) -> None:
+    super().finish()
+    if self._writer is not None:
+      # On a full disk its buffer is lost; metrics.jsonl has the same values.
+      with contextlib.suppress(OSError):
+        self._writer.close()
+
+
+def _open_writer(folder: pathlib.Path, purge_from: int) -> Any:
   try:
     import tensorboardX
   except ImportError:  # a machine for timings, with few packages

@@ -1,4 +1,4 @@
-"""The records of a run: metrics.jsonl, TensorBoard's event files and the screen.
+"""The records of a run: metrics.jsonl, the screen and the loggers.
 
 with open_records(workdir, resume_step=None, total_epochs=18) as records:
   records.screen.header({"device": describe_device(), ...})
@@ -7,12 +7,9 @@ with open_records(workdir, resume_step=None, total_epochs=18) as records:
   records.screen.result(write_result(workdir, [result_row(...)]))
 """
 
-import contextlib
 import dataclasses
 import pathlib
-import shutil
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -22,33 +19,40 @@ from rich.console import Console
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, parse_json, read_bytes, to_json, write_atomically
 from jaxspeed.records.console import Screen, make_console, silent_console
-from jaxspeed.records.tensorboard import (
-  FIRST_TAG,
-  ROOM_FOR_TENSORBOARD,
-  open_tensorboard,
-  scalars_of,
-)
+from jaxspeed.records.loggers import LoggedRun, Logger, Loggers
 
-# tensorboardX imports torch if it is installed: 1.1 s against 0.03 s without. A shorter run pays
-# for it at its end, a longer one after its first epoch.
-_SECONDS_BEFORE_TENSORBOARD = 10.0
+# Of larger numbers, squares and differences are not finite.
+_Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
+_Positive = Annotated[float, Field(ge=0, le=1e100)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=1)]
 
 
 @dataclasses.dataclass
 class _Row:
-  """The part of a row of metrics.jsonl that a resumed run and its result read."""
+  """The part of a row of metrics.jsonl that a resumed run, its result and a report read."""
 
-  epoch: float
-  step: Annotated[int, Field(ge=1)]
-  examples: Annotated[int, Field(ge=1)]
-  world: Annotated[int, Field(ge=1)]
-  dawn_seconds: Annotated[float, Field(ge=0)]
+  epoch: _Positive
+  step: _Count
+  examples: _Count
+  world: _Count
+  dawn_seconds: _Positive
+  train_seconds: _Positive | None = None
   # None for an epoch that an earlier process finished.
-  images_per_second: Annotated[float, Field(gt=0)] | None = None
-  data_wait: float = 0.0
-  eval_loss: float | None = None
-  eval_top1: float | None = None
-  eval_top5: float | None = None
+  images_per_second: Annotated[float, Field(gt=0, le=1e100)] | None = None
+  data_wait: _Positive = 0.0
+  batch_size: _Count | None = None
+  image_size: _Count | None = None
+  learning_rate: _Figure | None = None
+  momentum: _Figure | None = None
+  train_loss: _Figure | None = None
+  train_top1: _Share | None = None
+  train_top5: _Share | None = None
+  eval_loss: _Figure | None = None
+  eval_top1: _Share | None = None
+  eval_top5: _Share | None = None
+  eval_macro_top1: _Share | None = None
+  eval_ece: _Share | None = None
   skipped_steps: int = 0
   eval_images: int | None = None
   eval_images_skipped: int | None = None
@@ -103,7 +107,10 @@ def open_records(
   total_epochs: int | float,
   evaluated: str = "",
   console: Console | None = None,
+  make_screen: Callable[..., Screen] = Screen,
   primary: bool = True,
+  loggers: Sequence[Logger] = (),
+  config: Mapping[str, Any] | None = None,
 ) -> "Records":
   """Opens the records of a new or resumed run.
 
@@ -114,8 +121,11 @@ def open_records(
     total_epochs: the epochs of the whole run; may be fractional.
     evaluated: the evaluated weights, as in `Screen`.
     console: the console to print on; None: standard output.
+    make_screen: makes the screen on it.
     primary: whether this process writes and prints; one does. The others only read, so that all
       agree whether the target was reached.
+    loggers: what else follows the rows.
+    config: the run's config, for the loggers.
 
   Raises:
     UserError: metrics.jsonl of the run to resume is damaged.
@@ -126,8 +136,9 @@ def open_records(
   if not primary:
     return Records(None, rows=rows, screen=Screen(silent_console(), total_epochs=total_epochs))
   write_atomically(workdir / "metrics.jsonl", "".join(_json_line(row) for row in rows))
-  screen = Screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
-  return Records(workdir, rows=rows, screen=screen)
+  screen = make_screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
+  run = LoggedRun(workdir, dict(config or {}), tuple(rows))
+  return Records(workdir, rows=rows, screen=screen, loggers=loggers, run=run)
 
 
 class Records:
@@ -139,30 +150,31 @@ class Records:
   """
 
   def __init__(
-    self, workdir: pathlib.Path | None, *, rows: list[dict[str, Any]], screen: Screen
+    self,
+    workdir: pathlib.Path | None,
+    *,
+    rows: list[dict[str, Any]],
+    screen: Screen,
+    loggers: Sequence[Logger] = (),
+    run: LoggedRun | None = None,
   ) -> None:
     self.rows = rows
     self.screen = screen
-    self._workdir = workdir
     self._metrics = open(workdir / "metrics.jsonl", "ab", buffering=0) if workdir else None
     self._unwritten = b""  # lines of metrics.jsonl for which the disk had no room
-    self._opened = time.monotonic()
-    self._tensorboard: Any = None
-    # x, Unix time and values of each entry: tools read the times from the files.
-    self._waiting_for_tensorboard: list[tuple[int, float, dict[str, float]]] = []
-    if not rows:
-      self._waiting_for_tensorboard.append((0, time.time(), {FIRST_TAG: time.time()}))
-    # TensorBoard hides entries of earlier processes of this run from this x on.
-    self._purge_from = rows[-1]["examples"] + 1 if rows else 0
+    self._loggers = Loggers(loggers if workdir else (), screen.warn)
+    if run is not None:
+      self._loggers.init(run)
 
   def epoch(self, row: Mapping[str, Any]) -> None:
-    """Records the end of an epoch in metrics.jsonl, on the screen and in TensorBoard.
+    """Records the end of an epoch in metrics.jsonl, on the screen and in the loggers.
 
     Args:
       row: epoch (from 1; fractional if training ends inside one), step and examples (since the
         start of the run), and any of the following; other keys reach metrics.jsonl only.
         world: devices; batch_size; image_size; learning_rate, momentum: at the last step;
         train_loss, eval_loss; train_top1, train_top5, eval_top1, eval_top5: fractions;
+        eval_macro_top1, eval_ece: as in `class_figures.summary`;
         images_per_second, images_per_second_per_device, step_seconds: means over training;
         data_wait: share of the training time in which the devices waited for a batch;
         train_seconds, dawn_seconds: of the run; eval_seconds: of this evaluation;
@@ -177,9 +189,7 @@ class Records:
       return
     self.screen.epoch(row)
     self._write_metrics(_json_line(self.rows[-1]).encode())
-    self._waiting_for_tensorboard.append((row["examples"], time.time(), scalars_of(self.rows[-1])))
-    if time.monotonic() - self._opened > _SECONDS_BEFORE_TENSORBOARD:
-      self._write_tensorboard()
+    self._loggers.log(self.rows[-1])
 
   def close(self) -> None:
     """Removes the live line and writes all that is not yet on the disk."""
@@ -187,11 +197,7 @@ class Records:
     if self._metrics is not None:
       self._write_metrics()
       self._metrics.close()
-    self._write_tensorboard()
-    if self._tensorboard is not None:
-      # On a full disk its buffer is lost; metrics.jsonl has the same values.
-      with contextlib.suppress(OSError):
-        self._tensorboard.close()
+    self._loggers.finish()
 
   def __enter__(self) -> "Records":
     return self
@@ -219,21 +225,6 @@ class Records:
     self._unwritten += line
     if reason := self.write_waiting():
       self.screen.line(f"{reason}: jaxspeed tries again after the next epoch")
-
-  def _write_tensorboard(self) -> None:
-    if not self._waiting_for_tensorboard or self._workdir is None:
-      return
-    # On a full disk tensorboardX's thread would die with a traceback, so the rows wait.
-    if shutil.disk_usage(self._workdir).free < ROOM_FOR_TENSORBOARD:
-      return
-    if self._tensorboard is None:
-      self._tensorboard = open_tensorboard(self._workdir / "tensorboard", self._purge_from)
-    if self._tensorboard is None:
-      return
-    for x, wall_time, scalars in self._waiting_for_tensorboard:
-      for tag, value in scalars.items():
-        self._tensorboard.add_scalar(tag, value, x, walltime=wall_time)
-    self._waiting_for_tensorboard = []
 
 
 def _json_line(row: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console
 from jaxspeed.cluster.folder_lock import end_superseded, raise_superseded
 from jaxspeed.cluster.signals import Signals, catch_interrupt, catch_signals
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import make_console, silent_console
+from jaxspeed.records.console import Screen, make_console, silent_console
+from jaxspeed.records.loggers import Logger
 
 # Gets the row of each epoch; True ends the run after it.
 OnEpoch = Callable[[dict[str, Any]], bool | None]
@@ -23,26 +24,39 @@ class Caller:
   Attributes:
     command: the words of result.json; None: those of the command line.
     make_console: makes the console that the run prints on.
+    make_screen: makes the screen of a run on that console.
     make_clock: makes the run's clock.
     signals: the block that collects the signals that end the run.
     superseded: as in `FolderLock`.
     watched: whether a watchdog ends the process if the run makes no progress.
     on_epoch: called with each epoch's row, in the caller's thread; True ends the run.
+    profile: the first and the last step to trace (`run.profile`); None: none.
+    loggers: objects that follow the run, besides those of `config.records.loggers`.
   """
 
   command: str | None = None
   make_console: Callable[[], Console] = make_console
+  make_screen: Callable[..., Screen] = Screen
   make_clock: Callable[[], Clock] = Clock
   signals: Callable[[], contextlib.AbstractContextManager[Signals]] = catch_signals
   superseded: Callable[[str], None] = end_superseded
   watched: bool = True
   on_epoch: OnEpoch | None = None
+  profile: tuple[int, int] | None = None
+  loggers: tuple[Logger, ...] = ()
 
 
 COMMAND = Caller()
 
 
-def python_caller(command: str, *, progress: bool, on_epoch: OnEpoch | None) -> Caller:
+def python_caller(
+  command: str,
+  *,
+  progress: bool,
+  on_epoch: OnEpoch | None,
+  profile: tuple[int, int] | None = None,
+  loggers: tuple[Logger, ...] = (),
+) -> Caller:
   """A caller in Python, whose process, screen and signal handlers are not the run's."""
   return Caller(
     command=command,
@@ -52,4 +66,6 @@ def python_caller(command: str, *, progress: bool, on_epoch: OnEpoch | None) -> 
     superseded=raise_superseded,
     watched=False,
     on_epoch=on_epoch,
+    profile=profile,
+    loggers=loggers,
   )

@@ -16,24 +16,26 @@ import logging
 import os
 import pathlib
 import shutil
-import zlib
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import flax.serialization
 import jax
 import numpy as np
-from pydantic import Field
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import FolderLock
-from jaxspeed.config.stored import FORMAT
 from jaxspeed.errors import UserError
-from jaxspeed.files import create, dump_json, load_json, sync, write_atomically
-from jaxspeed.records.clock import NAMES
+from jaxspeed.files import create
+from jaxspeed.run.manifest import (
+  MANIFEST,
+  content_fault,
+  load_manifest,
+  manifest_fault,
+  write_manifest,
+)
 from jaxspeed.run.stored_optimizer import with_optimizers
 
-MANIFEST = "manifest.json"
 _PART = ".part-"  # followed by incarnation and step
 _log = logging.getLogger("jaxspeed")
 
@@ -44,11 +46,12 @@ class CheckpointError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """A checkpoint that was read: its step, its tree, and the clock saved with it."""
+  """A checkpoint that was read: its step, its tree, and the clock and checksum saved with it."""
 
   step: int
   tree: Any
   clock: dict[str, float]
+  images: str = ""
 
   def check_state(self) -> None:
     """Makes sure that the state and the manifest are of the same step.
@@ -62,15 +65,31 @@ class Restored:
         "belongs to another checkpoint; move this one away."
       )
 
+  def check_images(self, fingerprint: str) -> None:
+    """Makes sure that the run goes on with the images that it began with (`Feed.fingerprint`).
+
+    Checksums of two kinds, as of files and of shards made of them, cannot be compared.
+
+    Raises:
+      UserError: they are others: among those held out may be some that were trained on.
+    """
+    then, now = self.images.partition(" "), fingerprint.partition(" ")
+    if then[0] == now[0] and then != now:
+      raise UserError(
+        f"the images of this run have changed since its checkpoint of step {self.step} (their "
+        "names, their labels, or which are held out): put them back, or choose another --workdir."
+      )
+
 
 class Checkpoints:
   """The checkpoints of one run.
 
   Args:
     folder: the folder of all checkpoints, created with the first one.
-    keep: the number of newest checkpoints to keep.
+    keep: the number of newest checkpoints to keep; `save` may keep another.
     incarnation: the number of this start of the run.
     lock: the lock of the run's folder; None except in process 0.
+    images: the checksum of the run's images, which is saved too.
   """
 
   def __init__(
@@ -80,16 +99,25 @@ class Checkpoints:
     keep: int = 2,
     incarnation: int = 0,
     lock: FolderLock | None = None,
+    images: str = "",
   ) -> None:
     self._folder = folder.absolute()
     self._keep = keep
     self._incarnation = incarnation
-    self._lock = lock
+    self._lock, self._images = lock, images
 
-  def save(self, step: int, tree: Any, clock: dict[str, float]) -> None:
+  def save(
+    self, step: int, tree: Any, clock: dict[str, float], *, best: Sequence[int] = ()
+  ) -> None:
     """Writes a checkpoint, waits until it is whole on disk, then removes the oldest.
 
     All processes of a run must call it.
+
+    Args:
+      step: the number of steps done.
+      tree: what to save.
+      clock: the state of the run's clock.
+      best: steps from the best to the worst: the first of which there is a checkpoint keeps it.
 
     Raises:
       CheckpointError: it could not be written; raised in all processes, and older ones stay.
@@ -98,6 +126,7 @@ class Checkpoints:
     if processes.is_primary():
       try:
         self._write(step, tree, clock)
+        self._remove_older(step, best)
       except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(said.split())[:200] or repr(error)
@@ -126,22 +155,20 @@ class Checkpoints:
     _ensure_room(part, sum(array.nbytes for array in jax.tree.leaves(arrays)))
     with _checkpointer() as checkpointer:
       checkpointer.save(part, arrays, force=True)
-    manifest = {
-      "format": FORMAT,
-      "step": step,
-      "incarnation": self._incarnation,
-      "clock": clock,
-      "files": _fingerprints(part),
-    }
-    write_atomically(part / MANIFEST, dump_json(manifest, indent=1) + "\n")
+    write_manifest(part, step=step, incarnation=self._incarnation, clock=clock, images=self._images)
     with self._lock.writing() if self._lock else contextlib.nullcontext():
-      # A checkpoint already there is broken: this start would have restored a whole one.
+      # One already there is broken, or of a signal before the evaluation of its epoch.
       self._remove(step)
       part.rename(self._folder / str(step))
+
+  def _remove_older(self, step: int, best: Sequence[int]) -> None:
+    """Removes checkpoints up to `step` but the newest and the first of `best` that is there."""
     # Foreign folders and renamed copies do not count, or they would push checkpoints out.
-    own = [step for step, path in self._found() if path.name == str(step)]
-    for old in [each for each in own if each <= step][: -self._keep]:
-      self._remove(old)
+    own = [each for each, path in self._found() if path.name == str(each) and each <= step]
+    kept = {*own[-self._keep :], next((each for each in best if each in own), step)}
+    for old in own:
+      if old not in kept:
+        self._remove(old)
 
   def _remove(self, step: int) -> None:
     path, aside = self._folder / str(step), self._folder / f"{self._part(step).name}-old"
@@ -165,7 +192,7 @@ class Checkpoints:
     """The step of the newest whole checkpoint, or None; a sentence on each one passed over."""
     notes: list[str] = []
     for step, path in reversed(self._found(notes)):
-      fault = _content_fault(path)
+      fault = content_fault(path)
       if fault is None:
         if path.name != str(step):
           notes.append(f"checkpoint {path} is of step {step}, as its {MANIFEST} says")
@@ -187,7 +214,8 @@ class Checkpoints:
       return None
     path = self._path_of(step)
     tree = _read_tree(path, target)
-    return Restored(step=step, tree=tree, clock=load_json(path / MANIFEST, _Manifest)["clock"])
+    manifest = load_manifest(path)
+    return Restored(step, tree, manifest["clock"], manifest.get("images", ""))
 
   def _path_of(self, step: int) -> pathlib.Path:
     """The folder of the whole checkpoint of `step`.
@@ -197,14 +225,27 @@ class Checkpoints:
     """
     found = self._found()
     paths = [path for each, path in found if each == step]
-    faults = {path: _content_fault(path) for path in paths}
+    faults = {path: content_fault(path) for path in paths}
     for path in reversed(paths):
       if faults[path] is None:
         return path
-    have = ", ".join(str(each) for each in dict.fromkeys(each for each, _ in found)) or "none"
+    there = dict.fromkeys(each for each, path in found if path not in faults)
+    have = ", ".join(map(str, there)) or "none"
     path = self._folder / str(step)
-    fault = next(iter(faults.values()), None) or _manifest_fault(path)
+    fault = next(iter(faults.values()), None) or manifest_fault(path)
     raise UserError(f"{path}: {fault}; steps there: {have}.")
+
+  def latest_name(self) -> int:
+    """The largest step that a folder is named by, whole or not; 0 without any."""
+    return max((int(path.name) for path in self._named()), default=0)
+
+  def _named(self) -> list[pathlib.Path]:
+    """The folders that are named like a step."""
+    if not self._folder.is_dir():
+      return []
+    # ASCII digits, as Python writes a step.
+    paths = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdecimal()]
+    return [path for path in paths if path.is_dir()]
 
   def _found(self, notes: list[str] | None = None) -> list[tuple[int, pathlib.Path]]:
     """The step and folder of each valid manifest, by step; an original comes after its copies.
@@ -212,12 +253,8 @@ class Checkpoints:
     Args:
       notes: gets a sentence on each folder that is named like a step but has no valid manifest.
     """
-    if not self._folder.is_dir():
-      return []
     found = []
-    # ASCII digits, as Python writes a step.
-    paths = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdecimal()]
-    for path in sorted(filter(pathlib.Path.is_dir, paths), key=_by_number, reverse=True):
+    for path in sorted(self._named(), key=_by_number, reverse=True):
       try:
         found.append((load_manifest(path)["step"], path))
       except ValueError as error:
@@ -230,74 +267,6 @@ def log(notes: Iterable[str]) -> None:
   """Logs what `Checkpoints.find_newest` found."""
   for note in notes:
     _log.warning("%s", note)
-
-
-@dataclasses.dataclass
-class _Manifest:
-  """The fields of a manifest.json."""
-
-  format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
-  step: Annotated[int, Field(ge=1, lt=2**31)]
-  incarnation: Annotated[int, Field(ge=0)]
-  clock: dict[str, Annotated[float, Field(ge=0, lt=1e11)]]
-  files: Annotated[
-    dict[str, tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, lt=2**32)]]],
-    Field(min_length=1),
-  ]
-
-
-def load_manifest(path: pathlib.Path) -> dict[str, Any]:
-  """The manifest in a checkpoint's folder.
-
-  Raises:
-    ValueError: it is missing or damaged; the message says what is wrong with the checkpoint.
-    UserError: a later version of jaxspeed wrote it: the checkpoint must not be passed over.
-  """
-  try:
-    stored = load_json(path / MANIFEST)
-    if isinstance(stored, dict) and isinstance(stored.get("format"), int):
-      if stored["format"] > FORMAT:
-        raise UserError(
-          f"{path / MANIFEST} is of format {stored['format']}, and this version of jaxspeed reads "
-          f"{FORMAT}: use the version that wrote it, or move that checkpoint away."
-        )
-    manifest = load_json(path / MANIFEST, _Manifest)
-    if unknown := sorted(manifest["clock"].keys() - {*NAMES, "process"}):
-      raise ValueError(f"clock: {ascii(unknown[0])[:60]} is no time of a run")
-    if missing := sorted({"init", "train", "process"} - manifest["clock"].keys()):
-      raise ValueError(f"clock: {missing[0]} is missing")
-    for name in manifest["files"]:
-      if not name or pathlib.PurePath(name).is_absolute() or ".." in pathlib.PurePath(name).parts:
-        raise ValueError(f"files: {ascii(name)[:60]} lies outside")
-  except FileNotFoundError:
-    raise ValueError("there is no finished checkpoint") from None
-  except ValueError as error:
-    raise ValueError(f"its {MANIFEST} cannot be used ({error})") from None
-  return manifest
-
-
-def _manifest_fault(path: pathlib.Path) -> str:
-  try:
-    other = load_manifest(path)["step"]
-  except ValueError as error:
-    return str(error)
-  return f"its {MANIFEST} is of step {other}"
-
-
-def _content_fault(path: pathlib.Path) -> str | None:
-  """What happened to a checkpoint's files since its manifest was written; None: nothing."""
-  for name, (size, checksum) in load_manifest(path)["files"].items():
-    file = path / name
-    if not os.path.isfile(file):  # also for names that no file can have
-      return f"its file {name} is missing"
-    if file.stat().st_size != size:
-      return f"its file {name} has {file.stat().st_size} bytes, not {size}"
-    try:
-      if _crc(file) != checksum:
-        return f"the content of its file {name} has changed"
-    except OSError as error:
-      return f"its file {name} cannot be read ({error.strerror or error})"
-  return None
 
 
 def _by_number(path: pathlib.Path) -> tuple[int, str]:
@@ -383,18 +352,3 @@ def _ensure_room(path: pathlib.Path, size: int) -> None:
   finally:
     os.close(descriptor)
     path.unlink(missing_ok=True)
-
-
-def _crc(file: pathlib.Path) -> int:
-  checksum = 0
-  with file.open("rb") as stream:
-    while block := stream.read(1 << 20):
-      checksum = zlib.crc32(block, checksum)
-  return checksum
-
-
-def _fingerprints(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
-  files = sorted(p for p in folder.rglob("*") if p.is_file() and MANIFEST not in p.name)
-  for file in files:
-    sync(file)
-  return {str(p.relative_to(folder)): (p.stat().st_size, _crc(p)) for p in files}

@@ -1,39 +1,32 @@
 """The report of a run: a row for each epoch, lines below it, and broken images."""
 
 import contextlib
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspeed.cluster import processes
-from jaxspeed.config import decoder_lines
+from jaxspeed.config import decoder_lines, stored
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
-from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.planning.plan import Phase, Plan, momenta
+from jaxspeed.records import class_figures
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import format_phase
+from jaxspeed.records.make_loggers import make_loggers
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.results import mean_pace
+from jaxspeed.records.row_lines import format_phase
 from jaxspeed.records.writer import Records, open_records
+from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_evaluation
-from jaxspeed.run.finish import reaches_target
-from jaxspeed.steps.losses import MetricSums
+from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 # Warn when devices waited for input longer than this share of the training time.
 _MUCH_WAITING = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-  """The sums of an evaluation, and the seconds it took."""
-
-  sums: MetricSums
-  seconds: float
 
 
 class EpochReport:
@@ -59,16 +52,25 @@ class EpochReport:
     self._records: Records
 
   @contextlib.contextmanager
-  def open(self, step: int) -> Iterator[None]:
-    """Opens the records of a run after `step` steps, and prints whether it resumes."""
+  def open(self, step: int, *, unreported: bool = False) -> Iterator[None]:
+    """Opens the records of a run after `step` steps, and prints whether it resumes.
+
+    Args:
+      step: the number of steps done.
+      unreported: whether an epoch ended there whose row is to come; one that an earlier start wrote
+        after its checkpoint is dropped.
+    """
     config, plan = self._spec.config, self._spec.plan
     with open_records(
       self._folder,
-      resume_step=step,
+      resume_step=step - unreported,
       total_epochs=config.epochs,
       evaluated=averaging.KINDS[config.average.kind],
       console=self._control.caller.make_console(),
+      make_screen=self._control.caller.make_screen,
       primary=processes.is_primary(),
+      loggers=(*make_loggers(config), *self._control.caller.loggers),
+      config=stored.to_dict(config),
     ) as self._records:
       screen = self._records.screen
       screen.header({"starting": self._clock.starting()})
@@ -176,21 +178,25 @@ class EpochReport:
       row["evaluated_weights"] = self._spec.plan.evaluated_weights(step)
     lines = self._settle_broken()
     row["train_images_broken"] = self._broken.count("train")
-    row["decoder_warnings"], warned = self._decoder_warnings()
-    lines += warned
+    row["decoder_warnings"], warned = decoder_warnings()
+    lines += [] if self._warned else warned
+    self._warned |= bool(warned)
     if evaluation is not None:
-      evaluated, said = self._evaluated(step, evaluation.sums)
+      evaluated, said = self._evaluated(step, evaluation)
       row, lines = row | evaluated, lines + said
-      if config.stop_at_target and reaches_target(row, config):
+      if reason := reason_to_stop([*self.rows, row], config):
         # Only now is it known to be the last evaluation.
         self._clock.rename_last("final_validate")
+        if step < self._spec.plan.total_steps:
+          row["stopped_by"] = reason
+          lines.append(said_to_stop(reason, config))
     row |= peak_memory(self._spec.mesh.local_devices) | {
       "train_seconds": self._clock.train_seconds,
       "dawn_seconds": self._clock.dawn_seconds,
     }
     self._control.check_owner()
     self._records.epoch(row)
-    pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stopped_at_target())
+    pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stops_early())
     self.lines([*lines, *pace])
     self._tell(step)
 
@@ -198,31 +204,37 @@ class EpochReport:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
     on_epoch = self._control.caller.on_epoch
     if on_epoch is not None and on_epoch(dict(self.rows[-1])) is True:
-      if step < self._spec.plan.total_steps and not self.stopped_at_target():
+      if step < self._spec.plan.total_steps and not self.stops_early():
         self._control.stop()
 
-  def _decoder_warnings(self) -> tuple[int, list[str]]:
-    """The number of decoder warnings in all processes since the last call; once, also a line."""
-    lines = decoder_lines.take()
-    total = sum(processes.gather(lines.total()))
-    if not total or self._warned:
-      return total, []
-    self._warned = True
-    said = decoder_lines.describe(lines, total)
-    return total, [f"{said}; images are read ahead of training, metrics.jsonl has each row's count"]
-
-  def _evaluated(self, step: int, sums: MetricSums) -> tuple[dict[str, Any], list[str]]:
+  def _evaluated(self, step: int, evaluation: Evaluation) -> tuple[dict[str, Any], list[str]]:
     """What an evaluation adds to the row of its epoch, and lines to print."""
-    plan, count = self._spec.plan, int(sums.count)
+    plan, sums = self._spec.plan, evaluation.sums
+    count = int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
-    classes, last = self._spec.config.data.classes, step == plan.total_steps
+    config, classes = self._spec.config, self._spec.config.data.classes
+    # Without accuracies an evaluation improves on nothing.
+    last = step == plan.total_steps or bool(
+      reason_to_stop([*self.rows, {"step": step, "eval_loss": None}], config)
+    )
     means, said = check_evaluation(sums, step, classes=classes, last=last)
+    if "top1" in means:
+      means |= class_figures.summary(evaluation.predictions, classes)
     return row | {f"eval_{name}": value for name, value in means.items()}, said
 
-  def stopped_at_target(self) -> bool:
-    """Whether the run ends because its last row reached the target."""
-    config, rows = self._spec.config, self.rows
-    return bool(config.stop_at_target and rows and reaches_target(rows[-1], config))
+  def stops_early(self) -> bool:
+    """Whether the run ends after its last row, whatever steps are left."""
+    return bool(reason_to_stop(self.rows, self._spec.config))
+
+
+def decoder_warnings() -> tuple[int, list[str]]:
+  """The number of decoder warnings in all processes since the last call, and a line on them."""
+  lines = decoder_lines.take()
+  total = sum(processes.gather(lines.total()))
+  if not total:
+    return 0, []
+  said = decoder_lines.describe(lines, total)
+  return total, [f"{said}; images are read ahead of training, metrics.jsonl has each row's count"]
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
@@ -231,13 +243,12 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
   epoch, _ = plan.epoch_of(step - 1)
   phase = plan.phase_of(step - 1)
   done = epoch + plan.steps_in_epoch(epoch) / phase.steps_per_epoch
-  momentum = plan.table.get("momentum")
   return {
     "epoch": int(done) if done == int(done) else done,
     "step": step,
     "examples": plan.examples(step),
     "learning_rate": float(plan.table["learning_rate"][step - 1]),
-    "momentum": float(spec.config.optimizer.momentum if momentum is None else momentum[step - 1]),
+    "momentum": float(momenta(spec.config, plan)[step - 1]),
     "image_size": phase.image_size,
     "batch_size": phase.batch_size,
     "world": spec.devices,
@@ -253,7 +264,7 @@ def pace_lines(
     plan: the run's plan.
     rows: the rows of its epochs so far.
     step: the last step of an epoch.
-    stopped: whether the run ends here because it reached its target.
+    stopped: whether the run ends here, before its last step.
   """
   phase = plan.phase_of(step - 1)
   rows = [row for row in rows if row["step"] > phase.first_step]

@@ -2,7 +2,7 @@
 
 import datetime
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,16 +11,25 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
+from jaxspeed.records import class_figures
+from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.dawnbench import write_dawnbench
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
-from jaxspeed.records.statistics import IMAGE_COUNTS, OPTIONAL_KEYS, RESULT_KEYS, SKIPPED
+from jaxspeed.records.statistics import (
+  BEST,
+  IMAGE_COUNTS,
+  OPTIONAL_KEYS,
+  RESULT_KEYS,
+  SKIPPED,
+  STOPPED_BY,
+)
+from jaxspeed.run.best import best_of, reaches_target
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
-
-Row = Mapping[str, Any]
 
 
 def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
@@ -77,18 +86,14 @@ def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | Non
   return result
 
 
-def reaches_target(row: Row, config: ConfigDict) -> bool:
-  """Whether the epoch of `row` was evaluated and reached the target."""
-  reached = row.get(f"eval_{config.target_metric}")
-  return reached is not None and reached >= config.target
-
-
 def finish(
   folder: pathlib.Path,
   spec: TrainSpec,
   rows: list[dict[str, Any]],
   state: TrainState,
   clock: Clock,
+  predictions: Predictions,
+  class_names: Sequence[str],
   *,
   benchmark: str,
   evaluated_on: str,
@@ -96,12 +101,16 @@ def finish(
 ) -> dict[str, Any]:
   """Returns the result row of a run after its last step; process 0 writes it to result.json.
 
+  Before that it writes the predictions, and a large confusion matrix, to files of their own.
+
   Args:
     folder: the run's folder.
     spec: the run's specification.
     rows: the rows of its epochs.
     state: the state after the last step, already saved.
     clock: the run's clock.
+    predictions: those of the evaluation after the last step.
+    class_names: the names of the classes.
     benchmark: DAWNBench's name of the data set, or ''.
     evaluated_on: as in `results.result_row`.
     command: as there.
@@ -128,7 +137,9 @@ def finish(
     seed=config.seed,
     command=command,
   )
-  row |= {name: last[name] for name in IMAGE_COUNTS if name in last}
+  row |= {name: last[name] for name in (*IMAGE_COUNTS, STOPPED_BY) if name in last}
+  if (best := best_of(rows, config)) is not None:
+    row[BEST] = best
   if state.loss_scale is not None:
     skipped = int(state.loss_scale.skipped)
     if skipped >= step:
@@ -137,7 +148,11 @@ def finish(
         "is no result; set --config.loss_scale=0, which finds the scale by itself."
       )
     row[SKIPPED] = {"number": skipped, "share": skipped / step}
+  figures = class_figures.figures_of(predictions, class_names)
+  row |= class_figures.for_json(figures)
   if processes.is_primary():
+    predictions_lib.write_predictions(folder / predictions_lib.FILE, predictions)
+    class_figures.write_confusion(folder, figures)
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
     if evaluated_on == "test" and benchmark:
       _write_dawnbench(folder, config, rows, benchmark)

@@ -18,6 +18,9 @@ from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
+from jaxspeed.records.class_figures import CONFUSION_FILE
+from jaxspeed.records.predictions import FILE as PREDICTIONS_FILE
+from jaxspeed.records.thumbnails import FILE as THUMBNAILS_FILE
 
 CONFIG = "config.json"
 _FILES = (
@@ -25,12 +28,15 @@ _FILES = (
   "metrics.jsonl",
   "classes.json",
   "result.json",
+  CONFUSION_FILE,
+  PREDICTIONS_FILE,
+  THUMBNAILS_FILE,
   "broken_images.tsv",
   OWNER,
   OWNER_LOCK,
   LOCK,
 )
-_FOLDERS = ("checkpoints", "tensorboard", "dawnbench")
+_FOLDERS = ("checkpoints", "tensorboard", "loggers", "dawnbench")
 # Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
 # lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
@@ -68,7 +74,8 @@ class RunFolder:
     if refused and self.is_new and self.lock.is_held():
       for folder in (*_subfolders(self.path), self.path):
         # The files that a start writes before its first step is done.
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        for name in ("tensorboard", "loggers"):
+          shutil.rmtree(folder / name, ignore_errors=True)
         for name in (CONFIG, "classes.json", "metrics.jsonl"):
           with contextlib.suppress(OSError):
             (folder / name).unlink()
@@ -183,6 +190,41 @@ def make(path: pathlib.Path) -> list[pathlib.Path]:
     _remove_empty(made)
     raise _unusable(path, error) from error
   return made
+
+
+def check_output(path: pathlib.Path, shown: str = "") -> None:
+  """Makes sure that a command can write a file, and that it replaces none of a run's own.
+
+  Args:
+    path: the file.
+    shown: what a message calls it; '': its path.
+
+  Raises:
+    UserError: it is a folder, its own folder is missing or not writable, its name is too long, a
+      run has a file of that name, or it lies in a folder that a run writes.
+  """
+  shown, folder = shown or str(path), path.parent
+  if os.path.isdir(path):
+    raise UserError(f"{shown} is a folder: name a file in it.")
+  if not os.path.isdir(folder):
+    raise UserError(f"{shown} cannot be written, as there is no folder {folder}: make it first.")
+  if not os.access(folder, os.W_OK):
+    raise UserError(f"{shown} cannot be written: name a file in a folder that you can write to.")
+  try:
+    os.lstat(path)
+  except FileNotFoundError:
+    pass
+  except (OSError, ValueError) as error:  # such as a name of 256 bytes
+    reason = getattr(error, "strerror", None) or error
+    raise UserError(f"{shown} cannot be written ({reason}): name another file.") from None
+  if path.name in (*_FILES, *_FOLDERS) and os.path.exists(folder / CONFIG):
+    raise UserError(f"{shown} has the name of a file of the run in {folder}: name another file.")
+  for inner in (real := pathlib.Path(os.path.realpath(folder)), *real.parents):
+    if inner.name in (*_FOLDERS, "launch") and os.path.exists(inner.parent / CONFIG):
+      raise UserError(
+        f"{shown} lies in {inner.name}/ of the run in {inner.parent}, which only the run writes: "
+        "name a file elsewhere."
+      )
 
 
 def _unusable(path: pathlib.Path, error: Exception) -> UserError:

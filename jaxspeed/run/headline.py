@@ -7,16 +7,17 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.devices import allreduce
+from jaxspeed.devices import allreduce, gpu_options
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import left_out
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import Screen, images_of
+from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
+from jaxspeed.records.result_lines import images_of
 from jaxspeed.run.checkpoint import Checkpoints
-from jaxspeed.run.setup import Setup
+from jaxspeed.run.setup import Setup, balance_lines_of
 from jaxspeed.steps.spec import TrainSpec
 
 
@@ -28,6 +29,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   device = describe_device()
   if spec.devices > 1:
     device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
+  initial = {"initial": _initial_weights(spec)} if config.pretrained.path else {}
   screen.header(
     {
       "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
@@ -35,18 +37,32 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
       f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
+      **initial,
       "weights": f"evaluation uses {averaging.describe(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }
   )
-  for note in (*data.notes, *left_out(config, plan)):
+  told = gpu_options.told(config.deterministic, jax.default_backend())
+  for note in (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan), *told):
     screen.line(note)
+
+
+def _initial_weights(spec: TrainSpec) -> str:
+  """What a run begins with, and what of it never changes."""
+  fields = spec.config.pretrained
+  head = "a new last layer" if fields.head == "new" else "its last layer"
+  frozen = f"; frozen: {', '.join(spec.frozen)}" if spec.frozen else ""
+  return f"the weights in {fields.path} with {head}{frozen}"
 
 
 def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) -> None:
   """Prints the model's size, and what was compiled for the first steps."""
-  parameters = sum(leaf.size for leaf in jax.tree.leaves(feed.carry.state.params))
+  sizes = {
+    part: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    for part, tree in feed.carry.state.params.items()
+  }
+  trained = sum(size for part, size in sizes.items() if part not in spec.frozen)
   # The body of a loop counts once, so the program of an epoch gives the operations of a step.
   programs = feed.programs
   flops = (
@@ -56,7 +72,8 @@ def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) ->
   wall = clock.state()["compile"]
   seconds = sum(program.seconds for program in programs)
   lines = {
-    "model": f"{spec.config.model.name}, {parameters:,} parameters"
+    "model": f"{spec.config.model.name}, {sum(sizes.values()):,} parameters"
+    + (f", {trained:,} of them trained" if spec.frozen else "")
     + (f", {flops / 1e6:,.0f} MFLOP an image and step" if flops else ""),
     "compiled": f"{len(programs)} programs in {wall:.1f} s: {cold} compiled, "
     f"{len(programs) - cold} from the cache ({seconds:.1f} s summed over threads)",
@@ -70,8 +87,7 @@ def print_finished(
   screen: Screen, config: ConfigDict, folder: pathlib.Path, result: dict[str, Any]
 ) -> None:
   """Prints the result of a run that needs no more steps."""
-  screen.line(f"{folder} holds this run, already finished:")
-  screen.result(result)
+  screen.result(result, finished_in=str(folder))
   alone = config.runs == 1 and processes.is_primary()
   if alone and Checkpoints(folder / "checkpoints").newest() is None:
     screen.line(

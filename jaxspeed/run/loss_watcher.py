@@ -34,7 +34,7 @@ class LossWatcher:
   ) -> None:
     self._config, self._plan = spec.config, spec.plan
     self._report, self._saver, self._control = report, saver, control
-    self._unchecked: collections.deque[tuple[int, jax.Array, jax.Array | RunAction]] = (
+    self._unchecked: collections.deque[tuple[StepOutput, jax.Array | RunAction]] = (
       collections.deque()
     )
     self._progress_from = (0, time.monotonic())
@@ -50,7 +50,7 @@ class LossWatcher:
       UserError: an older loss is not finite.
     """
     answer = self._control.ask(save_due=self._saver.is_due())
-    self._unchecked.append((steps.step, steps.losses, answer))
+    self._unchecked.append((steps, answer))
     while len(self._unchecked) > _STEPS_AHEAD:
       self._check_losses(*self._unchecked.popleft())
 
@@ -63,9 +63,9 @@ class LossWatcher:
     while self._unchecked:
       self._check_losses(*self._unchecked.popleft())
 
-  def _check_losses(self, step: int, losses: jax.Array, answer: jax.Array | RunAction) -> None:
-    """Waits for the losses of the steps up to `step`; checks them and shows progress."""
-    values = np.atleast_1d(np.asarray(losses))
+  def _check_losses(self, steps: StepOutput, answer: jax.Array | RunAction) -> None:
+    """Waits for the losses of steps; checks them and shows progress."""
+    step, values = steps.step, np.atleast_1d(np.asarray(steps.losses))[: steps.count]
     self._control.note(answer)
     self._control.step_taken()
     for number, loss in enumerate(values, start=step - len(values)):

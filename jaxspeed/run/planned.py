@@ -14,8 +14,16 @@ from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan, left_out
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, feed_of, open_data, plan_of
+from jaxspeed.planning.plan import Plan, left_out, momenta
+from jaxspeed.run.best import check_metrics
+from jaxspeed.run.setup import (
+  FOLLOWING,
+  as_data_decide,
+  balance_lines_of,
+  feed_of,
+  open_data,
+  plan_of,
+)
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import Cluster
 from jaxspeed.scaling.predict import measured_rate, step_of
@@ -32,6 +40,10 @@ def describe(config: ConfigDict, plan: Plan) -> str:
       f"{phase.steps_per_epoch} steps an epoch, batch {phase.batch_size}, "
       f"{phase.image_size} x {phase.image_size} pixels"
     )
+  schedule = "segments" if config.schedule.segments else config.schedule.name
+  lines.append(
+    f"optimizer: {config.optimizer.name}; learning rate: {schedule}, every step in --csv"
+  )
   lines += [f"learning rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
   modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
   lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
@@ -47,7 +59,7 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
   """
   yield "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale"
   rate = plan.table["learning_rate"].tolist()
-  momentum = plan.table.get("momentum", np.full(plan.total_steps, config.optimizer.momentum))
+  momentum = momenta(config, plan)
   seen = 0
   for step, (r, m) in enumerate(zip(rate, momentum.tolist(), strict=True)):
     phase, (epoch, step_in_epoch) = plan.phase_of(step), plan.epoch_of(step)
@@ -80,13 +92,16 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
+    check_metrics(config)
     plan = make_plan(config, devices=devices)
     return Planned(config, plan, tuple(left_out(config, plan)))
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
+  check_metrics(config)
   plan = plan_of(config, data, devices=devices)
   counted = f"data: {data.source}, {plan.train_images} images to train on"
-  return Planned(config, plan, (counted, *data.notes, *left_out(config, plan)))
+  lines = (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan))
+  return Planned(config, plan, (counted, *lines))
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:

@@ -1,27 +1,32 @@
 """The likeliest classes of image files."""
 
-import os
+import collections
+import contextlib
+import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import UInt8
 from ml_collections import ConfigDict
-from PIL import Image
 
 from jaxspeed.config import output
 from jaxspeed.data.augment import normalize
-from jaxspeed.data.disk.imageset import class_names_of
+from jaxspeed.data.disk.labels import class_names_of
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.class_names import stored_class_names
-from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
+from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
 from jaxspeed.planning.plan import Phase
+from jaxspeed.run.best import CheckpointStep
+from jaxspeed.run.image_file import BrokenImage, read_image
 from jaxspeed.run.restore import load_config, open_pretrained, open_run
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
@@ -31,20 +36,174 @@ Prediction = list[tuple[str, float]]
 OnError = Callable[[UserError], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+  """Weights that predict image files.
+
+  Attributes:
+    spec: the specification of the run, or of the recipe.
+    phase: the phase whose evaluation prepares the images.
+    variables: the variables of the model, on every device.
+    names: the names of the classes.
+  """
+
+  spec: TrainSpec
+  phase: Phase
+  variables: Any
+  names: Sequence[str]
+
+  def compiled(self, images: int) -> "Program":
+    """The compiled program for `images` images: `eval.batch_size` on each device, or fewer."""
+    devices = self.spec.devices
+    batch = devices * max(1, min(self.spec.config.eval.batch_size, -(-images // devices)))
+    size = self._sizes()[0]
+    shape = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
+    abstract = mesh_lib.abstract(shape, mesh_lib.sharded(self.spec.mesh))
+    function = jax.jit(probabilities_of(self.spec))
+    return Program(function.lower(self.variables, abstract).compile(), batch)
+
+  def predict(
+    self, images: Iterable[str], program: "Program", top: int
+  ) -> Generator[Prediction | BrokenImage, None, None]:
+    """Yields the `top` likeliest classes of each file, or why it cannot be read, in order.
+
+    Threads read files ahead of the devices; the memory does not grow with the number of files.
+
+    Raises:
+      UserError: logits are not finite.
+    """
+    # Closed at once if the caller stops early: its threads would go on reading.
+    with contextlib.closing(self._read(images, program.batch)) as read:
+      waiting: list[tuple[list[_Read], Any]] = []
+      while part := list(itertools.islice(read, program.batch)):
+        # The devices compute while the next batch is read.
+        waiting.append((part, self._start(part, program)))
+        if len(waiting) > 1:
+          yield from self._likeliest(*waiting.pop(0), top)
+      for started in waiting:
+        yield from self._likeliest(*started, top)
+
+  def _start(self, part: "list[_Read]", program: "Program") -> Any:
+    """The probabilities of a part's images, still being computed; None without images."""
+    found = [image for image in part if not isinstance(image, BrokenImage)]
+    if not found:
+      return None
+    # A full batch each time: another size would compile another program.
+    padding = [(0, program.batch - len(found)), (0, 0), (0, 0), (0, 0)]
+    return program.function(
+      self.variables, mesh_lib.split(np.pad(np.stack(found), padding), self.spec.mesh)
+    )
+
+  def _likeliest(
+    self, part: "list[_Read]", started: Any, top: int
+  ) -> Iterator[Prediction | BrokenImage]:
+    rows = iter(() if started is None else np.asarray(started))
+    for image in part:
+      if isinstance(image, BrokenImage):
+        yield image
+        continue
+      row = next(rows)
+      if not np.isfinite(row).all():
+        raise UserError(
+          "the weights give logits that are not finite: choose another --step, or other weights."
+        )
+      yield [(self.names[index], float(row[index])) for index in np.argsort(-row)[:top]]
+
+  def _read(self, images: Iterable[str], ahead: int) -> "Generator[_Read, None, None]":
+    """Yields the pixels of the files, of which at least `ahead` are read ahead."""
+    data, (size, resize, antialias) = self.spec.config.data, self._sizes()
+    # A decoded photo takes 100 times the memory of its file and of its crop: few at a time.
+    decoding = threading.BoundedSemaphore(usable_cpus())
+
+    def read(path: str) -> _Read:
+      try:
+        return read_image(path, size, resize, antialias=antialias, decoding=decoding)
+      except BrokenImage as error:
+        return error
+
+    pixels.drop_warnings()
+    pool = ThreadPoolExecutor(data.read_threads, thread_name_prefix="read")
+    try:
+      under_way: collections.deque[Future[_Read]] = collections.deque()
+      for path in images:
+        under_way.append(pool.submit(read, path))
+        if len(under_way) > max(ahead, 2 * data.read_threads):
+          yield under_way.popleft().result()
+      while under_way:
+        yield under_way.popleft().result()
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
+
+  def _sizes(self) -> tuple[int, int, bool]:
+    """The size of a crop and the short side before it, in pixels, and whether to antialias."""
+    data = self.spec.config.data
+    if data.feed == "stream":
+      return self.phase.eval_size, int(self.phase.eval_resize), data.antialias
+    return data.image_size, data.image_size, True
+
+
+class Program(NamedTuple):
+  """A compiled program of variables and uint8 images [batch, size, size, 3], and its batch."""
+
+  function: Callable[[Any, Any], Any]
+  batch: int
+
+
+# The pixels of a file, or why it has none.
+_Read = UInt8[np.ndarray, "size size 3"] | BrokenImage
+
+
+@contextlib.contextmanager
+def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator[Predictor]:
+  """Yields the predictor of a run, for use inside the block.
+
+  Args:
+    folder: the folder of the run whose weights are used.
+    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
+
+  Raises:
+    UserError: the folder holds no run, or not that checkpoint.
+  """
+  config = for_images(load_config(folder))
+  names = stored_class_names(folder, config.data.classes)
+  with precision.wide_enough(config.precision):
+    spec, restored = open_run(folder, config, step)
+    phase = spec.plan.phase_of(restored.step - 1)
+    yield Predictor(spec, phase, restored.tree.state.evaluated(), names)
+
+
+@contextlib.contextmanager
+def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Iterator[Predictor]:
+  """Yields the predictor with the weights at `config.pretrained.path`, for use inside the block.
+
+  Args:
+    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`.
+    given: the fields that the command line sets, which the data set does not override.
+
+  Raises:
+    UserError: as `restore.open_pretrained`, or the data set has other classes.
+  """
+  config = for_images(config)
+  names = _class_names(config, given)
+  with precision.wide_enough(config.precision):
+    spec, variables = open_pretrained(config)
+    yield Predictor(spec, spec.plan.phases[-1], variables, names)
+
+
 def predict(
   folder: pathlib.Path,
   images: Sequence[str],
   *,
-  step: int | None = None,
+  step: CheckpointStep = None,
   top: int = 5,
   on_error: OnError | None = None,
 ) -> list[Prediction | None]:
-  """The likeliest classes of image files, with their probabilities.
+  """The likeliest classes of image files, with their probabilities, from the weights of a run.
 
   Args:
-    folder: the folder of the run whose weights are used.
+    folder: as in `run_predictor`.
     images: the names of the image files.
-    step: the step of the checkpoint; None: that of the newest whole one.
+    step: as in `run_predictor`.
     top: the number of classes to return for each image.
     on_error: a function called with the error for a file that is no image; the file's result is
       then None. Without a function, the error is raised.
@@ -52,24 +211,8 @@ def predict(
   Raises:
     UserError: a file is no image, the folder holds no run, or logits are not finite.
   """
-  config = for_images(load_config(folder))
-  names = stored_class_names(folder, config.data.classes)
-  with precision.wide_enough(config.precision):
-    return _predict_run(folder, config, images, names, step, top, on_error)
-
-
-def _predict_run(
-  folder: pathlib.Path,
-  config: ConfigDict,
-  images: Sequence[str],
-  names: Sequence[str],
-  step: int | None,
-  top: int,
-  on_error: OnError | None,
-) -> list[Prediction | None]:
-  spec, restored = open_run(folder, config, step)
-  phase = spec.plan.phase_of(restored.step - 1)
-  return _predict(spec, phase, restored.tree.state.evaluated(), images, names, top, on_error)
+  with run_predictor(folder, step) as predictor:
+    return _predict(predictor, images, top, on_error)
 
 
 def predict_pretrained(
@@ -80,23 +223,26 @@ def predict_pretrained(
   given: Collection[str] = (),
   on_error: OnError | None = None,
 ) -> list[Prediction | None]:
-  """`predict` with the weights that `config.pretrained.path` names.
-
-  Args:
-    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`.
-    images: the names of the image files.
-    top: the number of classes to return for each image.
-    given: the fields that the command line sets, which the data set does not override.
-    on_error: as in `predict`.
+  """`predict` with the weights at `config.pretrained.path`; arguments as in `pretrained_predictor`.
 
   Raises:
-    UserError: as `predict` and `restore.open_pretrained`, or the data set has other classes.
+    UserError: as `predict` and `pretrained_predictor`.
   """
-  config = for_images(config)
-  names = _class_names(config, given)
-  with precision.wide_enough(config.precision):
-    spec, variables = open_pretrained(config)
-    return _predict(spec, spec.plan.phases[-1], variables, images, names, top, on_error)
+  with pretrained_predictor(config, given) as predictor:
+    return _predict(predictor, images, top, on_error)
+
+
+def _predict(
+  predictor: Predictor, images: Sequence[str], top: int, on_error: OnError | None
+) -> list[Prediction | None]:
+  found: list[Prediction | None] = []
+  for each in predictor.predict(images, predictor.compiled(len(images)), top):
+    if isinstance(each, BrokenImage):
+      if on_error is None:
+        raise each
+      on_error(each)
+    found.append(None if isinstance(each, BrokenImage) else each)
+  return found
 
 
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
@@ -105,8 +251,8 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
   if config.data.path:
     names = class_names_of(name=config.data.name, path=config.data.path)
     if names and "data.classes" not in given and len(names) != config.data.classes:
-      output.say(
-        f"note: the data set decides: data.classes={len(names)} in place of the recipe's "
+      output.note(
+        f"the data set decides: data.classes={len(names)} in place of the recipe's "
         f"{config.data.classes}"
       )
       config.data.classes = len(names)
@@ -126,44 +272,6 @@ def for_images(config: ConfigDict) -> ConfigDict:
   return config
 
 
-def _predict(
-  spec: TrainSpec,
-  phase: Phase,
-  variables: Any,
-  images: Sequence[str],
-  names: Sequence[str],
-  top: int,
-  on_error: OnError | None,
-) -> list[Prediction | None]:
-  config = spec.config
-  if config.data.feed == "stream":
-    size, resize, antialias = phase.eval_size, int(phase.eval_resize), config.data.antialias
-  else:
-    size, resize, antialias = config.data.image_size, config.data.image_size, True
-  found: dict[int, UInt8[np.ndarray, "size size 3"]] = {}
-  for number, path in enumerate(images):
-    try:
-      found[number] = read_image(path, size, resize, antialias=antialias)
-    except UserError as error:
-      if on_error is None:
-        raise
-      on_error(error)
-  if not found:
-    return [None] * len(images)
-  batch = mesh_lib.replicate(np.stack(list(found.values())), spec.mesh)
-  rows = np.asarray(jax.jit(probabilities_of(spec))(variables, batch))
-  if not np.isfinite(rows).all():
-    raise UserError(
-      "the weights give logits that are not finite: choose another --step, or other weights."
-    )
-  order = np.argsort(-rows, axis=1)[:, :top]
-  likeliest = {
-    number: [(names[index], float(row[index])) for index in best]
-    for number, row, best in zip(found, rows, order, strict=True)
-  }
-  return [likeliest.get(number) for number in range(len(images))]
-
-
 def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:
   """The function of variables and uint8 images [n, h, w, 3] that predicts [n, classes]."""
   config = spec.config
@@ -176,66 +284,3 @@ def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:
     return jax.nn.softmax(logits)
 
   return probabilities
-
-
-def read_image(
-  path: str, size: int, resize: int, *, antialias: bool = True
-) -> UInt8[np.ndarray, "size size 3"]:
-  """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
-
-  The pixels are those of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
-
-  Args:
-    path: the path of a file in one of `pixels.FORMATS`.
-    size: both sides of the result, in pixels; black beyond the edges of the resized image.
-    resize: the short side before the crop, in pixels.
-    antialias: as in `streams.TrainStream`.
-
-  Raises:
-    UserError: the file is missing or no image.
-  """
-  try:
-    with pixels.without_warnings(), open_regular(path) as file:
-      image = pixels.load_upright(file)
-  except FileNotFoundError:
-    raise UserError(f"{path}: there is no such file.") from None
-  except Exception as error:  # Pillow raises almost anything
-    if os.path.isdir(path):
-      raise UserError(f"{path} is a folder: name its files, as in {path.rstrip('/')}/*.") from None
-    raise UserError(f"{path} cannot be read as an image: {reason_of(error)}.") from None
-  short = min(image.size)
-  # Only the crop is resized: a strip of 1 x 50,000 pixels would not fit in memory.
-  (left, right, x, width), (top, bottom, y, height) = (
-    _shown(side, resize * side // short, size) for side in image.size
-  )
-  how = _resize if antialias else _interpolate
-  square = Image.new("RGB", (size, size))
-  square.paste(how(image, (width, height), (left, top, right, bottom)), (x, y))
-  return np.asarray(square)
-
-
-def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
-  """The part of a side that a center crop shows, rounded as in `crops.central_windows`.
-
-  Returns:
-    The part's begin and end in the image, and its first pixel and length in the result.
-  """
-  room = resized - size
-  first = round(room / 2) if room >= 0 else -(-room // 2)
-  begin, end = max(first, 0), min(first + size, resized)
-  return begin * side / resized, end * side / resized, begin - first, end - begin
-
-
-_Box = tuple[float, float, float, float]
-
-
-def _resize(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
-  return image.resize(size, Image.Resampling.BILINEAR, box)
-
-
-def _interpolate(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
-  """Interpolates between the nearest pixels; in float32, as Pillow would drop the fractions."""
-  how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-  planes = [plane.convert("F").transform(size, *how) for plane in image.split()]
-  values = np.stack([np.asarray(plane) for plane in planes], -1)
-  return Image.fromarray(np.rint(values).astype(np.uint8))

@@ -1,8 +1,7 @@
-"""Evaluation and export of the model in a run's folder, or of published weights."""
+"""Evaluation of the model in a run's folder, or of published weights."""
 
 import functools
 import math
-import os
 import pathlib
 import time
 from collections.abc import Collection, Sequence
@@ -23,12 +22,14 @@ from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
-from jaxspeed.models.exchange import save_weights
-from jaxspeed.models.pretrained import LAYOUTS, check_pretrained, load_pretrained
+from jaxspeed.models.pretrained import check_pretrained, load_pretrained
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.records import class_figures
 from jaxspeed.run import checkpoint
+from jaxspeed.run.best import CheckpointStep, best_step
 from jaxspeed.run.checkpoint import Checkpoints, Restored
+from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -50,7 +51,7 @@ def load_config(folder: pathlib.Path) -> ConfigDict:
   config.compile_cache = ""
   if config.runs > 1:
     raise UserError(
-      f"{folder} holds {config.runs} runs: name one of them, as in --workdir={folder / 'run_000'}."
+      f"{folder} holds {config.runs} runs: name one of them, as in {folder / 'run_000'}."
     )
   return with_last_mode(config)
 
@@ -75,7 +76,7 @@ def _stored_plan(config: ConfigDict) -> Plan:
 def open_run(
   folder: pathlib.Path,
   config: ConfigDict,
-  checkpoint_step: int | None,
+  checkpoint_step: CheckpointStep,
   *,
   model: nn.Module | None = None,
 ) -> tuple[TrainSpec, Restored]:
@@ -84,11 +85,11 @@ def open_run(
   Args:
     folder: the run's folder.
     config: its config.
-    checkpoint_step: the step of the checkpoint; None: that of the newest whole one.
+    checkpoint_step: the step of the checkpoint, or "best"; None: that of the newest whole one.
     model: the module that the run was given in place of `config.model`; None: none.
 
   Raises:
-    UserError: the folder holds no whole checkpoint.
+    UserError: the folder holds no whole checkpoint, or not the one that is asked for.
   """
   # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
@@ -102,7 +103,15 @@ def open_run(
       reason = f" ({notes[0]})" if notes else ""
       raise UserError(f"{folder} holds no whole checkpoint{reason}: {advice}.")
     checkpoint.log(notes)
-  restored = checkpoints.restore(_abstract_carry(spec), step=checkpoint_step)
+  about = ""
+  if checkpoint_step == "best":
+    checkpoint_step = best_step(folder, config, checkpoints)
+    about = f"--step=best is step {checkpoint_step}; "
+  try:
+    restored = checkpoints.restore(_abstract_carry(spec), step=checkpoint_step)
+  except UserError as error:
+    error.args = (f"{about}{error}",)
+    raise
   assert restored is not None
   restored.check_state()
   return spec, restored
@@ -127,20 +136,22 @@ def _abstract_carry(spec: TrainSpec) -> Carry:
 
 
 def evaluate(
-  folder: pathlib.Path, *, step: int | None = None, config: ConfigDict | None = None
+  folder: pathlib.Path, *, step: CheckpointStep = None, config: ConfigDict | None = None
 ) -> list[dict[str, Any]]:
   """Accuracies of a checkpoint on the evaluation images of its run.
 
   Args:
     folder: the run's folder.
-    step: the step of the checkpoint; None: that of the newest whole one.
+    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
     config: the result of `load_config` with changes: other data, or modes separated by commas.
 
   Returns:
     For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
-    "images_skipped", "loss", "top1", "top5", "seconds"}. Accuracies are fractions; "data" says
-    where the images come from; "images" were evaluated, "images_skipped" could not be read;
-    "seconds" excludes compiling and finding images; `results.result_row` explains the others.
+    "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "confusions", "seconds"}.
+    Accuracies are fractions; "data" says where the images come from; "images" were evaluated,
+    "images_skipped" could not be read; "seconds" excludes compiling and finding images;
+    "confusions" are `class_figures.worst_confusions`; `results.result_row` and
+    `class_figures.summary` explain the others.
 
   Raises:
     UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
@@ -169,7 +180,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
     last = _stored_plan(configs[0]).phases[-1]
     data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
     for line in decided(config, data):
-      output.say(f"note: {line}")
+      output.note(line)
     configs = [as_data_decide(each, data) for each in configs]
     spec, variables = open_pretrained(configs[0])
     resolved = [_resolved(each) for each in configs]
@@ -224,37 +235,6 @@ def _resolved(config: ConfigDict) -> ConfigDict:
   return config
 
 
-def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
-  """Makes sure that `export` can write, before anything is evaluated.
-
-  Raises:
-    UserError: the run's model is neither a ResNet nor a ViT, or the file's folder is missing or not
-      writable.
-  """
-  if load_config(folder).model.name not in LAYOUTS:
-    raise UserError(
-      f"--export={path}: only a ResNet or a ViT is written, and the run's is another model."
-    )
-  if os.path.isdir(path) or not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
-    raise UserError(
-      f"--export={path} cannot be written: name a file in a folder that you can write to."
-    )
-
-
-def export(folder: pathlib.Path, path: pathlib.Path, *, step: int | None = None) -> None:
-  """Writes the weights that a run is evaluated with as .safetensors, under other packages' names.
-
-  Raises:
-    UserError: as `check_export` and `open_run`, or the file cannot be written.
-  """
-  check_export(folder, path)
-  config = load_config(folder)
-  with precision.wide_enough(config.precision):
-    _, restored = open_run(folder, config, step)
-    layout = LAYOUTS[config.model.name]
-    save_weights(path, jax.device_get(restored.tree.state.evaluated()), layout)
-
-
 def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
   """A checked config for each of the modes in eval.mode, which commas separate."""
   configs = []
@@ -301,28 +281,27 @@ def _rows(
   rows = []
   for config, spec, phase in zip(configs, specs, phases, strict=True):
     row = {"mode": config.eval.mode, "data": source, "evaluated_on": data.evaluated_on}
-    rows.append(row | _evaluate_mode(config, spec, phase, variables, data))
+    rows.append(row | _evaluate_mode(config, spec, step, variables, data))
     images = data.evaluated_count(phase.copies)
     if folder is not None and images != config.data.eval_images:
-      output.say(
-        f"note: the run was evaluated on {config.data.eval_images:,} images, not {images:,}"
-      )
+      output.note(f"the run was evaluated on {config.data.eval_images:,} images, not {images:,}")
   return rows
 
 
 def _evaluate_mode(
-  config: ConfigDict, spec: TrainSpec, phase: Phase, variables: Any, data: OpenData
+  config: ConfigDict, spec: TrainSpec, step: int, variables: Any, data: OpenData
 ) -> dict[str, Any]:
-  """The numbers of a row: images, loss, accuracies and seconds."""
-  prepare = feed_of(config).prepare_evaluation
+  """The numbers of a row: images, loss, accuracies, the worst confusions and seconds."""
+  prepare, phase = feed_of(config).prepare_evaluation, spec.plan.phase_of(step - 1)
   run = prepare(data, spec, phase, variables)
   start = time.perf_counter()
-  sums, broken = jax.block_until_ready(run())
+  evaluated, broken = jax.block_until_ready(run())
+  sums, seconds = evaluated.sums, round(time.perf_counter() - start, 3)
   images, count = data.evaluated_count(phase.copies), int(sums.count)
   for line in check_evaluated(broken, images, config):
-    output.say(f"note: {line}")
+    output.note(line)
   if warned := decoder_lines.take():
-    output.say(f"note: {decoder_lines.describe(warned, warned.total())}")
+    output.note(decoder_lines.describe(warned, warned.total()))
   means = sums.means(config.data.classes)
   if not math.isfinite(means["loss"]):
     raise UserError(
@@ -330,4 +309,9 @@ def _evaluate_mode(
       "finite, and accuracies would mean nothing; choose another --step."
     )
   row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
-  return row | {"seconds": round(time.perf_counter() - start, 3)}
+  predictions = predictions_of(evaluated, step)
+  return row | {
+    **class_figures.summary(predictions, config.data.classes),
+    "confusions": class_figures.worst_confusions(predictions, data.class_names),
+    "seconds": seconds,
+  }

@@ -9,6 +9,7 @@ from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
+from jaxspeed.run.best import best_steps
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_weights
@@ -26,6 +27,7 @@ class Saver:
     report: the report of its epochs.
     control: the run's control.
     clock: the run's clock, which a checkpoint stores.
+    images: the checksum of the run's images (`Feed.fingerprint`).
   """
 
   def __init__(
@@ -35,14 +37,16 @@ class Saver:
     report: EpochReport,
     control: RunControl,
     clock: Clock,
+    images: str,
   ) -> None:
-    self._spec, self._folder = spec, folder
+    self._spec, self._folder, self._images = spec, folder, images
     self._report, self._control, self._clock = report, control, clock
     self._checkpoints = Checkpoints(
       folder / "checkpoints",
       keep=spec.config.checkpoint.keep,
       incarnation=control.incarnation,
       lock=control.lock,
+      images=images,
     )
     if processes.is_primary():
       self._checkpoints.remove_parts()
@@ -60,7 +64,8 @@ class Saver:
       target: the shapes and shardings of a checkpoint's arrays.
 
     Raises:
-      UserError: it cannot be read, is of a later format, or holds another model.
+      UserError: it cannot be read, is of a later format, or holds another model; the run's images
+        have changed.
     """
     # All use the one that process 0 sees: a shared disk may show the others an older state.
     with processes.all_or_none("looking for a checkpoint"):
@@ -72,6 +77,8 @@ class Saver:
       restored = self._checkpoints.restore(target, step=chosen)
     assert restored is not None
     restored.check_state()
+    with processes.all_or_none("comparing the images with the run's"):
+      restored.check_images(self._images)
     self._clock.restore(restored.clock)
     self._saved = chosen
     return restored
@@ -83,6 +90,11 @@ class Saver:
   def is_due(self) -> bool:
     """Whether a checkpoint is due by the clock of process 0; False in the others."""
     return processes.is_primary() and time.monotonic() >= self._due
+
+  def is_best(self, step: int) -> bool:
+    """Whether the evaluation after `step` is the best and kept, as process 0's rows say."""
+    best = best_steps(self._report.rows, self._spec.config)
+    return processes.is_primary() and best[:1] == [step]
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
     """Saves a checkpoint; the config decides whether a failure ends the run.
@@ -102,7 +114,8 @@ class Saver:
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
         if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
           raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
-        self._checkpoints.save(step, carry, self._clock.state())
+        best = best_steps(self._report.rows, self._spec.config)
+        self._checkpoints.save(step, carry, self._clock.state(), best=best)
       self._saved = step
     except CheckpointError as error:
       self._handle(error, last=last)

@@ -26,6 +26,7 @@ from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, silent_console
+from jaxspeed.records.loggers import ensure_installed
 from jaxspeed.records.results import write_result
 from jaxspeed.records.statistics import result_of
 from jaxspeed.run import folder as folder_lib
@@ -34,6 +35,7 @@ from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
 from jaxspeed.run.parts import NONE, Parts
+from jaxspeed.run.profile import check_steps
 from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import TrainSpec
@@ -75,6 +77,7 @@ def train(
   checks.check(config)
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
+  ensure_installed(config.records.loggers)
   with Session.enter(config, workdir, peers, clock, caller) as session:
     setup = set_up(
       config,
@@ -87,7 +90,12 @@ def train(
     )
     if setup.finished is not None:
       print_finished(session.screen, setup.config, session.folder, setup.finished)
+      if caller.profile is not None:
+        session.screen.line("no steps are left to trace (profile)")
       return setup.finished
+    with clock.measure("model"):
+      steps = setup.spec.plan.total_steps
+    check_steps(caller.profile, steps)
     session.stop_before_steps()
     print_header(session.screen, setup, session.folder)
     with (
@@ -140,10 +148,11 @@ class Session:
       if peers is not None:
         with clock.measure("connect"):
           processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
-      mesh_lib.find_devices()
+      with clock.measure("devices"):
+        mesh_lib.find_devices()
       folder, owned = pathlib.Path(workdir), None
       console = caller.make_console() if processes.is_primary() else silent_console()
-      screen = Screen(console, total_epochs=config.epochs)
+      screen = caller.make_screen(console, total_epochs=config.epochs)
       with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
           taken = folder_lib.taken(
@@ -221,7 +230,11 @@ def _run_all(
       # The first run's clock has the seconds that the runs share; a later clock starts here.
       clock = Clock(later=True)
     spec = dataclasses.replace(setup.spec, config=run_config)
-    rows.append(Trainer(spec, folder, feed, make_control(), clock).run())
+    # The runs take the same steps: a trace of the first one serves all.
+    profile = session.caller.profile if index == 0 else None
+    names = setup.data.class_names
+    trainer = Trainer(spec, folder, feed, make_control(), clock, names, profile=profile)
+    rows.append(trainer.run())
   return rows
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jaxtyping import Int
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -17,19 +18,22 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.given import given_in, refusal
+from jaxspeed.data.balance import balance_lines
 from jaxspeed.data.formats.class_names import check_class_names
+from jaxspeed.data.hold_out import TENTH, require_training_images
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.models.pretrained import load_pretrained
+from jaxspeed.models.pretrained import check_pretrained, load_pretrained
 from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.best import check_metrics
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.steps.losses import has_top5
@@ -69,7 +73,14 @@ class Setup:
     mesh = mesh_lib.make_mesh()
     parts = self.parts
     plan = plan_of(self.config, self.data, devices=mesh.size, schedule=parts.schedule)
-    return make_train_spec(self.config, plan, mesh, model=parts.model, optimizer=parts.optimizer)
+    return make_train_spec(
+      self.config,
+      plan,
+      mesh,
+      model=parts.model,
+      optimizer=parts.optimizer,
+      class_counts=class_counts(self.data),
+    )
 
 
 def set_up(
@@ -97,14 +108,18 @@ def set_up(
     UserError: as `open_data`, `pin_config` and `finished_result`; or the processes do not see the
       same folder, or were not started alike.
   """
+  require_training_images(config.data.hold_out)
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
+    if config.pretrained.path and not (folder / "config.json").exists():
+      check_pretrained(config)  # not where a run resumes, which has its weights
     follow = FOLLOWING - set(given)
     if parts.data is None:
       data = open_data(config, console, follow=follow)
     else:
       data = feed_of(config).take_data(parts.data, config, follow=follow)
   resolved = resolve(config, data, parts)
+  check_metrics(resolved)
   with processes.all_or_none("the config"):
     if processes.is_primary():
       pin_config(folder, resolved)
@@ -172,14 +187,32 @@ def decided(config: ConfigDict, data: OpenData) -> list[str]:
 
 
 def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
-  """Lines on what the data decide, and on a target that cannot be reached with them."""
+  """Lines on what the data decide, and on fields that have no effect with them."""
   lines, classes = decided(config, data), len(data.class_names)
+  if config.data.hold_out != TENTH and data.evaluated_on == "test":
+    lines.append(
+      f"data.hold_out={config.data.hold_out:g} has no effect: the data set has evaluation images; "
+      "--config.tune_on=validation holds training images out"
+    )
   if config.target_metric == "top5" and not has_top5(classes):
     lines.append(
       f"there is no top-5 accuracy with {classes} classes, so the target cannot be reached: "
       "--config.target_metric=top1 sets a top-1 target"
     )
   return tuple(lines)
+
+
+def class_counts(data: OpenData) -> Int[np.ndarray, "classes"]:
+  """The number of training images of each class."""
+  return np.bincount(data.train_labels, minlength=len(data.class_names))
+
+
+def balance_lines_of(config: ConfigDict, data: OpenData, plan: Plan) -> list[str]:
+  """Lines on what a run does about uneven classes, or could do."""
+  if config.data.synthetic:
+    return []
+  parts = dict(balance=config.data.balance, images=plan.phases[0].images)
+  return balance_lines(class_counts(data), [*map(printable, data.class_names)], **parts)
 
 
 def plan_of(

@@ -15,12 +15,16 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import warn_on_compile
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.records.clock import Clock
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.run.control import RunControl
-from jaxspeed.run.epoch_report import EpochReport, Evaluation
+from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.finish import finish, finished_row
 from jaxspeed.run.loss_watcher import LossWatcher
+from jaxspeed.run.profile import Profile, Steps
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.setup import with_pretrained
+from jaxspeed.run.thumbnails import leave_thumbnails
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
@@ -35,44 +39,68 @@ class Trainer:
     feed: the feed of the run's images.
     control: the run's control.
     clock: the run's clock.
+    class_names: the names of the classes.
+    profile: the first and the last step to trace; None: none.
   """
 
   def __init__(
-    self, spec: TrainSpec, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
+    self,
+    spec: TrainSpec,
+    folder: pathlib.Path,
+    feed: Feed,
+    control: RunControl,
+    clock: Clock,
+    class_names: tuple[str, ...],
+    *,
+    profile: Steps | None = None,
   ) -> None:
     self._spec, self._plan, self._folder = spec, spec.plan, folder
     self._feed, self._control, self._clock = feed, control, clock
+    self._class_names = class_names
     self._report = EpochReport(spec, folder, feed, control, clock)
-    self._saver = Saver(spec, folder, self._report, control, clock)
+    self._saver = Saver(spec, folder, self._report, control, clock, feed.fingerprint)
     self._losses = LossWatcher(spec, self._report, self._saver, control)
+    say = self._report.lines
+    self._profile = Profile(profile, folder, say, whole_epochs=feed.whole_epochs)
     self._carry: Carry
+    self._evaluation: Evaluation | None = None  # the newest of this start
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
     if (finished := finished_row(self._folder, self._spec.config)) is not None:
       return finished
     step = self._restore_or_start()
-    with self._report.open(step), processes.exit_on_lost_peer():
+    with (
+      self._report.open(step, unreported=self._epoch_ended(step)),
+      processes.exit_on_lost_peer(),
+      self._profile.open(step),
+    ):
       while self._epoch_ended(step) or not self._ends_with(step):
         if not self._epoch_ended(step):
           step = self._train_epoch(step)
         self._saver.stop_if_decided(step, self._carry)
         self._validate(step)
-        if self._control.agree(save_due=self._saver.is_due()) >= RunAction.SAVE:
+        due = self._saver.is_due() or self._saver.is_best(step)
+        if self._control.agree(save_due=due) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
         self._saver.stop_if_decided(step, self._carry)
       self._saver.save_last(step, self._carry)
+      predictions = self._last_predictions(step)
     self._control.check_owner()
-    return finish(
+    result = finish(
       self._folder,
       self._spec,
       self._report.rows,
       self._carry.state,
       self._clock,
+      predictions,
+      self._class_names,
       benchmark=self._feed.benchmark,
       evaluated_on=self._feed.evaluated_on,
       command=self._control.caller.command,
     )
+    leave_thumbnails(self._folder, self._spec, self._feed, predictions, self._carry.state)
+    return result
 
   def _train_epoch(self, step: int) -> int:
     """Trains to the end of the epoch of `step`, with a checkpoint where one is due."""
@@ -89,7 +117,8 @@ class Trainer:
 
   def _advance(self, step: int, end: int) -> int:
     """Trains until the epoch ends or all decide to save or stop; returns the steps done."""
-    for steps in self._feed.train(self._carry, self._spec.config.seed, step, end):
+    taken = self._feed.train(self._carry, self._spec.config.seed, step, end)
+    for steps in self._profile.traced(taken, self._carry, step, end):
       self._carry, step = steps.carry, steps.step
       self._report.note_broken()
       self._losses.add(steps)
@@ -102,6 +131,7 @@ class Trainer:
   def _validate(self, step: int) -> None:
     """Evaluates the epoch that ended with `step` where due, reports it, and resets the sums."""
     evaluation = self._evaluate(step) if self._plan_evaluates(step) else None
+    self._evaluation = evaluation or self._evaluation
     self._report.epoch(step, self._carry, evaluation)
     self._count_programs()
     self._carry = self._carry.replace(sums=self._no_sums())
@@ -125,7 +155,7 @@ class Trainer:
     return step > 0 and at_end and int(self._carry.sums.count) > 0
 
   def _ends_with(self, step: int) -> bool:
-    return step >= self._plan.total_steps or self._report.stopped_at_target()
+    return step >= self._plan.total_steps or self._report.stops_early()
 
   def _begin_epoch(self, step: int) -> None:
     """Waits for the programs of an epoch, and starts measuring it."""
@@ -143,11 +173,27 @@ class Trainer:
     return step == self._plan.total_steps
 
   def _evaluate(self, step: int) -> Evaluation:
+    return self._evaluate_as("final_validate" if self._is_last(step) else "validate", step)
+
+  def _evaluate_as(self, name: str, step: int) -> Evaluation:
+    """Evaluates the weights after `step` steps, under a name of the clock."""
     start = time.monotonic()
-    with self._measure("final_validate" if self._is_last(step) else "validate"):
-      sums = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), step))
+    with self._measure(name):
+      evaluated = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), step))
     heartbeat()
-    return Evaluation(sums, time.monotonic() - start)
+    return Evaluation(step, evaluated, time.monotonic() - start)
+
+  def _last_predictions(self, step: int) -> Predictions:
+    """The predictions of the run's last evaluation, after `step` steps, with names of images.
+
+    An earlier start may have evaluated and saved that step, and ended before it wrote the result:
+    then the saved weights are evaluated again, which does not count as training.
+    """
+    if self._evaluation is None or self._evaluation.step != step:
+      with self._clock.measure("compile"), watchdog_paused():
+        self._feed.wait_for(step - 1)
+      self._evaluation = self._evaluate_as("validate", step)
+    return self._evaluation.predictions.named(self._feed.eval_names(step))
 
   def _no_sums(self) -> MetricSums:
     return mesh_lib.replicate(MetricSums.zero(self._spec.accumulation), self._spec.mesh)
@@ -155,6 +201,7 @@ class Trainer:
   def _count_programs(self) -> None:
     for program in self._feed.new_programs():
       self._clock.add("compile_cached" if program.cached else "compile_cold", program.seconds)
+      self._clock.add("tracing", program.tracing)
 
   @contextlib.contextmanager
   def _measure(self, name: str) -> Iterator[None]:

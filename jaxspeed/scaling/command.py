@@ -17,6 +17,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, write_atomically
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
+from jaxspeed.records.durations import estimate
 from jaxspeed.records.provenance import versions
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import DEVICES, LATE, READY, Cluster, Device, cluster_of
@@ -42,16 +43,10 @@ def describe(config: ConfigDict, plan: Plan, prediction: Prediction, device: Dev
   cost = f", ${prediction.cost:,.2f}" if prediction.cost else ""
   lines.insert(
     0,
-    f"{prediction.devices} devices: {_duration(prediction.seconds)}, including "
-    f"{_duration(prediction.validation)} of validation{cost}",
+    f"{prediction.devices} devices: {estimate(prediction.seconds)}, including "
+    f"{estimate(prediction.validation)} of validation{cost}",
   )
   return lines
-
-
-def _duration(seconds: float) -> str:
-  if seconds < 120:
-    return f"{seconds:.1f} s"
-  return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
 
 
 def describe_published(table: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,9 @@ class Device:
       224 px in half precision from a real input pipeline.
     batch: images per device in that measurement.
     memory_gb: memory of one device.
+    tflops: data sheet's matrix products in half precision, dense, 1e12 operations per second; in
+      float32 for a P40, which has no fast half precision.
+    memory_gb_s: data sheet's memory bandwidth.
     local_gb_s: bus bandwidth of an all-reduce inside a host, GB/s.
     network_gb_s: network bandwidth of a host, GB/s.
     share: share of the network bandwidth that is reached.
@@ -60,6 +63,8 @@ class Device:
   images_per_s: float
   batch: int
   memory_gb: float
+  tflops: float
+  memory_gb_s: float
   local_gb_s: float
   network_gb_s: float
   share: float
@@ -69,24 +74,25 @@ class Device:
 
 DEVICES = {
   "v100": Device(
-    8322 / 8, 256, 32, 130, 3.125, TCP, 24.48 / 8,
+    8322 / 8, 256, 32, 125, 900, 130, 3.125, TCP, 24.48 / 8,
     "NVIDIA DeepLearningExamples, PyTorch, AMP: 8,322 images/s of 8; p3.16xlarge, 25 Gbit/s",
   ),
   "a100": Device(
-    16_621 / 8, 256, 80, 231, 50, RDMA, 0,
+    16_621 / 8, 256, 80, 312, 2039, 231, 50, RDMA, 0,
     "NVIDIA DeepLearningExamples, PyTorch, AMP: 16,621 images/s of 8; NVIDIA/nccl issue 527: "
     "231 GB/s inside, 400 Gbit/s between p4d.24xlarge",
   ),
   "h100": Device(
-    2 * 16_621 / 8, 256, 80, 450, 400, RDMA, 0,
-    "assumed twice the A100's (1.8 to 2.3 are named, none verified); 3,200 Gbit/s of p5.48xlarge",
+    16_621 / 8 * 3350 / 2039, 256, 80, 989, 3350, 450, 400, RDMA, 0,
+    "the A100's times 3,350 / 2,039, the memory bandwidths of the data sheets, as no such rate is "
+    "published and a step is bound by memory; 3,200 Gbit/s of p5.48xlarge",
   ),
   "titan_rtx": Device(
-    0.55 / 0.71 * 8322 / 8, 256, 24, 10, 1.25, TCP, 0,
+    0.55 / 0.71 * 8322 / 8, 256, 24, 130, 672, 10, 1.25, TCP, 0,
     "0.55 / 0.71 of a V100 in half precision (Lambda, 2080 Ti benchmarks); PCIe 3",
   ),
   "p40": Device(
-    209, 64, 24, 10, 12.5, RDMA, 0,
+    209, 64, 24, 12, 346, 10, 12.5, RDMA, 0,
     "a GTX 1080 Ti's in float32 (Lambda, 2080 Ti benchmarks): the same chip, no tensor cores",
   ),
 }  # fmt: skip

@@ -1,5 +1,7 @@
-"""Evaluation: views of each image, averaged logits, and exact counts of correct predictions."""
+"""Evaluation: views of each image, averaged logits, exact counts and each image's prediction."""
 
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.steps.forward import check_logits
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.outcomes import Evaluated, outcomes_of
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
@@ -106,11 +109,20 @@ def logits_in_batches(
   return logits.reshape(len(images), -1)
 
 
-def sums_of(logits: Float[Array, "n classes"], batch: Batch) -> MetricSums:
-  """Sum the metrics of the examples with a true mask."""
-  # The reported loss is the cross entropy without the label smoothing of training.
-  losses = smoothed_cross_entropy(logits, batch.label)
-  return masked_sums(logits, losses, batch.label, batch.mask)
+def evaluated(*parts: tuple[Float[Array, "n classes"], Batch]) -> Evaluated:
+  """Return the sums and outcomes, over all devices, of the examples with a true mask.
+
+  Args:
+    parts: logits with their examples; each image has a true mask in just one part of one device.
+  """
+  sums, images = [], []
+  for logits, batch in parts:
+    # The reported loss is the cross entropy without the label smoothing of training.
+    losses = smoothed_cross_entropy(logits, batch.label)
+    sums.append(masked_sums(logits, losses, batch.label, batch.mask))
+    images.append(outcomes_of(logits, losses, batch))
+  total = lax.psum(functools.reduce(operator.add, sums), AXIS)
+  return Evaluated(total, lax.all_gather(tuple(images), AXIS, tiled=True))
 
 
 def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: TrainSpec) -> Batch:
@@ -128,8 +140,8 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: Tra
   return taken.replace(mask=taken.mask & (first + jnp.arange(share, dtype=jnp.int32) < count))
 
 
-def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> MetricSums:
-  """Sum the metrics of the whole data set; each device evaluates its own part.
+def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Evaluated:
+  """Evaluate the whole data set; each device evaluates its own part.
 
   With "selective" views the model first sees every image once. For the least confident quarter, by
   the largest softmax probability, the mean over six views then replaces the logits. `data` is the
@@ -140,7 +152,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Metr
   first = lax.axis_index(AXIS) * size
   part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, size), data)
   if views != "selective":
-    return lax.psum(sums_of(logits_in_batches(variables, part.image, views, spec=spec), part), AXIS)
+    return evaluated((logits_in_batches(variables, part.image, views, spec=spec), part))
 
   logits = logits_in_batches(variables, part.image, "center", spec=spec)
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
@@ -148,11 +160,11 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Metr
   selected = int(SELECTED * spec.plan.eval_images)
   # `argsort` inverts a permutation, which gives each image's place in the order.
   place = lax.dynamic_slice_in_dim(jnp.argsort(order), first, size)
-  sums = sums_of(logits, part.replace(mask=part.mask & (place >= selected)))
+  parts = [(logits, part.replace(mask=part.mask & (place >= selected)))]
   if selected:
     again = share_of_first(data, order, selected, spec=spec)
-    sums += sums_of(logits_in_batches(variables, again.image, views, spec=spec), again)
-  return lax.psum(sums, AXIS)
+    parts.append((logits_in_batches(variables, again.image, views, spec=spec), again))
+  return evaluated(*parts)
 
 
 def evaluate_batch(
@@ -163,8 +175,8 @@ def evaluate_batch(
   spec: TrainSpec,
   mode: str,
   size: int,
-) -> MetricSums:
-  """Add the metrics of one streamed batch, over all devices, to the sums so far.
+) -> Evaluated:
+  """Evaluate one streamed batch over all devices; its sums are added to those so far.
 
   `batch` holds this device's uint8 images. With the `mode` "center" they are the middle squares of
   the resized images; with "rect", rectangles that keep almost all of them (fast.ai's DAWNBench
@@ -176,7 +188,8 @@ def evaluate_batch(
   normal = normalize(batch.image, config.data.mean, config.data.std, spec.accumulation)
   images = normal.astype(precision.DTYPES[config.precision])
   logits = logits_of(variables, images, mode, spec=spec, size=size)
-  return sums + lax.psum(sums_of(logits, batch), AXIS)
+  found = evaluated((logits, batch))
+  return found.replace(sums=sums + found.sums)
 
 
 def evaluate_on_mesh(spec: TrainSpec) -> Any:

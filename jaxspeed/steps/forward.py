@@ -1,5 +1,7 @@
 """The forward pass of training: logits, running statistics and the keys of dropout."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -37,8 +39,10 @@ def forward(
   """
   rngs = {} if key is None else {"dropout": jax.random.wrap_key_data(key)}
   variables = variables_of(params, batch_stats)
+  # Only models with running statistics have something to freeze in the forward pass.
+  frozen: dict[str, Any] = {"frozen": spec.frozen} if spec.frozen and batch_stats else {}
   logits, updated = spec.model.apply(
-    variables, images, train=True, mutable=["batch_stats"], rngs=rngs
+    variables, images, train=True, mutable=["batch_stats"], rngs=rngs, **frozen
   )
   check_logits(logits, len(images), spec=spec)
   return logits, updated.get("batch_stats", {})

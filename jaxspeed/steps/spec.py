@@ -9,17 +9,20 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
-from jaxspeed.devices import allreduce, precision
+from jaxspeed.data.balance import class_weights
+from jaxspeed.devices import allreduce, gpu_options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.models.own import check_contract, prepared
 from jaxspeed.optim.groups import Labels, labels_of
+from jaxspeed.optim.layers import frozen_parts, with_frozen
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
+from jaxspeed.optim.whole import around
 from jaxspeed.planning.plan import Plan
 
 _BOOLEANS = {"true": True, "false": False}
@@ -35,8 +38,10 @@ class TrainSpec:
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
   labels: Labels  # labels parameters (`optim.groups`)
-  layer_order: tuple[int, ...]  # order of parameters in the all-reduce; () on one device
+  layer_order: tuple[int, ...]  # order of gradients in the all-reduce; () on one device
+  frozen: tuple[str, ...] = ()  # parts of the model that never change (config.pretrained.freeze)
   proxy: "TrainSpec | None" = None  # spec of the model that selects hard examples
+  class_weights: Float[np.ndarray, "classes"] | None = None  # factors on the loss; None: all are 1
 
   @property
   def devices(self) -> int:
@@ -74,7 +79,13 @@ class TrainSpec:
     """
     pairs = (option.split("=", 1) for option in self.config.compiler_options)
     named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
-    return allreduce.compiler_options(platform, self.devices) | named
+    buffers = gpu_options.command_buffers(platform) if self.config.command_buffers else {}
+    exchange = allreduce.compiler_options(platform, self.devices)
+    return exchange | buffers | self.common_options(platform) | named
+
+  def common_options(self, platform: str) -> dict[str, Any]:
+    """Return XLA's options for all programs of a run, those that do not train among them."""
+    return gpu_options.deterministic(platform) if self.config.deterministic else {}
 
 
 def _proxy_config(config: ConfigDict) -> ConfigDict:
@@ -94,6 +105,7 @@ def make_train_spec(
   *,
   model: nn.Module | None = None,
   optimizer: optax.GradientTransformation | None = None,
+  class_counts: Int[np.ndarray, "classes"] | None = None,
 ) -> TrainSpec:
   """Make the spec of a resolved config, with a second spec inside if it has a proxy.
 
@@ -103,16 +115,23 @@ def make_train_spec(
     mesh: the devices.
     model: a module in place of `config.model`.
     optimizer: a transformation without a learning rate, in place of `config.optimizer`.
+    class_counts: the number of training images of each class; only training with
+      `config.data.balance` "weights" needs it.
 
   Raises:
     UserError: the devices do not support the config's precision, or `make_model` rejects it, or
       `model` does not fit the data.
   """
   precision.resolve(config.precision, mesh.devices.flat[0])
+  weights = None
+  if config.data.balance == "weights" and class_counts is not None:
+    weights = class_weights(class_counts)
   proxy = None
   if config.proxy.keep:
     proxy = _spec_of(_proxy_config(config), plan, mesh, None, optimizer)
-  return dataclasses.replace(_spec_of(config, plan, mesh, model, optimizer), proxy=proxy)
+    proxy = dataclasses.replace(proxy, class_weights=weights)
+  spec = _spec_of(config, plan, mesh, model, optimizer)
+  return dataclasses.replace(spec, proxy=proxy, class_weights=weights)
 
 
 def _spec_of(
@@ -127,6 +146,10 @@ def _spec_of(
     check_contract(model, config, f"config.model.name={config.model.name!r}")
   size = plan.phases[0].image_size
   labels = labels_of(model, classes=config.data.classes, image_size=size)
+  frozen: tuple[str, ...] = ()
+  if config.pretrained.path and config.pretrained.freeze:
+    frozen = frozen_parts(model, labels, _param_shapes(model, size), config.pretrained.freeze)
+    labels = with_frozen(labels, frozen)
   if optimizer is None:
     chosen = make_optimizer(config, labels, own=registry.OPTIMIZERS)
   else:
@@ -136,7 +159,25 @@ def _spec_of(
     plan=plan,
     mesh=mesh,
     model=model,
-    optimizer=chosen,
+    optimizer=around(chosen, config, labels, model),
     labels=labels,
-    layer_order=allreduce.layer_order(model, size) if mesh.size > 1 else (),
+    layer_order=_layer_order(model, size, frozen) if mesh.size > 1 else (),
+    frozen=frozen,
   )
+
+
+def _param_shapes(model: nn.Module, image_size: int) -> PyTree:
+  """The shapes of a model's parameters."""
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), np.float32)
+  init = functools.partial(model.init, train=False)
+  return jax.eval_shape(init, jax.random.key(0), images)["params"]
+
+
+def _layer_order(model: nn.Module, image_size: int, frozen: tuple[str, ...]) -> tuple[int, ...]:
+  """`allreduce.layer_order` of the gradients, which frozen parts do not have."""
+  order = allreduce.layer_order(model, image_size)
+  if not frozen:
+    return order
+  paths = jax.tree_util.tree_leaves_with_path(_param_shapes(model, image_size))
+  kept = [i for i, (path, _) in enumerate(paths) if path[0].key not in frozen]
+  return tuple(kept.index(i) for i in order if i in kept)

@@ -66,9 +66,11 @@ class StepOutput:
   Attributes:
     step: the number of steps of the run, including these.
     carry: the carry after these steps.
-    losses: the mean loss of each of these steps, or of the newest one.
+    losses: the mean loss of each of these steps, the first one first, or of the newest one.
+    count: the number of losses; what follows them means nothing.
   """
 
   step: int
   carry: Carry
   losses: Float[Array, "*steps"]
+  count: int = 1

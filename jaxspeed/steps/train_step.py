@@ -1,11 +1,14 @@
-"""One training step: augmentation, cutmix, selection of hard examples, update."""
+"""One training step: augmentation, mixing, selection of hard examples, update."""
+
+import functools
 
 import jax
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxspeed.data.augment import augment, cutmix
-from jaxspeed.data.batch import AUGMENT, CUTMIX, Batch, purpose_key
+from jaxspeed.data.augment import Drawn, augment, cutmix
+from jaxspeed.data.batch import CUTMIX, MIX, Batch, purpose_key
+from jaxspeed.data.mixing import mix, where_paired
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import StepKind
@@ -23,6 +26,7 @@ def train_step(
   *,
   spec: TrainSpec,
   kind: StepKind,
+  drawn: Drawn | None = None,
 ) -> tuple[TrainState, MetricSums]:
   """Run one step on this device's part of the global batch.
 
@@ -36,42 +40,58 @@ def train_step(
     hyper: this step's row of the plan's table.
     spec: the run's constants.
     kind: the kind of this step.
+    drawn: the step's `augment.draw_ahead`, if it is there already.
 
   Returns:
     The next state, and the metric sums over all devices.
   """
-  config = spec.config
-  size = batch.image.shape[0]
-  dtype = precision.DTYPES[config.precision]
-  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * spec.devices)
-  with jax.named_scope("augment"):
-    image = augment(
-      purpose_key(state.key, AUGMENT, state.step),
-      batch.image,
-      flip=None if config.augment.flip == "none" else batch.flip,
-      crop_padding=config.augment.crop_padding,
-      cutout=config.augment.cutout,
-      brightness=config.augment.brightness,
-      contrast=config.augment.contrast,
-      mean=config.data.mean,
-      std=config.data.std,
-      dtype=spec.accumulation,
-      **part,
-    ).astype(dtype)
-    partner, share = batch.label, 0.0
-    if kind.cutmix:
-      cutmix_key = purpose_key(state.key, CUTMIX, state.step)
-      image, partner, share = cutmix(
-        cutmix_key, image, batch.label, size=config.augment.cutmix, **part
-      )
-  batch = batch.replace(image=image, flip=None)
+  batch, partner, share = _augmented(state, batch, spec=spec, kind=kind, drawn=drawn)
   proxy = state.proxy
   if proxy is not None and spec.proxy is not None:
     proxy, kept = select_hard_examples(proxy, batch, hyper, spec=spec.proxy, kind=kind)
-    batch, partner = jax.tree.map(
-      lambda x: x.at[kept].get(mode="promise_in_bounds"), (batch, partner)
+    # A number stays one.
+    varying = () if isinstance(share, float) else (share,)
+    batch, partner, *shares = jax.tree.map(
+      lambda x: x.at[kept].get(mode="promise_in_bounds"), (batch, partner, *varying)
     )
+    share = shares[0] if shares else share
   state, sums = update(
     state.replace(proxy=None), batch, partner, hyper, share=share, spec=spec, kind=kind
   )
   return state.replace(proxy=proxy), sums
+
+
+def _augmented(
+  state: TrainState, batch: Batch, *, spec: TrainSpec, kind: StepKind, drawn: Drawn | None
+) -> tuple[Batch, Int[Array, "n"], Float[Array, "n"] | float]:
+  """The augmented batch, and the labels of the images mixed into it with their share of the loss.
+
+  The share is a number where it is the same in all steps of a kind.
+  """
+  fields, data, size = spec.config.augment, spec.config.data, batch.image.shape[0]
+  keys = functools.partial(purpose_key, state.key, number=state.step)
+  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * spec.devices)
+  with jax.named_scope("augment"):
+    image = augment(
+      keys,
+      batch.image,
+      fields,
+      flip=None if fields.flip == "none" else batch.flip,
+      mean=data.mean,
+      std=data.std,
+      dtype=spec.accumulation,
+      drawn=drawn,
+      **part,
+    )
+    partner: Array = batch.label
+    share: Array | float = 0.0
+    if fields.mixup or fields.cutmix_alpha:
+      alphas = dict(mixup=fields.mixup, cutmix=fields.cutmix_alpha)
+      image, partner, share = mix(keys(MIX), image, batch.label, batch.mask, **alphas)
+    image = image.astype(precision.DTYPES[spec.config.precision])
+    if kind.cutmix:
+      mixed, partner, share = cutmix(keys(CUTMIX), image, batch.label, size=fields.cutmix, **part)
+      if data.last_batch == "keep":
+        mixed, share = where_paired(batch.mask, mixed, image, share)
+      image = mixed
+  return batch.replace(image=image, flip=None), partner, share

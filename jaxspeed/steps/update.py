@@ -26,18 +26,21 @@ def update(
   partner: Int[Array, "n"],
   hyper: dict[str, Float[Array, ""]],
   *,
-  share: float,
+  share: Float[Array, "n"] | float,
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, MetricSums]:
   """Update the state from an augmented batch.
 
+  With class weights the gradient is that of the weighted mean over all devices' images, and the
+  loss in the sums is weighted, but not yet divided by the weights: their mean over an epoch is 1.
+
   Args:
     state: the state before the step.
     batch: the augmented images of this device, in the model's dtype.
-    partner: the labels of the images that cutmix pasted in.
+    partner: the labels of the images that mixup or CutMix mixed in.
     hyper: this step's row of the plan's table.
-    share: the weight of the `partner` labels in the loss.
+    share: the weight of the `partner` labels in the loss; top-1 and top-5 count the own labels.
     spec: the run's constants.
     kind: the kind of this step.
 
@@ -48,35 +51,39 @@ def update(
   size = batch.image.shape[0]
   scale = state.loss_scale.scale if state.loss_scale else jnp.ones((), spec.accumulation)
 
-  def loss_sum(params, part, partner, keys):
-    params = stop_gradients(params, kind, spec=spec)
+  def loss_sum(trained, part, partner, keys, shares):
+    params = stop_gradients(state.params | trained, kind, spec=spec)
     key = None if keys is None else keys[0]
     logits, stats = forward(params, state.batch_stats, part.image, key, spec=spec)
-    losses = smoothed_cross_entropy(logits, part.label, config.label_smoothing)
-    if share:
-      mixed_in = smoothed_cross_entropy(logits, partner, config.label_smoothing)
-      losses = (1 - share) * losses + share * mixed_in
-    sums = masked_sums(logits, losses, part.label, part.mask)
+    mixed = share if shares is None else shares
+    loss, sums, weight = loss_sums(logits, part, partner, mixed, spec=spec)
     # Divided by the global batch here, because a sum could overflow half precision.
-    return sums.loss * (scale / (size * spec.devices)), (sums, stats)
+    return loss * (scale / (size * spec.devices)), (sums, stats, weight)
 
   gradient_of = jax.grad(loss_sum, has_aux=True)
-  gradient, (sums, stats) = accumulate(
-    functools.partial(gradient_of, state.params),
-    (batch, partner, dropout_keys(state, spec=spec)),
+  # Each micro-batch gets its part of an array; a number is a constant of the program.
+  shares = None if isinstance(share, float) else share
+  trained = {part: tree for part, tree in state.params.items() if part not in spec.frozen}
+  gradient, (sums, stats, weight) = accumulate(
+    functools.partial(gradient_of, trained),
+    (batch, partner, dropout_keys(state, spec=spec), shares),
     config.accumulate,
   )
   stats = jax.tree.map(lambda x: x / config.accumulate, stats)
-  gradient, (sums, stats) = sum_over_devices(
+  gradient, (sums, stats, weight) = sum_over_devices(
     gradient,
-    (sums, jax.tree.map(lambda x: x / spec.devices, stats)),
+    (sums, jax.tree.map(lambda x: x / spec.devices, stats), weight),
     spec=spec,
   )
   with jax.named_scope("optimizer"):
     counted = jnp.maximum(sums.count, 1).astype(spec.accumulation)
+    if weight is not None:
+      counted = jnp.where(weight > 0, weight, 1)
     full = size * spec.devices / (scale * counted)
     gradient = jax.tree.map(lambda g: g * full, gradient)
 
+    if spec.frozen:
+      gradient |= jax.tree.map(jnp.zeros_like, _frozen(state.params, spec=spec))
     updates, opt_state = spec.optimizer.update(gradient, state.opt_state, state.params, **hyper)
     new = state.replace(
       step=state.step + 1,
@@ -84,19 +91,48 @@ def update(
       batch_stats=stats,
       opt_state=opt_state,
     )
-    model = new.variables()
-    if config.average.kind == "ema":
-      new = new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
-    if config.average.kind == "lookahead":
-      slow, model = averaging.lookahead(
-        state.slow, model, hyper["average_keep"], hyper["average_pull"]
-      )
-      new = new.replace(slow=slow, **model)
+    new = averaged(state, new, hyper, spec=spec)
+    if spec.frozen:
+      new = keep_frozen(state, new, spec=spec)
     if state.loss_scale is not None:
       finite = precision.all_finite(gradient)
       new = precision.select(finite, new, state.replace(step=new.step))
       new = new.replace(loss_scale=state.loss_scale.update(finite))
   return new, sums
+
+
+def loss_sums(
+  logits: Float[Array, "n classes"],
+  batch: Batch,
+  partner: Int[Array, "n"],
+  share: float | Float[Array, "n"],
+  *,
+  spec: TrainSpec,
+) -> tuple[Float[Array, ""], MetricSums, Float[Array, ""] | None]:
+  """A batch's loss, its metric sums and the sum of its class weights, which divides a mean loss.
+
+  The loss is that of the sums, but has a gradient.
+
+  As in torch.nn.CrossEntropyLoss(weight=...), an image counts with the weight of its class. One
+  with two labels counts with the mean of their weights by their shares. Without class weights,
+  the third is None.
+  """
+  smoothing, weights = spec.config.label_smoothing, spec.class_weights
+  losses = smoothed_cross_entropy(logits, batch.label, smoothing, weights)
+  mixes = not isinstance(share, float) or share > 0
+  if mixes:
+    share = share if isinstance(share, float) else share.astype(losses.dtype)
+    mixed_in = smoothed_cross_entropy(logits, partner, smoothing, weights)
+    losses = (1 - share) * losses + share * mixed_in
+  sums = masked_sums(logits, losses, batch.label, batch.mask)
+  loss = jnp.sum(jnp.where(batch.mask, losses, 0.0))
+  if weights is None:
+    return loss, sums, None
+  of_class = jnp.asarray(weights, spec.accumulation)
+  weight = of_class[batch.label]
+  if mixes:
+    weight = (1 - share) * weight + share * of_class[partner]
+  return loss, sums, jnp.sum(jnp.where(batch.mask, weight, 0.0))
 
 
 def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree:
@@ -108,6 +144,46 @@ def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree
   return jax.tree.map(
     lambda label, x: lax.stop_gradient(x) if label in fixed else x, spec.labels(params), params
   )
+
+
+def averaged(
+  state: TrainState, new: TrainState, hyper: dict[str, Float[Array, ""]], *, spec: TrainSpec
+) -> TrainState:
+  """`new`, the state after the optimizer, with its average of the weights (`config.average`)."""
+  kind, model = spec.config.average.kind, new.variables()
+  if kind == "ema":
+    return new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
+  if kind == "lookahead":
+    slow, model = averaging.lookahead(
+      state.slow, model, hyper["average_keep"], hyper["average_pull"]
+    )
+    return new.replace(slow=slow, **model)
+  return new
+
+
+def keep_frozen(state: TrainState, new: TrainState, *, spec: TrainSpec) -> TrainState:
+  """`new` with the frozen parts of `state`: parameters, running statistics and their averages.
+
+  Their bits stay: sums of an average, of micro-batches or of devices would round them.
+  """
+
+  def kept(old: Any, tree: Any) -> Any:
+    return tree | _frozen(old, spec=spec)
+
+  def kept_variables(old: Any, variables: Any) -> Any:
+    return variables and {name: kept(old[name], tree) for name, tree in variables.items()}
+
+  return new.replace(
+    params=kept(state.params, new.params),
+    batch_stats=kept(state.batch_stats, new.batch_stats),
+    average=kept_variables(state.average, new.average),
+    slow=kept_variables(state.slow, new.slow),
+  )
+
+
+def _frozen(tree: Any, *, spec: TrainSpec) -> dict[str, Any]:
+  """The frozen parts of parameters or running statistics."""
+  return {part: x for part, x in tree.items() if part in spec.frozen}
 
 
 def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any, Any]:

@@ -17,6 +17,8 @@ from toy_images import params_of, write_folder
 from jaxspeed.cluster import processes as processes_lib
 from jaxspeed.cluster.peers import Peers, find_peers, first_host, own_gpus
 from jaxspeed.errors import LOST_PEER, UserError
+from jaxspeed.records.thumbnails import FILE as THUMBNAILS
+from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -222,7 +224,7 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
   if feed == "stream":
     pytest.importorskip("tensorflow")
   tmp, caches = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("caches")
-  params, rows, starts = {}, {}, {}
+  params, rows, starts, shown = {}, {}, {}, {}
   for count in (1, 2, 4):
     with local_cluster.processes(*few_steps(caches, tmp, feed, count), count=count) as run:
       ended = run.wait(240)
@@ -234,12 +236,16 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
     params[count] = np.concatenate([leaf.reshape(-1) for leaf in leaves])
     (rows[count],) = [read_metrics(folder)[-1]]
     starts[count] = ended
+    shown[count] = read_thumbnails(folder / THUMBNAILS)
   for count in (2, 4):
     assert_equal(params[count], params[1])
     for name in ("train_loss", "eval_loss"):
       assert rows[count][name] == pytest.approx(rows[1][name], rel=EQUAL)
     assert rows[count]["eval_top1"] == rows[1]["eval_top1"]
     assert rows[count]["world"] == count
+    # The images for the report are those of the whole batch, whoever read them.
+    np.testing.assert_array_equal(shown[count].train_image, shown[1].train_image)
+    assert shown[count].eval_image.shape == shown[1].eval_image.shape
   # One process prints and writes, the others nothing.
   assert "2 processes on 1 host, mesh data=2" in starts[2][0].out
   assert "all-reduces of" in starts[2][0].out and "connect" in starts[2][0].out

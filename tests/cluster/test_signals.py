@@ -80,9 +80,9 @@ def at_step(step):
 def during_a_save(monkeypatch, send):
   original = Checkpoints.save
 
-  def save(self, *arguments):
+  def save(self, *arguments, **named):
     send()
-    return original(self, *arguments)
+    return original(self, *arguments, **named)
 
   monkeypatch.setattr(Checkpoints, "save", save)
 

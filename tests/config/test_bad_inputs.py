@@ -10,11 +10,13 @@ from in_process import command, mistake
 from toy import load_recipe
 
 import jaxspeed.models.make  # noqa: F401  the families of models
-from jaxspeed.config import stored
+from jaxspeed.config import fields, stored
 
 ROOT = pathlib.Path(__file__).parents[2]
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 LARS = f"--config={ROOT / 'configs' / 'imagenet_lars.py'}:4096"
+# The fields and groups of an empty config but `given`, which no recipe sets, and the three named.
+MISSING = len(fields.Config.model_fields) - 1 - 3
 
 
 def recipe_with(line: str) -> str:
@@ -35,7 +37,7 @@ LINES = {
   ),
   "typo of a group": (
     "config.optimiser.momentum = 0.9",
-    "line {n}: the config has no field optimiser.",
+    "line {n}: the config has no field optimiser: did you mean optimizer?",
   ),
   "raise ImportError": ("raise ImportError('no mod')", "line {n}: ImportError: no mod."),
   "raise ZeroDivisionError": ("1 / 0", "line {n}: ZeroDivisionError: division by zero."),
@@ -132,11 +134,11 @@ LINES = {
   "returns nothing": ("return", "c.py: get_config() returned nothing: it must return the config"),
   "returns ConfigDict()": (
     "from ml_collections import ConfigDict; return ConfigDict()",
-    "c.py: config.name, config.seed, config.runs and 30 more are missing: a recipe starts from",
+    f"c.py: config.name, config.seed, config.runs and {MISSING} more are missing: a recipe",
   ),
   "returns a part": (
     "from ml_collections import ConfigDict; return ConfigDict({'epochs': 1.0})",
-    "c.py: config.name, config.seed, config.runs and 29 more are missing: a recipe starts from",
+    f"c.py: config.name, config.seed, config.runs and {MISSING - 1} more are missing: a recipe",
   ),
 }
 
@@ -245,6 +247,13 @@ FLAGS = {
   "--config.proxy.widths=(-1,2,3)": "it must be a tuple of 3, each a whole number from 1 to 4,096.",
   "--config.eval.resize=1e30": "config.eval.resize=1e+30: it must be at most 10.",
   "--config.watchdog_seconds=0.001": "=0.001: it must be a number of seconds, 0 or at least 5.",
+  "--config.records.loggers=wandb,trackio": (
+    "it must be a tuple, each one of tensorboard, wandb, trackio, "
+    """as in '("tensorboard", "wandb")'."""
+  ),
+  "--config.phases.image_size=(1,b)": "from 1 to 8,192, as in '(1, 2)'.",
+  "--config.data.mean=a": "training set's own, as in '(1, 2, 3)'.",
+  "--config.schedule.segments=(0,": "the one before, as in '((1, 2, 3, 4), (1, 2, 3, 4))'.",
   "--config.compiler_options=('x',)": "it must be a tuple, each NAME=VALUE, an option of XLA.",
   "--config.data.path=/nowhere": "config.data.path: /nowhere does not exist; it names a folder",
   "--bandwidth=nan": "flag --bandwidth=nan: it must be a number from 0.001 to 1e+06; see --help",
@@ -309,6 +318,21 @@ MORE = [
   ("scaling", [LARS, "--cores=nan"], "flag --cores=nan: it must be a number from 0.01"),
   ("scaling", [LARS, "--price=-1"], "flag --price=-1.0: it must be a number"),
   ("scaling", [LARS, "--latency=nan"], "flag --latency=nan"),
+  (
+    "scaling",
+    [LARS, "--network=abc"],
+    "flag --network=abc: it must be a number from 0.001 to 1e+07; see --help for the flags.",
+  ),
+  (
+    "scaling",
+    [LARS, "--per-host=abc"],
+    "flag --per-host=abc: it must be a whole number; see --help for the flags.",
+  ),
+  (
+    "report",
+    ["runs/a", "--watch=abc"],
+    "flag --watch=abc: it must be 0 or a number from 1 to 86400; see --help for the flags.",
+  ),
   ("scaling", [LARS, "--out=x.json"], "--out=x.json has no effect without --published."),
   ("scaling", [LARS, "--epochs=1000"], "--epochs=1000: the run has"),
   ("scaling", [LARS, "--config.model.widht=1"], "did you mean model.width?"),
@@ -404,7 +428,7 @@ def edited(**changes):
 
 
 CONFIGS = {
-  "empty object": ("{}", "config.name, config.seed, config.runs and 30 more are missing"),
+  "empty object": ("{}", f"config.name, config.seed, config.runs and {MISSING} more are missing"),
   "empty": ("", "cannot be read as a config (it is no JSON: Expecting value"),
   "list": ("[]", "holds no config: expected a JSON object."),
   "deep": ("[" * 100_000, "cannot be read as a config (it is nested too deeply)."),

@@ -11,6 +11,7 @@ from jaxspeed.config import effects, rules, stored
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import names as names_lib
 from jaxspeed.errors import UserError
+from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.planning.make import make_plan
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -18,14 +19,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Fields that no other field makes idle. Whoever adds a field says here or in `rules.RULES` which
 # it is.
 ALWAYS = """
-  accumulate allreduce.dtype allreduce.group_mb augment.brightness augment.contrast
-  augment.crop_padding augment.cutout augment.flip average.kind checkpoint.every_seconds
-  checkpoint.keep checkpoint.on_error compile_cache compiler_options cost_per_hour data.classes
-  data.eval_images data.feed data.last_batch data.mean data.std data.train_images epochs
-  eval.batch_size eval.every_epochs heartbeat_seconds label_smoothing name
-  optimizer.momentum_segments optimizer.name optimizer.weight_decay precision pretrained.path
-  proxy.keep runs schedule.segments seed stop_at_target target_metric tune_on watchdog_seconds
-  whitening.bias_epochs
+  accumulate allreduce.dtype allreduce.group_mb augment.brightness augment.color_jitter
+  augment.contrast augment.crop_padding augment.cutmix_alpha augment.cutout augment.erasing
+  augment.flip augment.mixup augment.randaugment_layers average.kind checkpoint.every_seconds
+  checkpoint.keep checkpoint.keep_best checkpoint.on_error command_buffers compile_cache
+  compiler_options cost_per_hour data.classes data.eval_images data.feed data.last_batch data.mean
+  data.std data.train_images deterministic epochs eval.batch_size eval.every_epochs
+  heartbeat_seconds label_smoothing name optimizer.clip_norm optimizer.name optimizer.weight_decay
+  precision pretrained.path proxy.keep records.loggers records.thumbnails runs schedule.segments
+  seed stop_at_target target_metric tune_on watchdog_seconds whitening.bias_epochs
 """.split()
 
 
@@ -92,10 +94,28 @@ IDLE = [
   ("quickstart", dict(optimizer__lars_eta=0.1), "optimizer.name", dict(optimizer__name="lars")),
   ("quickstart", dict(optimizer__muon_decay=0.1), "optimizer.name", dict(optimizer__name="muon")),
   ("quickstart", dict(optimizer__scale_decay=0.1), "model.train_norm_scale", {}),
+  ("quickstart", dict(optimizer__b2=0.95), "optimizer.name", dict(optimizer__name="adamw")),
+  ("quickstart", dict(optimizer__momentum=0.8, optimizer__name="adamw"), "optimizer.name", {}),
+  ("imagenette", dict(pretrained__freeze="stem"), "pretrained.path", dict(pretrained__path="a")),
+  (
+    "finetune",
+    dict(optimizer__layer_decay=0.7, pretrained__freeze="backbone"),
+    "pretrained.freeze",
+    dict(pretrained__freeze="stage2"),
+  ),
+  ("quickstart", dict(patience=20), "epochs", dict(epochs=40.0)),
   ("quickstart", dict(augment__min_scale=0.5), "data.feed", {}),
   ("quickstart", dict(data__on_error="raise"), "data.feed", {}),
+  ("quickstart", dict(data__hold_out=0.2), "data.path", dict(tune_on="validation")),
+  ("imagenette", dict(data__hold_out=0.2), "data.path", dict(data__path="a")),
   ("quickstart", dict(data__cache="a"), "data.name", dict(data__name="cifar10")),
   ("quickstart", dict(eval__resize=1.2), "data.feed", {}),
+  (
+    "quickstart",
+    dict(augment__randaugment_magnitude=5.0),
+    "augment.randaugment_layers",
+    dict(augment__randaugment_layers=2),
+  ),
   ("quickstart", dict(augment__cutmix_epochs=1.0), "augment.cutmix", dict(augment__cutmix=3)),
   (
     "quickstart",
@@ -109,6 +129,23 @@ IDLE = [
   ("quickstart", dict(whitening__images=9, model__whiten=False), "model.whiten", {}),
   ("quickstart", dict(records__author="a", tune_on="validation"), "tune_on", dict(tune_on="test")),
   ("quickstart", dict(schedule__start=0.5, schedule__warmup=0.0), "schedule.warmup", {}),
+  ("quickstart", dict(schedule__gamma=0.5), "schedule.name", dict(schedule__name="step")),
+  (
+    "quickstart",
+    dict(schedule__step_size=9.0),
+    "schedule.name",
+    dict(schedule__name="exponential"),
+  ),
+  ("cifar10", dict(schedule__final=0.1, schedule__name="step"), "schedule.name", {}),
+  ("cifar10", dict(schedule__flat_epochs=1.0, schedule__name="constant"), "schedule.name", {}),
+  ("cifar10", dict(schedule__read="end", schedule__name="constant"), "schedule.warmup", {}),
+  (
+    "cifar10",
+    dict(schedule__power=2.0, schedule__name="cosine"),
+    "schedule.name",
+    dict(schedule__name="linear"),
+  ),
+  ("imagenet18:1", dict(schedule__name="cosine"), "schedule.segments", dict(schedule__segments=())),
   ("quickstart", dict(optimizer__bias_decay=0.5, optimizer__weight_decay=0.0), "weight_decay", {}),
   ("cifar10", dict(average__decay=0.9), "average.kind", dict(average__kind="ema")),
   ("cifar10", dict(average__reach=0.1), "average.kind", dict(average__kind="ema")),

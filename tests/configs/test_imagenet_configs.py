@@ -158,6 +158,7 @@ IMAGENET18 = {
 GPUS = {named: gpus for named, (_, gpus, *_) in IMAGENET18.items()} | {
   "imagenet_21epochs": 8,
   **{f"imagenet_ffcv:{epochs}": 8 for epochs in (16, 24, 32, 40, 56, 88)},
+  **{f"imagenet_vit:{epochs}": 8 for epochs in (90, 300)},
   **{f"imagenet_lars:{batch}": 8 for batch in (1632, 3264, 4096, 8192)},
   "imagenet_lars:13056": 64,
   "imagenet_lars:32768": 512,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from tolerances import rounding
 
 from jaxspeed.data.augment import (
@@ -38,10 +39,24 @@ OFF = dict(
   cutout=0,
   brightness=0.0,
   contrast=0.0,
+  randaugment_layers=0,
+  randaugment_magnitude=10.0,
+  color_jitter=(),
+  erasing=0.0,
   mean=(0.0,) * 3,
   std=(1.0,) * 3,
 )
-jitted_augment = jax.jit(augment, static_argnames=("global_batch", *(OFF.keys() - {"flip"})))
+
+
+def augment_by_fields(key, images, *, first, global_batch, flip, mean, std, **fields):
+  """`augment` with `config.augment` as keywords, and the same key for each purpose."""
+  parts = dict(first=first, global_batch=global_batch, flip=flip, mean=mean, std=std)
+  return augment(lambda purpose: key, images, ConfigDict(fields), **parts)
+
+
+jitted_augment = jax.jit(
+  augment_by_fields, static_argnames=("global_batch", *(OFF.keys() - {"flip"}))
+)
 jitted_cutmix = jax.jit(cutmix, static_argnames=("global_batch", "size"))
 
 
@@ -330,7 +345,7 @@ def test_cutmix_of_an_odd_part_is_refused():
 
 def test_one_gather_does_crop_and_flip_and_nothing_scatters():
   def both(images, flip, labels):
-    x = augment(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(flip=flip)))
+    x = augment_by_fields(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(flip=flip)))
     return cutmix(key(1), x, labels, first=0, global_batch=8, size=3)
 
   program = str(jax.make_jaxpr(both)(random_images(8, 12), coins(8), jnp.arange(8)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspeed.config import fields
 from jaxspeed.data import batch as batch_lib
 from jaxspeed.data.augment import augment
 
@@ -74,19 +75,8 @@ def test_alternating_epochs_are_those_of_airbenchs_loader():
   for epoch in range(4):
     order = batch_lib.epoch_order(key(3), epoch, 40, flip="alternating")
     batch = batch_lib.take_batch(jnp.asarray(images), labels, order, 0, 40)
-    ours = augment(
-      key(9),
-      batch.image,
-      first=0,
-      global_batch=40,
-      flip=batch.flip,
-      crop_padding=0,
-      cutout=0,
-      brightness=0.0,
-      contrast=0.0,
-      mean=(0.0,) * 3,
-      std=(1.0,) * 3,
-    )
+    parts = dict(first=0, global_batch=40, flip=batch.flip, mean=(0.0,) * 3, std=(1.0,) * 3)
+    ours = augment(lambda purpose: key(9), batch.image, fields.base().augment, **parts)
     shown = theirs.flip(-1) if epoch % 2 == 1 else theirs
     expected = shown[torch.tensor(np.array(batch.label))]
     np.testing.assert_array_equal(ours.transpose(0, 3, 1, 2), expected)

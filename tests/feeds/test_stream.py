@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from tolerances import EQUAL
-from toy import load_recipe
+from tolerances import EQUAL, assert_equal
+from toy import MIXED, load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
 from jaxspeed.data.disk.imageset import open_images
@@ -27,9 +27,13 @@ from jaxspeed.feeds import train_streams
 from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.stream import StreamFeed
+from jaxspeed.records.predictions import read_predictions
 from jaxspeed.records.results import mean_pace
+from jaxspeed.records.thumbnails import FILE as THUMBNAILS
+from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
@@ -48,9 +52,19 @@ def places(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(places, tmp_path_factory):
-  """A finished run's folder and its result."""
+  """A finished run's folder and its result; its images are mixed with each other."""
   folder = tmp_path_factory.mktemp("runs") / "a"
-  return folder, train(toy_stream(*places), str(folder))
+  return folder, train(toy_stream(*places, **MIXED), str(folder))
+
+
+def test_a_run_leaves_images_for_its_report(finished):
+  folder, _ = finished
+  found = read_thumbnails(folder / THUMBNAILS)
+  predictions = read_predictions(folder / "predictions.npz", 1000)
+  assert set(found.eval_index.tolist()) <= set(predictions.index.tolist())
+  assert found.eval_image.shape[1:] == (64, 64, 3) and found.eval_image.std() > 1
+  assert len(found.train_image) and found.train_image.std() > 1
+  assert len(found.filters) and (found.train_share > 0).any()
 
 
 def test_a_run_of_two_phases(finished):
@@ -94,22 +108,33 @@ def test_one_device_counts_as_eight(finished, places):
   trained = jax.tree.map(
     lambda x: np.asarray(x, np.float64), jax.device_get(restored.tree.state.evaluated())
   )
-  losses = []
+  losses, columns = [], []
   for devices in (1, 8):
     mesh = mesh_lib.make_mesh(devices)
     plan = plan_of(config, sets, devices=devices)
     spec = make_train_spec(config, plan, mesh)
     variables = mesh_lib.replicate(trained, mesh)
-    sums, _ = prepare_evaluation(sets, spec, plan.phases[-1], variables)()
-    assert int(sums.count) == 13
-    losses.append(sums.means(4)["loss"])
+    found, _ = prepare_evaluation(sets, spec, plan.phases[-1], variables)()
+    assert int(found.sums.count) == 13
+    losses.append(found.sums.means(4)["loss"])
+    predictions = predictions_of(found, 4)
+    columns.append(dataclasses.asdict(predictions))
+    # Rectangles of several shapes, in batches that are not full, whose order is another.
+    order = np.concatenate([part.index for part in found.images])
+    assert (len(order) > 13) == (devices == 8) and len(found.images) > 1
+    assert (np.diff(order[order >= 0]) < 0).any()
+    np.testing.assert_array_equal(predictions.index, np.arange(13))
+    np.testing.assert_array_equal(predictions.label, sets.sets[0].eval.label)
+    assert int(found.sums.top1) == (predictions.label == predictions.predicted).sum()
   assert losses[0] == pytest.approx(losses[1], rel=EQUAL)
+  assert_equal(*columns)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch):
   whole, _ = finished
-  config = toy_stream(*places, **{"checkpoint.every_seconds": 0.0, "checkpoint.keep": 9})
+  fields = {"checkpoint.every_seconds": 0.0, "checkpoint.keep": 9}
+  config = toy_stream(*places, **MIXED, **fields)
   folder = tmp_path / "killed"
 
   class Killed(Exception):
@@ -117,8 +142,8 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
 
   save = Checkpoints.save
 
-  def save_then_die(self, step, tree, clock):
-    save(self, step, tree, clock)
+  def save_then_die(self, step, tree, clock, **named):
+    save(self, step, tree, clock, **named)
     if step == stop:
       raise Killed
 
@@ -183,6 +208,11 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   for row in (result, *read_metrics(tmp_path / "skip")):
     assert {name: row[name] for name in counts} == counts
   assert json.loads((tmp_path / "skip" / "result.json").read_text())["eval_images"] == 11
+  predictions = read_predictions(tmp_path / "skip" / "predictions.npz", 1000)
+  left = {f"val/class_{i % 4}/{i:03d}.jpg" for i in range(13) if i not in (2, 3)}
+  assert set(predictions.names) == left and len(predictions.names) == 11
+  assert [int(name[len("val/class_")]) for name in predictions.names] == predictions.label.tolist()
+  assert sum(each["images"] for each in result["per_class"].values()) == 11
   told = "(2 of 13 evaluation images skipped, 1 training image replaced)"
   assert [line.endswith(told) for line in printed.splitlines()].count(True) == 2
   assert "11 of 13 test images" in printed
@@ -371,7 +401,7 @@ def test_too_little_memory_is_told_with_the_way_out(places, tmp_path, monkeypatc
     train(toy_stream(*places), str(tmp_path / "small"))
 
 
-def test_a_tenth_of_the_training_images_is_held_out(places, tmp_path):
+def test_a_share_of_the_training_images_is_held_out(places, tmp_path):
   config = toy_stream(*places, tune_on="validation")
   sets = open_data(config)
   held_out = sets.sets[0]
@@ -459,7 +489,10 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   assert (data["train_images"], data["eval_images"], data["classes"]) == (36, 4, 2)
   assert result["evaluated_on"] == "held-out"
   printed = capsys.readouterr().out
-  assert "photos: class folders; 4 images, a tenth, are held out for evaluation" in printed
+  assert (
+    "photos: class folders; 4 of 40 images, 10 % of each class, are held out for evaluation"
+    in printed
+  )
   assert "the data set decides: data.classes=2 in place of the recipe's 4\n" in printed
   assert "evaluation of 4 held-out images" in printed
   assert "an epoch leaves out 4 of 36 training images (11%), different ones each time" in printed

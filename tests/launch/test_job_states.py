@@ -21,7 +21,7 @@ from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.record import Request
 from jaxspeed.launch.state import status_of, statuses
 from jaxspeed.launch.status import STATES
-from jaxspeed.launch.tables import counts, duration, status_table
+from jaxspeed.launch.tables import counts, status_table
 
 PENDING, RUNNING, ABSENT = SchedulerState
 STARTED = event("started", detail="7")
@@ -388,11 +388,3 @@ def test_costs_have_a_column_where_there_are_some(run):
   assert lines[0].split()[-1] == "cost" and lines[2].split()[-1] == "$3.00"
   assert lines[3] == "1 job: 1 running; $3.00 so far"
   assert counts([]) == "0 jobs: none"
-
-
-@pytest.mark.parametrize(
-  "seconds, text",
-  [(None, ""), (0, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h")],
-)
-def test_durations(seconds, text):
-  assert duration(seconds) == text

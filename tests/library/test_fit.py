@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from in_process import command, mistake
+from toy import MIXED
 
 import jaxspeed
 from jaxspeed.data.memory.arrays import open_arrays
@@ -67,11 +68,11 @@ def finished(digits, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(digits, tmp_path_factory):
-  """A run of `Net`, which compiles in no time."""
+  """A run of `Net`, which compiles in no time; its images are mixed with each other."""
   out = io.StringIO()
   with contextlib.redirect_stdout(out):
     folder = tmp_path_factory.mktemp("runs") / "net"
-    run = jaxspeed.fit(recipe(), digits, folder, model=Net(), progress=True)
+    run = jaxspeed.fit(recipe(**MIXED), digits, folder, model=Net(), progress=True)
   return run, out.getvalue()
 
 
@@ -92,6 +93,10 @@ def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
   metrics = run.evaluate(digits.x_val, digits.y_val)
   assert metrics["images"] == 297 and metrics["top1"] == run.result["top1"]
   assert metrics["top5"] == run.result["top5"]
+  for name in ("macro_top1", "ece", "per_class", "confusion"):
+    assert metrics[name] == run.result[name], name
+  right = run.predictions.label == run.predictions.predicted
+  assert right.mean() == metrics["top1"]
   # Floats from 0 to 1 are the same images.
   assert run.evaluate(digits.x_val / 255, digits.y_val) == metrics
   found = run.predict(digits.x_val)
@@ -177,7 +182,7 @@ def test_a_run_that_stops_in_every_way_resumes_to_the_same_bits(whole, digits, t
   rows = []
 
   def fit(on_epoch):
-    return jaxspeed.fit(recipe(), digits, tmp_path / "a", model=Net(), on_epoch=on_epoch)
+    return jaxspeed.fit(recipe(**MIXED), digits, tmp_path / "a", model=Net(), on_epoch=on_epoch)
 
   with pytest.raises(ZeroDivisionError):  # nothing was saved yet
     fit(lambda row: 1 / 0)

@@ -27,19 +27,45 @@ def test_images_are_uint8_or_floats_from_0_to_1():
   assert floats.y.dtype == np.int32 and (floats.y == Y).all()
 
 
-def test_without_x_val_a_tenth_is_held_out():
+@pytest.mark.parametrize("kind", [lambda x: x[..., 0], lambda x: x[..., :1]])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_grey_images_are_repeated(kind, dtype):
+  grey = kind(X) if dtype == np.uint8 else kind(X / 255).astype(dtype)
+  arrays = jaxspeed.Arrays(grey, Y, grey[:3], Y[:3])
+  assert (arrays.x == X[..., :1]).all() and arrays.x.shape == X.shape and arrays.x.dtype == np.uint8
+  assert opened(arrays).notes == ("all 15 images are grey: repeated to three channels",)
+  assert opened(jaxspeed.Arrays(X, Y, grey[:3], Y[:3])).notes[0].startswith("3 of 15 images are ")
+  assert opened(jaxspeed.Arrays(X, Y)).notes == ()
+
+
+def test_without_x_val_a_share_of_each_class_is_held_out():
   data = opened(jaxspeed.Arrays(X, Y, class_names=["a", "b", "c"]))
-  assert data.counts == (11, 1) and data.evaluated_on == "held-out"
+  assert data.counts == (9, 3) and data.evaluated_on == "held-out"
+  assert sorted(data.eval_labels) == [0, 1, 2]
+  assert opened(jaxspeed.Arrays(X, Y), 0.5).counts == (6, 6)
   assert data.class_names == ("a", "b", "c")
   assert data.source == opened(jaxspeed.Arrays(X, Y)).source
   assert data.source != opened(jaxspeed.Arrays(X, (Y + 1) % 3)).source
 
 
+def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
+  config = jaxspeed.recipe("quickstart", **{"data.hold_out": 0.3})
+  data = jaxspeed.Arrays(X, Y, X, Y)
+  found = said(lambda: jaxspeed.fit(config, data, tmp_path / "run"))
+  assert found == "config.data.hold_out=0.3 has no effect: x_val is evaluated."
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
-    ((X[..., 0], Y), "grey images: models take three channels; repeat them"),
-    ((X[..., :1], Y), "grey images: models take three channels; repeat them"),
+    (
+      (X[0], Y[:1]),
+      "x is uint8 of shape (4, 4, 3), one image without the axis of images: pass x[None]",
+    ),
+    ((X[0, ..., 0], Y[:1]), "one image without the axis of images: pass x[None]"),
+    ((X[0, ..., :1], Y[:1]), "one image without the axis of images: pass x[None]"),
+    ((X[0, 0, 0], Y[:1]), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X[..., :2], Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X.astype(int), Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X.astype(float), Y), "has floats from 0 to 255: they must be from 0 to 1"),
@@ -49,6 +75,7 @@ def test_without_x_val_a_tenth_is_held_out():
     ((X, Y[:5]), "labels are integers of shape (12,)"),
     ((X, Y / 2), "labels are integers of shape (12,)"),
     ((X, np.eye(3)[Y]), "y.argmax(axis=1) turns one-hot rows into labels"),
+    ((X, Y[:, None]), "y.ravel() makes a row of the column"),
     ((X, Y - 1), "y has the label -1: labels count classes from 0"),
     ((X, Y, X[:3]), "one of x_val and y_val without the other"),
     ((X, Y, X[:3, :2, :2], Y[:3]), "resize them to one size"),

@@ -73,7 +73,9 @@ def test_lookahead_over_a_run_is_torchs(from_epoch):
   """23 steps in epochs of 4, every 3 steps: airbench94's loop, and hlb's from epoch 2 on."""
   torch = pytest.importorskip("torch")
   total, per_epoch, every = 23, 4, 3
-  keep, pull = schedules.lookahead(total, per_epoch, decay=0.95, every=every, from_epoch=from_epoch)
+  keep, pull = schedules.lookahead(
+    np.arange(total) // per_epoch, decay=0.95, every=every, from_epoch=from_epoch
+  )
   step = jax.jit(
     lambda average, model, move, keep, pull: averaging.lookahead(
       average, jax.tree.map(jnp.add, model, move), keep, pull

@@ -16,7 +16,7 @@ from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import StepKind
+from jaxspeed.planning.plan import StepKind, Stretch, momenta
 from jaxspeed.run.planned import csv_lines, describe
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -119,7 +119,8 @@ def test_the_table_holds_rates_read_one_step_in():
   assert plan.table_in(np.float32)["learning_rate"].dtype == np.float32
   epochs = np.arange(1, 971) / 97
   np.testing.assert_allclose(rates, np.interp(epochs, [0, 2, 8], [0, 1, 0.1]), rtol=1e-6)
-  assert (rates[0], rates[193], rates[-1]) == (1 / 194, 1.0, 0.1)
+  assert rates[0] == pytest.approx(1 / 194, rel=1e-13)  # 1 - 193 / 194
+  assert (rates[193], rates[-1]) == (1.0, 0.1)
 
 
 def test_the_schedule_moves_with_the_epochs():
@@ -168,6 +169,23 @@ PHASED = dict(
   phases__image_size=(16, 24, 32),
   phases__eval_mode=("center", "center", "rect"),
 )
+
+
+def test_an_average_counts_the_steps_of_each_phases_epochs():
+  sizes = dict(epochs=6.0, phases__first_epoch=(0, 2, 4), phases__batch_size=(8, 12, 16))
+  fields = PHASED | sizes | dict(average__kind="ema", average__decay=0.9, average__every=4)
+  plan = plan_with(**fields)
+  numbers = [
+    step % phase.steps_per_epoch
+    for phase in plan.phases
+    for step in range(phase.epochs * phase.steps_per_epoch)
+  ]
+  assert [phase.steps_per_epoch for phase in plan.phases] == [10, 6, 5]
+  expected = np.where(np.array(numbers) % 4, 1.0, 0.9**4)
+  np.testing.assert_array_equal(plan.table["average_keep"], expected)
+  late = plan_with(**fields | dict(average__kind="lookahead", average__from_epoch=4))
+  # Steps 20, 24, ... are due; the last phase begins after step 32.
+  assert np.flatnonzero(late.table["average_keep"] != 1)[0] == 35
 
 
 @pytest.mark.parametrize(
@@ -263,15 +281,13 @@ def test_the_table_of_muon_falls_to_zero_and_renormalizes():
   np.testing.assert_allclose(plan.table["whiten_bias_rate"], expected, rtol=1e-6)
 
 
-def test_an_epoch_is_cut_into_segments_of_one_kind():
+def test_a_run_is_cut_into_stretches_of_one_kind():
   # hiverge: 32 steps an epoch, the whitening bias in ceil(0.2 * 32) = 7 of them.
   plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2)
   plain, bias = StepKind(), StepKind(whiten_bias=True)
-  assert plan.segments(0) == ((7, (bias,)), (25, (plain,)))
-  assert plan.segments(1) == plan.segments(6) == ((32, (plain,)),)
-  assert plan.segments(7) == ((21, (plain,)),)
+  assert plan.stretches() == (Stretch(7, (bias,)), Stretch(245, (plain,)))
   assert [plan.kind_of(step) for step in (6, 7)] == [bias, plain]
-  assert "train 1536x32x32x3, 7 with whitening bias + 25 steps an epoch" in plan.programs()
+  assert "train 1536x32x32x3, 7 with whitening bias + 238 steps" in plan.programs()
   # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
   plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix=3, augment__cutmix_epochs=6.0)
   first = plan.total_steps - 6 * 48
@@ -284,16 +300,14 @@ def test_a_proxy_learns_in_one_step_of_a_cycle():
   fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200)
   plan = plan_with(proxy__keep=512, proxy__every=4, **fields)
   learns, looks = StepKind(proxy_learns=True), StepKind()
-  # 6 steps an epoch: the second one begins in the middle of a cycle.
-  assert plan.segments(0) == ((1, (learns, looks, looks, looks)), (1, (learns, looks)))
-  assert plan.segments(1) == ((1, (looks, looks, learns, looks)), (1, (looks, looks)))
-  assert plan_with(proxy__every=4, **fields).segments(0) == ((6, (looks,)),)
+  assert plan.stretches() == (Stretch(12, (learns, looks, looks, looks)),)
+  assert plan_with(proxy__every=4, **fields).stretches() == (Stretch(12, (looks,)),)
   for keep, devices in ((1025, 1), (510, 4)):
     with pytest.raises(UserError, match=f"^config.proxy.keep={keep}: it must be a multiple of "):
       plan_with(proxy__keep=keep, devices=devices, **fields)
 
 
-@pytest.mark.parametrize("images, held_out", [(50_000, 5000), (105, 10), (9, 1)])
+@pytest.mark.parametrize("images, held_out", [(50_000, 5000), (104, 10), (6, 1)])
 def test_tuning_holds_out_a_tenth_of_the_training_images(images, held_out):
   config = config_with(tune_on="validation", batch_size=4, data__train_images=images)
   plan = make_plan(config)
@@ -348,7 +362,9 @@ NOT_NEGATIVE = [
   "optimizer.muon_decay",
   "augment.brightness",
   "augment.contrast",
+  "augment.cutmix_alpha",
   "augment.cutmix_epochs",
+  "augment.mixup",
   "whitening.bias_epochs",
   "whitening.bias_rate",
   "whitening.bias_decay",
@@ -399,7 +415,7 @@ REFUSED = [
   ("eval.mode", "mirror", "choose one of center, flip, six, selective."),
   ("tune_on", "train", "choose one of test, validation."),
   ("augment.flip", "sometimes", "choose one of none, random, alternating."),
-  ("optimizer.name", "adam", "choose one of sgd, muon, lars, or name the module"),
+  ("optimizer.name", "adam", "choose one of sgd, muon, lars, adamw, or name the module"),
   ("optimizer.muon_renormalize", "never", "choose one of every_step, growing."),
   ("optimizer.muon_coefficients", (1.0, 2.0), "it must be three numbers."),
   *(
@@ -493,6 +509,27 @@ def test_cutmix_needs_pairs():
     "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
     "pair: set --config.batch_size to a multiple of 16."
   )
+  for name in ("mixup", "cutmix_alpha"):
+    with pytest.raises(UserError, match=f"3 images, which config.augment.{name} cannot pair"):
+      plan_with(batch_size=24, devices=8, **{f"augment__{name}": 0.2})
+
+
+def test_images_are_mixed_in_one_way_and_chosen_by_no_proxy():
+  squares = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+  for fields, words in (
+    (
+      squares,
+      "with config.augment.cutmix=3: both mix an image with its neighbour; set one of them",
+    ),
+    (
+      dict(proxy__keep=8),
+      "with config.proxy.keep=8: a proxy chooses images by the loss of one lab",
+    ),
+  ):
+    for name in ("mixup", "cutmix_alpha"):
+      with pytest.raises(UserError) as caught:
+        plan_with(**{f"augment__{name}": 0.2}, **fields)
+      assert str(caught.value).startswith(f"config.augment.{name}=0.2 {words}")
 
 
 def test_describe_lists_phases_rates_and_programs():
@@ -509,13 +546,13 @@ def test_describe_lists_phases_rates_and_programs():
   assert describe(config, make_plan(config)).splitlines() == [
     "some: 25 steps, 250 images",
     "epochs 1-3: 10 steps an epoch, batch 10, 32 x 32 pixels",
+    "optimizer: sgd; learning rate: linear, every step in --csv",
     "learning rate at step 1: 0.1",
     "learning rate at step 5: 0.5",
     "learning rate at step 25: 0.05",
     "evaluation: 30 images, mode center",
     "program: init",
-    "program: train 10x32x32x3, 10 steps an epoch",
-    "program: train 10x32x32x3, 5 steps an epoch",
+    "program: train 10x32x32x3, 25 steps",
     "program: evaluate 30 images, 30 per device at a time",
   ]
 
@@ -633,17 +670,17 @@ def test_a_plan_counts_the_arrays_at_its_path(tmp_path):
   flags = ["--config=configs/cifar10.py", f"--config.data.path={data}", "--config.batch_size=100"]
   done = plan_command(*flags)
   assert done.returncode == 0, done.stderr
-  # A tenth is held out: 630 images, six batches of 100 an epoch; 7.65 epochs are 46 steps.
+  # A tenth of each class is held out: 631 images, six batches of 100 an epoch, 46 in 7.65 epochs.
   assert done.stdout.startswith("cifar10: 46 steps, 4600 images\n")
-  assert "\nevaluation: 70 images" in done.stdout
-  assert re.search(r"\ndata: mine.*, 630 images to train on\n", done.stdout)
+  assert "\nevaluation: 69 images" in done.stdout
+  assert re.search(r"\ndata: mine.*, 631 images to train on\n", done.stdout)
   # As in a training, what the command line does not say is the arrays' to decide.
   assert "6 steps an epoch, batch 100, 24 x 24 pixels" in done.stdout
   assert "\nthe arrays decide: data.image_size=24 in place of the recipe's 32, " in done.stdout
   lines = plan_command(*flags, "--config.data.classes=3", "--csv").stdout.splitlines()
   assert len(lines) == 1 + 46
   tuned = plan_command(*flags, "--config.data.classes=3", "--config.tune_on=validation")
-  assert "\nevaluation: 63 images" in tuned.stdout and "567 images to train on" in tuned.stdout
+  assert "\nevaluation: 63 images" in tuned.stdout and "568 images to train on" in tuned.stdout
 
 
 def test_a_plan_refuses_what_a_training_on_its_path_would(tmp_path):
@@ -652,8 +689,29 @@ def test_a_plan_refuses_what_a_training_on_its_path_would(tmp_path):
   with contextlib.chdir(ROOT):
     given = mistake("plan", *flags, "--config.data.image_size=32")
     assert "set --config.data.image_size=24" in given
-    assert "larger than the training set of 630 images" in mistake("plan", *flags)
+    assert "larger than the training set of 631 images" in mistake("plan", *flags)
     assert "nowhere does not exist" in mistake("plan", *flags[:1], "--config.data.path=nowhere")
+
+
+def test_a_plan_counts_the_images_that_a_csv_lists(tmp_path):
+  data = write_folder(tmp_path, train=40, held_out=2, classes=4) / "train"
+  rows = [f"{each.relative_to(data)},{each.parent.name}" for each in sorted(data.rglob("*.jpg"))]
+  (data / "photos.csv").write_text("\n".join(["file,label", *rows]))
+  flags = ["--config=configs/imagenette.py", f"--config.data.path={data / 'photos.csv'}"]
+  flags += ["--config.batch_size=8", f"--config.data.cache={tmp_path / 'cache'}"]
+  flags += ["--config.data.hold_out=0.2"]
+  done = plan_command(*flags)
+  assert done.returncode == 0, done.stderr
+  assert (
+    "photos.csv; 8 of 40 images, 20 % of each class, are held out for evaluation, 32 images"
+    in (done.stdout)
+  )
+  with contextlib.chdir(ROOT):
+    (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
+    assert "lists 1 files, of which 1 cannot be found: a.jpg" in mistake("plan", *flags)
+    assert "photos.csv lists image files, and this recipe trains from memory" in mistake(
+      "plan", "--config=configs/cifar10.py", flags[1]
+    )
 
 
 def test_a_plan_counts_the_folders_at_its_path(tmp_path):
@@ -674,7 +732,16 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   ) in done.stdout
   with contextlib.chdir(ROOT):
     given = mistake("plan", *flags, "--config.data.classes=5")
+    best = mistake("plan", *flags, "--config.checkpoint.keep_best=top5")
   assert "has 4 classes, but config.data.classes is 5" in given
+  assert "config.checkpoint.keep_best=top5: there is no top-5 accuracy with 4 classes" in best
+
+
+def test_the_momentum_of_adamw_is_b1():
+  config = config_with(optimizer__name="adamw", optimizer__b1=0.8)
+  plan = make_plan(config)
+  assert set(momenta(config, plan)) == {0.8}
+  assert [line.split(",")[5] for line in csv_lines(config, plan)][1] == "0.8"
 
 
 def test_without_a_path_a_plan_opens_nothing(monkeypatch):

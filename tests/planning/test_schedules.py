@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 
 from jaxspeed.planning import schedules
+from jaxspeed.planning.own_schedule import evaluate
 
 
 def triangle(positions, **changes):
   fields = dict(total=20.0, peak=0.5, start=0.2, final=0.1, warmup=0.25, flat=4.0) | changes
-  return schedules.triangle(np.asarray(positions), **fields)
+  fields = dict(name="linear", power=1.0, step_size=30.0, gamma=0.1) | fields
+  return evaluate(schedules.learning_rate(**fields), np.asarray(positions, np.float64))
 
 
-def test_piecewise_linear_is_linear_between_knots_and_flat_outside():
-  positions = np.array([[-1.0, 0.0, 0.5], [1.0, 2.0, 9.0]])
-  rates = schedules.piecewise_linear([0.0, 1.0, 3.0], [0.0, 2.0, 1.0], positions)
-  np.testing.assert_array_equal(rates, [[0.0, 0.0, 1.0], [2.0, 1.5, 1.0]])
-  assert rates.dtype == np.float64
+def test_a_schedule_is_evaluated_in_float64_also_where_it_is_constant():
+  for name in ("linear", "constant", "cosine", "step", "exponential"):
+    rates = triangle(np.linspace(0, 20, 7), name=name, warmup=0.0, peak=0.1)
+    assert rates.dtype == np.float64 and rates.shape == (7,) and rates[0] == 0.1, name
 
 
 def test_triangle_at_its_knots_and_half_way():
@@ -78,7 +79,7 @@ def test_the_fall_of_mlperfs_lars():
   )
   total = warmup + fall
   shape = dict(total=total, peak=peak, start=0.0, final=last / peak, warmup=warmup / total, flat=0)
-  rates = schedules.triangle(step, power=2.0, **shape)
+  rates = triangle(step, power=2.0, **shape)
   np.testing.assert_allclose(rates, expected, rtol=1e-9, atol=1e-12)
   assert rates[0] == 0.0 and rates[warmup] == peak
 
@@ -107,7 +108,7 @@ def positions_of(epochs, steps):
 def test_segments_give_the_rates_of_a_published_log():
   # dawn/logs/single_machine of cybertronai/imagenet18_old: 157 steps in the first epoch.
   epoch, number, steps = positions_of(8, 157)
-  rates = schedules.segments(epoch, number, steps, ((0, 6, 1.92, 3.84), (6, 8, 3.84, 1.0)))
+  rates = schedules.segments(((0, 6, 1.92, 3.84), (6, 8, 3.84, 1.0)))(epoch, number, steps)
   assert rates[0] == 1.9220382165605094
   assert rates[6 * 157 - 1] == 3.84 and rates[-1] == 1.0
   assert rates[6 * 157] == pytest.approx(3.84 - 2.84 / 314, rel=1e-14)
@@ -117,7 +118,7 @@ def test_segments_of_a_momentum_keep_their_end():
   # Of another number of steps in each epoch: 2, then 4.
   epoch, number = np.array([0, 0, 1, 1, 1, 1]), np.array([1, 2, 1, 2, 3, 4])
   steps = np.array([2, 2, 4, 4, 4, 4])
-  momenta = schedules.segments(epoch, number, steps, ((0, 1, 0.96, 0.90), (1, 1.5, 0.90, 0.96)))
+  momenta = schedules.segments(((0, 1, 0.96, 0.90), (1, 1.5, 0.90, 0.96)))(epoch, number, steps)
   np.testing.assert_allclose(momenta, [0.93, 0.90, 0.93, 0.96, 0.96, 0.96], rtol=1e-14)
 
 
@@ -131,7 +132,7 @@ def test_triangle_gives_the_knots_of_myrtles_final_recipe(epochs):
 
 
 def test_average_keep_updates_twenty_times_in_each_epoch_of_97_steps():
-  keep = schedules.average_keep(2 * 97 + 7, 97, decay=0.99, every=5)
+  keep = schedules.average_keep(np.arange(2 * 97 + 7) % 97, decay=0.99, every=5)
   assert keep.shape == (201,)
   updates = np.flatnonzero(keep != 1.0)
   # Counted anew from the first step of each epoch: 0, 5, ..., 95, then 97, not 100.
@@ -142,7 +143,7 @@ def test_average_keep_updates_twenty_times_in_each_epoch_of_97_steps():
 
 
 def test_an_average_reaches_back_over_a_share_of_the_steps_so_far():
-  keep = schedules.average_keep(1000, 100, decay=0.99, every=1, reach=0.2)
+  keep = schedules.average_keep(np.arange(1000) % 100, decay=0.99, every=1, reach=0.2)
   step = np.arange(1, 1001)
   # Up to step 5 a fifth of the steps is no more than one; from 500 on 0.99 is less than 1 - 5 / t.
   np.testing.assert_array_equal(keep[:5], np.zeros(5))
@@ -157,7 +158,7 @@ def test_an_average_reaches_back_over_a_share_of_the_steps_so_far():
 
 
 def test_an_average_with_a_reach_is_updated_as_seldom_as_it_is_told():
-  keep = schedules.average_keep(30, 10, decay=0.9, every=4, reach=0.5)
+  keep = schedules.average_keep(np.arange(30) % 10, decay=0.9, every=4, reach=0.5)
   np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), [0, 4, 8, 10, 14, 18, 20, 24, 28])
   assert keep[10] == pytest.approx((1 - 2 / 11) ** 4, rel=1e-14)
   assert keep[28] == pytest.approx(0.9**4, rel=1e-14)
@@ -165,22 +166,24 @@ def test_an_average_with_a_reach_is_updated_as_seldom_as_it_is_told():
 
 @pytest.mark.parametrize("total", [45, 75, 150, 300])
 def test_the_quickstarts_average_holds_nothing_of_its_beginning(total):
-  keep = schedules.average_keep(total, 15, decay=0.99, every=1, reach=0.2)
+  keep = schedules.average_keep(np.arange(total) % 15, decay=0.99, every=1, reach=0.2)
   for epoch in range(15, total + 1, 15):
     # Of the first weights, and of the first half of the steps so far.
     assert np.prod(keep[:epoch]) == 0
     assert np.prod(keep[epoch // 2 : epoch]) < 0.05
   # Without, as it was: two thirds of the first weights after three epochs.
-  assert np.prod(schedules.average_keep(45, 15, decay=0.99, every=5)) > 0.6
+  assert np.prod(schedules.average_keep(np.arange(45) % 15, decay=0.99, every=5)) > 0.6
 
 
 def test_average_keep_at_every_step():
-  np.testing.assert_array_equal(schedules.average_keep(4, 2, decay=0.75, every=1), [0.75] * 4)
+  np.testing.assert_array_equal(
+    schedules.average_keep(np.arange(4) % 2, decay=0.75, every=1), [0.75] * 4
+  )
 
 
 def test_lookahead_of_airbench94():
   # legacy/airbench94.py: 476 steps, after step 5, 10, ..., 475; the last step only pulls.
-  keep, pull = schedules.lookahead(476, 48, decay=0.95, every=5, from_epoch=0)
+  keep, pull = schedules.lookahead(np.arange(476) // 48, decay=0.95, every=5, from_epoch=0)
   updates = np.arange(5, 476, 5)
   np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), updates - 1)
   np.testing.assert_array_equal(np.flatnonzero(pull), [*(updates - 1), 475])
@@ -190,14 +193,14 @@ def test_lookahead_of_airbench94():
 
 
 def test_lookahead_whose_last_step_is_due_keeps_the_whole_decay():
-  keep, pull = schedules.lookahead(10, 10, decay=0.9, every=5, from_epoch=0)
+  keep, pull = schedules.lookahead(np.arange(10) // 10, decay=0.9, every=5, from_epoch=0)
   np.testing.assert_allclose(keep, [1, 1, 1, 1, 0.9**5 / 8, 1, 1, 1, 1, 0.9**5], rtol=1e-14)
   np.testing.assert_array_equal(pull, [0, 0, 0, 0, 1, 0, 0, 0, 0, 1])
 
 
 def test_lookahead_of_hlb_begins_with_a_snapshot():
   # 581 steps, 48 an epoch: epoch 2 begins after step 96, its first update is after step 100.
-  keep, pull = schedules.lookahead(581, 48, decay=0.95, every=5, from_epoch=2)
+  keep, pull = schedules.lookahead(np.arange(581) // 48, decay=0.95, every=5, from_epoch=2)
   np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), np.arange(100, 581, 5) - 1)
   assert keep[99] == 0.0 and pull[99] == 0.0
   assert keep[104] == pytest.approx(0.95**5 * (105 / 581) ** 3, rel=1e-14) and pull[104] == 1.0
@@ -205,13 +208,13 @@ def test_lookahead_of_hlb_begins_with_a_snapshot():
 
 
 def test_lookahead_does_not_begin_with_the_last_step_of_the_epoch_before():
-  keep, _ = schedules.lookahead(30, 10, decay=0.95, every=5, from_epoch=1)
+  keep, _ = schedules.lookahead(np.arange(30) // 10, decay=0.95, every=5, from_epoch=1)
   np.testing.assert_array_equal(np.flatnonzero(keep != 1.0) + 1, [15, 20, 25, 30])
 
 
 @pytest.mark.parametrize("from_epoch", [0, 2])
 def test_lookahead_in_a_run_too_short_for_it_ends_as_the_model(from_epoch):
-  keep, pull = schedules.lookahead(4, 2, decay=0.95, every=5, from_epoch=from_epoch)
+  keep, pull = schedules.lookahead(np.arange(4) // 2, decay=0.95, every=5, from_epoch=from_epoch)
   np.testing.assert_array_equal(keep, [1, 1, 1, 0])
   np.testing.assert_array_equal(pull, [0, 0, 0, 1])
 

@@ -73,7 +73,14 @@ def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake,
   clock.restore({"load": 100.0, "init": 3.0})
   spend(clock, fake, load=1.5, others=0.5, restore=2.0, init=0.04)
   assert clock.starting() == (
-    "9.0 s after the process began: imports and the rest 5.0, load 1.5, others 0.5, restore 2.0"
+    "9.0 s after the process began: python and imports 5.0, load 1.5, others 0.5, restore 2.0"
+  )
+  spend(clock, fake, devices=0.5, model=0.25, compile=2.0)
+  clock.add("tracing", 1.5)
+  fake.sleep(0.75)
+  assert clock.starting() == (
+    "12.5 s after the process began: python and imports 5.0, devices 0.5, load 1.5, model 0.2, "
+    "compile 2.0 (tracing 1.5 in its threads), others 0.5, restore 2.0, the rest 0.8"
   )
 
 
@@ -83,7 +90,7 @@ def test_a_later_run_of_a_process_begins_its_own_clock(fake, monkeypatch):
   assert clock.starting() == "0.0 s after this run began"
   spend(clock, fake, init=0.25)
   fake.sleep(0.5)
-  assert clock.starting() == "0.8 s after this run began: the rest 0.5, init 0.2"
+  assert clock.starting() == "0.8 s after this run began: init 0.2, the rest 0.5"
   assert clock.process_seconds == 0.75
 
 
@@ -168,7 +175,8 @@ def test_resumed_run_continues_its_clocks(fake):
   spend(first, fake, **EACH_ONCE)
   first.add("compile_cold", 5.0)
   state = first.state()
-  seconds = {"compile_cold": 5.0, "compile_cached": 0.0, "others": 0.0, "process": 7.0 + 1023.0}
+  seconds = {"compile_cold": 5.0, "process": 7.0 + 1023.0}
+  seconds |= dict.fromkeys(("compile_cached", "others", "devices", "model", "tracing"), 0.0)
   assert state == EACH_ONCE | seconds
 
   second = Clock(now=fake)

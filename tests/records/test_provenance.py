@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxspeed
-from jaxspeed.records.provenance import _cpu_name, commit, describe_device, versions
+from jaxspeed.records.provenance import commit, cpu_name, describe_device, versions
 
 
 def test_gpus_are_counted_and_named(monkeypatch):
@@ -19,22 +19,25 @@ def test_gpus_are_counted_and_named(monkeypatch):
 def test_cpu_is_named_with_its_cores(monkeypatch):
   cpu = types.SimpleNamespace(platform="cpu", device_kind="cpu")
   monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
-  monkeypatch.setattr("jaxspeed.records.provenance._cpu_name", lambda: "AMD EPYC")
+  monkeypatch.setattr("jaxspeed.records.provenance.cpu_name", lambda: "AMD EPYC")
   monkeypatch.setattr(jax, "devices", lambda: [cpu])
   assert describe_device() == "CPU: AMD EPYC (2 cores)"
   monkeypatch.setattr(jax, "devices", lambda: [cpu] * 8)
   assert describe_device() == "CPU: AMD EPYC (2 cores, 8 devices)"
+  monkeypatch.setattr("os.sched_getaffinity", lambda process: {1}, raising=False)
+  monkeypatch.setattr(jax, "devices", lambda: [cpu])
+  assert describe_device() == "CPU: AMD EPYC (1 core)"
 
 
-def test_cpu_name_comes_from_cpuinfo_where_there_is_one(tmp_path, monkeypatch):
+def testcpu_name_comes_from_cpuinfo_where_there_is_one(tmp_path, monkeypatch):
   cpuinfo = tmp_path / "cpuinfo"
   cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n")
-  assert _cpu_name(str(cpuinfo)) == "AMD EPYC 9654"
+  assert cpu_name(str(cpuinfo)) == "AMD EPYC 9654"
   monkeypatch.setattr(platform, "processor", lambda: "")
   monkeypatch.setattr(platform, "machine", lambda: "arm64")
   cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-  assert _cpu_name(str(cpuinfo)) == "arm64"
-  assert _cpu_name(str(tmp_path / "none")) == "arm64"
+  assert cpu_name(str(cpuinfo)) == "arm64"
+  assert cpu_name(str(tmp_path / "none")) == "arm64"
 
 
 def test_versions_name_what_decides_the_numbers():

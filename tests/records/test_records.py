@@ -16,12 +16,12 @@ from rich.console import Console
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
-from jaxspeed.records import writer
+from jaxspeed.records import loggers
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import format_result
+from jaxspeed.records.result_lines import format_result
 from jaxspeed.records.results import mean_pace, read_result, result_row, write_result
 from jaxspeed.records.statistics import RESULT_KEYS, p_value_of_at_most
-from jaxspeed.records.tensorboard import TENSORBOARD_TAGS
+from jaxspeed.records.tensorboard import TENSORBOARD_TAGS, TensorBoardLogger
 from jaxspeed.records.writer import open_records, read_metrics
 
 
@@ -36,8 +36,8 @@ def epoch_row(epoch, **fields):
     "world": 4,
     "momentum": 0.875,
     "train_loss": 2.0 / epoch,
-    "train_top1": 0.25 * epoch,
-    "train_top5": 0.375 * epoch,
+    "train_top1": min(0.25 * epoch, 1.0),
+    "train_top5": min(0.375 * epoch, 1.0),
     "images_per_second": 5000.0,
     "images_per_second_per_device": 1250.0,
     "step_seconds": 0.25,
@@ -49,7 +49,11 @@ def epoch_row(epoch, **fields):
 
 def write_epochs(workdir, rows, resume_step=None):
   with open_records(
-    workdir, resume_step=resume_step, total_epochs=4, console=Console(quiet=True)
+    workdir,
+    resume_step=resume_step,
+    total_epochs=4,
+    console=Console(quiet=True),
+    loggers=[TensorBoardLogger()],
   ) as records:
     for row in rows:
       records.epoch(row)
@@ -210,6 +214,8 @@ def test_tensorboard_holds_each_scalar_over_examples_seen(tmp_path):
     eval_loss=1.5,
     eval_top1=0.5,
     eval_top5=0.75,
+    eval_macro_top1=0.25,
+    eval_ece=0.125,
     eval_seconds=3.5,
     skipped_steps=4,
     memory_gb=6.5,
@@ -265,9 +271,11 @@ def test_tensorboard_has_imagenet18s_tags():
 
 def test_tensorboard_has_the_time_of_each_row_however_late_it_is_written(tmp_path, monkeypatch):
   now = [1.5e9]
-  monkeypatch.setattr(writer.time, "time", lambda: now[0])
+  monkeypatch.setattr(loggers.time, "time", lambda: now[0])
   console = Console(quiet=True)
-  with open_records(tmp_path, resume_step=None, total_epochs=2, console=console) as records:
+  with open_records(
+    tmp_path, resume_step=None, total_epochs=2, console=console, loggers=[TensorBoardLogger()]
+  ) as records:
     for epoch in (1, 2):
       now[0] += 60.0
       records.epoch(epoch_row(epoch))
@@ -285,7 +293,7 @@ def test_tensorboard_has_the_time_of_each_row_however_late_it_is_written(tmp_pat
 
 def test_first_is_the_start_of_the_first_process(tmp_path, monkeypatch):
   now = [1.5e9]
-  monkeypatch.setattr(writer.time, "time", lambda: now[0])
+  monkeypatch.setattr(loggers.time, "time", lambda: now[0])
   write_epochs(tmp_path, [epoch_row(1)])
   now[0] += 1e6
   write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
@@ -330,10 +338,12 @@ def test_tensorboard_hides_an_earlier_run_when_a_new_one_starts(tmp_path):
 
 def test_tensorboard_waits_in_a_short_run_and_not_in_a_long_one(tmp_path, monkeypatch):
   console = Console(quiet=True)
-  with open_records(tmp_path, resume_step=None, total_epochs=3, console=console) as records:
+  with open_records(
+    tmp_path, resume_step=None, total_epochs=3, console=console, loggers=[TensorBoardLogger()]
+  ) as records:
     records.epoch(epoch_row(1))
     assert not (tmp_path / "tensorboard").exists()
-    monkeypatch.setattr(writer, "_SECONDS_BEFORE_TENSORBOARD", -1.0)
+    monkeypatch.setattr(loggers, "SECONDS_BEFORE_IMPORT", -1.0)
     records.epoch(epoch_row(2))
     deadline = time.monotonic() + 5.0
     # tensorboardX writes from a thread of its own.
@@ -472,6 +482,35 @@ def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
   assert above["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
 
 
+def test_figures_by_class_of_several_runs_are_means(tmp_path):
+  def row(macro, ece, cat, **fields):
+    per_class = {"cat": {"top1": cat, "images": 3}, "dog": {"top1": None, "images": 0}}
+    matrix = [[3, 0], [0, 0]]
+    figures = dict(macro_top1=macro, ece=ece, per_class=per_class, confusion=matrix)
+    return one_result(0.5, **figures, **fields)
+
+  figures = ("macro_top1", "ece", "per_class", "confusion")
+  rows = [row(0.25, 0.5, 1 / 4, seed=1), row(0.75, 0.25, 3 / 4, seed=2)]
+  result = write_result(tmp_path, rows)
+  assert (result["macro_top1"], result["ece"]) == (0.5, 0.375)
+  assert result["per_class"]["cat"] == {"top1": 0.5, "images": 3}
+  assert result["per_class"]["dog"] == {"top1": None, "images": 0}
+  # The matrices lie in the folders of the runs.
+  assert "confusion" not in result
+  own = [(run["macro_top1"], run["ece"]) for run in result["runs"]]
+  assert own == [(0.25, 0.5), (0.75, 0.25)]
+  assert not any("per_class" in run or "confusion" in run for run in result["runs"])
+  assert read_result(tmp_path, several=True) == result
+  write_result(tmp_path, rows[:1])
+  text = (tmp_path / "result.json").read_text()
+  # A line for each class.
+  assert '\n  "confusion": [\n    [3, 0],\n    [0, 0]\n  ]' in text
+  assert {key: read_result(tmp_path)[key] for key in figures} == {k: rows[0][k] for k in figures}
+  # Runs of an earlier version have none of these.
+  older = write_result(tmp_path, [rows[0], one_result(0.5, seed=2)])
+  assert not {"macro_top1", "per_class"} & set(older)
+
+
 def test_one_run_has_neither_interval_nor_p(tmp_path):
   result = write_result(tmp_path, [one_result(0.94)])
   assert not {"n", "sd", "ci95", "p_value", "seconds_min", "runs"} & set(result)
@@ -542,6 +581,16 @@ def test_result_with_other_keys_is_refused(tmp_path):
   with pytest.raises(ValueError, match="a result row has"):
     write_result(tmp_path, [one_result(0.5) | {"accuracy": 0.5}])
   assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  "wrong", [{"eval_images": -5}, {"confusion": [[1, 2], [3]]}, {"confusion": [[1, -2], [3, 4]]}]
+)
+def test_a_result_that_no_run_writes_is_refused(wrong, tmp_path):
+  result = write_result(tmp_path, [one_result(0.5)])
+  (tmp_path / "result.json").write_text(json.dumps(result | wrong))
+  with pytest.raises(UserError, match=f"result.json .*{next(iter(wrong))}"):
+    read_result(tmp_path)
 
 
 def test_result_row_makes_a_result(tmp_path):

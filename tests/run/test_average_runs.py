@@ -27,7 +27,7 @@ def train(config, seed):
       carry = steps.carry
     live = {"params": carry.state.params, "batch_stats": carry.state.batch_stats}
     both = (feed.evaluate(weights, end) for weights in (carry.state.evaluated(), live))
-    rows.append(tuple(float(sums.means(10)["top1"]) for sums in both))
+    rows.append(tuple(float(found.sums.means(10)["top1"]) for found in both))
     first = end
   return jax.tree.map(float, rows)
 

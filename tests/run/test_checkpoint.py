@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 
 from jaxspeed.cluster.folder_lock import FolderLock, lock_folder
+from jaxspeed.config.stored import FORMAT
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
 from jaxspeed.run import checkpoint
-from jaxspeed.run.checkpoint import MANIFEST, CheckpointError, Checkpoints
+from jaxspeed.run import manifest as manifest_lib
+from jaxspeed.run.checkpoint import CheckpointError, Checkpoints
+from jaxspeed.run.manifest import MANIFEST
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.state import Carry, TrainState
 
@@ -88,6 +91,22 @@ def test_only_the_newest_are_kept_by_number_and_not_by_name(tmp_path):
     store.save(step, make_carry(float(step)), CLOCK)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["10", "9"]
   assert store.newest() == 10
+
+
+def test_the_best_of_those_there_is_kept_beside_the_newest(tmp_path):
+  store = Checkpoints(tmp_path, keep=2)
+
+  def names():
+    return sorted(int(path.name) for path in tmp_path.iterdir())
+
+  for step in (8, 9, 10, 11):
+    store.save(step, make_carry(float(step)), CLOCK, best=[8])
+  assert names() == [8, 10, 11]
+  # Of step 7, the best, nothing could be saved; the second best stays.
+  store.save(12, make_carry(12.0), CLOCK, best=[7, 10, 8])
+  assert names() == [10, 11, 12]
+  store.save(13, make_carry(13.0), CLOCK, best=[13, 7, 10])
+  assert names() == [12, 13]
 
 
 def cut_short(folder):
@@ -159,7 +178,7 @@ NONSENSE: list[tuple[object, str]] = [
   ({"files": {"/etc/hostname": [1, 2]}}, "files: '/etc/hostname' lies outside"),
   ({"files": {"../1/_METADATA": [1, 2]}}, "files: '../1/_METADATA' lies outside"),
   ({"format": None}, "format: Field required"),
-  ({"format": 0}, "format: Input should be greater than or equal to 1"),
+  ({"format": 0}, f"format: Input should be greater than or equal to {FORMAT}"),
   ({"step": None}, "step: Field required"),
   ({"step": "2"}, "step: Input should be a valid integer"),
   ({"step": 2.0}, "step: Input should be a valid integer"),
@@ -217,9 +236,9 @@ def test_a_manifest_that_names_a_file_that_no_folder_can_hold(two, tmp_path):
 
 def test_a_checkpoint_of_a_later_format_is_not_passed_over(two, tmp_path):
   folder = shutil.copytree(two, tmp_path / "checkpoints")
-  edit(folder / "2", format=2)
+  edit(folder / "2", format=FORMAT + 1)
   for ask in (Checkpoints(folder).newest, lambda: Checkpoints(folder).restore(None, step=2)):
-    with pytest.raises(UserError, match="is of format 2, and this version of jaxspeed"):
+    with pytest.raises(UserError, match=f"is of format {FORMAT + 1}, and this version of jaxspeed"):
       ask()
 
 
@@ -301,7 +320,7 @@ def test_what_is_saved_is_on_the_disk_before_the_manifest_says_so(tmp_path, monk
     raise OSError(errno.ENOSPC, "No space left on device")
 
   store = Checkpoints(tmp_path)
-  monkeypatch.setattr(checkpoint, "sync", fail)
+  monkeypatch.setattr(manifest_lib, "sync", fail)
   with pytest.raises(CheckpointError, match="of step 2 could not .* .No space left on device.$"):
     store.save(2, make_carry(2.0), CLOCK)
   assert len(synced) == 1 and store.newest() is None and list(tmp_path.iterdir()) == []
@@ -384,7 +403,7 @@ def test_what_orbax_raises_leaves_the_earlier_checkpoints(tmp_path, monkeypatch)
   store = Checkpoints(tmp_path)
   store.save(1, make_carry(1.0), CLOCK)
   monkeypatch.setattr(checkpoint, "_ensure_room", lambda path, _: path.write_text("in the way"))
-  monkeypatch.setattr(checkpoint, "write_atomically", lambda *_: 1 / 0)
+  monkeypatch.setattr(manifest_lib, "write_atomically", lambda *_: 1 / 0)
   with pytest.raises(CheckpointError, match="of step 2 could not be written .* .division by zero"):
     store.save(2, make_carry(2.0), CLOCK)
   assert store.newest() == 1

@@ -382,7 +382,7 @@ def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
   state = types.SimpleNamespace(step=8, loss_scale=skipped)
   rows = [{"step": 8, "eval_top1": 0.1, "eval_top5": 0.5, "dawn_seconds": 1.0}]
   with pytest.raises(UserError, match="all 8 steps of the run were skipped"):
-    finish(tmp_path, job, rows, state, Clock(), benchmark="", evaluated_on="test")
+    finish(tmp_path, job, rows, state, Clock(), None, (), benchmark="", evaluated_on="test")
   assert list(tmp_path.iterdir()) == []
 
 

@@ -69,8 +69,8 @@ def test_it_goes_on_in_a_later_phase(whole, cache, tmp_path, monkeypatch):
 
   save = Checkpoints.save
 
-  def save_then_die(self, step, tree, clock):
-    save(self, step, tree, clock)
+  def save_then_die(self, step, tree, clock, **named):
+    save(self, step, tree, clock, **named)
     if step == 5:
       raise Killed
 

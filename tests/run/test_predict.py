@@ -13,7 +13,7 @@ from toy_images import write_split
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.formats import class_names
 from jaxspeed.errors import UserError, printable
-from jaxspeed.run.predict import read_image
+from jaxspeed.run.image_file import read_image
 
 
 def picture(width=60, height=40):
@@ -124,7 +124,7 @@ def test_pipes_devices_and_folders_are_not_waited_for(tmp_path):
     for path in (tmp_path / "pipe.png", "/dev/zero"):
       with pytest.raises(UserError, match="it is no regular file"):
         read_image(str(path), 8, 8)
-    with pytest.raises(UserError, match=r"is a folder: name its files, as in .*/\*\.$"):
+    with pytest.raises(UserError, match=r"is a folder: name its files, as in .*/\*, or add --csv"):
       read_image(str(tmp_path), 8, 8)
     with pytest.raises(UserError, match=r"gone\\x1b\[2J.png: there is no such file"):
       read_image(str(tmp_path / "gone\x1b[2J.png"), 8, 8)

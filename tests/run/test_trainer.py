@@ -1,6 +1,5 @@
 """Whole runs in this process, on eight devices and real digits: folder, resume, several runs."""
 
-import dataclasses
 import inspect
 import json
 import math
@@ -20,10 +19,13 @@ from jaxspeed.data.memory import arrays
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.planning import make
 from jaxspeed.planning.make import make_plan
-from jaxspeed.records.console import format_result
 from jaxspeed.records.meters import network_bytes
+from jaxspeed.records.predictions import read_predictions
+from jaxspeed.records.result_lines import format_result
+from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import session, setup
 from jaxspeed.run.control import RunControl
@@ -34,7 +36,7 @@ from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.session import Session, train
-from jaxspeed.run.setup import open_data
+from jaxspeed.run.setup import FOLLOWING, open_data
 from jaxspeed.run.trainer import Trainer
 
 
@@ -69,9 +71,11 @@ def test_the_folder_of_a_run(finished):
     "metrics.jsonl",
     ".owner.lock",
     "owner.json",
+    "predictions.npz",
     "result.json",
     "run.lock",
     "tensorboard",
+    "thumbnails.npz",
   }
   assert json.loads((folder / "result.json").read_text()) == result
   config = json.loads((folder / "config.json").read_text())
@@ -150,6 +154,22 @@ def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
   assert not (tmp_path / "none" / "result.json").exists()
 
 
+def test_a_run_leaves_as_many_images_as_its_field_says(finished, cache, tmp_path):
+  found = read_thumbnails(finished[0] / "thumbnails.npz")
+  assert 24 < len(found.eval_index) <= 48 and len(found.train_image) == 24
+  folder = tmp_path / "a"
+  train(digits(cache, **{"records.thumbnails": 1}), str(folder))
+  found = read_thumbnails(folder / "thumbnails.npz")
+  predictions = read_predictions(folder / "predictions.npz", 10)
+  assert found.eval_index[0] == predictions.index[predictions.loss.argmax()]
+  assert len(found.eval_index) == len(found.eval_image) == 2
+  assert len(found.train_image) == len(found.train_share) == 1
+  # A run that ends again with the field at 0 leaves none of the earlier ones.
+  (folder / "result.json").unlink()
+  train(digits(cache, **{"records.thumbnails": 0}), str(folder))
+  assert (folder / "result.json").exists() and not (folder / "thumbnails.npz").exists()
+
+
 def test_the_clocks_of_a_run(finished):
   folder, result = finished
   seconds = result["seconds"]
@@ -164,9 +184,9 @@ def test_the_clocks_of_a_run(finished):
 def test_the_dawnbench_files_are_those_of_the_rows(cache, tmp_path, monkeypatch):
   # Digits are no set of DAWNBench's, and have no test set.
   monkeypatch.setattr(Arrays, "benchmark", "CIFAR10")
-  read = arrays._read_digits
-  tested = lambda: dataclasses.replace(read(), evaluated_on="test")  # noqa: E731
-  monkeypatch.setattr(arrays, "_read_digits", tested)
+  read = arrays.read_digits
+  tested = lambda: read() | {"evaluated_on": "test"}  # noqa: E731
+  monkeypatch.setattr(arrays, "read_digits", tested)
   folder = tmp_path / "cifar"
   result = train(digits(cache), str(folder))
   (tsv,) = (folder / "dawnbench").glob("*.tsv")
@@ -214,6 +234,37 @@ def test_another_config_is_refused_with_the_difference(finished, cache):
   assert "choose another --workdir" in str(error.value)
 
 
+def test_figures_by_class_are_those_of_the_images_predictions(finished):
+  folder, result = finished
+  found, row = read_predictions(folder / "predictions.npz", 1000), read_metrics(folder)[-1]
+  right = found.label == found.predicted
+  assert (found.step, found.names) == (18, ())
+  np.testing.assert_array_equal(found.index, np.arange(297))
+  assert right.mean() == result["top1"] == row["eval_top1"]
+  assert found.loss.astype(np.float64).mean() == pytest.approx(row["eval_loss"], rel=297 * 2**-23)
+  assert result["macro_top1"] == row["eval_macro_top1"]
+  assert result["ece"] == row["eval_ece"]
+  matrix = np.array(result["confusion"])
+  assert matrix.sum() == 297 and np.trace(matrix) == right.sum()
+  assert [each["images"] for each in result["per_class"].values()] == matrix.sum(axis=1).tolist()
+  assert list(result["per_class"]) == list(map(str, range(10)))
+
+
+def test_a_run_that_ended_before_its_result_evaluates_its_last_weights_again(
+  finished, cache, tmp_path
+):
+  folder, result = finished
+  copy = shutil.copytree(folder, tmp_path / "a")
+  for name in ("result.json", "predictions.npz"):
+    (copy / name).unlink()
+  again = train(digits(cache), str(copy))
+  for name in ("top1", "macro_top1", "ece", "per_class", "confusion"):
+    assert again[name] == result[name], name
+  assert again["seconds"]["train"] == result["seconds"]["train"]
+  assert (copy / "predictions.npz").read_bytes() == (folder / "predictions.npz").read_bytes()
+  assert len(read_metrics(copy)) == len(read_metrics(folder))
+
+
 def test_places_may_differ(finished, cache, tmp_path):
   folder, result = finished
   config = digits(cache, **{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
@@ -246,12 +297,12 @@ def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
     f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
   ]
   lines = format_result(result)
-  assert len(lines) == 1 + 3 + 3 + 3 and printed[-len(lines) :] == lines
+  assert len(lines) == 1 + 3 + 2 + 4 + 3 and printed[-len(lines) :] == lines
   assert [line.split()[:2] for line in lines[1:4]] == [
     [str(5 + i), f"{top1[i]:.3%}"] for i in range(3)
   ]
   assert evaluate(tmp_path / "many" / "run_001")[0]["top1"] == top1[1]
-  with pytest.raises(UserError, match="holds 3 runs: name one of them"):
+  with pytest.raises(UserError, match="holds 3 runs: name one of them, as in /.*run_000"):
     evaluate(tmp_path / "many")
 
 
@@ -272,25 +323,44 @@ def test_several_runs_that_were_killed_go_on(cache, tmp_path):
   assert train(config, str(folder)) == after
 
 
+def test_a_run_goes_on_with_its_own_images_only(cache, tmp_path, monkeypatch):
+  config, folder = digits(cache, epochs=1.0), str(tmp_path / "run")
+  before = train(config, folder)
+  (tmp_path / "run" / "result.json").unlink()  # as a kill after the last checkpoint
+  with monkeypatch.context() as patch:
+    patch.setattr(ResidentFeed, "fingerprint", "arrays 00000000")
+    with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
+      train(config, folder)
+  with monkeypatch.context() as patch:
+    patch.setattr(ResidentFeed, "fingerprint", "shards 00000000")  # of another kind
+    assert train(config, folder)["top1"] == before["top1"]
+  (tmp_path / "run" / "result.json").unlink()
+  (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
+  stored = json.loads(manifest.read_text())
+  assert re.fullmatch("arrays [0-9a-f]{8}", stored.pop("images"))
+  manifest.write_text(json.dumps(stored))  # of a version that kept none
+  assert train(config, folder)["top1"] == before["top1"]
+
+
 def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   config = digits(cache, tune_on="validation")
   planned = make_plan(config)
   folder = tmp_path / "tuned"
   result = train(config, str(folder))
   printed = capsys.readouterr().out
-  # A tenth of the 1,500 training digits.
+  # A tenth of each class of the 1,500 training digits; a plan without them counts 150.
   data = json.loads((folder / "config.json").read_text())["data"]
-  assert (data["train_images"], data["eval_images"]) == (1350, 150)
-  assert "150 training images are held out for tuning" in printed
-  assert "evaluation of 150 held-out images" in printed
-  assert "held-out images" in printed.splitlines()[-1] and "test images" not in printed
+  assert (data["train_images"], data["eval_images"]) == (1348, 152)
+  assert "152 of 1,500 training images, 10 % of each class, are held out for tuning" in printed
+  assert "evaluation of 152 held-out images" in printed
+  assert "evaluated  152 held-out images" in printed and "test images" not in printed
   assert result["evaluated_on"] == "validation"
-  # 150 images: the accuracy is a multiple of 1 / 150.
-  assert math.isclose(result["top1"] * 150, round(result["top1"] * 150), abs_tol=1e-6)
+  # 152 images: the accuracy is a multiple of 1 / 152.
+  assert math.isclose(result["top1"] * 152, round(result["top1"] * 152), abs_tol=1e-6)
   # DAWNBench's entries are of the test set.
   assert not (folder / "dawnbench").exists()
   (row,) = evaluate(folder)
-  assert (row["images"], row["evaluated_on"]) == (150, "validation")
+  assert (row["images"], row["evaluated_on"]) == (152, "validation")
   assert (row["top1"], row["loss"]) == (
     result["top1"],
     pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5),
@@ -298,9 +368,28 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   # The plan without the data, the plan of the run and the run itself have as many steps.
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
-  assert planned.total_steps == steps == 2 * (1350 // 160)
+  assert planned.total_steps == steps == 2 * (1348 // 160)
   with pytest.raises(UserError, match="config.tune_on: validation -> test"):
     train(digits(cache), str(folder))
+
+
+def test_all_images_are_held_out_for_evaluate_only(cache, tmp_path):
+  config = digits(cache, tune_on="validation", **{"data.hold_out": 1.0})
+  assert open_data(config).counts == (1500, 1500)
+  with pytest.raises(UserError, match="config.data.hold_out=1 leaves no images to train on"):
+    train(config, str(tmp_path / "all"))
+
+
+def test_a_share_has_no_effect_on_data_with_evaluation_images(cache, tmp_path):
+  for split in ("train", "val"):
+    write_arrays(tmp_path / split)
+  config = digits(cache, **{"data.path": str(tmp_path), "data.hold_out": 0.3})
+  notes = open_data(config, follow=FOLLOWING).notes
+  assert any("data.hold_out=0.3 has no effect: the data set has evaluation" in n for n in notes)
+  config.tune_on = "validation"
+  tuned = open_data(config, follow=FOLLOWING)
+  assert not any("hold_out" in note for note in tuned.notes)
+  assert tuned.counts == (140, 60)
 
 
 def test_the_hold_out_does_not_depend_on_the_seed(cache):
@@ -407,12 +496,14 @@ def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
   config = digits(cache, epochs=1.0, **{"data.path": str(data)})
   result = train(config, str(tmp_path / "run"))
   printed = capsys.readouterr().out
-  assert "mine: arrays; 20 images, a tenth, are held out for evaluation" in printed
+  assert (
+    "mine: arrays; 21 of 200 images, 10 % of each class, are held out for evaluation" in printed
+  )
   assert (
     "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes=3" in printed
   )
   stored = result["config"]["data"]
-  assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 180)
+  assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 179)
   assert train(config, str(tmp_path / "run")) == result
   assert evaluate(tmp_path / "run")[0]["top1"] == result["top1"]
   Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
@@ -511,7 +602,7 @@ def test_a_plan_that_cannot_be_is_refused_before_the_data_are_opened(cache, tmp_
 
 
 # What an object may be given besides other objects: values, which do not change.
-VALUES = {"TrainSpec", "Caller", "Path", "ConfigDict", "int", "bool", "str", "float"}
+VALUES = {"TrainSpec", "Caller", "Path", "ConfigDict", "int", "bool", "str", "float", "tuple"}
 
 
 def test_no_object_of_a_run_is_given_more_than_three_others():

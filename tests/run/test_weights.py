@@ -1,23 +1,26 @@
 """Published weights: evaluated as a recipe evaluates, fine-tuned, and written for others."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from in_process import mistake
+from in_process import command, mistake
 from toy import CONFIGS
 from toy_images import params_of, toy_stream, write_folder
 
 import jaxspeed
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
+from jaxspeed.export.formats.to_stablehlo import metadata_file
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.run import restore
-from jaxspeed.run.predict import predict, predict_pretrained
-from jaxspeed.run.restore import check_export, evaluate_pretrained, export
+from jaxspeed.run.export import check_export, export
+from jaxspeed.run.predict import predict, predict_pretrained, read_image
+from jaxspeed.run.restore import evaluate_pretrained
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
@@ -45,6 +48,7 @@ def small_resnet(images, cache, **fields):
     norm_momentum=0.9,
   )
   config.update(epochs=1.0)
+  config.average.update(kind="ema", decay=0.5, reach=0.0, every=1)
   config.phases.update(
     first_epoch=(), image_size=(), min_scale=(), batch_size=(), copies=(), eval_mode=()
   )
@@ -59,6 +63,9 @@ def test_exported_weights_are_those_of_the_run(trained):
   evaluated = jax.device_get(carry.state.evaluated())
   loaded = load_resnet(folder / "net.safetensors", evaluated)
   jax.tree.map(np.testing.assert_array_equal, loaded, evaluated)
+  # They are the average, which a stream has too.
+  live = carry.state.params["head"]["kernel"]
+  assert not np.array_equal(evaluated["params"]["head"]["kernel"], live)
 
 
 def test_weights_are_evaluated_without_a_run(trained):
@@ -129,7 +136,8 @@ def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path
     ([f"--config={folder / 'none.py'}", "--export=a.safetensors"], "there is no such file"),
     ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
     ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
-    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "cannot be written"),
+    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "is a folder"),
+    ([f"--workdir={folder / 'run'}", "--export=~no_user/a.safetensors"], "home folder that nobody"),
   ):
     assert words in mistake("evaluate", *arguments)
   config = json.loads((folder / "run" / "config.json").read_text())
@@ -138,6 +146,64 @@ def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path
   (tmp_path / "run" / "config.json").write_text(json.dumps(config))
   with pytest.raises(UserError, match="only a ResNet or a ViT is written"):
     check_export(tmp_path / "run", tmp_path / "a.safetensors")
+
+
+def test_an_exported_program_gives_the_probabilities_of_its_run(trained, tmp_path):
+  _, folder, _ = trained
+  path, workdir = tmp_path / "net.stablehlo", str(folder / "run")
+  path.write_text("an older file")
+  done = command("export", workdir, "--format=stablehlo", f"--out={path}", "--step=2")
+  assert done.returncode == 0, done.stderr
+  told = json.loads(done.stdout)
+  assert (told["evaluated_weights"], told["step"], told["file"]) == ("average", 2, str(path))
+  assert told["class_names"] == [f"class_{i}" for i in range(4)]
+  assert json.loads(metadata_file(path).read_text()).items() < told.items()
+  run = jaxspeed.load(workdir, step=2)
+  files = [str(folder / "images" / "val" / f"class_{i}" / f"00{i}.jpg") for i in range(4)]
+  images = np.stack([read_image(file, told["image_size"], told["resize"]) for file in files])
+  program = jax.export.deserialize(bytearray(path.read_bytes()))
+  np.testing.assert_allclose(program.call(images), run.predict(files), rtol=0, atol=1e-5)
+  # From Python too; it returns the metadata.
+  assert run.export(tmp_path / "again.stablehlo", format="stablehlo").items() < told.items()
+  again = jax.export.deserialize(bytearray((tmp_path / "again.stablehlo").read_bytes()))
+  np.testing.assert_array_equal(again.call(images), program.call(images))
+  weights = run.export(tmp_path / "net.safetensors", format="safetensors")
+  assert (weights["step"], weights["output"], "input_range" in weights) == (2, "logits", False)
+  loaded = load_resnet(tmp_path / "net.safetensors", jax.device_get(run.variables))
+  jax.tree.map(np.testing.assert_array_equal, loaded, jax.device_get(run.variables))
+  for wrong in (dict(format="pth"), dict(format="onnx", input="int8")):
+    with pytest.raises(UserError, match=r"^(format=.pth.|input=.int8.): "):
+      run.export(tmp_path / "wrong", **wrong)
+  with pytest.raises(UserError, match="^fold=True has no effect beside format='stablehlo'"):
+    run.export(tmp_path / "wrong", format="stablehlo", fold=True)
+  assert not (tmp_path / "wrong").exists()
+
+
+def test_every_mistake_of_an_export_is_a_sentence(trained, tmp_path, monkeypatch):
+  _, folder, _ = trained
+  run, out = str(folder / "run"), f"--out={tmp_path / 'net'}"
+  (tmp_path / "unfinished").mkdir()
+  shutil.copy(folder / "run" / "config.json", tmp_path / "unfinished")
+  for arguments, words in (
+    ([], "name the folder of a run, as in"),
+    ([run, out], "--format is missing"),
+    ([run, "--format=onnx"], "--out is missing"),
+    ([run, "--format=pth", out], "flag --format=pth: value should be one of <onnx|stablehlo|"),
+    ([run, "more", "--format=onnx", out], "'more' is no flag"),
+    ([run, "--format=stablehlo", "--fold", out], "--fold=True has no effect beside --format=sta"),
+    ([run, "--format=safetensors", "--input=float32", out], "--input=float32 has no effect"),
+    ([str(tmp_path / "none"), "--format=onnx", out], "none"),
+    ([str(tmp_path / "unfinished"), "--format=stablehlo", out], "holds no whole checkpoint"),
+    ([run, "--format=stablehlo", out, "--step=99"], "99"),
+    ([run, "--format=stablehlo", f"--out={tmp_path}"], "is a folder: name a file in it"),
+    ([run, "--format=stablehlo", f"--out={tmp_path / 'no' / 'net'}"], "cannot be written"),
+    ([run, "--format=safetensors", "--out=/dev/null"], "/dev/null cannot be written"),
+  ):
+    assert words in mistake("export", *arguments), arguments
+  monkeypatch.setitem(sys.modules, "onnx", None)
+  sentence = mistake("export", run, "--format=onnx", out)
+  assert sentence.startswith("ONNX files need the package onnx, which is not installed: pip ")
+  assert [path.name for path in tmp_path.iterdir()] == ["unfinished"]
 
 
 def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):
@@ -149,7 +215,7 @@ def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):
   (_, before), (_, after) = params_of(folder / "run"), params_of(tmp_path / "tuned")
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
-    jax.device_get(before.state.params),
+    jax.device_get(before.state.evaluated()["params"]),
     jax.device_get(after.state.params),
   )
 
@@ -162,9 +228,17 @@ def test_another_head_for_other_classes(trained, tmp_path):
   tuned.data.update(path=str(images), classes=3)
   with pytest.raises(UserError, match="set config.pretrained.head='new'"):
     train(tuned, str(tmp_path / "kept"))
-  tuned.pretrained.head = "new"
+  tuned.pretrained.update(head="new", freeze="backbone")
+  tuned.optimizer.update(name="adamw", clip_norm=1.0, layer_decay=0.8, head_rate=10.0)
   result = train(tuned, str(tmp_path / "new"))
   assert 0 <= result["top1"] <= 1
+  state = jax.device_get(params_of(tmp_path / "new")[1].state)
+  loaded = load_resnet(folder / "net.safetensors", state.evaluated(), head="new")
+  loaded["params"].pop("head")
+  for variables in (state.variables(), state.evaluated()):
+    variables = {**variables, "params": {**variables["params"]}}
+    assert variables["params"].pop("head")["kernel"].any()
+    jax.tree.map(np.testing.assert_array_equal, variables, loaded)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +268,19 @@ def test_weights_alone_do_not_tell_the_mean_of_their_images():
   config.pretrained.path = "net.safetensors"
   with pytest.raises(UserError, match="config.data.mean and config.data.std are empty"):
     evaluate_pretrained(config)
+
+
+def test_a_file_that_is_no_weights_is_told_before_anything_is_compiled(
+  trained, tmp_path, monkeypatch
+):
+  config, folder, _ = trained
+  for content, words in ((None, "does not exist"), (b"{}", "cannot be read as .safetensors")):
+    path = tmp_path / "weights.safetensors"
+    if content is not None:
+      path.write_bytes(content)
+    other = config.copy_and_resolve_references()
+    other.pretrained.path = str(path)
+    monkeypatch.setattr("jaxspeed.run.session.make_feed", None)
+    with pytest.raises(UserError, match=words):
+      train(other, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ from jaxspeed.scaling.allreduce_time import (
 )
 from jaxspeed.scaling.hardware import DEVICES, INPUT, LATE, READY, Cluster, cluster_of
 from jaxspeed.scaling.predict import compute_s, fit_step, measured_rate, memory_gb, predict, step_of
-from jaxspeed.scaling.published import published_runs, published_table
+from jaxspeed.scaling.published import mlperf_runs, published_runs, published_table
 
 RESULTS = ROOT / "results"
 CLUSTER = Cluster(images_per_s=1000.0, launch_s=0.005, local_gb_s=100.0, network_gb_s=10.0)
@@ -225,12 +225,16 @@ def test_published_runs_stand_in_the_results_with_their_errors():
   table = published_table()
   assert table["runs"] == read("scaling.json")["runs"]
   rows = {row["run"]: row for row in table["runs"]}
-  assert len(rows) == 8 + 1
+  assert len(rows) == 8 + 1 + 4
   for row in rows.values():
     columns = [row[name] for name in row if name.startswith("by_")]
     for cell in columns:
       error = 100 * (cell["predicted_s"] / row["published_s"] - 1)
-      assert cell["error_percent"] == pytest.approx(error, abs=0.1)
+      # The published seconds and the predicted ones are rounded to tenths, the error too.
+      rounded = 0.05 + 100 * 0.05 / row["published_s"] * (
+        1 + cell["predicted_s"] / row["published_s"]
+      )
+      assert cell["error_percent"] == pytest.approx(error, abs=rounded)
     off = any(abs(cell["error_percent"]) > 25 for cell in columns)
     assert off == bool(row.get("why"))
   # Without a number of their own time.
@@ -254,6 +258,32 @@ def test_published_epochs_and_seconds_are_those_of_the_entries():
   ):
     first = load_recipe(file, variant).phases.first_epoch[-1]
     assert runs[name].epochs - first in (1, 2)
+
+
+def test_mlperf_runs_have_their_times_batches_and_a_rate_by_data_sheet():
+  runs = {run.devices: run for run in mlperf_runs()}
+  minutes = {n: each.seconds / 60 for n, each in runs.items()}
+  assert minutes == pytest.approx({8: 13.466, 64: 2.664, 512: 0.509, 3584: 0.183})
+  h100, a100 = DEVICES["h100"], DEVICES["a100"]
+  ratio = h100.memory_gb_s / a100.memory_gb_s
+  assert h100.images_per_s == pytest.approx(a100.images_per_s * ratio)
+  # The rate beside the fixed launches; nothing else differs from an H100's cluster.
+  assert all(each.cluster == cluster_of(h100, in_flight=8) for each in runs.values())
+  batches = {}
+  for n, each in runs.items():
+    config = load_recipe(*each.recipe)
+    config.update_from_flattened_dict(dict(each.changes))
+    assert config.target == 0.759 and each.epochs <= config.epochs
+    batches[n] = config.batch_size // n
+  assert batches == {8: 400, 64: 50, 512: 64, 3584: 16}
+
+
+def test_data_sheets_are_ordered():
+  """Bandwidth and matrix products in NVIDIA's data sheets of the SXM versions."""
+  sheets = {name: (device.tflops, device.memory_gb_s) for name, device in DEVICES.items()}
+  assert sheets["v100"] == (125, 900)
+  assert sheets["a100"] == (312, 2039)
+  assert sheets["h100"] == (989, 3350)
 
 
 def test_more_devices_take_less_time_and_hide_less():

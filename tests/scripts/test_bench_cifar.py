@@ -1,44 +1,24 @@
-"""The benchmark of whole CIFAR-10 runs: it runs at toy size, holds its peers, tells what fails."""
+"""The benchmark of whole CIFAR-10 runs: it holds its peers and tells what fails.
+
+A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
+"""
 
 import importlib
 import io
-import json
+import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
 import pytest
 from commands import ROOT, environment
+from in_process import fresh_flags
+from peer_script import PEER
 
 from jaxspeed.errors import UserError
-
-# What the benchmark must do without: a GPU machine of ours has none of them.
-MISSING = (
-  "clu",
-  "sklearn",
-  "tensorboard",
-  "tensorboardX",
-  "tensorflow",
-  "tensorflow_datasets",
-  "torch",
-  "torchvision",
-)
-
-# Prints what airbench's scripts print, with the run number in the first row of a run only.
-PEER = """
-import sys, time
-with open(sys.argv[0]) as f: code = f.read()
-def row(*cells):
-  print("".join("|  %s  " % cell for cell in cells) + "|")
-def main(run, seconds):
-  row(str(run).rjust(6), "    0", "0.5000", "0.8000", "      ", "0.2000")
-  row("      ", " eval", "0.9000", "0.9300", "0.9400", "%0.4f" % seconds)
-  print("---", end="\\r", flush=True)
-row("run   ", "epoch", "train_acc", "val_acc", "tta_val_acc", "time_seconds")
-main("warmup", 9)
-for run in range(200): main(run, 0.5 + run)
-"""
 
 
 def load(name):
@@ -47,20 +27,20 @@ def load(name):
   return importlib.import_module(name)
 
 
-@pytest.fixture
-def bench():
-  return load("bench_cifar")
+bench, report, sides, held_processes = map(
+  load, ("bench_cifar", "cifar_report", "cifar_sides", "held_processes")
+)
 
 
 @pytest.fixture
-def start(bench, tmp_path):
+def start(tmp_path):
   """A peer of a source text, running; closed at the end."""
   peers = []
 
   def start(source, seconds=30):
     script = tmp_path / f"peer{len(peers)}.py"
     script.write_text(source)
-    peers.append(bench.Peer(script, tmp_path, seconds=seconds))
+    peers.append(sides.Peer(script, tmp_path, seconds=seconds))
     return peers[-1]
 
   yield start
@@ -68,61 +48,13 @@ def start(bench, tmp_path):
     peer.close()
 
 
-def toy_images(folder):
-  rng = np.random.default_rng(0)
-  for split, n in (("train", 40), ("val", 20)):
-    (folder / split).mkdir(parents=True)
-    np.save(folder / split / "images.npy", rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8))
-    np.save(folder / split / "labels.npy", (np.arange(n) % 10).astype(np.int32))
-  return folder
-
-
-@pytest.mark.slow
-def test_a_toy_is_timed_beside_a_peer_with_little_installed(tmp_path):
-  peer, out = tmp_path / "peer.py", tmp_path / "out.json"
-  peer.write_text(PEER)
-  blocked = tmp_path / "blocked" / "sitecustomize.py"
-  blocked.parent.mkdir()
-  blocked.write_text(f"import sys\nsys.modules.update(dict.fromkeys({MISSING!r}))\n")
-  command = [sys.executable, "scripts/bench_cifar.py", "--config=configs/quickstart.py"]
-  command += ["--config.data.name=cifar10", f"--config.data.path={toy_images(tmp_path / 'set')}"]
-  command += ["--config.model.width=2", "--config.model.whiten=False", "--config.batch_size=20"]
-  command += ["--config.average.kind=none", "--config.epochs=1", "--config.target=0"]
-  done = subprocess.run(
-    [*command, "--runs=2", "--cold_starts=1", f"--peer={peer}", f"--out={out}"],
-    cwd=ROOT,
-    env=environment() | {"PYTHONPATH": str(blocked.parent)},
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  report = json.loads(out.read_text())
-  ours, theirs = report["jaxspeed"], report["peers"]["peer"]
-  assert [run["seconds"] for run in theirs["runs"]] == [0.5, 1.5]  # not the 9 of the warm-up
-  assert theirs["accuracy"]["mean"] == 0.94
-  seconds = [run["seconds"] for run in ours["runs"]]
-  assert len(seconds) == report["n"] == 2 and min(seconds) > 0
-  assert ours["seconds"]["mean"] == pytest.approx(sum(seconds) / 2)
-  assert theirs["ratio"] == pytest.approx(sum(seconds) / (0.5 + 1.5))
-  assert f"quickstart takes {theirs['ratio']:.3f} x the time of peer" in done.stdout
-  compiled, process = report["starts"]["compile_s"], report["starts"]["process_s"]
-  assert 0 < compiled["cached"][0] < compiled["first"]
-  assert seconds[0] < process["cached"][0] < process["first"]
-  assert process["to_target"] == process["cached"]  # the target is 0
-  tflops = report["tflop"]["with_padding"] / ours["seconds"]["mean"]
-  assert report["share_of_ceiling"] == pytest.approx(tflops / report["ceiling_tflops"])
-  assert report["versions"]["jax"] and report["precision"] == "float32"
-  assert report["memory_gb"] is None  # a CPU does not tell
-
-
-def test_a_peer_stands_still_between_its_runs(bench, start, tmp_path):
+def test_a_peer_stands_still_between_its_runs(start, tmp_path):
   log = tmp_path / "log"
   begun = f"def main(run, seconds):\n  open({str(log)!r}, 'a').write(f'{{run}} ')"
   peer = start(PEER.replace("def main(run, seconds):", begun))
   peer.warm_up()
   for number in range(2):
-    assert peer.run(number) == bench.Run(seconds=0.5 + number, accuracy=0.94)
+    assert peer.run(number) == sides.Run(seconds=0.5 + number, accuracy=0.94)
     # It has had more than the time of a run, and not begun the next.
     time.sleep(0.1)
     assert log.read_text() == "warmup 0 1 "[: len("warmup 0 ") + 2 * number]
@@ -136,24 +68,24 @@ def test_a_peer_stands_still_between_its_runs(bench, start, tmp_path):
     (PEER.replace("range(200)", "range(0)"), "ended with code 0: it said nothing"),
   ],
 )
-def test_a_peer_that_fails_says_why(bench, start, source, message):
+def test_a_peer_that_fails_says_why(start, source, message):
   peer = start(source)
-  with pytest.raises(bench.Ended, match=message):
+  with pytest.raises(held_processes.Ended, match=message):
     peer.warm_up()
     peer.run(0)
 
 
-def test_a_peer_that_is_silent_is_given_up(bench, start):
+def test_a_peer_that_is_silent_is_given_up(start):
   peer = start("import time; time.sleep(60)", seconds=0.5)
-  with pytest.raises(bench.Ended, match="no run ended within 0.5 s"):
+  with pytest.raises(held_processes.Ended, match="no run ended within 0.5 s"):
     peer.warm_up()
   peer.close = peer.kill  # it does not read its input, on whose end it would be waited for
 
 
-def test_the_rest_goes_on_without_a_peer_that_fails(bench, start, tmp_path, capsys):
+def test_the_rest_goes_on_without_a_peer_that_fails(start, tmp_path, capsys):
   class Ours:
     def run(self, number):
-      return bench.Run(2.0, 0.5)
+      return sides.Run(2.0, 0.5)
 
   ending, staying = start(PEER.replace("range(200)", "range(1)")), start(PEER)
   for peer in (ending, staying):
@@ -170,28 +102,28 @@ def test_the_rest_goes_on_without_a_peer_that_fails(bench, start, tmp_path, caps
   }
   assert saved == [1, 2, 3] and list(failed) == ["ending"]
   assert "ending is left out from here on: its process ended with code 0" in capsys.readouterr().out
-  report = bench.report_of(runs, failed, 0.94)
-  assert report["peers"]["ending"]["failed"] == failed["ending"]
-  assert report["peers"]["ending"]["ratio"] == 2.0 / 0.5
-  assert report["peers"]["staying"]["ratio"] == 2.0 / ((0.5 + 1.5 + 2.5) / 3)
-  assert "failed" not in report["peers"]["staying"]
+  told = report.report_of(runs, failed, 0.94)
+  assert told["peers"]["ending"]["failed"] == failed["ending"]
+  assert told["peers"]["ending"]["ratio"] == 2.0 / 0.5
+  assert told["peers"]["staying"]["ratio"] == 2.0 / ((0.5 + 1.5 + 2.5) / 3)
+  assert "failed" not in told["peers"]["staying"]
 
 
-def test_peers_are_found_by_name_or_named(bench, tmp_path):
+def test_peers_are_found_by_name_or_named(tmp_path):
   for name in ("a/airbench94_muon.py", "b/cifar10_speedrun.py", "b/logging/cifar10_speedrun.py"):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("")
   a, b = tmp_path / "a" / "airbench94_muon.py", tmp_path / "b" / "cifar10_speedrun.py"
   both = {"airbench94_muon": a, "cifar10_speedrun": b}
-  assert bench.find_peers([str(tmp_path)]) == both
-  assert bench.find_peers([str(tmp_path / "b"), str(a)]) == both
+  assert sides.find_peers([str(tmp_path)]) == both
+  assert sides.find_peers([str(tmp_path / "b"), str(a)]) == both
   copy = b.parent / "logging" / b.name
-  assert bench.find_peers([str(b), str(copy)]) == {str(b): b, str(copy): copy}
+  assert sides.find_peers([str(b), str(copy)]) == {str(b): b, str(copy): copy}
   with pytest.raises(UserError, match="--peer=.*nowhere: there is no such file, nor a folder with"):
-    bench.find_peers([str(tmp_path / "nowhere")])
+    sides.find_peers([str(tmp_path / "nowhere")])
 
 
-def test_peers_train_on_our_images(bench, tmp_path):
+def test_peers_train_on_our_images(tmp_path):
   torch = pytest.importorskip("torch")
   rng = np.random.default_rng(0)
 
@@ -200,7 +132,7 @@ def test_peers_train_on_our_images(bench, tmp_path):
     train_labels = np.arange(5, dtype=np.int32)
     eval_images, eval_labels = train_images[:2], train_labels[:2]
 
-  assert bench.write_peer_images(arrays, tmp_path / "cifar10") is None
+  assert sides.write_peer_images(arrays, tmp_path / "cifar10") is None
   for split, images in (("train", arrays.train_images), ("test", arrays.eval_images)):
     # As airbench's loader reads it.
     data = torch.load(tmp_path / "cifar10" / f"{split}.pt")
@@ -222,7 +154,7 @@ def test_output_is_held_behind_the_lines_of_a_pattern():
   assert out.getvalue() == "no end\n-\rend\nend\n"
 
 
-def test_the_interval_is_students(bench):
+def test_the_interval_is_students():
   benchmarking = load("benchmarking")
   # Of 1 ... 5: sd sqrt(2.5), and t of 4 degrees is 2.776 (any table).
   assert benchmarking.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == {
@@ -260,3 +192,16 @@ def test_what_cannot_be_timed_is_refused(flags, message):
   )
   assert (done.returncode, done.stdout) == (2, "")
   assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_sigterm_leaves_no_folder(tmp_path, monkeypatch):
+  def stopped(config, options, scratch):
+    pathlib.Path(scratch, "programs").mkdir()
+    signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  monkeypatch.setattr(sys, "argv", ["bench_cifar.py", f"--config={ROOT / 'configs/cifar10.py'}"])
+  monkeypatch.setattr(bench, "bench", stopped)
+  with fresh_flags(), pytest.raises(SystemExit) as ended:
+    bench.main()
+  assert ended.value.code == 143 and list(tmp_path.iterdir()) == []

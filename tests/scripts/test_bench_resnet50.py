@@ -1,7 +1,9 @@
-"""The benchmark of ResNet-50's step: the same net on both sides, its arithmetic, what fails."""
+"""The benchmark of ResNet-50's step: the same net on both sides, its arithmetic, what fails.
+
+A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
+"""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -13,85 +15,49 @@ from commands import ROOT, environment
 TOY = dict(size=32, batch=8, depth=18, width=2, precision="float32")
 
 
-@pytest.fixture(scope="module")
-def bench():
-  if (folder := str(ROOT / "scripts")) not in sys.path:
-    sys.path.insert(0, folder)
-  return importlib.import_module("bench_resnet50")
+if (FOLDER := str(ROOT / "scripts")) not in sys.path:
+  sys.path.insert(0, FOLDER)
+bench, steps, workers = map(
+  importlib.import_module, ("bench_resnet50", "resnet50_steps", "resnet50_workers")
+)
 
 
 @pytest.fixture
-def worker(bench, monkeypatch):
+def worker(monkeypatch):
   # As from a command line: without the virtual devices of the tests.
   for name in os.environ.keys() - environment().keys():
     monkeypatch.delenv(name)
-  worker = bench.Worker(seconds=60)
+  worker = workers.Worker(seconds=60)
   yield worker
   worker.close()
-
-
-@pytest.mark.slow
-def test_a_toy_is_timed_beside_pytorch(tmp_path):
-  pytest.importorskip("torch")
-  out = tmp_path / "out.json"
-  toy = ["--sizes=32", "--batches=8", "--depth=18", "--width=2", "--precision=float32"]
-  toy += ["--mode=eager", "--turns=2", "--turn_seconds=0.01", "--variants="]
-  blocked = tmp_path / "sitecustomize.py"
-  missing = ("clu", "tensorflow", "tensorflow_datasets", "tensorboardX", "torchvision", "sklearn")
-  blocked.write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
-  done = subprocess.run(
-    [sys.executable, "scripts/bench_resnet50.py", *toy, f"--out={out}"],
-    cwd=ROOT,
-    env=environment() | {"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  report = json.loads(out.read_text())
-  rows = {row["framework"]: row for row in report["rows"]}
-  assert set(rows) == {"jaxspeed", "torch"}
-  ours, theirs = rows["jaxspeed"], rows["torch"]
-  assert ours["parameters"] == theirs["parameters"]
-  # Of 1,000 classes, before anything is learned: ln 1000 = 6.9.
-  assert ours["loss"] == pytest.approx(6.9, abs=1) and theirs["loss"] == pytest.approx(6.9, abs=1)
-  for row in rows.values():
-    assert row["images_per_s"]["n"] == 2 and row["images_per_s"]["mean"] > 0
-    assert (row["size"], row["batch"], row["alone"]) == (32, 8, False)
-    share = row["tflops"] / report["ceiling_tflops"]
-    assert row["share_of_ceiling"] == pytest.approx(share)
-  (ratio,) = report["ratios"]
-  assert (ratio["of"], ratio["to"], ratio["ratio"]["n"]) == ("jaxspeed sgd", "torch sgd", 2)
-  assert f"jaxspeed sgd makes {ratio['ratio']['mean']:.3f}" in done.stdout
-  assert report["device"].startswith("CPU") and report["versions"]["torch"]
 
 
 @pytest.mark.parametrize(
   "depth, products",
   [(50, 4.089e9), (18, 1.814e9)],  # forward at 224 pixels, as torchvision's documentation has it
 )
-def test_operations_are_the_published_ones(bench, depth, products):
+def test_operations_are_the_published_ones(depth, products):
   stem = 7 * 7 * 3 * 64 * 112**2
-  forward = (bench.training_flops(depth, 64, 224) / 2 + stem) / 3
+  forward = (steps.training_flops(depth, 64, 224) / 2 + stem) / 3
   assert forward == pytest.approx(products, rel=1e-3)
 
 
 @pytest.mark.parametrize("depth, size", [(50, 64), (50, 75), (18, 50)])
-def test_operations_are_those_that_pytorch_counts(bench, depth, size):
+def test_operations_are_those_that_pytorch_counts(depth, size):
   torch = pytest.importorskip("torch")
   from torch.utils.flop_counter import FlopCounterMode
 
   with torch.device("meta"):
-    net, image = bench.make_plain_net(depth, 8), torch.empty(1, 3, size, size)
+    net, image = steps.make_plain_net(depth, 8), torch.empty(1, 3, size, size)
   with FlopCounterMode(display=False) as counter:
     net(image).sum().backward()
-  assert bench.training_flops(depth, 8, size) == counter.get_total_flops()
+  assert steps.training_flops(depth, 8, size) == counter.get_total_flops()
 
 
-def test_the_plain_net_is_torchvisions(bench):
+def test_the_plain_net_is_torchvisions():
   torch = pytest.importorskip("torch")
   with torch.device("meta"):
-    net = bench.make_plain_net(50, 64)
+    net = steps.make_plain_net(50, 64)
   assert sum(p.numel() for p in net.parameters()) == 25_557_032  # torchvision's documentation
   try:
     import torchvision
@@ -106,9 +72,9 @@ def test_the_plain_net_is_torchvisions(bench):
   assert shapes(net) == shapes(theirs)
 
 
-def test_variants_change_one_thing(bench):
-  shape = bench.Shape(**TOY | {"batch": 128})
-  configs = {name: bench.make_config(shape, name) for name in ("sgd", *bench.VARIANTS)}
+def test_variants_change_one_thing():
+  shape = steps.Shape(**TOY | {"batch": 128})
+  configs = {name: steps.make_config(shape, name) for name in ("sgd", *steps.VARIANTS)}
 
   def fields(config):
     optimizer, model = config.optimizer, config.model
@@ -133,21 +99,21 @@ def test_variants_change_one_thing(bench):
     (ValueError("the loss is nan"), False),
   ],
 )
-def test_short_memory_is_known(bench, error, is_memory):
-  assert bench.is_out_of_memory(error) == is_memory
+def test_short_memory_is_known(error, is_memory):
+  assert workers.is_out_of_memory(error) == is_memory
 
 
 class FakeWorker:
   """Answers from a table of what fits: images a step, of all frameworks that hold memory."""
 
-  def __init__(self, bench, held, room):
-    self._bench, self._held, self._room, self._mine = bench, held, room, {}
+  def __init__(self, held, room):
+    self._held, self._room = held, room
 
   def ask(self, do, **request):
     if do == "prepare":
       who = request["contestant"]
       if sum(self._held.values()) + request["shape"]["batch"] > self._room:
-        raise self._bench.WorkerFailed("out of memory")
+        raise workers.WorkerFailed("out of memory")
       self._held[who["framework"]] = request["shape"]["batch"]
       return {"step_s": 0.5, "memory_gb": None, "compile_s": 1.0}
     assert request["steps"] == 4  # a turn of 2 s, of steps of 0.5 s
@@ -165,13 +131,13 @@ class FakeWorker:
     (7, {"jaxspeed": "out of memory", "torch": "out of memory"}, ["jaxspeed", "torch"]),
   ],
 )
-def test_what_has_no_room_beside_the_other_is_timed_alone(bench, room, failed, alone):
-  shape, held = bench.Shape(**TOY), {}
-  contestants = [bench.Contestant("jaxspeed"), bench.Contestant("torch")]
+def test_what_has_no_room_beside_the_other_is_timed_alone(room, failed, alone):
+  shape, held = steps.Shape(**TOY), {}
+  contestants = [workers.Contestant("jaxspeed"), workers.Contestant("torch")]
 
   def time_them(them):
     return bench.time_in_turns(
-      lambda: FakeWorker(bench, held, room), shape, them, mode="eager", turns=3, turn_seconds=2.0
+      lambda: FakeWorker(held, room), shape, them, mode="eager", turns=3, turn_seconds=2.0
     )
 
   timings, were_alone = bench.time_shape(time_them, contestants)
@@ -181,44 +147,53 @@ def test_what_has_no_room_beside_the_other_is_timed_alone(bench, room, failed, a
   for row in rows:
     if "failed" not in row:
       assert row["images_per_s"]["mean"] == 8 / 0.25 and row["images_per_s"]["n"] == 3
-      assert row["tflops"] == bench.training_flops(18, 2, 32) * 8 / 0.25 / 1e12
+      assert row["tflops"] == steps.training_flops(18, 2, 32) * 8 / 0.25 / 1e12
   ratios = bench.ratios_of(shape, timings, contestants[1])
   assert [ratio["ratio"]["mean"] for ratio in ratios] == ([] if failed else [1.0])
   text = [bench._line(row) for row in rows]
   assert all(("out of memory" in line) == bool(failed) for line in text)
 
 
-def test_a_worker_tells_what_went_wrong_and_goes_on(bench, worker):
+def test_a_worker_tells_what_went_wrong_and_goes_on(worker):
   request = {"contestant": {"framework": "jaxspeed"}, "shape": TOY | {"depth": 7}, "mode": "eager"}
   for _ in range(2):
-    with pytest.raises(bench.WorkerFailed, match="^UserError: config.model.depth=7: choose one of"):
+    with pytest.raises(
+      workers.WorkerFailed, match="^UserError: config.model.depth=7: choose one of"
+    ):
       worker.ask("prepare", **request)
 
 
-def test_a_worker_that_ends_or_is_silent_is_told(bench, worker):
+def test_a_worker_that_ends_or_is_silent_is_told(worker):
   worker._process.kill()
-  with pytest.raises(bench.WorkerFailed, match="out of memory"):  # what the kernel would do
+  with pytest.raises(workers.WorkerFailed, match="out of memory"):  # what the kernel would do
     worker.ask("ceiling", precision="float32")
-  silent = bench.Worker(seconds=0.01)
+  silent = workers.Worker(seconds=0.01)
   for message in ("no answer within 0.01 s", "out of memory|code -9"):
-    with pytest.raises(bench.WorkerFailed, match=message):
+    with pytest.raises(workers.WorkerFailed, match=message):
       silent.ask("ceiling", precision="float32")
   silent.close()
 
 
-def test_a_loss_that_is_not_finite_is_no_timing(bench):
-  work = bench.Work()
+def test_a_loss_that_is_not_finite_is_no_timing():
+  work = workers.Work()
   work._runs["sgd"] = lambda steps: float("nan")
   with pytest.raises(ValueError, match="the loss is nan"):
     work.turn("sgd", 1)
 
 
-def test_unknown_names_are_refused():
+@pytest.mark.parametrize(
+  "flag, message",
+  [
+    ("--variants=adam", "there are lars, blurpool, ghost_norm"),
+    ("--turns=0", "--turns=0: give at least 1"),
+  ],
+)
+def test_mistakes_are_refused(flag, message):
   done = subprocess.run(
-    [sys.executable, "scripts/bench_resnet50.py", "--variants=adam"],
+    [sys.executable, "scripts/bench_resnet50.py", flag],
     cwd=ROOT,
     capture_output=True,
     text=True,
     timeout=60,
   )
-  assert done.returncode == 2 and "there are lars, blurpool, ghost_norm" in done.stderr
+  assert done.returncode == 2 and message in done.stderr

@@ -19,6 +19,8 @@ from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import pad_batches, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.precision import accumulation
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh
@@ -65,6 +67,10 @@ def evaluate(spec, variables, arrays=None):
   return program(*mesh_lib.replicate((variables, data), spec.mesh))
 
 
+def sums_of(*arguments):
+  return evaluate(*arguments).sums
+
+
 def view_logits(spec, variables, images):
   """Logits of the six views of all images at once, [6, n, classes]; moved by NumPy."""
   config = spec.config
@@ -107,6 +113,35 @@ def by_hand(spec, variables, arrays=None):
   }
 
 
+def outcomes_by_hand(spec, variables, arrays=None):
+  """What each image comes to, in NumPy after the net."""
+  arrays = arrays or toy_arrays(spec.config)
+  logits = logits_by_hand(spec, variables, arrays.eval_images)
+  p = np.exp(logits - logits.max(axis=1, keepdims=True))
+  p /= p.sum(axis=1, keepdims=True)
+  rows = np.arange(len(logits))
+  return Predictions(
+    step=9,
+    index=rows,
+    label=arrays.eval_labels,
+    predicted=logits.argmax(axis=1),
+    probability=p.max(axis=1),
+    loss=-np.log(p[rows, arrays.eval_labels]),
+  )
+
+
+def assert_predictions(evaluated, expected):
+  found = predictions_of(evaluated, 9)
+  # The counts on the device are exactly those of the images.
+  assert int(evaluated.sums.top1) == (found.label == found.predicted).sum()
+  assert int(evaluated.sums.count) == len(found.index)
+  for name in ("index", "label", "predicted"):
+    np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    assert getattr(found, name).dtype == np.int32
+  for name in ("probability", "loss"):
+    assert_same(getattr(found, name), getattr(expected, name))
+
+
 def assert_equal(sums, expected, count):
   assert int(sums.count) == count
   for name, value in sums.means(10).items():
@@ -120,7 +155,9 @@ def test_every_image_counts_once(devices, views):
   spec = small_job(views, devices)
   assert spec.plan.eval_batch_size == (4 if devices == 1 else 3)
   variables = small_variables(spec)
-  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 21)
+  found = evaluate(spec, variables)
+  assert_equal(found.sums, by_hand(spec, variables), 21)
+  assert_predictions(found, outcomes_by_hand(spec, variables))
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -128,14 +165,16 @@ def test_the_least_confident_quarter_in_several_batches(devices):
   # A quarter of 203 is 50: four batches of 13 on one device, one of 7 on each of eight.
   spec = small_job("selective", devices, **{"data.eval_images": 203, "eval.batch_size": 16})
   variables = small_variables(spec)
-  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 203)
+  found = evaluate(spec, variables)
+  assert_equal(found.sums, by_hand(spec, variables), 203)
+  assert_predictions(found, outcomes_by_hand(spec, variables))
 
 
 def test_the_net_of_the_recipe_with_its_running_statistics():
   spec = toy_spec(toy_config(**{"precision": "float64", "eval.mode": "flip"}), devices=8)
   init = jax.jit(on_mesh(init_state, spec))
   state = jax.device_get(init(seed_key(0), toy_arrays(spec.config).train_images))
-  assert_equal(evaluate(spec, state.evaluated()), by_hand(spec, state.evaluated()), 21)
+  assert_equal(sums_of(spec, state.evaluated()), by_hand(spec, state.evaluated()), 21)
 
 
 class Bright(nn.Module):
@@ -167,7 +206,7 @@ def test_padding_is_never_among_the_least_confident(devices):
   variables = bright_variables(spec)
   black = spec.model.apply(variables, np.zeros((1, 8, 8, 3)), train=False)
   np.testing.assert_array_equal(black, np.zeros((1, 10)))
-  assert_equal(evaluate(spec, variables), by_hand(spec, variables), 21)
+  assert_equal(sums_of(spec, variables), by_hand(spec, variables), 21)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -181,24 +220,28 @@ def test_of_equally_confident_images_the_first_are_chosen(devices):
     eval_labels=(np.arange(21) // 5).astype(np.int32),
   )
   variables = bright_variables(spec)
-  assert_equal(evaluate(spec, variables, arrays), by_hand(spec, variables, arrays), 21)
+  assert_equal(sums_of(spec, variables, arrays), by_hand(spec, variables, arrays), 21)
 
 
 def test_of_three_images_none_is_chosen():
   fields = {"data.eval_images": 3}
   selective, center = small_job("selective", 8, **fields), small_job("center", 8, **fields)
   variables = small_variables(center)
-  expected = evaluate(center, variables)
-  jax.tree.map(np.testing.assert_array_equal, evaluate(selective, variables), expected)
+  expected = sums_of(center, variables)
+  jax.tree.map(np.testing.assert_array_equal, sums_of(selective, variables), expected)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_diverged_net_is_never_right_and_every_image_still_counts_once(devices):
   spec = small_job("selective", devices)
   nan = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), small_variables(spec))
-  sums = evaluate(spec, nan)
+  found = evaluate(spec, nan)
+  sums = found.sums
   assert (int(sums.count), int(sums.top1), int(sums.top5)) == (21, 0, 0)
   assert np.isnan(sums.loss)
+  predictions = predictions_of(found, 0)
+  np.testing.assert_array_equal(predictions.index, np.arange(21))
+  assert set(predictions.predicted.tolist()) == {-1}
 
 
 @pytest.mark.parametrize(
@@ -304,4 +347,4 @@ class TestAgainstTorch:
       "top1": float((logits.argmax(1) == labels).double().mean()),
       "top5": float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()),
     }
-    assert_equal(evaluate(spec, variables), expected, 203)
+    assert_equal(sums_of(spec, variables), expected, 203)

@@ -68,6 +68,25 @@ def test_cross_entropy_and_its_gradient_are_torchs(smoothing):
   assert_equal(jax.grad(total)(jnp.asarray(logits)), x.grad.numpy())
 
 
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_class_weights_are_torchs(smoothing):
+  torch = pytest.importorskip("torch")
+  logits, labels = some_logits()
+  weights = np.random.default_rng(1).uniform(0.1, 9, 10)
+  weights[3] = 0.0
+  parts = torch.tensor(logits), torch.tensor(labels).long(), torch.tensor(weights)
+  for reduction in ("none", "mean"):
+    expected = torch.nn.functional.cross_entropy(
+      *parts, label_smoothing=smoothing, reduction=reduction
+    )
+    losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing, weights)
+    if reduction == "mean":
+      losses = losses.sum() / weights[labels].sum()
+    assert_equal(losses, expected.numpy())
+
+
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes():
   losses = smoothed_cross_entropy(jnp.full((2, 10), 7.0), jnp.array([0, 9]), 0.2)
   assert_close(losses, np.full(2, np.log(10)), terms=2 * 10)

@@ -88,7 +88,9 @@ def programs(config):
   step = on_mesh(train_step, job, kind=job.plan.kind_of(0))
   return (
     precisions(step, state, batch.replace(flip=batch.mask), hyper),
-    precisions(eval_step.evaluate_on_mesh(job), state.evaluated(), batch),
+    precisions(
+      eval_step.evaluate_on_mesh(job), state.evaluated(), batch.replace(index=batch.label)
+    ),
     precisions(on_mesh(init_state, job), seed_key(0), images),
   )
 

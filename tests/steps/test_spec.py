@@ -1,13 +1,17 @@
 """Names to objects, and what no net can be."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from toy import load_recipe, toy_config, toy_spec
 
-from jaxspeed.devices import allreduce
+from jaxspeed.devices import allreduce, gpu_options
+from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
+from jaxspeed.feeds import resident_programs
 from jaxspeed.feeds.resident_programs import compile_programs
 from jaxspeed.models.make import make_model
+from jaxspeed.steps.spec import TrainSpec
 
 
 def test_the_fields_of_the_config_reach_the_net():
@@ -72,3 +76,33 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
     compile_programs(job)
   with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):
     toy_spec(toy_config(compiler_options=("xla_gpu_x",)))
+
+
+def test_options_for_gpus_reach_only_programs_for_gpus():
+  job = toy_spec(toy_config(command_buffers=True, deterministic=True))
+  fixed = {"xla_gpu_deterministic_ops": True, "xla_gpu_exclude_nondeterministic_ops": True}
+  options = job.compiler_options("gpu")
+  assert {"CONVOLUTION", "WHILE"} < set(options["xla_gpu_enable_command_buffer"].split(","))
+  assert {**options, **fixed} == options and len(options) == 3
+  # XLA reads options for GPUs on any machine, and refuses unknown names.
+  jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=options)
+  assert job.common_options("gpu") == fixed
+  assert job.compiler_options("cpu") == job.common_options("cpu") == {}
+  off = toy_spec(toy_config())
+  assert off.compiler_options("gpu") == off.common_options("gpu") == {}
+  assert gpu_options.told(False, "gpu") == gpu_options.told(False, "cpu") == []
+  assert "no effect on CPUs" in gpu_options.told(True, "cpu")[0]
+  assert "slower" in gpu_options.told(True, "gpu")[0]
+
+
+def test_every_program_gets_the_options_of_all_programs(monkeypatch):
+  seen = []
+
+  def compile_program(*_, options=None, **__):
+    seen.append(dict(options))
+    return Program(None, 0.0, False, 0.0)
+
+  monkeypatch.setattr(resident_programs, "compile_program", compile_program)
+  monkeypatch.setattr(TrainSpec, "common_options", lambda *_: {"common": "1"})
+  compile_programs(toy_spec(toy_config()))
+  assert seen == [{"common": "1"}] * 4

@@ -12,6 +12,7 @@ from toy import load_recipe, toy_arrays, toy_config, toy_spec
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import update as update_lib
@@ -24,6 +25,8 @@ from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
 
 PLAIN = StepKind()
+# Quick to compile; the numbers are those of the slow programs in float64.
+QUICK = {"compiler_options": ("xla_backend_optimization_level=0",)}
 
 
 def start(job, programs, resident):
@@ -43,7 +46,7 @@ def run_steps(job, number, order_of_epoch=None):
     order = order.replace(index=mesh_lib.replicate(index, job.mesh))
   losses = []
   for step_number in range(number):
-    program = programs.train[((1, (job.plan.kind_of(step_number),)),)]
+    program = programs.step[job.plan.kind_of(step_number)]
     carry, loss = program.call(carry, resident.train, order, resident.table)
     losses.append(float(loss))
   return jax.device_get(carry), losses
@@ -94,21 +97,68 @@ def test_one_device_equals_eight():
   assert carry_1.sums.top5 == carry_8.sums.top5
 
 
+def make_feed(job, *, whole_epochs):
+  """A feed whose programs run a step on a CPU, or epochs as on accelerators."""
+  feed = object.__new__(ResidentFeed)
+  feed._spec, feed._arrays = job, toy_arrays(job.config)
+  feed._programs = compile_programs(job, whole_epochs=whole_epochs)
+  feed.place()
+  return feed
+
+
+def take(feed, carry, first, stop):
+  """The carry after the steps `first` <= step < `stop`, and their losses."""
+  losses = []
+  for done in feed.train(carry, feed._spec.config.seed, first, stop):
+    carry = done.carry
+    losses.extend(np.atleast_1d(np.asarray(done.losses))[: done.count])
+  return carry, losses
+
+
+def begin(feed):
+  job = feed._spec
+  sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
+  return Carry(feed.init(job.config.seed), sums)
+
+
+def assert_epochs_equal_steps(job, *stops):
+  """One program takes the steps up to each of `stops` that a loop of steps takes.
+
+  The first ones are steps, as where a CPU saves inside an epoch and an accelerator resumes.
+  """
+  by_step, whole = (make_feed(job, whole_epochs=each) for each in (False, True))
+  assert len(whole._programs.train()) == 1
+  whole.warm_up()
+  carry, other = begin(by_step), begin(by_step)
+  losses, told = [], []
+  for first, stop in zip((0, *stops), stops, strict=False):
+    carry, part = take(by_step, carry, first, stop)
+    losses += part
+    other, part = take(whole if first else by_step, other, first, stop)
+    told += part
+  assert_equal(np.array(told), np.array(losses))
+  assert_equal(jax.device_get(other), jax.device_get(carry))
+
+
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
-def test_a_scanned_epoch_equals_a_loop_of_steps():
-  fields = {"augment.flip": "random", "augment.cutout": 3, "precision": "float64"}
-  job = toy_spec(toy_config(**fields))
-  by_step, losses = run_steps(job, 4)
-  programs = compile_programs(job, whole_epochs=True)
-  resident = place(toy_arrays(job.config), job)
-  key, carry = start(job, programs, resident)
-  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
-  carry, epoch_losses = programs.train[job.plan.segments(0)].call(
-    carry, resident.train, order, resident.table
-  )
-  assert_equal(np.asarray(epoch_losses), np.array(losses))
-  assert_equal(jax.device_get(carry.state), by_step.state)
+def test_one_program_of_epochs_of_any_length_equals_a_loop_of_steps():
+  # Epochs of 4 and 2 steps; the second part begins inside an epoch, where a CPU may have saved.
+  fields = {"augment.flip": "random", "augment.cutout": 3, "precision": "float64", "epochs": 1.5}
+  # The program draws the numbers of crops, squares and erasing before its loop, a step its own.
+  fields["augment.erasing"] = 0.5
+  assert_epochs_equal_steps(toy_spec(toy_config(**fields, **QUICK)), 3, 4, 6)
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_one_program_takes_steps_of_two_kinds_in_turns():
+  # A proxy learns in every third step; the second part begins between two of them.
+  fields = {"proxy.keep": 6, "proxy.every": 3, "model.depth": 2, "precision": "float64"}
+  job = airbench_spec("96_faster", **fields, **QUICK, **{"whitening.bias_epochs": 0.0})
+  (stretch,) = job.plan.stretches()
+  assert len(stretch.kinds) == 3
+  assert_epochs_equal_steps(job, 2, 4, 8)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -129,11 +179,6 @@ def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
   assert len(set(shown["drop"][:70])) < 70
 
 
-def test_epochs_of_two_lengths_are_two_programs():
-  job = toy_spec(toy_config(epochs=1.5))
-  assert set(compile_programs(job, whole_epochs=True).train) == {((n, (PLAIN,)),) for n in (4, 2)}
-
-
 def test_the_step_learns():
   _, losses = run_steps(toy_spec(toy_config(epochs=8.0)), 32)
   assert np.mean(losses[-4:]) < losses[0] - 0.3
@@ -141,7 +186,7 @@ def test_the_step_learns():
 
 def test_gradients_of_eight_devices_are_few_all_reduces():
   job = toy_spec(toy_config(), devices=8)
-  text = compile_programs(job, whole_epochs=False).train[((1, (PLAIN,)),)].call.as_text()
+  text = compile_programs(job, whole_epochs=False).step[PLAIN].call.as_text()
   # 9 kernels, 8 norms, sums: without XLA's combination it would be about 50.
   assert len(re.findall(r"= .* all-reduce(?:-start)?\(", text)) <= 2
 
@@ -274,15 +319,10 @@ def test_a_proxys_whitening_bias_stays_where_the_nets_moves():
 
 def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
   job = airbench_spec("94_muon")
-  arrays = toy_arrays(job.config)
-  resident = place(arrays, job)
-  programs = compile_programs(job, whole_epochs=True)
-  key, carry = start(job, programs, resident)
-  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  feed = make_feed(job, whole_epochs=True)
+  carry = begin(feed)
   before = np.asarray(carry.state.params["whiten"]["bias"])
-  trained, _ = programs.train[job.plan.segments(0)].call(
-    carry, resident.train, order, resident.table
-  )
+  trained, _ = take(feed, carry, 0, job.plan.steps_in_epoch(0))
   assert not np.array_equal(before, trained.state.params["whiten"]["bias"])
   frozen_job = airbench_spec("94_muon", **{"whitening.bias_epochs": 0.0})
   carry, _ = run_steps(frozen_job, 4)

@@ -3,51 +3,47 @@
     images = open_images(name="imagenet2012", path="/data/imagenet", cache="")
     encoded = images.train.read(0)
 
-`path` is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, a folder with CLASS/*.jpg (a tenth
-is held out), or a folder of TFRecords that TFDS prepared (`tfrecord.py`). This module decodes no
-image, and needs TensorFlow only where TFDS downloads a data set.
+`path` is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, a folder with CLASS/*.jpg (a share
+is held out), a CSV file of names and labels (`label_csv.py`), or a folder of TFRecords that TFDS
+prepared (`tfrecord.py`). This module decodes no image, and needs TensorFlow only where TFDS
+downloads a data set.
 """
 
 import collections
 import dataclasses
-import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
 
-from jaxspeed.data.disk import copies, headers, shard_records, sizes
+from jaxspeed.data.disk import copies, shard_records, sizes
 from jaxspeed.data.disk.labels import label_names
+from jaxspeed.data.disk.members import member_digests, path_digests
 from jaxspeed.data.disk.sizes import IndexOptions, Show, files_listing, shards_listing
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
-from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import (
-  EVAL_FOLDERS,
   has_splits,
   left_out,
   list_classes,
   list_folder,
   list_folders,
 )
+from jaxspeed.data.formats.label_csv import is_csv, read_csv, require_files
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
-from jaxspeed.data.hold_out import split_by_digest
+from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
 _ACCEPTED = (
   "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
-  "with CLASS/*.jpg, of which a tenth is held out, or a folder that TFDS prepared "
-  "(dataset_info.json)"
+  "with CLASS/*.jpg, of which a share is held out, a .csv file with the columns file and label, or "
+  "a folder that TFDS prepared (dataset_info.json)"
 )
-_HELD_OUT = {
-  "held-out": "images, a tenth, are held out for evaluation",
-  "validation": "training images are held out for tuning",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,8 +61,8 @@ class Split:
     orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
     whole_files: whether every image is a file of its own, with offset 0.
     root: folder that names in messages are relative to.
-    digest: `headers.name_digest` of each image's file name in its shard, 0 without a name; None
-      where every image is a file of its own.
+    digest: `headers.name_digest` of each image's file name in its shard, 0 without a name, or
+      `path_digests` of the names in a CSV file; None in folders of classes.
     index_folder: folder that stores the sizes; '' where they are not stored.
   """
 
@@ -95,6 +91,14 @@ class Split:
   def path(self, index: int) -> str:
     """Return the path below `root` of the file that holds an image."""
     return os.path.relpath(self.files[self.file[index]], self.root)
+
+  def paths(self) -> list[str]:
+    """Return each image's path below `root`, in a shard with its first byte; [] without files."""
+    files = [os.path.relpath(file, self.root) for file in self.files]
+    if self.whole_files:
+      return [files[file] for file in self.file.tolist()] if files else []
+    places = zip(self.file.tolist(), self.offset.tolist(), strict=True)
+    return [f"{files[file]}, byte {offset}" for file, offset in places]
 
   def name(self, index: int) -> str:
     """Return an image's name for messages."""
@@ -147,23 +151,27 @@ def open_images(
   show: Show | None = None,
   tune: bool = False,
   anew: bool = False,
+  share: float = TENTH,
 ) -> ImageSet:
   """Open the data set that a config names; the first time, this reads all headers (`sizes.py`).
 
   Args:
     name: TFDS's name of the data set.
-    path: folder of the data set; '' lets TFDS download and prepare `name`.
+    path: folder or CSV file of the data set; '' lets TFDS download and prepare `name`.
     cache: folder of indices; '' means ~/.cache/jaxspeed/data.
     show: called with the number of headers read and the total.
-    tune: whether to evaluate on a tenth of the training images; no evaluation split is needed.
+    tune: whether to evaluate on a share of the training images; no evaluation split is needed.
     anew: whether to read all headers despite an index, because files may have changed.
+    share: share of each class to hold out, where images are.
 
   Raises:
     UserError: `path` holds no readable data set, or a damaged or incomplete one.
   """
   options = IndexOptions(expanded(cache or DEFAULT_CACHE, "config.data.cache"), show, anew)
   images = _open(name, path, options, tune)
-  return hold_out(images, "validation") if tune else images
+  if images.whole is not None:  # one split
+    images = hold_out(images, "held-out", share)
+  return hold_out(images, "validation", share) if tune else images
 
 
 def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
@@ -171,6 +179,8 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
     if not path:
       return _open_tfds(_prepare(name), options, tune)
     root = expanded(path, "config.data.path").absolute()
+    if is_csv(root) and root.exists():
+      return _open_csv(root, options, tune)
     if not root.is_dir():
       state = "is a file" if root.exists() else "does not exist"
       raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
@@ -190,26 +200,6 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-
-
-def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
-  """Return the class names of the data set at `path`, or (); this opens no image.
-
-  Raises:
-    UserError: as in `open_images`.
-  """
-  root = expanded(path, "config.data.path").absolute()
-  try:
-    if names := read_class_names(root / "classes.txt"):
-      return names
-    if has_splits(root):
-      split = next(each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
-      return tuple(list_folder(root / split).folders)
-    if version := find_tfds(root, name) or only_tfds(root):
-      return open_tfds(version, tune=True).class_names
-    return tuple(list_folder(root).folders)
-  except OSError as error:
-    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
 
 
 def _prepare(name: str) -> pathlib.Path:
@@ -234,7 +224,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
   # The evaluation split's index is called val, whatever its folder's name.
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
-  splits = _read_splits(root, folders, files, options)
+  splits = _read_folders(root, folders, files, options)
   source = f"{_title(root)}: folders {' and '.join(listed)}"
   images = ImageSet(
     train=splits["train"],
@@ -252,26 +242,26 @@ def _title(root: pathlib.Path) -> str:
 
 
 def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
-  """Open a folder with CLASS/*.jpg and hold a tenth out for evaluation."""
+  """Open a folder with CLASS/*.jpg as one split."""
   others: collections.Counter[str] = collections.Counter()
   if not list_folder(root).folders:
     raise UserError(
       f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
     )
   files = {"train": list_classes(root, others)}
-  whole = _read_splits(root, {"train": root}, files, options)["train"]
+  whole = _read_folders(root, {"train": root}, files, options)["train"]
   source = f"{_title(root)}: class folders"
   images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
-  return hold_out(_with_images(images), "held-out")
+  return _with_images(images)
 
 
-def _read_splits(
+def _read_folders(
   root: pathlib.Path,
   folders: Mapping[str, pathlib.Path],
   files: Mapping[str, Mapping[str, Sequence[str]]],
   options: IndexOptions,
 ) -> dict[str, Split]:
-  """Return the splits of a folder, with the sizes from their index.
+  """Return the splits of folders of classes.
 
   Args:
     root: the data set's folder.
@@ -279,71 +269,93 @@ def _read_splits(
     files: file names of each split's images, by class.
     options: where the index is kept.
   """
-  class_names = tuple(files["train"])
   names = {
     split: [f"{name}/{file}" for name, found in classes.items() for file in found]
     for split, classes in files.items()
   }
-  listings = {split: files_listing(folders[split], names[split]) for split in folders}
+  numbers = {name: number for number, name in enumerate(files["train"])}
+  labels = {
+    split: np.repeat([numbers[name] for name in classes], list(map(len, classes.values())))
+    for split, classes in files.items()
+  }
+  return _read_splits(root, folders, names, labels, options)
+
+
+def _open_csv(path: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
+  """Open a CSV file of names and labels; without a column of splits, as one split."""
+  listed = read_csv(path, tune=tune)
+  require_files(path, listed.names)
+  folders = dict.fromkeys(listed.names, path.parent)
+  splits = _read_splits(path, folders, listed.names, listed.labels, options)
+  for split, names in listed.names.items():
+    splits[split] = dataclasses.replace(splits[split], digest=path_digests(names))
+  train = splits["train"]
+  source = printable(path.name)
+  if listed.has_splits:
+    source += ": split train" if tune else f": splits train and {listed.eval_name}"
+  whole = None if listed.has_splits else train
+  images = ImageSet(train, splits.get("val", train), listed.classes, source, listed.notes, whole)
+  return _with_images(images)
+
+
+def _read_splits(
+  root: pathlib.Path,
+  folders: Mapping[str, pathlib.Path],
+  names: Mapping[str, Sequence[str]],
+  labels: Mapping[str, Sequence[int] | np.ndarray],
+  options: IndexOptions,
+) -> dict[str, Split]:
+  """Return splits of image files, with the sizes from their index.
+
+  Args:
+    root: the data set's folder or CSV file, which names the index.
+    folders: the folder that names are relative to, by the split's name.
+    names: file names of each split's images.
+    labels: their class numbers.
+    options: where the index is kept.
+  """
+  listings = {split: files_listing(folders[split], names[split]) for split in names}
   indices = sizes.indices(root, listings, options)
-  numbers = {name: number for number, name in enumerate(class_names)}
-  splits = {}
-  for split, classes in files.items():
-    counts = [len(found) for found in classes.values()]
-    labels = np.repeat(np.array([numbers[name] for name in classes], np.int32), counts)
-    splits[split] = Split(
-      files=tuple(f"{folders[split]}{os.sep}{name}" for name in names[split]),
-      file=np.arange(len(labels), dtype=np.int32),
-      offset=np.zeros(len(labels), np.int64),
-      label=labels,
+  return {
+    split: Split(
+      files=tuple(os.path.join(folders[split], name) for name in names[split]),
+      file=np.arange(len(names[split]), dtype=np.int32),
+      offset=np.zeros(len(names[split]), np.int64),
+      label=np.asarray(labels[split], np.int32),
       whole_files=True,
-      root=str(root),
+      root=str(root.parent if is_csv(root) else root),
       index_folder=str(indices[split].folder),
       **indices[split].columns,
     )
-  return splits
+    for split in names
+  }
 
 
-def hold_out(images: ImageSet, evaluated_on: str) -> ImageSet:
-  """Replace the evaluation images by a tenth of the training images.
+def hold_out(images: ImageSet, evaluated_on: str, share: float) -> ImageSet:
+  """Replace the evaluation images by a share of each class of the training images.
 
-  `evaluated_on` is a key of `_HELD_OUT`. The tenth has the smallest BLAKE2b digests of class and
-  file name, so that a resized copy, as a file or in a shard, is in the same part as its original.
+  The share has the smallest BLAKE2b digests of class and file name, so that a resized copy, as a
+  file or in a shard, is in the same part as its original.
+
+  Args:
+    images: the data set.
+    evaluated_on: "held-out" or "validation", as in `data.memory.arrays.Arrays`.
+    share: share of each class.
 
   Raises:
-    UserError: there are fewer than two training images, or shards do not name them.
+    UserError: there are too few training images, or shards do not name them.
   """
   train = images.train
-  if len(train) < 2:
-    raise UserError(f"{train.root} has {len(train)} image, too few to hold one out.")
-  kept, held_out = split_by_digest(_member_digests(train, images.class_names))
+  digests = member_digests(train.files, train.file, train.digest, train.label, images.class_names)
+  kept, held_out = split_by_digest(digests, train.label, share, images.source.split(":")[0])
   return dataclasses.replace(
     images,
     train=train.take(kept),
     eval=train.take(held_out),
-    source=f"{images.source}; {len(held_out):,} {_HELD_OUT[evaluated_on]}",
+    source=f"{images.source}; {hold_out_line(len(held_out), len(train), share, evaluated_on)}",
+    notes=images.notes + single_image_note(train.label, images.class_names),
     evaluated_on=evaluated_on,
   )
-
-
-def _member_digests(split: Split, class_names: Sequence[str]) -> Iterator[bytes]:
-  """Yield eight bytes for each image, the same for its copies in every folder and shard."""
-  names = split.digest
-  if names is None:
-    names = np.array(
-      [headers.name_digest(os.fsencode(os.path.basename(split.files[file]))) for file in split.file]
-    )
-  elif nameless := int((names == 0).sum()):
-    raise UserError(
-      f"{nameless:,} of {len(names):,} images in the shards of {split.root} have no file_name, "
-      "which decides the images to hold out: evaluate on the data set's own split "
-      "(--config.tune_on=test), or make shards with names (python -m jaxspeed.prepare shards)."
-    )
-  prefixes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in class_names]
-  for label, name in zip(split.label.tolist(), names.astype("<i8"), strict=True):
-    digest = prefixes[label].copy()
-    digest.update(name.tobytes())
-    yield digest.digest()
 
 
 # TFDS

@@ -1,12 +1,16 @@
-"""A check of the labels in shards against the names of their classes."""
+"""The names of a data set's classes, and a check of the labels in shards against them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int32
 
-from jaxspeed.data.formats.tfrecord import TfdsInfo
+from jaxspeed.data.formats.class_names import read_class_names
+from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder
+from jaxspeed.data.formats.label_csv import is_csv, read_csv
+from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
 from jaxspeed.errors import UserError, printable
+from jaxspeed.files import expanded
 
 
 def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tuple[str, ...]:
@@ -37,3 +41,25 @@ def label_names(info: TfdsInfo, labels: Sequence[Int32[np.ndarray, "_"]]) -> tup
       "classes from 0."
     )
   return info.class_names or tuple(map(str, range(largest + 1)))
+
+
+def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
+  """Return the class names of the data set at `path`, or (); this opens no image.
+
+  Raises:
+    UserError: as in `imageset.open_images`.
+  """
+  root = expanded(path, "config.data.path").absolute()
+  try:
+    if is_csv(root):
+      return read_csv(root, tune=True).classes
+    if names := read_class_names(root / "classes.txt"):
+      return names
+    if has_splits(root):
+      split = next(each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
+      return tuple(list_folder(root / split).folders)
+    if version := find_tfds(root, name) or only_tfds(root):
+      return open_tfds(version, tune=True).class_names
+    return tuple(list_folder(root).folders)
+  except OSError as error:
+    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error

@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families
+from jaxspeed.data.disk.colours import colour_notes
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
 from jaxspeed.data.disk.up_to_date import copies_of, require_up_to_date
+from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -61,6 +65,11 @@ class ImageSets:
     return self.train_images, self.eval_images
 
   @property
+  def train_labels(self) -> Int32[np.ndarray, "n"]:
+    """Labels of the training images of the first phase."""
+    return next(iter(self.sets.values())).train.label
+
+  @property
   def decides(self) -> dict[str, int]:
     """Fields of `config.data` that the data set decides; its images may have any size."""
     return {"classes": len(self.class_names)}
@@ -104,15 +113,25 @@ def open_sets(
   for side in sides:
     path = copies_of(config, side) if side else data.path
     if side and not os.path.isdir(expanded(path, "config.data.copies")):
+      makes = "python -m jaxspeed.prepare resize makes copies"
+      if is_csv(pathlib.Path(data.path)):
+        makes = "copies are made of folders only, not of a CSV's images"
       notes.append(
         f"no copies of {side} px at {path}: the originals are read instead, which takes 1.5 to 4 "
-        "times the CPU time; python -m jaxspeed.prepare resize makes copies"
+        f"times the CPU time; {makes}"
       )
       path = data.path
     if path not in opened:
       tune = config.tune_on == "validation"
-      opened[path] = open_images(name=data.name, path=path, cache=data.cache, show=show, tune=tune)
-      notes += opened[path].notes
+      opened[path] = open_images(
+        name=data.name,
+        path=path,
+        cache=data.cache,
+        show=show,
+        tune=tune,
+        share=data.hold_out,
+      )
+      notes += [*opened[path].notes, *colour_notes(opened[path].train)]
     sets[side] = opened[path]
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:

@@ -26,6 +26,7 @@ from jaxtyping import Int64
 from jaxspeed.data.disk import headers
 from jaxspeed.data.formats import array_cache
 from jaxspeed.data.formats.folders import list_folder
+from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.tfrecord import Shard
 from jaxspeed.errors import UserError
 
@@ -204,9 +205,9 @@ def drop_index(folder: str, root: str) -> str:
     command = f"python -m jaxspeed.prepare index {shlex.quote(root)}"
     return f"write the index {index} again with {command}"
   if folder:
-    others = (_cached_index(pathlib.Path(root), each, index.parent) for each in ("train", "val"))
-    for each in {index, *others}:
-      array_cache.remove(each)
+    source = index.name.rpartition("-")[2]
+    for each in ("train", "val"):
+      array_cache.remove(index.with_name(f"index-{each}-{source}"))
   return "the index was removed from the cache, and the same command makes it again"
 
 
@@ -291,6 +292,9 @@ def is_current(about: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
   folder = pathlib.Path(about["folder"])
   if "shards" in source:
     return shards_source([folder / each[0] for each in source["shards"]]) == source
+  root = pathlib.Path(about["root"])
+  if is_csv(root):
+    return any(files_source(names) == source for names in read_csv(root).names.values())
   classes = list_folder(folder).folders
   return (
     files_source([f"{c}/{file}" for c in classes for file in list_folder(folder / c).images])

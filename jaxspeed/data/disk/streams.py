@@ -12,12 +12,13 @@ stream can start at any step without decoding earlier ones, and any number of pr
 same global batches.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.batch import AUGMENT
+from jaxspeed.data.batch import AUGMENT, Order
 from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   central_windows,
@@ -59,6 +60,7 @@ class TrainStream(Stream):
     on_error: str = "skip",
     antialias: bool = True,
     read_threads: int = READ_THREADS,
+    order: Callable[[int], Order] | None = None,
   ) -> None:
     """Start to decode.
 
@@ -77,13 +79,15 @@ class TrainStream(Stream):
       antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
         else between the nearest pixels only, as TensorFlow does by default.
       read_threads: number of images read concurrently, ahead of decoding.
+      order: function from an epoch to its order; None: a permutation (`epoch_order`).
     """
+    self._order = order or functools.partial(self._permuted, flip)
     self._seed, self._size, self._global = seed, image_size, batch_size
-    self._min_scale, self._flip = min_scale, flip
+    self._min_scale = min_scale
     part = batch_size // processes
     self._rows = slice(part * process, part * (process + 1))
     self._numbers = np.array(list(steps), np.int64).reshape(-1, 2)
-    self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+    self._epoch: tuple[int, Order] | None = None
     # Testing each crop costs 2 to 4 % of an image's time; halving half of the crops saves 8 %.
     short = np.minimum(split.width, split.height)
     self._halve = bool(np.mean(short >= 2 * image_size) > 0.5)
@@ -98,17 +102,18 @@ class TrainStream(Stream):
 
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     epoch, step_in_epoch = map(int, self._numbers[step])
-    images = len(self.split)
     # Read and written once: after a restart, an old thread may still be in this function.
     kept = self._epoch
     if kept is None or kept[0] != epoch:
-      order = epoch_order(self._seed, epoch, images)
-      kept = epoch, order, epoch_flips(self._seed, epoch, images, flip=self._flip)
-      self._epoch = kept
-    _, order, flip = kept
+      kept = self._epoch = epoch, self._order(epoch)
+    _, order = kept
+    images = len(order.index)
     place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
-    index = order[place % images]
-    return index, place < images, flip[index]
+    return order.index[place % images], place < images, order.flip[place % images]
+
+  def _permuted(self, flip: str, epoch: int) -> Order:
+    index = epoch_order(self._seed, epoch, len(self.split))
+    return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
 
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
     epoch, step_in_epoch = map(int, self._numbers[step])

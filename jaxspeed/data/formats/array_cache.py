@@ -60,7 +60,7 @@ def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 
 def load(
-  folder: pathlib.Path, expected: Mapping[str, Any] | None
+  folder: pathlib.Path, expected: Mapping[str, Any] | None, *, mapped: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
   """Return the arrays of an entry and the facts stored with them, or None if it is not usable.
 
@@ -69,11 +69,12 @@ def load(
   Args:
     folder: the entry's folder.
     expected: the fingerprint that the entry must have; None when the source is not known.
+    mapped: whether the arrays are the files, mapped into memory read-only, and not copies.
   """
   if not folder.is_dir():
     return None
   try:
-    return read(folder, expected)
+    return read(folder, expected, mapped=mapped)
   except ValueError as error:
     _log.warning("the cache %s is not used and will be made again: %s", folder, error)
     remove(folder)
@@ -81,7 +82,7 @@ def load(
 
 
 def read(
-  folder: pathlib.Path, expected: Mapping[str, Any] | None
+  folder: pathlib.Path, expected: Mapping[str, Any] | None, *, mapped: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Read an existing entry as `load` does, but never remove it.
 
@@ -93,7 +94,7 @@ def read(
     if expected is not None and manifest["fingerprint"] != expected:
       raise ValueError("the files that it was made from have changed")
     arrays = {
-      name: _read_array(folder / f"{name}.npy", **about)
+      name: _read_array(folder / f"{name}.npy", mapped=mapped, **about)
       for name, about in manifest["arrays"].items()
     }
     return arrays, manifest["about"]
@@ -178,13 +179,21 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
   return manifest
 
 
-def _read_array(path: pathlib.Path, shape: list[int], dtype: str, crc32: int) -> np.ndarray:
-  """Read the data at the end of a file; shape and dtype come from the manifest."""
+def _read_array(
+  path: pathlib.Path, *, shape: list[int], dtype: str, crc32: int, mapped: bool
+) -> np.ndarray:
+  """Read or map the data at the end of a file; shape and dtype come from the manifest.
+
+  A file of an entry never changes, and can still be read once the entry is removed.
+  """
   count = math.prod(shape)
   start = path.stat().st_size - count * np.dtype(dtype).itemsize
   if start < 0:
     raise ValueError(f"{path.name} is cut off")
-  array = np.fromfile(path, dtype, count, offset=start).reshape(shape)
+  if mapped and count:
+    array = np.asarray(np.memmap(path, dtype, "r", offset=start, shape=tuple(shape)))
+  else:
+    array = np.fromfile(path, dtype, count, offset=start).reshape(shape)
   if zlib.crc32(array.data) != crc32:
     raise ValueError(f"{path.name} does not fit its checksum")
   return array

@@ -31,7 +31,9 @@ def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
   except FileNotFoundError:
     return ()
   except OSError as error:
-    raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
+    raise UserError(
+      f"{path} cannot be read ({error.strerror or error}): make it readable."
+    ) from error
   if len(content) > _MOST_BYTES:
     raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: write one name on each line.")
   try:
@@ -110,7 +112,7 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   Raises:
     UserError: the file is missing, damaged, or does not name `classes` classes, as the model has.
   """
-  path = folder / STORED
+  path, advice = folder / STORED, "restore the run's own file"
   try:
     # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
     names = load_json(path)
@@ -121,12 +123,12 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
     ) from None
   except (OSError, ValueError) as error:
     reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{path} holds no list of names in JSON ({reason}).") from None
+    raise UserError(f"{path} holds no list of names in JSON ({reason}): {advice}.") from None
   if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-    raise UserError(f"{path} holds no list of names in JSON.")
+    raise UserError(f"{path} holds no list of names in JSON: {advice}.")
   if len(names) != classes:
     found = f"{path} names {len(names)} classes, but the run's model has {classes}"
-    raise UserError(f"{found}: restore the run's own file.")
+    raise UserError(f"{found}: {advice}.")
   return tuple(names)
 
 

@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import errno
 import os
 import pathlib
+from collections.abc import Callable
 
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.errors import UserError, printable
@@ -87,8 +89,12 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
   return classes
 
 
-def list_folder(folder: pathlib.Path) -> Folder:
-  """List sub-folders and images, except hidden ones; a link to a missing file counts as an image.
+def list_folder(folder: pathlib.Path, *, refuse: bool = True) -> Folder:
+  """List sub-folders and images, except hidden ones; a link to nowhere counts as an image.
+
+  Args:
+    folder: the folder.
+    refuse: whether to refuse what would be waited for; else it counts as an image.
 
   Raises:
     UserError: a file with the name of an image is a pipe, a socket or a device.
@@ -99,12 +105,13 @@ def list_folder(folder: pathlib.Path) -> Folder:
     for entry in entries:
       if entry.name.startswith("."):
         continue
-      if entry.is_dir():
+      image = entry.name.lower().endswith(SUFFIXES)
+      if _is(entry.is_dir, image):
         found.folders.append(entry.name)
-      elif not entry.name.lower().endswith(SUFFIXES):
+      elif not image:
         found.others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
       # scandir gives the type with the name: only links and refused files cost a stat.
-      elif not entry.is_file() and os.path.exists(entry.path):
+      elif refuse and not _is(entry.is_file, image) and os.path.exists(entry.path):
         raise UserError(f"{entry.path} is no regular file, and would be waited for: remove it.")
       else:
         found.images.append(entry.name)
@@ -113,7 +120,19 @@ def list_folder(folder: pathlib.Path) -> Folder:
   return found
 
 
-def left_out(others: collections.Counter[str]) -> tuple[str, ...]:
+def _is(kind: Callable[[], bool], image: bool) -> bool:
+  """Return whether an entry is of a kind; a link in a circle, or an image's that fails, is not."""
+  try:
+    return kind()
+  except OSError as error:
+    if image or error.errno == errno.ELOOP:
+      return False
+    raise
+
+
+def left_out(
+  others: collections.Counter[str], where: str = "in the class folders "
+) -> tuple[str, ...]:
   """Return a note about files that are left out, by name ending, if there are any."""
   if not others:
     return ()
@@ -121,6 +140,6 @@ def left_out(others: collections.Counter[str]) -> tuple[str, ...]:
   named = [f"{printable(ending)} ({count:,})" for ending, count in common[:_ENDINGS]]
   more = f" and {len(others) - _ENDINGS:,} other endings" if len(others) > _ENDINGS else ""
   return (
-    f"{others.total():,} files in the class folders are left out, as their names do not end in "
+    f"{others.total():,} files {where}are left out, as their names do not end in "
     f"{', '.join(SUFFIXES)}: {', '.join(named)}{more}",
   )

@@ -9,7 +9,6 @@ TensorFlow, to download a data set.
 """
 
 import dataclasses
-import importlib
 import importlib.util
 import logging
 import pathlib
@@ -24,8 +23,10 @@ from jaxspeed.config.schema import choose
 from jaxspeed.data.formats import array_cache
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import has_splits, list_folder
+from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
+from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note
 from jaxspeed.data.memory.cifar import (
   Cifar,
   cifar_files,
@@ -35,7 +36,9 @@ from jaxspeed.data.memory.cifar import (
   read_cifar_folder,
   refuse_pickled,
 )
-from jaxspeed.data.memory.own import check_sizes, read_own, read_registered, tenth_of
+from jaxspeed.data.memory.digits import HELD_OUT as DIGITS_HELD_OUT
+from jaxspeed.data.memory.digits import read_digits
+from jaxspeed.data.memory.own import check_sizes, read_own, read_registered, share_of
 from jaxspeed.data.memory.statistics import channel_statistics
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
@@ -55,7 +58,7 @@ class Known(NamedTuple):
 KNOWN = {
   "cifar10": Known(50_000, 10_000, 32, 10),
   "cifar100": Known(50_000, 10_000, 32, 100),
-  "digits": Known(1_500, 297, 8, 10),
+  "digits": Known(1_500, DIGITS_HELD_OUT, 8, 10),
 }
 _FIELDS = ("train_images", "train_labels", "eval_images", "eval_labels")
 _ACCEPTED = (
@@ -73,8 +76,8 @@ class Arrays:
     source: what the data set is and where it was found.
     name: cifar10, cifar100, digits or TFDS's name, as found; "" for a user's own arrays.
     notes: lines about fields of the config that the data set decides.
-    evaluated_on: "test", its own evaluation images; "held-out", a tenth of a data set without any;
-      or "validation", a tenth of the training images.
+    evaluated_on: "test", its own evaluation images; "held-out", a share of a data set without any;
+      or "validation", a share of the training images.
   """
 
   train_images: UInt8[np.ndarray, "n h w 3"]
@@ -136,6 +139,7 @@ def open_arrays(
   classes: int,
   follow: bool = False,
   tune: bool = False,
+  share: float = TENTH,
 ) -> Arrays:
   """Open the data set that a config names.
 
@@ -146,6 +150,7 @@ def open_arrays(
     classes: number of classes that the config expects.
     follow: whether a user's own arrays may have another number of classes.
     tune: whether to `hold_out` training images; evaluation images are then not needed.
+    share: share of each class to hold out, where images are.
 
   Raises:
     UserError: `path` holds no readable data set, a damaged one, or another number of classes.
@@ -158,9 +163,9 @@ def open_arrays(
     if registered:
       arrays = Arrays(**read_registered(name, path))
     elif path:
-      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
+      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune, share)
     elif name == "digits":
-      arrays = _read_digits()
+      arrays = Arrays(**read_digits())
     else:
       arrays = _read_without_path(name, cache_folder, tune)
   except OSError as error:
@@ -169,39 +174,44 @@ def open_arrays(
       "is not complete, or not readable for you."
     ) from error
   arrays = with_classes(arrays, classes, path or name, follow and arrays.is_own)
-  return hold_out(arrays) if tune else arrays
+  return hold_out(arrays, share) if tune else arrays
 
 
-def hold_out(arrays: Arrays) -> Arrays:
-  """Replace the evaluation images by a tenth of the training images, to tune hyper-parameters.
+def hold_out(arrays: Arrays, share: float = TENTH) -> Arrays:
+  """Replace the evaluation images by a share of the training images, to tune hyper-parameters.
 
-  The pixels of the tenth have the smallest BLAKE2b digests. So it needs no seed, is as good as
-  random for any order of the images (in sorted data, the last tenth would be one class), and is the
-  same in CIFAR's binary files and TFDS's shards: a run on one may be evaluated on the other.
+  The pixels of the share have the smallest BLAKE2b digests of their class. So it needs no seed, is
+  as good as random for any order of the images, and is the same in CIFAR's binary files and TFDS's
+  shards: a run on one may be evaluated on the other.
 
   Raises:
-    UserError: there are fewer than two training images.
+    UserError: there are fewer than two training images, or no class has two.
   """
   images, labels = arrays.train_images, arrays.train_labels
   if len(labels) < 2:
     found = f"{arrays.source} has {len(labels)} image for training"
     raise UserError(f"{found}, too few for config.tune_on=validation: set --config.tune_on=test.")
-  kept, out = tenth_of(images)
+  kept, out = share_of(images, labels, share, arrays.source)
   return dataclasses.replace(
     arrays,
     train_images=images[kept],
     train_labels=labels[kept],
     eval_images=images[out],
     eval_labels=labels[out],
-    source=f"{arrays.source}; {len(out):,} training images are held out for tuning",
+    source=f"{arrays.source}; {hold_out_line(len(out), len(labels), share, 'validation')}",
+    notes=arrays.notes + single_image_note(labels, arrays.class_names),
     evaluated_on="validation",
   )
 
 
-def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
+def _read_path(
+  path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool, share: float
+) -> Arrays:
   """Find the format of the data set at `path`, and read it."""
   if not path.exists():
     raise UserError(f"config.data.path: {path} does not exist; it names {_ACCEPTED}.")
+  if is_csv(path):
+    raise _on_disk(f"{path} lists image files")
   if path.is_file():
     return _through_cache(
       path, name, cache, files=[path], read=lambda: _from_cifar(read_cifar_archive(path), path)
@@ -218,8 +228,15 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -
   if version := find_tfds(path, name):
     return _read_tfds(version, name, cache, tune)
   if any((folder / "images.npy").exists() for folder in (path, path / "train")):
-    return Arrays(**read_own(path, tune=tune))
+    return Arrays(**read_own(path, tune=tune, share=share))
   raise _refuse(path)
+
+
+def _on_disk(found: str) -> UserError:
+  return UserError(
+    f"config.data.path: {found}, and this recipe trains from memory: choose one that reads them "
+    "from disk, such as --config=configs/imagenette.py."
+  )
 
 
 def _refuse(path: pathlib.Path) -> UserError:
@@ -231,10 +248,7 @@ def _refuse(path: pathlib.Path) -> UserError:
   if has_splits(path) or any(
     list_folder(path / each).images for each in list_folder(path).folders[:1]
   ):
-    return UserError(
-      f"config.data.path: {path} has folders of images, and this recipe trains from memory: choose "
-      "one that reads them from disk, such as --config=configs/imagenette.py."
-    )
+    return _on_disk(f"{path} has folders of images")
   content = "is empty" if next(path.iterdir(), None) is None else "holds no data set read here"
   return UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
 
@@ -244,7 +258,7 @@ def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   for entry in array_cache.entries(cache, name):
     if not _is_current(entry):
       continue
-    stored = array_cache.load(entry, None)
+    stored = array_cache.load(entry, None, mapped=True)
     if stored and stored[1]["name"] == name:
       return _from_stored(*stored)
   if importlib.util.find_spec("tensorflow_datasets") is None:
@@ -278,7 +292,7 @@ def _through_cache(
   entry = array_cache.entry_of(cache, name, path)
   # Taken before reading: files that change meanwhile no longer fit, and are read again.
   fingerprint = array_cache.fingerprint(path, files)
-  if stored := array_cache.load(entry, fingerprint):
+  if stored := array_cache.load(entry, fingerprint, mapped=True):
     return _from_stored(*stored)
   _log.info("reading %s", path)
   own_name, arrays = read()
@@ -332,27 +346,6 @@ def _from_tfds(info: TfdsInfo, name: str) -> Arrays:
     class_names=info.class_names,
     source=printable(f"TFDS {info.name} {info.folder.name}, splits train and {info.eval_split}"),
     name=name,
-  )
-
-
-def _read_digits() -> Arrays:
-  """Return scikit-learn's 1,797 digits of 8 x 8 pixels (the test part of UCI's optdigits)."""
-  datasets = importlib.import_module("sklearn.datasets")
-  digits = datasets.load_digits()
-  grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # from 0 ... 16
-  images, labels = np.repeat(grey[..., None], 3, axis=-1), digits.target.astype(np.int32)
-  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
-  order = np.random.RandomState(0).permutation(len(labels))
-  out, kept = np.split(order, [KNOWN["digits"].eval_images])
-  return Arrays(
-    train_images=images[kept],
-    train_labels=labels[kept],
-    eval_images=images[out],
-    eval_labels=labels[out],
-    class_names=tuple(map(str, range(10))),
-    source=f"scikit-learn's digits; {len(out)} of {len(labels):,} held out for evaluation",
-    name="digits",
-    evaluated_on="held-out",
   )
 
 

@@ -12,19 +12,21 @@ from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.npy import read_npy
-from jaxspeed.data.hold_out import split_by_digest
+from jaxspeed.data.grey import grey_note, repeat_grey
+from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.errors import UserError, printable
 
 # The limit of `config.data.classes`.
 _MOST_CLASSES = 1_000_000
 
 
-def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
-  """Read a folder of .npy files: two splits, or one from which a tenth is held out.
+def read_own(path: pathlib.Path, *, tune: bool, share: float = TENTH) -> dict[str, Any]:
+  """Read a folder of .npy files: two splits, or one from which a share is held out.
 
   Args:
     path: the folder.
     tune: whether to read train/ only and return it as both splits.
+    share: share of each class to hold out where there is one split.
 
   Returns:
     Fields of `arrays.Arrays`; class_names is () where classes.txt is missing.
@@ -33,11 +35,14 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
     UserError: a file is missing, damaged, or does not hold images or labels.
   """
   name, evaluated_on = printable(path.name), "test"
+  class_names = read_class_names(path / "classes.txt")
+  notes: tuple[str, ...] = ()
   if (path / "train").is_dir():
-    train_images, train_labels = _read_pair(path / "train")
+    train_images, train_labels, grey = _read_pair(path / "train")
     split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
     if tune:
       eval_images, eval_labels = train_images, train_labels
+      notes = grey_note(grey, len(train_images))
       source = f"{name}: train"
     elif split is None:
       raise UserError(
@@ -45,25 +50,26 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
         "or set --config.tune_on=validation, which holds a tenth of train/ out."
       )
     else:
-      eval_images, eval_labels = _read_pair(path / split)
+      eval_images, eval_labels, eval_grey = _read_pair(path / split)
+      notes = grey_note(grey + eval_grey, len(train_images) + len(eval_images))
       source = f"{name}: train and {split}"
   else:
-    images, labels = _read_pair(path)
-    if len(images) < 2:
-      raise UserError(f"{path} has {len(images)} image, too few to hold one out.")
-    kept, out = tenth_of(images)
+    images, labels, grey = _read_pair(path)
+    kept, out = share_of(images, labels, share, str(path))
+    notes = grey_note(grey, len(images)) + single_image_note(labels, class_names)
     eval_images, eval_labels = images[out], labels[out]
     train_images, train_labels = gathered(images, kept), labels[kept]
     evaluated_on = "held-out"
-    source = f"{name}: arrays; {len(out):,} images, a tenth, are held out for evaluation"
+    source = f"{name}: arrays; {hold_out_line(len(out), len(labels), share, evaluated_on)}"
   check_sizes(train_images, eval_images, path)
   return {
     "train_images": train_images,
     "train_labels": train_labels,
     "eval_images": eval_images,
     "eval_labels": eval_labels,
-    "class_names": read_class_names(path / "classes.txt"),
+    "class_names": class_names,
     "source": source,
+    "notes": notes,
     "evaluated_on": evaluated_on,
   }
 
@@ -88,27 +94,38 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
       "class_names if it has any."
     )
   fields: dict[str, Any] = {}
+  grey = 0
   for split in ("train", "eval"):
     keys = f"{split}_images", f"{split}_labels"
     images, labels = (np.asarray(made[key]) for key in keys)
     where = tuple(f"the data set {name!r}: {key}" for key in keys)
-    fields |= dict(zip(keys, _checked_pair(images, labels, where), strict=True))
+    *pair, grey_images = _checked_pair(images, labels, where)
+    fields |= dict(zip(keys, pair, strict=True))
+    grey += grey_images
   check_sizes(fields["train_images"], fields["eval_images"], f"the data set {name!r}")
-  return fields | {"class_names": tuple(map(str, named)), "source": printable(f"data set {name}")}
+  return fields | {
+    "class_names": tuple(map(str, named)),
+    "source": printable(f"data set {name}"),
+    "notes": grey_note(grey, len(fields["train_images"]) + len(fields["eval_images"])),
+  }
 
 
 def _read_pair(
   folder: pathlib.Path,
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """Read images.npy and labels.npy of one folder; grey images are repeated to three channels."""
+) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], int]:
+  """Read images.npy and labels.npy of one folder, as `_checked_pair` returns them."""
   files = folder / "images.npy", folder / "labels.npy"
   return _checked_pair(read_npy(files[0]), read_npy(files[1]), (str(files[0]), str(files[1])))
 
 
 def _checked_pair(
   images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """Return images of three channels and int32 labels, or raise a UserError with their `names`."""
+) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], int]:
+  """Return images of three channels, int32 labels, and how many images were grey.
+
+  Raises:
+    UserError: they are no images or labels; it has their `names`.
+  """
   images_name, labels_name = names
   if (
     images.dtype != np.uint8
@@ -125,10 +142,9 @@ def _checked_pair(
       f"{labels_name} is {labels.dtype} of shape {labels.shape}: labels are integers, "
       f"one for each of the {len(images)} images, and at least one."
     )
-  if images.ndim == 3:
-    images = images[..., None]
-  if images.shape[-1] == 1:
-    images = np.repeat(images, 3, axis=-1)
+  grey = images.shape[3:] != (3,)
+  if grey:
+    images = repeat_grey(images)
   if (largest := int(labels.max())) >= _MOST_CLASSES:
     raise UserError(
       f"{labels_name} holds the label {largest}: labels count classes from 0, and there "
@@ -136,16 +152,16 @@ def _checked_pair(
     )
   # Clipped, not wrapped: a negative label too large for int32 must stay negative.
   int32 = np.iinfo(np.int32)
-  return images, np.clip(labels, int32.min, int32.max).astype(np.int32)
+  labels = np.clip(labels, int32.min, int32.max).astype(np.int32)
+  return images, labels, len(images) * grey
 
 
-def tenth_of(
-  images: UInt8[np.ndarray, "n h w 3"],
+def share_of(
+  images: UInt8[np.ndarray, "n h w 3"], labels: Int32[np.ndarray, "n"], share: float, where: str
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
-  """Return the numbers of images to keep and of the tenth to hold out, both ascending."""
-  return split_by_digest(
-    hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images
-  )
+  """Return the numbers of images to keep and to hold out; arguments as in `split_by_digest`."""
+  digests = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
+  return split_by_digest(digests, labels, share, where)
 
 
 def gathered(

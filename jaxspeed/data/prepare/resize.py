@@ -24,7 +24,7 @@ from PIL import Image
 
 from jaxspeed.data.disk.copies import AWAY, Facts, facts_at, facts_of, originals_facts
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.folders import left_out, list_folders
+from jaxspeed.data.formats.folders import left_out, list_folder, list_folders
 from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.data.prepare.following import Follower, remove_copy
 from jaxspeed.data.prepare.index import Broken
@@ -236,11 +236,15 @@ def _list_source(source: pathlib.Path, others: collections.Counter[str]) -> dict
     source: a folder with train/CLASS/NAME and the other split.
     others: receives the number of files that are not images, by name ending.
   """
-  if not (source / "train").is_dir():
-    raise UserError(
-      f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg."
-    )
   try:
+    if not (source / "train").is_dir():
+      # Copies of a folder without splits would need records of another layout.
+      flat = "; prepare shards takes class folders without a split" * bool(
+        list_folder(source).folders
+      )
+      raise UserError(
+        f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg{flat}."
+      )
     listed = list_folders(source, others)
   except OSError as error:
     raise UserError(

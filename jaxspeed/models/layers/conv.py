@@ -76,6 +76,15 @@ def _convolve_with(x, kernel, layout, strides, padding):
 _CHUNK = 32
 
 
+# Traced once for all parts of one shape: 1,152 traces took 2.4 s of a start of cifar10.py.
+@functools.partial(jax.jit, static_argnums=(3, 4), inline=True)
+def _weight_gradient(x, kernel, grad, strides, padding):
+  def convolve(kernel):
+    return _convolve_with(x, kernel, "HWIO", strides, padding)
+
+  return jax.linear_transpose(convolve, kernel)(grad)[0]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve_on_cpu(x, kernel, strides, padding):
   # XLA:CPU has a fast path for HWIO and is very slow with other layouts.
@@ -96,13 +105,12 @@ def _convolve_on_cpu_backward(strides, padding, residuals, grad):
   with jax.named_scope("data_gradient"):
     (grad_x,) = jax.vjp(lambda x: convolve(x, hwio), x)[1](grad)
   # Unrolled: a loop around a convolution's gradient is 25 to 40 times slower (jax issue 12868).
-  parts = max(x.shape[0] // _CHUNK, 1)
+  size, larger = divmod(x.shape[0], parts := max(x.shape[0] // _CHUNK, 1))
+  sizes = [size + 1] * larger + [size] * (parts - larger)
   with jax.named_scope("weight_gradient"):
     grad_kernel = sum(
-      jax.vjp(lambda kernel, part=part: convolve(part, kernel), hwio)[1](grad_part)[0]
-      for part, grad_part in zip(
-        jnp.array_split(x, parts), jnp.array_split(grad, parts), strict=True
-      )
+      _weight_gradient(part, hwio, grad_part, strides, padding)
+      for part, grad_part in zip(lax.split(x, sizes), lax.split(grad, sizes), strict=True)
     )
   return grad_x, grad_kernel.transpose(3, 0, 1, 2)
 

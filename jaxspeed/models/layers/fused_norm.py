@@ -1,4 +1,4 @@
-"""Batch norm fused with the 1x1 convolution before it, or with the pool after it."""
+"""Batch norm fused with the 1x1 convolution before it, or with a pool before or after it."""
 
 import functools
 
@@ -10,10 +10,25 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
-from jaxspeed.models.layers.activations import recompute, relu
+from jaxspeed.models.layers.activations import Activation, recompute, relu
 from jaxspeed.models.layers.conv import conv_init, convolve
-from jaxspeed.models.layers.norm import BatchNorm, ghosts, normalize_forward, two_sums
-from jaxspeed.models.layers.pool import NOWHERE, first_maxima, max_pool_3x3, to_first_maxima
+from jaxspeed.models.layers.norm import (
+  BatchNorm,
+  ghosts,
+  gradient_sums,
+  input_gradient,
+  normalize_forward,
+  two_sums,
+)
+from jaxspeed.models.layers.pool import (
+  NOWHERE,
+  at_maxima,
+  first_maxima,
+  max_pool,
+  max_pool_3x3,
+  max_pool_forward,
+  to_first_maxima,
+)
 
 
 def _product(a, b):
@@ -181,4 +196,67 @@ class PooledNorm(BatchNorm):
     self._check(x.shape[0])
     y, mean, var = _normalize_pool(x, scale, bias, self.splits, self.epsilon)
     self._update(running_mean, running_var, mean, var, x.size // mean.size)
+    return y
+
+
+_WINDOW = (2, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _pool_normalize(x, scale, bias, splits, epsilon, activation):
+  """2x2 max pool, batch norm and activation; also returns mean and variance."""
+  return _pool_normalize_forward(x, scale, bias, splits, epsilon, activation)[0]
+
+
+def _pool_normalize_forward(x, scale, bias, splits, epsilon, activation):
+  with jax.named_scope("pool"):
+    best, (place, sides) = max_pool_forward(x, _WINDOW)
+    best, place = recompute(best, place)
+  results, kept = normalize_forward(best, scale, bias, splits, epsilon, activation)
+  return results, (kept, (place, sides))
+
+
+def _pool_normalize_backward(splits, epsilon, activation, residuals, cotangents):
+  (kept, places), grad = residuals, cotangents[0]
+  best = kept[0]
+  sums = gradient_sums(best, grad, kept, splits, activation)
+  # Each pixel of a window computes the norm's gradient for itself. So the kernel that writes the
+  # pool's gradient takes it from two small maps, and none of it is written between.
+  best, grad = (_in_windows(x) for x in recompute(best, grad))
+  count = kept[0].size // sums[0].size
+  grad_x = input_gradient(best, grad, kept, sums, splits, activation, count)
+  with jax.named_scope("pool"):
+    n, rows, columns, c = kept[0].shape
+    grad_x = at_maxima(grad_x.reshape(n, rows, 2, columns, 2, c), places, _WINDOW)
+  return grad_x, sums[1].sum(axis=0), sums[0].sum(axis=0)
+
+
+def _in_windows(x):
+  """Repeat each pixel of [n, h, w, c] in its window: [n, 2 h, 2 w, c]."""
+  n, rows, columns, c = x.shape
+  tiles = jnp.broadcast_to(x[:, :, None, :, None], (n, rows, 2, columns, 2, c))
+  return tiles.reshape(n, 2 * rows, 2 * columns, c)
+
+
+_pool_normalize.defvjp(_pool_normalize_forward, _pool_normalize_backward)
+
+
+class MaxPoolNorm(BatchNorm):
+  """`max_pool` in windows of 2x2, then `Norm` with `activation`: [n, h, w, c] to half the side.
+
+  Its backward pass writes one map, the input's gradient, and reads two of a quarter of its size.
+  """
+
+  activation: Activation | None = None
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
+    scale, bias, running_mean, running_var = self._variables(x.shape[-1], x.dtype)
+    if self.use_running_average:
+      factor, offset = self._affine(scale, bias, running_mean, running_var)
+      y = max_pool(x, 2).astype(accumulation(x.dtype)) * factor + offset
+      return (y if self.activation is None else self.activation(y)).astype(x.dtype)
+    self._check(x.shape[0])
+    y, mean, var = _pool_normalize(x, scale, bias, self.splits, self.epsilon, self.activation)
+    self._update(running_mean, running_var, mean, var, y.size // mean.size)
     return y

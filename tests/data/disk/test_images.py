@@ -33,7 +33,7 @@ from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.prepare.index import write_index
 from jaxspeed.errors import UserError
-from jaxspeed.run.predict import read_image
+from jaxspeed.run.image_file import read_image
 
 needs_tensorflow = pytest.mark.skipif(
   importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"

@@ -18,6 +18,7 @@ from PIL import Image
 
 from jaxspeed.data.disk import headers, imageset, sizes
 from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.labels import class_names_of
 from jaxspeed.data.prepare.index import write_indices
 from jaxspeed.errors import UserError
 
@@ -321,7 +322,7 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path, opened, where, link):
     headers.scan_files(str((root / where).parent), [os.path.basename(where)])
 
 
-# A tenth that is held out
+# A share that is held out
 
 
 def many_files(count=40, prefix=""):
@@ -332,20 +333,24 @@ def names_of(split):
   return {split.path(i) for i in range(len(split))}
 
 
-def test_of_a_folder_without_splits_a_tenth_is_held_out(tmp_path, opened, scans):
+def test_of_a_folder_without_splits_a_share_of_each_class_is_held_out(tmp_path, opened, scans):
   files = many_files()
   images = opened(write(tmp_path / "set", files))
-  assert (len(images.train), len(images.eval)) == (36, 4)
+  assert (len(images.train), len(images.eval)) == (37, 3)
   assert names_of(images.train) | names_of(images.eval) == set(files)
-  assert images.source == "set: class folders; 4 images, a tenth, are held out for evaluation"
+  assert (
+    images.source
+    == "set: class folders; 3 of 40 images, 10 % of each class, are held out for evaluation"
+  )
   assert images.class_names == CLASSES
   for split in (images.train, images.eval):
     for i in range(len(split)):
       assert images.class_names[split.label[i]] == split.path(i).split("/")[0]
       assert split.read(i) == files[split.path(i)]
+  assert images.eval.label.tolist() == [0, 1, 2]
   # By the names: another folder and another file more change nothing for the others.
-  write(tmp_path / "other", files | {"ant/more.jpg": encoded(5, 5)})
-  assert names_of(opened(tmp_path / "other").eval) <= names_of(images.eval) | {"ant/more.jpg"}
+  write(tmp_path / "other", files | {"bee/more.jpg": encoded(5, 5)})
+  assert names_of(opened(tmp_path / "other").eval) <= names_of(images.eval) | {"bee/more.jpg"}
   # And the index beside the images holds all of them.
   write_indices(images)
   scans.clear()
@@ -360,17 +365,20 @@ def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened, held_o
   if held_out:
     (root / held_out / "unknown").mkdir(parents=True)
   images = opened(root, tune=True)
-  assert (len(images.train), len(images.eval)) == (36, 4)
+  assert (len(images.train), len(images.eval)) == (37, 3)
   assert names_of(images.train) | names_of(images.eval) == set(files)
-  assert images.source == "set: folders train; 4 training images are held out for tuning"
+  assert (
+    images.source
+    == "set: folders train; 3 of 40 training images, 10 % of each class, are held out for tuning"
+  )
   with pytest.raises(UserError):
     opened(root)
 
 
-def test_to_tune_on_a_folder_without_splits_leaves_its_tenth_alone(tmp_path, opened):
+def test_to_tune_on_a_folder_without_splits_leaves_its_share_alone(tmp_path, opened):
   root = write(tmp_path / "set", many_files(60))
   test, tuned = opened(root), opened(root, tune=True)
-  assert (len(tuned.train), len(tuned.eval)) == (49, 5)
+  assert (len(tuned.train), len(tuned.eval)) == (48, 6)
   assert not names_of(test.eval) & (names_of(tuned.train) | names_of(tuned.eval))
 
 
@@ -382,17 +390,17 @@ def test_to_tune_shards_need_no_other_split(tmp_path, opened):
   with pytest.raises(UserError, match="training needs 'train' and one of"):
     opened(folder)
   images = opened(folder, tune=True)
-  assert (len(images.train), len(images.eval)) == (6, 1)
-  assert (
-    images.source == "TFDS insects 1.0.0, split train; 1 training images are held out for tuning"
-  )
+  assert (len(images.train), len(images.eval)) == (5, 2)  # of 3, 1 and 3 images
+  line = "2 of 7 training images, 10 % of each class, are held out for tuning"
+  assert images.source == f"TFDS insects 1.0.0, split train; {line}"
+  assert images.notes == ("classes with one image are trained on but not evaluated: bee",)
 
 
 def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
   files = many_files(200, prefix="train/") | {"val/ant/9.jpg": encoded(5, 5)}
   folder = opened(write(tmp_path / "set", files), tune=True)
   expected = {name.removeprefix("train/") for name in names_of(folder.eval)}
-  assert len(expected) == 20
+  assert len(expected) == 21
   for number, names in enumerate((sorted(files), sorted(files, reverse=True))):
     shards = as_shards(tmp_path / f"{number}.0.0", {name: files[name] for name in names}, "val")
     held_out = opened(shards, tune=True).eval
@@ -409,13 +417,82 @@ def test_images_without_names_are_not_held_out(tmp_path, opened):
 
 def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
   names = [os.fsdecode(b"\xff%d" % i) for i in range(20)]
-  files = {f"{name}/{name}\n.jpg": encoded(4, 5) for name in names}
+  files = {f"{name}/{name}\n{end}": encoded(4, 5) for name in names for end in (".jpg", ".png")}
   images = opened(write(tmp_path / os.fsdecode(b"\xffset"), files))
-  assert (len(images.train), len(images.eval)) == (18, 2)
+  assert (len(images.train), len(images.eval)) == (20, 20)
   assert images.class_names == tuple(sorted(names))
-  for text in (images.source, *(images.train.name(i) for i in range(18))):
+  for text in (images.source, *(images.train.name(i) for i in range(20))):
     assert text.isprintable()
-  assert re.fullmatch(r"\\xff\d+/\\xff\d+\\n.jpg", images.train.name(0))
+  assert re.fullmatch(r"\\xff\d+/\\xff\d+\\n.(jpg|png)", images.train.name(0))
+
+
+# CSV files
+
+
+def csv_set(tmp_path, files, rows):
+  path = write(tmp_path / "set", files) / "photos.csv"
+  path.write_text("\n".join(rows) + "\n")
+  return path
+
+
+def test_a_csv_lists_images_labels_and_splits(tmp_path, opened, scans):
+  files = small_files()
+  rows = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in sorted(files)]
+  path = csv_set(tmp_path, files, ["file,label,split", *rows[::-1]])
+  images = opened(path)
+  assert_holds(images, {name: files[name] for name in sorted(files)})
+  assert images.class_names == CLASSES == class_names_of(name="", path=str(path))
+  assert images.source == "photos.csv: splits train and val" and images.evaluated_on == "test"
+  assert images.train.name(0) == "train/ant/0.jpg"
+  # The index is that of the names: labels are read anew, and other rows read the headers again.
+  scans.clear()
+  rows[rows.index("train/ant/0.jpg,ant,train")] = "train/ant/0.jpg,cat,train"
+  path.write_text("\n".join(["file,label,split", *rows]))
+  assert not scans and opened(path).train.label[0] == 2
+  assert not scans
+  path.write_text("\n".join(["file,label,split", *rows[1:]]))
+  assert len(opened(path).train) == 6 and scans
+  tuned = opened(path, tune=True)
+  assert tuned.evaluated_on == "validation"
+  assert tuned.source.startswith("photos.csv: split train; ")
+
+
+def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, opened):
+  # Files of one name in many folders, as of patients.
+  files = {f"{i}/scan.jpg": encoded(8 + i, 9) for i in range(40)}
+  rows = [f"{name},{CLASSES[i % 2]}" for i, name in enumerate(files)]
+  path = csv_set(tmp_path, files, ["file,label", *rows])
+  images = opened(path, share=0.25)
+  assert images.source == (
+    "photos.csv; 10 of 40 images, 25 % of each class, are held out for evaluation"
+  )
+  assert np.bincount(images.eval.label).tolist() == [5, 5]
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert names_of(images.eval) != set(sorted(files)[:10])
+  path.write_text("\n".join(["file,label", *rows[::-1]]))
+  assert names_of(opened(path, share=0.25).eval) == names_of(images.eval)
+  whole = opened(path, share=1)
+  assert names_of(whole.eval) == set(files) and "; all 40 images are evaluated" in whole.source
+
+
+def test_a_changed_image_of_a_csv_drops_the_indices_of_both_splits(tmp_path, opened):
+  files = small_files()
+  rows = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in files]
+  images = opened(csv_set(tmp_path, files, ["file,label,split", *rows]))
+  assert len(list((tmp_path / "cache").iterdir())) == 2
+  sizes.drop_index(images.train.index_folder, images.train.root)
+  assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_csv_that_cannot_be_read_is_one_sentence(tmp_path, opened):
+  with pytest.raises(UserError, match="gone.csv does not exist; it names .* a .csv file with"):
+    opened(tmp_path / "gone.csv")
+  os.mkfifo(tmp_path / "pipe.csv")
+  with pytest.raises(UserError, match="pipe.csv cannot be read .it is no regular file"):
+    opened(tmp_path / "pipe.csv")
+  path = csv_set(tmp_path, {"a/x.jpg": b""}, ["file,label", "a,cat", "a/x.jpg,dog"])
+  with pytest.raises(UserError, match="set/a cannot be read .it is no regular file"):
+    opened(path)
 
 
 def test_a_set_of_broken_images_only_is_refused(tmp_path, opened):

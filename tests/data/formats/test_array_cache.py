@@ -44,6 +44,18 @@ def test_what_is_stored_comes_back(entry):
   np.testing.assert_array_equal(np.load(entry / "images.npy"), arrays()["images"])
 
 
+def test_mapped_arrays_are_the_files_and_are_checked_like_copies(entry):
+  content, about = array_cache.load(entry, SOURCE, mapped=True)
+  assert about == ABOUT
+  for name, array in arrays().items():
+    np.testing.assert_array_equal(content[name], array, strict=True)
+    assert not content[name].flags.writeable and type(content[name]) is np.ndarray
+  damaged = bytearray((entry / "labels.npy").read_bytes())
+  damaged[-1] ^= 1
+  (entry / "labels.npy").write_bytes(damaged)
+  assert array_cache.load(entry, SOURCE, mapped=True) is None
+
+
 def test_a_source_whose_name_is_no_utf8_comes_back(tmp_path):
   source = {"path": os.fsdecode(b"/data/caf\xe9")}
   array_cache.store(tmp_path / "a", arrays(), ABOUT, source)

@@ -271,21 +271,29 @@ def test_own_arrays_in_two_splits(tmp_path, opened, split):
   assert not (tmp_path / "cache").exists()  # they are plain arrays already
 
 
-def test_of_flat_arrays_the_same_tenth_is_held_out(tmp_path, opened):
-  labels = np.arange(43)
-  images = np.broadcast_to(labels[:, None, None, None], (43, 4, 4, 3)).astype(np.uint8)
+def test_of_flat_arrays_the_same_share_of_each_class_is_held_out(tmp_path, opened):
+  numbers = np.arange(43)
+  labels = numbers % 3  # 15, 14 and 14 images
+  images = np.broadcast_to(numbers[:, None, None, None], (43, 4, 4, 3)).astype(np.uint8)
   write_npy(tmp_path, images, labels)
-  found, again = (opened(tmp_path, classes=43) for _ in range(2))
-  assert (len(found.train_labels), len(found.eval_labels)) == (39, 4)  # 43 // 10 = 4
-  assert sorted([*found.train_labels, *found.eval_labels]) == list(range(43))
-  np.testing.assert_array_equal(found.train_images[:, 0, 0, 0], found.train_labels)
-  np.testing.assert_array_equal(found.eval_images[:, 3, 3, 2], found.eval_labels)
-  np.testing.assert_array_equal(found.eval_labels, again.eval_labels)
+  found, again = (opened(tmp_path, classes=3, share=0.2) for _ in range(2))
+  assert np.bincount(found.eval_labels).tolist() == [3, 3, 3]  # 2.8 is 3
+  held_out = found.eval_images[:, 3, 3, 2]
+  assert sorted([*found.train_images[:, 0, 0, 0], *held_out]) == list(range(43))
+  np.testing.assert_array_equal(found.train_images[:, 0, 0, 0] % 3, found.train_labels)
+  np.testing.assert_array_equal(held_out % 3, found.eval_labels)
+  np.testing.assert_array_equal(held_out, again.eval_images[:, 3, 3, 2])
   # By the pixels, whatever the order: a picture that is there twice is on one side only.
   order = np.random.default_rng(1).permutation(43)
   write_npy(tmp_path / "other", images[order], labels[order])
-  assert set(opened(tmp_path / "other", classes=43).eval_labels) == set(found.eval_labels)
-  assert found.source == f"{tmp_path.name}: arrays; 4 images, a tenth, are held out for evaluation"
+  other = opened(tmp_path / "other", classes=3, share=0.2)
+  assert set(other.eval_images[:, 0, 0, 0]) == set(held_out)
+  line = "9 of 43 images, 20 % of each class, are held out for evaluation"
+  assert found.source == f"{tmp_path.name}: arrays; {line}"
+  whole = opened(tmp_path, classes=3, share=1)
+  assert whole.counts == (43, 43) and whole.source.endswith(
+    "; all 43 images are evaluated (data.hold_out=1)"
+  )
 
 
 @pytest.mark.parametrize("shape", [(20, 4, 5), (20, 4, 5, 1)])
@@ -296,6 +304,12 @@ def test_grey_images_are_repeated_to_three_channels(tmp_path, opened, shape):
   found = opened(tmp_path)
   for channel in range(3):
     np.testing.assert_array_equal(found.train_images[..., channel], grey.reshape(20, 4, 5))
+  assert found.notes == ("all 40 images are grey: repeated to three channels",)
+  write_npy(tmp_path / "val", np.repeat(grey.reshape(20, 4, 5, 1), 3, -1), np.zeros(20, np.int32))
+  assert opened(tmp_path).notes == ("20 of 40 images are grey: repeated to three channels",)
+  assert opened(tmp_path, tune=True).notes == (
+    "all 20 images are grey: repeated to three channels",
+  )
 
 
 def test_classes_txt_names_the_classes(tmp_path, opened):
@@ -331,7 +345,7 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
     (np.zeros((0, 3, 3, 3), np.uint8), np.zeros(0, int), "labels.npy .* at least one"),
     (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, too few to hold one out"),
     (np.zeros((4, 0, 3, 3), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 0"),
-    (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 1, -1, 2]), "a label of .* is -1"),
+    (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 0, -1, 2]), "a label of .* is -1"),
     (
       np.zeros((4, 3, 3, 3), np.uint8),
       np.array([0, 1, 2, 2**40]),
@@ -339,7 +353,7 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
     ),
     (
       np.zeros((4, 3, 3, 3), np.uint8),
-      np.array([0, 1, -(2**40), 2]),
+      np.array([0, 0, -(2**40), 2]),
       "a label of .* is -2147483648",
     ),
   ],
@@ -458,27 +472,22 @@ def rows(images, labels):
   return sorted((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
 
 
-def test_a_tenth_of_the_training_images_takes_the_place_of_the_test_set():
-  labels = np.arange(1_005) % 9
+def test_a_tenth_of_each_class_takes_the_place_of_the_test_set():
+  labels = np.arange(1_005) % 9  # classes of 111 and 112 images
   arrays = numbered(labels)
   found = hold_out(arrays)
-  assert (len(found.train_labels), len(found.eval_labels)) == (905, 100)  # 1,005 // 10 = 100
-  assert found.source == "a set; 100 training images are held out for tuning"
-  assert found.class_names == CIFAR_NAMES
-  held, kept = (
-    rows(found.eval_images, found.eval_labels),
-    rows(found.train_images, found.train_labels),
-  )
-  # Every training image is on one of the sides, with its label, and no test image on any.
-  assert sorted(held + kept) == rows(arrays.train_images, labels)
-  # The smallest digests, as Python's integers compare.
+  assert (len(found.train_labels), len(found.eval_labels)) == (906, 99)
+  line = "99 of 1,005 training images, 10 % of each class, are held out for tuning"
+  assert found.source == f"a set; {line}" and found.class_names == CIFAR_NAMES
+  # The smallest digests of each class, as Python's integers compare.
   by_digest = sorted(
     range(1_005),
     key=lambda i: int.from_bytes(
       hashlib.blake2b(arrays.train_images[i].tobytes(), digest_size=8).digest(), "little"
     ),
   )
-  out, rest = sorted(by_digest[:100]), sorted(by_digest[100:])
+  out = sorted(i for label in range(9) for i in [i for i in by_digest if labels[i] == label][:11])
+  rest = sorted(set(range(1_005)) - set(out))
   np.testing.assert_array_equal(found.eval_images, arrays.train_images[out])
   np.testing.assert_array_equal(found.eval_labels, labels[out])
   np.testing.assert_array_equal(found.train_images, arrays.train_images[rest])
@@ -486,11 +495,31 @@ def test_a_tenth_of_the_training_images_takes_the_place_of_the_test_set():
   assert found.train_labels.dtype == found.eval_labels.dtype == np.int32
 
 
-def test_the_hold_out_of_a_set_that_is_sorted_by_class_holds_every_class():
-  found = hold_out(numbered(np.repeat(np.arange(10), 100)))
-  counts = np.bincount(found.eval_labels, minlength=10)
-  # 10 each on average, with a standard deviation of 3.
-  assert counts.sum() == 100 and counts.min() >= 2 and counts.max() <= 22
+@pytest.mark.parametrize(
+  "counts, share, held_out",
+  [
+    ((20, 200, 2_000), 0.1, (2, 20, 200)),
+    ((1, 2, 3, 4, 5), 0.1, (0, 1, 1, 1, 1)),
+    ((2, 3, 10), 0.99, (1, 2, 9)),  # one of each is trained on
+    ((14, 15, 16), 0.1, (1, 2, 2)),  # rounded, halves up
+  ],
+)
+def test_the_share_of_each_class(counts, share, held_out):
+  arrays = numbered(np.repeat(np.arange(len(counts)), counts))
+  found = hold_out(arrays, share)
+  assert np.bincount(found.eval_labels, minlength=len(counts)).tolist() == list(held_out)
+  single = "classes with one image are trained on but not evaluated: airplane"
+  assert found.notes == ((single,) if 1 in counts else ())
+
+
+def test_new_images_move_few_of_those_held_out():
+  arrays = numbered(np.arange(400) % 4)
+  fewer = dataclasses.replace(
+    arrays, train_images=arrays.train_images[:380], train_labels=arrays.train_labels[:380]
+  )
+  before, after = ({each.tobytes() for each in hold_out(a).eval_images} for a in (fewer, arrays))
+  assert (len(before), len(after)) == (40, 40)
+  assert len(before - after) <= 8  # 20 new images, a tenth held out: 2 on average
 
 
 def test_the_hold_out_is_the_same_in_another_order():
@@ -520,18 +549,26 @@ def test_formats_of_a_set_have_the_same_hold_out(cifar10, tmp_path, opened):
   write_npy(tmp_path / "npy" / "val", test_images, test_labels)
   found = [hold_out(opened(path)) for path in (folder, tmp_path / "3.0.2", tmp_path / "npy")]
   for each in found:
-    assert each.eval_labels.shape == (1,) and each.train_labels.shape == (14,)
-    np.testing.assert_array_equal(each.eval_images, found[0].eval_images)
+    assert each.eval_labels.shape == (5,) and each.train_labels.shape == (10,)
+    held_out = rows(each.eval_images, each.eval_labels)
+    assert held_out == rows(found[0].eval_images, found[0].eval_labels)
   # From the cache, whose arrays are mapped and not read.
   again = hold_out(opened(folder))
   np.testing.assert_array_equal(again.eval_images, found[0].eval_images)
-  assert again.source.endswith("from the cache; 1 training images are held out for tuning")
+  assert again.source.endswith(
+    "from the cache; 5 of 15 training images, 10 % of each class, are held out for tuning"
+  )
 
 
-def test_one_image_cannot_be_held_out_and_trained_on():
-  assert len(hold_out(numbered([3, 4])).eval_labels) == 1
+def test_images_that_cannot_be_held_out_and_trained_on_are_told():
+  assert len(hold_out(numbered([3, 3])).eval_labels) == 1
   with pytest.raises(UserError, match="a set has 1 image for training, .*tune_on=test"):
     hold_out(numbered([3]))
+  with pytest.raises(UserError, match="a set has one image of each class, so none"):
+    hold_out(numbered([3, 4]))
+  for share in (0, -0.1, 1.5, float("nan")):
+    with pytest.raises(UserError, match=f"config.data.hold_out={share}: it must be above 0"):
+      hold_out(numbered([3, 3]), share)
 
 
 # Digits
@@ -560,7 +597,7 @@ def test_digits():
 def test_digits_held_out_are_training_digits():
   digits = open_arrays(name="digits", path="", cache="", classes=10)
   found = hold_out(digits)
-  assert (len(found.train_labels), len(found.eval_labels)) == (1_350, 150)
+  assert (len(found.train_labels), len(found.eval_labels)) == (1_348, 152)
   assert sorted(
     rows(found.train_images, found.train_labels) + rows(found.eval_images, found.eval_labels)
   ) == rows(digits.train_images, digits.train_labels)

@@ -60,7 +60,7 @@ def train(source, copies="", sides=(8,), **data):
   config = ConfigDict({"tune_on": "test"})
   config.data = ConfigDict(
     {"synthetic": False, "name": "set", "path": str(source), "copies": str(copies), "classes": 3}
-    | {"cache": str(source.parent / "cache")}
+    | {"cache": str(source.parent / "cache"), "hold_out": 0.1}
     | data
   )
   return open_sets(config, [Phase(side) for side in sides]).notes
@@ -379,6 +379,7 @@ def test_to_tune_only_the_training_images_are_compared(tmp_path, source):
   resize(source, tmp_path / "set-sz", sizes=(8,))
   edit(source / "val/a/9.jpg")
   config = {"path": str(source), "copies": "", "classes": 3, "synthetic": False, "name": "set"}
+  config["hold_out"] = 0.1
   data = ConfigDict(config | {"cache": str(tmp_path / "cache")})
   open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(8)])
 
@@ -533,6 +534,7 @@ def test_to_tune_only_the_training_shards_are_compared(tmp_path, source):
   folder = pack(source, tmp_path).folder
   (source / "val/b/9.jpg").unlink()
   config = {"path": str(folder), "copies": "", "classes": 3, "synthetic": False, "name": "set"}
+  config["hold_out"] = 0.1
   data = ConfigDict(config | {"cache": str(tmp_path / "cache")})
   open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
   edit(source / "train/b/1.jpg")

@@ -1,0 +1,128 @@
+"""The fields of images: the data set, its phases, pretrained weights, augmentation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jaxspeed.config import kinds
+from jaxspeed.config.schema import Group
+
+
+class Data(Group):
+  """The data set."""
+
+  feed: kinds.Text = "resident"
+  """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
+  name: kinds.Text = "cifar10"
+  """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
+  path: kinds.Text = ""
+  """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
+  a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
+  columns file, label and perhaps split (docs/data.md)"""
+  hold_out: kinds.PositiveShare = 0.1
+  """share of each class held out for evaluation where the data have no split of their own or
+  tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
+  images are evaluated"""
+  copies: kinds.Text = ""
+  """folder of a stream's resized copies; '': data.path with -sz appended"""
+  cache: kinds.Text = ""
+  """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
+  classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
+  """number of classes; unless it is set, images on disk and your own arrays decide it"""
+  image_size: kinds.Side = 32
+  """side of a training image in pixels; unless it is set, your own arrays decide it"""
+  train_images: kinds.Images = 50_000
+  """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
+  eval_images: kinds.Images = 10_000
+  """number of evaluation images, as train_images"""
+  mean: kinds.Mean = (125.31, 122.95, 113.87)
+  """mean of each channel, 0 ... 255; (): computed from the training images"""
+  std: kinds.Std = (62.99, 62.09, 66.70)
+  """standard deviation of each channel; (): computed from the training images"""
+  last_batch: Literal["drop", "keep", "carry_over"] = "drop"
+  """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
+  batch (stream only); carry_over: they start the next epoch (resident only)"""
+  balance: Literal["none", "weights", "sampling"] = "none"
+  """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
+  images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
+  weights, as in PyTorch; sampling: an epoch of the same length shows every class equally often, by
+  repeating images of the small ones"""
+  antialias: bool = True
+  """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
+  False: interpolate between the nearest pixels, TensorFlow's default"""
+  on_error: Literal["skip", "raise"] = "skip"
+  """skip: an unreadable image is replaced and reported; raise: it ends the run"""
+  max_broken: kinds.Share = 0.01
+  """largest share of unreadable images in a split; above 0, one image is always allowed"""
+  read_threads: Annotated[int, Field(ge=1, le=1024)] = 64
+  """number of threads that read a stream's images; many hide a network disk's latency"""
+  synthetic: bool = False
+  """noise in place of a stream's images, to measure the machine without its disk"""
+
+
+class Phases(Group):
+  """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
+
+  first_epoch: tuple[kinds.Epochs, ...] = ()
+  """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
+  image_size: tuple[kinds.Side, ...] = ()
+  """[data.image_size]"""
+  batch_size: tuple[kinds.Batch, ...] = ()
+  """[batch_size]"""
+  min_scale: tuple[kinds.PositiveShare, ...] = ()
+  """[augment.min_scale]"""
+  copies: tuple[kinds.Pixels, ...] = ()
+  """short side in pixels of the resized copies to read; 0: the original images [0]"""
+  eval_mode: tuple[kinds.EvalMode, ...] = ()
+  """[eval.mode]"""
+
+
+class Pretrained(Group):
+  """Pretrained initial weights, for ResNets and ViTs."""
+
+  path: kinds.Text = ""
+  """a .safetensors file with torchvision's or timm's parameter names"""
+  head: Literal["keep", "new"] = "keep"
+  """keep: use the file's last layer; new: initialise it at random, for other classes"""
+  freeze: kinds.Text = ""
+  """parts that never change: backbone (all but the last layer), or all up to the named one, as stem
+  or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep their running
+  statistics, as with timm's freeze; '': none"""
+
+
+class Augment(Group):
+  """Augmentation of the training images."""
+
+  crop_padding: kinds.Pixels = 0
+  """pixels of reflection padding on each side, before a random crop"""
+  min_scale: kinds.PositiveShare = 0.08
+  """smallest share of an image's area in its random crop, for a stream"""
+  flip: Literal["none", "random", "alternating"] = "none"
+  """random: flip with probability 1/2; alternating: flip every other epoch"""
+  cutout: kinds.Pixels = 0
+  """side in pixels of the square that is set to the mean; 0: no cutout"""
+  brightness: Annotated[float, Field(ge=0, le=1000)] = 0.0
+  """largest number added to or subtracted from a normalised image, at random, as in hiverge's
+  CIFAR-10 recipe; torchvision's brightness is the first number of color_jitter"""
+  contrast: Annotated[float, Field(ge=0, le=1000)] = 0.0
+  """largest difference from 1 of the random factor on a normalised image, as in hiverge's recipe;
+  torchvision's contrast is the second number of color_jitter"""
+  randaugment_layers: Annotated[int, Field(ge=0, le=16)] = 0
+  """RandAugment: number of random operations on each image, N in the paper, often 2; 0: off"""
+  randaugment_magnitude: Annotated[float, Field(ge=0, le=30)] = 10.0
+  """strength of RandAugment's operations, M in the paper, as in EfficientNet and big_vision"""
+  color_jitter: kinds.ColorRanges = ()
+  """ranges of brightness, contrast, saturation and hue, changed in this order before an image is
+  normalised, as torchvision.transforms.ColorJitter, e.g. (0.4, 0.4, 0.4, 0.1); (): off"""
+  erasing: kinds.Share = 0.0
+  """probability of random erasing: a rectangle of 2 to 33 % of the area is set to the mean"""
+  mixup: kinds.Alpha = 0.0
+  """mixup: add a share of another image and its label, of Beta(mixup, mixup); 0: no mixup"""
+  cutmix_alpha: kinds.Alpha = 0.0
+  """CutMix with boxes of a random share of the area, of Beta(cutmix_alpha, cutmix_alpha), in all
+  steps, 0: off; beside mixup, a batch takes either with probability 1/2"""
+  cutmix: kinds.Pixels = 0
+  """side in pixels of the square pasted from another image of the batch, as in hlb-CIFAR10; 0: no
+  such square; for CutMix as in timm and torchvision see cutmix_alpha"""
+  cutmix_epochs: kinds.Epochs = 0.0
+  """number of epochs with cutmix squares, at the end of the run"""

@@ -1,0 +1,142 @@
+"""The fields of training: optimizer, learning rate, average, whitening layer, proxy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jaxspeed.config import kinds
+from jaxspeed.config.schema import Group
+
+
+class Optimizer(Group):
+  """The optimizer and the factors of its parameter groups."""
+
+  name: kinds.OptimizerName = "sgd"
+  """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
+  clip_norm: kinds.NotNegative = 0.0
+  """largest L2 norm of the gradient of all trained parameters together, which is scaled down to it,
+  as torch's clip_grad_norm_ does; 0: no clipping"""
+  layer_decay: kinds.PositiveShare = 1.0
+  """factor on the learning rate from a layer to the one before, as timm's --layer-decay: the last
+  layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
+  momentum: kinds.Share = 0.9
+  """momentum of SGD and LARS"""
+  momentum_segments: kinds.Segments = ()
+  """momentum over the epochs, written as schedule.segments; replaces momentum"""
+  nesterov: bool = True
+  """whether momentum is Nesterov momentum"""
+  rate_in_momentum: bool = False
+  """v = m v + lr g (myrtle) instead of v = m v + g (PyTorch), with lr the learning rate"""
+  weight_decay: kinds.Factor = 0.0
+  """this times the weights is added to the gradient; adamw: to the step, before the learning rate
+  (torch's and optax's AdamW)"""
+  bias_rate: kinds.Factor = 1.0
+  """factor on the learning rate of biases"""
+  bias_decay: kinds.Factor = 1.0
+  """factor on the weight decay of biases; adamw: 1 is torch's default, and 0 timm's"""
+  scale_decay: kinds.Factor = 1.0
+  """factor on the weight decay of the scales of normalization layers, and of embeddings; adamw: 1
+  is torch's default, and 0 timm's"""
+  head_rate: kinds.Factor = 1.0
+  """factor on the learning rate of the last layer"""
+  head_decay: kinds.Factor = 1.0
+  """factor on the weight decay of the last layer"""
+  b1: kinds.ShareBelowOne = 0.9
+  """adamw: share that the mean of the gradients keeps in a step"""
+  b2: kinds.ShareBelowOne = 0.999
+  """adamw: share that the mean of their squares keeps in a step"""
+  epsilon: Annotated[float, Field(gt=0, le=1e6)] = 1e-8
+  """adamw: added to the root of that mean"""
+  decay_follows_rate: bool = False
+  """lars: the trust ratio uses schedule.peak * weight_decay (Fujitsu) in place of weight_decay"""
+  lars_eta: Annotated[float, Field(gt=0, le=1e6)] = 0.001
+  """trust coefficient of LARS"""
+  lars_epsilon: kinds.NotNegative = 0.0
+  """added to the denominator of the trust ratio"""
+  lars_clip: kinds.TrustRatios = ()
+  """smallest and largest trust ratio; (): unbounded"""
+  muon_momentum: kinds.Share = 0.6
+  """momentum of Muon"""
+  muon_decay: kinds.Factor = 0.0
+  """decoupled weight decay of Muon, multiplied by the learning rate"""
+  muon_coefficients: kinds.Coefficients = (3.4445, -4.7750, 2.0315)
+  """coefficients of the Newton-Schulz polynomial"""
+  muon_epsilon: Annotated[float, Field(gt=0, le=1e6)] = 1e-10
+  """added to the norm by which Muon divides the mean loss's gradient"""
+  muon_renormalize: Literal["every_step", "growing"] = "every_step"
+  """when weights are scaled back to a fixed norm; growing: every 2 to 17 steps (hiverge)"""
+
+
+class Schedule(Group):
+  """The learning rate: linear from start to peak, then down by its name; or in segments."""
+
+  name: Literal["linear", "cosine", "constant", "step", "exponential"] = "linear"
+  """the decay after the warm-up, by Optax; step: times gamma after every step_size epochs, as
+  torch's StepLR; exponential: the same, but continuously"""
+  segments: kinds.Segments = ()
+  """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
+  read: Literal["start", "end"] = "end"
+  """point of a step at which the schedule is read: its end (myrtle) or its start (airbench)"""
+  peak: Annotated[float, Field(gt=0, le=1e6)] = 0.1
+  """highest learning rate; an override of it scales the segments of a recipe"""
+  start: kinds.NotNegative = 0.0
+  """initial learning rate, as a factor of the peak"""
+  final: kinds.NotNegative = 0.0
+  """final learning rate of linear and cosine, as a factor of the peak"""
+  warmup: kinds.Share = 0.2
+  """share of the run after which the peak is reached"""
+  flat_epochs: kinds.Epochs = 0.0
+  """number of epochs at the end with the final learning rate"""
+  power: Annotated[float, Field(gt=0, le=100)] = 1.0
+  """exponent of the linear decay from the peak: 2 is the polynomial decay of LARS"""
+  step_size: Annotated[float, Field(ge=0.001, le=100_000)] = 30.0
+  """epochs after which step and exponential have multiplied the learning rate by gamma"""
+  gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+  """factor on the learning rate in step_size epochs"""
+
+
+class Average(Group):
+  """The average of parameters and running statistics over the steps."""
+
+  kind: Literal["none", "ema", "lookahead"] = "none"
+  """ema: exponential moving average; lookahead: the model is also set back to its average"""
+  decay: kinds.Share = 0.99
+  """share of the average kept at each step; lookahead raises it from 0 to this"""
+  reach: kinds.Share = 0.0
+  """ema: longest window of the average, as a share of the steps so far, so that early steps keep
+  less of it, as with timm's EMA warm-up; 0: unbounded"""
+  every: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+  """steps from one update of the average to the next; each uses decay ** every"""
+  from_epoch: Annotated[int, Field(ge=0, le=100_000)] = 0
+  """epoch, counted from 0, in which lookahead begins"""
+
+
+class Whitening(Group):
+  """The first layer of models that begin with a whitening convolution."""
+
+  images: kinds.Images = 10_000
+  """number of training images, the first ones, from which the filters are computed"""
+  epsilon: kinds.NotNegative = 1e-2
+  """added to the eigenvalues of the patches' covariance"""
+  centered: bool = False
+  """whether the mean is subtracted before the covariance is computed"""
+  bias_epochs: kinds.Epochs = 0.0
+  """number of epochs, from the first, in which the whitening layer's bias is trained"""
+  bias_rate: kinds.Factor = 1.0
+  """factor on the learning rate of that bias"""
+  bias_decay: kinds.Factor = 1.0
+  """factor on the weight decay of that bias"""
+  bias_falls: bool = False
+  """whether that bias's learning rate decays to 0 over bias_epochs"""
+
+
+class Proxy(Group):
+  """A small model trained alongside, which selects the hard images of a batch (airbench)."""
+
+  keep: Annotated[int, Field(ge=0, le=2**24)] = 0
+  """images of a batch to train on, those with the highest loss, as many on each device; 0: no
+  proxy"""
+  every: Annotated[int, Field(ge=1, le=1_000_000)] = 4
+  """steps from one update of the proxy to the next"""
+  widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (32, 64, 64)
+  """channels of the proxy's three groups of layers"""

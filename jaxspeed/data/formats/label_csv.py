@@ -1,0 +1,388 @@
+"""A CSV file that lists images and their labels: `file,label`, and perhaps `split`.
+
+    listed = read_csv(pathlib.Path("photos.csv"))
+    listed.names["train"], listed.labels["train"], listed.classes
+
+The first line names the columns, in any order and among others, which are not read. Keras's names
+(filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
+folder, or absolute. Commas, semicolons or tabs separate the columns.
+"""
+
+import collections
+import csv
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import open_regular
+
+# The columns' names; the first of each is the one in the documents.
+_COLUMNS = {
+  "file": ("file", "filename", "file_name", "path", "image"),
+  "label": ("label", "class"),
+  "split": ("split",),
+}
+_SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_SHOWN = 3  # names in a message
+_LONGEST = 100  # characters of each
+_MOST_BYTES = 2 * 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+  """Images and labels by split: "train", and "val" where there is a column of splits and no tuning.
+
+  Attributes:
+    names: normalised file names, sorted.
+    labels: class number of each image, an index of `classes`.
+    classes: the classes' names: sorted, as numbers if all are integers.
+    has_splits: whether there is a column of splits.
+    eval_name: the name of the split "val" in the file; '' without it.
+    notes: lines about what is not read.
+  """
+
+  names: dict[str, list[str]]
+  labels: dict[str, list[int]]
+  classes: tuple[str, ...]
+  has_splits: bool
+  eval_name: str
+  notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+  """A row, with the number of its (last) line."""
+
+  line: int
+  file: str
+  label: str
+  split: str
+
+
+def is_csv(path: pathlib.Path) -> bool:
+  """Return whether a path is that of a CSV file, by its name; it may be missing."""
+  return path.suffix.lower() == ".csv" and not path.is_dir()
+
+
+def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
+  """Read a CSV file; whether its images exist is for `require_files`.
+
+  Args:
+    path: the file.
+    tune: whether to return the split "train" only.
+
+  Raises:
+    UserError: the file is no CSV in UTF-8 with the columns file and label, a row is incomplete, a
+      file is listed twice, or a split is missing.
+  """
+  rows, others, has_splits = _rows(path)
+  if not rows:
+    raise UserError(f"{path} has a header line and no images: add a line for each image.")
+  # "./a.jpg" is "a.jpg".
+  rows = [dataclasses.replace(row, file=os.path.normpath(row.file)) for row in rows]
+  _refuse_twice(path, rows)
+  notes = []
+  if others:
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}{more}")
+  if not has_splits:
+    by_split, eval_name = {"train": rows}, ""
+  else:
+    by_split, eval_name, unread = _by_split(path, rows, tune)
+    notes += unread
+  classes = _classes(path, by_split["train"])
+  numbers = {name: number for number, name in enumerate(classes)}
+  names, labels = {}, {}
+  for split, each in by_split.items():
+    each = sorted(each, key=lambda row: row.file)
+    names[split] = [row.file for row in each]
+    if unknown := [row for row in each if row.label not in numbers]:
+      raise UserError(
+        f"{path}, line {unknown[0].line}: the label {_quoted(unknown[0].label)} is in no row of "
+        f"the split train ({len(unknown):,} in all): a model is trained on the classes it is "
+        "evaluated on."
+      )
+    labels[split] = [numbers[row.label] for row in each]
+  return Listed(names, labels, classes, has_splits, eval_name, tuple(notes))
+
+
+def read_names(path: pathlib.Path) -> list[str]:
+  """The names in the column of files, as they are and in their order; no other column is needed.
+
+  Raises:
+    UserError: the file is no CSV in UTF-8 with a column file, or a row has no name.
+    OSError: it cannot be read.
+  """
+  rows, _, _ = _rows(path, ("file",))
+  if not rows:
+    raise UserError(f"{path} has a header line and no images: add a line for each image.")
+  return [row.file for row in rows]
+
+
+def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> None:
+  """Check that the files of a CSV are there, with one listing of each of their folders.
+
+  Raises:
+    UserError: files are missing; it has their number and the first names.
+    OSError: a folder cannot be read.
+  """
+  folders: dict[str, list[str]] = collections.defaultdict(list)
+  for name in (name for each in names.values() for name in each):
+    folders[os.path.dirname(name)].append(name)
+  missing: list[str] = []
+  for folder, files in folders.items():
+    try:
+      there = set(os.listdir(path.parent / folder))
+    except (FileNotFoundError, NotADirectoryError):
+      there = set()
+    # A second look: some file systems ignore case, or compose letters in another way.
+    missing += [
+      name
+      for name in files
+      if os.path.basename(name) not in there and not os.path.lexists(path.parent / name)
+    ]
+  if missing:
+    missing.sort()
+    more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+    listed = sum(map(len, names.values()))
+    raise UserError(
+      f"{path} lists {listed:,} files, of which {len(missing):,} cannot be found: "
+      f"{_some(missing)}{more}; names are relative to {path.parent}"
+      f"{_hint(path.parent, missing[0])}."
+    )
+
+
+def _hint(folder: pathlib.Path, name: str) -> str:
+  """Return what may be wrong with a missing file's name, to end a sentence."""
+  if "\\" in name:
+    return ", and folders end with '/', not '\\'"
+  if re.match("[a-z0-9]+:/", name):
+    return ": download the images first"
+  stem = str(folder / name)
+  if not os.path.splitext(name)[1]:
+    for ending in (".jpg", ".jpeg", ".png"):
+      if os.path.exists(stem + ending):
+        return f", and have their endings ({os.path.basename(name)}{ending})"
+  return ""
+
+
+# Rows
+
+
+def _rows(
+  path: pathlib.Path, columns: Sequence[str] = tuple(_COLUMNS)
+) -> tuple[list[_Row], list[str], bool]:
+  """Return the rows, the names of columns that are not read, and whether there are splits.
+
+  Args:
+    path: the file.
+    columns: the columns to read; all but "split" must be there.
+  """
+  text = _text(path)
+  # Not `splitlines`: Unicode's other line ends may be inside a name.
+  lines = [f"{line}\n" for line in text.split("\n")]
+  delimiter, header, places = _header(path, lines, columns)
+  rows: list[_Row] = []
+  reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
+  for fields in _parsed(path, reader):
+    if not any(field.strip() for field in fields):
+      continue  # an empty line, or one of separators, as spreadsheets write them
+    if not rows and reader.line_num == _first_line(lines):
+      continue
+    if len(fields) != len(header):
+      raise UserError(
+        f"{path}, line {reader.line_num}: the header names {len(header)} columns, and this line "
+        f"has {len(fields)}: put a value with {_SEPARATORS[delimiter]} in double quotes, and write "
+        "one line for each image."
+      )
+    rows.append(_row(path, reader.line_num, {key: fields[i].strip() for key, i in places.items()}))
+  read = set(places.values())
+  others = [name.strip() for i, name in enumerate(header) if i not in read]
+  return rows, [name for name in others if name], "split" in places
+
+
+_SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+
+
+def _first_line(lines: Sequence[str]) -> int:
+  """Return the number of the first line that is not empty, from 1; 0: there is none."""
+  return next((number for number, line in enumerate(lines, 1) if line.strip()), 0)
+
+
+def _text(path: pathlib.Path) -> str:
+  with open_regular(path) as file:
+    content = file.read(_MOST_BYTES + 1)
+  if len(content) > _MOST_BYTES:
+    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: it must list images, one a line.")
+  try:
+    text = content.decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    line = content[: error.start].count(b"\n") + 1
+    raise UserError(
+      f"{path}, line {line}, is not UTF-8: save it as a CSV file in UTF-8, not as a spreadsheet."
+    ) from None
+  if "\0" in text:
+    raise UserError(f"{path} holds zero bytes, so it is no text: save it as a CSV file in UTF-8.")
+  if not text.strip():
+    raise UserError(f"{path} is empty: begin it with the line file,label and list an image a line.")
+  return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _header(
+  path: pathlib.Path, lines: Sequence[str], columns: Sequence[str]
+) -> tuple[str, list[str], dict[str, int]]:
+  """Return the separator, the names in the header, and the place of each column that is read."""
+  line = lines[_first_line(lines) - 1]
+  needed = [key for key in columns if key != "split"]
+  for delimiter in _SEPARATORS:
+    try:
+      header = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
+    except csv.Error:
+      break
+    places = _places(path, header, columns)
+    if all(key in places for key in needed):
+      return delimiter, header, places
+  header = [each.strip() for each in re.split("[,;\t]", line.strip())]
+  lacking = [key for key in needed if key not in _places(path, header, columns)]
+  example = "file,label or file,label,split" if "label" in needed else "file or file,label"
+  raise UserError(
+    f"{path} has no column {' and no column '.join(lacking)}: its first line must name the "
+    f"columns, as in {example}, and it is {_quoted(line.strip())}."
+  )
+
+
+def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
+  """Return the place of each column that is read.
+
+  Raises:
+    UserError: two columns could be one that is read.
+  """
+  names = [each.strip().lower() for each in header]
+  places = {}
+  for key, spellings in ((key, _COLUMNS[key]) for key in columns):
+    found = [i for i, name in enumerate(names) if name in spellings]
+    # The documents' own name goes before the others.
+    found = [i for i in found if names[i] == key] or found
+    if len(found) > 1:
+      both = " and ".join(_quoted(header[i].strip()) for i in found[:2])
+      raise UserError(
+        f"{path} has the columns {both}, and one column of {key}s is read: name that column {key}, "
+        "and the other something else."
+      )
+    if found:
+      places[key] = found[0]
+  return places
+
+
+def _parsed(path: pathlib.Path, reader: "csv._reader") -> Iterator[list[str]]:
+  try:
+    yield from reader
+  except csv.Error as error:
+    raise UserError(
+      f"{path}, line {reader.line_num}, cannot be read as CSV ({error}): close its double quotes, "
+      "and write two of them for one inside a value."
+    ) from None
+
+
+def _row(path: pathlib.Path, line: int, values: Mapping[str, str]) -> _Row:
+  """Return a checked row."""
+  for key, value in values.items():
+    if not value:
+      advice = {
+        "file": "name its image",
+        "label": "give each image a label, or leave it out",
+        "split": "write train or val, or leave the column out",
+      }[key]
+      raise UserError(f"{path}, line {line}, has no {key}: {advice}.")
+    if _CONTROL.search(value):
+      raise UserError(
+        f"{path}, line {line}: the {key} {_quoted(value)} holds a line end or another control "
+        "character: remove it."
+      )
+  split = values.get("split", "train").lower()
+  if split not in _SPLITS:
+    raise UserError(
+      f"{path}, line {line}: the split is {_quoted(values['split'])}: write train, val or test."
+    )
+  return _Row(line, values["file"], values.get("label", ""), _SPLITS[split])
+
+
+def _refuse_twice(path: pathlib.Path, rows: Sequence[_Row]) -> None:
+  """Raise a UserError where two rows name one file."""
+  first: dict[str, _Row] = {}
+  twice = [(first[row.file], row) for row in rows if first.setdefault(row.file, row) is not row]
+  if not twice:
+    return
+  one, other = twice[0]
+  found = f"{path}, lines {one.line} and {other.line}, both name {_quoted(one.file)}"
+  more = f" ({len(twice):,} rows repeat a file)" if len(twice) > 1 else ""
+  if one.label != other.label:
+    labels = f"{_quoted(one.label)} and {_quoted(other.label)}"
+    raise UserError(f"{found}, with the labels {labels}{more}: each image has one label.")
+  if one.split != other.split:
+    raise UserError(
+      f"{found}, in the splits {one.split} and {other.split}{more}: an image that is trained on "
+      "cannot be evaluated on."
+    )
+  raise UserError(f"{found}{more}: list each image once.")
+
+
+def _by_split(
+  path: pathlib.Path, rows: Sequence[_Row], tune: bool
+) -> tuple[dict[str, list[_Row]], str, list[str]]:
+  """Return the rows of "train" and "val", the latter's name in the file, and notes."""
+  grouped: dict[str, list[_Row]] = collections.defaultdict(list)
+  for row in rows:
+    grouped[row.split].append(row)
+  present = [each for each in EVAL_FOLDERS if each in grouped]
+  if "train" not in grouped:
+    raise UserError(
+      f"{path} has no rows of the split train: complete it; or, to evaluate on all its images, "
+      "remove the column split and set --config.data.hold_out=1."
+    )
+  if tune:
+    return {"train": grouped["train"]}, "", []
+  if not present:
+    raise UserError(
+      f"{path} has no rows of the split val or test to evaluate on: complete it; remove the column "
+      "split, to hold out a share (config.data.hold_out); or set --config.tune_on=validation."
+    )
+  chosen, *unread = present
+  notes = [
+    f"{len(grouped[each]):,} rows of the split {each} are not read: {chosen} is evaluated"
+    for each in unread
+  ]
+  return {"train": grouped["train"], "val": grouped[chosen]}, chosen, notes
+
+
+def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:
+  """Return the names of the classes, sorted, as numbers if all are integers."""
+  names = {row.label for row in rows}
+  if not all(_INTEGER.fullmatch(name) for name in names):
+    return tuple(sorted(names))
+  by_number: dict[int, str] = {}
+  for name in sorted(names):
+    if by_number.setdefault(int(name), name) != name:
+      raise UserError(
+        f"{path} has the labels {by_number[int(name)]} and {name}, which are one number: write it "
+        "in one way."
+      )
+  return tuple(by_number[number] for number in sorted(by_number))
+
+
+def _quoted(text: str) -> str:
+  return f"'{_short(text)}'"
+
+
+def _some(names: Sequence[str]) -> str:
+  return ", ".join(map(_short, names[:_SHOWN]))
+
+
+def _short(text: str) -> str:
+  return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")

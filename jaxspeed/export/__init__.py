@@ -1,0 +1,1 @@
+"""Trained models as ONNX, StableHLO and safetensors."""

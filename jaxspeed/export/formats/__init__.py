@@ -1,0 +1,1 @@
+"""Files that other programs load a trained model from, a module for each format."""

@@ -1,0 +1,102 @@
+"""The layers of a model: learning rates that fall towards the first, and parts that are frozen."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from jaxspeed.errors import UserError
+from jaxspeed.optim.groups import Labels, same_structure
+
+BACKBONE = "backbone"
+
+
+def layers_of(model: Any, params: PyTree) -> PyTree:
+  """The layer of each parameter, from 0, as the model's method `param_layers` says.
+
+  Raises:
+    UserError: the model has no such method, or it does not return an integer for each parameter.
+  """
+  name = type(model).__name__
+  if not hasattr(model, "param_layers"):
+    raise UserError(
+      f"config.optimizer.layer_decay: {name} has no method param_layers(params), which says which "
+      "layer each parameter belongs to: write it (docs/extending.md), or set layer_decay to 1."
+    )
+  try:
+    layers = model.param_layers(params)
+  except Exception as error:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise UserError(
+      f"param_layers of {name} fails ({reason}): it must map the parameters to a tree of integers."
+    ) from error
+  same_structure(f"{name}.param_layers", layers, params, "layer")
+  for layer in jax.tree.leaves(layers):
+    if not isinstance(layer, int | np.integer) or layer < 0:
+      raise UserError(
+        f"{name}.param_layers returns {layer!r} for a parameter: return integers, 0 for the first "
+        "layer."
+      )
+  return layers
+
+
+def scale_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
+  """Multiply each update by decay ** (last layer - its layer): layer-wise learning rates.
+
+  Sources: ELECTRA (Clark et al. 2020, arXiv 2003.10555), BEiT (Bao et al. 2021, arXiv 2106.08254),
+  timm's param_groups_layer_decay. The update is proportional to the learning rate in each of our
+  optimizers but Muon, decay and momentum included, so this is a learning rate for each layer.
+  """
+
+  def update(updates, state, params=None):
+    layers = layers_of(model, params)
+    last = max(jax.tree.leaves(layers))
+    return jax.tree.map(lambda u, layer: decay ** int(last - layer) * u, updates, layers), state
+
+  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def frozen_parts(model: Any, labels: Labels, params: PyTree, freeze: str) -> tuple[str, ...]:
+  """The keys of `params` that `config.pretrained.freeze` freezes.
+
+  Args:
+    model: the model.
+    labels: labels the parameters (`groups.labels_of`).
+    params: the parameters, or their shapes.
+    freeze: the field: "" for none, "backbone", or the last of the first parts.
+
+  Raises:
+    UserError: the model has no such part before its last layer.
+  """
+  if not freeze:
+    return ()
+  if freeze == BACKBONE:
+    named = labels(params)
+    heads = {part for part in params if {"head", "head_bias"} & {*jax.tree.leaves(named[part])}}
+    return tuple(sorted(set(params) - heads))
+  layers = layers_of(model, params) if hasattr(model, "param_layers") else {}
+  ends = {part: max(jax.tree.leaves(tree)) for part, tree in layers.items()}
+  last = max(ends.values(), default=0)
+  known = sorted((part for part in ends if ends[part] < last), key=lambda part: (ends[part], part))
+  if freeze not in known:
+    raise UserError(
+      f"config.pretrained.freeze={freeze!r}: choose {BACKBONE} or the last part to freeze, one of "
+      f"{', '.join(known)}."
+    )
+  return tuple(sorted(part for part in known if ends[part] <= ends[freeze]))
+
+
+def with_frozen(labels: Labels, parts: tuple[str, ...]) -> Labels:
+  """The same labels, but what is in one of the `parts` is "frozen"."""
+  if not parts:
+    return labels
+
+  def relabelled(params: PyTree) -> PyTree:
+    return {
+      part: jax.tree.map(lambda label: "frozen", tree) if part in parts else tree
+      for part, tree in labels(params).items()
+    }
+
+  return relabelled

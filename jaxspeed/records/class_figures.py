@@ -1,0 +1,169 @@
+"""Figures by class of an evaluation: accuracies, the confusion matrix, calibration."""
+
+import io
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Int32
+
+from jaxspeed.errors import printable
+from jaxspeed.files import write_atomically
+from jaxspeed.records.predictions import Predictions
+
+# With more classes, only macro_top1 and ece are kept: a matrix of 1,000 classes has 4 MB.
+MOST_CLASSES = 1000
+# With more classes, result.json names the file of the confusion matrix.
+MOST_IN_JSON = 100
+CONFUSION_FILE = "confusion.npy"
+# As in Guo et al.
+_BINS = 15
+
+
+def counts_of(label: Int[np.ndarray, "n"], classes: int) -> Int[np.ndarray, "classes"]:
+  """The number of images of each class."""
+  return np.bincount(label, minlength=classes)
+
+
+def class_accuracies(predictions: Predictions, classes: int) -> Float[np.ndarray, "classes"]:
+  """The top-1 accuracy on the images of each class as a fraction; NaN for a class without any."""
+  label, right = predictions.label, predictions.label == predictions.predicted
+  images = counts_of(label, classes)
+  # A class without images divides by one, and is then NaN.
+  accuracies = counts_of(label[right], classes) / np.maximum(images, 1)
+  return np.where(images > 0, accuracies, np.nan)
+
+
+def macro_top1(predictions: Predictions, classes: int) -> float:
+  """The mean of `class_accuracies` over the classes that have images.
+
+  scikit-learn's `balanced_accuracy_score`; every class counts the same, however few its images.
+  """
+  return float(np.nanmean(class_accuracies(predictions, classes)))
+
+
+def expected_calibration_error(
+  probability: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"], bins: int = _BINS
+) -> float:
+  """How far confidence is from accuracy: the ECE of Guo et al. 2017 (arXiv 1706.04599).
+
+  ECE = sum over bins m of |B_m| / n * |acc(B_m) - conf(B_m)|, where B_m holds the images whose
+  confidence is in ((m - 1) / M, m / M], acc is the share of them that is right, and conf is their
+  mean confidence.
+
+  Args:
+    probability: the probability of each predicted class, its confidence.
+    right: whether the predicted class is the label.
+    bins: M, the number of bins of equal width.
+
+  Returns:
+    A fraction; NaN if a probability is NaN.
+  """
+  confidence = probability.astype(np.float64)
+  if not np.isfinite(confidence).all():
+    return math.nan
+  place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+  # |B_m| cancels: each bin adds |sum of right - sum of confidence| / n.
+  gaps = np.bincount(place, weights=right - confidence, minlength=bins)
+  return float(np.abs(gaps).sum() / len(confidence))
+
+
+def summary(predictions: Predictions, classes: int) -> dict[str, float]:
+  """The figures that an epoch's row has: {"macro_top1", "ece"}."""
+  right = predictions.label == predictions.predicted
+  return {
+    "macro_top1": macro_top1(predictions, classes),
+    "ece": expected_calibration_error(predictions.probability, right),
+  }
+
+
+def confusion_matrix(
+  predictions: Predictions, classes: int
+) -> Int32[np.ndarray, "classes classes"]:
+  """The number of images by label, the row, and predicted class, the column."""
+  known = predictions.predicted >= 0
+  pairs = predictions.label[known].astype(np.int64) * classes + predictions.predicted[known]
+  counts = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+  return counts.astype(np.int32)
+
+
+def figures_of(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
+  """Every figure of a run's last evaluation.
+
+  Args:
+    predictions: of at least one image.
+    names: the names of the classes.
+
+  Returns:
+    {"macro_top1", "ece"}; up to `MOST_CLASSES` classes also "per_class", a dict by class name of
+    {"top1", "images"}, where top1 is None for a class without images, and "confusion", the array
+    of `confusion_matrix`.
+  """
+  classes = len(names)
+  figures: dict[str, Any] = summary(predictions, classes)
+  if classes > MOST_CLASSES:
+    return figures
+  accuracies = class_accuracies(predictions, classes).tolist()
+  images = counts_of(predictions.label, classes).tolist()
+  figures["per_class"] = {
+    name: {"top1": accuracy if count else None, "images": count}
+    for name, accuracy, count in zip(keys_of(names), accuracies, images, strict=True)
+  }
+  return figures | {"confusion": confusion_matrix(predictions, classes)}
+
+
+def keys_of(names: Sequence[str]) -> list[str]:
+  """Class names as JSON can hold them, or numbers where two would become the same."""
+  shown = [printable(name) for name in names]
+  return shown if len(set(shown)) == len(shown) else list(map(str, range(len(names))))
+
+
+def for_json(figures: dict[str, Any]) -> dict[str, Any]:
+  """`figures_of` as result.json has it: the matrix as lists, or the name of its file."""
+  if "confusion" not in figures:
+    return figures
+  matrix = figures["confusion"]
+  held = len(matrix) <= MOST_IN_JSON
+  return figures | {"confusion": matrix.tolist() if held else CONFUSION_FILE}
+
+
+def write_confusion(folder: pathlib.Path, figures: dict[str, Any]) -> None:
+  """Writes the confusion matrix to `CONFUSION_FILE` if result.json only names it (`for_json`).
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  if for_json(figures).get("confusion") == CONFUSION_FILE:
+    content = io.BytesIO()
+    np.save(content, figures["confusion"], allow_pickle=False)
+    write_atomically(folder / CONFUSION_FILE, content.getvalue())
+
+
+def worst_confusions(
+  predictions: Predictions, names: Sequence[str], most: int = 10
+) -> list[dict[str, Any]]:
+  """The most frequent pairs of a label and another class that is predicted, the first ones first.
+
+  Returns:
+    At most `most` of {"label", "predicted", "images", "of"}: class names, the number of images of
+    that label with that prediction, and the number of images of the label.
+  """
+  wrong = (predictions.predicted >= 0) & (predictions.predicted != predictions.label)
+  pairs = np.stack([predictions.label[wrong], predictions.predicted[wrong]], axis=1)
+  found, images = np.unique(pairs, axis=0, return_counts=True)
+  total, keys = counts_of(predictions.label, len(names)), keys_of(names)
+  worst = np.argsort(-images, kind="stable")[:most]
+  return [
+    {"label": keys[a], "predicted": keys[b], "images": int(count), "of": int(total[a])}
+    for (a, b), count in zip(found[worst].tolist(), images[worst], strict=True)
+  ]
+
+
+def confusion_lines(confusions: Sequence[Mapping[str, Any]]) -> list[str]:
+  """`worst_confusions` to be read, below a title; none if every image is right."""
+  if not confusions:
+    return []
+  rows = [f"{c['label']} -> {c['predicted']}: {c['images']:,} of {c['of']:,}" for c in confusions]
+  return ["the most frequent confusions, label -> prediction: images", *rows]

@@ -1,0 +1,26 @@
+"""The loggers that a config names."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from jaxspeed.records.loggers import Logger, ensure_installed
+from jaxspeed.records.tensorboard import TensorBoardLogger
+from jaxspeed.records.tracking import TrackioLogger, WandbLogger
+
+LOGGERS: dict[str, Callable[[], Logger]] = {
+  "tensorboard": TensorBoardLogger,
+  "wandb": WandbLogger,
+  "trackio": TrackioLogger,
+}
+
+
+def make_loggers(config: ConfigDict) -> list[Logger]:
+  """A new logger for each name in `config.records.loggers`.
+
+  Raises:
+    UserError: the package of one of them is not installed.
+  """
+  names = dict.fromkeys(config.records.loggers)
+  ensure_installed(names)
+  return [LOGGERS[name]() for name in names]

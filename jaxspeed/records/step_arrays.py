@@ -1,0 +1,75 @@
+"""Arrays of one step in a compressed .npz file: written atomically, checked when they are read."""
+
+import io
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import read_bytes, write_atomically
+
+_Parsed = TypeVar("_Parsed")
+
+
+def write_arrays(
+  path: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], *, sync: bool = True
+) -> None:
+  """Writes arrays, and the step that they are of; `sync` as in `write_atomically`.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  content, named = io.BytesIO(), dict[str, Any](arrays, step=np.int64(step))
+  np.savez_compressed(content, **named)
+  write_atomically(path, content.getvalue(), sync=sync)
+
+
+def read_arrays(
+  path: pathlib.Path,
+  names: Iterable[str],
+  parse: Callable[[int, dict[str, np.ndarray]], _Parsed],
+  *,
+  most_bytes: int,
+  advice: str,
+) -> _Parsed | None:
+  """What `parse` makes of the arrays in a file of `write_arrays`; None if it does not exist.
+
+  Args:
+    path: the file.
+    names: the arrays that it must have.
+    parse: takes the step and the arrays by name; raises a ValueError if they are not right.
+    most_bytes: the most that all arrays may take once they are unpacked.
+    advice: what to do about a damaged file, as the end of a sentence.
+
+  Raises:
+    UserError: the file cannot be read, is damaged, or holds something else.
+  """
+  try:
+    return parse(*_unpacked(read_bytes(path), names, most_bytes))
+  except FileNotFoundError:
+    return None
+  # NumPy and zipfile raise errors of many kinds on damage.
+  except Exception as error:
+    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    raise UserError(f"{path} cannot be used ({reason}): {advice}.") from None
+
+
+def _unpacked(
+  content: bytes, names: Iterable[str], most_bytes: int
+) -> tuple[int, dict[str, np.ndarray]]:
+  """The step and the arrays in the bytes of a file; raises an exception of any kind on damage."""
+  stream = io.BytesIO(content)
+  with zipfile.ZipFile(stream) as archive:
+    if sum(member.file_size for member in archive.infolist()) > most_bytes:
+      raise ValueError("its arrays are too large")
+  stream.seek(0)
+  with np.load(stream, allow_pickle=False) as file:
+    step, arrays = file["step"], {name: file[name] for name in names}
+  if step.shape or step.dtype.kind != "i":
+    raise ValueError("its step has another type")
+  if step < 1:
+    raise ValueError(f"its step is {step}")
+  return int(step), arrays

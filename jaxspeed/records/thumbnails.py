@@ -1,0 +1,96 @@
+"""Small images that a run leaves for its report: thumbnails.npz in its folder."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+from jaxtyping import Float32, Int, Int32, UInt8
+
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.step_arrays import read_arrays, write_arrays
+
+FILE = "thumbnails.npz"
+# Longest side of an image; evaluated or training images, and filters.
+MOST_PIXELS, MOST_IMAGES = 64, 64
+_MOST_BYTES = 1 << 25
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Thumbnails:
+  """Images of a run's last evaluation, of a training batch, and of its first layer.
+
+  Attributes:
+    step: the number of steps trained before the evaluation.
+    eval_index: numbers of evaluation images in their split, as in `Predictions.index`: those with
+      the highest loss, then as many correct ones, if there are.
+    eval_image: these images.
+    train_image: the first images of a training batch, as the model sees them.
+    train_label: their labels.
+    train_partner: the labels of the images mixed into them.
+    train_share: the share of those; 0 without mixing.
+    filters: the first layer's kernels, each scaled to 0 ... 255 with zero at 128; a model may have
+      none over three channels.
+  """
+
+  step: int
+  eval_index: Int32[np.ndarray, "k"]
+  eval_image: UInt8[np.ndarray, "k h w 3"]
+  train_image: UInt8[np.ndarray, "m h2 w2 3"]
+  train_label: Int32[np.ndarray, "m"]
+  train_partner: Int32[np.ndarray, "m"]
+  train_share: Float32[np.ndarray, "m"]
+  filters: UInt8[np.ndarray, "f h3 w3 3"]
+
+
+_ARRAYS = tuple(f.name for f in dataclasses.fields(Thumbnails) if f.name != "step")
+_LABELS = ("train_label", "train_partner", "train_share")
+
+
+def worst_rows(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
+  """Rows of the images with the highest loss, at most so many, the highest first."""
+  return np.argsort(-predictions.loss, kind="stable")[:most]
+
+
+def write_thumbnails(path: pathlib.Path, thumbnails: Thumbnails) -> None:
+  """Writes thumbnails as a compressed .npz file, atomically.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  arrays = {name: getattr(thumbnails, name) for name in _ARRAYS}
+  write_arrays(path, thumbnails.step, arrays, sync=False)
+
+
+def read_thumbnails(path: pathlib.Path) -> Thumbnails | None:
+  """The thumbnails in a file that `write_thumbnails` wrote; None if the file does not exist.
+
+  Raises:
+    UserError: the file cannot be read, is damaged, or holds something else.
+  """
+  advice = "remove the file, and the report goes without these images"
+  return read_arrays(path, _ARRAYS, _parsed, most_bytes=_MOST_BYTES, advice=advice)
+
+
+def _parsed(step: int, arrays: dict[str, np.ndarray]) -> Thumbnails:
+  """The thumbnails in the arrays of a file; raises a ValueError where no run gives them."""
+  for name in ("eval_image", "train_image", "filters"):
+    _check_images(name, arrays[name])
+  _check_column(arrays, "eval_index", "eval_image", np.int32)
+  for name in _LABELS:
+    _check_column(arrays, name, "train_image", np.float32 if name == "train_share" else np.int32)
+  return Thumbnails(step, **arrays)
+
+
+def _check_images(name: str, images: np.ndarray) -> None:
+  fits = images.ndim == 4 and images.shape[-1] == 3 and len(images) <= MOST_IMAGES
+  empty = len(images) > 0 and images.size == 0
+  if not fits or empty or images.dtype != np.uint8 or max(images.shape[1:3]) > MOST_PIXELS:
+    raise ValueError(f"{name} is {images.dtype} of shape {images.shape}")
+
+
+def _check_column(arrays: dict[str, np.ndarray], name: str, beside: str, kind: type) -> None:
+  column = arrays[name]
+  if column.shape != (len(arrays[beside]),) or column.dtype != kind:
+    raise ValueError(f"{name} is {column.dtype} of shape {column.shape}")
+  if not (column >= 0).all() or (kind is np.float32 and not (column <= 1).all()):
+    raise ValueError(f"{name} has values that no run gives")

@@ -1,0 +1,1 @@
+"""One HTML file that shows runs: figures, curves, images, comparisons."""

@@ -1,0 +1,85 @@
+"""The command `python -m jaxspeed.report`."""
+
+import datetime
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import expanded, write_atomically
+from jaxspeed.records.results import FILE as RESULT
+from jaxspeed.report.data import RunData, find_runs, groups_of, read_run
+from jaxspeed.report.page import page
+from jaxspeed.report.words import plural
+from jaxspeed.run.folder import check_output
+
+# A run leaves its images after its result: within seconds, as it compiles how it augments a batch.
+_LEAVES_SECONDS = 60.0
+
+
+def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
+  """Writes a report, and with `watch` again and again until every run has ended.
+
+  Args:
+    arguments: folders of runs, or with runs in them.
+    out: the file to write.
+    watch: seconds between two reports; 0: one report.
+
+  Raises:
+    UserError: there is no run, a file of one is damaged, or the report cannot be written.
+  """
+  if not arguments or "" in arguments:
+    raise UserError("name the folder of a run, or one with runs in it: jaxspeed report RUN.")
+  if not out:
+    raise UserError("--out is empty: name the file to write.")
+  path = expanded(out, "--out")
+  if os.path.isdir(path):
+    raise UserError(f"{path} is a folder: name a file in it, as --out={path / 'report.html'}.")
+  check_output(path)
+  while True:
+    runs = read_all(arguments)
+    ended = all(each.is_stopped for each in runs if each.is_unfinished or _leaves_images(each))
+    refresh = 0.0 if ended else watch
+    size = write(runs, path, refresh=refresh)
+    print(f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB")
+    if not refresh:
+      return
+    time.sleep(watch)
+
+
+def _leaves_images(run: RunData) -> bool:
+  """Whether a run with a result is still writing the images for its report."""
+  try:
+    age = time.time() - os.stat(run.folder / RESULT).st_mtime
+  except OSError:
+    return False
+  return run.keeps_thumbnails and run.thumbnails is None and age < _LEAVES_SECONDS
+
+
+def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[RunData]:
+  """The runs in folders, each once.
+
+  Raises:
+    UserError: one has no run, or a file of one is damaged.
+  """
+  found = [path for each in folders for path in find_runs(expanded(each, "RUN"))]
+  # A run that is named twice, or through a link, is no second seed.
+  return [read_run(path) for path in {os.path.realpath(each): each for each in found}.values()]
+
+
+def write(runs: Sequence[RunData], path: pathlib.Path, *, refresh: float = 0.0) -> int:
+  """Writes the report of runs to a file; returns its bytes.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  now = datetime.datetime.now().astimezone()
+  content = page(groups_of(runs), now=now, refresh=refresh).encode()
+  try:
+    write_atomically(path, content, sync=False)
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be written ({error.strerror or error}): name another file in --out."
+    ) from None
+  return len(content)

@@ -1,0 +1,350 @@
+"""A run's folder as the report reads it, and the groups of runs that differ only in their seed."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from jaxspeed.cluster.folder_lock import OWNER, has_ended
+from jaxspeed.config.stored import PLACES
+from jaxspeed.data.formats.class_names import STORED, stored_class_names
+from jaxspeed.errors import UserError
+from jaxspeed.files import TEMPORARY, dump_json, read_json
+from jaxspeed.records import predictions as predictions_lib
+from jaxspeed.records import thumbnails as thumbnails_lib
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.results import FILE as RESULT
+from jaxspeed.records.results import read_result
+from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.folder import CONFIG
+from jaxspeed.run.manifest import load_manifest
+
+# Folders of folders of runs: ROOT/SWEEP/JOB/run_000.
+_DEEPEST = 4
+_NO_RUNS = {"checkpoints", "tensorboard", "loggers", "dawnbench", "launch", "profile"}
+# Fields that do not make two runs different: those of `PLACES` but the data's, and the seeds.
+_NOT_COMPARED = (*(name for name in PLACES if name != "data.path"), "seed", "runs", "given")
+
+
+@dataclasses.dataclass
+class _OfData:
+  classes: Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+@dataclasses.dataclass
+class _OfRecords:
+  thumbnails: int = 1
+
+
+@dataclasses.dataclass
+class _Config:
+  """The fields of a config.json that the report computes with; it shows the others as text."""
+
+  data: _OfData
+  name: str = "run"
+  epochs: float = 0.0
+  seed: int = 0
+  runs: int = 1
+  target: Annotated[float, Field(ge=0, le=1)] = 0.0
+  target_metric: Literal["top1", "top5"] = "top1"
+  cost_per_hour: float = 0.0
+  records: _OfRecords = dataclasses.field(default_factory=_OfRecords)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunData:
+  """What a run's folder says.
+
+  Attributes:
+    folder: the run's folder.
+    config: its config.json.
+    rows: the rows of its epochs so far.
+    result: result.json; None while it is not finished.
+    clock: the seconds of the clock's names at its newest checkpoint; {} without one.
+    class_names: the names of its classes, or their numbers.
+    predictions: those of the last evaluation; None without them.
+    thumbnails: the images that it left; None without them.
+    is_stopped: whether it has no result and its process has surely ended (`has_ended`).
+  """
+
+  folder: pathlib.Path
+  config: dict[str, Any]
+  rows: list[dict[str, Any]]
+  result: dict[str, Any] | None
+  clock: dict[str, float]
+  class_names: tuple[str, ...]
+  predictions: Predictions | None
+  thumbnails: Thumbnails | None
+  is_stopped: bool
+
+  @property
+  def metric(self) -> str:
+    """The accuracy that the config's target is about: top1 or top5."""
+    return self.config.get("target_metric", "top1")
+
+  @property
+  def target(self) -> float:
+    """The accuracy to reach; 0: none."""
+    return self.config.get("target", 0.0)
+
+  @property
+  def keeps_thumbnails(self) -> bool:
+    """Whether the run leaves images for a report when it ends (`records.thumbnails`)."""
+    return self.config.get("records", {}).get("thumbnails", 1) > 0
+
+  @property
+  def seed(self) -> int:
+    """The seed of the run."""
+    return self.result["seed"] if self.result else self.config.get("seed", 0)
+
+  def accuracy(self, metric: str = "") -> float | None:
+    """An accuracy: of the result, or of the newest epoch that has one; `metric` as default."""
+    metric = metric or self.metric
+    if self.result is not None:
+      return self.result.get(metric)
+    values = [value for row in self.rows if (value := number_in(row, f"eval_{metric}")) is not None]
+    return values[-1] if values else None
+
+  @property
+  def reached(self) -> dict[str, Any] | None:
+    """The row of the first epoch that reached the target; None: no such row."""
+    rows = (row for row in self.rows if (row.get(f"eval_{self.metric}") or 0.0) >= self.target)
+    return next(rows, None) if self.target else None
+
+  @property
+  def seconds(self) -> dict[str, Any]:
+    """The seconds of the result, or those known so far."""
+    if self.result is not None:
+      return self.result["seconds"]
+    last, first = (self.rows or [{}])[-1], self.reached
+    return {
+      "train": number_in(last, "train_seconds"),
+      "dawn": number_in(last, "dawn_seconds"),
+      "process": self.clock.get("process"),
+      "compile": {"wall": self.clock.get("compile")},
+      "to_target": first["dawn_seconds"] if first else None,
+    }
+
+  @property
+  def is_unfinished(self) -> bool:
+    """Whether the run has no result yet."""
+    return self.result is None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+  """Runs whose configs differ only in their seed.
+
+  Attributes:
+    name: what the report calls it.
+    settings: the fields in which groups differ, as text, by dotted name.
+    runs: the runs, at least one, each of another seed.
+    metric: the accuracy by which all groups are compared: top1 or top5.
+    repeated: runs of a seed that is among `runs`; they count nowhere.
+  """
+
+  name: str
+  settings: dict[str, str]
+  runs: tuple[RunData, ...]
+  metric: str
+  repeated: tuple[RunData, ...] = ()
+
+  @functools.cached_property
+  def counted(self) -> tuple[RunData, ...]:
+    """The finished runs, or all as long as none has finished: means do not mix the two."""
+    return tuple(run for run in self.runs if run.result) or self.runs
+
+  @functools.cached_property
+  def values(self) -> list[float]:
+    """The accuracy of each run of `counted` that has one."""
+    return [value for run in self.counted if (value := run.accuracy(self.metric)) is not None]
+
+  @functools.cached_property
+  def finished(self) -> list[float]:
+    """The accuracy of each finished run, for tests of significance."""
+    found = (run.accuracy(self.metric) for run in self.runs if run.result)
+    return [value for value in found if value is not None]
+
+  @property
+  def mean(self) -> float | None:
+    """The mean accuracy; None without any."""
+    return statistics.fmean(self.values) if self.values else None
+
+  def mean_seconds(self, name: str) -> float | None:
+    """The mean of one of the seconds over the runs that have it."""
+    known = [run.seconds[name] for run in self.counted if run.seconds.get(name) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def number_in(row: Mapping[str, Any], name: str) -> float | None:
+  """A number of a row; None where there is none."""
+  value = row.get(name)
+  return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
+  """The folders of runs at or below a path; a run of several seeds is that of each seed.
+
+  Raises:
+    UserError: there is none.
+  """
+  if not os.path.isdir(path):
+    raise UserError(f"{path} is no folder: name a run's folder, or one with runs in it.")
+  found = list(_below(path, _DEEPEST))
+  if not found:
+    raise UserError(f"{path} holds no run: name the folder that --workdir of a training named.")
+  return found
+
+
+def _below(path: pathlib.Path, depth: int) -> Iterator[pathlib.Path]:
+  if os.path.isfile(path / CONFIG):
+    seeds = sorted(each for each in path.glob("run_*") if os.path.isfile(each / CONFIG))
+    yield from seeds or [path]
+  elif depth:
+    try:
+      names = sorted(os.listdir(path))
+    except OSError as error:
+      raise UserError(
+        f"{path} cannot be read ({error.strerror or error}): make it readable, or name other "
+        "folders."
+      ) from None
+    for name in names:
+      hidden = name.startswith((".", TEMPORARY)) or name in _NO_RUNS
+      if not hidden and os.path.isdir(path / name):
+        yield from _below(path / name, depth - 1)
+
+
+def read_run(folder: pathlib.Path) -> RunData:
+  """Reads a run's folder.
+
+  Raises:
+    UserError: one of its files is damaged.
+  """
+  advice = "restore the file that train wrote, or leave the run out"
+  config = read_json(folder / CONFIG, _Config, advice)
+  if config is None:
+    raise UserError(f"{folder / CONFIG} is missing: {advice}.")
+  classes = config["data"]["classes"]
+  stored = os.path.lexists(folder / STORED)
+  names = stored_class_names(folder, classes) if stored else tuple(map(str, range(classes)))
+  result = read_result(folder)
+  predictions = None
+  if result is not None:
+    predictions = predictions_lib.read_predictions(folder / predictions_lib.FILE, classes)
+    if predictions is not None:
+      _check_predictions(folder, predictions, result)
+  thumbnails = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE) if predictions else None
+  if thumbnails is not None:
+    _check_thumbnails(folder, thumbnails, classes)
+  rows = read_metrics(folder)
+  clock = _newest_clock(folder / "checkpoints")
+  stopped = result is None and _has_ended(folder)
+  return RunData(folder, config, rows, result, clock, names, predictions, thumbnails, stopped)
+
+
+def _has_ended(folder: pathlib.Path) -> bool:
+  """`has_ended` of a run; one of several seeds belongs to the owner of the folder above."""
+  return has_ended(folder if os.path.lexists(folder / OWNER) else folder.parent)
+
+
+def _check_predictions(
+  folder: pathlib.Path, predictions: Predictions, result: Mapping[str, Any]
+) -> None:
+  """Makes sure that predictions are those of a result; raises a UserError."""
+  count, images, top1 = len(predictions.label), result.get("eval_images"), result["top1"]
+  own = float(np.mean(predictions.label == predictions.predicted))
+  if images not in (None, count):
+    reason = f"it has {count:,} images, and {RESULT} {images:,}"
+  elif np.min(predictions.predicted) < 0:
+    reason = "an image has no predicted class"
+  # A resumed process may have evaluated again on a device that rounds differently.
+  elif abs(own - top1) > 1e-3 + 1 / count:
+    reason = f"its top-1 accuracy is {own:.4f}, and that in {RESULT} {top1:.4f}"
+  else:
+    return
+  raise UserError(
+    f"{folder / predictions_lib.FILE} is not of the run's result ({reason}): put the run's own "
+    "file back, or remove it, and the report goes without."
+  )
+
+
+def _check_thumbnails(folder: pathlib.Path, thumbnails: Thumbnails, classes: int) -> None:
+  labels = np.concatenate([thumbnails.train_label, thumbnails.train_partner])
+  if np.max(labels, initial=0) >= classes:
+    raise UserError(
+      f"{folder / thumbnails_lib.FILE} has a class above the run's {classes}: remove the file, and "
+      "the report goes without these images."
+    )
+
+
+def _newest_clock(checkpoints: pathlib.Path) -> dict[str, float]:
+  """The clock in the newest whole checkpoint; {} without one."""
+  steps = [each for each in checkpoints.glob("*") if each.name.isascii() and each.name.isdigit()]
+  for path in sorted(steps, key=lambda each: int(each.name), reverse=True):
+    try:
+      return load_manifest(path)["clock"]
+    except (ValueError, UserError, OSError):
+      continue
+  return {}
+
+
+def groups_of(runs: Sequence[RunData]) -> list[Group]:
+  """The groups of runs, the best mean accuracy first, those without any last.
+
+  The accuracy is the first run's `metric`. Runs of other data or classes are no seeds of one group.
+  """
+  flat = [dict(_leaves(run.config)) | {"class names": run.class_names} for run in runs]
+  keys = [dump_json(each, sort_keys=True) for each in flat]
+  names = sorted({name for each in flat for name in each})
+  differing = [name for name in names if len({dump_json(each.get(name)) for each in flat}) > 1]
+  found = []
+  for key in dict.fromkeys(keys):
+    members = tuple(run for run, own in zip(runs, keys, strict=True) if own == key)
+    one = flat[keys.index(key)]
+    settings = {name: _shown(one.get(name, "–")) for name in differing}
+    once = _once(members)
+    repeated = tuple(run for run in members if run not in once)
+    name = _name_of(members, settings)
+    found.append(Group(name, settings, once, runs[0].metric, repeated))
+  return sorted(found, key=lambda group: (group.mean is None, -(group.mean or 0.0)))
+
+
+def _once(runs: Sequence[RunData]) -> tuple[RunData, ...]:
+  """One run of each seed: a finished one if there is one, and the last of several."""
+  by_seed = {run.seed: run for run in sorted(runs, key=lambda run: not run.is_unfinished)}
+  return tuple(run for run in runs if by_seed[run.seed] is run)
+
+
+def _name_of(runs: Sequence[RunData], settings: Mapping[str, str]) -> str:
+  """The fields that differ, the recipe's name first; that alone if none does.
+
+  A field goes by its last word where no other one that differs has the same.
+  """
+  own = {name: value for name, value in settings.items() if name != "name"}
+  last = [name.rpartition(".")[2] for name in own]
+  short = {name: end if last.count(end) == 1 else name for name, end in zip(own, last, strict=True)}
+  words = [f"{short[name]}={value}" for name, value in list(own.items())[:4]]
+  recipe = runs[0].config.get("name", "run")
+  return ", ".join([recipe] * ("name" in settings or not words) + words)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  for name, value in values.items():
+    if (prefix + name).startswith(_NOT_COMPARED) or prefix + name == "format":
+      continue
+    if isinstance(value, dict):
+      yield from _leaves(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value
+
+
+def _shown(value: Any) -> str:
+  shown = value if isinstance(value, str) else dump_json(value, only_ascii=False)
+  return shown if len(shown) <= 60 else f"{shown[:60]}..."

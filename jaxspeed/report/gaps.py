@@ -1,0 +1,47 @@
+"""What a report cannot show of a run, and why."""
+
+from jaxspeed.records import predictions as predictions_lib
+from jaxspeed.records import thumbnails as thumbnails_lib
+from jaxspeed.records.class_figures import MOST_CLASSES
+from jaxspeed.report.data import Group, RunData
+from jaxspeed.report.markup import Html, element
+
+
+def gaps(group: Group) -> Html:
+  """A list of what no run of a group has left; "" if nothing is missing."""
+  by_run = [_of_run(run) for run in group.runs]
+  common = [line for line in by_run[0] if all(line in each for each in by_run)]
+  if not common:
+    return Html("")
+  items = [element("li", line) for line in common]
+  return element("div", element("h2", "What is missing"), element("ul", *items))
+
+
+def _of_run(run: RunData) -> list[str]:
+  lines = []
+  if not run.rows:
+    lines.append("Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.")
+  if not run.clock:
+    lines.append("Where the time went: the run has no checkpoint that can be read.")
+  if run.is_unfinished:
+    lines.append("Images and accuracy by class: they need result.json, written when a run ends.")
+  elif run.predictions is None:
+    file = predictions_lib.FILE
+    lines.append(f"Images and accuracy by class: {file} is missing; older versions left none.")
+  else:
+    lines += _of_images(run)
+  return lines
+
+
+def _of_images(run: RunData) -> list[str]:
+  """What is missing of a finished run with predictions."""
+  lines = []
+  if run.thumbnails is None and not run.keeps_thumbnails:
+    lines.append("Images: config.records.thumbnails is 0.")
+  elif run.thumbnails is None:
+    lines.append(f"Images: {thumbnails_lib.FILE} is missing; older versions left none.")
+  elif run.predictions is not None and run.thumbnails.step != run.predictions.step:
+    lines.append(f"Evaluated images: those in {thumbnails_lib.FILE} are of another evaluation.")
+  if len(run.class_names) > MOST_CLASSES:
+    lines.append(f"Accuracy by class: it is shown up to {MOST_CLASSES:,} classes.")
+  return lines

@@ -1,0 +1,143 @@
+"""What the evaluations of a run say: which one is the best, and whether they end the run early."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from jaxspeed.errors import UserError
+from jaxspeed.records.results import read_result
+from jaxspeed.records.statistics import BEST
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.steps.losses import has_top5
+
+Row = Mapping[str, Any]
+
+# Values of checkpoint.keep_best and target_metric, and whether larger is better.
+METRICS = {"top1": True, "top5": True, "macro_top1": True, "loss": False}
+
+# A checkpoint's step, or that of the best evaluation; None: that of the newest whole checkpoint.
+CheckpointStep = int | Literal["best"] | None
+
+
+def check_metrics(config: ConfigDict) -> None:
+  """Makes sure that the evaluations of a resolved config have the metrics that it follows.
+
+  Raises:
+    UserError: they have no top-5 accuracy.
+  """
+  if has_top5(config.data.classes):
+    return
+  for field, follows in (
+    ("checkpoint.keep_best", config.checkpoint.keep_best == "top5"),
+    ("target_metric", config.target_metric == "top5" and config.patience),
+  ):
+    if follows:
+      raise UserError(
+        f"config.{field}=top5: there is no top-5 accuracy with {config.data.classes} classes; set "
+        f"--config.{field}=top1."
+      )
+
+
+def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
+  """The rows with a metric of the evaluation, the best first; of equal ones the earlier first.
+
+  Args:
+    rows: a run's rows in their order.
+    metric: one of `METRICS`.
+  """
+  key = f"eval_{metric}"
+  known = [row for row in rows if _is_number(row.get(key))]
+  return sorted(known, key=lambda row: row[key], reverse=METRICS[metric])
+
+
+def _is_number(value: Any) -> bool:
+  return value is not None and math.isfinite(value)
+
+
+def reaches_target(row: Row, config: ConfigDict) -> bool:
+  """Whether the epoch of `row` was evaluated and reached the target."""
+  reached = row.get(f"eval_{config.target_metric}")
+  return reached is not None and reached >= config.target
+
+
+def without_gain(rows: Sequence[Row], metric: str) -> int:
+  """The number of evaluations since the best one; of all of them if none has the metric."""
+  evaluated = [row["step"] for row in rows if "eval_loss" in row]
+  best = next((row["step"] for row in ranked(rows, metric)), -1)
+  return sum(step > best for step in evaluated)
+
+
+def reason_to_stop(rows: Sequence[Row], config: ConfigDict) -> str:
+  """Why the run ends after its last row, whatever steps are left: "target", "patience" or ''.
+
+  Both are read from the rows alone, so a resumed run decides as the one before it. Patience counts
+  as Keras's EarlyStopping does (min_delta 0): an equal value is no improvement.
+  """
+  if not rows or "eval_loss" not in rows[-1]:
+    return ""
+  if config.stop_at_target and reaches_target(rows[-1], config):
+    return "target"
+  if config.patience and without_gain(rows, config.target_metric) >= config.patience:
+    return "patience"
+  return ""
+
+
+def said_to_stop(reason: str, config: ConfigDict) -> str:
+  """A line on what `reason_to_stop` found."""
+  if reason == "target":
+    return "the target is reached: the run ends here (stop_at_target)"
+  return (
+    f"no better {config.target_metric} in {config.patience} "
+    f"evaluation{'s' * (config.patience > 1)}: the run ends here (patience)"
+  )
+
+
+def best_steps(rows: Sequence[Row], config: ConfigDict) -> list[int]:
+  """The steps of a run's evaluations, the best first; [] if the config keeps no best one."""
+  metric = config.checkpoint.keep_best
+  return [] if metric == "none" else [row["step"] for row in ranked(rows, metric)]
+
+
+def best_of(rows: Sequence[Row], config: ConfigDict) -> dict[str, Any] | None:
+  """The best evaluation in the words of result.json; None if the config keeps none.
+
+  Returns:
+    {"metric", "epoch", "step", "top1", "top5", "macro_top1", "loss"}, as far as evaluated.
+  """
+  steps = best_steps(rows, config)
+  if not steps:
+    return None
+  best = next(row for row in rows if row["step"] == steps[0])
+  figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
+  metric = config.checkpoint.keep_best
+  return {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
+
+
+def best_step(folder: pathlib.Path, config: ConfigDict, checkpoints: Checkpoints) -> int:
+  """The step of the best evaluation of the run in `folder`, whether or not it has a checkpoint.
+
+  Args:
+    folder: the run's folder.
+    config: its config; with keep_best "none", the target's metric decides.
+    checkpoints: its checkpoints.
+
+  Raises:
+    UserError: no evaluation has the metric.
+  """
+  result, metric = read_result(folder), config.checkpoint.keep_best
+  if result is not None and result.get(BEST) is not None:
+    return int(result[BEST]["step"])
+  metric = config.target_metric if metric == "none" else metric
+  # A run that resumes drops the rows after its newest checkpoint, and repeats their epochs.
+  last = math.inf if result is not None else checkpoints.latest_name()
+  best = ranked([row for row in read_metrics(folder) if row["step"] <= last], metric)
+  if not best:
+    raise UserError(
+      f"{folder / 'metrics.jsonl'} has no evaluation with {metric}, so that none is the best: "
+      "leave out --step=best, or name a step."
+    )
+  return int(best[0]["step"])

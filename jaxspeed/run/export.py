@@ -1,0 +1,160 @@
+"""Trained models of runs as files for other programs."""
+
+import contextlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspeed.config import output
+from jaxspeed.data.formats.class_names import stored_class_names
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError
+from jaxspeed.export.formats import network as network_lib
+from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
+from jaxspeed.export.formats.network import Network
+from jaxspeed.export.formats.to_onnx import write_onnx
+from jaxspeed.export.formats.to_safetensors import write_safetensors
+from jaxspeed.export.formats.to_stablehlo import metadata_file, write_stablehlo
+from jaxspeed.models.pretrained import LAYOUTS
+from jaxspeed.records import provenance
+from jaxspeed.run.best import CheckpointStep
+from jaxspeed.run.folder import check_output
+from jaxspeed.run.predict import for_images
+from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.steps.spec import TrainSpec
+
+
+def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
+  """Makes sure that the weights of a run can be written as .safetensors, before an evaluation.
+
+  Raises:
+    UserError: the run's model is neither a ResNet nor a ViT, or as `check_output`.
+  """
+  if load_config(folder).model.name not in LAYOUTS:
+    raise UserError(
+      f"--export={path}: only a ResNet or a ViT is written, and the run's is another model."
+    )
+  check_place(path)
+
+
+def check_place(path: pathlib.Path, file_format: str = "safetensors") -> None:
+  """Makes sure that a file of a format can be written, and the file beside it.
+
+  Raises:
+    UserError: as `check_output`.
+  """
+  check_output(path)
+  if file_format == "stablehlo":
+    check_output(metadata_file(path))
+
+
+def export(
+  folder: pathlib.Path,
+  path: pathlib.Path,
+  *,
+  file_format: str = "safetensors",
+  step: CheckpointStep = None,
+  input_dtype: str = "uint8",
+  fold: bool = False,
+) -> dict[str, Any]:
+  """Writes the model of a run, with the weights that it is evaluated with, for other programs.
+
+  Args:
+    folder: the run's folder.
+    path: the file to write; an existing one is replaced.
+    file_format: one of `FORMATS`.
+    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
+    input_dtype: the dtype of the images that go in, of "onnx" and "stablehlo".
+    fold: whether "onnx" folds batch norms into convolutions.
+
+  Returns:
+    `Network.metadata`.
+
+  Raises:
+    UserError: as `open_run` and `write_network`.
+  """
+  check_place(path, file_format)
+  config = load_config(folder)
+  for_use = for_images(config)
+  with precision.wide_enough(config.precision):
+    spec, restored = open_run(folder, for_use, step)
+    variables = restored.tree.state.evaluated()
+    names = class_names_of(folder, config.data.classes)
+    network = network_of(spec, restored.step, variables, names, input_dtype=input_dtype)
+  if (mode := config.eval.mode) not in ("center", "rect"):
+    output.note(f"the run was evaluated with eval.mode={mode}; the file sees one view, center")
+  return write_network(path, network, file_format=file_format, fold=fold)
+
+
+def class_names_of(folder: pathlib.Path, classes: int) -> Sequence[str]:
+  """The names of a run's classes; their numbers if the folder has lost its names."""
+  with contextlib.suppress(UserError):
+    return stored_class_names(folder, classes)
+  return list(map(str, range(classes)))
+
+
+def network_of(
+  spec: TrainSpec,
+  step: int,
+  variables: dict[str, Any],
+  class_names: Sequence[str],
+  *,
+  input_dtype: str = "uint8",
+) -> Network:
+  """A run's model after `step` steps, and how its images are prepared.
+
+  Raises:
+    UserError: `input_dtype` is not one of `choices.INPUT_DTYPES`.
+  """
+  if input_dtype not in INPUT_DTYPES:
+    choices = " or ".join(INPUT_DTYPES)
+    raise UserError(f"input={input_dtype!r}: the images that go in are {choices}.")
+  config, phase = spec.config, spec.plan.phase_of(step - 1)
+  data = config.data
+  streams = data.feed == "stream"
+  size = phase.eval_size if streams else data.image_size
+  model, arrays = network_lib.in_float32(spec.model, variables)
+  return Network(
+    model=model,
+    variables=arrays,
+    image_size=int(size),
+    mean=tuple(data.mean),
+    std=tuple(data.std),
+    class_names=tuple(class_names),
+    input_dtype=input_dtype,
+    own=not type(spec.model).__module__.startswith("jaxspeed.models."),
+    facts={
+      "resize": int(phase.eval_resize) if streams else int(size),
+      "interpolation": "bilinear",
+      "antialias": bool(data.antialias) if streams else True,
+      "model": config.given.model or dict(config.model.to_dict()),
+      "recipe": config.name,
+      "step": step,
+      "evaluated_weights": spec.plan.evaluated_weights(step),
+      "jaxspeed": provenance.versions()["jaxspeed"] or "",
+    },
+  )
+
+
+def write_network(
+  path: pathlib.Path, network: Network, *, file_format: str, fold: bool = False
+) -> dict[str, Any]:
+  """Writes a network in one of `FORMATS`; returns its metadata.
+
+  Raises:
+    UserError: the format does not take the model, a package is missing, or the file cannot be
+      written.
+  """
+  if file_format not in FORMATS:
+    raise UserError(f"format={file_format!r}: choose one of {', '.join(FORMATS)}.")
+  if fold and file_format != "onnx":
+    raise UserError(f"fold={fold} has no effect beside format={file_format!r}: leave it out.")
+  check_place(path, file_format)
+  if file_format == "onnx":
+    write_onnx(path, network, fold=fold)
+  elif file_format == "stablehlo":
+    write_stablehlo(path, network)
+  else:
+    write_safetensors(path, network)
+    return network.metadata_of_weights
+  return network.metadata

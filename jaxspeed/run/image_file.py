@@ -1,0 +1,112 @@
+"""An image file as a model sees it."""
+
+import contextlib
+import io
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats.pixels import reason_of
+from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
+
+# Larger files are not read whole before they are decoded; 64 MB.
+_READ_WHOLE = 1 << 26
+
+
+class BrokenImage(UserError):
+  """A file that cannot be read as an image.
+
+  Args:
+    sentence: the message, which names the file.
+    reason: why, in a few words.
+  """
+
+  def __init__(self, sentence: str, reason: str) -> None:
+    super().__init__(sentence)
+    self.reason = reason
+
+
+def read_image(
+  path: str,
+  size: int,
+  resize: int,
+  *,
+  antialias: bool = True,
+  decoding: contextlib.AbstractContextManager[Any] | None = None,
+) -> UInt8[np.ndarray, "size size 3"]:
+  """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
+
+  The pixels are those of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
+
+  Args:
+    path: the path of a file in one of `pixels.FORMATS`.
+    size: both sides of the result, in pixels; black beyond the edges of the resized image.
+    resize: the short side before the crop, in pixels.
+    antialias: as in `streams.TrainStream`.
+    decoding: entered to decode, after the file was read; threads share one, and have dropped
+      Pillow's warnings.
+
+  Raises:
+    BrokenImage: the file is missing or no image.
+  """
+  try:
+    with open_regular(path) as file:
+      whole = os.fstat(file.fileno()).st_size <= _READ_WHOLE
+      encoded = io.BytesIO(file.read()) if whole else file
+      with decoding or pixels.without_warnings():
+        return _cropped(pixels.load_upright(encoded), size, resize, antialias)
+  except FileNotFoundError:
+    raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
+  except Exception as error:  # Pillow raises almost anything
+    if os.path.isdir(path):
+      files = f"{path.rstrip('/')}/*"
+      sentence = f"{path} is a folder: name its files, as in {files}, or add --csv to `predict`."
+      raise BrokenImage(sentence, "it is a folder") from None
+    reason = reason_of(error)
+    raise BrokenImage(f"{path} cannot be read as an image: {reason}.", reason) from None
+
+
+def _cropped(
+  image: Image.Image, size: int, resize: int, antialias: bool
+) -> UInt8[np.ndarray, "size size 3"]:
+  short = min(image.size)
+  # Only the crop is resized: a strip of 1 x 50,000 pixels would not fit in memory.
+  (left, right, x, width), (top, bottom, y, height) = (
+    _shown(side, resize * side // short, size) for side in image.size
+  )
+  how = _resize if antialias else _interpolate
+  square = Image.new("RGB", (size, size))
+  square.paste(how(image, (width, height), (left, top, right, bottom)), (x, y))
+  return np.asarray(square)
+
+
+def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
+  """The part of a side that a center crop shows, rounded as in `crops.central_windows`.
+
+  Returns:
+    The part's begin and end in the image, and its first pixel and length in the result.
+  """
+  room = resized - size
+  first = round(room / 2) if room >= 0 else -(-room // 2)
+  begin, end = max(first, 0), min(first + size, resized)
+  return begin * side / resized, end * side / resized, begin - first, end - begin
+
+
+_Box = tuple[float, float, float, float]
+
+
+def _resize(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
+  return image.resize(size, Image.Resampling.BILINEAR, box)
+
+
+def _interpolate(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
+  """Interpolates between the nearest pixels; in float32, as Pillow would drop the fractions."""
+  how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+  planes = [plane.convert("F").transform(size, *how) for plane in image.split()]
+  values = np.stack([np.asarray(plane) for plane in planes], -1)
+  return Image.fromarray(np.rint(values).astype(np.uint8))

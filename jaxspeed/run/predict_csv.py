@@ -1,0 +1,209 @@
+"""A table of predictions in CSV: for the images of folders, and those that CSV files list."""
+
+import collections
+import contextlib
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+from jaxspeed.config import output
+from jaxspeed.data.formats.folders import left_out, list_folder
+from jaxspeed.data.formats.label_csv import is_csv, read_names
+from jaxspeed.data.formats.pixels import SUFFIXES
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import write_atomically
+from jaxspeed.run.folder import check_output
+from jaxspeed.run.image_file import BrokenImage
+from jaxspeed.run.predict import Predictor
+
+# The path that stands for standard output.
+STANDARD_OUTPUT = "-"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Called with the number of images done, and that of all.
+Show = Callable[[int, int], None]
+
+
+@dataclasses.dataclass
+class Predicted:
+  """What a table holds.
+
+  Attributes:
+    images: the number of files.
+    broken: the number of those that could not be read.
+    seconds: the seconds from the first file to the last, without loading and compiling.
+  """
+
+  images: int = 0
+  broken: int = 0
+  seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Image files to predict.
+
+  Attributes:
+    names: the names as the table shows them: those in a list are its own.
+    paths: the files.
+    notes: lines about files that are left out.
+  """
+
+  names: list[str]
+  paths: list[str]
+  notes: tuple[str, ...]
+
+
+def find_images(arguments: Sequence[str]) -> Images:
+  """The images that are named: files, folders with all their sub-folders, and CSV lists.
+
+  Args:
+    arguments: the names. In a folder, files are images by their ending; hidden ones are left out.
+
+  Raises:
+    UserError: a folder holds no image or cannot be read; a list is none.
+  """
+  found, others = Images([], [], ()), collections.Counter[str]()
+  for name in arguments:
+    if os.path.isdir(name):
+      before = len(found.paths)
+      _add_folder(pathlib.Path(name), found, others, set())
+      if len(found.paths) == before:
+        raise UserError(f"{name} holds no image ({', '.join(SUFFIXES)}): name another folder.")
+    elif is_csv(pathlib.Path(name)):
+      _add_list(pathlib.Path(name), found)
+    else:
+      found.names.append(name)
+      found.paths.append(name)
+  return dataclasses.replace(found, notes=left_out(others, where=""))
+
+
+def _add_folder(
+  folder: pathlib.Path, found: Images, others: collections.Counter[str], seen: set[tuple[int, int]]
+) -> None:
+  """Adds the images of a folder and of its sub-folders; a link back to a folder `seen` adds none.
+
+  Raises:
+    UserError: a folder cannot be read.
+  """
+  try:
+    about = os.stat(folder)
+    listed = list_folder(folder, refuse=False)
+  except OSError as error:
+    raise UserError(
+      f"{folder} cannot be read ({error.strerror or error}): make it readable, or name others."
+    ) from error
+  if (about.st_dev, about.st_ino) in seen:
+    return
+  seen.add((about.st_dev, about.st_ino))
+  others.update(listed.others)
+  paths = [str(folder / name) for name in listed.images]
+  found.names.extend(paths)
+  found.paths.extend(paths)
+  for name in listed.folders:
+    _add_folder(folder / name, found, others, seen)
+
+
+def _add_list(path: pathlib.Path, found: Images) -> None:
+  try:
+    names = read_names(path)
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be read ({error.strerror or error}): name a CSV file with a column file."
+    ) from error
+  found.names.extend(names)
+  found.paths.extend(str(path.parent / name) for name in names)
+
+
+def check_csv(path: str, arguments: Iterable[str]) -> None:
+  """Makes sure that a table can be written, before anything is loaded.
+
+  Raises:
+    UserError: as `check_output`, or it would replace a device or a file that is read.
+  """
+  if path == STANDARD_OUTPUT:
+    return
+  if not path:
+    raise UserError("--csv is empty: name the table to write, or - for standard output.")
+  check_output(pathlib.Path(path), f"--csv={path}")
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise UserError(f"--csv={path} is a device or a pipe: name a file, or - for standard output.")
+  with contextlib.suppress(OSError):
+    if any(os.path.samefile(path, name) for name in arguments if os.path.exists(name)):
+      raise UserError(f"--csv={path} is a file to read, and would be replaced: name another one.")
+
+
+def write_csv(
+  path: str, predictor: Predictor, images: Images, *, top: int, show: Show
+) -> Predicted:
+  """Writes the table: a header, and a line for each image, in order.
+
+  Its columns are file, label, probability, then label_2, probability_2, ..., and error, which says
+  why a file could not be read: its other columns are empty. The file is UTF-8 and appears when it
+  is complete; of names that are not UTF-8, the other bytes are escaped, as in \\xff.
+
+  Args:
+    path: the file, or "-" for standard output.
+    predictor: the weights.
+    images: the images.
+    top: the number of classes of an image.
+    show: called from time to time with the number of images done, and of all.
+
+  Raises:
+    UserError: the file cannot be written, or logits are not finite.
+  """
+  done = Predicted()
+  lines = _lines(predictor, images, min(top, len(predictor.names)), show, done)
+  with contextlib.closing(lines):
+    if path == STANDARD_OUTPUT:
+      terminal = sys.stdout.isatty()
+      for line in lines:
+        print(printable(line[:-1]) if terminal else line[:-1])
+        if output.is_closed():
+          break
+      return done
+    try:
+      write_atomically(path, (line.encode() for line in lines))
+    except OSError as error:
+      raise UserError(
+        f"--csv={path} cannot be written ({error.strerror or error}): make room, or name another."
+      ) from error
+  return done
+
+
+def _lines(
+  predictor: Predictor, images: Images, top: int, show: Show, done: Predicted
+) -> Generator[str, None, None]:
+  """Yields the lines of the table, and counts them in `done`."""
+  more = [f"{name}_{number}" for number in range(2, top + 1) for name in ("label", "probability")]
+  yield _line(["file", "label", "probability", *more, "error"])
+  program = predictor.compiled(len(images.paths))
+  begun = time.perf_counter()
+  show(0, len(images.paths))
+  with contextlib.closing(predictor.predict(images.paths, program, top)) as found:
+    for name, each in zip(images.names, found, strict=True):
+      done.images += 1
+      done.seconds = time.perf_counter() - begun
+      if isinstance(each, BrokenImage):
+        done.broken += 1
+        yield _line([name, *[""] * (2 * top), printable(each.reason)])
+      else:
+        pairs = [(label, f"{probability:.6g}") for label, probability in each]
+        yield _line([name, *(cell for pair in pairs for cell in pair), ""])
+      show(done.images, len(images.paths))
+
+
+def _line(cells: Sequence[str]) -> str:
+  """A line of a CSV file, which may hold line ends inside quotes."""
+  buffer = io.StringIO(newline="")
+  # With "\n" as the end of its lines, the writer would not quote a name that holds "\r".
+  csv.writer(buffer, lineterminator="\r\n").writerow(
+    # A byte that is no UTF-8 is a surrogate in a name, which a file in UTF-8 cannot hold.
+    [_SURROGATE.sub(lambda found: printable(found[0]), cell) for cell in cells]
+  )
+  return buffer.getvalue().removesuffix("\r\n") + "\n"

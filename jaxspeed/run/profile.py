@@ -1,0 +1,180 @@
+"""A trace of some steps of a run, for TensorBoard and Perfetto: `--profile=FIRST:LAST`."""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+
+from jaxspeed.cluster import processes
+from jaxspeed.cluster.watchdog import watchdog_paused
+from jaxspeed.errors import UserError
+from jaxspeed.steps.state import StepOutput
+
+FOLDER = "profile"  # in the run's folder
+# The first and the last step to trace, counted from 1, as `step` in metrics.jsonl.
+Steps = tuple[int, int]
+
+
+def parse_steps(text: str) -> Steps:
+  """The steps that a flag --profile=FIRST:LAST names.
+
+  Raises:
+    UserError: it names none.
+  """
+  first, colon, last = text.partition(":")
+  if colon and all(
+    each.isascii() and each.isdecimal() and len(each) < 10 for each in (first, last)
+  ):
+    if 1 <= int(first) <= int(last):
+      return int(first), int(last)
+  raise UserError(
+    f"--profile={text}: name the first and the last step to trace, counted from 1, as in "
+    "--profile=20:24."
+  )
+
+
+def check_steps(steps: Steps | None, total: int) -> None:
+  """Makes sure that a run of `total` steps has the steps to trace.
+
+  Raises:
+    UserError: it ends before the last of them.
+  """
+  if steps is not None and steps[1] > total:
+    raise UserError(
+      f"steps {steps[0]} to {steps[1]} cannot be traced (--profile): the run has {total} steps."
+    )
+
+
+class Profile:
+  """Traces some steps of a run with JAX's profiler, in process 0 alone.
+
+  Args:
+    steps: the first and the last step to trace; None: none.
+    folder: the run's folder.
+    say: prints lines.
+    whole_epochs: whether the steps of an epoch are one program, which is traced whole.
+  """
+
+  def __init__(
+    self,
+    steps: Steps | None,
+    folder: pathlib.Path,
+    say: Callable[[Iterable[str]], None],
+    *,
+    whole_epochs: bool = False,
+  ) -> None:
+    self._steps = steps if processes.is_primary() else None
+    self._folder, self._say, self._whole_epochs = folder / FOLDER, say, whole_epochs
+    self._begun: int | None = None  # steps done before the trace that is under way
+    self._done = 0
+
+  @property
+  def _session(self) -> pathlib.Path:
+    """The folder of the trace, where JAX puts it."""
+    first, last = self._steps or (0, 0)
+    return self._folder / "plugins" / "profile" / f"steps_{first}_to_{last}"
+
+  @contextlib.contextmanager
+  def open(self, step: int) -> Iterator[None]:
+    """The block of a run after `step` steps; a trace under way at its end is written."""
+    if self._steps is not None:
+      self._announce(*self._steps, step)
+    try:
+      yield
+    finally:
+      if self._begun is not None:
+        self._stop()
+    if self._steps is not None:
+      self._say([f"the run ended before step {self._steps[0]}: no trace is written (profile)"])
+
+  def _announce(self, first: int, last: int, step: int) -> None:
+    if step >= last:
+      self._steps = None
+      self._say([f"steps {first} to {last} are past, and no trace is written (profile)"])
+      return
+    what = f"steps {max(first, step + 1)} to {last}"
+    if self._whole_epochs:
+      what = f"the epochs of {what}, each one program,"
+    self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
+
+  def traced(
+    self, outputs: Iterator[StepOutput], carry: Any, step: int, end: int
+  ) -> Iterator[StepOutput]:
+    """A feed's steps, with the trace around those to trace and whatever comes between them.
+
+    Args:
+      outputs: the steps of `Feed.train`.
+      carry: the carry before them.
+      step: the number of steps done before them.
+      end: the end of their epoch.
+    """
+    return outputs if self._steps is None else self._traced(outputs, carry, step, end)
+
+  def _traced(
+    self, outputs: Iterator[StepOutput], carry: Any, step: int, end: int
+  ) -> Iterator[StepOutput]:
+    while step < end:
+      if self._begun is None and self._is_next(step, end):
+        jax.block_until_ready(carry)
+        self._start(step)
+      with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+        output = next(outputs, None)
+      if output is None:
+        return
+      carry, step = output.carry, output.step
+      self._done = step
+      if self._begun is not None and self._steps is not None and step >= self._steps[1]:
+        jax.block_until_ready(carry)
+        self._stop()
+      yield output
+
+  def _is_next(self, step: int, end: int) -> bool:
+    """Whether what is taken after `step` steps has a step to trace."""
+    if self._steps is None:
+      return False
+    following = end if self._whole_epochs else step + 1
+    return step < self._steps[1] and following >= self._steps[0]
+
+  def _start(self, step: int) -> None:
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
+    options.session_id = self._session.name
+    try:
+      self._folder.mkdir(exist_ok=True)
+      with tempfile.TemporaryFile(dir=self._folder):
+        pass
+      # JAX expects one host's files in it, when it makes Perfetto's.
+      shutil.rmtree(self._session, ignore_errors=True)
+      jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+    except (OSError, RuntimeError) as error:  # RuntimeError: somebody else is tracing
+      self._give_up(error)
+      return
+    self._begun = step
+
+  def _stop(self) -> None:
+    begun, self._begun = self._begun, None
+    assert begun is not None
+    try:
+      with watchdog_paused():
+        jax.profiler.stop_trace()
+    except (OSError, RuntimeError, ValueError) as error:
+      self._give_up(error)
+      return
+    self._say(
+      [
+        f"a trace of steps {begun + 1} to {self._done} is in {self._folder}: tensorboard --logdir="
+        f"{self._folder} shows it (pip install xprof), and https://ui.perfetto.dev opens its "
+        f"{(self._session / 'perfetto_trace.json.gz').relative_to(self._folder)}"
+      ]
+    )
+    self._steps = None
+
+  def _give_up(self, error: Exception) -> None:
+    """Says that there is no trace; the run continues."""
+    self._steps = None
+    reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+    self._say([f"no trace is written to {self._folder} ({reason}): the run continues"])

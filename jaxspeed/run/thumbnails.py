@@ -1,0 +1,193 @@
+"""The small images that a finished run leaves for its report."""
+
+import functools
+import logging
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Int32, UInt8
+
+from jaxspeed.cluster import processes
+from jaxspeed.data.augment import augment, cutmix
+from jaxspeed.data.batch import CUTMIX, MIX, Batch, purpose_key
+from jaxspeed.data.mixing import mix
+from jaxspeed.feeds.protocol import Feed
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import (
+  FILE,
+  MOST_IMAGES,
+  MOST_PIXELS,
+  Thumbnails,
+  worst_rows,
+  write_thumbnails,
+)
+from jaxspeed.steps.spec import TrainSpec
+from jaxspeed.steps.state import TrainState
+
+_log = logging.getLogger("jaxspeed")
+
+
+def leave_thumbnails(
+  folder: pathlib.Path, spec: TrainSpec, feed: Feed, predictions: Predictions, state: TrainState
+) -> None:
+  """Writes thumbnails.npz into a finished run's folder; all processes call it, the first writes.
+
+  With `records.thumbnails` of 0 the folder has none. Nothing that goes wrong here ends a run: its
+  result is written.
+
+  Args:
+    folder: the run's folder.
+    spec: the run's specification.
+    feed: its feed, which still holds the images.
+    predictions: those of its last evaluation.
+    state: the state after the last step.
+  """
+  try:
+    if not spec.config.records.thumbnails:
+      if processes.is_primary():
+        (folder / FILE).unlink(missing_ok=True)  # one that the run left before the field was set
+      return
+    thumbnails = _collect(spec, feed, predictions, state)
+    if processes.is_primary():
+      write_thumbnails(folder / FILE, thumbnails)
+  except Exception as error:
+    _log.info("the report of this run will lack images: %s: %s", type(error).__name__, error)
+
+
+def _collect(
+  spec: TrainSpec, feed: Feed, predictions: Predictions, state: TrainState
+) -> Thumbnails:
+  most = spec.config.records.thumbnails
+  chosen = choose(predictions, most)
+  numbers = predictions.index[chosen]
+  shown = feed.show_evaluated(numbers, predictions.step) if len(numbers) else _none()
+  first = spec.plan.first_step_of(spec.plan.epoch_of(predictions.step - 1)[0])
+  batch = feed.show_trained(spec.config.seed, first, _even(spec, first, most))
+  images, partner, share = augmented(batch, state.key, first, spec)
+  return Thumbnails(
+    step=predictions.step,
+    eval_index=numbers[: len(shown)].astype(np.int32),
+    eval_image=small(shown),
+    train_image=small(images)[:most],
+    train_label=np.asarray(batch.label, np.int32)[:most],
+    train_partner=partner[:most],
+    train_share=share[:most],
+    filters=filters_of(state.evaluated()),
+  )
+
+
+def _even(spec: TrainSpec, step: int, most: int) -> int:
+  """An even number of images of a training batch, of which to show `most`: mixing takes pairs."""
+  size = min(most + most % 2, spec.plan.phase_of(step).batch_size)
+  return size - size % 2
+
+
+def _none() -> UInt8[np.ndarray, "0 1 1 3"]:
+  return np.zeros((0, 1, 1, 3), np.uint8)
+
+
+def choose(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
+  """Rows of the images with the highest loss, the highest first, then of some correct ones.
+
+  The correct ones are drawn with a fixed seed, so that they show what is usual.
+
+  Args:
+    predictions: those of an evaluation.
+    most: the most images of each of the two kinds.
+  """
+  worst = worst_rows(predictions, most)
+  right = np.flatnonzero(predictions.label == predictions.predicted)
+  right = np.setdiff1d(right, worst)
+  drawn = np.random.default_rng(0).permutation(right)[:most]
+  return np.concatenate([worst, drawn])
+
+
+def augmented(
+  batch: Batch, key: Any, step: int, spec: TrainSpec
+) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+  """The first images of a step's batch as the model sees them, with what is mixed into them.
+
+  They are the ones of the step itself: each option draws the same random numbers.
+
+  Args:
+    batch: the first images of the global batch, before the devices augment them.
+    key: the run's key.
+    step: the step.
+    spec: the run's specification.
+
+  Returns:
+    Pixels; the labels of the partners, and the partners' share of each image.
+  """
+  key = jnp.asarray(np.asarray(key))  # of this process alone
+  run = jax.jit(functools.partial(_augmented, step=step, spec=spec))
+  image, partner, share = jax.device_get(run(key, batch.image, batch.label, batch.flip))
+  data = spec.config.data
+  pixels = np.asarray(image, np.float32) * np.float32(data.std) + np.float32(data.mean)
+  return (
+    np.clip(np.rint(pixels), 0, 255).astype(np.uint8),
+    np.asarray(partner, np.int32),
+    np.broadcast_to(np.float32(share), partner.shape).copy(),
+  )
+
+
+def _augmented(
+  key: Array, image: Array, label: Array, flip: Array, *, step: int, spec: TrainSpec
+) -> tuple[Float[Array, "n h w 3"], Int[Array, "n"], Any]:
+  """As `steps.train_step` augments, on one device."""
+  fields, data = spec.config.augment, spec.config.data
+  keys = functools.partial(purpose_key, key, number=step)
+  part: dict[str, Any] = dict(first=0, global_batch=spec.plan.phase_of(step).batch_size)
+  own_flip = None if fields.flip == "none" else flip
+  pixels: dict[str, Any] = dict(mean=data.mean, std=data.std, dtype=jnp.float32)
+  image = augment(keys, image, fields, flip=own_flip, **pixels, **part)
+  partner, share = label, jnp.zeros(label.shape)
+  if fields.mixup or fields.cutmix_alpha:
+    alphas = dict(mixup=fields.mixup, cutmix=fields.cutmix_alpha)
+    image, partner, share = mix(keys(MIX), image, label, jnp.ones(label.shape, bool), **alphas)
+  if spec.plan.kind_of(step).cutmix:
+    image, partner, area = cutmix(keys(CUTMIX), image, label, size=fields.cutmix, **part)
+    share = jnp.full(label.shape, area)
+  return image, partner, share
+
+
+def small(images: UInt8[np.ndarray, "n h w 3"]) -> UInt8[np.ndarray, "n h2 w2 3"]:
+  """Images of at most `MOST_PIXELS` a side: means over squares of pixels."""
+  n, height, width, _ = images.shape
+  factor = -(-max(height, width) // MOST_PIXELS)
+  if factor == 1:
+    return images
+  rows, columns = max(height // factor, 1), max(width // factor, 1)
+  kept = images[:, : rows * factor, : columns * factor]
+  parts = kept.reshape(n, rows, -1, columns, kept.shape[2] // columns, 3)
+  return np.rint(parts.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
+
+
+def filters_of(variables: Any) -> UInt8[np.ndarray, "f h w 3"]:
+  """The first kernels over three channels, as pictures; none for a model without such a layer.
+
+  Each is scaled by its own largest magnitude, so that 128 is zero.
+  """
+  leaves = [leaf for leaf in jax.tree.leaves(variables) if jnp.ndim(leaf) == 4]
+  # Our convolutions are [out, h, w, in]; Flax's, as of patches, are [h, w, in, out].
+  ours = [leaf for leaf in leaves if leaf.shape[3] == 3]
+  flax = [leaf.transpose(3, 0, 1, 2) for leaf in leaves if leaf.shape[2] == 3]
+  found = next(iter(ours + flax + _patch_kernel(variables)), None)
+  if found is None or max(found.shape[1:3]) > MOST_PIXELS:
+    return _none()
+  kernel = np.asarray(found, np.float32)[:MOST_IMAGES]
+  most = np.maximum(np.abs(kernel).max(axis=(1, 2, 3), keepdims=True), np.float32(1e-30))
+  return np.rint(127.5 + 127.5 * kernel / most).astype(np.uint8)
+
+
+def _patch_kernel(variables: Any) -> list[Array]:
+  """The kernel of our ViT's patches, [h * w * 3, out], as [out, h, w, 3]; [] of another model."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
+    side = math.isqrt(leaf.shape[0] // 3) if jnp.ndim(leaf) == 2 else 0
+    name = [getattr(key, "key", None) for key in path[-2:]]
+    if name == ["patch", "kernel"] and 3 * side * side == leaf.shape[0]:
+      return [leaf.T.reshape(-1, side, side, 3)]
+  return []

@@ -1,0 +1,242 @@
+"""A training step of a ResNet on noise, ours and PyTorch's, for `bench_resnet50.py`."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+RATE, MOMENTUM, DECAY = 1e-4, 0.9, 1e-4
+STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
+_CLASSES = 1000
+_GHOST_IMAGES = 32
+_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+VARIANTS = ("lars", "blurpool", "ghost_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """Side of the images, images per step, and the net that takes them."""
+
+  size: int
+  batch: int
+  depth: int
+  width: int
+  precision: str
+
+
+def training_flops(depth: int, width: int, size: int) -> float:
+  """Operations of a step per image, two per product: forward, and twice that backward.
+
+  Products of padding count, as in published figures (4.1 x 10^9 products forward for ResNet-50 at
+  224 pixels); the gradient of the image is not computed and does not count.
+  """
+  half = math.ceil(size / 2)
+  stem = 7 * 7 * 3 * width * half**2
+  side, inputs, total = math.ceil(half / 2), width, 0
+  for stage, blocks in enumerate(STAGES[depth]):
+    features = width * 2**stage
+    outputs = 4 * features if depth >= 50 else features
+    for block in range(blocks):
+      stride = 2 if block == 0 and stage > 0 else 1
+      before, side = side, math.ceil(side / stride)
+      if depth >= 50:
+        total += inputs * features * before**2 + (9 * features + outputs) * features * side**2
+      else:
+        total += 9 * (inputs + features) * features * side**2
+      if block == 0 and (stage > 0 or inputs != outputs):
+        total += inputs * outputs * side**2
+      inputs = outputs
+  total += inputs * _CLASSES
+  return 2.0 * (2 * stem + 3 * total)
+
+
+def make_config(shape: Shape, variant: str) -> Any:
+  """The config of a step: ImageNet's, with the one change of the variant."""
+  from jaxspeed.config import fields
+
+  config = fields.imagenet()
+  # An epoch is one step here, so this gives the table a row for every step that is asked for.
+  config.update(batch_size=shape.batch, precision=shape.precision, epochs=10_000.0)
+  config.data.update(image_size=shape.size, train_images=shape.batch, classes=_CLASSES)
+  config.data.update(mean=_MEAN, std=_STD)
+  config.augment.flip = "none"
+  config.model.update(depth=shape.depth, width=shape.width)
+  config.optimizer.update(momentum=MOMENTUM, weight_decay=DECAY)
+  config.schedule.update(peak=RATE, start=1.0, final=1.0, warmup=0.0)
+  if variant == "lars":
+    config.optimizer.name = "lars"
+  elif variant == "blurpool":
+    config.model.blurpool = True
+  elif variant == "ghost_norm":
+    config.model.ghost_splits = max(1, shape.batch // _GHOST_IMAGES)
+  return config
+
+
+def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], dict[str, Any]]:
+  """A function that takes a number of steps and returns the last loss, and what it cost."""
+  import jax
+  import jax.numpy as jnp
+
+  from jaxspeed.data.batch import Batch, seed_key
+  from jaxspeed.devices import mesh as mesh_lib
+  from jaxspeed.devices.compile import compile_program, use_cache
+  from jaxspeed.planning.make import make_plan
+  from jaxspeed.steps.init import init_state
+  from jaxspeed.steps.losses import MetricSums
+  from jaxspeed.steps.programs import batch_step, on_mesh
+  from jaxspeed.steps.spec import make_train_spec
+  from jaxspeed.steps.state import Carry
+
+  config = make_config(shape, variant)
+  use_cache("")
+  mesh = mesh_lib.make_mesh(1)
+  spec = make_train_spec(config, make_plan(config), mesh)
+  key, first = jax.random.key(1), jnp.zeros((1, shape.size, shape.size, 3), jnp.uint8)
+  init = jax.jit(on_mesh(init_state, spec))
+  state = init(*mesh_lib.replicate((seed_key(0), first), mesh))
+  carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
+  batch = Batch(
+    image=jax.random.bits(key, (shape.batch, shape.size, shape.size, 3), jnp.uint8),
+    label=jax.random.randint(key, (shape.batch,), 0, _CLASSES, jnp.int32),
+    mask=jnp.ones((shape.batch,), bool),
+    flip=jnp.ones((shape.batch,), bool),
+  )
+  batch = jax.device_put(batch, mesh_lib.sharded(mesh))
+  table = mesh_lib.replicate(spec.plan.table_in(jnp.float32), mesh)
+  arguments = (batch, table)
+  function = batch_step(spec)
+  program = compile_program(
+    function,
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (carry, *arguments)
+    ),
+    donate=(0,),
+  )
+
+  def run(steps: int) -> float:
+    nonlocal carry
+    for _ in range(steps):
+      carry, loss = program.call(carry, *arguments)
+    return float(loss)
+
+  return run, {
+    "compile_s": program.seconds,
+    "compile_cached": program.cached,
+    "memory_gb": memory_gb(program.call),
+    "parameters": sum(x.size for x in jax.tree.leaves(carry.state.params)),
+    "implementation": f"jaxspeed, jax {jax.__version__}",
+  }
+
+
+def memory_gb(program: Any) -> float | None:
+  """Memory that a compiled JAX program needs, in 10^9 bytes, arguments included."""
+  memory = program.memory_analysis()
+  if memory is None:
+    return None
+  held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+  return (held - memory.alias_size_in_bytes) / 1e9
+
+
+def make_torch_net(depth: int, width: int) -> tuple[Any, str]:
+  """A PyTorch ResNet and its origin: torchvision's if it has that net, else the one below."""
+  if (depth, width) == (50, 64):
+    # A torchvision built for another version of torch raises a RuntimeError.
+    with contextlib.suppress(ImportError, RuntimeError):
+      import torchvision
+
+      net = torchvision.models.resnet50()
+      return net, f"torchvision {torchvision.__version__}"
+  return make_plain_net(depth, width), "resnet50_steps.py"
+
+
+def make_plain_net(depth: int, width: int) -> Any:
+  """ResNet v1.5 (He et al. 2015, stride in the 3x3) as torchvision has it."""
+  import torch
+  from torch import nn
+
+  def unit(inputs, outputs, size, stride=1):
+    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return conv, nn.BatchNorm2d(outputs)
+
+  class Block(nn.Module):
+    def __init__(self, inputs, features, stride):
+      super().__init__()
+      outputs = 4 * features if depth >= 50 else features
+      if depth >= 50:
+        first, second = unit(inputs, features, 1), unit(features, features, 3, stride)
+        last = unit(features, outputs, 1)
+        self.body = nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU(), *last)
+      else:
+        first, last = unit(inputs, features, 3, stride), unit(features, outputs, 3)
+        self.body = nn.Sequential(*first, nn.ReLU(), *last)
+      changes = stride > 1 or inputs != outputs
+      shortcut = unit(inputs, outputs, 1, stride) if changes else [nn.Identity()]
+      self.shortcut, self.relu = nn.Sequential(*shortcut), nn.ReLU()
+
+    def forward(self, x):
+      return self.relu(self.body(x) + self.shortcut(x))
+
+  layers, inputs = [*unit(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], width
+  for stage, blocks in enumerate(STAGES[depth]):
+    features = width * 2**stage
+    for number in range(blocks):
+      layers.append(Block(inputs, features, 2 if number == 0 and stage > 0 else 1))
+      inputs = 4 * features if depth >= 50 else features
+  net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, _CLASSES))
+  for module in net.modules():
+    if isinstance(module, nn.Conv2d):
+      torch.nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+  return net
+
+
+def make_torch_step(shape: Shape, mode: str) -> tuple[Callable[[int], float], dict[str, Any]]:
+  """As `make_jax_step`; `mode` is torch.compile's, or "eager" to compile nothing."""
+  import torch
+
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  torch.backends.cudnn.benchmark = True
+  torch.manual_seed(0)
+  net, implementation = make_torch_net(shape.depth, shape.width)
+  net = net.to(device, memory_format=torch.channels_last)
+  # As in imagenet18, and in ours: no decay of norms and biases.
+  weights = [p for p in net.parameters() if p.ndim > 1]
+  others = [p for p in net.parameters() if p.ndim == 1]
+  optimizer = torch.optim.SGD(
+    [{"params": weights, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
+    RATE,
+    MOMENTUM,
+    fused=True,
+  )
+  images = torch.randint(
+    0, 256, (shape.batch, 3, shape.size, shape.size), dtype=torch.uint8, device=device
+  ).contiguous(memory_format=torch.channels_last)
+  labels = torch.randint(0, _CLASSES, (shape.batch,), device=device)
+  mean, std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (_MEAN, _STD))
+
+  def loss_of(images, labels):
+    with torch.autocast(device, torch.bfloat16, enabled=shape.precision == "bfloat16"):
+      return torch.nn.functional.cross_entropy(net((images - mean) / std), labels)
+
+  if mode != "eager":
+    loss_of = torch.compile(loss_of, mode=mode, dynamic=False)
+
+  def run(steps: int) -> float:
+    for _ in range(steps):
+      torch.compiler.cudagraph_mark_step_begin()
+      loss = loss_of(images, labels)
+      loss.backward()
+      optimizer.step()
+      optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+  start = time.perf_counter()
+  run(1)
+  compile_s = time.perf_counter() - start
+  return run, {
+    "compile_s": compile_s,
+    "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None,
+    "parameters": sum(p.numel() for p in net.parameters()),
+    "implementation": f"{implementation}, torch {torch.__version__}, {mode}",
+  }

@@ -1,0 +1,141 @@
+"""read_csv: what it takes, and the sentence for everything else."""
+
+import pytest
+
+from jaxspeed.data.formats.label_csv import read_csv, require_files
+from jaxspeed.errors import UserError
+
+ROWS = "b/2.jpg,dog\na/1.jpg,cat\nb/1.jpg,cat\n"
+NAMES = ["a/1.jpg", "b/1.jpg", "b/2.jpg"]
+
+
+@pytest.fixture
+def read(tmp_path):
+  def call(text, **options):
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "photos.csv").write_bytes(content)
+    return read_csv(tmp_path / "photos.csv", **options)
+
+  return call
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "file,label\n" + ROWS,
+    ("file,label\n" + ROWS).encode("utf-8-sig"),
+    ("file,label\n" + ROWS).replace("\n", "\r\n"),
+    ("file,label\n" + ROWS).replace("\n", "\r"),
+    ("file,label\n" + ROWS).replace(",", ";"),
+    ("file,label\n" + ROWS).replace(",", "\t"),
+    ("file,label\n" + ROWS).replace(",", " , "),
+    "\n\nFilename,Class\n" + ROWS.replace("\n", "\n\n") + ",\n",
+    "file_name,label\n" + ROWS.replace("b/", "./b/x/../"),
+    '"file","label"\n"b/2.jpg","dog"\n"a/1.jpg",cat\nb/1.jpg,"cat"',
+  ],
+  ids=lambda text: repr(text)[:24],
+)
+def test_the_same_list_in_many_forms(read, text):
+  found = read(text)
+  assert found.names == {"train": NAMES} and found.labels == {"train": [0, 0, 1]}
+  assert found.classes == ("cat", "dog") and found.notes == () and not found.has_splits
+
+
+def test_other_columns_are_named_and_not_read(read):
+  found = read("id,file,is_valid,label\n1,a.jpg,True,cat\n2,b.jpg,False,dog\n")
+  assert found.names["train"] == ["a.jpg", "b.jpg"]
+  assert found.notes == ("columns of photos.csv that are not read: id, is_valid",)
+  # The documents' own names go before the others.
+  assert read("path,file,label\nx,a.jpg,cat\n").names["train"] == ["a.jpg"]
+
+
+def test_quoted_values_hold_separators_and_quotes(read):
+  found = read('file,label\n"a,1.jpg","the ""cat"""\nb.jpg,"dog, big"\n')
+  assert found.names["train"] == ["a,1.jpg", "b.jpg"]
+  assert found.classes == ("dog, big", 'the "cat"')
+
+
+def test_classes_are_sorted_and_integers_as_numbers(read):
+  assert read("file,label\na,10\nb,9\nc,-1\n").classes == ("-1", "9", "10")
+  assert read("file,label\na,10\nb,9\nc,x\n").classes == ("10", "9", "x")
+  assert read("file,label\na,1.0\nb,a b\nc,Кот\n").classes == ("1.0", "a b", "Кот")
+
+
+def test_splits(read):
+  head = "file,label,split\na,cat,train\nb,dog,Training\n"
+  found = read(head + "c,cat,test\nd,dog,valid\n")
+  assert found.names == {"train": ["a", "b"], "val": ["d"]} and found.labels["val"] == [1]
+  assert found.has_splits and found.eval_name == "val"
+  assert found.notes == ("1 rows of the split test are not read: val is evaluated",)
+  assert read(head + "c,cat,test\n").eval_name == "test"
+  tuned = read(head, tune=True)
+  assert tuned.names == {"train": ["a", "b"]} and tuned.has_splits
+
+
+@pytest.mark.parametrize(
+  "text, sentence",
+  [
+    ("", "is empty: begin it with the line file,label"),
+    ("\n \n", "is empty"),
+    ("file,label\n", "has a header line and no images"),
+    (ROWS, "has no column file and no column label: .* and it is 'b/2.jpg,dog'"),
+    ("file\na\n", "has no column label"),
+    ("file|label\na|b\n", "has no column file and no column label"),
+    ("file,label,label\na,b,c\n", "has the columns 'label' and 'label'"),
+    ("filename,path,label\na,b,c\n", "has the columns 'filename' and 'path', .* name that column"),
+    ("file,label\na,ché\n".encode("latin1"), "line 2, is not UTF-8"),
+    ("file,label\n".encode("utf-16"), "line 1, is not UTF-8"),
+    (b"file,label\na,b\0\n", "holds zero bytes"),
+    ("file,label\na,cat\n,cat\n", "line 3, has no file"),
+    ("file,label\na, \n", "line 2, has no label: give each image a label, or leave it out"),
+    ("file,label\na,cat,fat\n", "line 2: the header names 2 columns, and this line has 3: put a"),
+    ("file,label\na\n", "line 2: the header names 2 columns, and this line has 1"),
+    ('file,label\n"a,cat\n', "line 3, cannot be read as CSV .*close its double quotes"),
+    ('file,label\n"a"b,cat\n', "line 2, cannot be read as CSV"),
+    ('file,label\na,"c\nt"\n', "the label 'c.nt' holds a line end or another control character"),
+    ("file,label\na\x1b,cat\n", r"the file 'a.x1b' holds"),
+    ("file,label\na,cat\n./a,cat\n", "lines 2 and 3, both name 'a': list each image once"),
+    (
+      "file,label\na,cat\na,dog\n",
+      "'a', with the labels 'cat' and 'dog': each image has one label",
+    ),
+    (
+      "file,label,split\na,cat,train\na,cat,val\n",
+      "in the splits train and val: an image that is trained on cannot be evaluated on",
+    ),
+    ("file,label\na,1\nb,01\n", "has the labels 01 and 1, which are one number"),
+    ("file,label,split\na,cat,dev\n", "line 2: the split is 'dev': write train, val or test"),
+    ("file,label,split\na,cat,\n", "line 2, has no split: write train or val"),
+    ("file,label,split\na,cat,train\n", "has no rows of the split val or test to evaluate on"),
+    ("file,label,split\na,cat,val\n", "has no rows of the split train.*hold_out=1"),
+    (
+      "file,label,split\na,cat,train\nb,eel,val\nc,eel,val\n",
+      r"line 3: the label 'eel' is in no row of the split train \(2 in all\)",
+    ),
+  ],
+)
+def test_other_files_are_refused_in_one_sentence(read, text, sentence):
+  with pytest.raises(UserError, match=f"(?s)photos.csv.*{sentence}") as raised:
+    read(text)
+  assert str(raised.value).isprintable()
+
+
+def test_missing_files_are_counted_and_named(tmp_path):
+  for name in ("a.jpg", "in/b.jpg"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+  path = tmp_path / "photos.csv"
+  there = ["a.jpg", "in/b.jpg", f"../{tmp_path.name}/a.jpg", str(tmp_path / "in" / "b.jpg")]
+  require_files(path, {"train": there})
+
+  def said(*names):
+    with pytest.raises(UserError) as raised:
+      require_files(path, {"train": [*there, *names]})
+    return str(raised.value)
+
+  found = said("x/1.jpg", "x/2.jpg", "b.jpg", "y.jpg")
+  assert "lists 8 files, of which 4 cannot be found: b.jpg, x/1.jpg, x/2.jpg and 1 more" in found
+  assert "have their endings (b.jpg)" in said("in/b")
+  assert "folders end with '/'" in said("in\\b.jpg")
+  assert "download the images first" in said("http:/a.b/c.jpg")
+  assert len(said("a" * 5_000)) < 500

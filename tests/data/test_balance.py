@@ -1,0 +1,109 @@
+"""Class weights against scikit-learn's, and the balanced order of an epoch."""
+
+import numpy as np
+import pytest
+
+from jaxspeed.data.balance import BalancedSampler, balance_lines, class_weights
+
+COUNTS = (3, 0, 20, 70)  # no image of class 1
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), COUNTS)).astype(np.int32)
+
+
+def epochs(number, *, images=93, seed=0, flip="none", labels=LABELS):
+  """The orders of the first epochs, one after the other."""
+  sampler = BalancedSampler(labels)
+  orders = [sampler.order(seed, epoch, images=images, flip=flip) for epoch in range(number)]
+  return [np.concatenate(parts) for parts in zip(*((o.index, o.flip) for o in orders), strict=True)]
+
+
+@pytest.mark.equivalence
+def test_the_weights_are_scikit_learns():
+  utils = pytest.importorskip("sklearn.utils.class_weight")
+  expected = utils.compute_class_weight("balanced", classes=np.unique(LABELS), y=LABELS)
+  weights = class_weights(np.array(COUNTS))
+  np.testing.assert_allclose(weights[[0, 2, 3]], expected, rtol=1e-15)
+  assert weights[1] == 0
+  assert weights[LABELS].mean() == pytest.approx(1, rel=1e-14)
+
+
+@pytest.mark.parametrize("images", [93, 92, 64, 2])
+def test_every_class_comes_equally_often(images):
+  # Three classes have images: 92 and 64 places do not divide, 2 are fewer than the classes.
+  index, _ = epochs(7, images=images)
+  for begin in range(0, len(index), images):
+    found = np.bincount(LABELS[index[begin : begin + images]], minlength=4)[[0, 2, 3]]
+    assert found.max() - found.min() <= 1
+  found = np.bincount(LABELS[index], minlength=4)
+  assert found[1] == 0 and np.ptp(found[[0, 2, 3]]) <= 1
+
+
+def test_images_of_a_class_come_evenly_also_across_epochs():
+  index, _ = epochs(7)
+  for label in (0, 2, 3):
+    came = np.bincount(index[LABELS[index] == label], minlength=len(LABELS))[label == LABELS]
+    assert np.ptp(came) <= 1, label
+  # 217 places of 20 images, and of 70, of which 31 come in each of the first two epochs.
+  assert len(np.unique(index[: 2 * 93][LABELS[index[: 2 * 93]] == 3])) == 62
+
+
+def test_the_order_depends_on_seed_and_epoch_alone_and_is_shuffled():
+  sampler = BalancedSampler(LABELS)
+  third = sampler.order(5, 2, images=93, flip="random")
+  for _ in range(2):  # nothing is left over from an earlier call
+    again = BalancedSampler(LABELS).order(5, 2, images=93, flip="random")
+    np.testing.assert_array_equal(third.index, again.index)
+    np.testing.assert_array_equal(third.flip, again.flip)
+  others = [sampler.order(*each, images=93, flip="random") for each in ((5, 1), (6, 2))]
+  assert all((other.index != third.index).any() for other in others)
+  assert third.index.dtype == np.int32
+  # The classes do not alternate.
+  assert len({tuple(LABELS[third.index[i : i + 3]]) for i in range(0, 93, 3)}) > 6
+  # The permutations of a class differ from turn to turn: a class of 3 has 6 of them.
+  turns = [sampler._in_turn(0, 0, np.arange(3), np.arange(t, t + 3), 93) for t in range(0, 90, 3)]
+  assert len({tuple(turn) for turn in turns}) == 6
+
+
+def test_orders_are_the_same_on_every_machine():
+  # Stated here, so that no version of NumPy and no change of the code resumes a run differently.
+  labels = np.array([0] * 2 + [1] * 5 + [2] * 30)
+  found = BalancedSampler(labels).order(3, 1, images=12, flip="random")
+  assert found.index.tolist() == [36, 4, 0, 27, 25, 10, 5, 1, 1, 3, 0, 6]
+  assert found.flip.astype(int).tolist() == [0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1, 1]
+
+
+def test_flips_are_drawn_for_each_place_or_alternate_for_each_image():
+  _, none = epochs(1)
+  assert not none.any()
+  index, flip = epochs(40, flip="random")
+  rare = flip[LABELS[index] == 0]
+  # 1,240 flips: half of them within five standard deviations.
+  assert abs(rare.mean() - 0.5) < 5 * 0.5 / len(rare) ** 0.5
+  index, flip = epochs(3, flip="alternating", labels=np.repeat([0, 1], (1, 92)))
+  ones = flip[index == 0]
+  assert len(ones) >= 139 and abs(int(ones.sum()) - len(ones) / 2) <= 0.5
+  # Each image is flipped every other time that it comes.
+  index, flip = epochs(9, flip="alternating")
+  for image in np.flatnonzero(LABELS == 3)[:5]:
+    came = flip[index == image]
+    assert len(came) >= 3 and (came[1:] != came[:-1]).all()
+
+
+def test_lines_name_the_field_only_where_classes_are_uneven():
+  names = ("cat", "dog", "deer")
+
+  def lines(*counts, balance="none"):
+    return balance_lines(np.array(counts), names, balance=balance, images=sum(counts))
+
+  assert lines(20, 200, 200) == lines(500, 500, 500) == lines(500, 0, 500) == []
+  (line,) = lines(20, 201, 200)
+  assert "dog has 201 training images and cat 20; --config.data.balance=" in line
+  (line,) = lines(20, 200, 2000, balance="sampling")
+  assert line == (
+    "balanced sampling: each class comes 740.0 times an epoch, an image of deer 0.37 times and one "
+    "of cat 37.00 times"
+  )
+  weights, absent = lines(20, 0, 2000, balance="weights")
+  assert weights == (
+    "class weights: 0.505 for deer to 50.5 for cat; deer has 2,000 training images and cat 20"
+  )
+  assert absent == "no training image is of dog: nothing balances what is not there"

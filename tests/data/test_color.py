@@ -1,0 +1,123 @@
+"""Colour jitter against Pillow's enhancements, colorsys and torchvision's formulas in NumPy."""
+
+import colorsys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+from tolerances import assert_equal, rounding
+
+from jaxspeed.data.color import color_jitter
+
+RANGES = (0.9, 0.8, 0.7, 0.3)
+
+
+def random_images(n=6, size=5, seed=0):
+  return np.random.default_rng(seed).integers(256, size=(n, size, size, 3), dtype=np.uint8)
+
+
+def draws(n=6, seed=1):
+  return np.random.default_rng(seed).random((4, n), np.float32)
+
+
+def jittered(images, uniform, ranges, dtype=np.float32):
+  result = color_jitter(images.astype(dtype), jnp.asarray(uniform, dtype), ranges)
+  assert result.dtype == dtype and result.min() >= 0 and result.max() <= 255
+  return np.asarray(result)
+
+
+def only(number, ranges=RANGES):
+  return tuple(each if i == number else 0.0 for i, each in enumerate(ranges))
+
+
+@pytest.mark.parametrize(
+  # Pillow rounds the grey image (by 1/2), its mean (by 1/2) and the result, which it truncates.
+  "number, enhance, grey_error",
+  [
+    (0, ImageEnhance.Brightness, 0.0),
+    (1, ImageEnhance.Contrast, 1.0),
+    (2, ImageEnhance.Color, 0.5),
+  ],
+)
+def test_brightness_contrast_and_saturation_are_pillows(number, enhance, grey_error):
+  images, uniform = random_images(40), draws(40)
+  result = jittered(images, uniform, only(number))
+  factors = 1 - RANGES[number] + 2 * RANGES[number] * uniform[number]
+  assert factors.min() < 0.5 and factors.max() > 1.5
+  for image, ours, factor in zip(images, result, factors, strict=True):
+    theirs = np.asarray(enhance(Image.fromarray(image)).enhance(float(factor)), np.float64)
+    bound = 1 + grey_error * abs(1 - factor) + rounding(8) * 255 * 2
+    assert np.abs(ours - theirs).max() <= bound
+    # Nearer to Pillow's than to the image as it was.
+    assert np.abs(ours - theirs).mean() < 0.2 * np.abs(ours - image).mean() + 0.5
+
+
+def formulas(image, factors, shift):
+  """torchvision's adjust_* one after the other, on one image of 0 ... 1 in float64."""
+  brightness, contrast, saturation = factors
+
+  def grey(x):
+    return (x @ [0.299, 0.587, 0.114])[..., None]
+
+  image = np.clip(brightness * image, 0, 1)
+  image = np.clip(contrast * image + (1 - contrast) * grey(image).mean(), 0, 1)
+  image = np.clip(saturation * image + (1 - saturation) * grey(image), 0, 1)
+
+  def turned(pixel):
+    hue, s, v = colorsys.rgb_to_hsv(*pixel)
+    return colorsys.hsv_to_rgb((hue + shift) % 1.0, s, v)
+
+  return np.apply_along_axis(turned, -1, image)
+
+
+@pytest.mark.usefixtures("float64")
+def test_all_four_follow_each_other_as_in_torchvisions_formulas():
+  images, uniform = random_images(), draws()
+  # Grey pixels, the primary colours, and two equal channels: the corners of the hue.
+  corners = [[9, 9, 9], [0, 0, 0], [255] * 3, [255, 0, 0], [0, 255, 0], [0, 0, 255]]
+  images[0, 0] = corners[:5]
+  images[0, 1] = [corners[5], [7, 7, 200], [200, 7, 7], [7, 200, 7], [200, 200, 7]]
+  result = jittered(images, uniform, RANGES, np.float64)
+  for image, ours, own in zip(images, result, uniform.T.astype(np.float64), strict=True):
+    factors = [1 - most + 2 * most * u for most, u in zip(RANGES[:3], own, strict=False)]
+    expected = formulas(image / 255, factors, RANGES[3] * (2 * own[3] - 1)) * 255
+    assert_equal(ours, expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_hue_alone_is_turned_as_in_colorsys_by_up_to_half_a_turn():
+  images = random_images()
+  images[0, 0] = [[9, 9, 9], [0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]]
+  uniform = draws()
+  uniform[3] = [0.0, 0.5, 0.25, 0.75, 1 / 3, 0.9]
+  result = jittered(images, uniform, only(3, (0, 0, 0, 0.5)), np.float64)
+  assert_equal(result[1], images[1].astype(np.float64))
+  for image, ours, u in zip(images, result, uniform[3].astype(np.float64), strict=True):
+    assert_equal(ours, formulas(image / 255, (1, 1, 1), u - 0.5) * 255)
+
+
+def test_a_factor_is_between_0_and_1_plus_the_range_and_draws_are_apart():
+  n = 4000
+  white = np.full((n, 1, 1, 3), 51, np.uint8)
+  factors = jittered(white, draws(n), (2.5, 0.0, 0.0, 0.0))[:, 0, 0, 0] / 51
+  # From 0, not from 1 - 2.5. Of 4,000 uniform numbers the outermost are within 1 % of the ends but
+  # for exp(-40), and the mean has a standard deviation of 3.5 / sqrt(12 * 4000) = 0.016.
+  assert 0 <= factors.min() < 0.035 and 3.465 < factors.max() <= 3.5 * (1 + rounding(4))
+  assert abs(factors.mean() - 1.75) < 0.08
+
+
+def test_a_range_of_0_leaves_its_operation_out():
+  images = jnp.zeros((2, 4, 4, 3))
+  programs = [
+    str(jax.make_jaxpr(lambda x, ranges=ranges: color_jitter(x, jnp.zeros((4, 2)), ranges))(images))
+    for ranges in (only(0), only(1), only(2), only(3), (0.0,) * 4)
+  ]
+  assert [("reduce_sum" in text, "select_n" in text) for text in programs[:4]] == [
+    (False, False),
+    (True, False),
+    (True, False),
+    (False, True),
+  ]
+  assert "mul" not in programs[4] and "clamp" not in programs[4]

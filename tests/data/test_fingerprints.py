@@ -1,0 +1,75 @@
+"""Checksums by which a run knows its images again."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from toy import toy_arrays, toy_config
+from toy_images import write_folder
+
+from jaxspeed.data.disk import fingerprint as on_disk
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.noise import noise_set
+from jaxspeed.data.memory import fingerprint as in_memory
+
+
+@pytest.fixture
+def of_folder(tmp_path):
+  """A function that returns the fingerprint of a data set on disk."""
+  return lambda path: on_disk.fingerprint(
+    open_images(name="", path=str(path), cache=str(tmp_path / "cache"))
+  )
+
+
+def test_a_moved_folder_is_the_same_and_a_renamed_file_is_not(tmp_path, of_folder):
+  folder = write_folder(tmp_path / "a", train=8, held_out=4, classes=2)
+  before = of_folder(folder)
+  assert before.startswith("files ") and len(before) == len("files ") + 8
+  assert of_folder(shutil.copytree(folder, tmp_path / "b")) == before
+  file = folder / "train" / "class_0" / "000.jpg"
+  file.rename(file.with_suffix(".jpeg"))  # resized copies may have another ending
+  assert of_folder(folder) == before
+  file.with_suffix(".jpeg").rename(file.with_name("0000.jpg"))
+  assert of_folder(folder) != before
+
+
+def test_swapped_labels_and_splits_of_a_csv_are_others(tmp_path, of_folder):
+  write_folder(tmp_path / "a", train=8, held_out=4, classes=2)
+  rows = [
+    [f"{split}/class_{i % 2}/{i:03d}.jpg", f"class_{i % 2}", split]
+    for split, count in (("train", 8), ("val", 4))
+    for i in range(count)
+  ]
+  table = tmp_path / "a" / "list.csv"
+
+  def written(rows):
+    table.write_text("".join(f"{','.join(row)}\n" for row in [["file", "label", "split"], *rows]))
+    return of_folder(table)
+
+  before = written(rows)
+  assert before.startswith("csv ") and written(rows) == before
+  swapped = [
+    [file, "class_1" if label == "class_0" else "class_0", split] for file, label, split in rows
+  ]
+  assert written(swapped) != before
+  moved = [[*rows[0][:2], "val"], *rows[1:8], [*rows[8][:2], "train"], *rows[9:]]
+  assert written(moved) != before
+
+
+def test_noise_is_noise():
+  assert (
+    on_disk.fingerprint(noise_set(8, 4, 2)) == on_disk.fingerprint(noise_set(4, 8, 3)) == "noise 0"
+  )
+
+
+def test_arrays_are_known_by_labels_and_rows():
+  arrays = toy_arrays(toy_config())
+  before = in_memory.fingerprint(arrays)
+  assert before.startswith("arrays ")
+  assert in_memory.fingerprint(dataclasses.replace(arrays, source="elsewhere")) == before
+  for name in ("train_labels", "eval_labels", "train_images", "eval_images"):
+    other = np.roll(getattr(arrays, name), 1, axis=0)
+    assert in_memory.fingerprint(dataclasses.replace(arrays, **{name: other})) != before
+  wide = dataclasses.replace(arrays, train_labels=arrays.train_labels.astype(np.int64))
+  assert in_memory.fingerprint(wide) == before

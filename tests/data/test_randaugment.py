@@ -1,0 +1,179 @@
+"""RandAugment against Pillow on photographs; its draws; that it costs nothing where it is off."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+from sklearn.datasets import load_sample_image
+from test_augment import OFF, augment_by_fields, key
+
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.data import augment as augment_lib
+from jaxspeed.data import randaugment
+from jaxspeed.data.augment import normalize
+from jaxspeed.data.randaugment import FILL, OPERATIONS, apply, mean_grey, rand_augment
+from jaxspeed.data.warp import IDENTITY, fixed_point
+
+HEIGHT, WIDTH = 46, 60
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+# The exact ones. Pillow computes the others in floating point and rounds down: 1 of 255 less.
+EXACT = (*GEOMETRIC, "equalize", "invert", "posterize", "solarize", "solarize_add")
+
+
+def photographs():
+  """Two photographs, and images of one value and of two: [4, 46, 60, 3]."""
+  photos = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
+  images = [np.asarray(photo.resize((WIDTH, HEIGHT))) for photo in photos]
+  flat = np.full((HEIGHT, WIDTH, 3), 77, np.uint8)
+  halves = np.where(np.arange(WIDTH)[:, None] < 20, np.uint8(30), np.uint8(200))
+  return np.stack([*images, flat, np.broadcast_to(halves, flat.shape)])
+
+
+def pillows(name, pixels, magnitude, sign=1):
+  """The operation by Pillow, with the strengths of tensorflow/tpu's EfficientNet."""
+  image, level = Image.fromarray(pixels), magnitude / 10
+  part, factor = sign * level, level * 1.8 + 0.1
+  x, y = (100 / 224 * part * side for side in image.size)
+
+  def transformed(*matrix):
+    affine, nearest = Image.Transform.AFFINE, Image.Resampling.NEAREST
+    return image.transform(image.size, affine, matrix, nearest, fillcolor=(FILL,) * 3)
+
+  added = [min(i + int(level * 110), 255) if i < 128 else i for i in range(256)]
+  made = {
+    "autocontrast": lambda: ImageOps.autocontrast(image),
+    "equalize": lambda: ImageOps.equalize(image),
+    "invert": lambda: ImageOps.invert(image),
+    "rotate": lambda: image.rotate(-30 * part, fillcolor=(FILL,) * 3),
+    "posterize": lambda: ImageOps.posterize(image, max(1, int(level * 4))),
+    "solarize": lambda: ImageOps.solarize(image, int(level * 256)),
+    "solarize_add": lambda: image.point(added * 3),
+    "color": lambda: ImageEnhance.Color(image).enhance(factor),
+    "contrast": lambda: ImageEnhance.Contrast(image).enhance(factor),
+    "brightness": lambda: ImageEnhance.Brightness(image).enhance(factor),
+    "sharpness": lambda: ImageEnhance.Sharpness(image).enhance(factor),
+    "shear_x": lambda: transformed(1, 0.3 * part, 0, 0, 1, 0),
+    "shear_y": lambda: transformed(1, 0, 0, 0.3 * part, 1, 0),
+    "translate_x": lambda: transformed(1, 0, x, 0, 1, 0),
+    "translate_y": lambda: transformed(1, 0, 0, 0, 1, y),
+  }
+  return np.asarray(made[name]())
+
+
+jitted_apply = jax.jit(apply, static_argnames="magnitude")
+
+
+@pytest.mark.parametrize("magnitude", [2.0, 10.0])
+def test_every_operation_is_pillows(magnitude):
+  images = photographs()
+  cases = [(name, sign) for name in OPERATIONS for sign in (1, -1)]
+  n = len(images)
+  operation = np.repeat([OPERATIONS.index(name) for name, _ in cases], n).astype(np.int32)
+  positive = np.repeat([sign > 0 for _, sign in cases], n)
+  batch = jnp.asarray(np.tile(images, (len(cases), 1, 1, 1)))
+  result = np.asarray(jitted_apply(batch, operation, positive, magnitude=magnitude))
+  assert result.dtype == np.uint8
+  for (name, sign), ours in zip(cases, np.split(result, len(cases)), strict=True):
+    expected = np.stack([pillows(name, image, magnitude, sign) for image in images])
+    difference = np.abs(ours.astype(int) - expected)
+    assert difference.max() <= (0 if name in EXACT else 1), name
+    assert (difference > 0).mean() < 0.02, name
+    # At 10 solarize changes nothing.
+    if magnitude == 2:
+      assert (ours[:2] != images[:2]).any(), name
+
+
+def test_layers_follow_each_other_as_drawn():
+  names = [("rotate", "equalize"), ("invert", "shear_x"), ("posterize", "solarize_add")]
+  # The middle of the interval of each operation; geometric ones are positive below 1/2.
+  middle = [[(OPERATIONS.index(name) + 0.5) / 15 for name in pair] for pair in names]
+  uniform = np.zeros((4, 3), np.float32)
+  uniform[::2] = np.transpose(middle)
+  uniform[1], uniform[3] = 0.2, 0.7
+  image = photographs()[0]
+  result = rand_augment(jnp.asarray(uniform), jnp.asarray(np.stack([image] * 3)), magnitude=9.0)
+  expected = [pillows(second, pillows(first, image, 9.0, 1), 9.0, -1) for first, second in names]
+  np.testing.assert_array_equal(result, expected)
+
+
+def test_an_image_has_the_same_numbers_in_any_part_of_the_batch(monkeypatch):
+  drawn = []
+
+  def record(uniform, images, *, magnitude):
+    assert magnitude == 9.0
+    drawn.append(np.asarray(uniform))
+    return images
+
+  monkeypatch.setattr(augment_lib, "rand_augment", record)
+  fields = OFF | dict(randaugment_layers=2, randaugment_magnitude=9.0)
+  for first, n in ((0, 16), (0, 8), (8, 8)):
+    images = jnp.zeros((n, 2, 2, 3), jnp.uint8)
+    augment_by_fields(key(), images, first=first, global_batch=16, **fields)
+  whole, *parts = drawn
+  assert whole.shape == (4, 16)
+  np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
+
+
+def test_operations_and_directions_are_alike_often(monkeypatch):
+  def record(images, operation, positive, *, magnitude):
+    return (
+      images + (2 * operation + positive.astype(jnp.int32)).astype(jnp.uint8)[:, None, None, None]
+    )
+
+  monkeypatch.setattr(randaugment, "apply", record)
+  n = 6000
+  uniform = np.random.default_rng(0).random((2, n), np.float32)
+  uniform[0, :2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
+  result = rand_augment(jnp.asarray(uniform), jnp.zeros((n, 1, 1, 1), jnp.uint8), magnitude=1.0)
+  operations, directions = np.divmod(np.asarray(result).ravel(), 2)
+  assert operations[0] == 0 and operations[1] == 14
+  # 400 of each operation with a standard deviation of 19, 3,000 of each direction with one of 39.
+  counts = np.bincount(operations, minlength=15)
+  assert len(counts) == 15 and abs(counts - 400).max() < 80
+  assert abs(int(directions.sum()) - 3000) < 160
+
+
+def test_the_identity_is_exact_in_fixed_point():
+  np.testing.assert_array_equal(fixed_point(IDENTITY), [[65536, 0, 32768], [0, 65536, 32768]])
+
+
+def test_the_mean_of_an_image_whose_sum_does_not_fit_an_int32(monkeypatch):
+  monkeypatch.setattr(randaugment, "grey_of", lambda images: images[..., 0])
+  assert 4100 * 2100 * 254 > 2**31
+  wide = jnp.full((1, 4100, 2100, 1), 254, jnp.int32)
+  assert int(mean_grey(wide)[0]) == 254
+
+
+@pytest.mark.usefixtures("float64")
+def test_with_64_bit_types_the_arithmetic_is_the_same():
+  uniform, images = jnp.zeros((2, 3), jnp.float32), jnp.zeros((3, 8, 8, 3), jnp.uint8)
+  traced = str(jax.make_jaxpr(lambda u, x: rand_augment(u, x, magnitude=9.0))(uniform, images))
+  assert "i32[" in traced and not re.search(r"[iuf]64\[[\d,]*\d", traced)
+
+
+def program_text(function, *arguments):
+  """The compiled program without what names its lines of Python."""
+  text = jax.jit(function).lower(*arguments).compile().as_text()
+  text = re.sub(r", metadata=\{[^}]*\}", "", text[text.index("ENTRY") :])
+  return re.sub(r"%[\w.\-]+", "", text)
+
+
+def test_no_augmentation_is_normalisation_alone():
+  images = jnp.zeros((4, 8, 8, 3), jnp.uint8)
+  off = {name: value for name, value in OFF.items() if name in ("flip", "mean", "std")}
+  fields = fields_lib.base().augment.to_dict() | off | dict(flip=None)
+
+  def plain(key, images):
+    return normalize(images, fields["mean"], fields["std"])
+
+  def with_fields(key, images, **changes):
+    parts = dict(first=0, global_batch=4)
+    return augment_by_fields(key, images, **parts, **(fields | changes))
+
+  expected = program_text(plain, key(), images)
+  assert program_text(with_fields, key(), images) == expected
+  changed = jax.make_jaxpr(lambda k, x: with_fields(k, x, randaugment_layers=1))(key(), images)
+  assert "scatter" in str(changed)

@@ -1,0 +1,79 @@
+"""Networks to export: shipped models with made-up weights, and real photographs to feed them."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from sklearn.datasets import load_sample_images
+
+from jaxspeed.export.formats.network import Network
+
+NAMES = ("cat", 'a "dog"', "<b>bird</b>", "poisson d'avril", "猫", "f", "g", "h", "i", "j")
+
+
+def photographs(side: int, count: int = 6) -> np.ndarray:
+  """Squares of scikit-learn's two photographs, at several scales; uint8."""
+  cut = []
+  for number in range(count):
+    photo, step = load_sample_images().images[number % 2], 1 + number % 3
+    top, left = 37 * number, 53 * number
+    cut.append(photo[top : top + side * step : step, left : left + side * step : step])
+  return np.stack(cut)
+
+
+def random_variables(model: nn.Module, side: int, seed: int = 0) -> dict[str, Any]:
+  """Variables of which none is at its initial value; some channels hardly vary."""
+  rng = np.random.default_rng(seed)
+  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+  init = functools.partial(model.init, train=False)
+
+  def draw(path: Any, leaf: Any) -> np.ndarray:
+    name, shape = path[-1].key, leaf.shape
+    if name == "var":
+      values = rng.uniform(1e-3, 1.0, shape)
+    elif name == "kernel":
+      fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+      values = rng.standard_normal(shape) / np.sqrt(fan_in)
+    elif name == "scale":  # some are negative
+      values = 0.7 * rng.standard_normal(shape) + 0.5
+    else:
+      values = 0.3 * rng.standard_normal(shape)
+    return values.astype(np.float32)
+
+  return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(init, jax.random.key(0), images))
+
+
+def network(
+  model: nn.Module, side: int, *, input_dtype: str = "uint8", own: bool = False
+) -> Network:
+  """A network with made-up weights."""
+  return Network(
+    model=model,
+    variables=random_variables(model, side),
+    image_size=side,
+    mean=(120.0, 115.0, 105.0),
+    std=(60.0, 55.0, 65.0),
+    class_names=NAMES,
+    input_dtype=input_dtype,
+    own=own,
+    facts={"resize": side, "step": 7, "jaxspeed": "0"},
+  )
+
+
+def spread(made: Network, images: np.ndarray) -> tuple[Network, np.ndarray]:
+  """The network with its last layer scaled, so that the classes differ, and its probabilities.
+
+  The deviation of the logits becomes 2: of saturated or equal classes a test would see nothing.
+  """
+  pixels = images.astype(np.float32) * (1 if images.dtype == np.uint8 else 255)
+  normal = (pixels - np.float32(made.mean)) / np.float32(made.std)
+  apply = jax.jit(functools.partial(made.model.apply, train=False))
+  logits = np.asarray(apply(made.variables, normal), np.float64)
+  factor = 2 / logits.std(axis=1).mean()
+  for name, leaf in made.variables["params"]["head"].items():
+    made.variables["params"]["head"][name] = np.float32(leaf * factor)
+  powers = np.exp(factor * (logits - logits.max(axis=1, keepdims=True)))
+  assert np.isfinite(powers).all()
+  return made, powers / powers.sum(axis=1, keepdims=True)

@@ -1,0 +1,167 @@
+"""Figures by class against their definitions, counted image by image."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxspeed.files import dump_json
+from jaxspeed.records import class_figures
+from jaxspeed.records.predictions import Predictions
+
+
+def predictions_of(logits, labels):
+  """Predictions of logits, by NumPy."""
+  logits = np.asarray(logits, np.float64)
+  p = np.exp(logits - logits.max(axis=1, keepdims=True))
+  p /= p.sum(axis=1, keepdims=True)
+  rows = np.arange(len(labels))
+  return Predictions(
+    step=3,
+    index=rows.astype(np.int32),
+    label=np.asarray(labels, np.int32),
+    predicted=logits.argmax(axis=1).astype(np.int32),
+    probability=p.max(axis=1),
+    loss=-np.log(p[rows, labels]),
+  )
+
+
+def made_up(n=500, classes=7, seed=0, missing=()):
+  """Uneven classes, those in `missing` without an image but predicted now and then."""
+  rng = np.random.default_rng(seed)
+  present = [c for c in range(classes) if c not in missing]
+  weights = np.arange(1, len(present) + 1)
+  labels = rng.choice(present, size=n, p=weights / weights.sum())
+  logits = rng.standard_normal((n, classes))
+  logits[np.arange(n), labels] += 1
+  return predictions_of(logits, labels)
+
+
+def names_of(classes):
+  return [f"class {i}" for i in range(classes)]
+
+
+def test_accuracies_and_the_matrix_are_counted_image_by_image():
+  found = made_up()
+  figures = class_figures.figures_of(found, names_of(7))
+  pairs = list(zip(found.label.tolist(), found.predicted.tolist(), strict=True))
+  expected = [[pairs.count((a, b)) for b in range(7)] for a in range(7)]
+  assert figures["confusion"].tolist() == expected
+  assert figures["confusion"].dtype == np.int32
+  assert list(figures["per_class"].values()) == [
+    {"top1": row[c] / sum(row), "images": sum(row)} for c, row in enumerate(expected)
+  ]
+  assert list(figures["per_class"]) == names_of(7)
+  accuracies = [row[c] / sum(row) for c, row in enumerate(expected)]
+  assert figures["macro_top1"] == pytest.approx(sum(accuracies) / 7, rel=1e-14)
+  # It is not the mean over images, which the large classes decide.
+  assert figures["macro_top1"] != pytest.approx(sum(a == b for a, b in pairs) / 500, rel=1e-3)
+
+
+def test_a_class_without_images_has_no_accuracy_and_no_part_in_the_mean():
+  found = made_up(missing=(0, 3))
+  figures = class_figures.figures_of(found, names_of(7))
+  assert figures["per_class"]["class 3"] == {"top1": None, "images": 0}
+  right = found.label == found.predicted
+  known = [right[found.label == c].mean() for c in (1, 2, 4, 5, 6)]
+  assert figures["macro_top1"] == pytest.approx(sum(known) / 5, rel=1e-14)
+  assert figures["confusion"][3].sum() == 0 < figures["confusion"][:, 3].sum()
+
+
+def ece_by_hand(confidence, right, bins):
+  """The formula of Guo et al., bin by bin."""
+  total = 0.0
+  for m in range(1, bins + 1):
+    members = [i for i, c in enumerate(confidence) if (m - 1) / bins < c <= m / bins]
+    if members:
+      accuracy = sum(right[i] for i in members) / len(members)
+      mean = sum(confidence[i] for i in members) / len(members)
+      total += len(members) / len(confidence) * abs(accuracy - mean)
+  return total
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_the_calibration_error_is_the_formula(bins):
+  found = made_up()
+  right = found.label == found.predicted
+  error = class_figures.expected_calibration_error(found.probability, right, bins)
+  assert error == pytest.approx(ece_by_hand(found.probability, right, bins), rel=1e-12)
+  if bins == 15:
+    assert class_figures.figures_of(found, names_of(7))["ece"] == error
+
+
+def test_the_calibration_error_of_some_known_cases():
+  def error(probability, right):
+    return class_figures.expected_calibration_error(np.array(probability), np.array(right))
+
+  assert error([1.0] * 4, [True] * 4) == 0
+  assert error([1.0] * 4, [True, False] * 2) == 0.5
+  # 0.75 twice is one bin, right once: a gap of 0.25. 0.5 is another one, right always.
+  assert error([0.75, 0.75, 0.5, 0.5], [True, False, True, True]) == pytest.approx(0.375)
+  # An edge belongs to the bin below it: in one bin with 0.26, the two gaps of 1/4 would cancel.
+  assert class_figures.expected_calibration_error(
+    np.array([0.25, 0.75]), np.array([False, True]), bins=4
+  ) == pytest.approx(0.25)
+  assert math.isnan(error([np.nan, 1.0], [False, True]))
+
+
+def test_the_worst_confusions_are_the_largest_entries_beside_the_diagonal():
+  found = made_up()
+  matrix = class_figures.confusion_matrix(found, 7)
+  pairs = [(-matrix[a, b], a, b) for a in range(7) for b in range(7) if a != b and matrix[a, b]]
+  assert len(pairs) > 10
+  assert class_figures.worst_confusions(found, names_of(7)) == [
+    {"label": f"class {a}", "predicted": f"class {b}", "images": -n, "of": matrix[a].sum()}
+    for n, a, b in sorted(pairs)[:10]
+  ]
+  right = predictions_of(np.eye(3), [0, 1, 2])
+  assert class_figures.worst_confusions(right, names_of(3)) == []
+  assert class_figures.confusion_lines([]) == []
+
+
+def test_confusions_are_told_by_name():
+  found = predictions_of(np.eye(3)[[1, 1, 0, 2]], [0, 0, 0, 1])
+  confusions = class_figures.worst_confusions(found, ["cat", "dog", "a\nhorse"])
+  assert class_figures.confusion_lines(confusions) == [
+    "the most frequent confusions, label -> prediction: images",
+    "cat -> dog: 2 of 3",
+    "dog -> a\\nhorse: 1 of 1",
+  ]
+
+
+def test_large_matrices_have_a_file_and_very_large_ones_are_left_out(tmp_path):
+  def figures(classes):
+    found = made_up(n=3000, classes=classes)
+    return found, class_figures.figures_of(found, names_of(classes))
+
+  _, small = figures(100)
+  assert class_figures.for_json(small)["confusion"] == small["confusion"].tolist()
+  class_figures.write_confusion(tmp_path, small)
+  assert list(tmp_path.iterdir()) == []
+  found, large = figures(101)
+  assert class_figures.for_json(large)["confusion"] == "confusion.npy"
+  assert len(large["per_class"]) == 101
+  class_figures.write_confusion(tmp_path, large)
+  matrix = np.load(tmp_path / "confusion.npy", allow_pickle=False)
+  assert (matrix.dtype, matrix.shape, matrix.sum()) == (np.int32, (101, 101), 3000)
+  assert np.trace(matrix) == (found.label == found.predicted).sum()
+  found, largest = figures(1001)
+  assert set(largest) == {"macro_top1", "ece"} == set(class_figures.for_json(largest))
+  assert len(class_figures.worst_confusions(found, names_of(1001))) == 10
+
+
+def test_names_are_keys_that_json_can_hold():
+  # A folder's name need not be UTF-8; pydantic refuses the lone surrogate that stands for a byte.
+  keys = class_figures.keys_of(["cat", "b\udcff", "dog\n"])
+  assert keys == ["cat", "b\\xff", "dog\\n"]
+  assert dump_json(keys).isascii()
+  assert class_figures.keys_of(["a\n", "a\\n"]) == ["0", "1"]
+
+
+def test_an_image_without_a_prediction_is_wrong_and_in_no_column():
+  found = predictions_of(np.eye(2)[[0, 1, 1]], [0, 1, 0])
+  found.predicted[1] = -1
+  figures = class_figures.figures_of(found, names_of(2))
+  assert figures["confusion"].tolist() == [[1, 1], [0, 0]]
+  assert figures["macro_top1"] == 0.25
+  assert [c["images"] for c in class_figures.worst_confusions(found, names_of(2))] == [1]

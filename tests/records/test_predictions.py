@@ -1,0 +1,122 @@
+"""predictions.npz: what is written is read, and damage is told in one sentence."""
+
+import dataclasses
+import io
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxspeed.errors import UserError
+from jaxspeed.records.predictions import Predictions, read_predictions, write_predictions
+
+
+def some(n=5, names=()):
+  rng = np.random.default_rng(0)
+  return Predictions(
+    step=7,
+    index=np.arange(1, n + 1, dtype=np.int32),
+    label=rng.integers(1000, size=n).astype(np.int32),
+    predicted=rng.integers(-1, 1000, size=n).astype(np.int32),
+    probability=rng.random(n).astype(np.float32),
+    loss=rng.exponential(size=n).astype(np.float32),
+    names=tuple(names),
+  )
+
+
+@pytest.mark.parametrize("names", [(), ["a.jpg", "b/ä ö.jpg", "c\udcff.jpg", "d, byte 17", "e\n"]])
+def test_what_is_written_is_read(tmp_path, names):
+  written = some(names=names)
+  write_predictions(tmp_path / "predictions.npz", written)
+  found = read_predictions(tmp_path / "predictions.npz", 1000)
+  for field in dataclasses.fields(Predictions):
+    expected, value = getattr(written, field.name), getattr(found, field.name)
+    np.testing.assert_array_equal(value, expected)
+    if field.name not in ("step", "names"):
+      assert value.dtype == expected.dtype
+  assert type(found.names) is tuple and found.names == written.names
+
+
+def test_names_are_those_of_the_images_that_were_read():
+  # Of a split of seven images, the first and the last could not be read.
+  assert some().named([f"{i}.jpg" for i in range(7)]).names == tuple(
+    f"{i}.jpg" for i in range(1, 6)
+  )
+  assert some().named([]).names == ()
+
+
+def test_a_missing_file_is_none(tmp_path):
+  assert read_predictions(tmp_path / "predictions.npz", 1000) is None
+
+
+def test_imagenets_predictions_are_small(tmp_path):
+  names = [f"val/n{i % 1000:08d}/ILSVRC2012_val_{i:08d}.JPEG" for i in range(50_000)]
+  path = tmp_path / "predictions.npz"
+  write_predictions(path, some(50_000, names))
+  assert path.stat().st_size < 2_000_000
+  assert read_predictions(path, 1000).names[-1] == names[-1]
+
+
+def bytes_of(**changes):
+  """A file with other arrays; None leaves one out."""
+  columns = dataclasses.asdict(some()) | {"names": np.zeros(0, np.uint8)} | changes
+  content = io.BytesIO()
+  np.savez(content, **{name: value for name, value in columns.items() if value is not None})
+  return content.getvalue()
+
+
+def archive(name, content):
+  out = io.BytesIO()
+  with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+    file.writestr(name, content)
+  return out.getvalue()
+
+
+GOOD = bytes_of()
+PICKLED = np.array([{}], dtype=object)
+DAMAGED = {
+  "empty": (b"", ""),
+  "text": (b"no archive", "not a zip file"),
+  "cut off": (GOOD[: len(GOOD) // 2], "not a zip file"),
+  "flipped": (GOOD.replace(b"NUMPY", b"NUMPI", 1), ""),
+  "a lone array": (GOOD[:0] + b"\x93NUMPY", ""),
+  "nothing in it": (archive("a.txt", b""), "step"),
+  "no loss": (bytes_of(loss=None), "loss"),
+  "pickled": (bytes_of(label=PICKLED), "Object arrays cannot be loaded"),
+  "a shorter column": (bytes_of(label=np.zeros(4, np.int32)), r"label is int32 of shape \(4,\)"),
+  "floats for classes": (bytes_of(predicted=np.zeros(5)), "predicted is float64"),
+  "numbers twice": (bytes_of(index=np.zeros(5, np.int32)), "index has values"),
+  "a class below none": (bytes_of(predicted=np.full(5, -2)), "predicted has values"),
+  "more than certain": (bytes_of(probability=np.full(5, 1.5)), "probability has values"),
+  "no loss at all": (bytes_of(loss=np.full(5, np.nan)), "loss has values"),
+  "another class": (bytes_of(label=np.full(5, 1000, np.int32)), "more than 1000 classes"),
+  "no step": (bytes_of(step=np.array(0)), "its step is 0"),
+  "less than no loss": (bytes_of(loss=np.full(5, -1.0)), "loss has values"),
+  "two names": (bytes_of(names=np.frombuffer(b"a\0b", np.uint8)), "it names 2 of 5 images"),
+  "names of floats": (bytes_of(names=np.zeros(5)), "another type"),
+  "a step of text": (bytes_of(step=np.array("x")), "another type"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damage_is_one_sentence(tmp_path, kind):
+  content, reason = DAMAGED[kind]
+  path = tmp_path / "predictions.npz"
+  path.write_bytes(content)
+  with pytest.raises(
+    UserError, match=rf"cannot be used \(.*{reason}.*\): restore the file"
+  ) as error:
+    read_predictions(path, 1000)
+  sentence = str(error.value)
+  assert sentence.startswith(str(path)) and "\n" not in sentence and sentence.endswith("without.")
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr("jaxspeed.records.predictions._MOST_BYTES", 1 << 20)
+  path = tmp_path / "predictions.npz"
+  path.write_bytes(archive("index.npy", bytes(1 << 21)))
+  assert path.stat().st_size < 10_000
+  with pytest.raises(UserError, match="its arrays are too large"):
+    read_predictions(path, 1000)
+  assert read_predictions(pathlib.Path(tmp_path / "none"), 1000) is None

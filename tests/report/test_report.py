@@ -1,0 +1,483 @@
+"""Reports: their figures, names that look like HTML, many classes, comparisons, a real browser."""
+
+import dataclasses
+import html
+import html.parser
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from in_process import command, mistake
+from scipy import stats
+
+from jaxspeed.cluster.folder_lock import lock_folder
+from jaxspeed.config import recipe, stored
+from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json
+from jaxspeed.records.predictions import Predictions, write_predictions
+from jaxspeed.records.statistics import interval_of_share, p_value_of_equal_means
+from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails, write_thumbnails
+from jaxspeed.report.charts import HEIGHT, Band, Line, line_chart, rounded_out, ticks
+from jaxspeed.report.command import read_all
+from jaxspeed.report.data import Group, RunData, groups_of, read_run
+from jaxspeed.report.images import images as draw_images
+from jaxspeed.run.thumbnails import choose, filters_of, small
+
+EVIL = "<script>alert('1')</script>"
+NAMES = (
+  EVIL,
+  'a "quoted" & <em>name</em>',
+  "two\nlines",
+  "größe 猫",
+  "\udcff",
+  "line\u2028end",
+  "turned\u202eround",
+  "שלום",
+)
+
+
+def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, finished=True):
+  """A run's folder with made-up figures; returns it."""
+  folder.mkdir(parents=True)
+  config = stored.to_dict(recipe.load_recipe("quickstart"))
+  config["data"]["classes"], config["schedule"]["peak"] = len(names), peak
+  config |= {"seed": seed, "epochs": float(epochs), "target": 0.5, "format": stored.FORMAT}
+  (folder / "config.json").write_text(dump_json(config))
+  (folder / "classes.json").write_text(dump_json(list(names)))
+  random = np.random.default_rng(seed)
+  rows = [
+    {
+      "epoch": epoch,
+      "step": 10 * epoch,
+      "examples": 1000 * epoch,
+      "world": 1,
+      "batch_size": 100,
+      "image_size": 8 * (1 + epoch // 3),
+      "learning_rate": peak / epoch,
+      "momentum": 0.9,
+      "images_per_second": 900.0,
+      "data_wait": 0.0,
+      "train_loss": 2 / epoch,
+      "eval_loss": 2.1 / epoch,
+      "train_top1": 0.2 * epoch,
+      "eval_top1": 0.2 * epoch + 0.01 * random.random() + peak / 100,
+      "train_seconds": 2.0 * epoch,
+      "dawn_seconds": 1.9 * epoch,
+    }
+    for epoch in range(1, epochs + 1)
+  ]
+  (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in rows))
+  if not finished:
+    return folder
+  label = random.integers(0, len(names), images).astype(np.int32)
+  right = random.permutation(images) < round(rows[-1]["eval_top1"] * images)
+  predicted = np.where(right, label, (label + 1) % len(names)).astype(np.int32)
+  number = random.random(images).astype(np.float32)
+  index = np.arange(images, dtype=np.int32)
+  paths = tuple(f"val/{EVIL}/{i}\n.jpg" for i in range(images))
+  found = Predictions(40, index, label, predicted, number, 3 * number, paths)
+  write_predictions(folder / "predictions.npz", found)
+  rows_shown = choose(found, 24)
+  write_thumbnails(
+    folder / FILE,
+    Thumbnails(
+      step=40,
+      eval_index=index[rows_shown],
+      eval_image=random.integers(0, 255, (len(rows_shown), 64, 64, 3), np.uint8),
+      train_image=random.integers(0, 255, (4, 64, 64, 3), np.uint8),
+      train_label=np.arange(4, dtype=np.int32),
+      train_partner=np.zeros(4, np.int32),
+      train_share=np.full(4, 0.25, np.float32),
+      filters=random.integers(0, 255, (16, 3, 3, 3), np.uint8),
+    ),
+  )
+  result = {
+    "config": config,
+    "evaluated_on": "test",
+    "evaluated_weights": "live",
+    "top1": rows[-1]["eval_top1"],
+    "top5": None,
+    "seconds": {
+      "train": 8.0,
+      "dawn": 7.6,
+      "process": 20.0,
+      "compile": {"wall": 3.0, "cold": None, "cached": 3.0},
+      "to_target": 5.7,
+    },
+    "device": EVIL,
+    "versions": {"jax": EVIL},
+    "seed": seed,
+    "commit": None,
+    "command": f"train '{EVIL}'",
+  }
+  (folder / "result.json").write_text(dump_json(result))
+  return folder
+
+
+class Parsed(html.parser.HTMLParser):
+  """The elements of a page: balanced, with their attributes."""
+
+  VOID = {"meta", "img", "input", "br"}
+
+  def __init__(self, text):
+    super().__init__()
+    self.open, self.elements, self.text = [], [], []
+    self.feed(text)
+    assert self.open == []
+    # No element became text.
+    assert not re.search("</?(div|p|t[dhr]|h[1-6]|svg|figure|span|i|b)[ >]", "".join(self.text))
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+    if tag not in self.VOID:
+      self.open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    self.text.append(data.replace("\xa0", " "))
+
+  def of(self, tag):
+    return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+  """A run's folder, and its report."""
+  folder = write_run(tmp_path_factory.mktemp("report") / EVIL.replace("/", "|"))
+  out = folder.parent / "one.html"
+  done = command("report", str(folder), f"--out={out}")
+  assert done.returncode == 0 and str(out) in done.stdout
+  return folder, out
+
+
+def test_names_are_text_and_nothing_comes_from_a_network(one):
+  _, out = one
+  text = out.read_text()
+  page = Parsed(text)
+  assert len(page.of("script")) == 1
+  assert EVIL in "".join(page.text) and "two\\nlines" in text and "größe 猫" in text
+  assert "\\xff" in text and "line\\u2028end" in text and "turned\\u202eround" in text
+  assert not set(text) & {"\u2028", "\u202e"} and "שלום" in text
+  for _, attributes in page.elements:
+    assert not set(attributes) & {"href", "srcset", "action"}
+    assert not any(name.startswith("on") for name in attributes)
+    assert attributes.get("src", "data:image/").startswith("data:image/")
+  outside = re.findall(r"(?:https?:)?//[a-z][^\s'\"<]*", re.sub('data:image[^"]*', "", text))
+  assert set(outside) <= {"http://www.w3.org/2000/svg"}
+  assert len(text) < 2_000_000
+
+
+def test_every_figure_has_a_text_alternative(one):
+  page = Parsed(one[1].read_text())
+  assert len(page.of("svg")) > 5 and len(page.of("img")) > 40
+  assert all(each.get("role") == "img" and each["aria-label"] for each in page.of("svg"))
+  assert all(each["alt"] for each in page.of("img"))
+
+
+def test_the_figures_of_one_run_are_on_the_page(one):
+  folder, out = one
+  text = "".join(Parsed(out.read_text()).text)
+  run = read_run(folder)
+  low, high = stats.binomtest(round(run.accuracy() * 160), 160).proportion_ci(method="wilson")
+  for words in (f"{100 * run.accuracy():.2f} %", "8.00 s", "reached in epoch 3", "5.70 s"):
+    assert words in text, words
+  found = interval_of_share(round(run.accuracy() * 160) / 160, 160)
+  assert found == pytest.approx((low, high), abs=1e-12)
+  assert "16 px, batch 100" in text
+
+
+def test_settings_are_compared(tmp_path):
+  values = {peak: [] for peak in (0.1, 0.3)}
+  for peak in values:
+    for seed in range(3):
+      folder = write_run(tmp_path / f"{peak}" / f"run_{seed:03}", seed=seed, peak=peak)
+      values[peak].append(read_run(folder).accuracy())
+    shutil.copy(folder / "config.json", folder.parent)
+  assert command("report", str(tmp_path), f"--out={tmp_path / 'r.html'}").returncode == 0
+  text = "".join(Parsed((tmp_path / "r.html").read_text()).text)
+  p = stats.ttest_ind(values[0.3], values[0.1], equal_var=False).pvalue
+  assert p_value_of_equal_means(values[0.3], values[0.1]) == pytest.approx(p, rel=1e-9)
+  assert f"p = {p:.2g}" in text and "2 settings" in text and "schedule.peak" in text
+  assert "optimizer.momentum" not in text and "over 3 seeds" in text
+  assert "on the same 160 images; other images: " in text
+  assert " of 3 runs)" not in text
+  result = tmp_path / "0.3" / "run_000" / "result.json"
+  missed = json.loads(result.read_text())
+  missed["seconds"]["to_target"] = None
+  result.write_text(dump_json(missed))
+  assert command("report", str(tmp_path), f"--out={tmp_path / 'r.html'}").returncode == 0
+  assert " (2 of 3 runs)" in "".join(Parsed((tmp_path / "r.html").read_text()).text)
+  running = write_run(tmp_path / "0.3" / "run_003", seed=3, finished=False)
+  rows = (running / "metrics.jsonl").read_text().splitlines(keepends=True)
+  (running / "metrics.jsonl").write_text(rows[0])
+  runs = [read_run(each) for each in sorted(tmp_path.glob("*/run_*"))]
+  assert groups_of(runs)[0].mean == pytest.approx(np.mean(values[0.3]))
+  assert [group.settings for group in groups_of(runs)] == [
+    {"schedule.peak": "0.3"},
+    {"schedule.peak": "0.1"},
+  ]
+  assert [group.name for group in groups_of(runs)] == ["peak=0.3", "peak=0.1"]
+
+
+def test_a_run_counts_once_and_an_accuracy_of_zero_counts(tmp_path):
+  folder = write_run(tmp_path / "a" / "run")
+  (tmp_path / "a" / "link").symlink_to(folder)
+  assert len(read_all([tmp_path / "a", folder])) == 1
+  other = write_run(tmp_path / "b", seed=1)
+  result = json.loads((other / "result.json").read_text())
+  (other / "result.json").write_text(dump_json(result | {"top1": 0.0}))
+  (other / "predictions.npz").unlink()
+  (group,) = groups_of(read_all([folder, other]))
+  assert group.finished == group.values and 0.0 in group.finished
+
+
+def test_a_narrow_band_has_a_short_label():
+  bands = [Band(0, 20, "64 px, batch 8"), Band(20, 100, "96 px, batch 8"), Band(100, 101, "q, b")]
+  chart = line_chart("a", [Line("b", [0, 101], [1, 2])], x_label="s", show=str, bands=bands)
+  assert ">64 px<" in chart and ">96 px, batch 8<" in chart and ">q" not in chart
+
+
+def test_intervals_hold_what_is_possible_only():
+  line = Line("b", [1, 2], [0.1, 0.9], low=[-0.4, 0.5], high=[0.6, 1.3])
+  chart = line_chart("a", [line], x_label="epochs", show=lambda y: f"{y:.1f}", ceiling=1.0)
+  shown = [float(y) for y in re.findall(r">(-?[0-9]\.[0-9])</text>", chart)]
+  assert min(shown) == 0 and max(shown) == 1
+
+
+def test_a_run_without_result_or_epochs(tmp_path):
+  folder = write_run(tmp_path / "a", finished=False, epochs=2)
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
+  text = "".join(Parsed((tmp_path / "r.html").read_text()).text)
+  assert "still training: epoch 2" in text and "training clock so far:" in text
+  (folder / "metrics.jsonl").write_text("")
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
+
+
+def test_watching_ends_with_a_run_that_stopped(tmp_path):
+  folder, page = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
+  with lock_folder(folder):
+    assert command("report", str(folder), f"--out={page}").returncode == 0
+    assert "still training: epoch 4" in "".join(Parsed(page.read_text()).text)
+  assert command("report", str(folder), f"--out={page}", "--watch=5").returncode == 0
+  assert "stopped without a result: epoch 4" in "".join(Parsed(page.read_text()).text)
+
+
+def test_watching_ends_with_the_run(tmp_path, monkeypatch):
+  folder = write_run(tmp_path / "a", finished=False)
+  done = write_run(tmp_path / "done")
+  pages = []
+
+  def finish(seconds):
+    pages.append((tmp_path / "r.html").read_text())
+    assert seconds == 5.0
+    # A run leaves its images some seconds after its result.
+    files = ("result.json", "predictions.npz") if len(pages) == 1 else (FILE,)
+    for name in files:
+      shutil.copy(done / name, folder)
+
+  monkeypatch.setattr(time, "sleep", finish)
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}", "--watch=5").returncode == 0
+  assert len(pages) == 2 and all('http-equiv="refresh" content="5"' in each for each in pages)
+  last = (tmp_path / "r.html").read_text()
+  assert "refresh" not in last.split("<style>")[0] and "Highest loss" in last
+
+
+def test_a_page_says_what_is_missing(tmp_path):
+  folder = write_run(tmp_path / "a")
+
+  def report():
+    assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
+    return "".join(Parsed((tmp_path / "r.html").read_text()).text).partition("What is missing")[2]
+
+  assert "no checkpoint" in report() and "thumbnails" not in report()
+  (folder / FILE).unlink()
+  assert "Images: thumbnails.npz is missing" in report()
+  config = (folder / "config.json").read_text()
+  changed = json.loads(config)
+  changed["records"]["thumbnails"] = 0
+  (folder / "config.json").write_text(dump_json(changed))
+  assert "Images: config.records.thumbnails is 0." in report()
+  # Nothing to wait for.
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}", "--watch=5").returncode == 0
+  (folder / "config.json").write_text(config)
+  (folder / "predictions.npz").unlink()
+  (folder / "metrics.jsonl").unlink()
+  assert "predictions.npz is missing" in report() and "no epoch has ended" in report()
+  (folder / "result.json").unlink()
+  assert "they need result.json, written when a run ends" in report()
+
+
+@pytest.mark.parametrize("most, right", [(1, 0), (5, 3), (24, 24), (24, 200)])
+def test_images_are_shown_under_their_title_whatever_their_number(most, right):
+  """The number of correct images may be less than that of the images to show."""
+  random = np.random.default_rng(0)
+  loss = random.random(200).astype(np.float32)
+  label = np.zeros(200, np.int32)
+  predicted = (random.permutation(200) >= right).astype(np.int32)
+  index = np.arange(200, dtype=np.int32)
+  found = Predictions(40, index, label, predicted, loss, loss)
+  rows = choose(found, most)
+  one = np.zeros((1, 1, 1, 3), np.uint8)
+  column = np.zeros(1, np.int32)
+  images = np.zeros((len(rows), 1, 1, 3), np.uint8)
+  thumbnails = Thumbnails(
+    40, index[rows], images, one, column, column, np.zeros(1, np.float32), one
+  )
+  run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, thumbnails, False)
+  shown = draw_images(Group("a", {}, (run,), "top1"))
+  shown = shown.partition("What augmentation")[0]
+  highest, _, correct = shown.partition("Correct, drawn")
+  assert shown.count("<figure") == len(rows)
+  assert correct.count("<figure") >= len(rows) - most and "card wrong" not in correct
+  assert highest.count("card wrong") == np.sum(predicted[rows] != label[rows])
+  if right in (0, 200):
+    assert highest.count("<figure") == most
+
+
+def test_mistakes_are_sentences(tmp_path):
+  out = f"--out={tmp_path / 'r.html'}"
+  assert "name the folder of a run" in mistake("report", out)
+  assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
+  assert "holds no run" in mistake("report", str(tmp_path), out)
+  folder = write_run(tmp_path / "a")
+  assert "cannot be written" in mistake("report", str(folder), f"--out={tmp_path / 'no' / 'r'}")
+  assert "is a folder" in mistake("report", str(folder), f"--out={folder}")
+  (folder / "result.json").write_text("{}")
+  assert "result.json" in mistake("report", str(folder), out)
+  assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize(
+  "broken",
+  [
+    dict(eval_image=np.zeros((4, 8, 8, 3), np.float32)),
+    dict(eval_image=np.zeros((3, 8, 8, 3), np.uint8)),
+    dict(filters=np.zeros((1, 65, 3, 3), np.uint8)),
+    dict(filters=np.zeros((1, 0, 3, 3), np.uint8)),
+    dict(eval_image=np.zeros((48, 8, 0, 3), np.uint8)),
+    dict(train_image=np.zeros((4, 0, 0, 3), np.uint8)),
+    dict(train_share=np.full(4, 2, np.float32)),
+    dict(train_label=np.full(4, -1, np.int32)),
+    dict(step=np.int64(0)),
+    dict(filters=np.array([{}], object)),
+  ],
+)
+def test_damaged_thumbnails_are_refused(one, tmp_path, broken):
+  path = tmp_path / FILE
+  found = read_thumbnails(one[0] / FILE)
+  arrays = dataclasses.asdict(found) | {"step": np.int64(40)} | broken
+  np.savez(path, **arrays)
+  with pytest.raises(UserError, match="remove the file"):
+    read_thumbnails(path)
+  path.write_bytes((one[0] / FILE).read_bytes()[:500])
+  with pytest.raises(UserError):
+    read_thumbnails(path)
+
+
+def test_a_thousand_classes_are_small_and_fast(tmp_path):
+  names = [f"class {i} {EVIL}" for i in range(1000)]
+  folder = write_run(tmp_path / "a", names=names, images=50_000)
+  begin = time.process_time()
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
+  assert time.process_time() - begin < 10
+  assert (tmp_path / "r.html").stat().st_size < 5_000_000
+
+
+def test_ticks_are_round_and_inside():
+  for low, high in ((0, 1), (0.012, 0.013), (-3, 1e6), (99.1, 99.9)):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 7 and low - 1e-9 <= found[0] and found[-1] <= high * (1 + 1e-9)
+
+
+def axis_of(chart):
+  """The numbers at the y axis of a chart whose y are shown with two decimals."""
+  return [float(y) for y in re.findall(r">(-?[0-9]+\.[0-9]{2})</text>", chart)]
+
+
+def test_an_axis_follows_the_lines_and_its_ends_are_ticks():
+  def chart(*lines, **how):
+    return line_chart("a", lines, x_label="epochs", show=lambda y: f"{y:.2f}", **how)
+
+  high = Line("b", [1, 2, 3], [0.61, 0.86, 0.93], low=[0.05, 0.8, 0.92], high=[1.2, 0.92, 0.94])
+  assert axis_of(chart(high, ceiling=1.0)) == [0.6, 0.7, 0.8, 0.9, 1.0]
+  # The interval is cut off where the axis ends.
+  outline = re.search('d="M(.*?)Z"', chart(high, ceiling=1.0))[1]
+  assert max(float(point.split(",")[1]) for point in outline.split()) == HEIGHT - 34
+  first = Line("b", [1, 2], [0.1, 0.93])
+  assert axis_of(chart(high, first, ceiling=1.0)) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+  assert axis_of(chart(Line("b", [1, 2], [0.61, 0.62]), level=(0.94, "t")))[0::4] == [0.6, 1.0]
+  assert axis_of(chart(Line("b", [1], [2.0]))) == [1.9, 1.95, 2.0, 2.05, 2.1]
+  assert axis_of(chart(Line("b", [1, 2], [2.0, 2.0 + 4e-16])))[::4] == [1.9, 2.1]
+  assert axis_of(chart(Line("b", [1, 2], [0.0, 0.0]), floor=0.0, least_top=0.01))[0] == 0
+
+
+@pytest.mark.parametrize(
+  "low, high", [(0, 1), (0.012, 0.013), (-3, 1e6), (99.1, 99.9), (1, 1.0001)]
+)
+def test_a_range_is_rounded_out_to_its_ticks(low, high):
+  outer = rounded_out(low, high)
+  found = ticks(*outer)
+  assert outer[0] <= low < high <= outer[1]
+  assert (found[0], found[-1]) == pytest.approx(outer)
+  assert outer[1] - outer[0] < 2 * (high - low)
+
+
+def test_a_long_line_is_thinned_and_keeps_its_end():
+  x = list(range(10_000))
+  chart = line_chart("a", [Line("b", x, x)], x_label="epochs", show=str)
+  points = json.loads(html.unescape(re.search('data-chart="(.*?)"', chart)[1]))["series"][0]
+  assert len(points["x"]) <= 240 and points["y"][-1] == "9999"
+
+
+def test_small_images_are_means_and_filters_those_over_three_channels():
+  images = np.arange(2 * 130 * 65 * 3).reshape(2, 130, 65, 3) % 251
+  found = small(images.astype(np.uint8))
+  assert found.shape == (2, 43, 21, 3)
+  assert found[1, 2, 3, 0] == np.rint(images[1, 6:9, 9:12, 0].mean(dtype=np.float32))
+  ours, flax = np.full((5, 2, 2, 3), -1.0), np.ones((4, 4, 3, 6))
+  inner = np.ones((7, 3, 3, 9))
+  assert filters_of({"a": inner, "b": ours}).shape == (5, 2, 2, 3)
+  assert filters_of({"b": ours}).max() == 0 and filters_of({"b": flax}).shape == (6, 4, 4, 3)
+  assert len(filters_of({"b": np.ones((3, 3))})) == 0
+  # ViT's patches are rows of pixels, each with its channels.
+  patch = np.zeros((4 * 4 * 3, 5))
+  patch[(4 * 1 + 2) * 3 + 0, 4] = 2
+  vit = filters_of({"params": {"patch": {"kernel": patch}}, "other": {"kernel": np.ones((48, 5))}})
+  assert vit.shape == (5, 4, 4, 3) and np.argwhere(vit == 255).tolist() == [[4, 1, 2, 0]]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page is not loaded in a browser")
+def test_a_browser_runs_the_script_without_errors(one, tmp_path):
+  """The script reports in the title what it drew; any error or blocked load is logged."""
+  text = one[1].read_text()
+  probe = """<script>
+    const chart = document.querySelector('svg[data-chart]');
+    const box = chart.getBoundingClientRect();
+    chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2}));
+    const bare = [...document.querySelectorAll('svg, img')].filter(
+      (each) => !(each.getAttribute('aria-label') || each.alt));
+    document.title = `probe ${document.querySelectorAll('script').length} ${bare.length} ` +
+      document.querySelector('.tip').textContent.replaceAll('\\n', ' | ');
+  </script></body>"""
+  path = pathlib.Path(tmp_path / "probe.html")
+  path.write_text(text.replace("</body>", probe))
+  flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+  profile = f"--user-data-dir={tmp_path / 'profile'}"
+  words = [CHROMIUM, *flags, profile, path.as_uri()]
+  done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+  assert "CONSOLE" not in done.stderr, done.stderr
+  title = re.search("<title>(probe.*?)</title>", done.stdout)[1]
+  assert title.startswith("probe 2 0 ") and "epochs" in title and "evaluation" in title

@@ -1,0 +1,292 @@
+"""What a report refuses: places that it must not write, and files that are no run's."""
+
+import datetime
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from in_process import command, mistake
+from test_report import write_run
+
+from jaxspeed.cluster.folder_lock import lock_folder
+from jaxspeed.data.formats.class_names import stored_class_names
+from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json
+from jaxspeed.records.results import read_result
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.report.charts import Line, line_chart
+from jaxspeed.report.command import read_all
+from jaxspeed.report.data import Group, RunData, find_runs, groups_of, read_run
+from jaxspeed.report.page import page
+from jaxspeed.report.time_bar import time_bars
+from jaxspeed.run.predict_csv import check_csv
+
+NOW = datetime.datetime(2026, 1, 1)
+
+
+def change(path, **fields):
+  """Changes fields of a JSON file, those of objects inside it too."""
+  values = json.loads(path.read_text())
+  for name, value in fields.items():
+    old = values.get(name)
+    values[name] = old | value if isinstance(old, dict) else value
+  path.write_text(dump_json(values))
+
+
+def without_images(folder, **fields):
+  """A run's folder without predictions; `fields` are those of write_run."""
+  write_run(folder, images=48, **fields)
+  (folder / "predictions.npz").unlink()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+  """A run's folder."""
+  return write_run(tmp_path_factory.mktemp("inputs") / "a")
+
+
+def test_no_command_replaces_a_file_of_a_run(one, tmp_path):
+  for name in ("result.json", "config.json", "metrics.jsonl", "owner.json", "checkpoints"):
+    words = f"{one / name} has the name of a file of the run in {one}: name another file."
+    assert mistake("report", str(one), f"--out={one / name}") == words
+    assert mistake("export", str(one), "--format=onnx", f"--out={one / name}") == words
+    with pytest.raises(UserError, match=f"^--csv={words}"):
+      check_csv(str(one / name), [])
+  # The program's metadata lie in FILE.json.
+  assert "result.json has the name of a file of the run" in mistake(
+    "export", str(one), "--format=stablehlo", f"--out={one / 'result'}"
+  )
+  assert command("report", str(one), f"--out={one / 'report.html'}").returncode == 0
+  assert command("report", str(one), f"--out={tmp_path / 'result.json'}").returncode == 0
+
+
+def test_a_name_that_is_too_long_is_refused(one, tmp_path):
+  long = tmp_path / ("a" * 300)
+  assert "File name too long): name another" in mistake("report", str(one), f"--out={long}")
+  long = tmp_path / ("a" * 251)
+  words = mistake("export", str(one), "--format=stablehlo", f"--out={long}")
+  assert f"{long}.json cannot be written (File name too long)" in words
+  with pytest.raises(UserError, match="File name too long"):
+    check_csv(str(tmp_path / ("a" * 256)), [])
+
+
+def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
+  page = tmp_path / "no" / "r.html"
+  words = mistake("report", str(tmp_path / "none"), f"--out={page}")
+  assert words == f"{page} cannot be written, as there is no folder {page.parent}: make it first."
+  assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
+  assert mistake("report", "").startswith("name the folder of a run")
+  words = mistake("report", str(tmp_path), "--watch=0.5")
+  assert "it must be 0 or a number from 1 to 86400" in words
+
+
+def test_what_only_a_run_writes_is_not_replaced(tmp_path):
+  one = write_run(tmp_path / "a")
+  (tmp_path / "link").symlink_to(one / "tensorboard")
+  inside = one / "checkpoints" / "30" / "manifest.json"
+  inside.parent.mkdir(parents=True, exist_ok=True)
+  (one / "tensorboard").mkdir(exist_ok=True)
+  inside.write_text("{}")
+  for path, folder in ((inside, "checkpoints"), (tmp_path / "link" / "x.html", "tensorboard")):
+    words = mistake("report", str(one), f"--out={path}")
+    assert words.startswith(f"{path} lies in {folder}/ of the run in "), words
+    words = mistake("export", str(one), "--format=stablehlo", f"--out={path}")
+    assert words.startswith(f"{path} lies in {folder}/ of the run in "), words
+  assert inside.read_text() == "{}" and not os.listdir(one / "tensorboard")
+
+
+def test_a_seed_counts_once_and_the_page_says_so(tmp_path):
+  first, again = without_images(tmp_path / "a"), without_images(tmp_path / "b")
+  (again / "result.json").unlink()
+  other = without_images(tmp_path / "c", seed=1)
+  (group,) = groups_of(read_all([tmp_path]))
+  assert [run.folder for run in group.runs] == [first, other]
+  assert [run.folder for run in group.repeated] == [again] and len(group.finished) == 2
+  shown = page([group], now=NOW)
+  assert "over 2 seeds" in shown.replace("\xa0", " ") and f"left out: {again}." in shown
+  (group,) = groups_of(read_all([first, again]))
+  assert "left out" not in page(groups_of([read_run(first)]), now=NOW)
+  assert "over 2 seeds" not in page([group], now=NOW)
+
+
+def test_runs_on_other_data_or_classes_are_other_settings(tmp_path):
+  folders = [without_images(tmp_path / str(seed), seed=seed) for seed in range(3)]
+  change(folders[1] / "config.json", data={"path": "elsewhere"})
+  names = json.loads((folders[2] / "classes.json").read_text())
+  (folders[2] / "classes.json").write_text(dump_json(names[::-1]))
+  groups = groups_of(read_all(folders))
+  assert len(groups) == 3
+  assert all({*group.settings} == {"data.path", "class names"} for group in groups)
+  assert "elsewhere" in page(groups, now=NOW)
+
+
+def test_settings_are_compared_by_one_metric(tmp_path):
+  for name, metric in (("a", "top1"), ("b", "top5")):
+    folder = without_images(tmp_path / name)
+    change(folder / "config.json", target_metric=metric)
+    change(folder / "result.json", top1=0.25 if name == "a" else 0.5, top5=0.75)
+  groups = groups_of(read_all([tmp_path / "a", tmp_path / "b"]))
+  assert [group.mean for group in groups] == [0.5, 0.25]
+  shown = page(groups, now=NOW)
+  assert "compared by top-1 accuracy, the target_metric of the first run named" in shown
+  assert "25.00\xa0points" in shown and "target 50.00\xa0% top-5" in shown
+  groups = groups_of(read_all([tmp_path / "b", tmp_path / "a"]))
+  assert [group.mean for group in groups] == [0.75, 0.75]
+
+
+def test_what_is_published_is_shown_where_there_is_something(tmp_path):
+  folder = without_images(tmp_path / "a")
+  assert ">Published<" not in page(groups_of([read_run(folder)]), now=NOW)
+  change(folder / "config.json", name="cifar10")
+  words = "train --config.seed=3 --config.phases.first_epoch='(0, 2)' --config.records.thumbnails=0"
+  change(folder / "result.json", command=words)
+  shown = page(groups_of([read_run(folder)]), now=NOW)
+  assert "this run changed phases.first_epoch=(0, 2)<" in shown
+  change(folder / "result.json", command="fit('it\\'s')")
+  assert "this run changed" not in page(groups_of([read_run(folder)]), now=NOW)
+  assert ">Published<" in shown and "94.02 % top-1" in shown and "recipe cifar10" in shown
+
+
+def test_a_mean_over_fewer_runs_says_over_how_many(tmp_path):
+  for seed in range(3):
+    folder = without_images(tmp_path / str(seed), seed=seed)
+    change(folder / "config.json", cost_per_hour=36.0)
+    compiled = {"wall": 3.0 if seed < 2 else None, "cold": None if seed else 60.0, "cached": None}
+    change(folder / "result.json", seconds={"dawn": 100.0 * seed, "compile": compiled})
+  shown = page(groups_of(read_all([tmp_path])), now=NOW).replace("\xa0", " ")
+  assert "waited 3.00 s (2 of 3 runs), 60.0 s (1 of 3 runs) summed over threads<" in shown
+  assert (
+    "whole run, from its start: 20.0 s<" in shown
+    and "cost a run: $1, $0.057 to the target" in shown
+  )
+
+
+def test_bars_and_their_means_say_of_how_many_runs_they_are():
+  clock = dict(load=2.0, train=6.0, process=10.0)
+  runs = tuple(
+    RunData(pathlib.Path(str(seed)), {"seed": seed}, [], None, own, (), None, None, False)
+    for seed, own in enumerate([*13 * [clock], clock | dict(load=16.0, process=24.0), {}])
+  )
+  shown = time_bars(Group("a", {}, runs, "top1")).replace("\xa0", " ")
+  assert "Where the time went: the first 12 of 14 runs" in shown and shown.count("<figure") == 12
+  assert ">mean of 14 of 15 runs<" in shown and ">3.00 s<" in shown
+  shown = time_bars(Group("a", {}, runs[:2], "top1"))
+  assert ">mean<" in shown and ">Where the time went<" in shown
+
+
+def test_a_setting_says_whether_its_runs_still_run(tmp_path):
+  for name, peak in (("a", 0.1), ("b", 0.3)):
+    write_run(tmp_path / name, peak=peak, finished=False)
+  with lock_folder(tmp_path / "a"):
+    with lock_folder(tmp_path / "b"):
+      pass
+    shown = page(groups_of(read_all([tmp_path])), now=NOW)
+  assert ">running<" in shown and ">stopped<" in shown
+
+
+def test_an_interval_ends_at_zero(tmp_path):
+  for seed, top1 in enumerate((0.0, 0.01)):
+    folder = without_images(tmp_path / str(seed), seed=seed)
+    change(folder / "result.json", top1=top1, versions={"jax": None, "numpy": "2"})
+  shown = page(groups_of(read_all([tmp_path])), now=NOW)
+  assert "over 2 seeds: 0.00\xa0% to" in shown
+  assert "jax None" not in shown and "numpy 2" in shown
+
+
+@pytest.mark.parametrize("what", ["images", "top1", "predicted"])
+def test_predictions_of_another_run_are_refused(one, tmp_path, what):
+  folder = shutil.copytree(one, tmp_path / "a")
+  top1 = read_result(folder)["top1"]
+  change(folder / "result.json", eval_images=160)
+  read_run(folder)
+  if what == "images":
+    change(folder / "result.json", eval_images=161)
+  elif what == "top1":
+    change(folder / "result.json", top1=top1 - 0.02)
+  else:
+    with np.load(folder / "predictions.npz") as file:
+      arrays = dict(file)
+    wrong = np.flatnonzero(arrays["label"] != arrays["predicted"])[0]
+    arrays["predicted"][wrong] = -1
+    np.savez(folder / "predictions.npz", **arrays)
+  with pytest.raises(UserError, match="predictions.npz is not of the run's result .*remove it"):
+    read_run(folder)
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("eval_top1", -5),
+    ("train_top5", 1.5),
+    ("batch_size", [1]),
+    ("image_size", 0),
+    ("train_loss", 1.7e308),
+    ("learning_rate", "high"),
+    ("train_seconds", -1.0),
+    ("epoch", 1e300),
+  ],
+)
+def test_rows_that_no_run_writes_are_refused(tmp_path, field, value):
+  row = dict(epoch=1, step=1, examples=1, world=1, dawn_seconds=1.0) | {field: value}
+  (tmp_path / "metrics.jsonl").write_text(dump_json(row) + "\n")
+  with pytest.raises(UserError, match=f"metrics.jsonl, line 1, is no row of a run .{field}: "):
+    read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_rows_with_numbers_that_are_not_finite_are_refused(tmp_path, number):
+  (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": ' + number + "}\n{}\n")
+  with pytest.raises(UserError, match=f"metrics.jsonl, line 1, is no row of a run .{number} is "):
+    read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("top1", {"top1": -1}),
+    ("top1", {"top1": 2}),
+    ("top1", {"top1": 1e300}),
+    ("seconds.train", {"seconds": {"train": 1.7e308}}),
+  ],
+)
+def test_results_that_no_run_has_are_refused(one, tmp_path, name, fields):
+  shutil.copy(one / "result.json", tmp_path)
+  change(tmp_path / "result.json", **fields)
+  with pytest.raises(UserError, match=f"result.json cannot be used .{name}: Input should be"):
+    read_result(tmp_path)
+
+
+def test_rows_without_seconds_are_shown_over_epochs(tmp_path):
+  folder = without_images(tmp_path / "a", epochs=2)
+  lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  for row in lines:
+    del row["train_seconds"]
+  (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in lines))
+  assert "Over epochs" in page(groups_of([read_run(folder)]), now=NOW)
+
+
+def test_a_chart_of_one_huge_x_is_drawn():
+  assert "svg" in line_chart("a", [Line("b", [1e100, 1e100], [1, 2])], x_label="s", show=str)
+
+
+def test_class_names_that_cannot_be_used_say_what_to_do(tmp_path, monkeypatch):
+  folder = without_images(tmp_path / "a")
+  change(folder / "config.json", data={"classes": 10_000_000})
+  with monkeypatch.context() as patch:
+    patch.setattr("jaxspeed.report.data.map", pytest.fail, raising=False)  # no 10 million numbers
+    with pytest.raises(UserError, match="names 8 classes, but the run's model has 10000000: res"):
+      read_run(folder)
+  (folder / "classes.json").write_text("[")
+  with pytest.raises(UserError, match=r"no list of names in JSON \(.*\): restore the run's own"):
+    stored_class_names(folder, 8)
+
+  def refuse(path):
+    raise PermissionError(13, "Permission denied")
+
+  monkeypatch.setattr("os.listdir", refuse)
+  with pytest.raises(UserError, match=r"\(Permission denied\): make it readable, or name other"):
+    find_runs(tmp_path)

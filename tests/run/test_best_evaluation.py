@@ -1,0 +1,159 @@
+"""What rows of evaluations say: the best one, patience, and how results tell them."""
+
+import json
+import random
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxspeed.config import fields
+from jaxspeed.errors import UserError
+from jaxspeed.records.result_lines import format_result
+from jaxspeed.records.statistics import RESULT_KEYS, result_of
+from jaxspeed.run.best import (
+  METRICS,
+  best_of,
+  best_step,
+  check_metrics,
+  ranked,
+  reason_to_stop,
+)
+from jaxspeed.run.checkpoint import Checkpoints
+
+TIMES = ("train", "dawn", "process")
+
+
+def rows_of(*values, metric="top1"):
+  """Rows of epochs; None: without an evaluation; "nan": with a loss that is not finite."""
+  rows = []
+  for epoch, value in enumerate(values, start=1):
+    row = {"epoch": epoch, "step": 10 * epoch}
+    if value == "nan":
+      row["eval_loss"] = None
+    elif value is not None:
+      row |= {"eval_loss": 1.0, "eval_top1": 0.5, f"eval_{metric}": value}
+    rows.append(row)
+  return rows
+
+
+def config(**changed) -> ConfigDict:
+  found = fields.base()
+  found.data.classes = 10
+  found.update_from_flattened_dict(changed)
+  return found
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_ranking_prefers_the_better_and_of_equals_the_earlier(metric):
+  draw = random.Random(0)
+  values = [draw.choice((0.1, 0.2, 0.3, None, "nan")) for _ in range(40)]
+  rows = rows_of(*values, metric=metric)
+  if metric != "top1":
+    for row in rows:
+      row.pop("eval_top1", None)
+  known = [(value, 10 * i) for i, value in enumerate(values, 1) if isinstance(value, float)]
+  expected = sorted(known, key=lambda each: (-each[0] if METRICS[metric] else each[0], each[1]))
+  assert [row["step"] for row in ranked(rows, metric)] == [step for _, step in expected]
+
+
+def keras_stop(values, patience):
+  """The epoch after which Keras's EarlyStopping (mode max, min_delta 0) ends a training.
+
+  Its rule (keras/src/callbacks/early_stopping.py): an evaluation that is not better than the best
+  so far adds one to `wait`, a better one sets it to 0; training ends once `wait` is `patience`.
+  """
+  best, wait = float("-inf"), 0
+  for epoch, value in enumerate(values, start=1):
+    if value is None:
+      continue
+    wait += 1
+    if isinstance(value, float) and value > best:
+      best, wait = value, 0
+    if wait >= patience:
+      return epoch
+  return None
+
+
+def test_patience_counts_as_keras_does():
+  draw = random.Random(1)
+  configs = {patience: config(patience=patience) for patience in range(1, 5)}
+  for _ in range(200):
+    values = [draw.choice((0.1, 0.2, 0.3, 0.4, None, "nan")) for _ in range(12)]
+    patience = draw.randint(1, 4)
+    rows = rows_of(*values)
+    ends = [n for n in range(1, 13) if reason_to_stop(rows[:n], configs[patience])]
+    assert (ends or [None])[0] == keras_stop(values, patience), (values, patience)
+  assert not reason_to_stop(rows_of(0.3, 0.2, 0.1), config())
+  assert not reason_to_stop([], config(patience=1))
+
+
+def test_the_target_comes_before_patience():
+  rows = rows_of(0.9, 0.9)
+  assert reason_to_stop(rows, config(patience=1, stop_at_target=True, target=0.8)) == "target"
+  assert reason_to_stop(rows, config(patience=1, target=0.8)) == "patience"
+  assert reason_to_stop([*rows, *rows_of(None)], config(patience=1)) == ""
+
+
+def test_a_metric_that_is_not_evaluated_is_refused():
+  few = {"data.classes": 5}
+  for changed in ({"checkpoint.keep_best": "top5"}, {"target_metric": "top5", "patience": 3}):
+    field = next(iter(changed))
+    with pytest.raises(
+      UserError, match=f"config.{field}=top5: there is no top-5 .* 5 classes; set"
+    ):
+      check_metrics(config(**few, **changed))
+    check_metrics(config(**changed))
+  check_metrics(config(**few, target_metric="top5"))
+
+
+def write(folder, rows, **result):
+  (folder / "metrics.jsonl").write_text(
+    "".join(
+      json.dumps(row | {"examples": 9, "world": 1, "dawn_seconds": 1.0}) + "\n" for row in rows
+    )
+  )
+
+
+def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path):
+  checkpoints = Checkpoints(tmp_path / "checkpoints")
+  with pytest.raises(UserError, match="has no evaluation with top1, so that none is the best"):
+    best_step(tmp_path, config(), checkpoints)
+  write(tmp_path, rows_of(0.2, 0.6, 0.9))
+  # The run was killed before the checkpoint of step 30.
+  (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+  assert best_step(tmp_path, config(), checkpoints) == 20
+  (tmp_path / "checkpoints" / "30").mkdir()
+  assert best_step(tmp_path, config(), checkpoints) == 30
+  assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"}), checkpoints) == 10
+
+
+def test_a_result_without_a_best_step_leaves_it_to_the_rows(tmp_path):
+  write(tmp_path, rows_of(0.2, 0.6, 0.4))
+  result = result_row(0, seconds={"compile": {}, "to_target": None} | dict.fromkeys(TIMES, 1.0))
+  strings = {"device": "CPU", "commit": None, "command": "c", "versions": {}}
+  (tmp_path / "result.json").write_text(json.dumps(result | strings | {"best": None}))
+  assert best_step(tmp_path, config(), Checkpoints(tmp_path / "checkpoints")) == 20
+
+
+def result_row(seed, **more):
+  seconds = {name: 1.0 for name in ("train", "dawn", "process", "to_target")}
+  seconds["compile"] = {}
+  settings = {"target": 0.5, "target_metric": "top1"}
+  row = dict.fromkeys(RESULT_KEYS, "x") | {"config": settings, "seconds": seconds, "seed": seed}
+  return row | {"evaluated_on": "test", "top1": 0.5 + seed / 10, "top5": None} | more
+
+
+def test_each_of_several_runs_has_its_own_best():
+  best = best_of(rows_of(0.2, 0.6, 0.4), config(**{"checkpoint.keep_best": "top1"}))
+  assert best == {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
+  assert best_of(rows_of(0.2), config()) is None
+  one, two = result_row(0, best=best, stopped_by="patience"), result_row(1)
+  both = result_of([one, two])
+  assert not {"best", "stopped_by"} & both.keys()
+  assert [run.get("best") for run in both["runs"]] == [best, None]
+  assert [run.get("stopped_by") for run in both["runs"]] == ["patience", None]
+  assert format_result(result_of([one]))[-1] == (
+    "best top1: 60.000% after epoch 2, step 20; it was chosen on the test images, which flatters "
+    "it: the last epoch counts"
+  )
+  assert "best" not in "".join(format_result(result_of([two])))

@@ -1,0 +1,266 @@
+"""The table of `predict --csv`: its images, its lines, and what is left of one that fails."""
+
+import contextlib
+import csv
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_process import command, mistake
+from PIL import Image
+from toy import LinearNet, toy_config
+
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+from jaxspeed.run import image_file, predict_csv
+from jaxspeed.run import predict as predict_lib
+from jaxspeed.run.predict import Predictor
+from jaxspeed.run.predict_csv import find_images, write_csv
+from jaxspeed.steps.spec import make_train_spec
+
+NAMES = ("cat, tame", 'a "dog"', "two\nlines", "\udcff", "a\rb", *"fghij")
+
+
+def predictor_on(devices):
+  """Float64 weights that were not trained, in batches of at most 4 images a device."""
+  config = toy_config(precision="float64")
+  plan = make_plan(config, devices=devices)
+  spec = make_train_spec(
+    config, plan, mesh_lib.make_mesh(devices), model=LinearNet(dtype=jnp.float64)
+  )
+  variables = spec.model.init(jax.random.key(0), np.zeros((1, 8, 8, 3)), train=False)
+  variables = mesh_lib.replicate(jax.device_get(variables), spec.mesh)
+  return Predictor(spec, spec.plan.phases[-1], variables, NAMES)
+
+
+@pytest.fixture(scope="module")
+def predictor():
+  with precision.wide_enough("float64"):
+    yield predictor_on(1)
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Eleven images in a folder and its sub-folders, one broken one and one of another kind."""
+  rng = np.random.default_rng(0)
+  folder = tmp_path / "photos"
+  names = [f"{i}.png" for i in range(6)]
+  names += ["b/c/a, b.png", 'b/"q".png', "b/two\nlines.jpg", "b/r\r.png", b"b/\xe9.png"]
+  for name in names:
+    path = os.path.join(os.fsencode(folder), os.fsencode(name))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+      Image.fromarray(rng.integers(256, size=(9, 12, 3), dtype=np.uint8)).save(file, "PNG")
+  (folder / "b" / "x.jpg").write_text("no image")
+  (folder / "notes.txt").write_text("")
+  (folder / ".hidden.png").write_text("")
+  return folder
+
+
+def written(predictor, images, path, top=3):
+  """The rows of a table, and what `write_csv` returned."""
+  done = write_csv(str(path), predictor, images, top=top, show=lambda *_: None)
+  with open(path, encoding="utf-8", newline="") as file:
+    return list(csv.reader(file)), done
+
+
+def one_by_one(predictor, paths, top):
+  program = predictor.compiled(1)
+  return [found for path in paths for found in predictor.predict([path], program, top)]
+
+
+def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, photos, tmp_path):
+  images = find_images([str(photos)])
+  assert len(images.paths) == 12 and images.names == images.paths
+  assert images.notes[0].startswith("1 files are left out") and ".txt (1)" in images.notes[0]
+  (header, *rows), done = written(predictor, images, tmp_path / "a.csv")
+  assert (
+    ",".join(header) == "file,label,probability,label_2,probability_2,label_3,probability_3,error"
+  )
+  assert (done.images, done.broken) == (12, 1) and done.seconds > 0
+  shown = [name.replace("\udce9", "\\xe9") for name in images.paths]
+  assert [row[0] for row in rows] == shown
+  alone = one_by_one(predictor, images.paths, 3)
+  labels = [name.replace("\udcff", "\\xff") for name in NAMES]
+  for row, path, expected in zip(rows, images.paths, alone, strict=True):
+    if path.endswith("x.jpg"):
+      assert row[1:] == 6 * [""] + ["it is not an image of a known format"]
+      continue
+    assert row[1:7:2] == [labels[NAMES.index(name)] for name, _ in expected] and row[7] == ""
+    # Six digits are written.
+    found = [float(cell) for cell in row[2:7:2]]
+    np.testing.assert_allclose(found, [p for _, p in expected], rtol=5e-6)
+
+
+def test_devices_share_a_batch_and_say_the_same(predictor, photos):
+  paths = find_images([str(photos)]).paths
+  shared = predictor_on(2)
+  program = shared.compiled(len(paths))
+  assert program.batch == 8 and predictor.compiled(len(paths)).batch == 4
+  found = list(shared.predict(paths, program, 10))
+  for one, other in zip(one_by_one(predictor, paths, 10), found, strict=True):
+    if not isinstance(one, image_file.BrokenImage):
+      assert [name for name, _ in one] == [name for name, _ in other]
+      np.testing.assert_allclose([p for _, p in one], [p for _, p in other], rtol=1e-12)
+
+
+def test_a_list_names_its_images_as_it_does(predictor, photos, tmp_path):
+  listed = photos.parent / "more.csv"
+  listed.write_text("id;path\n1;photos/0.png\n2;photos/gone.png\n3;photos/0.png\n")
+  images = find_images([str(listed), str(photos / "1.png")])
+  assert images.names == ["photos/0.png", "photos/gone.png", "photos/0.png", str(photos / "1.png")]
+  (_, one, gone, two, _), _ = written(predictor, images, tmp_path / "a.csv", top=1)
+  assert one == two and one[1:3] != ["", ""]
+  assert gone == ["photos/gone.png", "", "", "there is no such file"]
+
+
+def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, tmp_path):
+  folder = tmp_path / "odd"
+  folder.mkdir()
+  (folder / "loop.png").symlink_to("loop.png")
+  (folder / "gone.png").symlink_to("nowhere")
+  (folder / "other").symlink_to("other")
+  os.mkfifo(folder / "pipe.png")
+  listed = tmp_path / "list.csv"
+  listed.write_text("file\nhttp://x/y.png\n./odd/pipe.png\n")
+  images = find_images([str(folder), str(listed)])
+  assert "1 files are left out" in images.notes[0]
+  (_, *rows), done = written(predictor, images, tmp_path / "a.csv", top=1)
+  names = [str(folder / name) for name in ("gone.png", "loop.png", "pipe.png")]
+  assert [row[0] for row in rows] == [*names, "http://x/y.png", "./odd/pipe.png"]
+  assert done.broken == 5
+  assert [row[3] for row in rows] == [
+    "there is no such file",
+    "Too many levels of symbolic links",
+    "it is no regular file",
+    "there is no such file",
+    "it is no regular file",
+  ]
+
+
+def test_links_in_a_circle_end(photos):
+  (photos / "b" / "up").symlink_to(photos)
+  assert len(find_images([str(photos)]).paths) == 12
+
+
+@pytest.mark.parametrize(
+  ("content", "words"),
+  [
+    ("name\na.png\n", "has no column file: its first line must name the columns, as in file or "),
+    ("file\n", "has a header line and no images"),
+    ("file,label\na.png\n", "the header names 2 columns, and this line has 1"),
+    (None, "cannot be read .No such file"),
+  ],
+)
+def test_what_lists_no_images_is_a_sentence(tmp_path, content, words):
+  path = tmp_path / "list.csv"
+  if content is not None:
+    path.write_text(content)
+  with pytest.raises(UserError, match=words):
+    find_images([str(path)])
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(UserError, match=r"empty holds no image \(.jpg"):
+    find_images([str(tmp_path / "empty")])
+
+
+def test_few_photos_are_decoded_at_a_time_and_few_are_read_ahead(predictor, monkeypatch):
+  inside, most, read = threading.Semaphore(0), [], []
+
+  def fake(path, size, resize, *, antialias, decoding):
+    read.append(path)
+    with decoding:
+      inside.release()
+      most.append(inside._value)
+      inside.acquire()
+    return np.zeros((size, size, 3), np.uint8)
+
+  monkeypatch.setattr(predict_lib, "read_image", fake)
+  monkeypatch.setattr(predict_lib, "usable_cpus", lambda: 2)
+  program = predictor.compiled(100_000)
+  found = predictor.predict(map(str, range(100_000)), program, 1)
+  next(found)
+  found.close()
+  assert max(most) <= 2
+  # Two batches and what is read ahead: twice 64 threads.
+  assert len(read) <= 2 * program.batch + 2 * 64 + 1
+
+
+def test_an_interrupted_table_leaves_nothing_and_an_earlier_one_stays(predictor, photos, tmp_path):
+  (tmp_path / "out").mkdir()
+  path = tmp_path / "out" / "a.csv"
+  path.write_text("before")
+
+  def interrupt(done, total):
+    if done == 5:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    write_csv(str(path), predictor, find_images([str(photos)]), top=1, show=interrupt)
+  assert os.listdir(tmp_path / "out") == ["a.csv"] and path.read_text() == "before"
+
+
+@pytest.fixture
+def run(predictor, monkeypatch):
+  """The command with this predictor in place of a run's."""
+  monkeypatch.setattr(predict_lib, "run_predictor", lambda *_: contextlib.nullcontext(predictor))
+  return lambda *arguments: command("predict", "--workdir=run", *arguments)
+
+
+def test_the_command_prints_or_writes_the_table_and_counts_what_is_broken(run, photos, tmp_path):
+  done = run(str(photos), "--csv=-")
+  assert done.returncode == 2
+  note, count, broken = done.stderr.splitlines()
+  assert note.startswith("jaxspeed: note: 1 files are left out")
+  assert count.startswith("jaxspeed: 12 images in ") and count.endswith(" a second")
+  assert broken == "jaxspeed: 1 of 12 files could not be read: see the column error."
+  path = tmp_path / "a.csv"
+  quiet = run(str(photos), f"--csv={path}", "--quiet")
+  assert (quiet.returncode, quiet.stdout, quiet.stderr) == (2, "", broken + "\n")
+  assert path.read_bytes().decode() == done.stdout
+  assert done.stdout.startswith("file,label,probability,error\n")
+  good = run(str(photos / "0.png"), f"--csv={path}", "--top=20", "--quiet")
+  assert (good.returncode, good.stderr) == (0, "")
+  assert path.read_text().count("label_") == 9  # of ten classes
+
+
+def test_sigterm_removes_the_half_table(run, photos, tmp_path, monkeypatch):
+  lines = predict_csv._line
+
+  def terminated(cells):
+    if cells[0].endswith("5.png"):
+      signal.raise_signal(signal.SIGTERM)
+    return lines(cells)
+
+  monkeypatch.setattr(predict_csv, "_line", terminated)
+  (tmp_path / "out").mkdir()
+  assert run(str(photos), f"--csv={tmp_path / 'out' / 'a.csv'}").returncode == 143
+  assert os.listdir(tmp_path / "out") == []
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
+  (tmp_path / "list.csv").write_text("file\nphotos/0.png\n")
+  gone = tmp_path / "gone"
+  for path, reason in (
+    (tmp_path, "is a folder: name a file in it."),
+    (gone / "a.csv", f"cannot be written, as there is no folder {gone}: make it first."),
+  ):
+    sentence = mistake("predict", "--workdir=run", str(photos), f"--csv={path}")
+    assert sentence == f"--csv={path} {reason}"
+  sentence = mistake("predict", "--workdir=run", str(photos), "--csv=")
+  assert sentence.startswith("--csv is empty: name the table")
+  sentence = mistake("predict", "--workdir=run", str(photos), "--csv=/dev/null")
+  assert sentence.startswith("--csv=/dev/null is a device or a pipe: name a file, or - for")
+  listed = str(tmp_path / "list.csv")
+  sentence = mistake("predict", "--workdir=run", listed, f"--csv={listed}")
+  assert sentence == f"--csv={listed} is a file to read, and would be replaced: name another one."
+  image = photos / "0.png"
+  for source in (listed, str(photos)):
+    sentence = mistake("predict", "--workdir=run", source, f"--csv={image}")
+    assert sentence == f"--csv={image} is a file to read, and would be replaced: name another one."

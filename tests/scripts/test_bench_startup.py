@@ -1,0 +1,119 @@
+"""The parts of a start are those of the line that a run prints; a mistake leaves nothing behind."""
+
+import importlib
+import signal
+import sys
+import tempfile
+
+import pytest
+from commands import ROOT
+from in_process import fresh_flags
+
+from jaxspeed.records.clock import Clock
+
+
+def load():
+  if (folder := str(ROOT / "scripts")) not in sys.path:  # as for a script that is run
+    sys.path.insert(0, folder)
+  return importlib.import_module("bench_startup")
+
+
+bench_startup = load()
+LINE = (
+  "9.5 s after the process began: python and imports 5.0, load 1.5, compile 2.0 (tracing 1.5 in "
+  "its threads), the rest 1.0"
+)
+PARTS = {"python and imports": 5.0, "load": 1.5, "compile": 2.0, "the rest": 1.0}
+
+
+def test_the_parts_of_a_start_are_read():
+  assert bench_startup.parts_of(LINE) == {"total": 9.5, "tracing": 1.5, **PARTS}
+  clock = Clock()
+  clock.add("compile", 2.5)
+  assert bench_startup.parts_of(clock.starting())["compile"] == 2.5
+
+
+def test_what_a_gpu_adds_is_named_as_assumed():
+  start = bench_startup.parts_of(LINE) | {"cpu_seconds": 4.75, "load_average": 9.0}
+  slower = {name: 2 * seconds for name, seconds in start.items()}
+  told = bench_startup.predicted([slower, start])
+  parts = told["parts"]
+  assert {name: parts[name]["seconds"] for name in PARTS} == {n: s / 2 for n, s in PARTS.items()}
+  assert all("assumed" in parts[name]["rests_on"] for name in ("devices", "warmup"))
+  assert told["total"] == pytest.approx(sum(row["seconds"] for row in parts.values()))
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+  """Calls it with a program in the place of Python; returns the exit code and standard error."""
+  temporary = tmp_path / "temporary"
+  temporary.mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+  def call(script, *arguments):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "argv", ["bench_startup.py", *arguments])
+    with fresh_flags(), pytest.raises(SystemExit) as ended:
+      bench_startup.main()
+    assert list(temporary.iterdir()) == []
+    return ended.value.code, capsys.readouterr().err
+
+  return call
+
+
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    ([], "name a recipe"),
+    (["a.py", "b.py"], "'b.py' is no flag"),
+    (["a.py", "--warm=-1"], "--warm=-1"),
+    (["a.py", "--warm=999999999999"], "--warm=999999999999"),
+    (["a.py", "--out=nowhere/a.json"], "nowhere/a.json cannot be written"),
+  ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments, message, call):
+  code, said = call("exit 0", *arguments)
+  assert code == 2 and said.startswith("jaxspeed: ") and said.count("\n") == 1
+  assert message in said
+
+
+def test_a_start_that_fails_gives_its_code(call):
+  sentence = "jaxspeed: a.py is missing.\n"
+  assert call(f"printf '{sentence}' >&2; exit 2", "a.py") == (2, sentence)
+  code, said = call("exit 0", "a.py")
+  assert code == 1 and "--config=a.py" in said and "ended before its first step" in said
+
+
+def test_sigterm_ends_the_start_and_leaves_nothing(call):
+  assert call("kill -TERM $PPID; exec sleep 600", "a.py")[0] == 143
+
+
+@pytest.mark.parametrize("last", ["exec sleep 600", "exit 130", "kill -INT $$"])
+def test_ctrl_c_is_one_line_whoever_gets_it_first(last, call):
+  signals = "kill -INT $PPID; " if "sleep" in last else ""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    code, said = call(f"echo Traceback >&2; {signals}{last}", "a.py")
+  finally:
+    signal.signal(signal.SIGINT, before)
+  assert (code, said) == (130, "jaxspeed: stopped by Ctrl-C.\n")
+
+
+def test_the_table_has_a_line_for_each_part():
+  start = bench_startup.parts_of(LINE) | {"cpu_seconds": 4.75}
+  slower = {name: seconds + 2 for name, seconds in start.items()}
+  slower.pop("compile")
+  lines = bench_startup.table(slower | {"devices": 0.25}, [start, start]).splitlines()
+  assert lines[0].split() == ["seconds", "cold", "warm,", "n", "=", "2"]
+  rows = {line[:24].strip(): line[24:].split() for line in lines[1:]}
+  assert rows["total"] == ["11.5", "9.5", "±", "0.0"] and rows["compile"] == [
+    "-",
+    "2.0",
+    "±",
+    "0.0",
+  ]
+  assert rows["devices"] == ["0.2", "-"] and "cpu seconds" in rows
+  assert bench_startup.table(start, []).splitlines()[1].split() == ["total", "9.5", "-"]

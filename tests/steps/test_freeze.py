@@ -1,0 +1,191 @@
+"""Frozen parts of a pretrained model: their bits, their norms, and what a step leaves out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_equal
+from toy import toy_config, toy_spec
+
+from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.devices import allreduce
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.errors import UserError
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.programs import batch_step, on_mesh
+from jaxspeed.steps.state import Carry, variables_of
+
+BACKBONE = ("stage1", "stage2", "stage3", "stage4", "stem")
+TRAINED = {"stage4", "head"}
+RESNET = dict(
+  name="resnet",
+  depth=18,
+  width=4,
+  zero_init=False,
+  blurpool=False,
+  head_init="normal",
+  ghost_splits=1,
+  norm_momentum=0.9,
+)
+VIT = dict(
+  name="vit",
+  patch_size=4,
+  width=8,
+  depth=2,
+  heads=2,
+  mlp=8,
+  rep_size=4,
+  pool="token",
+  posemb="learned",
+)
+
+
+def make_spec(freeze, devices=1, model=RESNET, **fields):
+  config = toy_config(batch_size=24, **{"data.train_images": 48})
+  config.model = model
+  config.pretrained.update(path="weights.safetensors", freeze=freeze)
+  config.optimizer.update(weight_decay=0.1, head_rate=10.0)
+  config.schedule.peak = 0.01
+  config.average.update(kind="ema", decay=0.9, reach=0.0, every=1)
+  config.update_from_flattened_dict(fields)
+  return toy_spec(config, devices=devices)
+
+
+def inputs_of(spec):
+  """A carry of random weights and statistics, some of them -0.0; a batch; and the table."""
+  size = spec.config.data.image_size
+  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8)
+  shapes = jax.eval_shape(on_mesh(init_state, spec), jax.eval_shape(lambda: seed_key(0)), images)
+  random = np.random.default_rng(0)
+
+  def draw(shape):
+    drawn = random.normal(0, 0.3, shape.shape).astype(shape.dtype)
+    return np.where(random.uniform(size=shape.shape) < 0.05, np.asarray(-0.0, shape.dtype), drawn)
+
+  params = jax.tree.map(draw, shapes.params)
+  stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
+  state = shapes.replace(
+    step=np.int32(0),
+    key=np.asarray(seed_key(0)),
+    params=params,
+    batch_stats=stats,
+    opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
+    average=variables_of(params, stats),
+  )
+  carry = Carry(state, MetricSums.zero(spec.accumulation))
+  count = spec.plan.phases[0].batch_size
+  batch = Batch(
+    image=random.integers(0, 256, (count, size, size, 3)).astype(np.uint8),
+    label=random.integers(0, spec.config.data.classes, count).astype(np.int32),
+    mask=np.ones(count, bool),
+  )
+  table = spec.plan.table_in(spec.accumulation)
+  return (
+    mesh_lib.replicate(carry, spec.mesh),
+    mesh_lib.split(batch, spec.mesh),
+    mesh_lib.replicate(table, spec.mesh),
+  )
+
+
+def stepped(spec, steps=3):
+  """The first and the last state of some steps, and their program before and after XLA."""
+  carry, batch, table = inputs_of(spec)
+  first = jax.device_get(carry.state)
+  lowered = jax.jit(batch_step(spec)).lower(carry, batch, table)
+  step = lowered.compile()
+  for _ in range(steps):
+    carry, loss = step(carry, batch, table)
+  assert np.isfinite(loss)
+  programs = lowered.as_text(), step.as_text()
+  return first, jax.device_get(carry.state), programs
+
+
+def bits(tree):
+  return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def test_frozen_parts_keep_their_bits_and_the_others_train():
+  # Sums over three devices and two micro-batches would round, decay and momentum would move.
+  first, last, (lowered, compiled) = stepped(make_spec("stage3", devices=3, accumulate=2))
+  trees = {
+    "params": (first.params, last.params),
+    "batch_stats": (first.batch_stats, last.batch_stats),
+    **{f"average {k}": (first.average[k], last.average[k]) for k in first.average},
+  }
+  for name, (before, after) in trees.items():
+    for part in before:
+      same = [a == b for a, b in zip(bits(before[part]), bits(after[part]), strict=True)]
+      assert all(same) if part not in TRAINED else not any(same), (name, part)
+  # No gradient of theirs is sent either, and they have no momentum.
+  sizes = {part: sum(x.size for x in jax.tree.leaves(tree)) for part, tree in first.params.items()}
+  sent = sum(sizes[part] for part in TRAINED)
+  rest = sum(x.size for x in jax.tree.leaves(first.batch_stats))
+  assert 4 * (sent + rest) <= sum(allreduce.count(compiled)) <= 4 * (sent + rest + 8)
+  assert sum(x.size for x in jax.tree.leaves(first.opt_state)) == sent
+  # 20 convolutions in each of two micro-batches, and at most two more for each of the five that are
+  # trained; the backward pass of the whole model would have 39 more.
+  assert 40 < lowered.count("stablehlo.convolution") <= 60
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_clipped_adamw_with_rates_by_layer_and_frozen_patches_on_eight_devices_is_that_on_one():
+  fields = {
+    "precision": "float64",
+    "optimizer.name": "adamw",
+    "optimizer.clip_norm": 0.5,
+    "optimizer.epsilon": 1e-3,  # a gradient of 1e-9 and its rounding would move as far as others
+    "optimizer.layer_decay": 0.7,
+  }
+  runs = [stepped(make_spec("patch", devices, VIT, **fields)) for devices in (1, 8)]
+  (first, last, _), (_, other, _) = runs
+  assert_equal((other.params, other.average), (last.params, last.average))
+  same = {part: bits(first.params[part]) == bits(last.params[part]) for part in first.params}
+  assert {part for part in same if same[part]} == {"patch", "positions", "class_token"}
+
+
+def test_frozen_norms_are_those_of_an_evaluation_and_the_step_has_no_other_backward_pass():
+  spec = make_spec("backbone")
+  inputs = inputs_of(spec)
+  variables, images = inputs[0].state.variables(), inputs[1].image.astype(np.float32)
+
+  def logits(variables, images, **how):
+    return spec.model.apply(variables, images, **how, mutable=["batch_stats"])
+
+  how = ({"train": True, "frozen": spec.frozen}, {"train": False})
+  traced = [jax.make_jaxpr(functools.partial(logits, **each))(variables, images) for each in how]
+  assert str(traced[0]) == str(traced[1])
+  # The 20 convolutions of the forward pass.
+  lowered = jax.jit(batch_step(spec)).lower(*inputs)
+  assert lowered.as_text().count("stablehlo.convolution") == 20
+
+
+@pytest.mark.parametrize(
+  "freeze, frozen",
+  [("", ()), ("stem", ("stem",)), ("stage1", ("stage1", "stem")), ("backbone", BACKBONE)],
+)
+def test_parts_of_a_resnet_up_to_the_named_one(freeze, frozen):
+  assert make_spec(freeze).frozen == frozen
+
+
+@pytest.mark.parametrize(
+  "freeze, frozen",
+  [
+    ("patch", ("class_token", "patch", "positions")),
+    ("block1", ("block1", "class_token", "patch", "positions")),
+    ("block2", ("block1", "block2", "class_token", "norm", "patch", "positions")),
+    ("backbone", ("block1", "block2", "class_token", "norm", "patch", "positions", "pre_logits")),
+  ],
+)
+def test_parts_of_a_vit_up_to_the_named_one(freeze, frozen):
+  assert make_spec(freeze, model=VIT).frozen == frozen
+
+
+def test_a_part_that_there_is_not_is_one_sentence():
+  known = "choose backbone or the last part to freeze, one of stem, stage1, stage2, stage3, stage4"
+  for name in ("stage5", "head"):
+    with pytest.raises(UserError, match=f"^config.pretrained.freeze='{name}': {known}.$"):
+      make_spec(name)

@@ -1,0 +1,83 @@
+"""docs/serving.md: its programs run in a process without jaxspeed, and say the same."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from exported import NAMES, network, photographs, spread
+from PIL import Image
+
+from jaxspeed.models.resnet import ResNet
+from jaxspeed.run.export import write_network
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "serving.md"
+BLOCK = re.compile(r"^## (\w+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.M | re.S)
+# torchvision is in none of our environments: its names are those of tests/torch_resnet.py.
+RUNNER = """
+import importlib.util, json, sys, types
+sys.modules["jaxspeed"] = None
+sys.path.insert(0, {tests!r})
+if importlib.util.find_spec("torchvision") is None and importlib.util.find_spec("torch"):
+  import torch_resnet
+  build = lambda num_classes: torch_resnet.TorchResNet(18, num_classes)
+  sys.modules["torchvision"] = types.SimpleNamespace(models=types.SimpleNamespace(resnet18=build))
+for block in json.loads(sys.argv[1]):
+  exec(block, {{}})
+"""
+NEEDS = {"onnxruntime": "onnxruntime", "JAX": "jax", "torchvision": "torch"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+  """A folder with the files that the page names, and the probabilities of its image."""
+  folder = tmp_path_factory.mktemp("served")
+  photo = photographs(80, count=1)[0]
+  Image.fromarray(photo).save(folder / "cat.png")
+  (folder / "cat.png").rename(folder / "cat.jpg")  # lossless: all see the same pixels
+  made = network(ResNet(depth=18, classes=10), 64)
+  made.facts["resize"] = 72
+  prepare = re.search(r"^```python\n# prepare.py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+  (folder / "prepare.py").write_text(prepare[1])
+  spec = importlib.util.spec_from_file_location("prepare", folder / "prepare.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  image = module.prepare(folder / "cat.jpg", 64, 72)
+  assert image.shape == (64, 64, 3) and image.dtype == np.uint8
+  made, expected = spread(made, image[None])
+  formats = ["stablehlo", "safetensors"]
+  if importlib.util.find_spec("onnx"):
+    formats.append("onnx")
+  for name in formats:
+    write_network(folder / f"model.{name}", made, file_format=name)
+  return folder, expected[0]
+
+
+def test_the_programs_of_the_page_say_the_same(served):
+  folder, expected = served
+  blocks = dict(BLOCK.findall(PAGE.read_text()))
+  assert set(NEEDS) == set(blocks)
+  there = [name for name, needs in NEEDS.items() if importlib.util.find_spec(needs)]
+  if not (folder / "model.onnx").exists() and "onnxruntime" in there:
+    there.remove("onnxruntime")
+  runner = RUNNER.format(tests=str(pathlib.Path(__file__).parent))
+  done = subprocess.run(
+    [sys.executable, "-c", runner, json.dumps([blocks[name] for name in there])],
+    cwd=folder,
+    env=os.environ | {"PYTHONUTF8": "1", "JAX_NUM_CPU_DEVICES": "1"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  lines = done.stdout.splitlines()
+  assert len(lines) == len(there)
+  for line in lines:
+    name, _, probability = line.rpartition(" ")
+    assert name == NAMES[expected.argmax()]
+    assert abs(float(probability) - expected.max()) < 1e-5
