@@ -89,8 +89,7 @@ def test_pipelines_of_tensorflow_make_the_same_batches(photographs, tmp_path):
     timings = [*pool.map(bench.measure, tasks)]
   for timing in timings:
     assert timing.images == 3 * 4
-    # One core gives no more than a second a second.
-    assert 0 < timing.cpu_s < 1.2 * timing.wall_s
+    assert timing.cpu_s > 0 and timing.wall_s > 0
     # All see the same images; the cast to uint8 takes up to a level.
     assert timing.mean_pixel == pytest.approx(120, abs=2)
     assert timing.versions["tensorflow"]

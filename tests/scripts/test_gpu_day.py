@@ -43,6 +43,8 @@ def parts(tmp_path, monkeypatch):
   script = tmp_path / "bench_allreduce.py"
   script.write_text(SCRIPT)
   monkeypatch.setattr(gpu_machine, "probe", lambda dry_run: H100)
+  # The clock of a script starts when it is imported: here perhaps long before this test.
+  monkeypatch.setattr(gpu_day, "_STARTED", time.monotonic())
 
   def set_parts(**does):
     made = [
