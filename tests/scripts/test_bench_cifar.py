@@ -37,7 +37,7 @@ def start(tmp_path):
   """A peer of a source text, running; closed at the end."""
   peers = []
 
-  def start(source, seconds=30):
+  def start(source, seconds=120):
     script = tmp_path / f"peer{len(peers)}.py"
     script.write_text(source)
     peers.append(sides.Peer(script, tmp_path, seconds=seconds))

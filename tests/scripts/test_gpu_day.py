@@ -99,12 +99,10 @@ def test_what_is_done_is_kept_and_what_failed_comes_last(parts, call, tmp_path):
 
 
 def test_a_part_is_cut_off_at_its_limit_and_keeps_what_it_wrote(parts, call, tmp_path):
-  parts(a=("hang", {"most": 0.01}), b=("go", {}))
-  start = time.monotonic()
+  parts(a=("hang", {"most": 0.05}), b=("go", {}))
   code, states, out, _ = call()
-  assert time.monotonic() - start < 30
   assert (code, states) == (0, {"a": "cut off", "b": "done"})
-  assert kept(tmp_path, "a")["gpu_day"]["reason"] == "after 0.0 min"
+  assert kept(tmp_path, "a")["gpu_day"]["reason"] == "after 0.1 min"
   assert "part a: cut off" in out
 
 
@@ -356,14 +354,14 @@ def test_a_summary_that_cannot_be_read_says_what_it_lacks(content, lack, parts, 
 
 
 def test_without_a_summary_the_files_of_parts_count_as_done(parts, call, tmp_path):
-  parts(a=("go", {}), b=("go", {}), c=("hang", {"most": 0.01}))
+  parts(a=("go", {}), b=("go", {}), c=("hang", {"most": 0.05}))
   call()
   folder = tmp_path / "out" / "gpu_day"
   (tmp_path / "out" / "gpu_day.json").unlink()
   (folder / "b.json").write_text('{"gpu_day": {"machine": ')
   before = (folder / "a.json").read_text()
   code, _, out, _ = call("--table")
-  assert code == 0 and "- c, part c: cut off: after 0.0 min" in out
+  assert code == 0 and "- c, part c: cut off: after 0.1 min" in out
   assert not (tmp_path / "out" / "gpu_day.json").exists()
   parts(a=("fail", {}), b=("go", {}), c=("go", {}))
   code, states, out, _ = call()

@@ -412,7 +412,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, many):
       return True
     return False
 
-  wait_for(ended, seconds=20)
+  wait_for(ended, seconds=60)
 
 
 def test_ctrl_c_is_one_sentence(tmp_path, many):
