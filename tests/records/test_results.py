@@ -1,0 +1,287 @@
+"""The result of one run and of several: what is written, read and refused."""
+
+import json
+import math
+import pathlib
+import shlex
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from jaxspeed.errors import UserError
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.result_lines import format_result
+from jaxspeed.records.results import read_result, result_row, write_result
+from jaxspeed.records.statistics import RESULT_KEYS, p_value_of_at_most
+
+
+def one_result(top1, **fields):
+  return {
+    "config": {
+      "seed": 1,
+      "runs": 1,
+      "target": 0.93,
+      "target_metric": "top1",
+      "phases": ({"epochs": 8, "rate": 0.5},),
+    },
+    "evaluated_on": "test",
+    "evaluated_weights": "average",
+    "top1": top1,
+    "top5": 0.75,
+    "seconds": {
+      "train": 2.0,
+      "dawn": 1.5,
+      "compile": {"cold": 30.0, "cached": None},
+      "process": 40.0,
+      "to_target": None,
+    },
+    "device": "1 x NVIDIA H100 80GB HBM3",
+    "versions": {"python": "3.11.2", "jax": "0.10.2"},
+    "seed": 1,
+    "commit": "0" * 40,
+    "command": "python -m jaxspeed.train",
+  } | fields
+
+
+def test_result_of_one_run(tmp_path):
+  row = one_result(np.float32(0.5), config={"phases": (1, 2), "limit": math.inf})
+  returned = write_result(tmp_path, [row])
+  expected = one_result(0.5, config={"phases": [1, 2], "limit": None})
+  assert returned == json.loads((tmp_path / "result.json").read_text()) == expected
+  assert tuple(returned) == RESULT_KEYS
+  assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_result_of_three_runs(tmp_path):
+  rows = [
+    one_result(0.92, seed=1, top5=0.5),
+    one_result(0.94, seed=2, top5=0.75),
+    one_result(0.96, seed=3, top5=1.0),
+  ]
+  # Only the first run of a process compiles; the first does not reach the target.
+  for row, train, to_target in zip(rows, (2.0, 3.0, 7.0), (None, 1.25, 2.25), strict=True):
+    row["config"] = row["config"] | {"seed": row["seed"]}
+    row["seconds"] = row["seconds"] | {
+      "train": train,
+      "compile": {"cold": 30.0 if row["seed"] == 1 else None, "cached": None},
+      "to_target": to_target,
+    }
+  result = write_result(tmp_path, rows)
+  added = {"n", "mean", "sd", "ci95", "target", "p_value", "reached", "seconds_min", "runs"}
+  assert set(result) == {*RESULT_KEYS, *added}
+  assert result["n"] == 3
+  assert result["top1"] == result["mean"] == pytest.approx((0.92 + 0.94 + 0.96) / 3)
+  # Deviations -0.02, 0, 0.02 over n - 1 = 2; t(0.975, 2) = 4.302653 of any table.
+  assert result["sd"] == pytest.approx(math.sqrt((0.02**2 + 0.02**2) / 2))
+  assert result["ci95"] == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+  assert result["top5"] == 0.75
+  assert result["seconds"] == {
+    "train": (2.0 + 3.0 + 7.0) / 3,
+    "dawn": 1.5,
+    "compile": {"cold": 30.0, "cached": None},
+    "process": 40.0,
+    "to_target": (1.25 + 2.25) / 2,
+  }
+  assert result["seconds_min"] == result["seconds"] | {"train": 2.0, "to_target": 1.25}
+  assert (result["target"], result["reached"]) == (0.93, 2)
+  # t = (0.94 - 0.93) / (0.02 / sqrt(3)) = sqrt(3) / 2; Student's t of 2 degrees of freedom has the
+  # distribution function 1/2 + t / (2 sqrt(2 + t^2)).
+  t = math.sqrt(3) / 2
+  assert result["p_value"] == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t**2)), rel=1e-9)
+  assert result["seed"] == 1
+  # The config is that of the group, as its folder holds it.
+  assert result["config"] == {
+    "seed": 1,
+    "runs": 3,
+    "target": 0.93,
+    "target_metric": "top1",
+    "phases": [{"epochs": 8, "rate": 0.5}],
+  }
+  # What all runs share stands once, at the top.
+  assert result["runs"] == [
+    {key: row[key] for key in ("top1", "top5", "seconds", "seed")} for row in rows
+  ]
+  assert result == json.loads((tmp_path / "result.json").read_text())
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706205), (9, 2.262157), (199, 1.971957)])
+def test_interval_uses_students_t(tmp_path, degrees, t):
+  rows = [one_result(0.9 + 0.01 * (index % 2)) for index in range(degrees + 1)]
+  result = write_result(tmp_path, rows)
+  assert result["ci95"] == pytest.approx(t * result["sd"] / math.sqrt(degrees + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0.9385, 0.94, 0.9401, 0.945])
+def test_p_value_is_that_of_scipys_t_test(bound):
+  stats = pytest.importorskip("scipy.stats")
+  # As many runs, as high and as wide as airbench94's 94.01 % with 0.14 %.
+  values = list(np.random.default_rng(0).normal(0.9401, 0.0014, size=200))
+  expected = stats.ttest_1samp(values, bound, alternative="greater").pvalue
+  assert p_value_of_at_most(values, bound) == pytest.approx(expected, rel=1e-6)
+
+
+def test_p_value_is_small_only_for_a_mean_above_the_bound():
+  assert p_value_of_at_most([0.95, 0.951, 0.949], 0.94) < 0.01
+  assert p_value_of_at_most([0.93, 0.931, 0.929], 0.94) > 0.99
+  assert p_value_of_at_most([0.93, 0.95], 0.94) == pytest.approx(0.5)
+
+
+def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    above = write_result(tmp_path, [one_result(0.94)] * 3)
+    at = write_result(tmp_path, [one_result(0.93)] * 3)
+    below = write_result(tmp_path, [one_result(0.1)] * 3)
+  assert [result["p_value"] for result in (above, at, below)] == [0.0, 1.0, 1.0]
+  assert [result["sd"] for result in (above, at, below)] == [0.0, 0.0, 0.0]
+  assert above["ci95"] == 0.0 and above["reached"] == 0
+  # A row says what its run came to, also where all came to the same.
+  own = ("top1", "top5", "seconds", "seed")
+  assert above["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
+
+
+def test_figures_by_class_of_several_runs_are_means(tmp_path):
+  def row(macro, ece, cat, **fields):
+    per_class = {"cat": {"top1": cat, "images": 3}, "dog": {"top1": None, "images": 0}}
+    matrix = [[3, 0], [0, 0]]
+    figures = dict(macro_top1=macro, ece=ece, per_class=per_class, confusion=matrix)
+    return one_result(0.5, **figures, **fields)
+
+  figures = ("macro_top1", "ece", "per_class", "confusion")
+  rows = [row(0.25, 0.5, 1 / 4, seed=1), row(0.75, 0.25, 3 / 4, seed=2)]
+  result = write_result(tmp_path, rows)
+  assert (result["macro_top1"], result["ece"]) == (0.5, 0.375)
+  assert result["per_class"]["cat"] == {"top1": 0.5, "images": 3}
+  assert result["per_class"]["dog"] == {"top1": None, "images": 0}
+  # The matrices lie in the folders of the runs.
+  assert "confusion" not in result
+  own = [(run["macro_top1"], run["ece"]) for run in result["runs"]]
+  assert own == [(0.25, 0.5), (0.75, 0.25)]
+  assert not any("per_class" in run or "confusion" in run for run in result["runs"])
+  assert read_result(tmp_path, several=True) == result
+  write_result(tmp_path, rows[:1])
+  text = (tmp_path / "result.json").read_text()
+  # A line for each class.
+  assert '\n  "confusion": [\n    [3, 0],\n    [0, 0]\n  ]' in text
+  assert {key: read_result(tmp_path)[key] for key in figures} == {k: rows[0][k] for k in figures}
+  # Runs of an earlier version have none of these.
+  older = write_result(tmp_path, [rows[0], one_result(0.5, seed=2)])
+  assert not {"macro_top1", "per_class"} & set(older)
+
+
+def test_one_run_has_neither_interval_nor_p(tmp_path):
+  result = write_result(tmp_path, [one_result(0.94)])
+  assert not {"n", "sd", "ci95", "p_value", "seconds_min", "runs"} & set(result)
+
+
+def test_one_run_does_not_pay_for_scipy(tmp_path):
+  code = (
+    "import pathlib, sys\n"
+    "from jaxspeed.records.results import write_result\n"
+    "from jaxspeed.records.statistics import RESULT_KEYS\n"
+    "row = dict.fromkeys(RESULT_KEYS, 0.5)\n"
+    "write_result(pathlib.Path(sys.argv[1]), [row])\n"
+    "print([name for name in sys.modules if name.startswith('scipy')])"
+  )
+  command = [sys.executable, "-c", code, str(tmp_path)]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+  assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_images_of_two_kinds_have_no_common_mean(tmp_path):
+  rows = [one_result(0.9), one_result(0.9, evaluated_on="validation")]
+  with pytest.raises(ValueError, match="test images and of validation images"):
+    write_result(tmp_path, rows)
+  with pytest.raises(ValueError, match="evaluated_on is 'train', not one of"):
+    fields = dict(config={}, top1=0.5, top5=None, seconds={}, seed=0)
+    result_row(evaluated_on="train", evaluated_weights="live", **fields)
+
+
+def test_sets_of_few_classes_have_no_top5(tmp_path):
+  assert write_result(tmp_path, [one_result(0.5, top5=None)])["top5"] is None
+  assert write_result(tmp_path, [one_result(0.5, top5=None)] * 2)["top5"] is None
+
+
+def test_cost_is_that_of_dawnbenchs_seconds(tmp_path):
+  seconds = one_result(0.5)["seconds"] | {"dawn": 1800.0, "to_target": 900.0}
+  result = write_result(tmp_path, [one_result(0.94, seconds=seconds)], cost_per_hour=24.48)
+  assert result["cost_usd"] == pytest.approx({"dawn": 24.48 / 2, "to_target": 24.48 / 4})
+  assert json.loads((tmp_path / "result.json").read_text()) == result
+  missed = one_result(0.5, seconds=seconds | {"dawn": 5400.0, "to_target": None})
+  assert write_result(tmp_path, [missed], cost_per_hour=2.0)["cost_usd"] == {
+    "dawn": 3.0,
+    "to_target": None,
+  }
+  # Of several runs the mean.
+  several = write_result(tmp_path, [one_result(0.94, seconds=seconds), missed], cost_per_hour=2.0)
+  assert several["cost_usd"] == {"dawn": (1.0 + 3.0) / 2, "to_target": 0.5}
+  assert "cost_usd" not in write_result(tmp_path, [missed])
+
+
+def test_skipped_steps_stand_in_the_result_and_on_the_screen(tmp_path):
+  rows = [
+    one_result(0.9, seed=seed, skipped_steps={"number": number, "share": number / 40})
+    for seed, number in ((1, 2), (2, 4))
+  ]
+  one = write_result(tmp_path, rows[:1])
+  assert one["skipped_steps"] == {"number": 2, "share": 0.05}
+  assert read_result(tmp_path) == one
+  assert "2 steps, 5.00%" in "\n".join(format_result(one))
+  both = write_result(tmp_path, rows)
+  assert both["skipped_steps"] == pytest.approx({"number": 3, "share": 0.075})
+  assert [run["skipped_steps"]["number"] for run in both["runs"]] == [2, 4]
+  assert read_result(tmp_path, several=True) == both
+  assert "3 steps, 7.50%" in "\n".join(format_result(both))
+  assert "skipped" not in "\n".join(format_result(write_result(tmp_path, [one_result(0.9)])))
+
+
+def test_result_with_other_keys_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="a result row has"):
+    write_result(tmp_path, [one_result(0.5) | {"accuracy": 0.5}])
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  "wrong", [{"eval_images": -5}, {"confusion": [[1, 2], [3]]}, {"confusion": [[1, -2], [3, 4]]}]
+)
+def test_a_result_that_no_run_writes_is_refused(wrong, tmp_path):
+  result = write_result(tmp_path, [one_result(0.5)])
+  (tmp_path / "result.json").write_text(json.dumps(result | wrong))
+  with pytest.raises(UserError, match=f"result.json .*{next(iter(wrong))}"):
+    read_result(tmp_path)
+
+
+def test_result_row_makes_a_result(tmp_path):
+  clock = Clock()
+  clock.add("train", 2.5)
+  row = result_row(
+    config={"seed": 3},
+    evaluated_on="validation",
+    evaluated_weights="live",
+    top1=0.5,
+    top5=None,
+    seconds=clock.summary(),
+    seed=3,
+  )
+  result = write_result(tmp_path, [row])
+  assert tuple(result) == RESULT_KEYS
+  assert set(result["seconds"]) == {"train", "dawn", "compile", "process"}
+  assert result["seconds"]["train"] == 2.5
+  assert (result["evaluated_on"], result["evaluated_weights"]) == ("validation", "live")
+  assert set(result["seconds"]["compile"]) == {"wall", "cold", "cached"}
+  assert set(result["versions"]) == {
+    "python",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "jaxspeed",
+  }
+  program, *arguments = shlex.split(result["command"])
+  # Without the folder of Python, which is of no use on another machine.
+  assert program == pathlib.Path(sys.orig_argv[0]).name and arguments == sys.orig_argv[1:]
+  assert result["device"]
