@@ -1,0 +1,266 @@
+"""What the plan command prints, and how it counts the data at its path."""
+
+import contextlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from in_process import command, mistake
+from made_plans import config_with, plan_with
+from toy_images import write_folder
+
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import momenta
+from jaxspeed.run.planned import csv_lines, describe
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_describe_lists_phases_rates_and_programs():
+  config = config_with(
+    name="some",
+    epochs=2.5,
+    batch_size=10,
+    data__train_images=105,
+    data__eval_images=30,
+    schedule__peak=0.5,
+    schedule__final=0.1,
+  )
+  # Ten steps an epoch, 25 in all; the peak after 0.2 * 25 = 5 of them.
+  assert describe(config, make_plan(config)).splitlines() == [
+    "some: 25 steps, 250 images",
+    "epochs 1-3: 10 steps an epoch, batch 10, 32 x 32 pixels",
+    "optimizer: sgd; learning rate: linear, every step in --csv",
+    "learning rate at step 1: 0.1",
+    "learning rate at step 5: 0.5",
+    "learning rate at step 25: 0.05",
+    "evaluation: 30 images, mode center",
+    "program: init",
+    "program: train 10x32x32x3, 25 steps",
+    "program: evaluate 30 images, 30 per device at a time",
+  ]
+
+
+def test_the_command_prints_the_plan_of_a_recipe_with_its_overrides():
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxspeed.plan", "--config=configs/quickstart.py", "--config.epochs=2"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  assert done.stdout.startswith("quickstart: 30 steps, 3000 images\n")
+  # 1,500 images in batches of 100; the peak of 0.3 after a fifth of 30 steps.
+  assert re.search(r"^learning rate at step 6: 0\.3$", done.stdout, re.MULTILINE)
+
+
+def test_the_steps_are_printed_with_the_images_that_count():
+  # 20 images: 3 steps of 8, 8 and 4 of them, then 2 steps of 16 and 4; the rate falls from 1.
+  config = config_with(
+    epochs=3.0,
+    data__train_images=20,
+    data__feed="stream",
+    data__last_batch="keep",
+    phases__first_epoch=(0, 2),
+    phases__image_size=(16, 32),
+    phases__batch_size=(8, 16),
+    phases__min_scale=(0.08, 0.5),
+    schedule__segments=((0, 2, 1.0, 0.25), (2, 3, 0.1, 0.1)),
+    optimizer__momentum_segments=((0, 3, 0.5, 0.5),),
+  )
+  assert list(csv_lines(config, make_plan(config))) == [
+    "epoch,step_in_epoch,image_size,global_batch,learning_rate,momentum,min_scale",
+    "0,1,16,8,0.875,0.5,0.08",
+    "0,2,16,8,0.75,0.5,0.08",
+    "0,3,16,4,0.625,0.5,0.08",
+    "1,1,16,8,0.5,0.5,0.08",
+    "1,2,16,8,0.375,0.5,0.08",
+    "1,3,16,4,0.25,0.5,0.08",
+    "2,1,32,16,0.1,0.5,0.5",
+    "2,2,32,4,0.1,0.5,0.5",
+  ]
+
+
+def test_printed_numbers_have_all_their_digits():
+  config = config_with(epochs=2.5, data__train_images=105, batch_size=10, optimizer__momentum=0.1)
+  plan = make_plan(config)
+  _, *lines = csv_lines(config, plan)
+  columns = [line.split(",") for line in lines]
+  assert [float(column[4]) for column in columns] == plan.table["learning_rate"].tolist()
+  assert {(column[3], column[5]) for column in columns} == {("10", "0.1")}
+  assert columns[-1][:2] == ["2", "5"]
+
+
+def test_a_reader_may_close_the_pipe():
+  # 4,224 lines do not fit into it.
+  done = subprocess.run(
+    f"{sys.executable} -m jaxspeed.plan --config=configs/imagenet18.py:8 --csv | head -n 1",
+    shell=True,
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.stderr == "" and done.stdout.startswith("epoch,step_in_epoch,")
+
+
+def plan_command(*arguments):
+  with contextlib.chdir(ROOT):
+    return command("plan", *arguments)
+
+
+def test_the_exchange_of_a_step_is_told_and_timed():
+  flags = ["--config=configs/imagenet_lars.py:4096", "--config.allreduce.group_mb=1000"]
+  timed = [*flags, "--devices=16", "--bandwidth=10", "--latency=0", "--step-ms=105"]
+  done = plan_command(*timed)
+  assert done.returncode == 0, done.stderr
+  *_, told, time = done.stdout.splitlines()
+  # 25,557,032 weights of 4 bytes; 53,120 running statistics and 4 sums.
+  assert told == ("gradients: 102.2 MB a step in 1 all-reduce, and 0.21 MB of statistics in one")
+  # 15 / 16 of the bytes pass each link twice: 19.2 ms.
+  took = 2 * 15 / 16 * (102.228128 + 0.212496) / 10
+  assert f"the all-reduces take {took:.3g} ms beside 105 ms of compute" in time
+  assert "epochs 1-" in time and "on 16 devices" in time
+
+
+def test_timing_the_exchange_needs_devices_and_a_step():
+  done = plan_command("--config=configs/imagenet_lars.py:4096", "--bandwidth=10")
+  assert done.returncode == 2 and done.stdout == ""
+  assert "--bandwidth needs --devices=N" in done.stderr
+
+
+def test_the_parameters_are_listed():
+  done = plan_command("--config=configs/imagenet18.py:1", "--parameters")
+  assert done.returncode == 0, done.stderr
+  rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
+  cells = {row[1].strip(): row[2].strip() for row in rows}
+  assert cells["head/kernel"] == "(2048, 1000)"
+  assert "Total: 25,557,032" in done.stdout
+
+
+# The images that are there
+
+
+def write_arrays(folder: pathlib.Path, images: int, side: int) -> pathlib.Path:
+  folder.mkdir()
+  np.save(folder / "images.npy", np.zeros((images, side, side, 3), np.uint8))
+  np.save(folder / "labels.npy", np.arange(images) % 3)
+  return folder
+
+
+def test_a_plan_counts_the_arrays_at_its_path(tmp_path):
+  data = write_arrays(tmp_path / "mine", images=700, side=24)
+  flags = ["--config=configs/cifar10.py", f"--config.data.path={data}", "--config.batch_size=100"]
+  done = plan_command(*flags)
+  assert done.returncode == 0, done.stderr
+  # A tenth of each class is held out: 631 images, six batches of 100 an epoch, 46 in 7.65 epochs.
+  assert done.stdout.startswith("cifar10: 46 steps, 4600 images\n")
+  assert "\nevaluation: 69 images" in done.stdout
+  assert re.search(r"\ndata: mine.*, 631 images to train on\n", done.stdout)
+  # As in a training, what the command line does not say is the arrays' to decide.
+  assert "6 steps an epoch, batch 100, 24 x 24 pixels" in done.stdout
+  assert "\nthe arrays decide: data.image_size=24 in place of the recipe's 32, " in done.stdout
+  lines = plan_command(*flags, "--config.data.classes=3", "--csv").stdout.splitlines()
+  assert len(lines) == 1 + 46
+  tuned = plan_command(*flags, "--config.data.classes=3", "--config.tune_on=validation")
+  assert "\nevaluation: 63 images" in tuned.stdout and "568 images to train on" in tuned.stdout
+
+
+def test_a_plan_refuses_what_a_training_on_its_path_would(tmp_path):
+  data = write_arrays(tmp_path / "mine", images=700, side=24)
+  flags = ["--config=configs/cifar10.py", f"--config.data.path={data}"]
+  with contextlib.chdir(ROOT):
+    given = mistake("plan", *flags, "--config.data.image_size=32")
+    assert "set --config.data.image_size=24" in given
+    assert "larger than the training set of 631 images" in mistake("plan", *flags)
+    assert "nowhere does not exist" in mistake("plan", *flags[:1], "--config.data.path=nowhere")
+
+
+def test_a_plan_counts_the_images_that_a_csv_lists(tmp_path):
+  data = write_folder(tmp_path, train=40, held_out=2, classes=4) / "train"
+  rows = [f"{each.relative_to(data)},{each.parent.name}" for each in sorted(data.rglob("*.jpg"))]
+  (data / "photos.csv").write_text("\n".join(["file,label", *rows]))
+  flags = ["--config=configs/imagenette.py", f"--config.data.path={data / 'photos.csv'}"]
+  flags += ["--config.batch_size=8", f"--config.data.cache={tmp_path / 'cache'}"]
+  flags += ["--config.data.hold_out=0.2"]
+  done = plan_command(*flags)
+  assert done.returncode == 0, done.stderr
+  assert (
+    "photos.csv; 8 of 40 images, 20 % of each class, are held out for evaluation, 32 images"
+    in (done.stdout)
+  )
+  with contextlib.chdir(ROOT):
+    (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
+    assert "lists 1 files, of which 1 cannot be found: a.jpg" in mistake("plan", *flags)
+    assert "photos.csv lists image files, and this recipe trains from memory" in mistake(
+      "plan", "--config=configs/cifar10.py", flags[1]
+    )
+
+
+def test_a_plan_counts_the_folders_at_its_path(tmp_path):
+  data = write_folder(tmp_path / "images", train=40, held_out=13, classes=4)
+  flags = ["--config=configs/imagenette.py", f"--config.data.path={data}"]
+  flags += [f"--config.data.cache={tmp_path / 'cache'}"]
+  done = plan_command(*flags, "--config.batch_size=8")
+  assert done.returncode == 0, done.stderr
+  assert "5 steps an epoch, batch 8" in done.stdout and "evaluation: 13 images" in done.stdout
+  assert "folders train and val, 40 images to train on" in done.stdout
+  assert "\nthe data set decides: data.classes=4 in place of the recipe's 10\n" in done.stdout
+  assert "leaves out" not in done.stdout
+  done = plan_command(*flags, "--config.batch_size=32")
+  assert (
+    "\nan epoch leaves out 8 of 40 training images (20%), different ones each time: they do not "
+    "fill a batch of 32 (config.data.last_batch=drop); a smaller --config.batch_size leaves "
+    "out fewer, or --config.data.last_batch=keep leaves none\n"
+  ) in done.stdout
+  with contextlib.chdir(ROOT):
+    given = mistake("plan", *flags, "--config.data.classes=5")
+    best = mistake("plan", *flags, "--config.checkpoint.keep_best=top5")
+  assert "has 4 classes, but config.data.classes is 5" in given
+  assert "config.checkpoint.keep_best=top5: there is no top-5 accuracy with 4 classes" in best
+
+
+def test_the_momentum_of_adamw_is_b1():
+  config = config_with(optimizer__name="adamw", optimizer__b1=0.8)
+  plan = make_plan(config)
+  assert set(momenta(config, plan)) == {0.8}
+  assert [line.split(",")[5] for line in csv_lines(config, plan)][1] == "0.8"
+
+
+def test_without_a_path_a_plan_opens_nothing(monkeypatch):
+  monkeypatch.setattr("jaxspeed.run.setup.open_data", None)
+  done = plan_command("--config=configs/imagenette.py", "--config.data.synthetic=True")
+  assert done.returncode == 0 and "data:" not in done.stdout
+
+
+def test_a_plan_knows_the_sets_that_need_no_path():
+  flags = ["--config=configs/quickstart.py", "--config.data.name=cifar100"]
+  with contextlib.chdir(ROOT):
+    told = mistake("plan", *flags)
+    assert told == (
+      "config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path "
+      "of a data set of your own."
+    )
+    flags.append("--config.data.image_size=32")
+    assert "set --config.data.classes=100" in mistake("plan", *flags)
+    done = command("plan", *flags, "--config.data.classes=100")
+  assert "500 steps an epoch, batch 100" in done.stdout
+  assert "\nevaluation: 10000 images" in done.stdout
+
+
+def test_a_model_says_how_small_its_images_may_be():
+  config = config_with()
+  config.model = {"name": "resnet9"}
+  config.data.image_size = 7
+  with pytest.raises(UserError, match="image_size=7: resnet9 needs images of at least 8 pixels"):
+    make_plan(config)
+
+
+def test_a_plan_of_too_many_steps_is_refused():
+  with pytest.raises(UserError, match="takes 50,000,000 steps, but a plan has at most 10,000,000"):
+    plan_with(batch_size=1, epochs=1000.0)

@@ -1,0 +1,210 @@
+"""Values that no plan can have are refused with the field's name."""
+
+import pytest
+from made_plans import plan_with
+
+from jaxspeed.config import checks
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import stored as stored_lib
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+
+AT_LEAST = {
+  "batch_size": 1,
+  "runs": 1,
+  "data.classes": 2,
+  "data.image_size": 1,
+  "data.train_images": 1,
+  "data.eval_images": 1,
+  "augment.crop_padding": 0,
+  "augment.cutout": 0,
+  "augment.cutmix": 0,
+  "proxy.keep": 0,
+  "proxy.every": 1,
+  "average.every": 1,
+  "average.from_epoch": 0,
+  "eval.batch_size": 1,
+  "eval.every_epochs": 1,
+  "checkpoint.keep": 1,
+  "whitening.images": 1,
+  "seed": 0,
+}
+NOT_NEGATIVE = [
+  "optimizer.momentum",
+  "optimizer.weight_decay",
+  "optimizer.bias_rate",
+  "optimizer.bias_decay",
+  "optimizer.head_rate",
+  "optimizer.head_decay",
+  "optimizer.muon_momentum",
+  "optimizer.muon_decay",
+  "augment.brightness",
+  "augment.contrast",
+  "augment.cutmix_alpha",
+  "augment.cutmix_epochs",
+  "augment.mixup",
+  "whitening.bias_epochs",
+  "whitening.bias_rate",
+  "whitening.bias_decay",
+  "schedule.start",
+  "schedule.final",
+  "schedule.warmup",
+  "schedule.flat_epochs",
+  "average.decay",
+  "average.reach",
+  "checkpoint.every_seconds",
+  "cost_per_hour",
+  "whitening.epsilon",
+  "label_smoothing",
+  "target",
+]
+AT_MOST = {
+  "epochs": 100_000,
+  "label_smoothing": 1,
+  "target": 1,
+  "schedule.warmup": 1,
+  "optimizer.momentum": 1,
+  "optimizer.muon_momentum": 1,
+  "average.decay": 1,
+  "average.reach": 1,
+  "seed": 2**31 - 1,
+}
+PIECES = (
+  "it must be segments of four numbers of at least 0 (first epoch, end, value there, value at the "
+  "end), the first from epoch 0 on and each from the end of the one before."
+)
+REFUSED = [
+  *((name, least - 1, f"it must be at least {least}.") for name, least in AT_LEAST.items()),
+  *((name, -0.5, "it must be at least 0.") for name in NOT_NEGATIVE),
+  *((name, float("nan"), "it must be a number from 0 to ") for name in NOT_NEGATIVE),
+  *((name, most + 1, f"it must be at most {most:,}.") for name, most in AT_MOST.items()),
+  *(
+    (name, value, "it must be greater than 0.")
+    for name in ("epochs", "schedule.peak", "optimizer.muon_epsilon")
+    for value in (0.0, -1.0)
+  ),
+  *(
+    (name, value, "it must be a number above 0 and up to ")
+    for name in ("epochs", "schedule.peak", "optimizer.muon_epsilon")
+    for value in (float("nan"), float("inf"))
+  ),
+  ("precision", "fp16", "choose one of auto, float32, tf32, bfloat16, float16, float64."),
+  ("warmup", "yes", "choose one of auto, on, off."),
+  ("eval.mode", "mirror", "choose one of center, flip, six, selective."),
+  ("tune_on", "train", "choose one of test, validation."),
+  ("augment.flip", "sometimes", "choose one of none, random, alternating."),
+  ("optimizer.name", "adam", "choose one of sgd, muon, lars, adamw, or name the module"),
+  ("optimizer.muon_renormalize", "never", "choose one of every_step, growing."),
+  ("optimizer.muon_coefficients", (1.0, 2.0), "it must be three numbers."),
+  *(
+    ("optimizer.lars_clip", value, "it must be the least and the most trust ratio, or ().")
+    for value in ((0.5,), (1.0, 0.5), (-0.1, 1.0), (0.0, float("nan")))
+  ),
+  *(
+    (name, value, PIECES)
+    for name in ("schedule.segments", "optimizer.momentum_segments")
+    for value in (
+      ((0, 5, 0.1),),
+      ((1, 5, 0.1, 0.2),),
+      ((0, 0, 0.1, 0.2),),
+      ((0, 5, 0.1, 0.2), (0, 6, 0.2, 0.1)),
+      ((0, 5, 0.1, 0.2), (7, 9, 0.2, 0.1), (5, 7, 0.2, 0.1)),
+      ((0, 5, 0.1, 0.2), (6, 9, 0.2, 0.1)),
+      *(((0, 5, 0.1, value),) for value in (-0.1, float("nan"), float("inf"), "x")),
+    )
+  ),
+  ("schedule.read", "middle", "choose one of start, end."),
+  ("average.kind", "mean", "choose one of none, ema, lookahead."),
+  ("data.last_batch", "keep", "choose one of drop, carry_over."),
+  *(
+    (f"data.{name}", value, f"it must be three numbers {words}in units of 0 ... 255, or () for ")
+    for name, words in (("mean", ""), ("std", "above 0 "))
+    for value in ((1.0,), (1.0, 2.0), (1.0, 2.0, "3"), (1.0, 2.0, float("inf")))
+  ),
+  ("data.std", (1.0, 0.0, 1.0), "it must be three numbers above 0 in units"),
+  ("augment.cutout", 32, "it must be less than config.data.image_size=32."),
+  ("augment.cutmix", 32, "it must be less than config.data.image_size=32."),
+  ("augment.crop_padding", 32, "it must be less than config.data.image_size=32."),
+]
+
+
+@pytest.mark.parametrize("field, value, reason", REFUSED)
+def test_a_value_that_no_run_can_have_is_refused(field, value, reason):
+  config = fields_lib.base()
+  config.update_from_flattened_dict({field: value})
+  shown = dict(stored_lib.leaves(config))[field]  # the config turns 0 into 0.0 where it must
+  shown = repr(shown) if isinstance(shown, str) else shown
+  with pytest.raises(UserError) as caught:
+    make_plan(config)
+  beginning = f"config.{field}={shown}"
+  assert str(caught.value).startswith(beginning) and reason in str(caught.value)
+
+
+def test_a_filter_that_is_neither_is_refused():
+  """What a config.json may hold that was edited: of any other a ConfigDict keeps the type."""
+  values = fields_lib.base().to_dict()
+  values["data"]["antialias"] = "no"
+  with pytest.raises(UserError) as caught:
+    checks.check(values, model=False)
+  assert str(caught.value) == "config.data.antialias='no': it must be True or False."
+
+
+def test_the_least_and_the_most_are_allowed():
+  least = {name: value for name, value in AT_LEAST.items() if name != "data.image_size"}
+  config = fields_lib.base()
+  config.update_from_flattened_dict(least | dict.fromkeys(NOT_NEGATIVE, 0.0))
+  assert make_plan(config).total_steps == 1
+  config = fields_lib.base()
+  config.update_from_flattened_dict({**AT_MOST, "epochs": 1.0, "data.mean": (), "data.std": ()})
+  assert make_plan(config).total_steps == 97
+
+
+def test_a_batch_larger_than_the_set_is_refused():
+  with pytest.raises(UserError) as caught:
+    plan_with(data__train_images=100, batch_size=101)
+  assert str(caught.value) == (
+    "config.batch_size=101 is larger than the training set of 100 images: "
+    "set --config.batch_size to at most 100."
+  )
+
+
+def test_a_batch_that_does_not_divide_over_the_devices_is_refused():
+  assert plan_with(batch_size=96, devices=8).phases[0].batch_size == 96
+  with pytest.raises(UserError) as caught:
+    plan_with(batch_size=100, devices=8)
+  assert str(caught.value) == (
+    "config.batch_size=100 does not divide over 8 devices: "
+    "set --config.batch_size to a multiple of 8."
+  )
+
+
+def test_cutmix_needs_pairs():
+  fields = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+  assert plan_with(batch_size=96, devices=8, **fields).cutmix_steps == 520
+  with pytest.raises(UserError) as caught:
+    plan_with(batch_size=24, devices=8, **fields)
+  assert str(caught.value) == (
+    "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
+    "pair: set --config.batch_size to a multiple of 16."
+  )
+  for name in ("mixup", "cutmix_alpha"):
+    with pytest.raises(UserError, match=f"3 images, which config.augment.{name} cannot pair"):
+      plan_with(batch_size=24, devices=8, **{f"augment__{name}": 0.2})
+
+
+def test_images_are_mixed_in_one_way_and_chosen_by_no_proxy():
+  squares = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+  for fields, words in (
+    (
+      squares,
+      "with config.augment.cutmix=3: both mix an image with its neighbour; set one of them",
+    ),
+    (
+      dict(proxy__keep=8),
+      "with config.proxy.keep=8: a proxy chooses images by the loss of one lab",
+    ),
+  ):
+    for name in ("mixup", "cutmix_alpha"):
+      with pytest.raises(UserError) as caught:
+        plan_with(**{f"augment__{name}": 0.2}, **fields)
+      assert str(caught.value).startswith(f"config.augment.{name}=0.2 {words}")
