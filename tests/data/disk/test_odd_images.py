@@ -1,0 +1,338 @@
+"""Files that are odd, broken, gone or replaced: which are decoded, and what stands for the rest."""
+
+import dataclasses
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from image_streams import (
+  assert_equal,
+  encode,
+  in_shards,
+  joined,
+  needs_tensorflow,
+  ramp,
+  steps_of,
+  train,
+)
+from PIL import Image, ImageOps
+from toy_images import write_split
+
+from jaxspeed.data.disk.imageset import Split, open_images
+from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.disk.streams import EvalStream, TrainStream
+from jaxspeed.data.prepare.index import write_index
+from jaxspeed.errors import UserError
+
+# Odd files
+
+
+def odd_files():
+  """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg."""
+  picture = ramp()
+  grey = Image.fromarray(picture).convert("L")
+  rotated = Image.Exif()
+  rotated[0x0112] = 6
+  frames = [Image.fromarray(picture[::-1]), Image.fromarray(picture[:, ::-1])]
+  formats = {
+    "jpeg": encode(picture),
+    "progressive": encode(picture, progressive=True),
+    "png": encode(picture, "PNG"),
+    "gif": encode(picture, "GIF"),
+    "bmp": encode(picture, "BMP"),
+    "webp": encode(picture, "WEBP", lossless=True),
+    "tiff": encode(picture, "TIFF"),
+  }
+  damaged = "its data are damaged or cut off"
+  unknown = "it is not a JPEG, PNG, GIF, BMP, WebP or TIFF"
+  files = {
+    f"{name} cut at {percent} %": (content[: len(content) * percent // 100], damaged)
+    for name, content in formats.items()
+    for percent in (8, 25, 50, 75, 90)
+  }
+  few = ", not 8 or 16"
+  middle = len(formats["jpeg"]) // 2
+  files |= {f"{name} whole": (content, None) for name, content in formats.items()}
+  files |= {
+    f"{name} and more": (formats[name] + b"more" * 50, None)
+    for name in ("jpeg", "progressive", "png", "gif")
+  }
+  files |= {
+    "jpeg zeros from the middle on": (formats["jpeg"][:middle] + bytes(middle), damaged),
+    "jpeg without its last byte": (formats["jpeg"][:-1], damaged),
+    "jpeg behind a newline": (b"\n" + formats["jpeg"], unknown),
+    "bmp and more": (formats["bmp"] + b"more", None),
+    "empty": (b"", "it is empty"),
+    "zeros": (bytes(5000), unknown),
+    "html": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", unknown),
+    "webp of quality 90": (encode(picture, "WEBP", quality=90), None),
+    "webp alpha": (encode(picture, "WEBP", "RGBA", lossless=True), None),
+    "tiff deflated": (encode(picture, "TIFF", compression="tiff_adobe_deflate"), None),
+    "tiff to be rotated": (encode(picture, "TIFF", exif=rotated), None),
+    "tiff 16 bits": (encode(np.asarray(grey).astype(np.uint16) * 257, "TIFF", "I;16"), None),
+    "tiff floats": (encode(grey, "TIFF", "F"), f"its pixels have 32 bits (mode F){few}"),
+    "tiff integers": (encode(grey, "TIFF", "I"), f"its pixels have 32 bits (mode I){few}"),
+    "jpeg start only": (b"\xff\xd8\xff\xe0", damaged),
+    "jpeg cmyk": (encode(picture, mode="CMYK"), None),
+    "jpeg grey": (encode(grey, mode="L"), None),
+    "jpeg 4:4:4": (encode(picture, subsampling=0), None),
+    "jpeg 4:2:2": (encode(picture, subsampling=1), None),
+    "jpeg restarts": (encode(picture, restart_marker_blocks=1), None),
+    "jpeg optimised": (encode(picture, optimize=True), None),
+    "jpeg to be rotated": (encode(picture, exif=rotated), None),
+    "png to be rotated": (encode(picture, "PNG", exif=rotated), None),
+    "webp to be rotated": (encode(picture, "WEBP", lossless=True, exif=rotated), None),
+    "jpeg with damaged exif": (encode(picture, exif=b"Exif\0\0MM\0*\0\0\0\x08\xff"), None),
+    "jpeg of quality 5": (encode(picture, quality=5), None),
+    "jpeg with a comment": (encode(picture, comment=b"c" * 60_000), None),
+    "jpeg 1 x 1": (encode(picture[:1, :1]), None),
+    "jpeg 20000 x 10": (encode(ramp(20_000, 10)), None),
+    "jpeg 10 x 20000": (encode(ramp(10, 20_000)), None),
+    "png palette": (encode(picture, "PNG", "P"), None),
+    "png rgba": (encode(picture, "PNG", "RGBA"), None),
+    "png grey": (encode(picture, "PNG", "L"), None),
+    "png grey alpha": (encode(picture, "PNG", "LA"), None),
+    "png 1 bit": (encode(picture, "PNG", "1"), None),
+    "png 16 bits": (encode(np.asarray(grey).astype(np.uint16) * 257, "PNG", "I;16"), None),
+    "gif animated": (encode(picture, "GIF", save_all=True, append_images=frames), None),
+    "bmp grey": (encode(grey, "BMP", "L"), None),
+    "bmp palette": (encode(picture, "BMP", "P"), None),
+    "bmp 1 bit": (encode(picture, "BMP", "1"), None),
+    "gif transparent": (encode(picture, "GIF", "P", transparency=3), None),
+    "png palette transparent": (encode(picture, "PNG", "P", transparency=3), None),
+  }
+  return files
+
+
+ODD = odd_files()
+DECODED = [name for name, (_, reason) in ODD.items() if reason is None]
+REPLACED = [name for name in ODD if name not in DECODED]
+
+
+@dataclasses.dataclass
+class Survived:
+  """What streams made of the odd files, by name; a whole file follows every third of them."""
+
+  split: Split
+  number: dict
+  train: dict  # row of a batch: (image, label)
+  train_broken: dict
+  eval: dict  # (image, mask)
+  eval_broken: dict
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory):
+  contents = {}
+  for number, (name, (content, _)) in enumerate(ODD.items()):
+    contents[f"{name}.jpg".replace(" ", "_")] = content
+    if number % 3 == 0:
+      contents[f"good_{number}.jpg"] = encode(ramp()[::-1])
+  split = write_split(tmp_path_factory.mktemp("odd"), contents)
+  files = list(contents)
+  number = {name: files.index(f"{name}.jpg".replace(" ", "_")) for name in ODD}
+  batches, stream = train(split, image_size=48, batch_size=32, min_scale=1.0, flip="none")
+  trained = {
+    int(i): (image, int(label))
+    for batch in batches
+    for i, image, label in zip(batch.index, batch.image, batch.label, strict=True)
+  }
+  index = np.resize(np.arange(len(split)), -(-len(split) // 32) * 32).reshape(-1, 32)
+  mask = np.arange(index.size).reshape(index.shape) < len(split)
+  asked = [EvalBatch((48, 48), i, m) for i, m in zip(index, mask, strict=True)]
+  evaluation = EvalStream(split, asked, resize=48)
+  evaluated = {
+    int(i): (image, bool(counted))
+    for batch, request in zip(evaluation, asked, strict=True)
+    for i, image, counted, real in zip(
+      batch.index, batch.image, batch.mask, request.mask, strict=True
+    )
+    if real
+  }
+  return Survived(split, number, trained, stream.broken, evaluated, evaluation.broken)
+
+
+def picture_of(name, content):
+  if "16 bits" in name:
+    return np.asarray(Image.fromarray(ramp()).convert("L").convert("RGB"))
+  with Image.open(io.BytesIO(content)) as image:
+    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def test_there_are_enough_odd_files():
+  assert len(ODD) >= 60
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", DECODED)
+def test_odd_files_that_are_decoded(survived, name):
+  number, expected = survived.number[name], picture_of(name, ODD[name][0])
+  image, label = survived.train[number]
+  assert label == 100 + number
+  assert number not in survived.train_broken | survived.eval_broken
+  evaluated, mask = survived.eval[number]
+  assert mask
+  if expected.shape == (48, 48, 3):
+    tolerance = 1.5 if name.startswith(("jpeg", "progressive")) else 0
+    assert np.abs(image.astype(float) - expected).mean() <= tolerance
+    assert np.abs(evaluated.astype(float) - expected).mean() <= tolerance
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", REPLACED)
+def test_odd_files_that_are_replaced(survived, name):
+  number = survived.number[name]
+  assert survived.train_broken[number] == survived.eval_broken[number] == ODD[name][1]
+  broken = set(survived.train_broken)
+  following = [*range(number, len(survived.split)), *range(number)]
+  replacement = next(other for other in following if other not in broken)
+  image, label = survived.train[number]
+  assert label == 100 + replacement
+  if survived.split.width[replacement] == 48:
+    np.testing.assert_array_equal(image, survived.train[replacement][0])
+  assert not survived.eval[number][1]
+
+
+@needs_tensorflow
+def test_nothing_else_is_replaced(survived):
+  expected = {survived.number[name] for name in REPLACED}
+  assert set(survived.train_broken) == set(survived.eval_broken) == expected
+
+
+@needs_tensorflow
+@pytest.mark.parametrize(
+  "name", ["jpeg cut at 90 %", "html", "empty", "tiff floats", "png cut at 50 %"]
+)
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_a_broken_image_is_refused_by_name(tmp_path, name, evaluate):
+  split = write_split(
+    tmp_path, {"good.jpg": encode(ramp()), "a cat.jpg": ODD[name][0], "fine.jpg": encode(ramp())}
+  )
+  with pytest.raises(UserError) as error:
+    if evaluate:
+      batch = EvalBatch((48, 48), np.arange(3), np.ones(3, bool))
+      list(EvalStream(split, [batch], resize=48, on_error="raise"))
+    else:
+      train(split, batch_size=3, min_scale=1.0, on_error="raise")
+  assert str(error.value) == (
+    f"a cat.jpg in {tmp_path} cannot be decoded ({ODD[name][1]}): replace or remove it, or "
+    "set config.data.on_error=skip."
+  )
+
+
+@needs_tensorflow
+def test_the_caller_may_clear_the_names(tmp_path):
+  split = write_split(tmp_path, {"bad.jpg": ODD["jpeg cut at 90 %"][0], "good.jpg": encode(ramp())})
+  stream = TrainStream(
+    split,
+    seed=0,
+    image_size=16,
+    batch_size=2,
+    min_scale=1.0,
+    flip="none",
+    steps=steps_of(3, 1),
+  )
+  for _ in stream:
+    assert stream.broken == {0: ODD["jpeg cut at 90 %"][1]}
+    stream.broken.clear()
+
+
+@needs_tensorflow
+def test_replacement_depends_on_the_part_alone(tmp_path):
+  """The upper parts of a cut-off file are used, by a stream that knows of it and by others."""
+  whole = encode(np.random.RandomState(0).randint(0, 256, (64, 64, 3)).astype(np.uint8))
+  contents = {f"{number}.jpg": whole for number in range(6)}
+  contents["1.jpg"] = contents["2.jpg"] = whole[: len(whole) * 8 // 10]
+  split = write_split(tmp_path, contents)
+  options = {"batch_size": 6, "min_scale": 0.05}
+  batches, stream = train(split, steps=steps_of(6, 1), **options)
+  labels = np.stack([batch.label[np.argsort(batch.index)] for batch in batches])
+  assert set(labels[:, 1]) > {101}, "no part, or every part, was decoded: the test shows nothing"
+  assert set(labels[:, 1]) <= {101, 102, 103}
+  assert set(stream.broken) == {1, 2}
+  for first in range(1, 6):
+    resumed, _ = train(split, steps=steps_of(6, 1, first), **options)
+    assert_equal(joined([resumed]), joined([batches[first:]]))
+
+
+@needs_tensorflow
+def test_a_set_without_a_whole_image_is_refused(tmp_path):
+  cut = ODD["jpeg cut at 90 %"][0]
+  split = write_split(tmp_path, {f"{number}.jpg": cut for number in range(3)})
+  with pytest.raises(
+    UserError, match="none of the 3 images of .* can be decoded; [0-2].jpg: its.*; repair"
+  ):
+    train(split, batch_size=3, min_scale=1.0)
+
+
+@needs_tensorflow
+def test_a_disk_that_is_gone_ends_the_run(noise, tmp_path):
+  split = dataclasses.replace(noise, files=tuple(str(tmp_path / str(i)) for i in range(22)))
+  with pytest.raises(UserError, match=r"none of 8 images in a row .*\(it cannot be read: No such"):
+    train(split)
+
+
+@needs_tensorflow
+def test_a_file_that_is_gone_is_replaced(tmp_path):
+  split = write_split(tmp_path, {f"{number}.jpg": encode(ramp()) for number in range(3)})
+  (tmp_path / "1.jpg").unlink()
+  _, stream = train(split, batch_size=3)
+  assert stream.broken == {1: "it cannot be read: No such file or directory"}
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("content", [encode(ramp(90, 90)), b"", encode(ramp())[:-9], b"<html>"])
+def test_a_file_that_was_replaced_after_indexing_is_refused(tmp_path, content):
+  split = write_split(tmp_path, {f"{number}.jpg": encode(ramp()) for number in range(3)})
+  (tmp_path / "1.jpg").write_bytes(content)
+  sizes = rf"{split.length[1]:,} bytes then, {len(content):,} now"
+  with pytest.raises(UserError, match=rf"1.jpg in .* has changed .*{sizes}.*same command makes"):
+    train(split, batch_size=3, min_scale=1.0)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("own", [False, True])
+def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
+  root, cache = tmp_path / "set", str(tmp_path / "cache")
+  for name in ("train/a/0.jpg", "train/a/1.jpg", "val/a/0.jpg"):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(encode(ramp()))
+  if own:
+    write_index(root)
+  split = open_images(name="", path=str(root), cache=cache).train
+  for name in ("train/a/1.jpg", "val/a/0.jpg"):
+    (root / name).write_bytes(encode(ramp(90, 90)))
+  with pytest.raises(UserError, match="train/a/1.jpg in .* has changed") as refused:
+    train(split, batch_size=2, min_scale=1.0)
+  sentence = str(refused.value)
+  if own:
+    command = f"python -m jaxspeed.prepare index {root}"
+    assert sentence.endswith(f"write the index {root}/.jaxspeed/train again with {command}.")
+    write_index(root)
+  else:
+    assert sentence.endswith("removed from the cache, and the same command makes it again.")
+  again = open_images(name="", path=str(root), cache=cache)
+  assert len(train(again.train, batch_size=2, min_scale=1.0)[0]) == 1
+  assert len(train(again.eval, batch_size=1, min_scale=1.0)[0]) == 1
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_an_image_of_another_size_than_indexed_is_refused(tmp_path, kind):
+  split = write_split(tmp_path, {"0.jpg": encode(ramp(50, 30), kind), "1.jpg": encode(ramp())})
+  split.width[0], split.height[0] = 30, 50
+  with pytest.raises(UserError, match=r"0.jpg in .* \(30 x 50 pixels then, 50 x 30 now\)"):
+    train(split, batch_size=2, min_scale=1.0)
+
+
+@needs_tensorflow
+def test_a_shard_that_is_cut_off_or_gone_is_refused(noise, tmp_path):
+  split = in_shards(noise, tmp_path / "shards")
+  shard = pathlib.Path(split.files[1])
+  shard.write_bytes(shard.read_bytes()[:-10])
+  with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* has changed since"):
+    train(dataclasses.replace(split, root=str(shard.parent)))
+  shard.unlink()
+  with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* cannot be read \(No such file"):
+    train(dataclasses.replace(split, root=str(shard.parent)))

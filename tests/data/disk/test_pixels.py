@@ -1,0 +1,259 @@
+"""What crops and windows look like, beside Pillow's."""
+
+import numpy as np
+import pytest
+from image_streams import assert_equal, encode, in_shards, joined, needs_tensorflow, ramp, train
+from PIL import Image
+from toy_images import write_split
+
+from jaxspeed.data import batch as batch_lib
+from jaxspeed.data.disk import decoding
+from jaxspeed.data.disk.crops import (
+  central_windows,
+  crop_boxes,
+)
+from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.disk.streams import EvalStream
+from jaxspeed.run.image_file import read_image
+
+# Pixels
+
+
+def bilinear(picture, size, *, antialias):
+  """Resizes by the values at the centres of the new pixels, between the centres of the old.
+
+  With antialiasing the triangle grows with what is shrunk, as in Pillow.
+  """
+
+  def weights(old):
+    centre = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
+    width = max(old / size, 1) if antialias else 1
+    triangle = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(old)) / width)
+    return triangle / triangle.sum(1, keepdims=True)
+
+  height, width = picture.shape[:2]
+  rows = np.einsum("ih,hwc->iwc", weights(height), picture)
+  return np.einsum("iwc,jw->ijc", rows, weights(width))
+
+
+def boxes_of(split, batch, *, seed, batch_size, min_scale):
+  uniform = np.random.RandomState([seed, 0, 0, batch_lib.AUGMENT]).random_sample((batch_size, 22))
+  return crop_boxes(
+    uniform, split.width[batch.index], split.height[batch.index], min_scale=min_scale
+  )
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("antialias", [True, False])
+# The decoder's rounding, that between the passes (half a grey level) and that of the result.
+@pytest.mark.parametrize(("kind", "tolerance"), [("jpg", 1.01), ("png", 0.51)])
+def test_a_crop_is_resized_bilinearly(tmp_path, kind, tolerance, antialias):
+  shapes = [(60, 40), (50, 90), (100, 70), (64, 64)]
+  kinds = {"jpg": ("JPEG", {"subsampling": 0, "quality": 95}), "png": ("PNG", {})}
+  contents = {
+    f"{number}.{kind}": encode(ramp(*shape), kinds[kind][0], **kinds[kind][1])
+    for number, shape in enumerate(shapes)
+  }
+  split = write_split(tmp_path, contents)
+  (batch,), _ = train(split, image_size=40, batch_size=4, min_scale=0.2, antialias=antialias)
+  boxes = boxes_of(split, batch, seed=7, batch_size=4, min_scale=0.2)
+  for image, number, (y, x, h, w) in zip(batch.image, batch.index, boxes, strict=True):
+    whole = np.asarray(Image.open(split.files[number]).convert("RGB"))
+    expected = bilinear(whole[y : y + h, x : x + w], 40, antialias=antialias)
+    assert np.abs(image - expected).max() <= tolerance + 0.5 * antialias
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("size", [224, 128])
+def test_crops_of_photographs_are_pillows(shared_data, tmp_path, size):
+  """By the error over all pixels, of which each of two roundings in both adds 1/12 at most.
+
+  Those four are 1/3 of a squared grey level, 52.9 dB; another decoder may add as much: 49.9 dB.
+  """
+  files = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::3]
+  split = write_split(tmp_path, {file.name: file.read_bytes() for file in files})
+  how = dict(batch_size=len(files), min_scale=0.08, image_size=size)
+
+  def psnr(antialias):
+    (batch,), _ = train(split, antialias=antialias, **how)
+    boxes = boxes_of(split, batch, seed=7, batch_size=len(files), min_scale=0.08)
+    errors = []
+    for image, number, (y, x, h, w) in zip(batch.image, batch.index, boxes, strict=True):
+      with Image.open(split.files[number]) as file:
+        part = file.convert("RGB").crop((x, y, x + w, y + h))
+      expected = np.asarray(part.resize((size, size), Image.Resampling.BILINEAR))
+      errors.append(np.mean((image.astype(float) - expected) ** 2))
+    return 10 * np.log10(255**2 / np.mean(errors))
+
+  assert psnr(antialias=True) >= 49.9
+  assert psnr(antialias=False) < 45
+
+
+@needs_tensorflow
+def test_large_crops_are_decoded_to_half_their_size(tmp_path):
+  checks = np.indices((400, 400)).sum(0) % 2 * 255  # grey at half the size
+  pictures = [np.repeat(checks[..., None], 3, 2).astype(np.uint8), ramp(400, 400)]
+  contents = {
+    f"{number}.jpg": encode(picture, quality=95) for number, picture in enumerate(pictures)
+  }
+  split = write_split(tmp_path, contents)
+  how = dict(batch_size=2, min_scale=0.9, antialias=False)
+  (batch,), _ = train(split, image_size=90, **how)
+  boxes = boxes_of(split, batch, seed=7, batch_size=2, min_scale=0.9)
+  rows = dict(zip(batch.index.tolist(), range(2), strict=True))
+  y, x, h, w = boxes[rows[1]]
+  expected = bilinear(pictures[1][y : y + h, x : x + w], 90, antialias=False)
+  assert np.abs(batch.image[rows[1]] - expected).mean() < 2
+  assert np.abs(batch.image[rows[0]].astype(float) - 127.5).max() < 10
+  # Where few images are that large nothing is halved, and every second pixel is skipped.
+  (batch,), _ = train(split, image_size=201, **how)
+  rows = dict(zip(batch.index.tolist(), range(2), strict=True))
+  assert batch.image[rows[0]].std() > 30
+
+
+@needs_tensorflow
+def test_shards_hold_the_same_images(noise, tmp_path):
+  sharded = in_shards(noise, tmp_path / "shards")
+  whole, _ = train(noise, batch_size=22)
+  found, _ = train(sharded, batch_size=22)
+  assert_equal(joined([found]), joined([whole]))
+  batches = [EvalBatch((24, 16), np.arange(22), np.ones(22, bool))]
+  for one, other in zip(
+    EvalStream(sharded, batches, resize=20), EvalStream(noise, batches, resize=20), strict=True
+  ):
+    np.testing.assert_array_equal(one.image, other.image)
+
+
+@needs_tensorflow
+def test_batches_larger_than_what_is_read_at_once(tmp_path, monkeypatch, noise):
+  monkeypatch.setattr(decoding, "_CHUNK", 3)
+  found, _ = train(in_shards(noise, tmp_path / "shards"))
+  assert_equal(joined([found]), joined([train(noise)[0]]))
+
+
+def centre_of(path, shape, resize):
+  """torchvision's Resize and CenterCrop by Pillow: cut at the rounded middle, zeros around."""
+  with Image.open(path) as image:
+    short = min(image.size)
+    size = [resize * side // short for side in image.size]
+    pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+  missing = [max(0, wanted - have) for wanted, have in zip(shape, pixels.shape, strict=False)]
+  pixels = np.pad(pixels, [(n // 2, n - n // 2) for n in missing] + [(0, 0)])
+  top, left = (
+    round((have - wanted) / 2) for wanted, have in zip(shape, pixels.shape, strict=False)
+  )
+  return pixels[top : top + shape[0], left : left + shape[1]]
+
+
+def assert_centres(split, batches, resize):
+  for batch, asked in zip(EvalStream(split, batches, resize=resize), batches, strict=True):
+    assert batch.image.shape[1:3] == asked.shape
+    np.testing.assert_array_equal(batch.mask, asked.mask)
+    np.testing.assert_array_equal(batch.label, split.label[asked.index])
+    assert not batch.flip.any()
+    for image, number in zip(batch.image[asked.mask], asked.index[asked.mask], strict=True):
+      expected = centre_of(split.files[number], asked.shape, int(resize))
+      difference = np.abs(image.astype(float) - expected)
+      # Pillow rounds between its two passes.
+      assert difference.mean() < 0.3
+      assert difference.max() <= 2
+
+
+@needs_tensorflow
+def test_photographs_are_evaluated_as_torchvision_does(shared_data, tmp_path):
+  files = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::12]
+  split = write_split(tmp_path, {file.name: file.read_bytes() for file in files})
+  numbers = np.arange(len(files))
+  assert_centres(
+    split,
+    [
+      EvalBatch((128, 128), numbers, numbers < 8),
+      EvalBatch((128, 168), numbers, numbers < 4),
+    ],
+    resize=145.9,
+  )
+  assert_centres(split, [EvalBatch((288, 392), numbers, numbers < 4)], resize=328)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("shape", [(40, 41), (33, 70), (71, 20), (80, 90)])
+def test_shapes_larger_than_the_image_are_padded(tmp_path, shape):
+  contents = {f"{w}x{h}.png": encode(ramp(w, h), "PNG") for w, h in [(60, 45), (45, 61), (33, 33)]}
+  split = write_split(tmp_path, contents)
+  assert_centres(split, [EvalBatch(shape, np.arange(3), np.ones(3, bool))], resize=40)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("antialias", [True, False])
+def test_a_prediction_sees_what_evaluation_sees(shared_data, tmp_path, antialias):
+  files = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::12]
+  contents = {file.name: file.read_bytes() for file in files}
+  contents |= {"odd.png": encode(ramp(61, 45), "PNG"), "high.png": encode(ramp(47, 300), "PNG")}
+  split = write_split(tmp_path, contents)
+  numbers = np.arange(len(contents))
+  # The last is larger than what is cut from.
+  for size, resize in [(128, 145), (64, 73), (101, 90)]:
+    asked = [EvalBatch((size, size), numbers, numbers >= 0)]
+    (batch,) = EvalStream(split, asked, resize=resize, antialias=antialias)
+    for image, file in zip(batch.image, split.files, strict=True):
+      seen = read_image(file, size, resize, antialias=antialias)
+      difference = np.abs(image.astype(float) - seen)
+      # Of two roundings in both; where the filters differ it is 1.6 and more.
+      assert difference.mean() < 0.3
+      assert difference.max() <= 2
+
+
+def test_windows_of_evaluation_by_arithmetic():
+  box, scale, translation = central_windows(
+    np.array([500, 100]), np.array([250, 100]), shape=(100, 100), resize=125
+  )
+  # 250 x 125 of 500 x 250: 75 pixels are cut from the left and 12 (12.5, to even) from above; in
+  # the image twice that, less a margin of 2 for the filter and 1 more.
+  assert box[0].tolist() == [24 - 3, 150 - 3, 200 + 6, 200 + 6]
+  np.testing.assert_allclose(scale, [[0.5, 0.5], [1.25, 1.25]])
+  np.testing.assert_allclose(translation[0], [21 * 0.5 - 12, 147 * 0.5 - 75])
+
+
+# Orientation
+
+
+def oriented(picture, orientation):
+  """EXIF's number, and the stored picture that it leads to the given one."""
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  # What undoes each turn, in the numbers of Image.Transpose.
+  back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+  image = Image.fromarray(picture)
+  return (image.transpose(back[orientation]) if orientation > 1 else image), exif
+
+
+@needs_tensorflow
+def test_images_are_turned_as_their_exif_asks(tmp_path):
+  """PNGs and JPEGs of all orientations, in training and in shapes of evaluation."""
+  picture, turned, plain = ramp(64, 40), {}, {}
+  for orientation in range(1, 9):
+    stored, exif = oriented(picture, orientation)
+    for kind in ("PNG", "JPEG"):
+      options = {} if kind == "PNG" else {"quality": 100, "subsampling": 0}
+      turned[f"{orientation}.{kind}"] = encode(stored, kind, exif=exif, **options)
+      plain[f"{orientation}.{kind}"] = encode(picture, kind, **options)
+  split, upright = write_split(tmp_path / "turned", turned), write_split(tmp_path / "plain", plain)
+  assert set(split.width) == {64} and set(split.height) == {40}
+  assert split.orientation.tolist() == [number for number in range(1, 9) for _ in range(2)]
+
+  def assert_alike(found, expected):
+    np.testing.assert_array_equal(found.index, expected.index)
+    difference = np.abs(found.image.astype(int) - expected.image)
+    is_png = found.index % 2 == 0
+    assert difference[is_png].max() <= 1  # a half that is rounded the other way
+    assert difference[~is_png].mean() < 2  # of a crop that is halved, whole blocks are left out
+
+  options = {"batch_size": 16, "min_scale": 0.2, "flip": "none", "seed": 3}
+  (batch,), stream = train(split, **options)
+  assert not stream.broken
+  assert_alike(batch, train(upright, **options)[0][0])
+  for shape in ((24, 24), (24, 40), (36, 30), (50, 80)):
+    asked = [EvalBatch(shape, np.arange(16), np.ones(16, bool))]
+    found, expected = (list(EvalStream(each, asked, resize=36))[0] for each in (split, upright))
+    assert found.image.shape == (16, *shape, 3)
+    assert_alike(found, expected)
