@@ -12,8 +12,6 @@ from jaxspeed.data.disk.crops import (
   crop_boxes,
 )
 
-# Crops
-
 
 def draw_box(rng, width, height, min_scale):
   """RandomResizedCrop as its documentation describes it, one attempt after the other."""

@@ -25,8 +25,6 @@ from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.prepare.index import write_index
 from jaxspeed.errors import UserError
 
-# Odd files
-
 
 def odd_files():
   """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg."""

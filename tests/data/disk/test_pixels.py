@@ -16,8 +16,6 @@ from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.run.image_file import read_image
 
-# Pixels
-
 
 def bilinear(picture, size, *, antialias):
   """Resizes by the values at the centres of the new pixels, between the centres of the old.
