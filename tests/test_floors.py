@@ -204,6 +204,14 @@ def test_most_functions_are_short():
   assert lines[len(lines) // 2] <= 9 and lines[len(lines) * 9 // 10] <= 25
 
 
+def test_no_two_test_files_have_one_name():
+  """pytest imports them as modules of one namespace: of two, it takes the first and refuses the
+  second.
+  """
+  names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+  assert sorted(set(names)) == sorted(names)
+
+
 def test_the_tests_mirror_the_folders():
   folders = {
     path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")
