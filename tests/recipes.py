@@ -25,7 +25,7 @@ RECIPES = [
   ("cifar100", ""),
   ("quickstart", ""),
 ]
-# Their plans are held against their sources in test_imagenet_configs.py.
+# Their plans are held against their sources in test_imagenet_configs.py and its neighbour.
 STREAMED = [
   *(
     (name, variant)

@@ -1,0 +1,9 @@
+"""The folder of images that tests of this folder change."""
+
+import pytest
+from edited_images import NAMES, jpeg, write
+
+
+@pytest.fixture
+def source(tmp_path):
+  return write(tmp_path / "set", {name: jpeg(i) for i, name in enumerate(NAMES)})

@@ -1,0 +1,188 @@
+"""Shards follow their originals, and training refuses those that do not."""
+
+import json
+
+import pytest
+from edited_images import NAMES, Phase, changes, edit, jpeg, pack, train, tree, write
+from in_process import command
+from ml_collections import ConfigDict
+
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.sets import open_sets
+from jaxspeed.data.prepare.resize import resize
+from jaxspeed.errors import UserError
+
+
+def test_shards_follow_their_images(tmp_path, source):
+  assert pack(source, tmp_path, shards=3).written == 15
+  assert pack(source, tmp_path, shards=3).written == 0
+  edit(source / "train/a/1.jpg")
+  assert pack(source, tmp_path, shards=3).written == 4  # a shard of four
+  (source / "train/b/2.jpg").unlink()
+  write(source, {"train/c/new.jpg": jpeg(50), "val/a/8.jpg": jpeg(51), "train/a/0.jpg": b"broken"})
+  folder = pack(source, tmp_path, shards=3).folder
+  (tmp_path / "sets").rename(tmp_path / "before")
+  pack(source, tmp_path, shards=3)
+  assert tree(tmp_path / "sets") == tree(tmp_path / "before")
+  assert (folder / "dataset_info.json").is_file()
+
+
+def test_shards_that_are_one_less_leave_none_behind(tmp_path, source, monkeypatch):
+  monkeypatch.setattr("jaxspeed.data.prepare.shards._IMAGES_A_SHARD", 6)
+  assert pack(source, tmp_path).shards == {"train": 2, "validation": 1}
+  for name in "abc":
+    (source / f"train/{name}/0.jpg").rename(source / f"val/{name}/0.jpg")
+    (source / f"train/{name}/1.jpg").unlink()
+  write(tmp_path / "sets/set/1.0.0", {"notes.txt": b"mine"})
+  folder = pack(source, tmp_path).folder
+  names = sorted(path.name for path in folder.iterdir() if "tfrecord" in path.name)
+  assert names == ["set-train.tfrecord-00000-of-00001", "set-validation.tfrecord-00000-of-00001"]
+  assert (folder / "notes.txt").read_bytes() == b"mine"
+
+
+def test_shards_that_are_being_packed_again_are_no_set(tmp_path, source, monkeypatch):
+  folder = pack(source, tmp_path, shards=3).folder
+  edit(source / "train/a/1.jpg")
+
+  def killed(task):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr("jaxspeed.data.prepare.shards._write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+      pack(source, tmp_path, shards=3)
+  mend = f"python -m jaxspeed.prepare shards {source} {tmp_path}/sets --name=set --shards=3"
+  for path in (folder, folder.parent, tmp_path / "sets"):
+    message = (
+      f"{folder} holds shards that are not complete: run {mend}, which resumes where it was."
+    )
+    with pytest.raises(UserError, match=message):
+      open_images(name="", path=str(path), cache=str(tmp_path / "cache2"))
+  assert pack(source, tmp_path, shards=3).written == 4
+
+
+def test_a_shard_that_was_cut_off_is_packed_again(tmp_path, source):
+  folder = pack(source, tmp_path, shards=3).folder
+  before = tree(folder)
+  path = folder / "set-train.tfrecord-00001-of-00003"
+  path.write_bytes(path.read_bytes()[:-100])
+  assert pack(source, tmp_path, shards=3).written == 4
+  assert tree(folder) == before
+
+
+def test_shards_of_another_source_are_refused(tmp_path, source):
+  pack(source, tmp_path)
+  source.rename(tmp_path / "moved")  # the names are the same
+  assert pack(tmp_path / "moved", tmp_path).written == 0
+  for names in (NAMES[1:], NAMES):  # other names, and the same
+    other = write(tmp_path / f"other{len(names)}", {name: jpeg(7) for name in names})
+    with pytest.raises(UserError, match=r"holds shards of other images \(.*moved\): remove it, or"):
+      pack(other, tmp_path)
+
+
+def test_training_refuses_shards_whose_images_have_changed(tmp_path, source):
+  write(source, {"train/a/bad.jpg": b"no image"})
+  folder = pack(source, tmp_path, shards=2).folder
+  for path in (folder, tmp_path / "sets"):
+    assert train(source, path=str(path), sides=(0,)) == ()
+  changes(source)
+  mend = f"python -m jaxspeed.prepare shards {source} {tmp_path}/sets --name=set --shards=2"
+  with pytest.raises(UserError) as refused:
+    train(source, path=str(tmp_path / "sets"), sides=(0,))
+  assert str(refused.value) == (
+    f"the shards in {folder} do not fit the images in {source}: 1 new (train/c/new.jpg); 1 changed "
+    f"(train/a/0.jpg); 1 removed (train/b/2.jpg); run {mend}."
+  )
+  done = command(*mend.split()[2].split(".")[1:], *mend.split()[3:], "--workers=1")
+  assert done.returncode == 0, done
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  write(source, {"train/a/bad.jpg": jpeg(79)})  # mended
+  with pytest.raises(UserError, match=r": 1 changed \(train/a/bad.jpg\); run"):
+    train(source, path=str(folder), sides=(0,))
+  source.rename(tmp_path / "away")  # the shards stand alone
+  assert train(tmp_path / "away", path=str(folder), sides=(0,)) == ()
+
+
+def test_to_tune_only_the_training_shards_are_compared(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (source / "val/b/9.jpg").unlink()
+  config = {"path": str(folder), "copies": "", "classes": 3, "synthetic": False, "name": "set"}
+  config["hold_out"] = 0.1
+  data = ConfigDict(config | {"cache": str(tmp_path / "cache")})
+  open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
+  edit(source / "train/b/1.jpg")
+  with pytest.raises(UserError, match=r"1 changed \(train/b/1.jpg\)"):
+    open_sets(ConfigDict({"tune_on": "validation", "data": data}), [Phase(0)])
+
+
+def test_shards_stand_alone_where_a_disk_is_not_mounted(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (source / "val").rename(source / "validation")
+  with pytest.raises(UserError, match=r": 3 removed .val/a/9.jpg, val/b/9.jpg, val/c/9.jpg.; run"):
+    train(source, path=str(folder), sides=(0,))
+  source.rename(tmp_path / "away")
+  source.mkdir()
+  assert train(tmp_path / "away", path=str(folder), sides=(0,)) == ()
+
+
+def test_a_byte_that_changed_in_a_shard_is_found_before_training(tmp_path, source):
+  path = pack(source, tmp_path).folder / "set-train.tfrecord-00000-of-00001"
+  content = bytearray(path.read_bytes())
+  content[-100] ^= 1
+  path.write_bytes(content)
+  message = f"{path} is damaged: record 11 does not fit its checksum; remove it, and"
+  with pytest.raises(UserError, match=message):
+    train(source, path=str(path.parent), sides=(0,))
+  path.unlink()
+  assert pack(source, tmp_path).written == 12
+  assert train(source, path=str(path.parent), sides=(0,)) == ()
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  (folder / "label.labels.txt").write_text("a\nb\na\n")
+  with pytest.raises(UserError, match="1.0.0 has two classes of the name a: correct its list"):
+    train(source, path=str(folder), sides=(0,))
+
+
+def test_shards_of_a_folder_without_splits_follow_it(tmp_path, source):
+  flat = source / "train"
+  folder = pack(flat, tmp_path).folder
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  (flat / "a/0.jpg").rename(flat / "a/7.jpg")
+  with pytest.raises(UserError, match=r": 1 new \(a/7.jpg\); 1 removed \(a/0.jpg\); run"):
+    train(source, path=str(folder), sides=(0,))
+
+
+def test_shards_of_copies_follow_the_originals(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8,))
+  folder = pack(out / "8", tmp_path).folder
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  edit(source / "train/a/0.jpg")
+  with pytest.raises(UserError, match=f"{out}/8 does not fit its originals .* --sizes=8\\."):
+    train(source, path=str(folder), sides=(0,))
+  resize(source, out, sizes=(8,))
+  with pytest.raises(UserError, match="the shards in .* do not fit the images in .*/8: 1 changed"):
+    train(source, path=str(folder), sides=(0,))
+  pack(out / "8", tmp_path)
+  assert train(source, path=str(folder), sides=(0,)) == ()
+
+
+def test_a_shard_without_its_record_is_named(tmp_path, source):
+  folder = pack(source, tmp_path).folder
+  record = folder / ".jaxspeed/originals/set-train.tfrecord-00000-of-00001"
+  record.write_text("{")
+  with pytest.raises(UserError, match=f"{record} is missing or damaged: run .* --name=set\\."):
+    train(source, path=str(folder), sides=(0,))
+
+
+@pytest.mark.parametrize("name", ["a/\0.jpg", "a/\ud800.jpg"])
+def test_a_name_that_no_file_can_have_is_of_no_image(tmp_path, source, name):
+  folder = pack(source, tmp_path).folder
+  record = folder / ".jaxspeed/originals/set-train.tfrecord-00000-of-00001"
+  stored = json.loads(record.read_text())
+  stored["images"][0][0] = name
+  record.write_text(json.dumps(stored))
+  with pytest.raises(UserError, match="do not fit the images in .* 1 removed .*; run "):
+    train(source, path=str(folder), sides=(0,))

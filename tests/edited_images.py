@@ -1,0 +1,77 @@
+"""A small folder of images, and what edits, packs, trains and compares it."""
+
+import io
+import os
+
+import tiny_sets
+from ml_collections import ConfigDict
+from PIL import Image
+
+from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.sets import open_sets
+from jaxspeed.data.prepare.resize import resize
+from jaxspeed.data.prepare.shards import write_shards
+
+
+def jpeg(seed, width=24, height=20):
+  buffer = io.BytesIO()
+  Image.fromarray(tiny_sets.random_images(seed, 1, height=height, width=width)[0]).save(
+    buffer, "JPEG"
+  )
+  return buffer.getvalue()
+
+
+def write(root, files):
+  for name, content in files.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(content)
+  return root
+
+
+NAMES = [f"train/{c}/{i}.jpg" for c in "abc" for i in range(4)] + [f"val/{c}/9.jpg" for c in "abc"]
+
+
+def tree(root):
+  return {
+    str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+  }
+
+
+class Phase:
+  def __init__(self, copies):
+    self.copies, self.image_size = copies, 8
+
+
+def train(source, copies="", sides=(8,), **data):
+  """What a training opens, of these sides of copies; its notes."""
+  config = ConfigDict({"tune_on": "test"})
+  config.data = ConfigDict(
+    {"synthetic": False, "name": "set", "path": str(source), "copies": str(copies), "classes": 3}
+    | {"cache": str(source.parent / "cache"), "hold_out": 0.1}
+    | data
+  )
+  return open_sets(config, [Phase(side) for side in sides]).notes
+
+
+def edit(path, seed=99, **options):
+  """Another image of the same name, with the same time if asked for."""
+  before = path.stat().st_mtime_ns
+  path.write_bytes(jpeg(seed, **options))
+  os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+def fresh(source, tmp_path, sizes=(8, 16)):
+  resize(source, tmp_path / "fresh", sizes=sizes)
+  return tree(tmp_path / "fresh")
+
+
+def pack(source, tmp_path, name="set", **options):
+  images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"), anew=True)
+  return write_shards(images, tmp_path / "sets", name=name, **options)
+
+
+def changes(source):
+  """An edited, a removed and a new image."""
+  edit(source / "train/a/0.jpg", width=30)
+  (source / "train/b/2.jpg").unlink()
+  write(source, {"train/c/new.jpg": jpeg(78)})
