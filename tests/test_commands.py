@@ -269,5 +269,4 @@ def test_the_quickstart_command(tmp_path):
   assert done.returncode == 0, done.stderr
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["top1"] >= 0.98
-  assert result["seconds"]["dawn"] < 120
   assert json.loads(done.stdout.splitlines()[-1])["top1"] == result["top1"]

@@ -1,7 +1,6 @@
 """Rectangles: exact against brute force, every image once, crops where torchvision puts them."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -367,11 +366,7 @@ def test_fifty_thousand_images(shared_data, batch):
   # As many different sizes as a real set has.
   rng = np.random.default_rng(1)
   sizes = width + rng.integers(-8, 9, 50_000), height + rng.integers(-8, 9, 50_000)
-  start = time.perf_counter()
   chosen = rect.choose_shapes(*sizes, short_side=SHORT, batch=batch)
-  seconds = time.perf_counter() - start
-  print(f"\nchoose with batch {batch}: {seconds:.3f} s")
-  assert seconds < 5  # a tenth of a second where nothing else runs
   assert_each_once(chosen, 1024, np.ones(50_000, bool))
   assert len(chosen.shapes) == 16
   if batch > 1:
