@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -133,16 +134,23 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
 
 
 def distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
-  """Return the names as a tuple, after a check that all are different.
+  """Return the names as a tuple, after a check that all are different and look different.
 
   Raises:
-    UserError: two classes have one name.
+    UserError: two classes have one name, or names that only Unicode tells apart.
   """
   first: dict[str, int] = {}
   for number, name in enumerate(names):
-    if first.setdefault(name, number) != number:
+    before = first.setdefault(unicodedata.normalize("NFC", name), number)
+    if before != number and names[before] == name:
       raise UserError(
-        f"{where} names the classes {first[name]} and {number} both {name!r}: give each a name of "
+        f"{where} names the classes {before} and {number} both {name!r}: give each a name of "
         "its own."
+      )
+    if before != number:
+      raise UserError(
+        f"{where} has two classes that look alike, {ascii(names[before]):.100} and "
+        f"{ascii(name):.100}, both shown as {name:.100}: rename "
+        "one, or make them one class."
       )
   return tuple(names)

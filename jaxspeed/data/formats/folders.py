@@ -7,6 +7,7 @@ import os
 import pathlib
 from collections.abc import Callable
 
+from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.errors import UserError, printable
 
@@ -67,10 +68,11 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
   """Return each class's image names, all sorted; count other files as `list_folders` does.
 
   Raises:
-    UserError: there is no class, or an empty one.
+    UserError: there is no class, or an empty one, or two that look alike.
     OSError: a folder cannot be read.
   """
   outer = list_folder(folder)
+  distinct(outer.folders, str(folder))
   if not outer.folders:
     loose = "images but no class folders" if outer.images else "no class folders"
     raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")

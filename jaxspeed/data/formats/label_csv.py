@@ -16,6 +16,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
@@ -365,7 +366,7 @@ def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:
   """Return the names of the classes, sorted, as numbers if all are integers."""
   names = {row.label for row in rows}
   if not all(_INTEGER.fullmatch(name) for name in names):
-    return tuple(sorted(names))
+    return distinct(sorted(names), str(path))
   by_number: dict[int, str] = {}
   for name in sorted(names):
     if by_number.setdefault(int(name), name) != name:

@@ -103,6 +103,7 @@ def test_splits(read):
       "file,label,split\na,cat,train\na,cat,val\n",
       "in the splits train and val: an image that is trained on cannot be evaluated on",
     ),
+    ("file,label\na,caf\u00e9\nb,cafe\u0301\n", "has two classes that look alike, .*: rename one"),
     ("file,label\na,1\nb,01\n", "has the labels 01 and 1, which are one number"),
     ("file,label,split\na,cat,dev\n", "line 2: the split is 'dev': write train, val or test"),
     ("file,label,split\na,cat,\n", "line 2, has no split: write train or val"),
