@@ -5,7 +5,7 @@
 
 The first line names the columns, in any order and among others, which are not read. Keras's names
 (filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
-folder, or absolute. Commas, semicolons or tabs separate the columns.
+folder, or absolute. Commas, semicolons or tabs separate columns; Excel's line `sep=;` is skipped.
 """
 
 import collections
@@ -28,6 +28,7 @@ _COLUMNS = {
   "split": ("split",),
 }
 _SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
+_SEPARATOR_LINE = re.compile(r'"?sep=[,;\t]?"?')  # Excel's first line
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _SHOWN = 3  # names in a message
@@ -185,22 +186,28 @@ def _rows(
     path: the file.
     columns: the columns to read; all but "split" must be there.
   """
-  text = _text(path)
   # Not `splitlines`: Unicode's other line ends may be inside a name.
-  lines = [f"{line}\n" for line in text.split("\n")]
+  lines = [f"{line}\n" for line in _text(path).split("\n")]
+  if _SEPARATOR_LINE.fullmatch(lines[0].strip(" \n")):
+    lines[0] = "\n"
   delimiter, header, places = _header(path, lines, columns)
   rows: list[_Row] = []
   reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
-  for fields in _parsed(path, reader):
+  for first, fields in _parsed(path, reader):
     if not any(field.strip() for field in fields):
       continue  # an empty line, or one of separators, as spreadsheets write them
     if not rows and reader.line_num == _first_line(lines):
       continue
+    if any(line.count(delimiter) >= len(header) - 1 for line in lines[first : reader.line_num]):
+      raise UserError(
+        f"{path}, lines {first} to {reader.line_num}, are one row by their double quotes, and look "
+        f"like several: close the double quotes of line {first} there."
+      )
     if len(fields) != len(header):
       raise UserError(
         f"{path}, line {reader.line_num}: the header names {len(header)} columns, and this line "
-        f"has {len(fields)}: put a value with {_SEPARATORS[delimiter]} in double quotes, and write "
-        "one line for each image."
+        f"has {len(fields)}: write one line for each image, with {_SEPARATORS[delimiter]} between "
+        "columns, and a value that holds one in double quotes."
       )
     rows.append(_row(path, reader.line_num, {key: fields[i].strip() for key, i in places.items()}))
   read = set(places.values())
@@ -254,7 +261,7 @@ def _header(
   example = "file,label or file,label,split" if "label" in needed else "file or file,label"
   raise UserError(
     f"{path} has no column {' and no column '.join(lacking)}: its first line must name the "
-    f"columns, as in {example}, and it is {_quoted(line.strip())}."
+    f"columns, with commas between them, as in {example}, and it is {_quoted(line.strip())}."
   )
 
 
@@ -281,12 +288,16 @@ def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -
   return places
 
 
-def _parsed(path: pathlib.Path, reader: "csv._reader") -> Iterator[list[str]]:
+def _parsed(path: pathlib.Path, reader: "csv._reader") -> Iterator[tuple[int, list[str]]]:
+  """Yield the number of each row's first line, and its values."""
+  first = 1
   try:
-    yield from reader
+    for fields in reader:
+      yield first, fields
+      first = reader.line_num + 1
   except csv.Error as error:
     raise UserError(
-      f"{path}, line {reader.line_num}, cannot be read as CSV ({error}): close its double quotes, "
+      f"{path}, line {first}, cannot be read as CSV ({error}): close its double quotes, "
       "and write two of them for one inside a value."
     ) from None
 

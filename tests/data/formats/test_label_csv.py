@@ -29,6 +29,7 @@ def read(tmp_path):
     ("file,label\n" + ROWS).replace(",", ";"),
     ("file,label\n" + ROWS).replace(",", "\t"),
     ("file,label\n" + ROWS).replace(",", " , "),
+    "sep=;\n" + ("file,label\n" + ROWS).replace(",", ";"),
     "\n\nFilename,Class\n" + ROWS.replace("\n", "\n\n") + ",\n",
     "file_name,label\n" + ROWS.replace("b/", "./b/x/../"),
     '"file","label"\n"b/2.jpg","dog"\n"a/1.jpg",cat\nb/1.jpg,"cat"',
@@ -45,6 +46,8 @@ def test_other_columns_are_named_and_not_read(read):
   found = read("id,file,is_valid,label\n1,a.jpg,True,cat\n2,b.jpg,False,dog\n")
   assert found.names["train"] == ["a.jpg", "b.jpg"]
   assert found.notes == ("columns of photos.csv that are not read: id, is_valid",)
+  # A value may have several lines.
+  assert read('file,label,note\na.jpg,cat,"a\nb"\nb.jpg,dog,c\n').labels["train"] == [0, 1]
   # The documents' own names go before the others.
   assert read("path,file,label\nx,a.jpg,cat\n").names["train"] == ["a.jpg"]
 
@@ -88,9 +91,17 @@ def test_splits(read):
     (b"file,label\na,b\0\n", "holds zero bytes"),
     ("file,label\na,cat\n,cat\n", "line 3, has no file"),
     ("file,label\na, \n", "line 2, has no label: give each image a label, or leave it out"),
-    ("file,label\na,cat,fat\n", "line 2: the header names 2 columns, and this line has 3: put a"),
+    (
+      "file,label\na,cat,fat\n",
+      "line 2: the header names 2 columns, and this line has 3: write one",
+    ),
     ("file,label\na\n", "line 2: the header names 2 columns, and this line has 1"),
-    ('file,label\n"a,cat\n', "line 3, cannot be read as CSV .*close its double quotes"),
+    ("file,label\na;cat\n", "line 2: .* has 1: write one .* with a comma between columns"),
+    (
+      'file,label,note\na,cat,"x\nb,dog,y\nc,dog,z"\nd,cat,v\n',
+      "lines 2 to 4, are one row .*: close the double quotes of line 2",
+    ),
+    ('file,label\n"a,cat\n', "line 2, cannot be read as CSV .*close its double quotes"),
     ('file,label\n"a"b,cat\n', "line 2, cannot be read as CSV"),
     ('file,label\na,"c\nt"\n', "the label 'c.nt' holds a line end or another control character"),
     ("file,label\na\x1b,cat\n", r"the file 'a.x1b' holds"),
