@@ -16,6 +16,7 @@ from jaxspeed.data.disk.noise import noise_set
 from jaxspeed.data.disk.sizes import Show
 from jaxspeed.data.disk.up_to_date import copies_of, require_up_to_date
 from jaxspeed.data.formats.label_csv import is_csv
+from jaxspeed.data.hold_out import untrained_note
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -131,7 +132,9 @@ def open_sets(
         tune=tune,
         share=data.hold_out,
       )
-      notes += [*opened[path].notes, *colour_notes(opened[path].train)]
+      found = opened[path]
+    notes += [*found.notes, *colour_notes(found.train)]
+    notes += untrained_note(found.train.label, found.eval.label, found.class_names)
     sets[side] = opened[path]
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:
@@ -151,7 +154,7 @@ def open_sets(
       f"{where} has {len(classes)} classes, but config.data.classes is {data.classes}: "
       f"set --config.data.classes={len(classes)}, or leave that field out."
     )
-  return ImageSets(sets, tuple(notes))
+  return ImageSets(sets, tuple(dict.fromkeys(notes)))  # those of copies say the same
 
 
 def _small_images(split: Split, size: int) -> list[str]:

@@ -57,9 +57,10 @@ def list_folders(
   files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
   if unknown := [name for name in files[eval_name] if name not in files["train"]]:
     more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    named = [f"{name}: {len(files[eval_name][name]):,}" for name in unknown[:3]]
     raise UserError(
-      f"{root / eval_name} has classes that train/ lacks ({', '.join(unknown[:3])}{more}): both "
-      "name their classes alike."
+      f"{root / eval_name} has images of classes that train/ lacks ({', '.join(named)}{more}): "
+      "both name their classes alike."
     )
   return files
 

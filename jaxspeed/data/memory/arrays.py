@@ -26,7 +26,7 @@ from jaxspeed.data.formats.folders import has_splits, list_folder
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
-from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note
+from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, untrained_note
 from jaxspeed.data.memory.cifar import (
   Cifar,
   cifar_files,
@@ -385,6 +385,8 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
       f"labels of {where} name {found} classes (largest label {largest}) but config.data.classes "
       f"is {classes}: set --config.data.classes={found}."
     )
-  return dataclasses.replace(
-    arrays, class_names=arrays.class_names or tuple(map(str, range(classes)))
-  )
+  names = arrays.class_names or tuple(map(str, range(classes)))
+  notes = untrained_note(arrays.train_labels, arrays.eval_labels, names)
+  if notes and arrays.is_own:
+    raise UserError(f"{where}: {notes[0]}: add training images of it, or remove those.")
+  return dataclasses.replace(arrays, class_names=names, notes=arrays.notes + notes)

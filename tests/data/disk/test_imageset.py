@@ -201,11 +201,11 @@ BAD_FOLDERS = {
   ),
   "unknown class": (
     ["train/ant/1.jpg", "val/ant/1.jpg", "val/dog/1.jpg"],
-    r"val has classes that train/ lacks \(dog\): both name",
+    r"val has images of classes that train/ lacks \(dog: 1\): both name",
   ),
   "unknown classes": (
     ["train/ant/1.jpg", *(f"val/{name}/1.jpg" for name in "pqrst")],
-    r"val has classes that train/ lacks \(p, q, r and 2 more\)",
+    r"val has images of classes that train/ lacks \(p: 1, q: 1, r: 1 and 2 more\)",
   ),
 }
 

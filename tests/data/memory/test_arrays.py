@@ -261,7 +261,7 @@ def test_a_download_that_fails_is_told_in_one_line(tmp_path, opened, monkeypatch
 @pytest.mark.parametrize("split", ["val", "validation", "test"])
 def test_own_arrays_in_two_splits(tmp_path, opened, split):
   images = tiny_sets.random_images(0, 9, height=6, width=5)
-  labels = np.arange(9, dtype=np.uint8)
+  labels = np.array([0, 1, 2, 3, 4, 9, 9, 0, 1], np.uint8)
   write_npy(tmp_path / "train", images[:6], labels[:6])
   write_npy(tmp_path / split, images[6:], labels[6:].astype(np.int64))
   found = opened(tmp_path)
@@ -269,6 +269,15 @@ def test_own_arrays_in_two_splits(tmp_path, opened, split):
   assert found.class_names == tuple("0123456789")
   assert found.source == f"{tmp_path.name}: train and {split}"
   assert not (tmp_path / "cache").exists()  # they are plain arrays already
+
+
+def test_a_class_without_training_images_is_refused(tmp_path, opened):
+  images = tiny_sets.random_images(0, 9, height=6, width=5)
+  write_npy(tmp_path / "train", images[:4], np.array([0, 1, 0, 1]))
+  write_npy(tmp_path / "val", images[4:], np.array([0, 2, 2, 3, 2]))
+  with pytest.raises(UserError, match=r"no training image has the class of .*: 2 \(3\), 3 \(1\)"):
+    opened(tmp_path)
+  opened(tmp_path, tune=True)  # which does not read those
 
 
 def test_of_flat_arrays_the_same_share_of_each_class_is_held_out(tmp_path, opened):
