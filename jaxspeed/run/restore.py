@@ -110,6 +110,13 @@ def open_run(
   try:
     restored = checkpoints.restore(_abstract_carry(spec), step=checkpoint_step)
   except UserError as error:
+    kept = (folder / "checkpoints" / str(checkpoint_step)).exists()
+    if about and config.checkpoint.keep_best == "none" and not kept:
+      raise UserError(
+        f"{folder} kept no checkpoint of its best evaluation, step {checkpoint_step}: leave out "
+        "--step=best to take the newest one, and train with --config.checkpoint.keep_best=top1 to "
+        "keep the best."
+      ) from None
     error.args = (f"{about}{error}",)
     raise
   assert restored is not None
