@@ -1,6 +1,7 @@
 """Overrides of a recipe from Python: what `--config.FIELD=VALUE` does on a command line."""
 
 import ast
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -70,7 +71,8 @@ def _converted(name: str, value: Any, before: Any) -> Any:
   """A value in the type that a field has, where that loses nothing."""
   value = _tuples(value)
   if isinstance(before, float) and type(value) is int:
-    value = float(value)
+    with contextlib.suppress(OverflowError):  # refused below, as an int
+      value = float(value)
   # ml_collections would raise its own error for a value of another type.
   if type(value) is not type(before):
     accepted = names.accepted(name)

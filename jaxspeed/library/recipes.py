@@ -1,5 +1,6 @@
 """Recipes by name, with changes."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -104,8 +105,16 @@ def _changed(config: ConfigDict, given: Mapping[str, Any]) -> ConfigDict:
         raise UserError(f"config.{name} is a group of fields: give it as {name}={{FIELD: value}}.")
       raise UserError(names.no_field(name, str(config.model.get("name", ""))))
     try:
+      # ConfigDict would take True for 1.0.
+      if isinstance(value, bool) and not isinstance(_value_of(config, name), bool):
+        raise TypeError
       with config.unlocked():
         config.update_from_flattened_dict({name: value})
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
       raise UserError(f"config.{name}={shown(value)}: it must be {names.accepted(name)}.") from None
   return config
+
+
+def _value_of(config: ConfigDict, name: str) -> Any:
+  """The value of a field by its dotted name."""
+  return functools.reduce(lambda group, part: group[part], name.split("."), config)
