@@ -75,7 +75,7 @@ class Checkpoint(Group):
 class Records(Group):
   """What follows a run, and facts for its DAWNBench entry."""
 
-  loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+  loggers: kinds.Loggers = ("tensorboard",)
   """what follows the rows of metrics.jsonl: TensorBoard, Weights & Biases, Trackio; several as in
   "('tensorboard', 'wandb')"; (): nothing"""
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
@@ -109,7 +109,7 @@ class Config(Group):
   float64: for CPUs, to compare programs"""
   loss_scale: Annotated[float, Field(ge=0, le=1e38)] = 0.0
   """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
-  label_smoothing: kinds.Share = 0.0
+  label_smoothing: kinds.ShareBelowOne = 0.0
   """share of the target that is spread evenly over all classes"""
   target: kinds.Share = 0.94
   """accuracy to reach, as a fraction; the time when it is first reached is reported"""

@@ -28,7 +28,8 @@ Batch = Annotated[int, Field(ge=1, le=2**24)]
 Images = Annotated[int, Field(ge=1, le=10**9)]
 Epochs = Annotated[float, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
-# Adam divides by 1 minus a power of it.
+# Adam divides by 1 minus a power of it; an average of decay 1 never moves; and labels that are
+# smoothed by 1 say nothing.
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -45,6 +46,13 @@ ColorRanges = Annotated[
 ]
 
 OptimizerName = Annotated[str, AfterValidator(OneOf(registry.optimizer_names))]
+Loggers = Annotated[
+  tuple[Literal["tensorboard", "wandb", "trackio"], ...],
+  must_be(
+    "some of tensorboard, wandb, trackio, each at most once",
+    lambda names: len({*names}) == len(names),
+  ),
+]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
 
 Mean = Annotated[

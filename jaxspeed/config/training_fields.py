@@ -100,7 +100,7 @@ class Average(Group):
 
   kind: Literal["none", "ema", "lookahead"] = "none"
   """ema: exponential moving average; lookahead: the model is also set back to its average"""
-  decay: kinds.Share = 0.99
+  decay: kinds.ShareBelowOne = 0.99
   """share of the average kept at each step; lookahead raises it from 0 to this"""
   reach: kinds.Share = 0.0
   """ema: longest window of the average, as a share of the steps so far, so that early steps keep

@@ -21,6 +21,6 @@ def make_loggers(config: ConfigDict) -> list[Logger]:
   Raises:
     UserError: the package of one of them is not installed.
   """
-  names = dict.fromkeys(config.records.loggers)
+  names = config.records.loggers
   ensure_installed(names)
   return [LOGGERS[name]() for name in names]

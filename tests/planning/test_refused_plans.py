@@ -50,22 +50,19 @@ NOT_NEGATIVE = [
   "schedule.final",
   "schedule.warmup",
   "schedule.flat_epochs",
-  "average.decay",
   "average.reach",
   "checkpoint.every_seconds",
   "cost_per_hour",
   "whitening.epsilon",
-  "label_smoothing",
   "target",
 ]
+BELOW_ONE = ["average.decay", "label_smoothing"]
 AT_MOST = {
   "epochs": 100_000,
-  "label_smoothing": 1,
   "target": 1,
   "schedule.warmup": 1,
   "optimizer.momentum": 1,
   "optimizer.muon_momentum": 1,
-  "average.decay": 1,
   "average.reach": 1,
   "seed": 2**31 - 1,
 }
@@ -77,6 +74,13 @@ REFUSED = [
   *((name, least - 1, f"it must be at least {least}.") for name, least in AT_LEAST.items()),
   *((name, -0.5, "it must be at least 0.") for name in NOT_NEGATIVE),
   *((name, float("nan"), "it must be a number from 0 to ") for name in NOT_NEGATIVE),
+  *((name, 1.0, "it must be less than 1.") for name in BELOW_ONE),
+  *((name, -0.5, "it must be at least 0.") for name in BELOW_ONE),
+  (
+    "records.loggers",
+    ("wandb", "wandb"),
+    "it must be some of tensorboard, wandb, trackio, each at most once.",
+  ),
   *((name, most + 1, f"it must be at most {most:,}.") for name, most in AT_MOST.items()),
   *(
     (name, value, "it must be greater than 0.")
