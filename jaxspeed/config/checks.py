@@ -164,6 +164,12 @@ def _check_together(values: Mapping[str, Any]) -> None:
       f"config.seed={values['seed']}: it must be at most {2**31 - values['runs']}, as "
       f"the seeds of config.runs={values['runs']} start there."
     )
+  frozen = values["pretrained"]["path"] and values["pretrained"]["freeze"] == "backbone"
+  if frozen and not values["optimizer"]["head_rate"] and "optimizer" not in given_in(values):
+    raise UserError(
+      "config.optimizer.head_rate=0.0 with config.pretrained.freeze='backbone': nothing would be "
+      "trained; set a rate above 0, or freeze less."
+    )
   _check_layer_decay(values)
   _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
   _check_segments(

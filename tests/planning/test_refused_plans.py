@@ -212,3 +212,14 @@ def test_images_are_mixed_in_one_way_and_chosen_by_no_proxy():
       with pytest.raises(UserError) as caught:
         plan_with(**{f"augment__{name}": 0.2}, **fields)
       assert str(caught.value).startswith(f"config.augment.{name}=0.2 {words}")
+
+
+def test_a_frozen_model_with_a_resting_head_is_refused():
+  config = fields_lib.base()
+  config.pretrained.update(path="weights.safetensors", freeze="backbone")
+  make_plan(config)
+  config.optimizer.head_rate = 0.0
+  with pytest.raises(
+    UserError, match="config.optimizer.head_rate=0.0 .*: nothing would be trained"
+  ):
+    make_plan(config)
