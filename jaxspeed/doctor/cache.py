@@ -7,6 +7,7 @@ import os
 import pathlib
 import shlex
 import stat
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,7 +71,7 @@ class CacheFacts:
 
 
 def look_at(folder: pathlib.Path, *, mounts: str, seconds: float = _COUNTING) -> CacheFacts:
-  """Collects the facts; nothing is created or read but names, sizes, owners and modes."""
+  """Collects the facts from names, sizes, owners and modes, and tries to write; leaves nothing."""
   try:
     given = folder.expanduser().absolute()
     path = pathlib.Path(os.path.realpath(given))
@@ -79,17 +80,27 @@ def look_at(folder: pathlib.Path, *, mounts: str, seconds: float = _COUNTING) ->
   kind = file_system(path, mounts)
   try:
     way = [each for each in dict.fromkeys((path, *path.parents, *given.parents)) if each.exists()]
-    facts = CacheFacts(str(path), exists=path.exists(), kind=kind, **_trust(way, path, given))
-    if not facts.exists:
-      writable = way[0].is_dir() and os.access(way[0], os.W_OK)
-      return dataclasses.replace(facts, writable=writable)
-    if not path.is_dir():
-      return dataclasses.replace(facts, problem="it is no folder")
-    content = _count(path, seconds)
-    return dataclasses.replace(facts, writable=os.access(path, os.W_OK), content=content)
+    if not way[0].is_dir():
+      what = "it" if way[0] == path else str(way[0])
+      return CacheFacts(str(path), problem=f"{what} is no folder", exists=path.exists(), kind=kind)
+    exists, refused = path.exists(), _refusal(way[0])
+    if refused and not exists:
+      return CacheFacts(str(path), problem=f"it cannot be made ({refused})", kind=kind)
+    facts = CacheFacts(str(path), exists=exists, writable=not refused, kind=kind)
+    facts = dataclasses.replace(facts, **_trust(way, path, given))
+    return dataclasses.replace(facts, content=_count(path, seconds)) if exists else facts
   except OSError as error:
     reason = error.strerror or str(error)
     return CacheFacts(str(path), problem=reason, exists=True, kind=kind)
+
+
+def _refusal(folder: pathlib.Path) -> str:
+  """Why nothing can be made in a folder; "" if it can. Modes do not tell: root meets /proc too."""
+  try:
+    os.rmdir(tempfile.mkdtemp(prefix=".jaxspeed-", dir=folder))
+  except OSError as error:
+    return error.strerror or str(error)
+  return ""
 
 
 def _trust(way: Sequence[pathlib.Path], path: pathlib.Path, given: pathlib.Path) -> dict[str, Any]:

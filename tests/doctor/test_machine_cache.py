@@ -220,7 +220,7 @@ def test_one_over_the_network_is_a_hint(folder):
 def test_one_that_is_not_there(folder):
   facts = cache.look_at(folder / "sub/deeper", mounts="")
   assert not facts.exists and facts.writable and types(facts) == []
-  assert not (folder / "sub").exists()
+  assert not (folder / "sub").exists() and len([*folder.iterdir()]) == 2
   assert types(dataclasses.replace(facts, writable=False))[0].startswith("export JAXSPEED_")
 
 
@@ -234,6 +234,28 @@ def test_a_file_and_an_unreadable_folder(folder, monkeypatch):
   facts = cache.look_at(folder, mounts="")
   assert facts.problem == "Permission denied"
   assert types(facts)[0].startswith("export JAXSPEED_COMPILE_CACHE=")
+
+
+def test_a_file_is_no_cache_and_its_mode_is_left_alone(folder):
+  file = folder / "a-cache"
+  file.chmod(0o666)  # as /dev/null, to which every program writes
+  for path, words in ((file, "it is no folder"), (file / "sub", f"{file} is no folder")):
+    facts = cache.look_at(path, mounts="")
+    part = cache.examine(facts)
+    assert facts.problem == words and part.lines == [f"{path}: {words}"]
+    assert types(facts) == ["export JAXSPEED_COMPILE_CACHE=DIR"] and not part.facts["trusted"]
+
+
+def test_a_folder_that_cannot_be_made(folder, monkeypatch):
+  def refuse(path, *_):
+    raise FileNotFoundError(2, "No such file or directory", str(path))
+
+  monkeypatch.setattr(os, "mkdir", refuse)  # as in /proc
+  facts = cache.look_at(folder / "sub/deeper", mounts="")
+  part = cache.examine(facts)
+  assert part.lines == [f"{facts.path}: it cannot be made (No such file or directory)"]
+  assert types(facts) == ["export JAXSPEED_COMPILE_CACHE=DIR"]
+  assert types(cache.look_at(folder, mounts=""))[0].startswith("export JAXSPEED_")
 
 
 def test_no_home(monkeypatch):
