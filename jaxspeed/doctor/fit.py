@@ -34,6 +34,7 @@ class Seen:
     complaints: what JAX said of its plugins while it looked.
     late: whether it did not answer in time.
     broken: the plugin's module that a complaint, or the problem, is about, where that is known.
+    variable: the variable of the environment that keeps JAX from starting; "" without one.
   """
 
   platform: str
@@ -42,6 +43,7 @@ class Seen:
   complaints: tuple[str, ...] = ()
   late: bool = False
   broken: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  variable: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +212,8 @@ def _unseen(facts: Facts) -> list[Advice]:
   if seen.late:
     what = f"JAX hangs or the machine is busy: {seen.problem}; this one examines the CPU."
     return [Advice(what, "JAX_PLATFORMS=cpu python -m jaxspeed.doctor")]
+  if seen.variable:
+    return [Advice(f"JAX has no device: {seen.problem}.", f"unset {seen.variable}")]
   if seen.problem in seen.broken:
     return [Advice(f"JAX has no device: {seen.problem}", _repair(facts, seen.problem))]
   if seen.problem and not facts.nvidia.present:

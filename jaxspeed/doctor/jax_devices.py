@@ -3,14 +3,16 @@
 import functools
 import logging
 import os
+import re
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxspeed.config.output import held
+from jaxspeed.doctor import child
 from jaxspeed.doctor.fit import Seen
 from jaxspeed.errors import UserError, printable
 
@@ -71,6 +73,8 @@ def prepare() -> None:
 
 def find(*, seconds: float) -> tuple[Seen, list[Any]]:
   """What JAX sees, and its devices; [] if it finds none, or does not answer in time."""
+  if refused := _refused_flags(os.environ, seconds):
+    return Seen("", problem=refused, variable="XLA_FLAGS"), []
   complaints = _Complaints()
   logger = logging.getLogger("jax._src.xla_bridge")
   logger.addFilter(complaints)
@@ -113,6 +117,25 @@ def find(*, seconds: float) -> tuple[Seen, list[Any]]:
   kinds = tuple(str(device.device_kind) for device in found)
   platform = found[0].platform
   return Seen(platform, kinds, complaints=tuple(said), broken=complaints.broken), found
+
+
+def _refused_flags(environment: Mapping[str, str], seconds: float) -> str:
+  """What XLA says of XLA_FLAGS that it does not take, for which it ends the process; "" if it does.
+
+  Only another process can tell.
+  """
+  if not environment.get("XLA_FLAGS"):
+    return ""
+  command = (sys.executable, "-c", "import jax; jax.devices()")
+  on_cpu = {**environment, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "0"}
+  try:
+    ended = child.run(command, seconds=seconds, environment=on_cpu)
+  except OSError:
+    return ""
+  found = re.search(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*", ended.error)
+  if not ended.code or not found:
+    return ""
+  return printable(f"XLA refuses XLA_FLAGS and ends every program: {found[0].strip(' .')}")
 
 
 def _import() -> None:

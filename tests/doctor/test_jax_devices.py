@@ -8,6 +8,8 @@ import sys
 import pytest
 from commands import ROOT, environment
 
+from jaxspeed.doctor import fit, jax_devices, nvidia
+
 SCRIPT = """
 import dataclasses, json
 from jaxspeed.config import output
@@ -87,3 +89,23 @@ def test_a_plugin_that_cannot_be_imported_is_named(tmp_path, content, words):
 def test_a_plugin_that_leaves_jax_without_devices_is_named(tmp_path, content, words):
   found = seen(tmp_path, content)
   assert found["problem"] == words and found["broken"] == {words: "jax_plugins.odd"}
+
+
+@pytest.mark.parametrize(
+  "value, words",
+  [
+    ("--xla_nope=1", "Unknown flag in XLA_FLAGS: --xla_nope=1"),
+    ("--xla_a --xla_b", "Unknown flags in XLA_FLAGS: --xla_a --xla_b"),
+    (
+      "--xla_cpu_enable_fast_math=so",
+      "Couldn't interpret value so for flag xla_cpu_enable_fast_math",
+    ),
+  ],
+)
+def test_flags_that_xla_refuses_are_named_and_the_doctor_lives_on(monkeypatch, value, words):
+  monkeypatch.setenv("XLA_FLAGS", value)
+  found, devices = jax_devices.find(seconds=300)
+  assert found.problem == f"XLA refuses XLA_FLAGS and ends every program: {words}"
+  part = fit.examine(fit.Facts(nvidia.Nvidia(""), found, {}, {}, os.environ))
+  assert devices == [] and part.lines[0] == f"JAX: {found.problem}"
+  assert [each.type for each in part.advice] == ["unset XLA_FLAGS"]
