@@ -14,7 +14,11 @@ from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
 from jaxspeed.export.formats.network import Network
 from jaxspeed.export.formats.to_onnx import write_onnx
 from jaxspeed.export.formats.to_safetensors import write_safetensors
-from jaxspeed.export.formats.to_stablehlo import metadata_file, write_stablehlo
+from jaxspeed.export.formats.to_stablehlo import (
+  check_metadata_file,
+  metadata_file,
+  write_stablehlo,
+)
 from jaxspeed.models.pretrained import LAYOUTS
 from jaxspeed.records import provenance
 from jaxspeed.run.best import CheckpointStep
@@ -41,11 +45,12 @@ def check_place(path: pathlib.Path, file_format: str = "safetensors") -> None:
   """Makes sure that a file of a format can be written, and the file beside it.
 
   Raises:
-    UserError: as `check_output`.
+    UserError: as `check_output` and `check_metadata_file`.
   """
   check_output(path)
   if file_format == "stablehlo":
     check_output(metadata_file(path))
+    check_metadata_file(path)
 
 
 def export(

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, write
-from jaxspeed.files import dump_json, locked_folder
+from jaxspeed.files import dump_json, load_json, locked_folder
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -29,6 +29,26 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 def metadata_file(path: pathlib.Path) -> pathlib.Path:
   """The file with the metadata of a StableHLO file."""
   return path.with_name(f"{path.name}.json")
+
+
+def check_metadata_file(path: pathlib.Path) -> None:
+  """Makes sure that the metadata of a StableHLO file replace no file of another kind.
+
+  Raises:
+    UserError: a file of that name is there, and no export has written it.
+  """
+  beside = metadata_file(path)
+  try:
+    found = load_json(beside, dict)
+  except FileNotFoundError:
+    return
+  except ValueError:
+    found = {}
+  if not {"input_dtype", "class_names"} <= found.keys():
+    raise UserError(
+      f"{beside}, which the metadata of {path} would replace, was not written by an export: move "
+      "it, or name another file to export to."
+    )
 
 
 def write_stablehlo(path: pathlib.Path, network: Network) -> None:

@@ -15,6 +15,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.export.formats import to_stablehlo
 from jaxspeed.export.formats.to_stablehlo import PLATFORMS, metadata_file, write_stablehlo
 from jaxspeed.models.airbench import Airbench
+from jaxspeed.run.export import write_network
 
 
 class Counting(nn.Module):
@@ -78,6 +79,20 @@ def test_metadata_do_not_stay_without_their_program(error, tmp_path, monkeypatch
   with pytest.raises(type(error), match="full"):
     write_stablehlo(path, made)
   assert metadata_file(path).read_text() == "of an older program"
+
+
+@pytest.mark.parametrize("content", ['{"lr": 0.1}', "[1]", "no JSON", ""])
+def test_metadata_replace_only_metadata(content, tmp_path):
+  path, made = tmp_path / "net", network(Counting(), 4, own=True)
+  beside = metadata_file(path)
+  beside.write_text(content)
+  with pytest.raises(UserError, match=f"^{beside}, which the metadata of {path} would replace, "):
+    write_network(path, made, file_format="stablehlo")
+  assert beside.read_text() == content and not path.exists()
+  beside.unlink()
+  for _ in range(2):
+    write_network(path, made, file_format="stablehlo")
+  assert json.loads(beside.read_text())["class_names"] == list(NAMES)
 
 
 def test_two_exports_to_one_file_leave_the_files_of_one(tmp_path, monkeypatch):
