@@ -171,6 +171,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
       "trained; set a rate above 0, or freeze less."
     )
   _check_layer_decay(values)
+  _check_warmup(values)
   _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
   _check_segments(
     "optimizer.momentum_segments", values["optimizer"]["momentum_segments"], values["epochs"]
@@ -215,6 +216,16 @@ def _check_layer_decay(values: Mapping[str, Any]) -> None:
     raise UserError(
       f"config.optimizer.layer_decay={decay:g}: Muon scales all kernels to one norm, whatever "
       "their learning rate: set it to 1, or choose another config.optimizer.name."
+    )
+
+
+def _check_warmup(values: Mapping[str, Any]) -> None:
+  """Checks that the learning rate's rise ends before the run."""
+  schedule = values["schedule"]
+  if schedule["warmup"] == 1 and not schedule["segments"] and "schedule" not in given_in(values):
+    raise UserError(
+      f"config.schedule.warmup={schedule['warmup']}: the warm-up would take all of "
+      f"config.epochs={values['epochs']:g}: set a smaller share of the run, such as 0.2."
     )
 
 

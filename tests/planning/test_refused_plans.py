@@ -100,6 +100,11 @@ REFUSED = [
   ("optimizer.name", "adam", "choose one of sgd, muon, lars, adamw, or name the module"),
   ("optimizer.muon_renormalize", "never", "choose one of every_step, growing."),
   ("optimizer.muon_coefficients", (1.0, 2.0), "it must be three numbers."),
+  (
+    "schedule.warmup",
+    1.0,
+    "the warm-up would take all of config.epochs=1: set a smaller share of the run, such as 0.2.",
+  ),
   *(
     ("optimizer.lars_clip", value, "it must be the least and the most trust ratio, or ().")
     for value in ((0.5,), (1.0, 0.5), (-0.1, 1.0), (0.0, float("nan")))
@@ -159,7 +164,9 @@ def test_the_least_and_the_most_are_allowed():
   config.update_from_flattened_dict(least | dict.fromkeys(NOT_NEGATIVE, 0.0))
   assert make_plan(config).total_steps == 1
   config = fields_lib.base()
-  config.update_from_flattened_dict({**AT_MOST, "epochs": 1.0, "data.mean": (), "data.std": ()})
+  config.update_from_flattened_dict(
+    {**AT_MOST, "epochs": 1.0, "schedule.warmup": 0.999, "data.mean": (), "data.std": ()}
+  )
   assert make_plan(config).total_steps == 97
 
 
