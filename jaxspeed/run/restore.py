@@ -155,7 +155,8 @@ def evaluate(
   Returns:
     For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
     "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "confusions", "seconds"}.
-    Accuracies are fractions; "data" says where the images come from; "images" were evaluated,
+    Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
+    `results.EVALUATED_ON`, or "all" where data.hold_out is 1; "images" were evaluated,
     "images_skipped" could not be read; "seconds" excludes compiling and finding images;
     "confusions" are `class_figures.worst_confusions`; `results.result_row` and
     `class_figures.summary` explain the others.
@@ -285,9 +286,13 @@ def _rows(
     _require_same_kind(folder, configs[0], data)
   path = configs[0].data.path
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
+  whole = configs[0].data.hold_out == 1 and data.evaluated_on != "test"
+  evaluated_on = "all" if whole else data.evaluated_on
+  if folder is not None and whole and path == load_config(folder).data.path:
+    output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
   rows = []
   for config, spec, phase in zip(configs, specs, phases, strict=True):
-    row = {"mode": config.eval.mode, "data": source, "evaluated_on": data.evaluated_on}
+    row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
     rows.append(row | _evaluate_mode(config, spec, step, variables, data))
     images = data.evaluated_count(phase.copies)
     if folder is not None and images != config.data.eval_images:

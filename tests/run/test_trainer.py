@@ -365,6 +365,11 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
     result["top1"],
     pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5),
   )
+  whole = load_config(folder)
+  whole.data.hold_out = 1.0
+  (row,) = evaluate(folder, config=whole)
+  assert (row["images"], row["evaluated_on"]) == (1500, "all")
+  assert "note: all images are evaluated (data.hold_out=1), those" in capsys.readouterr().err
   # The plan without the data, the plan of the run and the run itself have as many steps.
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
