@@ -212,6 +212,7 @@ def run(
   def run_main() -> None:
     nonlocal begun
     arguments = _parse(sys.argv, define, fields)[1:]
+    interrupt.raise_again()
     begun = True
     output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
     main(arguments)

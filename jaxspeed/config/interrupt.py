@@ -1,4 +1,7 @@
-"""Ctrl-C that Python does not lose."""
+"""Ctrl-C that Python does not lose, and that ends a command at once while it imports.
+
+`jaxspeed/__init__.py` imports this first: from then on Ctrl-C ends a command with one sentence.
+"""
 
 import _thread
 import contextlib
@@ -9,8 +12,36 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from jaxspeed.errors import INTERRUPTED
+
 # Seconds after which a lost Ctrl-C is repeated: the callback that lost it has ended by then.
 _SOON = 0.02
+
+
+def end_at_once() -> None:
+  """Lets Ctrl-C end a process that only imports and reads flags; `raise_again` undoes it.
+
+  Nothing is there to be saved. In the middle of an import an exception is a traceback, or becomes
+  another library's error: jaxlib makes an ImportError of it.
+  """
+  try:
+    # A process in the background ignores Ctrl-C, and others have handlers of their own.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+      signal.signal(signal.SIGINT, _end)
+  except ValueError:
+    pass  # not the main thread
+
+
+def raise_again() -> None:
+  """Lets Ctrl-C raise KeyboardInterrupt again after `end_at_once`."""
+  if signal.getsignal(signal.SIGINT) is _end:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(*_: Any) -> None:
+  with contextlib.suppress(OSError):
+    os.write(2, b"jaxspeed: stopped by Ctrl-C.\n")
+  os._exit(INTERRUPTED)
 
 
 @contextlib.contextmanager
@@ -43,3 +74,15 @@ def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)  # also ends a wait of the main thread
   else:
     _thread.interrupt_main()
+
+
+def _is_command() -> bool:
+  """Whether this process was started as a command: `jaxspeed`, or `python -m jaxspeed.COMMAND`."""
+  program = "".join(getattr(sys, "argv", ())[:1])
+  if program != "-m":  # which Python puts there until it has found the module
+    return os.path.basename(program) == "jaxspeed"
+  return any(each.partition(".")[0] == "jaxspeed" for each in sys.orig_argv)
+
+
+if _is_command():
+  end_at_once()

@@ -2,11 +2,14 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
+from commands import ROOT, environment
 
-from jaxspeed.config import flags
+from jaxspeed.config import flags, interrupt
 from jaxspeed.errors import DONE, INTERRUPTED
 
 
@@ -52,3 +55,41 @@ def test_other_ignored_exceptions_stay_as_they_are(monkeypatch):
     del odd
 
   assert exit_code(monkeypatch, main) == DONE
+
+
+# A finder that presses Ctrl-C when a module is looked for, as a user does in the middle of imports.
+PRESS = """
+import signal, sys
+
+class Press:
+  def find_spec(self, name, *_):
+    if name == {module!r}:
+      signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+"""
+
+
+@pytest.mark.parametrize("command", [("-m", "jaxspeed.train"), ("-m", "jaxspeed", "plan")])
+@pytest.mark.parametrize("module", ["absl.flags", "jaxlib"])
+def test_an_interrupt_while_a_command_imports_is_one_sentence(tmp_path, command, module):
+  (tmp_path / "sitecustomize.py").write_text(PRESS.format(module=module))
+  done = subprocess.run(
+    [sys.executable, *command, "--config=configs/quickstart.py"],
+    cwd=ROOT, env=environment() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert (done.returncode, done.stdout) == (INTERRUPTED, "")
+  assert done.stderr == "jaxspeed: stopped by Ctrl-C.\n"
+
+
+def test_a_library_keeps_its_interrupts():
+  interrupt.raise_again()  # nothing to undo
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  interrupt.end_at_once()
+  interrupt.raise_again()
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup leaves it
+  interrupt.end_at_once()
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
