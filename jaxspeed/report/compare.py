@@ -45,12 +45,20 @@ def _in_a_sentence(groups: Sequence[Group]) -> Html:
 def _table(groups: Sequence[Group]) -> Html:
   fields = [*groups[0].settings][:_MOST_FIELDS]
   metric = METRICS[groups[0].metric]
-  heads = ["", *fields, "seeds", metric, "95 % interval", "p against the best"]
+  heads = [
+    "",
+    *["folder"] * bool(groups[0].folder),
+    *fields,
+    "seeds",
+    metric,
+    "95 % interval",
+    "p against the best",
+  ]
   heads += ["training", "to the target"]
   rows = []
   for place, group in enumerate(groups):
     key = element("i", class_=f"key c{place % COLOURS}")
-    settings = [group.settings[name] for name in fields]
+    settings = [*[group.folder] * bool(group.folder), *(group.settings[name] for name in fields)]
     figures = [str(len(group.runs)), percent(group.mean), _width(group), _p(groups[0], group)]
     seconds = [mean_duration(group, name) for name in ("train", "to_target")]
     rows.append((join([key, str(place + 1)]), *settings, *figures, *seconds))

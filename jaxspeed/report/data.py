@@ -148,6 +148,7 @@ class Group:
     runs: the runs, at least one, each of another seed.
     metric: the accuracy by which all groups are compared: top1 or top5.
     repeated: runs of a seed that is among `runs`; they count nowhere.
+    folder: the end of its first run's path that no other group has; "" where all names differ.
   """
 
   name: str
@@ -155,6 +156,7 @@ class Group:
   runs: tuple[RunData, ...]
   metric: str
   repeated: tuple[RunData, ...] = ()
+  folder: str = ""
 
   @functools.cached_property
   def counted(self) -> tuple[RunData, ...]:
@@ -313,7 +315,21 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
     repeated = tuple(run for run in members if run not in once)
     name = _name_of(members, settings)
     found.append(Group(name, settings, once, runs[0].metric, repeated))
+  if len({group.name for group in found}) < len(found):
+    found = _with_folders(found)
   return sorted(found, key=lambda group: (group.mean is None, -(group.mean or 0.0)))
+
+
+def _with_folders(groups: Sequence[Group]) -> list[Group]:
+  """Groups with their folders in their names: the shortest ends of the paths that all differ."""
+  paths = [pathlib.Path(os.path.realpath(group.runs[0].folder)).parts for group in groups]
+  lengths = range(1, max(map(len, paths)) + 1)
+  length = next(k for k in lengths if len({path[-k:] for path in paths}) == len(paths))
+  folders = [str(pathlib.Path(*path[-length:])) for path in paths]
+  return [
+    dataclasses.replace(group, name=f"{group.name} ({folder})", folder=folder)
+    for group, folder in zip(groups, folders, strict=True)
+  ]
 
 
 def _once(runs: Sequence[RunData]) -> tuple[RunData, ...]:
