@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxspeed.records.statistics import interval, p_value_of_equal_means
 from jaxspeed.report.charts import COLOURS
 from jaxspeed.report.data import Group
+from jaxspeed.report.evaluated import image_sets, warning
 from jaxspeed.report.head import mean_duration
 from jaxspeed.report.markup import Html, element, join, table
 from jaxspeed.report.words import METRICS, number, p_value, percent, points
@@ -24,11 +25,15 @@ def comparison(groups: Sequence[Group]) -> Html:
     metric = METRICS[groups[0].metric]
     words = f"All are compared by {metric} accuracy, the target_metric of the first run named"
     note = element("p", f"{words}; some have another one.")
-  return join([title, note, _in_a_sentence(groups), _table(groups), _parallel(groups)])
+  sets = image_sets(groups)
+  said = [note, warning(groups, sets), _in_a_sentence(groups, sets)]
+  return join([title, *said, _table(groups, sets), _parallel(groups)])
 
 
-def _in_a_sentence(groups: Sequence[Group]) -> Html:
-  """Whether the best group is better than the next by more than chance."""
+def _in_a_sentence(groups: Sequence[Group], sets: Sequence[int]) -> Html:
+  """Whether the best group is better than the next by more than chance; "" on other images."""
+  if sets[0] != sets[1]:
+    return Html("")
   first, second = groups[:2]
   if first.mean is None or second.mean is None:
     return element("p", "Not enough runs have an accuracy to compare.")
@@ -42,7 +47,7 @@ def _in_a_sentence(groups: Sequence[Group]) -> Html:
   return element("p", f"{words}: {verdict}{test}.")
 
 
-def _table(groups: Sequence[Group]) -> Html:
+def _table(groups: Sequence[Group], sets: Sequence[int]) -> Html:
   fields = [*groups[0].settings][:_MOST_FIELDS]
   metric = METRICS[groups[0].metric]
   heads = [
@@ -59,7 +64,8 @@ def _table(groups: Sequence[Group]) -> Html:
   for place, group in enumerate(groups):
     key = element("i", class_=f"key c{place % COLOURS}")
     settings = [*[group.folder] * bool(group.folder), *(group.settings[name] for name in fields)]
-    figures = [str(len(group.runs)), percent(group.mean), _width(group), _p(groups[0], group)]
+    figures = [str(len(group.runs)), percent(group.mean), _width(group)]
+    figures.append(_p(groups[0], group) if sets[place] == sets[0] else "–")
     seconds = [mean_duration(group, name) for name in ("train", "to_target")]
     rows.append((join([key, str(place + 1)]), *settings, *figures, *seconds))
   differing = len(groups[0].settings)

@@ -10,6 +10,7 @@ from jaxspeed.config.stored import PLACES
 from jaxspeed.errors import UserError
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
 from jaxspeed.report.data import Group, RunData
+from jaxspeed.report.evaluated import evaluated_images
 from jaxspeed.report.markup import Html, element, join, table
 from jaxspeed.report.words import METRICS, duration, number, p_value, percent, plural, points
 
@@ -40,7 +41,7 @@ def _tile(title: str, figure: str, *lines: object) -> Html:
 
 def _how_good(group: Group) -> Html:
   run = group.runs[0]
-  images = _images(run)
+  images = evaluated_images(run)
   on = f" of {images:,} {_split(run)} images" if images else ""
   mean = "mean " if len(group.values) > 1 else ""
   other = "top5" if group.metric == "top1" else "top1"
@@ -58,14 +59,6 @@ def _how_good(group: Group) -> Html:
 def _split(run: RunData) -> str:
   """The evaluated images in a word."""
   return run.result["evaluated_on"] if run.result else "evaluation"
-
-
-def _images(run: RunData) -> int:
-  """The number of images in the accuracies; 0 if unknown."""
-  if run.predictions is not None:
-    return len(run.predictions.label)
-  rows = [row["eval_images"] for row in run.rows if row.get("eval_images")]
-  return rows[-1] if rows else 0
 
 
 def _still_running(group: Group) -> str:
@@ -158,7 +151,7 @@ def _how_sure(group: Group) -> Html:
   if run.target and run.metric == group.metric:
     p = p_value(p_value_of_at_most(values, run.target))
     test = f"{p} for “the true mean is at most {percent(run.target)}” (one-sided t-test)"
-  images = _images(run)
+  images = evaluated_images(run)
   low, high = interval_of_share(mean, images) if images else (0.0, 0.0)
   return _tile(
     "How sure",
@@ -176,7 +169,7 @@ def _how_sure(group: Group) -> Html:
 
 def _sure_of_one(group: Group) -> Html:
   """What one run says: how exact so many images are, and nothing on other seeds."""
-  share, images = group.mean, _images(group.runs[0])
+  share, images = group.mean, evaluated_images(group.runs[0])
   if share is None or not images:
     return _tile("How sure", "–", "no accuracy yet")
   low, high = interval_of_share(share, images)

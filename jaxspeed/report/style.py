@@ -17,6 +17,7 @@ p { margin: 6px 0; }
 /* Names of right-to-left scripts do not reorder what stands beside them. */
 b, span, td, th, code, .card figcaption { unicode-bidi: isolate; }
 .quiet { color: var(--quiet); font-size: .9rem; }
+.warning { border-left: 4px solid var(--1); padding-left: 10px; }
 .tiles { display: grid; gap: 12px; margin-top: 12px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }
 .tile { background: var(--box); border: 1px solid var(--edge); border-radius: 8px;

@@ -1,12 +1,15 @@
 """What tells the groups of a report apart, and what may not be compared."""
 
 import datetime
+import json
 
+import numpy as np
 from test_report import Parsed, write_run
 from test_report_inputs import change
 
 from jaxspeed.report.command import read_all
 from jaxspeed.report.data import groups_of
+from jaxspeed.report.evaluated import image_sets
 from jaxspeed.report.page import page
 
 NOW = datetime.datetime(2026, 1, 1)
@@ -32,3 +35,53 @@ def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_p
   assert all(shown.count(group.name) > 2 for group in groups) and "folder" in shown
   two = groups_of(read_all([tmp_path / "x", tmp_path / "y" / "b"]))
   assert [group.folder for group in two] == ["", ""]
+
+
+def test_accuracies_on_other_images_are_not_compared(tmp_path):
+  """Three seeds of each of two settings: p needs two runs; then one test set is another one."""
+  folders = [
+    write_run(tmp_path / f"{peak}" / f"{seed}", images=48, peak=peak, seed=seed)
+    for peak in (0.1, 0.3)
+    for seed in range(3)
+  ]
+  for folder in folders:
+    with np.load(folders[0] / "predictions.npz") as file:
+      arrays = dict(file)
+    result = json.loads((folder / "result.json").read_text())
+    right = np.arange(48) < round(result["top1"] * 48)
+    label = arrays["label"]
+    arrays["predicted"] = np.where(right, label, (label + 1) % 8).astype(np.int32)
+    np.savez(folder / "predictions.npz", **arrays)
+    change(folder / "result.json", top1=float(right.mean()))
+  shown = text_of(groups_of(read_all([tmp_path])))
+  assert (
+    "Not all were evaluated" not in shown and "Welch’s two-sided t-test of equal means)" in shown
+  )
+  for folder in folders[3:]:
+    with np.load(folder / "predictions.npz") as file:
+      names = file["names"].tobytes().replace(b"val/", b"new/")
+      np.savez(folder / "predictions.npz", **dict(file) | {"names": np.frombuffer(names, np.uint8)})
+    change(folder / "config.json", data={"path": "elsewhere"})
+  groups = groups_of(read_all([tmp_path]))
+  shown = text_of(groups)
+  words = "Not all were evaluated on the same images, so these accuracies cannot be compared. "
+  sets = (
+    f"{groups[0].name}: 48 test images of elsewhere, 8 classes; {groups[1].name}: 48 test images"
+  )
+  assert words + sets in shown
+  assert "t-test of equal means)" not in shown and "points above" not in shown
+  # A run that has not ended: what is known of it does not differ.
+  assert image_sets(groups) == [0, 1]
+  (folders[3] / "result.json").unlink()
+  assert image_sets(groups_of(read_all([folders[0], folders[3]]))) == [0, 0]
+
+
+def test_another_number_of_images_or_of_classes_is_another_set(tmp_path):
+  write_run(tmp_path / "a", images=48)
+  write_run(tmp_path / "b", images=64, peak=0.1)
+  write_run(tmp_path / "c", images=48, names=tuple("vwxyz"))
+  groups = groups_of(read_all([tmp_path]))
+  assert sorted(image_sets(groups)) == [0, 1, 2]
+  shown = text_of(groups)
+  assert "48 test images of digits, 8 classes" in shown and "digits, 5 classes" in shown
+  assert "64 test images of digits" in shown
