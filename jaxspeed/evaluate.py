@@ -5,9 +5,10 @@ python -m jaxspeed.evaluate --workdir=runs/imagenette --config.eval.mode=center,
 python -m jaxspeed.evaluate --workdir=runs/imagenette --export=resnet18.safetensors
 python -m jaxspeed.evaluate --config=configs/imagenet18.py:1 --config.pretrained.path=FILE
 
-Standard output has one line of JSON for each mode, and nothing else. Its "confusions" are the ten
-most frequent pairs of a class and another one that is predicted; standard error shows them to be
-read, as "cat -> dog: 57 of 1,000".
+Standard output has one line of JSON for each mode, and nothing else. Its "worst_classes" are the
+accuracies by class, the worst first: all of up to 20 classes, ten of more. Its "confusions" are the
+ten most frequent pairs of a class and another one that is predicted. Standard error shows both to
+be read, as "cat -> dog: 57 of 1,000".
 """
 
 import pathlib
@@ -28,7 +29,7 @@ def main() -> None:
   export = flags.DEFINE_string(
     "export", "", "Also writes the weights to this .safetensors file, for torchvision."
   )
-  command_line.define_quiet("notes and confusions to be read")
+  command_line.define_quiet("notes, classes and confusions to be read")
   define_import_flag()
   config_flag: list[command_line.ConfigFlag] = []
 
@@ -55,7 +56,7 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
-    from jaxspeed.records.class_figures import confusion_lines
+    from jaxspeed.records.class_figures import class_lines, confusion_lines
     from jaxspeed.run import export as export_lib
     from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
@@ -77,8 +78,10 @@ def main() -> None:
         rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
       for row in rows:
         print(dump_json(row))
-        for line in [] if output.is_quiet() else confusion_lines(row["confusions"]):
-          output.say(line)
+        if not output.is_quiet():
+          by_class = class_lines(row["worst_classes"], row["macro_top1"])
+          for line in [*by_class, *confusion_lines(row["confusions"])]:
+            output.say(line)
       if export.value:
         export_lib.export(trained, exported, step=step.value)
 

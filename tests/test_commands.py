@@ -52,12 +52,15 @@ def test_evaluate_prints_what_training_printed(trained):
   assert (row["macro_top1"], row["ece"]) == (result["macro_top1"], result["ece"])
   worst = row["confusions"][0]
   assert result["confusion"][int(worst["label"])][int(worst["predicted"])] == worst["images"]
-  # One line of JSON; the confusions to be read are beside it.
+  by_class = {c["label"]: {"top1": c["top1"], "images": c["images"]} for c in row["worst_classes"]}
+  assert by_class == result["per_class"]
+  # One line of JSON; the classes and confusions to be read are beside it.
   assert done.stdout.count("\n") == 1
   title, first, *_ = done.stderr.splitlines()[-len(row["confusions"]) - 1 :]
   assert title.startswith("jaxspeed: the most frequent confusions, ")
   told = f"{worst['label']} -> {worst['predicted']}: {worst['images']} of {worst['of']}"
   assert first == f"jaxspeed: {told}"
+  assert "jaxspeed: accuracy by class, the worst first; the mean of all is " in done.stderr
   idle = run("evaluate", f"--workdir={folder}", "--config.schedule.peak=1")
   assert (idle.returncode, idle.stdout) == (2, "")
   assert idle.stderr == (

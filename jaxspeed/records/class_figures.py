@@ -18,6 +18,8 @@ MOST_CLASSES = 1000
 # With more classes, result.json names the file of the confusion matrix.
 MOST_IN_JSON = 100
 CONFUSION_FILE = "confusion.npy"
+# `worst_classes` has all classes up to the first number, and the second number of more classes.
+_ALL_CLASSES, _WORST_CLASSES = 20, 10
 # As in Guo et al.
 _BINS = 15
 
@@ -167,3 +169,30 @@ def confusion_lines(confusions: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
   rows = [f"{c['label']} -> {c['predicted']}: {c['images']:,} of {c['of']:,}" for c in confusions]
   return ["the most frequent confusions, label -> prediction: images", *rows]
+
+
+def worst_classes(predictions: Predictions, names: Sequence[str]) -> list[dict[str, Any]]:
+  """The classes with the lowest top-1 accuracies, the worst first; those without images are not.
+
+  Returns:
+    {"label", "top1", "images"} of every class up to 20 classes, and of ten of more classes.
+  """
+  accuracies = class_accuracies(predictions, len(names))
+  images, keys = counts_of(predictions.label, len(names)), keys_of(names)
+  most = len(names) if len(names) <= _ALL_CLASSES else _WORST_CLASSES
+  worst = [place for place in np.argsort(accuracies, kind="stable") if images[place]][:most]
+  return [
+    {"label": keys[each], "top1": float(accuracies[each]), "images": int(images[each])}
+    for each in worst
+  ]
+
+
+def class_lines(classes: Sequence[Mapping[str, Any]], macro: float) -> list[str]:
+  """`worst_classes` to be read, below a title.
+
+  Args:
+    classes: the classes, the worst first.
+    macro: the mean of all classes' accuracies.
+  """
+  rows = [f"{c['top1']:8.2%}  {c['images']:>7,}  {c['label']}" for c in classes]
+  return [f"accuracy by class, the worst first; the mean of all is {macro:.2%}", *rows]

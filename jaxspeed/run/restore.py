@@ -154,11 +154,12 @@ def evaluate(
 
   Returns:
     For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
-    "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "confusions", "seconds"}.
+    "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "worst_classes",
+    "confusions", "seconds"}.
     Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
     `results.EVALUATED_ON`, or "all" where data.hold_out is 1; "images" were evaluated,
     "images_skipped" could not be read; "seconds" excludes compiling and finding images;
-    "confusions" are `class_figures.worst_confusions`; `results.result_row` and
+    "worst_classes" and "confusions" are those of `class_figures`; `results.result_row` and
     `class_figures.summary` explain the others.
 
   Raises:
@@ -303,7 +304,7 @@ def _rows(
 def _evaluate_mode(
   config: ConfigDict, spec: TrainSpec, step: int, variables: Any, data: OpenData
 ) -> dict[str, Any]:
-  """The numbers of a row: images, loss, accuracies, the worst confusions and seconds."""
+  """The numbers of a row: images, loss, accuracies, the worst classes, confusions and seconds."""
   prepare, phase = feed_of(config).prepare_evaluation, spec.plan.phase_of(step - 1)
   run = prepare(data, spec, phase, variables)
   start = time.perf_counter()
@@ -324,6 +325,7 @@ def _evaluate_mode(
   predictions = predictions_of(evaluated, step)
   return row | {
     **class_figures.summary(predictions, config.data.classes),
+    "worst_classes": class_figures.worst_classes(predictions, data.class_names),
     "confusions": class_figures.worst_confusions(predictions, data.class_names),
     "seconds": seconds,
   }

@@ -129,6 +129,22 @@ def test_confusions_are_told_by_name():
   ]
 
 
+def test_classes_are_told_by_name_the_worst_first():
+  found = predictions_of(np.eye(4)[[1, 0, 0, 1, 1, 2]], [0, 0, 0, 1, 1, 3])
+  classes = class_figures.worst_classes(found, ["cat", "dog", "none", "a\nhorse"])
+  assert class_figures.class_lines(classes, 5 / 9) == [
+    "accuracy by class, the worst first; the mean of all is 55.56%",
+    "   0.00%        1  a\\nhorse",
+    "  66.67%        3  cat",
+    " 100.00%        2  dog",
+  ]
+  for classes, shown in ((20, 20), (21, 10)):
+    found = made_up(n=3000, classes=classes)
+    worst = class_figures.worst_classes(found, names_of(classes))
+    accuracies = np.sort(class_figures.class_accuracies(found, classes))
+    assert [c["top1"] for c in worst] == accuracies[:shown].tolist()
+
+
 def test_large_matrices_have_a_file_and_very_large_ones_are_left_out(tmp_path):
   def figures(classes):
     found = made_up(n=3000, classes=classes)

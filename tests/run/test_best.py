@@ -203,7 +203,7 @@ def test_the_commands_take_the_best_step(whole, monkeypatch):
 
   def answer(*_, step=None, **__):
     asked.append(step)
-    return [{"confusions": []}]
+    return [{"worst_classes": [], "macro_top1": 0.5, "confusions": []}]
 
   for module, name in ((restore, "evaluate"), (predict_lib, "predict"), (export_lib, "export")):
     monkeypatch.setattr(module, name, answer)
