@@ -19,7 +19,7 @@ from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, expanded
+from jaxspeed.files import expanded
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
       else:
         rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
       for row in rows:
-        print(dump_json(row))
+        output.print_json(row)
         if not output.is_quiet():
           by_class = class_lines(row["worst_classes"], row["macro_top1"])
           for line in [*by_class, *confusion_lines(row["confusions"])]:

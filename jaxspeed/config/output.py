@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from jaxspeed.errors import printable
-from jaxspeed.files import write_atomically
+from jaxspeed.files import dump_json, write_atomically
 
 
 class _Descriptor(io.RawIOBase):
@@ -159,6 +159,18 @@ def is_closed() -> bool:
   """Whether nobody can read standard output any more: its pipe is closed, or a write failed."""
   descriptor = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
   return isinstance(descriptor, _Descriptor) and descriptor.failure is not None
+
+
+def print_json(value: Any) -> None:
+  """Prints a value as one line of JSON, in ASCII where standard output's encoding needs it."""
+  text = dump_json(value, only_ascii=False)
+  try:
+    # None: a test's stream of characters.
+    text.encode(sys.stdout.encoding or "utf-8")
+    is_safe = printable(text) == text
+  except UnicodeEncodeError:
+    is_safe = False
+  print(text if is_safe else dump_json(value))
 
 
 def say(sentence: object) -> None:

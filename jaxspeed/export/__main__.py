@@ -17,10 +17,11 @@ import pathlib
 from absl import flags
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
-from jaxspeed.files import dump_json, expanded
+from jaxspeed.files import expanded
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def main() -> None:
         input_dtype=input_dtype.value,
         fold=fold.value,
       )
-    print(dump_json({"file": str(path), "format": wanted, **metadata}))
+    output.print_json({"file": str(path), "format": wanted, **metadata})
 
   command_line.run(run)
 

@@ -1,5 +1,7 @@
 """A command's output that is closed, full, cut off or of few characters, and its unforeseen end."""
 
+import io
+import json
 import os
 import pathlib
 import subprocess
@@ -71,6 +73,28 @@ def test_characters_that_an_encoding_lacks_are_escaped():
   code, text, errors = shell("", LC_ALL="C", PYTHONIOENCODING="ascii")
   assert (code, text.splitlines()[0], errors) == (0, "caf\\xe9 \\udcff", ["to the end"])
   assert shell("", PYTHONIOENCODING="utf-8")[1].startswith("café \\udcff\n")
+
+
+@pytest.mark.parametrize(
+  "encoding, name, printed",
+  [
+    ("utf-8", "größe 猫", '{"class": "größe 猫"}'),
+    ("ascii", "größe", r'{"class": "gr\u00f6\u00dfe"}'),
+    ("latin-1", "größe", '{"class": "größe"}'),
+    ("latin-1", "😀", r'{"class": "\ud83d\ude00"}'),
+    ("utf-8", "\udcff", r'{"class": "\udcff"}'),
+    ("utf-8", "turned\u202e", r'{"class": "turned\u202e"}'),
+  ],
+)
+def test_json_has_escapes_where_the_encoding_or_the_terminal_needs_them(
+  monkeypatch, encoding, name, printed
+):
+  stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+  monkeypatch.setattr(sys, "stdout", stream)
+  output.print_json({"class": name})
+  stream.flush()
+  assert stream.buffer.getvalue().decode(encoding) == printed + "\n"
+  assert json.loads(printed) == {"class": name}
 
 
 def test_a_mistake_is_one_line_without_control_characters():
