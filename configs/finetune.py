@@ -28,7 +28,7 @@ def get_config():
   config.batch_size = 32
   config.label_smoothing = 0.1
   config.loss_scale = 0.0
-  config.target_metric = "top1"
+  config.target, config.target_metric = 0.0, "top1"
   config.data.update(
     name="own_images", train_images=1_000, eval_images=100, classes=10, last_batch="drop"
   )

@@ -112,7 +112,7 @@ class Config(Group):
   label_smoothing: kinds.ShareBelowOne = 0.0
   """share of the target that is spread evenly over all classes"""
   target: kinds.Share = 0.94
-  """accuracy to reach, as a fraction; the time when it is first reached is reported"""
+  """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
   stop_at_target: bool = False

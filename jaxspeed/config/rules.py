@@ -37,6 +37,7 @@ RULES = (
     lambda c: c.target_metric != "top5" or c.data.classes > 5,
     "all classes are among the five likeliest; set --config.target_metric=top1",
   ),
+  Rule("stop_at_target", "target", lambda c: c.target > 0, "there is no target"),
   Rule(
     "records.author records.author_email records.code_url",
     "tune_on",

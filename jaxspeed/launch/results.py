@@ -157,8 +157,8 @@ def _group_row(group: GroupResult) -> tuple[str, ...]:
     _percent(group.mean),
     f"± {100 * group.ci95:.2f}",
     f"{100 * group.sd:.2f}",
-    _percent(group.target),
-    f"{group.p_value:.2g}",
+    _percent(group.target) if group.target else "",
+    f"{group.p_value:.2g}" if group.target else "",
   )
 
 

@@ -30,16 +30,21 @@ def _format_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _format_test(result: Mapping[str, Any]) -> list[str]:
-  """Lines on the speed of the runs, how many reached the target, and the t-test of their mean."""
+  """Lines on the speed of the runs, how many reached the target if any, and the t-test."""
   seconds, target = result["seconds"], format_figure(result["target"], ".3%")
   when = (
     f", after {format_figure(seconds['to_target'], '.2f')} s on average"
     if result["reached"]
     else ""
   )
-  return [
+  pace = (
     f"train s: mean {format_figure(seconds['train'], '.3f')}, "
-    f"min {format_figure(result['seconds_min']['train'], '.3f')}",
+    f"min {format_figure(result['seconds_min']['train'], '.3f')}"
+  )
+  if not result["target"]:
+    return [pace]
+  return [
+    pace,
     f"target: {target}, reached by {result['reached']} of {result['n']} runs{when}",
     f'p = {result["p_value"]:.2g} for "the true mean is at most {target}" (one-sided t-test): a '
     "small p says that it is above",

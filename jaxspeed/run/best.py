@@ -59,9 +59,9 @@ def _is_number(value: Any) -> bool:
 
 
 def reaches_target(row: Row, config: ConfigDict) -> bool:
-  """Whether the epoch of `row` was evaluated and reached the target."""
+  """Whether the epoch of `row` was evaluated and reached the target; without one none does."""
   reached = row.get(f"eval_{config.target_metric}")
-  return reached is not None and reached >= config.target
+  return reached is not None and 0 < config.target <= reached
 
 
 def without_gain(rows: Sequence[Row], metric: str) -> int:

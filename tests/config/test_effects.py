@@ -27,7 +27,7 @@ ALWAYS = """
   data.std data.train_images deterministic epochs eval.batch_size eval.every_epochs
   heartbeat_seconds label_smoothing name optimizer.clip_norm optimizer.name optimizer.weight_decay
   precision pretrained.path proxy.keep records.loggers records.thumbnails runs schedule.segments
-  seed stop_at_target target_metric tune_on watchdog_seconds whitening.bias_epochs
+  seed target_metric tune_on watchdog_seconds whitening.bias_epochs
 """.split()
 
 
@@ -103,6 +103,7 @@ IDLE = [
     "pretrained.freeze",
     dict(pretrained__freeze="stage2"),
   ),
+  ("finetune", dict(stop_at_target=True), "target", dict(target=0.9)),
   ("quickstart", dict(patience=20), "epochs", dict(epochs=40.0)),
   ("quickstart", dict(augment__min_scale=0.5), "data.feed", {}),
   ("quickstart", dict(data__on_error="raise"), "data.feed", {}),

@@ -1,5 +1,6 @@
 """Results of a run: one row a job, mean and interval over seeds."""
 
+import dataclasses
 import json
 import statistics
 
@@ -157,6 +158,8 @@ def test_the_table(tmp_path):
   assert lines[5].split() == "over seeds n top-1 95 % interval sd target p".split()
   assert lines[7].split() == "quickstart 2 94.00 % ± 12.71 1.41 94.00 % 0.5".split()
   assert lines[8:] == ["2 jobs have not finished"]
+  rows = [dataclasses.replace(row, target=0.0) for row in results_of(jobs, "top1")]
+  assert results_table(rows, 0).splitlines()[7].split() == lines[7].split()[:-3]
   assert results_table([], 1) == "no job has finished\n1 job has not finished"
 
 

@@ -323,6 +323,7 @@ def test_a_mean_over_fewer_runs_says_over_how_many():
 def test_a_target_that_no_run_reached_has_no_seconds():
   none = SEVERAL | {"reached": 0, "seconds": SEVERAL["seconds"] | {"to_target": None}}
   assert "target: 94.000%, reached by 0 of 3 runs" in format_result(none)
+  assert format_result(none | {"target": 0.0})[-1] == "train s: mean 2.594, min 2.551"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import datetime
 import json
+import re
 
 import numpy as np
+from recipes import get_config
 from test_report import Parsed, write_run
 from test_report_inputs import change
 
@@ -74,6 +76,17 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
   assert image_sets(groups) == [0, 1]
   (folders[3] / "result.json").unlink()
   assert image_sets(groups_of(read_all([folders[0], folders[3]]))) == [0, 0]
+
+
+def test_a_run_without_a_target_has_none_in_its_report(tmp_path):
+  assert get_config("finetune").target == 0.0
+  folders = [write_run(tmp_path / str(seed), images=48, seed=seed) for seed in range(2)]
+  words = "at least|at most|target"
+  assert re.search(words, text_of(groups_of(read_all([tmp_path]))).partition("Curves")[0])
+  for folder in folders:
+    change(folder / "config.json", target=0.0)
+    change(folder / "result.json", seconds={"to_target": None})
+  assert not re.search(words, text_of(groups_of(read_all([tmp_path]))).partition("Curves")[0])
 
 
 def test_another_number_of_images_or_of_classes_is_another_set(tmp_path):

@@ -92,6 +92,7 @@ def test_the_target_comes_before_patience():
   assert reason_to_stop(rows, config(patience=1, stop_at_target=True, target=0.8)) == "target"
   assert reason_to_stop(rows, config(patience=1, target=0.8)) == "patience"
   assert reason_to_stop([*rows, *rows_of(None)], config(patience=1)) == ""
+  assert reason_to_stop(rows, config(stop_at_target=True, target=0.0)) == ""  # 0: there is none
 
 
 def test_a_metric_that_is_not_evaluated_is_refused():
