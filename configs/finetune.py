@@ -10,8 +10,9 @@ is replaced by one for your classes, whose learning rate is ten times that of th
 
 Thirty epochs of batches of 32 are 90 steps for 100 images and 90,000 for 100,000: with more than
 10,000 images, ten epochs (--config.epochs=10) are enough. What is changed most often:
---config.schedule.peak, --config.pretrained.freeze, --config.data.balance for uneven classes,
---config.checkpoint.keep_best=top1. For a smaller net, --config.model.depth=18 with its weights.
+--config.schedule.peak (docs/training.md has values for AdamW), --config.pretrained.freeze,
+--config.data.balance for uneven classes, --config.checkpoint.keep_best=top1. For a smaller net,
+--config.model.depth=18 with its weights.
 Source: our own choice. On a small scale, compared with training from scratch:
 results/finetune.json.
 """
