@@ -1,14 +1,14 @@
 """Prints the accuracies of a run's checkpoint, as training printed them, or of published weights.
 
-python -m jaxspeed.evaluate --workdir=runs/quickstart
-python -m jaxspeed.evaluate --workdir=runs/imagenette --config.eval.mode=center,flip,five,rect
-python -m jaxspeed.evaluate --workdir=runs/imagenette --export=resnet18.safetensors
+python -m jaxspeed.evaluate runs/quickstart
+python -m jaxspeed.evaluate runs/imagenette --config.eval.mode=center,flip,five,rect
+python -m jaxspeed.evaluate runs/imagenette --export=resnet18.safetensors
 python -m jaxspeed.evaluate --config=configs/imagenet18.py:1 --config.pretrained.path=FILE
 
-Standard output has one line of JSON for each mode, and nothing else. Its "worst_classes" are the
-accuracies by class, the worst first: all of up to 20 classes, ten of more. Its "confusions" are the
-ten most frequent pairs of a class and another one that is predicted. Standard error shows both to
-be read, as "cat -> dog: 57 of 1,000".
+--workdir=runs/quickstart names the run too. Standard output has one line of JSON for each mode, and
+nothing else. Its "worst_classes" are the accuracies by class, the worst first: all of up to 20
+classes, ten of more. Its "confusions" are the ten most frequent pairs of a class and another one
+that is predicted. Standard error shows both to be read, as "cat -> dog: 57 of 1,000".
 """
 
 import pathlib
@@ -18,6 +18,7 @@ from absl import flags
 from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
+from jaxspeed.config.run_argument import arguments_of, take_run
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
 
@@ -36,14 +37,15 @@ def main() -> None:
   def define(argv: list[str]) -> None:
     from jaxspeed.run.restore import load_config
 
-    folder = command_line.value_of("workdir", argv)
+    named = command_line.value_of("workdir", argv)
+    folder, _ = take_run(named, arguments_of(argv))
     if not folder:
       config_flag.append(command_line.define_config_flag())
       return
     if recipe := command_line.value_of("config", argv):
       raise UserError(
-        f"--config={recipe} names a recipe and --workdir={folder} a run, which has its own config: "
-        f"leave out one of them."
+        f"--config={recipe} names a recipe and {'--workdir=' * bool(named)}{folder} a run, which "
+        f"has its own config: leave out one of them."
       )
     config = load_config(pathlib.Path(folder))
     if changed := command_line.overridden_in(argv, "model"):
@@ -60,19 +62,19 @@ def main() -> None:
     from jaxspeed.run import export as export_lib
     from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
 
-    command_line.nothing_left(arguments)
-
+    run_named, others = take_run(workdir.value, arguments)
+    command_line.nothing_left(others)
     config = config_flag[0].value
     if config is not None:
       effects.check(config, fields.overridden(), command="evaluate")
     with exit_on_sigterm():
       if export.value:
         # Checked before an evaluation that may take hours.
-        trained = pathlib.Path(command_line.required("workdir", workdir.value))
+        trained = pathlib.Path(command_line.required("workdir", run_named))
         exported = expanded(export.value, "--export")
         export_lib.check_export(trained, exported)
-      if workdir.value or config is None:
-        folder = pathlib.Path(command_line.required("workdir", workdir.value))
+      if run_named or config is None:
+        folder = pathlib.Path(command_line.required("workdir", run_named))
         rows = evaluate(folder, step=step.value, config=config)
       else:
         rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())

@@ -1,19 +1,21 @@
 """Prints the five likeliest classes of image files: JPEG, PNG, GIF, BMP, WebP or TIFF.
 
-python -m jaxspeed.predict --workdir=runs/quickstart cat.jpg ship.png
+python -m jaxspeed.predict runs/quickstart cat.jpg ship.png
 python -m jaxspeed.predict --config=configs/imagenet18.py:1 --config.pretrained.path=FILE cat.jpg
-python -m jaxspeed.predict --workdir=runs/imagenette photos more.csv --csv=predictions.csv
+python -m jaxspeed.predict runs/imagenette photos more.csv --csv=predictions.csv
 
-With --csv=FILE, a table takes the place of the printed lines, and names may be folders, of which
-all images are predicted, and CSV files with a column of file names. Its columns are file, label,
-probability and error; --top=3 adds label_2, probability_2, label_3 and probability_3. It is written
-in UTF-8 when it is complete; --csv=- prints it. A name that is not UTF-8 is escaped, as in \\xff.
+--workdir=runs/quickstart names the run too. With --csv=FILE, a table takes the place of the printed
+lines, and names may be folders, of which all images are predicted, and CSV files with a column of
+file names. Its columns are file, label, probability and error; --top=3 adds label_2, probability_2,
+label_3 and probability_3. It is written in UTF-8 when it is complete; --csv=- prints it. A name
+that is not UTF-8 is escaped, as in \\xff.
 
 For a file that is no image, a sentence on standard error says why, or the column error; the others
 are still predicted, and the exit code is 2.
 """
 
 import contextlib
+import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from absl import flags
 from jaxspeed.config import effects, fields, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
+from jaxspeed.config.run_argument import take_run
 from jaxspeed.errors import MISTAKE, UserError, printable
 
 if TYPE_CHECKING:
@@ -51,6 +54,9 @@ def main() -> None:
     config = config_flag.value
     if workdir.value and config is not None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
+    folder_named = workdir.value
+    if config is None and (workdir.value or os.path.isdir(images[0] if images else "")):
+      folder_named, images = take_run(workdir.value, images)
     if not images:
       raise UserError("name one or more image files after the flags.")
     given = fields.overridden() if config is not None else []
@@ -58,7 +64,7 @@ def main() -> None:
       effects.check(config, given, command="predict")
       config = with_last_mode(config)
     else:
-      folder = pathlib.Path(command_line.required("workdir", workdir.value))
+      folder = pathlib.Path(command_line.required("workdir", folder_named))
     if csv.value is not None:
       opened = (
         run_predict.run_predictor(folder, step.value)

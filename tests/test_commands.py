@@ -66,7 +66,7 @@ def test_evaluate_prints_what_training_printed(trained):
   assert idle.stderr == (
     "jaxspeed: config.schedule.peak has no effect: it applies to training only.\n"
   )
-  named = run("evaluate", f"--workdir={folder}", "--step=30")
+  named = run("evaluate", "--step", "30", str(folder))
   assert json.loads(named.stdout) | {"seconds": row["seconds"]} == row
 
 
@@ -216,6 +216,9 @@ def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
   "module, arguments, words",
   [
     ("evaluate", [], "--workdir is missing"),
+    ("evaluate", ["runs/none"], "runs/none"),
+    ("evaluate", ["--config=quickstart", "runs/none"], "names a recipe and runs/none a run"),
+    ("predict", ["a.png"], "--workdir is missing"),
     ("evaluate", ["--workdir=nowhere"], "nowhere/config.json is missing"),
     ("predict", ["--workdir=nowhere"], "name one or more image files"),
     ("plan", [], "--config=FILE.py"),

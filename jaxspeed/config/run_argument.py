@@ -1,0 +1,48 @@
+"""The folder of a run on a command line: the first argument that is no flag, or --workdir."""
+
+import os
+from collections.abc import Sequence
+
+from absl import flags
+
+from jaxspeed.errors import UserError
+
+
+def arguments_of(argv: Sequence[str]) -> list[str]:
+  """The arguments that are neither flags nor their values, before flags are parsed."""
+  found: list[str] = []
+  is_value = False
+  words = iter(argv[1:])
+  for word in words:
+    if word == "--":
+      return [*found, *words]
+    if word.startswith("-") and word != "-":
+      name = word.lstrip("-")
+      switch = name in flags.FLAGS and flags.FLAGS[name].boolean
+      is_value = "=" not in name and not switch and not name.startswith("no")
+    else:
+      found += [] if is_value else [word]
+      is_value = False
+  return found
+
+
+def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
+  """The folder of a run, which --workdir or the first argument names, and the other arguments.
+
+  Args:
+    workdir: the value of --workdir.
+    arguments: those that are no flags.
+
+  Raises:
+    UserError: both name a run, and not the same one.
+  """
+  first = arguments[0] if arguments else ""
+  if not workdir:
+    # Not epochs=10, a flag without its dashes.
+    named = bool(first) and ("=" not in first or os.path.isdir(first))
+    return (first, arguments[1:]) if named else (workdir, arguments)
+  if not os.path.isfile(os.path.join(first, "config.json")):
+    return workdir, arguments
+  if os.path.realpath(first) != os.path.realpath(workdir):
+    raise UserError(f"--workdir={workdir} and {first} are two runs: name one of them.")
+  return workdir, arguments[1:]

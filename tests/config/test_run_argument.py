@@ -1,0 +1,45 @@
+"""A run's folder as the first argument of a command, or in --workdir."""
+
+import os
+
+import pytest
+from absl import flags
+from in_process import fresh_flags
+
+from jaxspeed.config.run_argument import arguments_of, take_run
+from jaxspeed.errors import UserError
+
+
+@pytest.mark.parametrize(
+  "words, arguments",
+  [
+    ("runs/a --step=3", ["runs/a"]),
+    ("--step 3 runs/a", ["runs/a"]),
+    ("--quiet runs/a", ["runs/a"]),
+    ("--noquiet runs/a b", ["runs/a", "b"]),
+    ("--config.data.path elsewhere runs/a", ["runs/a"]),
+    ("--workdir runs/a", []),
+    ("runs/a -- --b", ["runs/a", "--b"]),
+  ],
+)
+def test_the_values_of_flags_are_no_arguments(words, arguments):
+  with fresh_flags():
+    flags.DEFINE_bool("quiet", False, "")
+    flags.DEFINE_integer("step", 1, "")
+    assert arguments_of(["evaluate", *words.split()]) == arguments
+
+
+def test_a_run_is_the_first_argument_or_the_workdir(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ("a", "b", "lr=1"):
+    os.mkdir(name)
+    (tmp_path / name / "config.json").touch()
+  assert take_run(None, ["a", "b"]) == ("a", ["b"])
+  assert take_run(None, ["lr=1"]) == ("lr=1", [])
+  assert take_run(None, ["none"]) == ("none", [])
+  assert take_run(None, ["epochs=1"]) == (None, ["epochs=1"])
+  assert take_run("a", ["photo.png"]) == ("a", ["photo.png"])
+  assert take_run("a", [str(tmp_path / "a"), "b"]) == ("a", ["b"])
+  assert take_run("a", []) == ("a", [])
+  with pytest.raises(UserError, match="^--workdir=a and b are two runs: name one of them.$"):
+    take_run("a", ["b"])
