@@ -53,6 +53,7 @@ class Run:
     history: a dict for each epoch, as in metrics.jsonl: "epoch", "step", "train_loss",
       "train_top1", "eval_loss", "eval_top1", "learning_rate", "train_seconds", ...
     step: the number of steps after which the weights were saved.
+    class_names: the names of its classes, by label; their numbers as text where it has no names.
     model: the Flax module, called as `model.apply(variables, images, train=False)` on normalised
       images: (images - config.data.mean) / config.data.std, with pixels from 0 to 255.
     variables: its variables, those that the run was evaluated with: {"params", "batch_stats"}.
@@ -67,6 +68,7 @@ class Run:
     self.variables: dict[str, Any] = restored.tree.state.evaluated()
     self.history: list[dict[str, Any]] = read_metrics(folder)
     self.result: dict[str, Any] = read_result(folder) or {}
+    self.class_names = tuple(class_names_of(folder, config.data.classes))
     self._spec, self._phase = spec, spec.plan.phase_of(restored.step - 1)
 
   def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class Run:
     path = self.folder / predictions_lib.FILE
     return predictions_lib.read_predictions(path, self.config.data.classes)
 
-  def evaluate(self, images: Any, labels: Any) -> dict[str, Any]:
+  def evaluate(self, images: Any, labels: Any = None) -> dict[str, Any]:
     """Metrics of the weights on labelled images, with the views of `config.eval.mode`.
 
     Args:
@@ -103,6 +105,11 @@ class Run:
     Raises:
       UserError: images or labels are of another kind or size.
     """
+    if labels is None or isinstance(images, str | os.PathLike):
+      raise UserError(
+        "run.evaluate takes images and their labels, as run.evaluate(x_val, y_val): run.result has "
+        "the figures of the run's own evaluation images."
+      )
     with _computing(self.config.precision):
       pixels = self._checked(images)
       truth = labels_of(labels, len(pixels), "labels")
@@ -118,7 +125,7 @@ class Run:
         **evaluated.sums.means(self.config.data.classes),
       }
       predictions = predictions_of(evaluated, self.step)
-      figures = class_figures.figures_of(predictions, self._class_names())
+      figures = class_figures.figures_of(predictions, self.class_names)
       if "confusion" in figures:
         figures["confusion"] = figures["confusion"].tolist()
       return metrics | figures
@@ -171,7 +178,7 @@ class Run:
         written.
     """
     with library_call():
-      place, spec, names = expanded(path, "path"), self._spec, self._class_names()
+      place, spec, names = expanded(path, "path"), self._spec, self.class_names
       network = network_of(spec, self.step, self.variables, names, input_dtype=input)
       return write_network(place, network, file_format=format, fold=fold)
 
@@ -186,10 +193,6 @@ class Run:
     plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
     spec = make_train_spec(config, plan, self._spec.mesh, model=self._own_model())
     return spec, jax.jit(evaluate_on_mesh(spec))
-
-  def _class_names(self) -> Sequence[str]:
-    """The names of the classes; their numbers if the folder has lost its names."""
-    return class_names_of(self.folder, self.config.data.classes)
 
   def _own_model(self) -> nn.Module | None:
     return self.model if self.config.given.model else None

@@ -1,9 +1,12 @@
 """`jaxspeed.fit`: its runs, what it leaves of the process, and objects in place of fields."""
 
 import contextlib
+import functools
 import io
 import json
 import logging
+import pathlib
+import re
 import signal
 import sys
 import threading
@@ -103,8 +106,23 @@ def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
   assert found.shape == (297, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
   assert np.mean(found.argmax(axis=1) == digits.y_val) == metrics["top1"]
   assert "unfinished" not in repr(run)
+  assert run.class_names == tuple("0123456789") and [*metrics["per_class"]] == [*run.class_names]
+  for arguments in (("test",), (digits.x_val,), ("test", digits.y_val)):
+    assert "run.evaluate takes images and their labels" in said(
+      functools.partial(run.evaluate, *arguments)
+    )
   assert "put the name of a file in a list" in said(lambda: run.predict("a.png"))
   assert "workdir=None: it must be the path" in said(lambda: jaxspeed.load(None))
+
+
+def test_the_attributes_that_the_guide_names_are_there(finished):
+  text = (pathlib.Path(__file__).parents[2] / "docs" / "library.md").read_text()
+  table = text.partition("## The run")[2]
+  for name in set(re.findall(r"`run\.([a-z_.]+)", table)):
+    functools.reduce(getattr, name.split("."), finished)
+  row = next(line for line in table.splitlines() if line.startswith("| `run.predictions`"))
+  names = re.findall("`([a-z]+)`", row)
+  assert "loss" in names and all(hasattr(finished.predictions, name) for name in names)
 
 
 def test_the_call_stands_in_the_result_and_python_trains_the_bits_of_the_command(
