@@ -110,9 +110,12 @@ class Feed(Protocol):
     Raises:
       UserError: the feed takes none, or they do not fit the config.
     """
+    advice = "take a recipe that trains from memory, like cifar10"
+    if not config.phases.first_epoch:
+      advice = "set data.feed to resident, which keeps arrays on the device"
     raise UserError(
       f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
-      "arrays: pass the path of a folder, or take a recipe that trains from memory, like cifar10."
+      f"arrays: pass the path of a folder, or {advice}."
     )
 
   @staticmethod

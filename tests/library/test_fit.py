@@ -418,3 +418,7 @@ def test_other_arrays_do_not_resume_a_run_and_a_command_names_what_it_lacks(fini
 def test_arrays_need_a_recipe_that_trains_from_memory(digits, tmp_path):
   fit = lambda: jaxspeed.fit("imagenette", digits, tmp_path / "a")  # noqa: E731
   assert "images come from disk (config.data.feed=stream)" in said(fit)
+  assert "take a recipe that trains from memory, like cifar10" in said(fit)
+  config = jaxspeed.recipe("finetune", **{"pretrained.path": ""})
+  fit = lambda: jaxspeed.fit(config, digits, tmp_path / "a")  # noqa: E731
+  assert "or set data.feed to resident, which keeps arrays" in said(fit)
