@@ -4,12 +4,14 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from commands import ROOT, environment, run
+from in_process import mistake
 from PIL import Image
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -68,6 +70,20 @@ def test_evaluate_prints_what_training_printed(trained):
   )
   named = run("evaluate", "--step", "30", str(folder))
   assert json.loads(named.stdout) | {"seconds": row["seconds"]} == row
+
+
+def test_evaluate_says_where_the_name_of_missing_data_comes_from(trained, tmp_path):
+  folder = tmp_path / "moved"
+  shutil.copytree(trained[0], folder)
+  config = json.loads((folder / "config.json").read_text())
+  named = config | {"data": config["data"] | {"path": "photos"}}
+  (folder / "config.json").write_text(json.dumps(named))
+  assert mistake("evaluate", str(folder)) == (
+    f"photos does not exist: {folder}/config.json names it, relative to the folder where it was "
+    "trained; name the data with --config.data.path."
+  )
+  given = mistake("evaluate", str(folder), "--config.data.path=elsewhere")
+  assert given.startswith("config.data.path: elsewhere does not exist; it names ")
 
 
 def test_result_names_the_command_that_made_it(trained):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import pathlib
 import time
 from collections.abc import Collection, Sequence
@@ -269,6 +270,21 @@ def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData)
   check_class_names(folder, data.class_names, renamed=True)
 
 
+def _require_own_data(folder: pathlib.Path | None, path: str) -> None:
+  """Makes sure that the data at `path` are there if the run's config is what names them.
+
+  Raises:
+    UserError: they are not.
+  """
+  if folder is None or not path or os.path.exists(path) or load_config(folder).data.path != path:
+    return
+  relative = "" if os.path.isabs(path) else ", relative to the folder where it was trained"
+  raise UserError(
+    f"{path} does not exist: {folder / 'config.json'} names it{relative}; name the data with "
+    "--config.data.path."
+  )
+
+
 def _rows(
   configs: Sequence[ConfigDict],
   mesh: Mesh,
@@ -282,7 +298,11 @@ def _rows(
   phases = [spec.plan.phase_of(step - 1) for spec in specs]
   if data is None:
     # A stream opens only what this phase reads; what the data decide is compared below.
-    data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
+    try:
+      data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
+    except UserError:
+      _require_own_data(folder, configs[0].data.path)
+      raise
   if folder is not None:
     _require_same_kind(folder, configs[0], data)
   path = configs[0].data.path
