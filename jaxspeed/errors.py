@@ -36,6 +36,11 @@ def _escaped(character: str) -> str:
   return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
+def plural(count: int, noun: str) -> str:
+  """A count with its noun: "1 seed", "3 seeds"."""
+  return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class UserError(Exception):
   """A user's mistake, in one sentence that names the file, field or value and what to do.
 

@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
+from jaxspeed.errors import plural
 from jaxspeed.records.class_figures import MOST_CLASSES, confusion_matrix
 from jaxspeed.report.data import Group
 from jaxspeed.report.images import data_uri
 from jaxspeed.report.markup import Html, element, join, table
-from jaxspeed.report.words import percent, plural
+from jaxspeed.report.words import percent
 
 # Classes of a matrix in numbers; rows at each end of a long table; confusions listed.
 _MOST_IN_NUMBERS, _MOST_ROWS, _LISTED = 20, 40, 10

@@ -6,12 +6,11 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded, write_atomically
 from jaxspeed.records.results import FILE as RESULT
 from jaxspeed.report.data import RunData, find_runs, groups_of, read_run
 from jaxspeed.report.page import page
-from jaxspeed.report.words import plural
 from jaxspeed.run.folder import check_output
 
 # A run leaves its images after its result: within seconds, as it compiles how it augments a batch.

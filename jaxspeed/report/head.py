@@ -7,12 +7,12 @@ from typing import Any
 
 from jaxspeed.config.recipe import Published, published, shipped
 from jaxspeed.config.stored import PLACES
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, plural
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
 from jaxspeed.report.data import Group, RunData
 from jaxspeed.report.evaluated import evaluated_images
 from jaxspeed.report.markup import Html, element, join, table
-from jaxspeed.report.words import METRICS, duration, number, p_value, percent, plural, points
+from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
 
 # The parts of `seconds.compile` in words.
 _COMPILE = {

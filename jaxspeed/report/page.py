@@ -5,6 +5,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspeed.errors import plural
 from jaxspeed.report.classes import classes
 from jaxspeed.report.compare import comparison
 from jaxspeed.report.curves import curves
@@ -15,7 +16,6 @@ from jaxspeed.report.images import images
 from jaxspeed.report.markup import Html, element, join
 from jaxspeed.report.style import CSS, JS
 from jaxspeed.report.time_bar import time_bars
-from jaxspeed.report.words import plural
 
 # A browser loads nothing from anywhere, even if a name from a file were to become an element.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -34,8 +34,3 @@ def number(value: float | None) -> str:
 def p_value(value: float) -> str:
   """A p as "p = 0.039"; a tiny one as "p < 0.0001"."""
   return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
-
-
-def plural(count: int, noun: str) -> str:
-  """A count with its noun: "1 seed", "3 seeds"."""
-  return f"{count:,} {noun}{'' if count == 1 else 's'}"

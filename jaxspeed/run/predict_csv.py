@@ -4,6 +4,7 @@ import collections
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import os
 import pathlib
@@ -16,7 +17,7 @@ from jaxspeed.config import output
 from jaxspeed.data.formats.folders import left_out, list_folder
 from jaxspeed.data.formats.label_csv import is_csv, read_names
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, plural, printable
 from jaxspeed.files import write_atomically
 from jaxspeed.run.folder import check_output
 from jaxspeed.run.image_file import BrokenImage
@@ -51,7 +52,7 @@ class Images:
   Attributes:
     names: the names as the table shows them: those in a list are its own.
     paths: the files.
-    notes: lines about files that are left out.
+    notes: lines about files that are left out, or named twice.
   """
 
   names: list[str]
@@ -62,6 +63,8 @@ class Images:
 def find_images(arguments: Sequence[str]) -> Images:
   """The images that are named: files, folders with all their sub-folders, and CSV lists.
 
+  An image that several arguments name is there once, as the first one names it.
+
   Args:
     arguments: the names. In a folder, files are images by their ending; hidden ones are left out.
 
@@ -69,18 +72,31 @@ def find_images(arguments: Sequence[str]) -> Images:
     UserError: a folder holds no image or cannot be read; a list is none.
   """
   found, others = Images([], [], ()), collections.Counter[str]()
+  earlier, twice, place = set[str](), 0, functools.cache(os.path.realpath)
   for name in arguments:
+    first = len(found.paths)
     if os.path.isdir(name):
-      before = len(found.paths)
       _add_folder(pathlib.Path(name), found, others, set())
-      if len(found.paths) == before:
+      if len(found.paths) == first:
         raise UserError(f"{name} holds no image ({', '.join(SUFFIXES)}): name another folder.")
     elif is_csv(pathlib.Path(name)):
       _add_list(pathlib.Path(name), found)
     else:
       found.names.append(name)
       found.paths.append(name)
-  return dataclasses.replace(found, notes=left_out(others, where=""))
+    # A list of its own may name an image twice.
+    added = list(zip(found.names[first:], found.paths[first:], strict=True))
+    files = [
+      os.path.join(place(os.path.dirname(path)), os.path.basename(path)) for _, path in added
+    ]
+    new = [pair for pair, file in zip(added, files, strict=True) if file not in earlier]
+    found.names[first:], found.paths[first:] = [name for name, _ in new], [path for _, path in new]
+    twice += len(added) - len(new)
+    earlier.update(files)
+  notes = left_out(others, where="")
+  if twice:
+    notes += (f"{plural(twice, 'image')} named by more than one argument: predicted once",)
+  return dataclasses.replace(found, notes=notes)
 
 
 def _add_folder(

@@ -78,7 +78,7 @@ def one_by_one(predictor, paths, top):
 def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, photos, tmp_path):
   images = find_images([str(photos)])
   assert len(images.paths) == 12 and images.names == images.paths
-  assert images.notes[0].startswith("1 files are left out") and ".txt (1)" in images.notes[0]
+  assert images.notes[0].startswith("1 file is left out") and ".txt (1)" in images.notes[0]
   (header, *rows), done = written(predictor, images, tmp_path / "a.csv")
   assert (
     ",".join(header) == "file,label,probability,label_2,probability_2,label_3,probability_3,error"
@@ -120,6 +120,20 @@ def test_a_list_names_its_images_as_it_does(predictor, photos, tmp_path):
   assert gone == ["photos/gone.png", "", "", "there is no such file"]
 
 
+def test_an_image_that_two_arguments_name_is_predicted_once(photos, tmp_path, monkeypatch):
+  listed = photos.parent / "more.csv"
+  listed.write_text("file\nphotos/0.png\nphotos/gone.png\nphotos/0.png\n")
+  (tmp_path / "link").symlink_to(photos)
+  monkeypatch.chdir(tmp_path)
+  once = find_images([str(photos)])
+  twice = find_images([str(photos), "photos", "link", "./photos/b", "more.csv"])
+  assert twice.paths == [*once.paths, "photos/gone.png"]
+  assert twice.notes[-1] == "32 images named by more than one argument: predicted once"
+  assert find_images(["more.csv", "photos"]).names[:3] == ["photos/0.png", "photos/gone.png"] + [
+    "photos/0.png"
+  ]
+
+
 def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, tmp_path):
   folder = tmp_path / "odd"
   folder.mkdir()
@@ -128,12 +142,13 @@ def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, t
   (folder / "other").symlink_to("other")
   os.mkfifo(folder / "pipe.png")
   listed = tmp_path / "list.csv"
-  listed.write_text("file\nhttp://x/y.png\n./odd/pipe.png\n")
+  os.mkfifo(tmp_path / "pipe.png")
+  listed.write_text("file\nhttp://x/y.png\n./pipe.png\n")
   images = find_images([str(folder), str(listed)])
-  assert "1 files are left out" in images.notes[0]
+  assert "1 file is left out" in images.notes[0]
   (_, *rows), done = written(predictor, images, tmp_path / "a.csv", top=1)
   names = [str(folder / name) for name in ("gone.png", "loop.png", "pipe.png")]
-  assert [row[0] for row in rows] == [*names, "http://x/y.png", "./odd/pipe.png"]
+  assert [row[0] for row in rows] == [*names, "http://x/y.png", "./pipe.png"]
   assert done.broken == 5
   assert [row[3] for row in rows] == [
     "there is no such file",
@@ -216,7 +231,7 @@ def test_the_command_prints_or_writes_the_table_and_counts_what_is_broken(run, p
   done = run(str(photos), "--csv=-")
   assert done.returncode == 2
   note, count, broken = done.stderr.splitlines()
-  assert note.startswith("jaxspeed: note: 1 files are left out")
+  assert note.startswith("jaxspeed: note: 1 file is left out")
   assert count.startswith("jaxspeed: 12 images in ") and count.endswith(" a second")
   assert broken == "jaxspeed: 1 of 12 files could not be read: see the column error."
   path = tmp_path / "a.csv"

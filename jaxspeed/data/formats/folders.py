@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, plural, printable
 
 EVAL_FOLDERS = ("val", "validation", "test")
 # The most endings of names in the note about files left out.
@@ -142,7 +142,10 @@ def left_out(
   common = sorted(others.items(), key=lambda each: (-each[1], each[0]))
   named = [f"{printable(ending)} ({count:,})" for ending, count in common[:_ENDINGS]]
   more = f" and {len(others) - _ENDINGS:,} other endings" if len(others) > _ENDINGS else ""
+  words = (
+    "is left out, as its name does" if others.total() == 1 else "are left out, as their names do"
+  )
   return (
-    f"{others.total():,} files {where}are left out, as their names do not end in "
+    f"{plural(others.total(), 'file')} {where}{words} not end in "
     f"{', '.join(SUFFIXES)}: {', '.join(named)}{more}",
   )
