@@ -76,11 +76,13 @@ def _variants(name: str, facts: Facts) -> list[str]:
     (_called(name, variant), *_figures(row), row.clock) for variant, row in facts.variants.items()
   ]
   heads = ("recipe", "source", "hardware", "accuracy", "time", "which covers")
+  known = any(row.accuracy_in_words or row.seconds is not None for row in facts.variants.values())
+  figures = "figures as published" if known else "no figures are published"
   return [
     *([facts.title, ""] if facts.title else []),
     *_table(heads, rows),
     "",
-    f"jaxspeed train --config={_called(name, facts.default)} trains it; figures as published.",
+    f"jaxspeed train --config={_called(name, facts.default)} trains it; {figures}.",
   ]
 
 

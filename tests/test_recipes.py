@@ -122,6 +122,9 @@ def test_one_recipe_has_a_line_for_each_variant():
   found = [line.split()[0] for line in lines[3:8]]
   assert found == [f"imagenet18:{machines}" for machines in (1, 2, 4, 8, 16)]
   assert "32 V100   93.05 % top-5  29 min 44 s   training, validation" in lines[5]
+  assert lines[-1].endswith(" trains it; figures as published.")
+  (*_, last) = command("recipes", "finetune").stdout.splitlines()
+  assert last == "jaxspeed train --config=finetune trains it; no figures are published."
 
 
 def test_json_is_the_same():

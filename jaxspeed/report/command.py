@@ -36,12 +36,16 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
   if os.path.isdir(path):
     raise UserError(f"{path} is a folder: name a file in it, as --out={path / 'report.html'}.")
   check_output(path)
+  printed = ""
   while True:
     runs = read_all(arguments)
     ended = all(each.is_stopped for each in runs if each.is_unfinished or _leaves_images(each))
     refresh = 0.0 if ended else watch
     size = write(runs, path, refresh=refresh)
-    print(f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB")
+    line = f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB"
+    if line != printed:
+      print(line)
+    printed = line
     if not refresh:
       return
     time.sleep(watch)

@@ -25,6 +25,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   """Prints what a run will do."""
   config, data, spec = setup.config, setup.data, setup.spec
   plan = spec.plan
+  epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
   if spec.devices > 1:
@@ -36,7 +37,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "device": device,
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
-      f"{config.epochs:g} epochs; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
+      f"{epochs}; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
       **initial,
       "weights": f"evaluation uses {averaging.describe(config.average)}",
       "programs": "; ".join(plan.programs()),

@@ -35,8 +35,9 @@ def describe(config: ConfigDict, plan: Plan) -> str:
   turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
   lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
   for phase in plan.phases:
+    first, last = phase.first_epoch + 1, phase.first_epoch + phase.epochs
     lines.append(
-      f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}: "
+      f"{f'epoch {first}' if first == last else f'epochs {first}-{last}'}: "
       f"{phase.steps_per_epoch} steps an epoch, batch {phase.batch_size}, "
       f"{phase.image_size} x {phase.image_size} pixels"
     )

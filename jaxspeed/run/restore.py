@@ -20,7 +20,7 @@ from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.models.pretrained import check_pretrained, load_pretrained
@@ -317,7 +317,9 @@ def _rows(
     rows.append(row | _evaluate_mode(config, spec, step, variables, data))
     images = data.evaluated_count(phase.copies)
     if folder is not None and images != config.data.eval_images:
-      output.note(f"the run was evaluated on {config.data.eval_images:,} images, not {images:,}")
+      output.note(
+        f"the run was evaluated on {plural(config.data.eval_images, 'image')}, not {images:,}"
+      )
   return rows
 
 

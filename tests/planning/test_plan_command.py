@@ -43,6 +43,8 @@ def test_describe_lists_phases_rates_and_programs():
     "program: train 10x32x32x3, 25 steps",
     "program: evaluate 30 images, 30 per device at a time",
   ]
+  config.epochs = 1.0
+  assert "\nepoch 1: 10 steps an epoch, " in describe(config, make_plan(config))
 
 
 def test_the_command_prints_the_plan_of_a_recipe_with_its_overrides():
@@ -196,7 +198,7 @@ def test_a_plan_counts_the_images_that_a_csv_lists(tmp_path):
   )
   with contextlib.chdir(ROOT):
     (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
-    assert "lists 1 files, of which 1 cannot be found: a.jpg" in mistake("plan", *flags)
+    assert "lists 1 file, of which 1 cannot be found: a.jpg" in mistake("plan", *flags)
     assert "photos.csv lists image files, and this recipe trains from memory" in mistake(
       "plan", "--config=configs/cifar10.py", flags[1]
     )

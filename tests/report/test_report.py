@@ -292,6 +292,25 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch):
   assert "refresh" not in last.split("<style>")[0] and "Highest loss" in last
 
 
+def test_watching_prints_a_line_where_something_changed(tmp_path, monkeypatch):
+  folder = write_run(tmp_path / "a", finished=False)
+  waits = []
+
+  def finish(seconds):
+    waits.append(seconds)
+    if len(waits) == 4:
+      done = write_run(tmp_path / "done")
+      for name in ("predictions.npz", FILE, "result.json"):
+        shutil.copy(done / name, folder)
+
+  monkeypatch.setattr(time, "sleep", finish)
+  done = command("report", str(folder), f"--out={tmp_path / 'r.html'}", "--watch=5")
+  first, second = done.stdout.splitlines()
+  assert (
+    len(waits) == 4 and first != second and second.startswith(f"{tmp_path / 'r.html'}: 1 run, ")
+  )
+
+
 def test_a_page_says_what_is_missing(tmp_path):
   folder = write_run(tmp_path / "a")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, plural, printable
 from jaxspeed.files import open_regular
 
 # The columns' names; the first of each is the one in the documents.
@@ -154,7 +154,7 @@ def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> Non
     more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
     listed = sum(map(len, names.values()))
     raise UserError(
-      f"{path} lists {listed:,} files, of which {len(missing):,} cannot be found: "
+      f"{path} lists {plural(listed, 'file')}, of which {len(missing):,} cannot be found: "
       f"{_some(missing)}{more}; names are relative to {path.parent}"
       f"{_hint(path.parent, missing[0])}."
     )
