@@ -75,9 +75,11 @@ class Restored:
     """
     then, now = self.images.partition(" "), fingerprint.partition(" ")
     if then[0] == now[0] and then != now:
+      # In memory they have no names.
+      what = "pixels" if now[0] == "arrays" else "names"
       raise UserError(
         f"the images of this run have changed since its checkpoint of step {self.step} (their "
-        "names, their labels, or which are held out): put them back, or choose another --workdir."
+        f"{what}, their labels, or which are held out): put them back, or choose another --workdir."
       )
 
 

@@ -122,7 +122,7 @@ def set_up(
   check_metrics(resolved)
   with processes.all_or_none("the config"):
     if processes.is_primary():
-      pin_config(folder, resolved)
+      pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
@@ -247,8 +247,34 @@ def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDi
   return parts.with_schedule(resolved, layout.total_steps)
 
 
-def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
+# What a change of each field that the images decide is called.
+_OF_IMAGES = {
+  "data.train_images": "training images",
+  "data.eval_images": "evaluation images",
+  "data.classes": "classes",
+  "data.image_size": "pixels a side",
+  "data.mean": "as the mean",
+  "data.std": "as the deviation",
+}
+
+
+def _derived(config: ConfigDict, follow: Collection[str]) -> set[str]:
+  """The names of the fields that the images decide, whatever an unresolved config says."""
+  if config.data.synthetic:
+    return set()
+  computed = {f"data.{name}" for name in ("mean", "std") if not len(config.data[name])}
+  return {"data.train_images", "data.eval_images", *follow, *computed}
+
+
+def pin_config(
+  folder: pathlib.Path, config: ConfigDict, *, derived: Collection[str] = frozenset()
+) -> None:
   """Stores a resolved config in a folder, or makes sure that the stored one is the same.
+
+  Args:
+    folder: the run's folder.
+    config: the resolved config.
+    derived: the fields that the images decide: where no other differs, the images have changed.
 
   Raises:
     UserError: the folder holds a run of another config; the message lists the differences.
@@ -262,6 +288,16 @@ def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
     raise UserError(sentence)
   stored = ConfigDict(stored_lib.to_dict(loaded))
   rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
+  changed = [row.removeprefix("config.").partition(": ") for row in rows]
+  if rows and all(name in derived for name, _, _ in changed):
+    where = f" at {config.data.path}" if config.data.path else ""
+    words = [f"{values} {_OF_IMAGES.get(name, name)}" for name, _, values in changed]
+    # Other images nearly always have another mean too.
+    words = [word for word in words if " as the " not in word] or words
+    raise UserError(
+      f"the images{where} have changed since the run in {folder} began "
+      f"({stored_lib.listed(words)}): put them back, or choose another --workdir."
+    )
   if rows:
     raise UserError(
       f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
