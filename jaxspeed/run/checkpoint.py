@@ -215,9 +215,13 @@ class Checkpoints:
     if step is None and (step := self.newest()) is None:
       return None
     path = self._path_of(step)
-    tree = _read_tree(path, target)
+    tree = _read_tree(path, target, earlier=self.has_before(step))
     manifest = load_manifest(path)
     return Restored(step, tree, manifest["clock"], manifest.get("images", ""))
+
+  def has_before(self, step: int) -> bool:
+    """Whether there is a checkpoint of an earlier step."""
+    return any(each < step for each, _ in self._found())
 
   def _path_of(self, step: int) -> pathlib.Path:
     """The folder of the whole checkpoint of `step`.
@@ -291,8 +295,14 @@ def _checkpointer() -> Any:
   return ocp.StandardCheckpointer(multiprocessing_options=alone, async_options=beside)
 
 
-def _read_tree(path: pathlib.Path, target: Any) -> Any:
-  """A checkpoint's arrays in the structure of `target`; a UserError where they do not fit."""
+def _read_tree(path: pathlib.Path, target: Any, *, earlier: bool) -> Any:
+  """A checkpoint's arrays in the structure of `target`; a UserError where they do not fit.
+
+  Args:
+    path: the checkpoint.
+    target: as in `Checkpoints.restore`.
+    earlier: whether there is an earlier one, for the message.
+  """
   wanted = flax.serialization.to_state_dict(target)
   try:
     with _checkpointer() as checkpointer:
@@ -305,9 +315,11 @@ def _read_tree(path: pathlib.Path, target: Any) -> Any:
       "code and the config.json that trained it, or move it away."
     ) from error
   except Exception as error:  # Orbax raises anything on files that it does not expect
+    advice = "move it away, and the checkpoint before it is the newest"
+    if not earlier:
+      advice = "there is no earlier one: train afresh in another --workdir"
     raise UserError(
-      f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): move it away, and the "
-      "checkpoint before it is the newest."
+      f"{path} cannot be read ({type(error).__name__}: {_reason(error)}): {advice}."
     ) from error
   return flax.serialization.from_state_dict(target, state_dict)
 

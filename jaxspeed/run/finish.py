@@ -27,6 +27,7 @@ from jaxspeed.records.statistics import (
   STOPPED_BY,
 )
 from jaxspeed.run.best import best_of, reaches_target
+from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
@@ -120,10 +121,17 @@ def finish(
   """
   config, step = spec.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
+    checkpoints = folder / "checkpoints"
+    if Checkpoints(checkpoints).has_before(step):
+      advice = (
+        f"remove {checkpoints / str(step)}, and the same command trains again from the checkpoint "
+        "before it"
+      )
+    else:
+      advice = "as there is no earlier checkpoint, train afresh in another --workdir"
     raise UserError(
       f"{folder / 'metrics.jsonl'} has no row of the last step, {step}: put the file back, or "
-      f"remove {folder / 'checkpoints' / str(step)}, and the same command trains again from the "
-      "checkpoint before it."
+      f"{advice}."
     )
   last = rows[-1]
   first = next((row for row in rows if reaches_target(row, config)), None)

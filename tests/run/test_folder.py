@@ -370,7 +370,15 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   ):
     train(digits(), str(folder))
   assert not (folder / "result.json").exists()
-  # What the sentence says.
+  for each in (folder / "checkpoints").iterdir():
+    if each.name != "18":
+      shutil.move(each, tmp_path)
+  with pytest.raises(UserError, match="back, or as there is no earlier checkpoint, train af"):
+    train(digits(), str(folder))
+  for each in tmp_path.iterdir():
+    if each != folder:
+      shutil.move(each, folder / "checkpoints")
+  # What the first sentence says.
   shutil.rmtree(folder / "checkpoints" / "18")
   result = train(digits(), str(folder))
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
