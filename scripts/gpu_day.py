@@ -342,7 +342,7 @@ def measure_all(flags: argparse.Namespace) -> int:
   Raises:
     Stopped: before the first part.
   """
-  gpu_machine.check_packages()
+  gpu_machine.check_packages(dry_run=flags.dry_run)
   from jaxspeed.config import output
 
   output.guard()  # a closed or full output does not end the measurement

@@ -95,8 +95,12 @@ class Machine:
   torch: str
 
 
-def check_packages() -> None:
-  """Raises a Mistake that names the packages that are missing and how to bring them."""
+def check_packages(*, dry_run: bool) -> None:
+  """Raises a Mistake that names the packages that are missing and how to bring them.
+
+  Args:
+    dry_run: whether the CPU is enough, which needs no packages of NVIDIA's.
+  """
 
   def is_there(module: str) -> bool:
     try:
@@ -105,6 +109,10 @@ def check_packages() -> None:
       return False
 
   if missing := [package for module, package in _NEEDED.items() if not is_there(module)]:
+    if dry_run:
+      names = ", ".join(each.partition("[")[0] for each in missing)
+      line = shlex.join([sys.executable, "-m", "pip", "install", "-e", str(ROOT)])
+      raise Mistake(f"{names} missing: run `{line}`.")
     names = shlex.join(missing)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     raise Mistake(

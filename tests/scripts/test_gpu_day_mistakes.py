@@ -200,13 +200,17 @@ def test_missing_packages_are_named_with_the_lines_that_bring_them(call, monkeyp
   monkeypatch.setattr(
     gpu_machine.importlib.util,
     "find_spec",
-    lambda name: None if name in ("pydantic", "google_crc32c") else find_spec(name),
+    lambda name: None if name in ("pydantic", "google_crc32c", "jax") else find_spec(name),
   )
+  code, _, out, err = call("--dry_run")  # on a CPU, for which NVIDIA's packages are of no use
+  assert (code, out) == (2, "") and "cuda" not in err and "wheels" not in err
+  assert err.startswith(f"jaxspeed: jax, pydantic, google-crc32c missing: run `{sys.executable} -m")
+  assert err.endswith(f" -m pip install -e {gpu_machine.ROOT}`.\n")
   code, _, out, err = call()
   assert (code, out) == (2, "")
-  assert err.startswith("jaxspeed: pydantic, google-crc32c missing: run `pip install pydantic ")
+  assert err.startswith("jaxspeed: jax[cuda13], pydantic, google-crc32c missing: run `pip install ")
   assert "`pip download -d wheels --only-binary=:all:" in err
-  assert "--no-index --find-links=wheels pydantic google-crc32c`." in err
+  assert "--no-index --find-links=wheels 'jax[cuda13]' pydantic google-crc32c`." in err
 
 
 def test_a_cpu_is_refused(monkeypatch):
