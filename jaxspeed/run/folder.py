@@ -72,18 +72,33 @@ class RunFolder:
       refused: whether to remove what this start wrote, if no step was taken.
     """
     if refused and self.is_new and self.lock.is_held():
-      for folder in (*_subfolders(self.path), self.path):
-        # The files that a start writes before its first step is done.
-        for name in ("tensorboard", "loggers"):
-          shutil.rmtree(folder / name, ignore_errors=True)
-        for name in (CONFIG, "classes.json", "metrics.jsonl"):
-          with contextlib.suppress(OSError):
-            (folder / name).unlink()
-        if folder != self.path:
-          _remove_empty([folder])
+      clear(self.path)
       self.lock.close(erase=True)
     else:
       self.lock.close()
+
+
+def clear(path: pathlib.Path) -> None:
+  """Removes what a start writes before its first epoch is done."""
+  for folder in (*_subfolders(path), path):
+    for name in ("tensorboard", "loggers"):
+      shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (CONFIG, "classes.json", "metrics.jsonl"):
+      with contextlib.suppress(OSError):
+        (folder / name).unlink()
+    if folder != path:
+      _remove_empty([folder])
+
+
+def is_untrained(path: pathlib.Path) -> bool:
+  """Whether a run has neither a checkpoint nor an epoch's row or a result: nothing to lose."""
+  for folder in (path, *_subfolders(path)):
+    checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
+    if os.path.lexists(folder / "result.json") or (metrics.exists() and metrics.stat().st_size):
+      return False
+    if checkpoints.exists() and any(checkpoints.iterdir()):
+      return False
+  return True
 
 
 @contextlib.contextmanager

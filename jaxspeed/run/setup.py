@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 import zlib
 from collections.abc import Collection, Sequence
@@ -35,10 +36,13 @@ from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import check_metrics
 from jaxspeed.run.finish import finished_result
+from jaxspeed.run.folder import clear, is_untrained
 from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
+
+_log = logging.getLogger("jaxspeed")
 
 # The feeds by `config.data.feed`.
 FEEDS: dict[str, type[Feed]] = {
@@ -271,6 +275,8 @@ def pin_config(
 ) -> None:
   """Stores a resolved config in a folder, or makes sure that the stored one is the same.
 
+  A run that ended before its first checkpoint has nothing to lose, and is replaced.
+
   Args:
     folder: the run's folder.
     config: the resolved config.
@@ -288,6 +294,13 @@ def pin_config(
     raise UserError(sentence)
   stored = ConfigDict(stored_lib.to_dict(loaded))
   rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
+  if rows and is_untrained(folder):
+    clear(folder)
+    stored_lib.save(config, path)
+    _log.warning(
+      "%s held a run of another config without a checkpoint: this one replaces it", folder
+    )
+    return
   changed = [row.removeprefix("config.").partition(": ") for row in rows]
   if rows and all(name in derived for name, _, _ in changed):
     where = f" at {config.data.path}" if config.data.path else ""

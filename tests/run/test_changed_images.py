@@ -21,6 +21,7 @@ def config(**fields):
 def refusal(folder, *, given=(), **fields):
   """What a start with other fields says, of which the recipe leaves the mean to the images."""
   setup.pin_config(folder, config(**{"data.mean": (1.0, 2.0, 3.0)}))
+  (folder / "checkpoints" / "5").mkdir(parents=True, exist_ok=True)
   recipe = config(**{"data.mean": ()})
   derived = setup._derived(recipe, setup.FOLLOWING - set(given))
   with pytest.raises(UserError) as caught:

@@ -29,6 +29,7 @@ from jaxspeed.run.folder import look, make, taken
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
 from jaxspeed.run.session import train
+from jaxspeed.run.setup import pin_config
 
 LOCKS = {".owner.lock", "owner.json", "run.lock"}
 
@@ -345,6 +346,41 @@ def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
     ):
       train(digits(), str(folder))
     remove(folder / name)
+
+
+def left_untrained(folder):
+  """A folder as a run leaves it that ends in its first steps."""
+  folder.mkdir()
+  stored.save(digits(), folder / "config.json")
+  (folder / "classes.json").write_text('["cat"]')
+  (folder / "metrics.jsonl").touch()
+  (folder / "tensorboard").mkdir()
+  return folder
+
+
+def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):
+  folder, other = left_untrained(tmp_path / "a"), digits(seed=5)
+  pin_config(folder, digits())
+  assert (folder / "classes.json").exists() and not caplog.messages
+  pin_config(folder, other)
+  assert os.listdir(folder) == ["config.json"] and load_config(folder).seed == 5
+  (said,) = caplog.messages
+  assert said == f"{folder} held a run of another config without a checkpoint: this one replaces it"
+
+
+@pytest.mark.parametrize(
+  "name", ["checkpoints/9/x", "run_000/checkpoints/9/x", "result.json", "metrics.jsonl"]
+)
+def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
+  folder = left_untrained(tmp_path / "a")
+  (folder / name).parent.mkdir(parents=True, exist_ok=True)
+  (folder / name).write_text("{}")
+  before = contents(folder)
+  with pytest.raises(
+    UserError, match="holds a run of another config .config.seed: 0 -> 5.: choose"
+  ):
+    pin_config(folder, digits(seed=5))
+  assert contents(folder) == before
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "dawnbench"])
