@@ -159,6 +159,9 @@ class Queue:
     if facts.moved:
       note(facts.folder, submission.token, "failed", restart, f"2 {facts.moved}")
       return
+    script = record / "script.sh"
+    if not script.is_file():  # with each further start it would be missing too
+      raise UserError(f"{script} is missing: put it back, or submit the job again")
     descriptor = open_locked(record / ALIVE)
     if descriptor is None:
       return
@@ -170,7 +173,7 @@ class Queue:
       with open(record / "logs" / "batch.log", "ab") as log:
         note(facts.folder, submission.token, "started", restart)
         process = subprocess.Popen(
-          ["bash", str(record / "script.sh"), submission.token, str(restart)],
+          ["bash", str(script), submission.token, str(restart)],
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=log,

@@ -321,6 +321,20 @@ def test_a_folder_that_is_gone_ends_a_job_at_once(run, monkeypatch):
   assert "place" in run.found[0].last_lines[-1]
 
 
+def test_a_script_that_is_gone_uses_up_no_restart(run):
+  run.start({"a": ["once wait", "done"], "b": ["done"]}, max_restarts=3)
+  run.wait("a")
+  script = run.folder / "b" / "launch" / "script.sh"
+  script.rename(run.root / "script.sh")
+  run.go()
+  assert run.wait_for_end() == {"a": "done", "b": "failed"} and run.begun.count("b") == 0
+  reason = f"2 {script} is missing: put it back, or submit the job again"
+  assert run.notes("b") == [("failed", reason)]
+  (run.root / "script.sh").rename(script)
+  submit.retry(run.folder, ["b"], failed=False)
+  assert run.wait_for_end()["b"] == "done"
+
+
 def test_a_damaged_job_is_left_out_and_the_others_go_on(run):
   run.start({"a": ["once wait", "done"], "b": ["done"], "c": ["done"]})
   run.wait("a")
