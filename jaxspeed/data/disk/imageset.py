@@ -25,8 +25,8 @@ from jaxspeed.data.disk.members import member_digests, path_digests
 from jaxspeed.data.disk.sizes import IndexOptions, Show, files_listing, shards_listing
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
 from jaxspeed.data.formats.folders import (
+  folder_notes,
   has_splits,
-  left_out,
   list_classes,
   list_folder,
   list_folders,
@@ -231,7 +231,7 @@ def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> Imag
     eval=splits["train" if tune else "val"],
     class_names=tuple(files["train"]),
     source=source,
-    notes=left_out(others),
+    notes=folder_notes(others, listed),
   )
   return _with_images(images)
 
@@ -251,7 +251,7 @@ def _open_flat_folder(root: pathlib.Path, options: IndexOptions) -> ImageSet:
   files = {"train": list_classes(root, others)}
   whole = _read_folders(root, {"train": root}, files, options)["train"]
   source = f"{_title(root)}: class folders"
-  images = ImageSet(whole, whole, tuple(files["train"]), source, left_out(others), whole)
+  images = ImageSet(whole, whole, tuple(files["train"]), source, folder_notes(others, files), whole)
   return _with_images(images)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -149,3 +149,22 @@ def left_out(
     f"{plural(others.total(), 'file')} {where}{words} not end in "
     f"{', '.join(SUFFIXES)}: {', '.join(named)}{more}",
   )
+
+
+def folder_notes(
+  others: collections.Counter[str], splits: Mapping[str, Iterable[str]]
+) -> tuple[str, ...]:
+  """Return notes about files that are left out, and on classes of train that differ in case only.
+
+  Args:
+    others: as in `left_out`.
+    splits: the names of each split's classes.
+  """
+  first: dict[str, str] = {}
+  twins = [(first.setdefault(name.casefold(), name), name) for name in splits["train"]]
+  twins = [(one, other) for one, other in twins if one != other]
+  if not twins:
+    return left_out(others)
+  named = ", ".join(printable(f"{one} and {other}") for one, other in twins[:_ENDINGS])
+  note = f"class folders whose names differ in upper and lower case only are two classes: {named}"
+  return (*left_out(others), note)

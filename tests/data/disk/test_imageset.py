@@ -1,5 +1,6 @@
 """open_images: folders and shards, headers, the index and when it is made again, and bad input."""
 
+import collections
 import io
 import logging
 import os
@@ -19,6 +20,7 @@ from PIL import Image
 from jaxspeed.data.disk import headers, imageset, sizes
 from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.disk.labels import class_names_of
+from jaxspeed.data.formats.folders import folder_notes
 from jaxspeed.data.prepare.index import write_indices
 from jaxspeed.errors import UserError
 
@@ -138,6 +140,14 @@ def test_a_folder_of_class_folders(tmp_path, opened, held_out):
   assert images.train.files[3] == str(tmp_path / "set" / "train" / "bee" / "0.jpg")
   assert images.train.name(3) == "train/bee/0.jpg"
   assert images.eval.name(2) == f"{held_out}/cat/9.jpg"
+
+
+def test_class_folders_that_differ_in_case_only_are_noted():
+  none: collections.Counter[str] = collections.Counter()
+  assert folder_notes(none, {"train": ["Dog", "cat"]}) == ()
+  assert folder_notes(none, {"train": ["Cat", "cat", "dog"]}) == (
+    "class folders whose names differ in upper and lower case only are two classes: Cat and cat",
+  )
 
 
 def test_names_are_in_the_order_of_plain_strings_and_others_left_out(tmp_path, opened):
