@@ -248,7 +248,7 @@ FLAGS = {
   "--config.eval.resize=1e30": "config.eval.resize=1e+30: it must be at most 10.",
   "--config.watchdog_seconds=0.001": "=0.001: it must be a number of seconds, 0 or at least 5.",
   "--config.records.loggers=wandb,trackio": (
-    "it must be a tuple, each one of tensorboard, wandb, trackio, "
+    "it must be some of tensorboard, wandb, trackio, each at most once, "
     """as in '("tensorboard", "wandb")'."""
   ),
   "--config.phases.image_size=(1,b)": "from 1 to 8,192, as in '(1, 2)'.",
