@@ -16,6 +16,8 @@ from jaxspeed.files import open_regular, write_atomically
 
 Place = tuple[str, ...]  # keys of an array in the variables: ("params" or "batch_stats", ...)
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
+# What a file of torch.save begins with: a .zip, or a pickle of protocols 2 to 5.
+_PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -128,20 +130,29 @@ def check_file(path: pathlib.Path) -> None:
 
 def _open(path):
   if path.suffix.lower() in _PICKLES:
-    raise UserError(
-      f"{path} is a pickle, which may run any code when it is loaded; convert it with "
-      f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), "
-      f"{path.stem + '.safetensors'!r}) and name that file."
-    )
+    raise _pickled(path, f"{path.stem}.safetensors")
+  begin = b""
   try:
-    open_regular(path).close()  # refuses a pipe, on which safe_open would wait
+    with open_regular(path) as file:  # refuses a pipe, on which safe_open would wait
+      begin = file.read(4)
     return safetensors.safe_open(path, framework="np")
   except FileNotFoundError as error:
     raise UserError(f"{path} does not exist: name a .safetensors file of weights.") from error
   except (OSError, safetensors.SafetensorError) as error:
+    # Only now: the length of a header may have the same first bytes.
+    if begin.startswith(_PICKLED):
+      raise _pickled(path, f"{path.stem}_converted.safetensors") from None
     raise UserError(
       f"{path} cannot be read as .safetensors ({error}): copy or convert it again."
     ) from error
+
+
+def _pickled(path, converted):
+  return UserError(
+    f"{path} is a pickle, which may run any code when it is loaded; convert it with "
+    f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {converted!r}) and "
+    "name that file."
+  )
 
 
 def _listed(names):

@@ -165,13 +165,20 @@ def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
     load_resnet(tmp_path / name, shapes_of(SMALL))
 
 
+@pytest.mark.parametrize("begin", [b"PK\x03\x04", b"\x80\x02", b"\x80\x05"])
+def test_a_renamed_pickle_is_known_by_its_first_bytes(begin, tmp_path):
+  (tmp_path / "net.safetensors").write_bytes(begin + bytes(50))
+  with pytest.raises(UserError, match=r"is a pickle.*save_file\(.*'net_converted.safetensors'"):
+    load_resnet(tmp_path / "net.safetensors", shapes_of(SMALL))
+
+
 def test_a_file_that_is_missing_cut_off_or_something_else_is_told(saved, tmp_path):
   with pytest.raises(UserError, match="does not exist: name a .safetensors file"):
     load_resnet(tmp_path / "absent.safetensors", shapes_of(SMALL))
   saved.write_bytes(saved.read_bytes()[:-10])
   with pytest.raises(UserError, match="cannot be read as .safetensors .*copy or convert it again"):
     load_resnet(saved, shapes_of(SMALL))
-  saved.write_bytes(b"PK\x03\x04 no such file")
+  saved.write_bytes(b"GIF89a no such file")
   with pytest.raises(UserError, match="cannot be read as .safetensors"):
     load_resnet(saved, shapes_of(SMALL))
   with pytest.raises(UserError, match="cannot be read as .safetensors"):

@@ -197,8 +197,10 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
 def _open_stream(path: pathlib.Path) -> gzip.GzipFile | io.BufferedReader:
   """Open a .tar or .tar.gz; tarfile's own gzip streams do not verify checksums."""
   with open(path, "rb") as file:
-    zipped = file.read(2) == b"\x1f\x8b"
-  return gzip.GzipFile(path) if zipped else open(path, "rb")
+    begin = file.read(2)
+  if begin[:1] == b"\x80" and begin[1:] in b"\2\3\4\5":  # no .tar: its first bytes are a name
+    raise refuse_pickled(path)
+  return gzip.GzipFile(path) if begin == b"\x1f\x8b" else open(path, "rb")
 
 
 def _take_member(

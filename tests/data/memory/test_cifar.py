@@ -229,6 +229,8 @@ def test_the_pickled_version_is_refused(tmp_path):
     path = archive_of(source, tmp_path / "python.tar.gz", prefix=prefix)
     with pytest.raises(UserError, match="python.tar.gz is the pickled.*cifar-10-binary.tar.gz"):
       read_cifar_archive(path)
+  with pytest.raises(UserError, match="data_batch_1 is the pickled.*cifar-10-binary.tar.gz"):
+    read_cifar_archive(folder / "data_batch_1")
 
 
 def test_real_images_in_files_of_the_official_size(tmp_path, shared_data):
