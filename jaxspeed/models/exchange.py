@@ -66,22 +66,10 @@ def load_weights(
   """
   path = pathlib.Path(path)
   ours = traverse_util.flatten_dict(dict(variables))
-  places = {layout.name_of(place): place for place in ours}
   loaded = dict(ours)
   with _open(path) as file:
-    stored = {name for name in file.keys() if not name.endswith(layout.ignored)}
-    wanted = set(places)
-    if head == "new":
-      wanted, stored = (
-        {name for name in names if not name.startswith(layout.head)} for names in (wanted, stored)
-      )
-    _check_names(path, stored, wanted, layout)
-    for name in sorted(wanted):
-      tensor, place = file.get_slice(name), places[name]
+    for name, place in _checked(path, file, ours, layout, head).items():
       template = ours[place]
-      # The shape only: a broadcast zero takes no memory.
-      shape = layout.to_torch(place, np.broadcast_to(np.int8(0), template.shape)).shape
-      _check_tensor(path, name, tensor, list(shape), layout)
       array = layout.from_torch(place, file.get_tensor(name).astype(template.dtype), template.shape)
       loaded[place] = np.ascontiguousarray(array)
   return traverse_util.unflatten_dict(loaded)
@@ -122,10 +110,36 @@ def save_weights(
     ) from error
 
 
+def check_weights(
+  path: pathlib.Path, shapes: Mapping[str, Any], layout: Layout, *, head: Literal["keep", "new"]
+) -> None:
+  """Makes sure that `load_weights` can load a file, by its header; raises a UserError as that."""
+  with _open(path) as file:
+    _checked(path, file, traverse_util.flatten_dict(dict(shapes)), layout, head)
+
+
 def check_file(path: pathlib.Path) -> None:
   """Makes sure that a file of weights opens; raises a UserError as `load_weights`."""
   with _open(path):
     pass
+
+
+def _checked(path, file, ours, layout, head):
+  """The places of the arrays to load, by name, after a check of all names, shapes and dtypes."""
+  places = {layout.name_of(place): place for place in ours}
+  stored = {name for name in file.keys() if not name.endswith(layout.ignored)}
+  wanted = set(places)
+  if head == "new":
+    wanted, stored = (
+      {name for name in names if not name.startswith(layout.head)} for names in (wanted, stored)
+    )
+  _check_names(path, stored, wanted, layout)
+  for name in sorted(wanted):
+    place = places[name]
+    # The shape only: a broadcast zero takes no memory.
+    shape = layout.to_torch(place, np.broadcast_to(np.int8(0), ours[place].shape)).shape
+    _check_tensor(path, name, file.get_slice(name), list(shape), layout)
+  return {name: places[name] for name in sorted(wanted)}
 
 
 def _open(path):

@@ -1,15 +1,24 @@
 """Published weights for the models of a config: ResNets of torchvision and timm, ViTs of timm."""
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
-from jaxspeed.models.exchange import Layout, check_file, load_weights, save_weights
+from jaxspeed.models.exchange import (
+  Layout,
+  check_file,
+  check_weights,
+  load_weights,
+  save_weights,
+)
+from jaxspeed.models.make import make_model
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.models.vit_weights import VIT
 
@@ -49,7 +58,35 @@ def check_pretrained(config: ConfigDict) -> None:
       f"config.pretrained.path={config.pretrained.path}: only a ResNet or a ViT has weights to "
       f"load; set config.model.name to {' or '.join(LAYOUTS)}."
     )
-  check_file(expanded(config.pretrained.path, "config.pretrained.path"))
+  path = expanded(config.pretrained.path, "config.pretrained.path")
+  if not path.exists() and path.suffix == ".safetensors":
+    raise UserError(
+      f"{path} does not exist: name the weights with --config.pretrained.path=FILE.safetensors, or "
+      "train from random ones with --config.pretrained.path= (nothing behind it)."
+    )
+  check_file(path)
+
+
+def check_fit(config: ConfigDict, *, with_head: bool = True) -> None:
+  """Check by the header of the file that the weights fit the model, before anything is compiled.
+
+  Args:
+    config: a config with the fields that its data decide.
+    with_head: whether the number of classes is known, so that the last layer must fit too.
+
+  Raises:
+    UserError: as `check_pretrained` and `load_weights`.
+  """
+  check_pretrained(config)
+  config = config.copy_and_resolve_references()
+  config.precision = "float32"  # whatever this machine has
+  side = (config.phases.image_size or (config.data.image_size,))[0]
+  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+  init = functools.partial(make_model(config).init, train=False)
+  shapes = jax.eval_shape(init, jax.random.key(0), images)
+  path = expanded(config.pretrained.path, "config.pretrained.path")
+  head: Literal["keep", "new"] = config.pretrained.head if with_head else "new"
+  check_weights(path, shapes, LAYOUTS[config.model.name], head=head)
 
 
 def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from rich.console import Console
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
 from jaxspeed.models.make import make_model
+from jaxspeed.models.pretrained import check_fit
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out, momenta
 from jaxspeed.run.best import check_metrics
@@ -95,14 +97,32 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     config = _as_known(config, given)
     check_metrics(config)
     plan = make_plan(config, devices=devices)
-    return Planned(config, plan, tuple(left_out(config, plan)))
+    lines = (*left_out(config, plan), *_weights_lines(config, with_head=False))
+    return Planned(config, plan, lines)
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
   check_metrics(config)
   plan = plan_of(config, data, devices=devices)
   counted = f"data: {data.source}, {plan.train_images} images to train on"
   lines = (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan))
+  lines += tuple(_weights_lines(config, with_head=True))
   return Planned(config, plan, (counted, *lines))
+
+
+def _weights_lines(config: ConfigDict, *, with_head: bool) -> list[str]:
+  """A line on pretrained weights that are not there yet; none if there are, and fit the model.
+
+  Raises:
+    UserError: as `check_fit`.
+  """
+  path = config.pretrained.path
+  if not path:
+    return []
+  if not expanded(path, "config.pretrained.path").exists():
+    found = f"weights: {path} does not exist, and training needs it"
+    return [f"{found}; --config.pretrained.path=FILE.safetensors names another"]
+  check_fit(config, with_head=with_head)
+  return []
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:

@@ -28,7 +28,7 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.models.pretrained import check_pretrained, load_pretrained
+from jaxspeed.models.pretrained import check_fit, check_pretrained, load_pretrained
 from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
@@ -115,8 +115,10 @@ def set_up(
   require_training_images(config.data.hold_out)
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
-    if config.pretrained.path and not (folder / "config.json").exists():
-      check_pretrained(config)  # not where a run resumes, which has its weights
+    # Not where a run resumes, which has its weights.
+    loads_weights = config.pretrained.path and not (folder / "config.json").exists()
+    if loads_weights:
+      check_pretrained(config)
     follow = FOLLOWING - set(given)
     if parts.data is None:
       data = open_data(config, console, follow=follow)
@@ -125,6 +127,8 @@ def set_up(
   resolved = resolve(config, data, parts)
   check_metrics(resolved)
   with processes.all_or_none("the config"):
+    if loads_weights:
+      check_fit(resolved)
     if processes.is_primary():
       pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)

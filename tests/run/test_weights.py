@@ -19,6 +19,7 @@ from jaxspeed.export.formats.to_stablehlo import metadata_file
 from jaxspeed.models.pretrained import load_resnet
 from jaxspeed.run import restore
 from jaxspeed.run.export import check_export, export
+from jaxspeed.run.planned import planned
 from jaxspeed.run.predict import predict, predict_pretrained, read_image
 from jaxspeed.run.restore import evaluate_pretrained
 from jaxspeed.run.session import train
@@ -284,3 +285,22 @@ def test_a_file_that_is_no_weights_is_told_before_anything_is_compiled(
     with pytest.raises(UserError, match=words):
       train(other, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_is_compiled(
+  trained, tmp_path, monkeypatch
+):
+  config, folder, _ = trained
+  monkeypatch.setattr("jaxspeed.run.session.make_feed", None)
+  other = config.copy_and_resolve_references()
+  other.pretrained.path = str(folder / "net.safetensors")
+  planned(other, devices=1)
+  other.model.depth = 34
+  for check in (lambda: train(other, str(tmp_path / "run")), lambda: planned(other, devices=1)):
+    with pytest.raises(UserError, match="net.safetensors holds a ResNet-18, but .* a ResNet-34"):
+      check()
+  assert not (tmp_path / "run" / "config.json").exists()
+  other.pretrained.path = str(tmp_path / "none.safetensors")
+  with pytest.raises(UserError, match="name the weights with --config.pretrained.path=FILE.*= "):
+    train(other, str(tmp_path / "run"))
+  assert "none.safetensors does not exist" in planned(other, devices=1).lines[-1]
