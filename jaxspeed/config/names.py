@@ -22,6 +22,8 @@ COMMON = {
   "beta2": "optimizer.b2",
   "batch": "batch_size",
   "bs": "batch_size",
+  "class_weight": "data.balance",
+  "class_weights": "data.balance",
   "clip_grad": "optimizer.clip_norm",
   "clip_grad_norm": "optimizer.clip_norm",
   "crop": "augment.crop_padding",

@@ -318,6 +318,7 @@ def test_the_families_are_those_of_the_recipes():
     ("learning-rate", ["schedule.peak"]),
     ("image_size", ["data.image_size", "eval.image_size", "phases.image_size"]),
     ("data.clases", ["data.classes"]),
+    ("class_weights", ["data.balance"]),
     ("modle.width", ["model.width"]),
     ("train.epochs", ["epochs"]),
     ("zebra", []),
