@@ -358,13 +358,18 @@ def _illegal(message: str) -> str:
   found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
   if found and (accepted := names.accepted(found[1], found[2])):
     return f"config.{found[1]}={shown(found[2])}: it must be {accepted}."
-  # Python's words for a flag of DEFINE_integer.
-  return _sentence(
-    re.sub(r": invalid literal for int\(\).*", ": it must be a whole number", message)
-  )
+  # Python's words for a flag of DEFINE_integer, and absl's for one of DEFINE_bool.
+  message = re.sub(r": invalid literal for int\(\).*", ": it must be a whole number", message)
+  return _sentence(re.sub(r": \('Non-boolean arg.*", ": it must be True or False", message))
 
 
 def _sentence(message: str) -> str:
   """The last line of a message, which may begin with a traceback, and a pointer to --help."""
   last = message.strip().splitlines()[-1]
+  if unknown := re.match(r"Unknown command line flag '(.*?)'(?:\. Did you mean: (.*) \?)?", last):
+    near = unknown[2].split(" or ") if unknown[2] else []
+    if not near and "config" in flags.FLAGS:
+      near = [f"config.{field}" for field in names.nearest(unknown[1], [*names.all_fields()])]
+    meant = f" (did you mean {' or '.join(f'--{flag}' for flag in near)}?)" if near else ""
+    last = f"Unknown command line flag '{unknown[1]}'{meant}"
   return last.removeprefix("ValueError: ").rstrip(".") + "; see --help for the flags."

@@ -203,6 +203,19 @@ def test_a_flag_that_must_be_given():
       [QUICKSTART, "--workdirs=x"],
       "Unknown command line flag 'workdirs'; see --help for the flags.",
     ),
+    (
+      [QUICKSTART, "--confi=x"],
+      "Unknown command line flag 'confi' (did you mean --config?); see --help for the flags.",
+    ),
+    (
+      [QUICKSTART, "--epochs=3"],
+      "Unknown command line flag 'epochs' (did you mean --config.epochs?); see --help for the "
+      "flags.",
+    ),
+    (
+      [QUICKSTART, "--csv=maybe"],
+      "flag --csv=maybe: it must be True or False; see --help for the flags.",
+    ),
     ([QUICKSTART, "epochs=3"], "'epochs=3' is no flag; see --help for the flags."),
     ([], "set --config=FILE.py to the recipe to plan."),
     ([QUICKSTART, "--config.epochs=-1"], "config.epochs=-1.0: it must be greater than 0."),
