@@ -235,7 +235,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   try:
     function()
   except UserError as error:
-    output.say(error)
+    output.say(_with_origins(str(error), sys.argv))
     return MISTAKE
   except KeyboardInterrupt:
     output.say("stopped by Ctrl-C.")
@@ -251,6 +251,21 @@ def _exit_code_of(function: Callable[[], None]) -> int:
     output.report(error, None)
     return FAULT
   return DONE
+
+
+def _with_origins(message: str, argv: Sequence[str]) -> str:
+  """A message on fields of the command line and of the recipe, with which are whose at its end."""
+  if not value_of("config", argv):
+    return message
+  overridden, known = {*_overridden(argv)}, {*names.all_fields()}
+  # Not --config.FIELD, which is advice.
+  named = dict.fromkeys(re.findall(r"(?<!-)\bconfig\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", message))
+  users = [f"config.{name}" for name in named if name in overridden]
+  recipes = [f"config.{name}" for name in named if name in known - overridden]
+  if not users or not recipes:
+    return message
+  whose = f"{' and '.join(users)}: from the command line, {' and '.join(recipes)}: the recipe's"
+  return f"{message.removesuffix('.')} ({whose})."
 
 
 def _parse(argv: list[str], define: Callable[[list[str]], None] | None, fields: str) -> list[str]:

@@ -231,6 +231,13 @@ def test_a_mistake_on_the_command_line_is_told_in_one_line(arguments, sentence, 
   assert mistake("plan", *arguments) == sentence
 
 
+def test_values_that_contradict_each_other_are_told_with_their_origin():
+  found = mistake("plan", "--config=imagenet18:4", "--config.phases.first_epoch=(0,)")
+  assert found.endswith(
+    "(config.phases.first_epoch: from the command line, config.phases.batch_size: the recipe's)."
+  )
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_prints_the_commands_flags_and_every_field(flag):
   done = command("plan", QUICKSTART, flag)

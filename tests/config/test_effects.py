@@ -241,7 +241,8 @@ def test_the_command_knows_what_it_was_given():
   assert done.stderr == (
     "jaxspeed: config.data.image_size=64 has no effect beside config.phases.image_size="
     "(128, 160, 192): each phase has its own; for one size in all of them set "
-    "--config.phases.image_size='()' too, for one phase --config.phases.first_epoch='()'.\n"
+    "--config.phases.image_size='()' too, for one phase --config.phases.first_epoch='()' "
+    "(config.data.image_size: from the command line, config.phases.image_size: the recipe's).\n"
   )
 
 
