@@ -116,7 +116,8 @@ def set_up(
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
     # Not where a run resumes, which has its weights.
-    loads_weights = config.pretrained.path and not (folder / "config.json").exists()
+    begins = not (folder / "config.json").exists() or is_untrained(folder)
+    loads_weights = config.pretrained.path and begins
     if loads_weights:
       check_pretrained(config)
     follow = FOLLOWING - set(given)
