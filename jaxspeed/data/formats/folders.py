@@ -55,6 +55,7 @@ def list_folders(
       "set --config.tune_on=validation, which holds a tenth of train/ out."
     )
   files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
+  distinct(sorted({*files["train"], *files[eval_name]}), str(root))
   if unknown := [name for name in files[eval_name] if name not in files["train"]]:
     more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
     named = [f"{name}: {len(files[eval_name][name]):,}" for name in unknown[:3]]
@@ -166,5 +167,5 @@ def folder_notes(
   if not twins:
     return left_out(others)
   named = ", ".join(printable(f"{one} and {other}") for one, other in twins[:_ENDINGS])
-  note = f"class folders whose names differ in upper and lower case only are two classes: {named}"
+  note = f"class folders whose names differ in upper and lower case only are classes apart: {named}"
   return (*left_out(others), note)

@@ -28,7 +28,7 @@ _COLUMNS = {
   "split": ("split",),
 }
 _SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
-_SEPARATOR_LINE = re.compile(r'"?sep=[,;\t]?"?')  # Excel's first line
+_SEPARATOR_LINE = re.compile(r'"?sep=\s*[,;]?"?', re.IGNORECASE)  # Excel's first line
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _SHOWN = 3  # names in a message
@@ -84,15 +84,12 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
       file is listed twice, or a split is missing.
   """
   rows, others, has_splits = _rows(path)
-  if not rows:
-    raise UserError(f"{path} has a header line and no images: add a line for each image.")
   # "./a.jpg" is "a.jpg".
   rows = [dataclasses.replace(row, file=os.path.normpath(row.file)) for row in rows]
   _refuse_twice(path, rows)
   notes = []
   if others:
-    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-    notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}{more}")
+    notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
   if not has_splits:
     by_split, eval_name = {"train": rows}, ""
   else:
@@ -121,10 +118,7 @@ def read_names(path: pathlib.Path) -> list[str]:
     UserError: the file is no CSV in UTF-8 with a column file, or a row has no name.
     OSError: it cannot be read.
   """
-  rows, _, _ = _rows(path, ("file",))
-  if not rows:
-    raise UserError(f"{path} has a header line and no images: add a line for each image.")
-  return [row.file for row in rows]
+  return [row.file for row in _rows(path, ("file",))[0]]
 
 
 def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> None:
@@ -151,12 +145,10 @@ def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> Non
     ]
   if missing:
     missing.sort()
-    more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
-    listed = sum(map(len, names.values()))
+    listed, hint = sum(map(len, names.values())), _hint(path.parent, missing[0])
     raise UserError(
       f"{path} lists {plural(listed, 'file')}, of which {len(missing):,} cannot be found: "
-      f"{_some(missing)}{more}; names are relative to {path.parent}"
-      f"{_hint(path.parent, missing[0])}."
+      f"{_some(missing)}; names are relative to {path.parent}{hint}."
     )
 
 
@@ -198,7 +190,9 @@ def _rows(
       continue  # an empty line, or one of separators, as spreadsheets write them
     if not rows and reader.line_num == _first_line(lines):
       continue
-    if any(line.count(delimiter) >= len(header) - 1 for line in lines[first : reader.line_num]):
+    inside = [line.split(delimiter) for line in lines[first : reader.line_num]]
+    endings = {_ending(each[places["file"]]) for each in inside if len(each) >= len(header)}
+    if _ending(fields[places["file"]]) in endings:
       raise UserError(
         f"{path}, lines {first} to {reader.line_num}, are one row by their double quotes, and look "
         f"like several: close the double quotes of line {first} there."
@@ -210,9 +204,15 @@ def _rows(
         "columns, and a value that holds one in double quotes."
       )
     rows.append(_row(path, reader.line_num, {key: fields[i].strip() for key, i in places.items()}))
+  if not rows:
+    raise UserError(f"{path} has a header line and no images: add a line for each image.")
   read = set(places.values())
   others = [name.strip() for i, name in enumerate(header) if i not in read]
   return rows, [name for name in others if name], "split" in places
+
+
+def _ending(name: str) -> str:
+  return os.path.splitext(name.strip(' "\n'))[1].lower()
 
 
 _SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
@@ -296,10 +296,8 @@ def _parsed(path: pathlib.Path, reader: "csv._reader") -> Iterator[tuple[int, li
       yield first, fields
       first = reader.line_num + 1
   except csv.Error as error:
-    raise UserError(
-      f"{path}, line {first}, cannot be read as CSV ({error}): close its double quotes, "
-      "and write two of them for one inside a value."
-    ) from None
+    advice = "close its double quotes, and write two of them for one inside a value."
+    raise UserError(f"{path}, line {first}, cannot be read as CSV ({error}): {advice}") from None
 
 
 def _row(path: pathlib.Path, line: int, values: Mapping[str, str]) -> _Row:
@@ -393,7 +391,8 @@ def _quoted(text: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-  return ", ".join(map(_short, names[:_SHOWN]))
+  more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+  return ", ".join(map(_short, names[:_SHOWN])) + more
 
 
 def _short(text: str) -> str:

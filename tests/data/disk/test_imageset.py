@@ -146,7 +146,7 @@ def test_class_folders_that_differ_in_case_only_are_noted():
   none: collections.Counter[str] = collections.Counter()
   assert folder_notes(none, {"train": ["Dog", "cat"]}) == ()
   assert folder_notes(none, {"train": ["Cat", "cat", "dog"]}) == (
-    "class folders whose names differ in upper and lower case only are two classes: Cat and cat",
+    "class folders whose names differ in upper and lower case only are classes apart: Cat and cat",
   )
 
 

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from jaxspeed.data.formats.folders import list_classes
+from jaxspeed.data.formats.folders import list_classes, list_folders
 from jaxspeed.errors import UserError
 
 
@@ -17,3 +17,8 @@ def test_classes_that_only_unicode_tells_apart_are_refused(tmp_path):
     pytest.skip("this file system takes both names for one")
   with pytest.raises(UserError, match=r"look alike, 'cafe.u0301' and 'caf.xe9', both shown as"):
     list_classes(tmp_path, collections.Counter())
+  for split, name in (("train", composed), ("val", decomposed)):
+    (tmp_path / split / name).mkdir(parents=True)
+    (tmp_path / split / name / "a.jpg").touch()
+  with pytest.raises(UserError, match="two classes that look alike"):
+    list_folders(tmp_path)

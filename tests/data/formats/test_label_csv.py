@@ -29,6 +29,7 @@ def read(tmp_path):
     ("file,label\n" + ROWS).replace(",", ";"),
     ("file,label\n" + ROWS).replace(",", "\t"),
     ("file,label\n" + ROWS).replace(",", " , "),
+    "SEP= ;\n" + ("file,label\n" + ROWS).replace(",", ";"),
     "sep=;\n" + ("file,label\n" + ROWS).replace(",", ";"),
     "\n\nFilename,Class\n" + ROWS.replace("\n", "\n\n") + ",\n",
     "file_name,label\n" + ROWS.replace("b/", "./b/x/../"),
@@ -48,6 +49,7 @@ def test_other_columns_are_named_and_not_read(read):
   assert found.notes == ("columns of photos.csv that are not read: id, is_valid",)
   # A value may have several lines.
   assert read('file,label,note\na.jpg,cat,"a\nb"\nb.jpg,dog,c\n').labels["train"] == [0, 1]
+  read('file,label,note\na.jpg,cat,"first, then\nsecond, third, fourth"\nb.jpg,dog,c\n')
   # The documents' own names go before the others.
   assert read("path,file,label\nx,a.jpg,cat\n").names["train"] == ["a.jpg"]
 
