@@ -91,12 +91,17 @@ def clear(path: pathlib.Path) -> None:
 
 
 def is_untrained(path: pathlib.Path) -> bool:
-  """Whether a run has neither a checkpoint nor an epoch's row or a result: nothing to lose."""
+  """Whether a run has nothing to lose: no checkpoint, row or result, and no file of others."""
   for folder in (path, *_subfolders(path)):
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     if os.path.lexists(folder / "result.json") or (metrics.exists() and metrics.stat().st_size):
       return False
     if checkpoints.exists() and any(checkpoints.iterdir()):
+      return False
+    # Trackers keep more than a start writes, and people put notes beside it.
+    if any((folder / "loggers").glob("*")):
+      return False
+    if any(not each.name.startswith("events.") for each in (folder / "tensorboard").glob("*")):
       return False
   return True
 

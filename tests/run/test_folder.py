@@ -369,7 +369,15 @@ def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_pat
 
 
 @pytest.mark.parametrize(
-  "name", ["checkpoints/9/x", "run_000/checkpoints/9/x", "result.json", "metrics.jsonl"]
+  "name",
+  [
+    "checkpoints/9/x",
+    "run_000/checkpoints/9/x",
+    "result.json",
+    "metrics.jsonl",
+    "tensorboard/notes.txt",
+    "loggers/wandb/id",
+  ],
 )
 def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
   folder = left_untrained(tmp_path / "a")
