@@ -63,8 +63,13 @@ def main() -> None:
     if config is not None:
       effects.check(config, given, command="predict")
       config = with_last_mode(config)
+    elif not folder_named:
+      raise UserError(
+        f"{images[0]} is no folder of a run: name the run first, as in jaxspeed predict runs/a "
+        "cat.png."
+      )
     else:
-      folder = pathlib.Path(command_line.required("workdir", folder_named))
+      folder = pathlib.Path(folder_named)
     if csv.value is not None:
       opened = (
         run_predict.run_predictor(folder, step.value)

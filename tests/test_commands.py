@@ -234,9 +234,11 @@ def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
     ("evaluate", [], "--workdir is missing"),
     ("evaluate", ["runs/none"], "runs/none"),
     ("evaluate", ["--config=quickstart", "runs/none"], "names a recipe and runs/none a run"),
-    ("predict", ["a.png"], "--workdir is missing"),
+    ("predict", ["a.png"], "a.png is no folder of a run: name the run first"),
     ("evaluate", ["--workdir=nowhere"], "nowhere/config.json is missing"),
     ("predict", ["--workdir=nowhere"], "name one or more image files"),
+    ("export", ["--format=onnx", "--out=a.onnx"], "name the folder of a run"),
+    ("export", ["--workdir=none", "--format=onnx", "--out=a.onnx"], "none/config.json is missing"),
     ("plan", [], "--config=FILE.py"),
   ],
 )

@@ -41,7 +41,8 @@ def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, lis
     # Not epochs=10, a flag without its dashes.
     named = bool(first) and ("=" not in first or os.path.isdir(first))
     return (first, arguments[1:]) if named else (workdir, arguments)
-  if not os.path.isfile(os.path.join(first, "config.json")):
+  # Other programs have a config.json too.
+  if not all(os.path.exists(os.path.join(first, name)) for name in ("config.json", "owner.json")):
     return workdir, arguments
   if os.path.realpath(first) != os.path.realpath(workdir):
     raise UserError(f"--workdir={workdir} and {first} are two runs: name one of them.")

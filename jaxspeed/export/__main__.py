@@ -19,6 +19,7 @@ from absl import flags
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
 from jaxspeed.config.imports import define_import_flag
+from jaxspeed.config.run_argument import take_run
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
 from jaxspeed.files import expanded
@@ -35,6 +36,7 @@ def main() -> None:
     "The images that go in: uint8 from 0 to 255, or float32 from 0 to 1.",
   )
   fold = flags.DEFINE_bool("fold", False, "Folds batch norms into convolutions, for onnx.")
+  workdir = flags.DEFINE_string("workdir", None, "The folder of a run, which may also come first.")
   step = command_line.define_step()
   define_import_flag()
 
@@ -42,9 +44,10 @@ def main() -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run.export import export
 
-    if not arguments:
+    folder, left = take_run(workdir.value, arguments)
+    if folder is None:
       raise UserError("name the folder of a run, as in jaxspeed export runs/a --format=onnx.")
-    command_line.nothing_left(arguments[1:])
+    command_line.nothing_left(left)
     wanted = command_line.required("format", file_format.value)
     path = expanded(command_line.required("out", out.value), "--out")
     if wanted != "onnx":
@@ -55,7 +58,7 @@ def main() -> None:
       )
     with exit_on_sigterm():
       metadata = export(
-        pathlib.Path(arguments[0]),
+        pathlib.Path(folder),
         path,
         file_format=wanted,
         step=step.value,

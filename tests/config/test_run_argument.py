@@ -34,6 +34,10 @@ def test_a_run_is_the_first_argument_or_the_workdir(tmp_path, monkeypatch):
   for name in ("a", "b", "lr=1"):
     os.mkdir(name)
     (tmp_path / name / "config.json").touch()
+    (tmp_path / name / "owner.json").touch()
+  os.mkdir("photos")
+  (tmp_path / "photos/config.json").touch()  # another program's
+  assert take_run("a", ["photos"]) == ("a", ["photos"])
   assert take_run(None, ["a", "b"]) == ("a", ["b"])
   assert take_run(None, ["lr=1"]) == ("lr=1", [])
   assert take_run(None, ["none"]) == ("none", [])
