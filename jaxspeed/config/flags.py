@@ -24,6 +24,10 @@ _CONFIG_HELP = (
 # Longest value shown in a message, in characters.
 _SHOWN = 80
 # --config.FIELD, -config.FIELD and --noconfig.FIELD.
+# Fields that the images may decide: not those of a recipe, where a message names them.
+_OF_DATA = {
+  f"data.{name}" for name in "classes image_size train_images eval_images mean std".split()
+}
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -258,10 +262,12 @@ def _with_origins(message: str, argv: Sequence[str]) -> str:
   if not value_of("config", argv):
     return message
   overridden, known = {*_overridden(argv)}, {*names.all_fields()}
-  # Not --config.FIELD, which is advice.
-  named = dict.fromkeys(re.findall(r"(?<!-)\bconfig\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", message))
+  # Not --config.FIELD and "set config.FIELD", which are advice.
+  named = dict.fromkeys(
+    re.findall(r"(?<!-)(?<!set )\bconfig\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", message)
+  )
   users = [f"config.{name}" for name in named if name in overridden]
-  recipes = [f"config.{name}" for name in named if name in known - overridden]
+  recipes = [f"config.{name}" for name in named if name in known - overridden - _OF_DATA]
   if not users or not recipes:
     return message
   whose = f"{' and '.join(users)}: from the command line, {' and '.join(recipes)}: the recipe's"
