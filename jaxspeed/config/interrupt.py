@@ -6,6 +6,7 @@
 import _thread
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -81,7 +82,10 @@ def _is_command() -> bool:
   program = "".join(getattr(sys, "argv", ())[:1])
   if program != "-m":  # which Python puts there until it has found the module
     return os.path.basename(program) == "jaxspeed"
-  return any(each.partition(".")[0] == "jaxspeed" for each in sys.orig_argv)
+  # The word after -m, which may stand at the end of others, as in -Im.
+  words = iter(sys.orig_argv[1:])
+  found = next((each for each in words if re.fullmatch("-[A-Za-z]*m", each)), None)
+  return found is not None and next(words, "").partition(".")[0] == "jaxspeed"
 
 
 if _is_command():

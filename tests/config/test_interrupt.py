@@ -84,6 +84,22 @@ def test_an_interrupt_while_a_command_imports_is_one_sentence(tmp_path, command,
   assert done.stderr == "jaxspeed: stopped by Ctrl-C.\n"
 
 
+@pytest.mark.parametrize(
+  "words, is_command",
+  [
+    ("-m jaxspeed.train --config=a", True),
+    ("-u -Im jaxspeed", True),
+    ("-m pk.work jaxspeed", False),
+    ("-m pk.work -m jaxspeed.x", False),
+    ("-mjaxspeed_of_mine", False),
+  ],
+)
+def test_a_command_is_the_module_that_python_runs(monkeypatch, words, is_command):
+  monkeypatch.setattr(sys, "argv", ["-m"])
+  monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
+  assert interrupt._is_command() is is_command
+
+
 def test_a_library_keeps_its_interrupts():
   interrupt.raise_again()  # nothing to undo
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
