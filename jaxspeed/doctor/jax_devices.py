@@ -132,7 +132,11 @@ def _refused_flags(environment: Mapping[str, str], seconds: float) -> str:
     ended = child.run(command, seconds=seconds, environment=on_cpu)
   except OSError:
     return ""
-  found = re.search(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*", ended.error)
+  known = (
+    "Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|"
+    'Could not open file .* to read flags for environment variable "XLA_FLAGS"'
+  )
+  found = re.search(known, ended.error)
   if not ended.code or not found:
     return ""
   return printable(f"XLA refuses XLA_FLAGS and ends every program: {found[0].strip(' .')}")

@@ -100,6 +100,11 @@ def test_a_plugin_that_leaves_jax_without_devices_is_named(tmp_path, content, wo
       "--xla_cpu_enable_fast_math=so",
       "Couldn't interpret value so for flag xla_cpu_enable_fast_math",
     ),
+    (
+      "xla_nope",
+      'Could not open file "xla_nope" to read flags for environment variable "XLA_FLAGS"',
+    ),
+    ("  ", 'Could not open file "  " to read flags for environment variable "XLA_FLAGS"'),
   ],
 )
 def test_flags_that_xla_refuses_are_named_and_the_doctor_lives_on(monkeypatch, value, words):
