@@ -148,13 +148,13 @@ def _open(path):
   begin = b""
   try:
     with open_regular(path) as file:  # refuses a pipe, on which safe_open would wait
-      begin = file.read(4)
+      begin = file.read(8)
     return safetensors.safe_open(path, framework="np")
   except FileNotFoundError as error:
     raise UserError(f"{path} does not exist: name a .safetensors file of weights.") from error
   except (OSError, safetensors.SafetensorError) as error:
-    # Only now: the length of a header may have the same first bytes.
-    if begin.startswith(_PICKLED):
+    # Only now: the length of a header may have the same first bytes, and zeros after them.
+    if begin.startswith(_PICKLED) and any(begin[2:]):
       raise _pickled(path, f"{path.stem}_converted.safetensors") from None
     raise UserError(
       f"{path} cannot be read as .safetensors ({error}): copy or convert it again."

@@ -167,7 +167,7 @@ def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
 
 @pytest.mark.parametrize("begin", [b"PK\x03\x04", b"\x80\x02", b"\x80\x05"])
 def test_a_renamed_pickle_is_known_by_its_first_bytes(begin, tmp_path):
-  (tmp_path / "net.safetensors").write_bytes(begin + bytes(50))
+  (tmp_path / "net.safetensors").write_bytes(begin + b"abcd" + bytes(50))
   with pytest.raises(UserError, match=r"is a pickle.*save_file\(.*'net_converted.safetensors'"):
     load_resnet(tmp_path / "net.safetensors", shapes_of(SMALL))
 
