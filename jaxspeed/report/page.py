@@ -10,6 +10,7 @@ from jaxspeed.report.classes import classes
 from jaxspeed.report.compare import comparison
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
+from jaxspeed.report.evaluated import image_sets
 from jaxspeed.report.gaps import gaps
 from jaxspeed.report.head import facts, state_of, tiles
 from jaxspeed.report.images import images
@@ -32,11 +33,13 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
   best = groups[0]
   title = str(best.runs[0].config.get("name", "run"))
   several = len(groups) > 1
+  alike = len({*image_sets(groups)}) == 1
+  lead = "The best" if alike else "The highest accuracy (not all on the same images)"
   body = [
     element("h1", _title(groups)),
     element("p", _subtitle(groups, now), class_="quiet"),
     _repeated(groups),
-    element("h2", f"The best: {best.name}") if several else "",
+    element("h2", f"{lead}: {best.name}") if several else "",
     tiles(best),
     comparison(groups),
     join([element("h2", "Curves"), drawn]) if (drawn := curves(groups)) else "",

@@ -56,6 +56,7 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
     np.savez(folder / "predictions.npz", **arrays)
     change(folder / "result.json", top1=float(right.mean()))
   shown = text_of(groups_of(read_all([tmp_path])))
+  assert "The best: " in shown
   assert (
     "Not all were evaluated" not in shown and "Welch’s two-sided t-test of equal means)" in shown
   )
@@ -70,7 +71,7 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
   sets = (
     f"{groups[0].name}: 48 test images of elsewhere, 8 classes; {groups[1].name}: 48 test images"
   )
-  assert words + sets in shown
+  assert words + sets in shown and "The best: " not in shown
   assert "t-test of equal means)" not in shown and "points above" not in shown
   # A run that has not ended: what is known of it does not differ.
   assert image_sets(groups) == [0, 1]
