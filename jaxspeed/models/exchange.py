@@ -1,6 +1,7 @@
 """Loading and saving of weights as .safetensors, with the names and layouts of other packages."""
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -116,6 +117,23 @@ def check_weights(
   """Makes sure that `load_weights` can load a file, by its header; raises a UserError as that."""
   with _open(path) as file:
     _checked(path, file, traverse_util.flatten_dict(dict(shapes)), layout, head)
+
+
+def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
+  """The class names in the metadata of a file, as an export writes them; () without them.
+
+  Raises:
+    UserError: the file does not open, as in `load_weights`.
+  """
+  with _open(path) as file:
+    text = (file.metadata() or {}).get("class_names", "")
+  try:
+    names = json.loads(text)
+  except (ValueError, RecursionError):  # another program's
+    return ()
+  if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    return ()
+  return tuple(names)
 
 
 def check_file(path: pathlib.Path) -> None:

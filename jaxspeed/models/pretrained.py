@@ -15,6 +15,7 @@ from jaxspeed.models.exchange import (
   Layout,
   check_file,
   check_weights,
+  class_names_in,
   load_weights,
   save_weights,
 )
@@ -65,6 +66,11 @@ def check_pretrained(config: ConfigDict) -> None:
       "train from random ones with --config.pretrained.path= (nothing behind it)."
     )
   check_file(path)
+
+
+def pretrained_class_names(config: ConfigDict) -> tuple[str, ...]:
+  """The class names in the file of a config that `check_pretrained` takes; () without them."""
+  return class_names_in(expanded(config.pretrained.path, "config.pretrained.path"))
 
 
 def check_fit(config: ConfigDict, *, with_head: bool = True) -> None:

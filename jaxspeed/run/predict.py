@@ -27,7 +27,13 @@ from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.image_file import BrokenImage, read_image
-from jaxspeed.run.restore import load_config, open_pretrained, open_run
+from jaxspeed.run.restore import (
+  check_named,
+  load_config,
+  open_pretrained,
+  open_run,
+  require_same_classes,
+)
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
@@ -183,6 +189,7 @@ def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Ite
   Raises:
     UserError: as `restore.open_pretrained`, or the data set has other classes.
   """
+  check_named(config)
   config = for_images(config)
   names = _class_names(config, given)
   with precision.wide_enough(config.precision):
@@ -261,6 +268,8 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
         f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
         f"is {config.data.classes}: name the data set that the weights were trained on, or none."
       )
+    if names:
+      require_same_classes(config, names)
   return names or tuple(map(str, range(config.data.classes)))
 
 

@@ -16,14 +16,14 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, decoder_lines, output, stored
 from jaxspeed.config.given import given_in
-from jaxspeed.data.formats.class_names import check_class_names
+from jaxspeed.data.formats.class_names import check_class_names, check_weights_classes
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
-from jaxspeed.models.pretrained import check_pretrained, load_pretrained
+from jaxspeed.models.pretrained import check_pretrained, load_pretrained, pretrained_class_names
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records import class_figures
@@ -191,6 +191,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
     data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
     for line in decided(config, data):
       output.note(line)
+    require_same_classes(config, data.class_names)
     configs = [as_data_decide(each, data) for each in configs]
     spec, variables = open_pretrained(configs[0])
     resolved = [_resolved(each) for each in configs]
@@ -236,6 +237,17 @@ def check_named(config: ConfigDict) -> None:
       "both to those that the weights were trained with, which a run's config.json holds."
     )
   check_pretrained(config)
+
+
+def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
+  """Makes sure that the weights of a config were trained on classes of these names, if they say so.
+
+  Raises:
+    UserError: they were not.
+  """
+  path, data = config.pretrained.path, config.data.path or config.data.name
+  if note := check_weights_classes(path, pretrained_class_names(config), data, names):
+    output.note(note)
 
 
 def _resolved(config: ConfigDict) -> ConfigDict:

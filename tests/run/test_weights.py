@@ -1,6 +1,7 @@
 """Published weights: evaluated as a recipe evaluates, fine-tuned, and written for others."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from jaxspeed.run.restore import evaluate_pretrained
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,37 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
     predict_pretrained(weighed, images, given=["data.classes"])
   with pytest.raises(UserError, match="has 4 classes, but the model has 3: choose the data set"):
     predict_pretrained(weighed, images)
+
+
+def test_weights_are_not_given_the_names_of_other_classes(trained, tmp_path, capsys):
+  config, folder, _ = trained
+  weighed = config.copy_and_resolve_references()
+  weighed.pretrained.path = path = str(folder / "net.safetensors")
+  weighed.data.path = data = str(tmp_path / "images")
+  write_folder(tmp_path / "images")
+  image = str(tmp_path / "images" / "val" / "class_3" / "003.jpg")
+  for split in ("train", "val"):
+    (tmp_path / "images" / split / "class_3").rename(tmp_path / "images" / split / "moth")
+  image = image.replace("class_3", "moth")
+  words = f"{path} was trained with the class class_3, and {data} has the class moth in its place: "
+  for use in (lambda: evaluate_pretrained(weighed), lambda: predict_pretrained(weighed, [image])):
+    with pytest.raises(UserError, match=re.escape(words)):
+      use()
+  # A file of torchvision has no names.
+  tensors = safetensors_numpy.load_file(path)
+  weighed.pretrained.path = str(tmp_path / "published.safetensors")
+  safetensors_numpy.save_file(tensors, weighed.pretrained.path)
+  assert "moth" in [name for name, _ in predict_pretrained(weighed, [image])[0]]
+  # Numbers cannot be compared with names.
+  weighed.pretrained.path = path
+  for split in ("train", "val"):
+    for number, name in enumerate(("class_0", "class_1", "class_2", "moth")):
+      (tmp_path / "images" / split / name).rename(tmp_path / "images" / split / str(number))
+  capsys.readouterr()
+  image = image.replace("moth", "3")
+  assert {name for name, _ in predict_pretrained(weighed, [image])[0]} == set("0123")
+  told = capsys.readouterr().err
+  assert f"the classes of {path} and {data} are taken in the same order" in told
 
 
 def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path, monkeypatch):

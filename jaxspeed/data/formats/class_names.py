@@ -94,6 +94,34 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
       )
 
 
+def check_weights_classes(
+  path: str, stored: Sequence[str], data: str, names: Sequence[str]
+) -> str | None:
+  """Check that weights were trained on a data set's classes; None or a note if that is not known.
+
+  Args:
+    path: the file of the weights.
+    stored: the class names in it; (): none. Another number than the data set's is not checked here:
+      the last layer then does not fit.
+    data: what a message calls the data set.
+    names: names of the data set's classes.
+
+  Raises:
+    UserError: a class has another name in the data set.
+  """
+  if len(stored) != len(names) or list(stored) == list(names):
+    return None
+  if _one_has_numbers(names, stored):
+    return (
+      f"the classes of {path} and {data} are taken in the same order, as one has only their numbers"
+    )
+  theirs, ours = _first_difference(stored, names)
+  raise UserError(
+    f"{path} was trained with {theirs}, and {data} has {ours} in its place: set --config.data.path "
+    "to data of the same classes in the same order."
+  )
+
+
 def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
   """Return whether one list holds numbers, for unnamed classes, and the other holds names."""
   numbers = list(map(str, range(len(names))))
