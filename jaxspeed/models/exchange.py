@@ -209,7 +209,8 @@ def _check_tensor(path, name, tensor, expected, layout):
   if name.startswith(layout.head) and len(shape) == len(expected) and shape[0] != expected[0]:
     raise UserError(
       f"{path} has {shape[0]} classes, but the model has {expected[0]}: choose the data set of "
-      "these weights, or set config.pretrained.head='new' to train a new last layer."
+      f"these weights, or --config.data.classes={shape[0]} to predict without a data set, or set "
+      "config.pretrained.head='new' to train a new last layer."
     )
   if shape != expected:
     raise UserError(

@@ -24,6 +24,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
+from jaxspeed.models.pretrained import pretrained_class_names
 from jaxspeed.planning.plan import Phase
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.image_file import BrokenImage, read_image
@@ -183,7 +184,8 @@ def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Ite
   """Yields the predictor with the weights at `config.pretrained.path`, for use inside the block.
 
   Args:
-    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`.
+    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`, or
+      without one those that the file of the weights names.
     given: the fields that the command line sets, which the data set does not override.
 
   Raises:
@@ -253,7 +255,7 @@ def _predict(
 
 
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
-  """The names of the data set's classes, or numbers; sets data.classes to their number."""
+  """The names of the data set's classes, or the weights', or numbers; sets data.classes."""
   names: tuple[str, ...] = ()
   if config.data.path:
     names = class_names_of(name=config.data.name, path=config.data.path)
@@ -270,6 +272,11 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
       )
     if names:
       require_same_classes(config, names)
+  if not names and (stored := pretrained_class_names(config)):
+    if "data.classes" not in given:
+      config.data.classes = len(stored)
+    # Another number does not fit the last layer either, which is refused.
+    names = stored if len(stored) == config.data.classes else ()
   return names or tuple(map(str, range(config.data.classes)))
 
 

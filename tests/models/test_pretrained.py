@@ -136,7 +136,7 @@ def test_counters_of_batches_are_passed_over(saved):
     ),
     (
       lambda t: t.update({"fc.weight": np.zeros((9, 32), np.float32)}),
-      "has 9 classes, but the model has 5: choose the data set of these weights, or set config",
+      "has 9 classes, but the model has 5: choose the data set of these weights, or --config",
     ),
     (
       lambda t: t.update({"conv1.weight": np.zeros((4, 3, 7, 7), np.int8)}),

@@ -116,10 +116,20 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
   for one, other in zip(found, expected, strict=True):
     assert [name for name, _ in one] == [name for name, _ in other]
     np.testing.assert_allclose([p for _, p in one], [p for _, p in other], rtol=1e-5)
-  # Without the data set, classes are numbers.
-  weighed.data.path = ""
+  # Without the data set, the file's own names are used; those of torchvision have none.
+  weighed.data.update(path="", classes=1000)
+  named = predict_pretrained(weighed, images)
+  assert [name for name, _ in named[0]] == [name for name, _ in expected[0]]
+  with pytest.raises(UserError, match="has 4 classes, but .* 5: .*--config.data.classes=4 to pred"):
+    weighed.data.classes = 5
+    predict_pretrained(weighed, images, given=["data.classes"])
+  weighed.pretrained.path = str(folder / "published.safetensors")
+  tensors = safetensors_numpy.load_file(folder / "net.safetensors")
+  safetensors_numpy.save_file(tensors, weighed.pretrained.path)
+  weighed.data.classes = 4
   numbered = predict_pretrained(weighed, images)
   assert [f"class_{name}" for name, _ in numbered[0]] == [name for name, _ in expected[0]]
+  weighed.pretrained.path = str(folder / "net.safetensors")
   weighed.data.path = str(write_folder(folder / "three", classes=3))
   with pytest.raises(UserError, match="has 3 classes, and config.data.classes is 4"):
     predict_pretrained(weighed, images, given=["data.classes"])
