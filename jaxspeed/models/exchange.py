@@ -31,6 +31,7 @@ class Layout:
     to_torch: converts the array at a place to its tensor.
     from_torch: converts a tensor to the array of a shape at a place.
     head: what the names of the last layer's tensors begin with.
+    width: the name of a tensor whose first side is `config.model.width`.
     what: says what file is wanted, from the names of the model's tensors.
     mismatch: an error for a file with the first names and a model with the second; None: no error.
     ignored: the end of names that are passed over.
@@ -40,6 +41,7 @@ class Layout:
   to_torch: Callable[[Place, np.ndarray], np.ndarray]
   from_torch: Callable[[Place, np.ndarray, tuple[int, ...]], np.ndarray]
   head: str
+  width: str
   what: Callable[[Iterable[str]], str]
   mismatch: Callable[[Iterable[str], Iterable[str]], str | None] = lambda stored, wanted: None
   ignored: str = ".num_batches_tracked"
@@ -152,7 +154,8 @@ def _checked(path, file, ours, layout, head):
       {name for name in names if not name.startswith(layout.head)} for names in (wanted, stored)
     )
   _check_names(path, stored, wanted, layout)
-  for name in sorted(wanted):
+  # The first is that which tells the width, so that another width is known as such.
+  for name in sorted(wanted, key=lambda name: (name != layout.width, name)):
     place = places[name]
     # The shape only: a broadcast zero takes no memory.
     shape = layout.to_torch(place, np.broadcast_to(np.int8(0), ours[place].shape)).shape
@@ -211,6 +214,11 @@ def _check_tensor(path, name, tensor, expected, layout):
       f"{path} has {shape[0]} classes, but the model has {expected[0]}: choose the data set of "
       f"these weights, or --config.data.classes={shape[0]} to predict without a data set, or set "
       "config.pretrained.head='new' to train a new last layer."
+    )
+  if name == layout.width and len(shape) == len(expected) and shape[0] != expected[0]:
+    raise UserError(
+      f"{path} holds a model of width {shape[0]}, but the model's is {expected[0]}: set "
+      f"config.model.width={shape[0]} or name another file."
     )
   if shape != expected:
     raise UserError(

@@ -70,6 +70,7 @@ RESNET = Layout(
   _to_torch,
   _from_torch,
   head="fc.",
+  width="conv1.weight",
   what=lambda names: f"torchvision's or timm's ResNet-{_depth_of(names)}",
   mismatch=_mismatch,
 )

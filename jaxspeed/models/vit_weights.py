@@ -68,6 +68,7 @@ VIT = Layout(
   _to_torch,
   _from_torch,
   head="head.",
+  width="patch_embed.proj.weight",
   what=lambda names: f"timm's vision transformer of {_depth_of(names)} blocks",
   mismatch=_mismatch,
 )

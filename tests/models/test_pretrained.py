@@ -158,6 +158,11 @@ def test_another_depth_is_named(depth, saved):
     load_resnet(saved, shapes_of(ResNet(depth, classes=5, width=4)))
 
 
+def test_another_width_is_named(saved):
+  with pytest.raises(UserError, match="width 4, but the model's is 8: set config.model.width=4 or"):
+    load_resnet(saved, shapes_of(ResNet(18, classes=5, width=8)))
+
+
 @pytest.mark.parametrize("name", ["net.pth", "net.pt", "pytorch_model.bin", "NET.PTH", "net.tar"])
 def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
   sentence = r"is a pickle.*safetensors.torch.save_file\(torch.load\('.*', weights_only=True\), '"
