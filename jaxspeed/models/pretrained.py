@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -52,7 +53,8 @@ def check_pretrained(config: ConfigDict) -> None:
   """Check that a model of the config's name can have pretrained weights, and that the file opens.
 
   Raises:
-    UserError: the model is neither a ResNet nor a ViT; the file is missing, damaged or a pickle.
+    UserError: the model is neither a ResNet nor a ViT; the file is missing, damaged, a folder or a
+      pickle.
   """
   if config.model.name not in LAYOUTS:
     raise UserError(
@@ -65,6 +67,14 @@ def check_pretrained(config: ConfigDict) -> None:
       f"{path} does not exist: name the weights with --config.pretrained.path=FILE.safetensors, or "
       "train from random ones with --config.pretrained.path= (nothing behind it)."
     )
+  if path.is_dir():
+    # Other packages' folders of weights have a config.json too, but no checkpoints.
+    if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
+      raise UserError(
+        f"{path} is the folder of a run: export its weights with `jaxspeed evaluate "
+        f"{shlex.quote(str(path))} --export=FILE.safetensors`."
+      )
+    raise UserError(f"{path} is a folder: name a .safetensors file of weights.")
   check_file(path)
 
 

@@ -291,6 +291,8 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": ""}, "weights come from --config.pretrained.path=FILE.safetensors"),
     ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
+    ({"pretrained.path": "FOLDER/run"}, "the folder of a run: export its .* evaluate .*run --"),
+    ({"pretrained.path": "FOLDER"}, "is a folder: name a .safetensors file of weights"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
     ({"model.name": "resnet9"}, "only a ResNet or a ViT has weights to load"),
   ],
@@ -300,6 +302,7 @@ def test_what_no_weights_can_be_is_refused(trained, fields, words):
   other = config.copy_and_resolve_references()
   other.pretrained.path = str(folder / "net.safetensors")
   other.update_from_flattened_dict(fields)
+  other.pretrained.path = other.pretrained.path.replace("FOLDER", str(folder))
   if other.model.name == "resnet9":
     with other.unlocked():
       other.model = {"name": "resnet9"}
