@@ -85,7 +85,8 @@ def main() -> None:
           for line in [*by_class, *confusion_lines(row["confusions"])]:
             output.say(line)
       if export.value:
-        export_lib.export(trained, exported, step=step.value)
+        # The checkpoint that was evaluated, even if the run has saved a newer one since.
+        export_lib.export(trained, exported, step=step.value or rows[0]["step"])
 
   command_line.run(run, define=define, fields=effects.USED["evaluate"][0])
 

@@ -315,6 +315,11 @@ def has_ended(folder: pathlib.Path) -> bool:
   return owner.released or (owner.host == socket.gethostname() and not is_locked(folder / LOCK))
 
 
+def run_has_ended(folder: pathlib.Path) -> bool:
+  """`has_ended` of a run; one of several seeds belongs to the owner of the folder above."""
+  return has_ended(folder if os.path.lexists(folder / OWNER) else folder.parent)
+
+
 def _owner_of(found: Mapping[str, Any]) -> Owner | None:
   """The owner in a JSON object; None if its incarnation is out of range."""
   names = {field.name for field in dataclasses.fields(Owner)}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from jaxspeed.cluster.folder_lock import OWNER, has_ended
+from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config.stored import PLACES
 from jaxspeed.data.formats.class_names import STORED, stored_class_names
 from jaxspeed.errors import UserError
@@ -71,7 +71,7 @@ class RunData:
     class_names: the names of its classes, or their numbers.
     predictions: those of the last evaluation; None without them.
     thumbnails: the images that it left; None without them.
-    is_stopped: whether it has no result and its process has surely ended (`has_ended`).
+    is_stopped: whether it has no result and its process has surely ended (`run_has_ended`).
   """
 
   folder: pathlib.Path
@@ -247,13 +247,8 @@ def read_run(folder: pathlib.Path) -> RunData:
     _check_thumbnails(folder, thumbnails, classes)
   rows = read_metrics(folder)
   clock = _newest_clock(folder / "checkpoints")
-  stopped = result is None and _has_ended(folder)
+  stopped = result is None and run_has_ended(folder)
   return RunData(folder, config, rows, result, clock, names, predictions, thumbnails, stopped)
-
-
-def _has_ended(folder: pathlib.Path) -> bool:
-  """`has_ended` of a run; one of several seeds belongs to the owner of the folder above."""
-  return has_ended(folder if os.path.lexists(folder / OWNER) else folder.parent)
 
 
 def _check_predictions(

@@ -24,7 +24,7 @@ from jaxspeed.records import provenance
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.folder import check_output
 from jaxspeed.run.predict import for_images
-from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.restore import load_config, note_unfinished, open_run
 from jaxspeed.steps.spec import TrainSpec
 
 
@@ -83,6 +83,8 @@ def export(
   for_use = for_images(config)
   with precision.wide_enough(config.precision):
     spec, restored = open_run(folder, for_use, step)
+    if step is None:
+      note_unfinished(folder, restored.step, spec.plan.total_steps)
     variables = restored.tree.state.evaluated()
     names = class_names_of(folder, config.data.classes)
     network = network_of(spec, restored.step, variables, names, input_dtype=input_dtype)

@@ -31,6 +31,7 @@ from jaxspeed.run.image_file import BrokenImage, read_image
 from jaxspeed.run.restore import (
   check_named,
   load_config,
+  note_unfinished,
   open_pretrained,
   open_run,
   require_same_classes,
@@ -175,6 +176,8 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
   names = stored_class_names(folder, config.data.classes)
   with precision.wide_enough(config.precision):
     spec, restored = open_run(folder, config, step)
+    if step is None:
+      note_unfinished(folder, restored.step, spec.plan.total_steps)
     phase = spec.plan.phase_of(restored.step - 1)
     yield Predictor(spec, phase, restored.tree.state.evaluated(), names)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import checks, decoder_lines, output, stored
 from jaxspeed.config.given import given_in
 from jaxspeed.data.formats.class_names import check_class_names, check_weights_classes
@@ -125,6 +126,14 @@ def open_run(
   return spec, restored
 
 
+def note_unfinished(folder: pathlib.Path, step: int, total_steps: int) -> None:
+  """Notes that the newest checkpoint of a run is not that of its plan's end."""
+  if step < total_steps and not (folder / "result.json").exists():
+    # Nothing is known of a process on another host: it may go on.
+    how = "ended at" if run_has_ended(folder) else "is at"
+    output.note(f"the run in {folder} {how} step {step:,} of {total_steps:,}")
+
+
 def _abstract_carry(spec: TrainSpec) -> Carry:
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
   size = spec.plan.phases[0].image_size
@@ -169,6 +178,8 @@ def evaluate(
   configs = _one_a_mode(load_config(folder) if config is None else config)
   with precision.wide_enough(configs[0].precision):
     spec, restored = open_run(folder, configs[0], step)
+    if step is None:
+      note_unfinished(folder, restored.step, spec.plan.total_steps)
     rows = _rows(configs, spec.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
   weights = spec.plan.evaluated_weights(restored.step)
   return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]

@@ -41,5 +41,5 @@ def test_sigterm_removes_the_half_file_of_an_evaluation(half_export, tmp_path, m
   monkeypatch.setattr(restore, "load_config", lambda folder: toy_config())
   monkeypatch.setattr(restore, "evaluate", lambda folder, **_: [])
   monkeypatch.setattr(export_lib, "check_export", lambda folder, path: None)
-  done = command("evaluate", "--workdir=run", f"--export={tmp_path / 'a.safetensors'}")
+  done = command("evaluate", "--workdir=run", "--step=1", f"--export={tmp_path / 'a.safetensors'}")
   check_nothing_left(done, tmp_path)

@@ -168,6 +168,32 @@ def test_weights_are_not_given_the_names_of_other_classes(trained, tmp_path, cap
   assert f"the classes of {path} and {data} are taken in the same order" in told
 
 
+def test_a_run_that_ended_early_is_told_with_its_step(trained, tmp_path):
+  _, folder, _ = trained
+  image = str(folder / "images" / "val" / "class_0" / "000.jpg")
+  run = shutil.copytree(folder / "run", tmp_path / "run")
+  (run / "result.json").unlink()
+  config = json.loads((run / "config.json").read_text())
+  (run / "config.json").write_text(json.dumps(config | {"epochs": 3.0}))
+  out = str(tmp_path / "net.safetensors")
+  commands = (
+    ("evaluate", str(run), f"--export={out}"),
+    ("predict", str(run), image),
+    ("export", str(run), "--format=safetensors", f"--out={out}"),
+  )
+  note = f"note: the run in {run} ended at step 2 of 6"
+  for name, *arguments in commands:
+    told = command(name, *arguments)
+    assert told.returncode == 0 and told.stderr.count(note) == 1, told
+    assert note not in command(name, *arguments, "--step=2").stderr
+  assert note not in command("predict", str(run), image, "--quiet").stderr
+  whole = command("predict", str(folder / "run"), image)
+  assert "ended at" not in whole.stderr
+  # Its process may go on, on another host.
+  (run / "owner.json").unlink()
+  assert f"the run in {run} is at step 2 of 6" in command("predict", str(run), image).stderr
+
+
 def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path, monkeypatch):
   _, folder, _ = trained
 
