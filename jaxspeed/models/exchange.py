@@ -1,7 +1,6 @@
 """Loading and saving of weights as .safetensors, with the names and layouts of other packages."""
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ import safetensors.numpy
 from flax import traverse_util
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular, write_atomically
+from jaxspeed.files import open_regular, parse_json, write_atomically
 
 Place = tuple[str, ...]  # keys of an array in the variables: ("params" or "batch_stats", ...)
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
@@ -130,12 +129,9 @@ def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
   with _open(path) as file:
     text = (file.metadata() or {}).get("class_names", "")
   try:
-    names = json.loads(text)
-  except (ValueError, RecursionError):  # another program's
+    return tuple(parse_json(text, list[str]))
+  except ValueError:  # another program's
     return ()
-  if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-    return ()
-  return tuple(names)
 
 
 def check_file(path: pathlib.Path) -> None:
