@@ -483,9 +483,9 @@ def test_a_full_disk_for_real(tmp_path):
     assert 0 < count(out) < 24 and not list(out.rglob(".jaxspeed-*"))
     remount = ["mount", "-o", "remount,size=16m", str(disk)]
     subprocess.run(remount, check=True, capture_output=True)
-    code, text, err = prepare(*arguments)
+    # Whether the records of what was done fitted on the full disk, too, is chance.
+    code, _, err = prepare(*arguments)
     assert code == 0, err
-    assert " were done before\n" in text
     resize(source, tmp_path / "whole", sizes=(400,), quality=90)
     assert images_in(out) == images_in(tmp_path / "whole")
   finally:
