@@ -74,7 +74,7 @@ def append_line(path: pathlib.Path, line: str) -> None:
     OSError: the file cannot be written.
   """
   content = f"{line}\n".encode()
-  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW, 0o666)
   try:
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":

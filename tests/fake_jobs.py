@@ -26,6 +26,7 @@ from jaxspeed.launch.executors import EXECUTORS
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts, Note, Request, read_facts
 from jaxspeed.launch.runs import LAUNCHER, RUN_FILE
+from jaxspeed.launch.seal import seal_of
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -73,7 +74,7 @@ def write_job(
     "index": index,
     "recipe": "configs/quickstart.py",
     "overrides": {},
-    "command": ["true"],
+    "command": ["true", f"--workdir={folder}"],
     "cwd": str(run),
     "executor": {"kind": "slurm"},
     "created": float(NOW),
@@ -81,6 +82,7 @@ def write_job(
     "metric": "top1",
     "sources": [],
   } | job
+  about = {"seal": seal_of(about)} | about
   (record / "job.json").write_text(json.dumps(about))
   lines = [
     json.dumps({key: value for key, value in vars(request).items() if value != ""})

@@ -206,9 +206,11 @@ def _resume(arguments: list[str]) -> None:
   jobs = runs.read_jobs(folder)
   if reached := state.limit_reached(folder, jobs):
     raise UserError(f"{folder}: {reached}.")
-  if not any(state.is_open(facts) and not facts.cancelled for facts in jobs):
-    print("nothing waits: all jobs have ended")
+  waiting = [facts for facts in jobs if state.is_open(facts) and not facts.cancelled]
+  if not waiting:
+    print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
     return
+  submit.check_own(waiting)
   if not flags.FLAGS["here"].value:
     running = local.queue_runs(launcher)
     if not running:

@@ -21,7 +21,7 @@ from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import is_locked, load_json
 from jaxspeed.launch.executor import Count, Executor, SchedulerState, Task, exports, to_tuple
-from jaxspeed.launch.record import RECORD, read_facts
+from jaxspeed.launch.record import PROCESS, RECORD, read_facts
 
 # In the run's folder for the launcher's own files.
 QUEUE_LOCK, QUEUE, QUEUE_LOG = "queue.lock", "queue.json", "queue.log"
@@ -191,13 +191,23 @@ def stop(folder: pathlib.Path) -> bool:
   started = [
     n
     for n in facts.own(facts.tasks.get(0, ()))
-    if n.what == "started" and n.restart == starts[-1].restart and n.detail.isdecimal()
+    if n.what == "started" and n.restart == starts[-1].restart and PROCESS.fullmatch(n.detail)
   ]
-  if not started:
+  if not started or not _is_of(int(started[-1].detail), started[-1].token):
     return False
   with contextlib.suppress(ProcessLookupError, PermissionError):
     os.killpg(int(started[-1].detail), signal.SIGTERM)
   return True
+
+
+def _is_of(process: int, token: str) -> bool:
+  """Whether a process runs the script of a submission, which is in its arguments."""
+  if process < 2:
+    return False
+  with contextlib.suppress(OSError):
+    command = ["ps", "-ww", "-o", "args=", "-p", str(process)]
+    return token in subprocess.run(command, capture_output=True, text=True).stdout.split()
+  return False
 
 
 def start_queue(folder: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ from jaxspeed.config import output
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError, printable
 from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
 from jaxspeed.launch.local import ALIVE, QUEUE, QUEUE_LOCK, Local, stop
-from jaxspeed.launch.record import RECORD, Facts, note, read_facts
+from jaxspeed.launch.record import RECORD, Facts, note, read_facts, task_of, write_script
 from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs
 from jaxspeed.launch.state import limit_reached
 
@@ -156,12 +156,11 @@ class Queue:
     assert submission is not None
     restart = _restart_of(facts)
     record = facts.folder / RECORD
-    if facts.moved:
-      note(facts.folder, submission.token, "failed", restart, f"2 {facts.moved}")
+    if facts.foreign:
+      note(facts.folder, submission.token, "failed", restart, f"2 {facts.foreign}")
       return
-    script = record / "script.sh"
-    if not script.is_file():  # with each further start it would be missing too
-      raise UserError(f"{script} is missing: put it back, or submit the job again")
+    # Written again, so that what runs never is what lay in the folder.
+    script = write_script(_executor(facts), task_of(facts))
     descriptor = open_locked(record / ALIVE)
     if descriptor is None:
       return

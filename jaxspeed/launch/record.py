@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 from pydantic import Field
 
 from jaxspeed.config import stored
+from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError
 from jaxspeed.files import (
   append_line,
@@ -36,7 +37,8 @@ from jaxspeed.files import (
   read_bytes,
   write_atomically,
 )
-from jaxspeed.launch.executor import SECRET, Planned, Task
+from jaxspeed.launch.executor import SECRET, Executor, Planned, Task
+from jaxspeed.launch.seal import seal_of
 
 RECORD = "launch"
 FORMAT: Literal[1] = 1
@@ -46,6 +48,8 @@ _ENVIRONMENT = re.compile(
   r"|PYTHON|CONDA|UCX|FI|OMPI|SLURM|SBATCH|SKYPILOT)_?\w*|PATH|LD_LIBRARY_PATH|LD_PRELOAD"
   r"|VIRTUAL_ENV|HOSTNAME|LANG|LC_ALL|TMPDIR|TZ"
 )
+_NUMBER = re.compile(r"[0-9]{1,12}")
+PROCESS = re.compile(r"[0-9]{1,7}")  # Linux has at most 4 million
 # Largest diff of a working tree that is stored, in bytes, and untracked files that are named.
 _MOST_DIFF, _NAMED = 20_000_000, 100
 
@@ -67,6 +71,7 @@ class JobFile:
     epochs: config.epochs.
     metric: config.target_metric.
     sources: folder, commit and whether files had changed, of each working tree.
+    seal: `seal_of` the other fields.
   """
 
   format: Literal[1]
@@ -81,6 +86,7 @@ class JobFile:
   epochs: float
   metric: Literal["top1", "top5"]
   sources: list[dict[str, Any]]
+  seal: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,18 +160,28 @@ class Facts:
     return kinds[-1:] == ["cancel"]
 
   @property
-  def moved(self) -> str:
-    """Why a copied or moved folder cannot be started: its command trains in another; '' if not."""
-    workdirs = [word[10:] for word in self.job.command if word.startswith("--workdir=")]
-    with contextlib.suppress(OSError):
-      if all(os.path.samefile(each, self.folder) for each in workdirs):
-        return ""
-    return "its folder was copied or moved: submit its script again with the root of now, and retry"
+  def foreign(self) -> str:
+    """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
+    if self.job.seal != seal_of(dataclasses.asdict(self.job)):
+      reason = "was submitted by somebody else or changed since"
+    elif not _is_at(self.folder, self.job.command):
+      reason = "was copied or moved"
+    else:
+      return ""
+    return f"{reason}: submit the sweep's own file again with this root, and retry"
 
   def own(self, notes: Sequence[Note]) -> list[Note]:
     """The notes of the last submission."""
     token = self.submission.token if self.submission else ""
     return [note for note in notes if note.token == token]
+
+
+def _is_at(folder: pathlib.Path, command: Sequence[str]) -> bool:
+  """Whether a command trains in a folder."""
+  workdirs = [word[10:] for word in command if word.startswith("--workdir=")]
+  with contextlib.suppress(OSError):
+    return len(workdirs) == 1 and os.path.samefile(workdirs[0], folder)
+  return False
 
 
 def read_facts(folder: pathlib.Path) -> Facts | None:
@@ -184,6 +200,8 @@ def read_facts(folder: pathlib.Path) -> Facts | None:
       f"{record / 'job.json'} cannot be used ({error}): put the file back, or remove {record} and "
       "submit the job again, which resumes it."
     ) from None
+  if not isinstance(kind := found["executor"].get("kind"), str):
+    raise UserError(f"{record / 'job.json'} names the executor {shown(kind)}: submit it again.")
   tasks = {}
   with contextlib.suppress(OSError):
     for path in (record / "tasks").iterdir():
@@ -213,7 +231,7 @@ def _notes(path: pathlib.Path) -> Iterator[Note]:
   """The notes of a record that shells write; damaged lines do not count."""
   for line in _lines(path):
     found = line.decode("utf-8", "replace").split("\t")
-    if len(found) == 6 and found[0].isdecimal() and found[3].isdecimal():
+    if len(found) == 6 and _NUMBER.fullmatch(found[0]) and _NUMBER.fullmatch(found[3]):
       yield Note(float(found[0]), found[1], found[2], int(found[3]), found[4], found[5])
 
 
@@ -275,6 +293,29 @@ def write_job(
     raise UserError(
       f"{folder} cannot be written ({error.strerror or error}): make room or choose another root."
     ) from None
+
+
+def task_of(facts: Facts) -> Task:
+  """A job as its executor gets it, from its folder."""
+  job = facts.job
+  run, cwd = facts.folder.parent.name, pathlib.Path(job.cwd)
+  return Task(job.name, run, facts.folder, tuple(job.command), cwd)
+
+
+def write_script(executor: Executor, task: Task) -> pathlib.Path:
+  """Writes the script of a job; returns its path.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  name, text = executor.script(task)
+  try:
+    write_atomically(task.record / name, text, sync=False)
+  except OSError as error:
+    raise UserError(
+      f"{task.record / name} cannot be written ({error.strerror or error})."
+    ) from None
+  return task.record / name
 
 
 def update_job(
@@ -371,7 +412,7 @@ def make_job(
     config: its checked config.
     trees: as in `Sources`.
   """
-  return JobFile(
+  job = JobFile(
     format=FORMAT,
     name=planned.name,
     index=index,
@@ -385,3 +426,4 @@ def make_job(
     metric=config.target_metric,
     sources=trees,
   )
+  return dataclasses.replace(job, seal=seal_of(dataclasses.asdict(job)))

@@ -63,7 +63,8 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     if found is None:
       notes.append(f"{kind} does not answer: the states are those that the jobs wrote last")
     said |= found or {}
-    waiting = any(not facts.cancelled for facts in own)
+    # No command is advised that would act on a stranger's folder.
+    waiting = any(not facts.cancelled and not facts.foreign for facts in own)
     if waiting and (warning := executor.warning(folder / LAUNCHER)):
       notes.append(limit_reached(folder, jobs) or warning)
       stopped = True

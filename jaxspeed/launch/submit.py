@@ -134,9 +134,9 @@ def _write_jobs(
     script = planned.executor.script(task)
     if facts is None:
       record.write_job(task.folder, made, config, script, sources.diff)
-    elif facts.job.command != made.command or facts.job.executor != made.executor:
+    elif facts.job.command != made.command or facts.job.executor != made.executor or facts.foreign:
       ended = states[planned.name] in ("failed", "cancelled")
-      if ended or facts.submission is None or planned.name in lost:
+      if ended or facts.submission is None or planned.name in lost or facts.foreign:
         record.update_job(task.folder, made, config, script, sources.diff)
         if ended:
           lines.append(f"{planned.name} has a new command or executor, with which retry starts it")
@@ -190,7 +190,7 @@ def _recover(unsure: Sequence[Facts]) -> set[str]:
     assert submission is not None
     own = facts.own(facts.notes)
     executor = executor_of(facts.job.executor, str(facts.folder))
-    found = executor.find(submission.token, [_task_again(facts)])
+    found = executor.find(submission.token, [record.task_of(facts)])
     # A job that has begun wrote its number down itself; one of a local queue has none.
     begun = (n.detail or submission.token for n in own if n.what == "started")
     id = found.get(facts.job.name) or next(begun, "")
@@ -199,13 +199,6 @@ def _recover(unsure: Sequence[Facts]) -> set[str]:
     else:
       missing.add(facts.job.name)
   return missing
-
-
-def _task_again(facts: Facts) -> Task:
-  """A job as its executor gets it, from its folder."""
-  job = facts.job
-  cwd = pathlib.Path(job.cwd)
-  return Task(job.name, facts.folder.parent.name, facts.folder, tuple(job.command), cwd)
 
 
 def _affordable(
@@ -239,8 +232,7 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
     Refused: a scheduler refused, and none was submitted.
     UserError: a scheduler refused or did not answer; what was submitted is recorded.
   """
-  if moved := next((facts for facts in jobs if facts.moved), None):
-    raise UserError(f"{moved.folder} cannot be started, since {moved.moved}.")
+  check_own(jobs)
   groups: dict[str, list[Facts]] = {}
   for facts in jobs:
     groups.setdefault(repr(sorted(facts.job.executor.items())), []).append(facts)
@@ -251,7 +243,9 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
     for facts in group:
       record.request(facts.folder, what="submit", token=token)
     by_name = {facts.job.name: facts for facts in group}
-    tasks = [_task_again(facts) for facts in group]
+    tasks = [record.task_of(facts) for facts in group]
+    for task in tasks:
+      record.write_script(executor, task)
     try:
       for found in executor.submit(tasks, token, folder / runs.LAUNCHER):
         for name, id in found.items():
@@ -263,6 +257,13 @@ def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
       left = f"{len(ids)} of {len(jobs)} jobs were submitted; the same command submits the rest."
       raise UserError(f"{error} {left}") from None
   return ids
+
+
+def check_own(jobs: Sequence[Facts]) -> None:
+  """Refuses jobs on which no command may act, such as those of a stranger's folder."""
+  for facts in jobs:
+    if facts.foreign:
+      raise UserError(f"{facts.folder} {facts.foreign}.")
 
 
 def _begin(folder: pathlib.Path, submitted: Collection[str]) -> None:
@@ -311,6 +312,7 @@ def _chosen(folder: pathlib.Path, names: Collection[str]) -> list[Facts]:
 def cancel(folder: pathlib.Path, names: Collection[str], *, every: bool) -> list[str]:
   """Cancels jobs; as `Run.cancel`."""
   runs.read_run(folder)
+  check_own(runs.read_jobs(folder) if every else _chosen(folder, names))
   with runs.lock_run(folder, wait=30.0):
 
     def read() -> list[Facts]:
@@ -346,6 +348,7 @@ def _note_cancelled(jobs: Sequence[Facts]) -> None:
 def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list[str]:
   """Submits jobs again; as `Run.retry`."""
   max_cost = runs.read_run(folder).max_cost
+  check_own(runs.read_jobs(folder) if failed else _chosen(folder, names))
   with runs.lock_run(folder, wait=30.0):
     chosen = runs.read_jobs(folder) if failed else _chosen(folder, names)
     again = []

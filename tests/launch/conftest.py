@@ -6,6 +6,12 @@ from fake_jobs import QUICKSTART, fake_executor
 from jaxspeed.launch import Run
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+  """The key that seals jobs is not that of who tests."""
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
 @pytest.fixture
 def fake():
   with fake_executor() as kind:

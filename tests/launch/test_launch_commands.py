@@ -1,7 +1,6 @@
 """The commands of `python -m jaxspeed.launch`, in this process."""
 
 import json
-import pathlib
 import shutil
 import threading
 
@@ -336,10 +335,8 @@ def stopped(tmp_path):
   executor = local.Local(python=python, gpus=0)
   folder = write_run(tmp_path)
   requests = (SUBMITTED[0], Request(SUBMITTED[0].time, "submitted", TOKEN, TOKEN))
-  facts = write_job(folder, "a", executor=executor.to_dict(), requests=requests)
-  command = (python, f"--workdir={facts.folder}")
-  task = local.Task("a", "run", facts.folder, command, pathlib.Path(tmp_path))
-  (task.record / "script.sh").write_text(executor.script(task)[1])
+  words = [python, f"--workdir={folder / 'a'}"]
+  write_job(folder, "a", executor=executor.to_dict(), requests=requests, command=words)
   return folder
 
 

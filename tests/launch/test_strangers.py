@@ -1,0 +1,120 @@
+"""A stranger's run is looked at, and nothing that it names is run, signalled or written."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from fake_jobs import (
+  CANCELLED,
+  SUBMITTED,
+  TOKEN,
+  event,
+  facts_of,
+  fake_python,
+  local,
+  write_job,
+  write_run,
+)
+from in_process import command, mistake
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch.record import Request
+
+LOCAL = (SUBMITTED[0], Request(SUBMITTED[0].time, "submitted", TOKEN, TOKEN))
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A run whose job names programs that leave a trace, with a seal that is not ours."""
+  folder, trace = write_run(tmp_path), tmp_path / "trace"
+  python = fake_python(tmp_path, {"a": [f"touch {trace}"]})
+  executor = local(python=python, setup=[f"touch {trace}"]).to_dict()
+  facts = write_job(folder, "a", executor=executor, requests=LOCAL, seal="0" * 64)
+  (facts.folder / "launch" / "script.sh").write_text(f"touch {trace}\n")
+  yield folder
+  assert not trace.exists()
+
+
+def everything(folder):
+  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+  "words", [["resume"], ["resume", "--here"], ["cancel", "--all"], ["retry", "--failed"]]
+)
+def test_nothing_acts(run, words):
+  before = everything(run)
+  text = mistake("launch", words[0], str(run), *words[1:])
+  assert text.startswith(f"{run}/a was submitted by somebody else or changed since: submit the sw")
+  assert everything(run) == before
+  # Nor is a command advised that would.
+  assert "resume" not in command("launch", "status", str(run)).stdout
+
+
+def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):
+  facts = write_job(write_run(tmp_path), "a", executor=local().to_dict())
+  assert facts.foreign == ""
+  path = facts.folder / "launch" / "job.json"
+  job = json.loads(path.read_text())
+  job["executor"]["setup"] = ["true"]
+  path.write_text(json.dumps(job))
+  assert "changed since" in facts_of(facts.folder).foreign
+
+
+def test_a_copy_is_not_taken_for_the_first(tmp_path):
+  facts = write_job(write_run(tmp_path), "a")
+  facts.folder.rename(tmp_path / "b")
+  assert facts_of(tmp_path / "b").foreign.startswith("was copied or moved: submit the sweep's own")
+
+
+def test_a_job_is_never_appended_to_through_a_link(tmp_path):
+  run = write_run(tmp_path)
+  record = write_job(run, "a", requests=LOCAL, executor=local().to_dict()).folder / "launch"
+  own = tmp_path / "own"
+  (record / "requests.jsonl").rename(own)
+  before = own.read_bytes()
+  (record / "requests.jsonl").symlink_to(own)
+  assert "requests.jsonl cannot be written" in mistake("launch", "cancel", str(run), "--all")
+  assert own.read_bytes() == before
+
+
+def test_a_note_with_thousands_of_digits_does_not_count(tmp_path):
+  facts = write_job(write_run(tmp_path), "a", notes=[event("started")])
+  path = facts.folder / "launch" / "job.tsv"
+  fields = path.read_text().split("\t")
+  for place in (0, 3):
+    with path.open("a") as file:
+      file.write("\t".join([*fields[:place], "9" * 5000, *fields[place + 1 :]]))
+  assert facts_of(facts.folder).notes == facts.notes
+
+
+@pytest.mark.parametrize("kind", [["local"], {"a": 1}, None, 3])
+def test_a_kind_of_executor_that_is_no_text(tmp_path, kind):
+  with pytest.raises(UserError, match="job.json names the executor .*: submit it again"):
+    write_job(write_run(tmp_path), "a", executor={"kind": kind})
+
+
+@pytest.mark.parametrize("number", ["0", "1", "{other}"])
+def test_a_process_that_a_file_names_is_not_signalled(tmp_path, number):
+  other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+  run = write_run(tmp_path)
+  started = event("started", detail=number.format(other=other.pid))
+  facts = write_job(
+    run,
+    "a",
+    notes=[event("started")],
+    tasks={0: [started]},
+    requests=LOCAL,
+    executor=local().to_dict(),
+  )
+  from fake_jobs import lock_elsewhere
+
+  with lock_elsewhere(facts.folder / "launch" / "alive.lock"):
+    assert command("launch", "cancel", str(run), "--all").stdout == "cancelled a\n"
+    assert other.poll() is None
+  assert facts_of(facts.folder).cancelled and CANCELLED
+  other.kill()
+  other.wait()
+  assert pathlib.Path(run).exists()
