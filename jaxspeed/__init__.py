@@ -22,7 +22,6 @@ JAX is imported at the first use. docs/library.md is the guide; `jaxspeed --help
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxspeed.config import interrupt  # noqa: F401  before a command imports what takes seconds
 from jaxspeed.errors import UserError
 
 if TYPE_CHECKING:

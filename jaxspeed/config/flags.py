@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxspeed.config import interrupt, names, output, overrides
+from jaxspeed.config import names, output, overrides
 from jaxspeed.config.imports import import_modules
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
@@ -216,13 +216,11 @@ def run(
   def run_main() -> None:
     nonlocal begun
     arguments = _parse(sys.argv, define, fields)[1:]
-    interrupt.raise_again()
     begun = True
     output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
     main(arguments)
 
-  with interrupt.repeat_lost():
-    code = _exit_code_of(run_main)
+  code = _exit_code_of(run_main)
   output.be_quiet(False)
   lost = output.lost()
   if code == DONE and lost and (output_is_result or not begun):
@@ -249,12 +247,22 @@ def _exit_code_of(function: Callable[[], None]) -> int:
       output.say(ended.code)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
   except Exception as error:
+    if _is_interrupt(error):
+      output.say("stopped by Ctrl-C.")
+      return INTERRUPTED
     if mistake := output.environment_mistake(error):
       output.say(mistake)
       return MISTAKE
     output.report(error, None)
     return FAULT
   return DONE
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+  """Whether Ctrl-C caused an exception, as jaxlib's ImportError where it is pressed in an import."""
+  if error is None or isinstance(error, KeyboardInterrupt):
+    return error is not None
+  return _is_interrupt(error.__cause__ or error.__context__)
 
 
 def _with_origins(message: str, argv: Sequence[str]) -> str:

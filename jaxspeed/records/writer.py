@@ -180,7 +180,6 @@ class Records:
         train_seconds, dawn_seconds: of the run; eval_seconds: of this evaluation;
         eval_images, eval_images_skipped: images in the accuracies, and images left out;
         train_images_broken: images replaced by others in the run so far;
-        decoder_warnings: the decoder's warnings of damaged images since the last row;
         skipped_steps: steps of the run with overflowing float16 gradients;
         memory_gb: peak of a device; net_recv_gbit, net_transmit_gbit: per second.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspeed.cluster import processes
-from jaxspeed.config import decoder_lines, stored
+from jaxspeed.config import stored
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Phase, Plan, momenta
@@ -47,7 +47,6 @@ class EpochReport:
     self._feed, self._control, self._clock = feed, control, clock
     images = {"train": spec.plan.train_images, "eval": spec.plan.eval_images}
     self._broken = BrokenImages(folder, images, spec.config, control.keep_folder)
-    self._warned = False
     self._pace: dict[str, float] = {}  # of the last epoch trained
     self._records: Records
 
@@ -178,9 +177,6 @@ class EpochReport:
       row["evaluated_weights"] = self._spec.plan.evaluated_weights(step)
     lines = self._settle_broken()
     row["train_images_broken"] = self._broken.count("train")
-    row["decoder_warnings"], warned = decoder_warnings()
-    lines += [] if self._warned else warned
-    self._warned |= bool(warned)
     if evaluation is not None:
       evaluated, said = self._evaluated(step, evaluation)
       row, lines = row | evaluated, lines + said
@@ -225,16 +221,6 @@ class EpochReport:
   def stops_early(self) -> bool:
     """Whether the run ends after its last row, whatever steps are left."""
     return bool(reason_to_stop(self.rows, self._spec.config))
-
-
-def decoder_warnings() -> tuple[int, list[str]]:
-  """The number of decoder warnings in all processes since the last call, and a line on them."""
-  lines = decoder_lines.take()
-  total = sum(processes.gather(lines.total()))
-  if not total:
-    return 0, []
-  said = decoder_lines.describe(lines, total)
-  return total, [f"{said}; images are read ahead of training, metrics.jsonl has each row's count"]
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:

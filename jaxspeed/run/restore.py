@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster.folder_lock import run_has_ended
-from jaxspeed.config import checks, decoder_lines, output, stored
+from jaxspeed.config import checks, output, stored
 from jaxspeed.config.given import given_in
 from jaxspeed.data.formats.class_names import check_class_names, check_weights_classes
 from jaxspeed.devices import mesh as mesh_lib
@@ -358,8 +358,6 @@ def _evaluate_mode(
   images, count = data.evaluated_count(phase.copies), int(sums.count)
   for line in check_evaluated(broken, images, config):
     output.note(line)
-  if warned := decoder_lines.take():
-    output.note(decoder_lines.describe(warned, warned.total()))
   means = sums.means(config.data.classes)
   if not math.isfinite(means["loss"]):
     raise UserError(

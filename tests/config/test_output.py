@@ -117,6 +117,33 @@ def test_ctrl_c_is_a_sentence():
   assert shell(">/dev/null", "interrupt")[2] == ["to the end", "jaxspeed: stopped by Ctrl-C."]
 
 
+# A finder that presses Ctrl-C when jaxlib is looked for: jaxlib makes an ImportError of it.
+PRESS = """
+import signal, sys
+
+class Press:
+  def find_spec(self, name, *_):
+    if name == "jaxlib":
+      signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+"""
+
+
+def test_ctrl_c_while_jax_is_imported_is_a_sentence(tmp_path):
+  (tmp_path / "sitecustomize.py").write_text(PRESS)
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxspeed.train", "--config=quickstart"],
+    env=os.environ | {"PYTHONPATH": f"{tmp_path}:{root}"},
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stdout) == (INTERRUPTED, "")
+  assert done.stderr == "jaxspeed: stopped by Ctrl-C.\n"
+
+
 def test_the_traceback_goes_to_the_folder_or_where_there_is_room(tmp_path, capsys, monkeypatch):
   error = ValueError("first line\nsecond")
   output.report(error, tmp_path, "traceback_3.txt")

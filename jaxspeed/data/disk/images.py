@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from jaxspeed.config import decoder_lines
 from jaxspeed.config.output import held
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
@@ -33,8 +32,7 @@ _FORMATS = {
 def import_tensorflow() -> Any:
   """Import TensorFlow, quietly and without GPUs, whose memory it would take from JAX.
 
-  Lines that it writes on machines without CUDA, before its log level applies, are dropped; lines
-  of its decoders are counted.
+  Lines that it writes on machines without CUDA, before its log level applies, are dropped.
 
   Raises:
     UserError: TensorFlow cannot be imported.
@@ -44,7 +42,6 @@ def import_tensorflow() -> Any:
     with held(), _quiet():
       tf = importlib.import_module("tensorflow")
       _hide_gpus(tf)
-    decoder_lines.catch()
   except ImportError as error:
     raise UserError(
       f"reading images from disk needs TensorFlow, which cannot be imported ({error}): "
