@@ -259,7 +259,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-  """Whether Ctrl-C caused an exception, as jaxlib's ImportError where it is pressed in an import."""
+  """Whether Ctrl-C caused an exception: jaxlib makes an ImportError of one in its import."""
   if error is None or isinstance(error, KeyboardInterrupt):
     return error is not None
   return _is_interrupt(error.__cause__ or error.__context__)
