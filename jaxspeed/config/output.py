@@ -12,7 +12,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from jaxspeed.errors import printable
 from jaxspeed.files import dump_json, write_atomically
@@ -134,9 +134,42 @@ def _is_open(descriptor: int) -> bool:
   return True
 
 
+class _Unfailing:
+  """A stream that drops what the stream below it cannot write."""
+
+  def __init__(self, stream: TextIO) -> None:
+    self._stream = stream
+
+  def write(self, text: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+      self._stream.write(text)
+    return len(text)
+
+  def flush(self) -> None:
+    with contextlib.suppress(OSError, ValueError):
+      self._stream.flush()
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+
+def unfailing(stream: TextIO | None) -> TextIO:
+  """A stream in place of `stream`, which may be closed or full, that never raises.
+
+  Python's own standard output is written past its buffer, so that nothing is left there that would
+  fail when Python ends.
+  """
+  if stream is None or getattr(stream, "closed", False):
+    return _make_stream(None, _Descriptor(1, OSError(errno.EBADF, "it is closed")))
+  if stream is sys.__stdout__:
+    return _make_stream(stream, _Descriptor(stream.fileno()))
+  return cast(TextIO, _Unfailing(stream))
+
+
 def _make_stream(old: TextIO | None, descriptor: _Descriptor) -> io.TextIOWrapper:
   if old is not None:
-    old.flush()
+    with contextlib.suppress(OSError):
+      old.flush()
   return io.TextIOWrapper(
     io.BufferedWriter(descriptor),
     encoding=old.encoding if old is not None else "utf-8",

@@ -15,6 +15,7 @@ from jaxspeed.config import checks, effects
 from jaxspeed.config.given import refuse_replaced
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
 from jaxspeed.library.arrays import Arrays, opened
 from jaxspeed.library.calling import library_call, only_fit
 from jaxspeed.library.loaded import Run, load
@@ -118,7 +119,7 @@ def _folder(workdir: str | os.PathLike[str] | None, config: ConfigDict) -> str:
   folder = f"runs/{config.name.replace('/', '-')}" if workdir is None else workdir
   if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
     raise UserError(f"workdir={folder!r}: it must be the path of a folder.")
-  return os.path.expanduser(os.fspath(folder))
+  return str(expanded(folder, "workdir"))
 
 
 def _path(data: Any) -> str:

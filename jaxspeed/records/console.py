@@ -23,6 +23,7 @@ from rich.progress import (
   TimeRemainingColumn,
 )
 
+from jaxspeed.config import output
 from jaxspeed.errors import printable
 from jaxspeed.files import dump_json, to_json
 from jaxspeed.records.result_lines import format_result
@@ -43,11 +44,14 @@ _SECONDS_BETWEEN_DRAWINGS_IN_A_NOTEBOOK = 1.0
 
 
 def make_console(file: TextIO | None = None) -> Console:
-  """A console on a file, or standard output, that is live only on a terminal.
+  """A console on a file, or standard output, that is live only on a terminal and never raises.
 
-  rich by itself would treat FORCE_COLOR, which CI services set, as a terminal.
+  rich by itself would treat FORCE_COLOR, which CI services set, as a terminal, and end the process
+  where nobody reads its output.
   """
   file = file or sys.stdout
+  if not _is_notebook(file):
+    file = output.unfailing(file)
   # In a notebook, rich would make a block of HTML of each line.
   live = None if file.isatty() else False
   return Console(file=file, force_interactive=live, force_jupyter=False)
@@ -102,7 +106,7 @@ class Screen:
     self.console = silent_console() if quiet else console
     self._out = console
     self._quiet = quiet or console.quiet
-    self._notebook = _is_notebook(console)
+    self._notebook = _is_notebook(console.file)
     self._live = console.is_interactive or self._notebook
     self._evaluated = evaluated
     self._total_epochs = total_epochs
@@ -297,9 +301,9 @@ class JsonScreen(Screen):
     self._event("result", {**result, **({"finished_in": finished_in} if finished_in else {})})
 
 
-def _is_notebook(console: Console) -> bool:
-  """Whether a console prints into a cell of a Jupyter notebook, whose outputs can be replaced."""
-  return type(console.file).__module__ == "ipykernel.iostream"
+def _is_notebook(file: Any) -> bool:
+  """Whether a file is a cell of a Jupyter notebook, whose outputs can be replaced."""
+  return type(file).__module__ == "ipykernel.iostream"
 
 
 def _start_progress(console: Console, total_epochs: int | float) -> Progress:

@@ -194,9 +194,8 @@ class EpochReport:
     self._records.epoch(row)
     pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stops_early())
     self.lines([*lines, *pace])
-    self._tell(step)
 
-  def _tell(self, step: int) -> None:
+  def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
     on_epoch = self._control.caller.on_epoch
     if on_epoch is not None and on_epoch(dict(self.rows[-1])) is True:

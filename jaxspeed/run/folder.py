@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +22,7 @@ from jaxspeed.files import TEMPORARY
 from jaxspeed.records.class_figures import CONFUSION_FILE
 from jaxspeed.records.predictions import FILE as PREDICTIONS_FILE
 from jaxspeed.records.thumbnails import FILE as THUMBNAILS_FILE
+from jaxspeed.run.profile import FOLDER as PROFILE
 
 CONFIG = "config.json"
 _FILES = (
@@ -36,12 +38,13 @@ _FILES = (
   OWNER_LOCK,
   LOCK,
 )
-_FOLDERS = ("checkpoints", "tensorboard", "loggers", "dawnbench")
+_FOLDERS = ("checkpoints", "tensorboard", "loggers", "dawnbench", PROFILE)
 # Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
 # lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
 # Folders of images, with a subfolder for each class.
 _SPLITS = ("train", "val", "validation", "test")
+_RUN = re.compile("run_[0-9]+")  # the folder of one of several seeds
 _SHOWN = 3  # foreign files named in a message
 
 
@@ -148,7 +151,7 @@ def look(path: pathlib.Path) -> bool:
   """Whether `path` is free for a new run: missing, or empty but for traces; False if it has a run.
 
   Raises:
-    UserError: it holds foreign files, or a file where a run has a folder, or the reverse.
+    UserError: it holds foreign files, or a file or a link where a run has a folder, or the reverse.
   """
   try:
     names = sorted(os.listdir(path))
@@ -176,6 +179,11 @@ def _refuse_foreign(path: pathlib.Path, names: Collection[str]) -> None:
         "another --workdir; nothing was written."
       )
   for name in names:
+    if (name in _FOLDERS or _RUN.fullmatch(name)) and (path / name).is_symlink():
+      raise UserError(
+        f"{path / name} is a link, and what a run writes and removes there would lie elsewhere: "
+        "put a folder in its place, or choose another --workdir."
+      )
     if (name in _FILES and not (path / name).is_file()) or (
       name in _FOLDERS and not (path / name).is_dir()
     ):
@@ -296,8 +304,7 @@ def _is_trace(path: pathlib.Path) -> bool:
 
 def _subfolders(path: pathlib.Path) -> list[pathlib.Path]:
   """The folders of the single runs of a config with several runs."""
-  found = (each for each in path.glob("run_*") if each.name[4:].isdecimal())
-  return sorted(each for each in found if each.is_dir())
+  return sorted(each for each in path.glob("run_*") if _RUN.fullmatch(each.name) and each.is_dir())
 
 
 def _remove_empty(made: list[pathlib.Path]) -> None:

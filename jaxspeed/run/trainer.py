@@ -80,6 +80,7 @@ class Trainer:
           step = self._train_epoch(step)
         self._saver.stop_if_decided(step, self._carry)
         self._validate(step)
+        self._call_back(step)
         due = self._saver.is_due() or self._saver.is_best(step)
         if self._control.agree(save_due=due) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
@@ -135,6 +136,14 @@ class Trainer:
     self._report.epoch(step, self._carry, evaluation)
     self._count_programs()
     self._carry = self._carry.replace(sums=self._no_sums())
+
+  def _call_back(self, step: int) -> None:
+    """Calls the caller's `on_epoch`; the epoch is saved before its exception ends the run."""
+    try:
+      self._report.call_back(step)
+    except Exception:
+      self._saver.save(step, self._carry)
+      raise
 
   def _restore_or_start(self) -> int:
     """Sets the carry, restored or new; returns the number of steps done."""

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import logging
+import os
 import pathlib
 import re
 import signal
@@ -202,8 +203,6 @@ def test_a_run_that_stops_in_every_way_resumes_to_the_same_bits(whole, digits, t
   def fit(on_epoch):
     return jaxspeed.fit(recipe(**MIXED), digits, tmp_path / "a", model=Net(), on_epoch=on_epoch)
 
-  with pytest.raises(ZeroDivisionError):  # nothing was saved yet
-    fit(lambda row: 1 / 0)
   before = signal.getsignal(signal.SIGINT)
   run = fit(lambda row: signal.raise_signal(signal.SIGINT))
   assert (run.result, run.step, len(run.history)) == ({}, 9, 1) and "unfinished" in repr(run)
@@ -212,6 +211,44 @@ def test_a_run_that_stops_in_every_way_resumes_to_the_same_bits(whole, digits, t
   run = fit(lambda row: rows.append(row) or True)  # the last epoch ends the run as it is
   assert bits(run) == bits(expected) and run.result["top1"] == expected.result["top1"]
   assert [row["epoch"] for row in rows] == [2]
+
+
+def test_an_epoch_is_saved_before_an_exception_of_on_epoch_ends_the_run(whole, digits, tmp_path):
+  def fit(on_epoch):
+    return jaxspeed.fit(recipe(**MIXED), digits, tmp_path / "a", model=Net(), on_epoch=on_epoch)
+
+  rows = []
+  with pytest.raises(ZeroDivisionError):
+    fit(lambda row: 1 / 0)
+  run = fit(rows.append)
+  assert bits(run) == bits(whole[0]) and [row["epoch"] for row in rows] == [2]
+
+
+def full():
+  return open("/dev/full", "w")
+
+
+def read_by_nobody():
+  reader, writer = os.pipe()
+  os.close(reader)
+  return open(writer, "w")
+
+
+def closed():
+  stream = open(os.devnull, "w")
+  stream.close()
+  return stream
+
+
+@pytest.mark.parametrize("stream", [full, read_by_nobody, closed, lambda: None])
+@pytest.mark.parametrize("own", [True, False])
+def test_printing_neither_ends_nor_fails_a_run(whole, digits, stream, own, monkeypatch):
+  run, _ = whole
+  monkeypatch.setattr(sys, "stdout", stream())
+  if own:  # Python's own standard output, not one that a program has put in its place
+    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
+  again = jaxspeed.fit(recipe(**MIXED), digits, run.folder, model=Net(), progress=True)
+  assert again.result == run.result
 
 
 def test_on_epoch_stops_a_run_and_progress_prints_what_the_command_prints(whole, digits, tmp_path):
@@ -377,6 +414,7 @@ def test_an_optimizer_and_a_schedule_of_optax_train_resume_and_load(digits, tmp_
     ({"data": 3}, "data= is of type int"),
     ({"data": "nowhere"}, "nowhere does not exist"),
     ({"workdir": 3}, "workdir=3: it must be the path of a folder"),
+    ({"workdir": "~nobody_/w"}, "workdir: ~nobody_/w begins with a home folder that nobody has"),
     ({"on_epoch": 3}, "on_epoch= must be a function"),
     ({"config": 3}, "config is of type int"),
     ({"config": "quikstart"}, "did you mean quickstart?"),

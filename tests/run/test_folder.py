@@ -404,6 +404,19 @@ def test_a_file_in_place_of_a_folder(run, tmp_path, name):
   assert contents(folder) == before
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "profile", "run_000"])
+def test_a_link_in_place_of_a_folder_is_not_followed(run, tmp_path, name):
+  folder, elsewhere = shutil.copytree(run, tmp_path / "a"), tmp_path / "elsewhere"
+  (elsewhere / "1").mkdir(parents=True)
+  shutil.rmtree(folder / name, ignore_errors=True)
+  (folder / name).symlink_to(elsewhere)
+  (folder / "result.json").unlink()
+  before = contents(tmp_path)
+  with pytest.raises(UserError, match=f"{name} is a link, .*: put a folder in its place"):
+    train(digits(), str(folder))
+  assert contents(tmp_path) == before
+
+
 def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   folder = shutil.copytree(run, tmp_path / "a")
   (folder / "result.json").unlink()
