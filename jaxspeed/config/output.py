@@ -161,7 +161,8 @@ def unfailing(stream: TextIO | None) -> TextIO:
   """
   if stream is None or getattr(stream, "closed", False):
     return _make_stream(None, _Descriptor(1, OSError(errno.EBADF, "it is closed")))
-  if stream is sys.__stdout__:
+  is_pythons = stream is sys.__stdout__
+  if is_pythons:
     return _make_stream(stream, _Descriptor(stream.fileno()))
   return cast(TextIO, _Unfailing(stream))
 
