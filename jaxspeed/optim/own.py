@@ -15,27 +15,34 @@ from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate
 _APART = ("whiten_bias", "frozen")
 
 
-def check_transformation(optimizer: Any) -> None:
+def check_transformation(optimizer: Any, what: str = "optimizer=") -> None:
   """Makes sure that an object is a gradient transformation without a learning rate.
+
+  Args:
+    optimizer: the object.
+    what: what the caller knows it as.
 
   Raises:
     UserError: it is something else, or its update already points downhill.
   """
   if not isinstance(optimizer, optax.GradientTransformation):
     raise UserError(
-      f"optimizer= is of type {type(optimizer).__name__}: it must be a transformation of Optax "
-      "without a learning rate, such as optax.scale_by_adam()."
+      f"{what} is of type {type(optimizer).__name__}: it must be a transformation of Optax without "
+      "a learning rate, such as optax.scale_by_adam()."
     )
   params = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
   gradient = jax.tree.map(jnp.ones_like, params)
   try:
-    update, _ = optimizer.update(gradient, optimizer.init(params), params)
-    downhill = all(float(leaf.sum()) < 0 for leaf in jax.tree.leaves(update))
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+      state = optimizer.init(params)
+      for _ in range(2):  # a warm-up begins at a rate of 0
+        update, state = optimizer.update(gradient, state, params)
+    downhill = any(float(leaf.sum()) < 0 for leaf in jax.tree.leaves(update))
   except Exception:  # it needs other parameters or arguments: training tells
     return
   if downhill:
     raise UserError(
-      "optimizer= brings its own learning rate, since its update already points downhill: leave it "
+      f"{what} brings its own learning rate, since its update already points downhill: leave it "
       "out, as in optax.scale_by_adam() in place of optax.adam(0.001); the plan's rate is applied."
     )
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import optax
 import pytest
 from in_process import command, mistake
 from PIL import Image
@@ -154,9 +155,23 @@ def test_a_data_set_that_is_none_is_one_sentence(data, sentence, written):
   assert not (written / "n").exists()
 
 
-def test_an_optimizer_that_is_none_is_one_sentence(written):
-  registry.optimizer("wrong")(lambda fields: {"kernels": print})
+@pytest.mark.parametrize(
+  "made, sentence",
+  [
+    (
+      {"kernels": print},
+      "the optimizer 'wrong' returns a dict with 'kernels': its keys are labels",
+    ),
+    (print, "the optimizer 'wrong' for 'kernel' is of type builtin_function_or_method: it must be"),
+    # The plan's rate would turn these uphill; the second begins at a rate of 0.
+    ({"head": optax.adam(0.1)}, "the optimizer 'wrong' for 'head' brings its own learning rate"),
+    (optax.sgd(optax.linear_schedule(0.0, 0.1, 9)), "the optimizer 'wrong' for 'kernel' brings"),
+  ],
+  ids=["labels", "no transformation", "rate", "warm-up"],
+)
+def test_an_optimizer_that_is_none_is_one_sentence(made, sentence, written):
+  registry.optimizer("wrong")(lambda fields: made)
   found = mistake(
     "train", "--config=own.py", IMPORT, "--config.optimizer.name=wrong", "--workdir=n"
   )
-  assert found.startswith("the optimizer 'wrong' returns builtin_function_or_method for 'kernels'")
+  assert found.startswith(sentence)
