@@ -33,14 +33,15 @@ class Optimizer(Group):
   bias_rate: kinds.Factor = 1.0
   """factor on the learning rate of biases"""
   bias_decay: kinds.Factor = 1.0
-  """factor on the weight decay of biases; adamw: 1 is torch's default, and 0 timm's"""
+  """factor on the weight decay of biases, with adamw the last layer's too; adamw: 1 is torch's
+  default, and 0 timm's"""
   scale_decay: kinds.Factor = 1.0
   """factor on the weight decay of the scales of normalization layers, and of embeddings; adamw: 1
   is torch's default, and 0 timm's"""
   head_rate: kinds.Factor = 1.0
   """factor on the learning rate of the last layer"""
   head_decay: kinds.Factor = 1.0
-  """factor on the weight decay of the last layer"""
+  """factor on the weight decay of the last layer; its bias: see bias_decay"""
   b1: kinds.ShareBelowOne = 0.9
   """adamw: share that the mean of the gradients keeps in a step"""
   b2: kinds.ShareBelowOne = 0.999

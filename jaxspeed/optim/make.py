@@ -12,6 +12,7 @@ from jaxspeed.optim.adamw import adamw
 from jaxspeed.optim.groups import LABELS, Labels, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
+from jaxspeed.optim.own import check_transformation
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 
 _Transforms = dict[str, optax.GradientTransformation]
@@ -28,7 +29,7 @@ def make_optimizer(
     "muon": Muon for the kernels, SGD for the rest.
     "lars": LARS for kernels and head; momentum without decay for the others; one learning rate for
       all.
-    "adamw": AdamW for all parameters.
+    "adamw": AdamW for all parameters; the head's bias is decayed as the biases are, as with timm.
     another: an optimizer of the user's own, one of `own`.
   With SGD, Muon and AdamW, three groups have their own learning rates and decays: the biases, the
   head with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
@@ -106,7 +107,8 @@ def _others(config: ConfigDict, make: _Make) -> _Transforms:
   transforms = {
     "bias": make(config, fields.bias_rate, fields.bias_decay),
     "head": head,
-    "head_bias": head,
+    # The original SGD recipes decay the head's bias with its kernel.
+    "head_bias": make(config, fields.head_rate, fields.bias_decay) if make is _make_adamw else head,
     "whiten_bias": optax.set_to_zero(),
     "frozen": optax.set_to_zero(),
   }
@@ -161,10 +163,10 @@ def _own(config: ConfigDict, make: Callable[..., Any]) -> _Transforms:
     # What is frozen, and the whitening bias with its own learning rate, stay as they are.
     made = {label: made for label in LABELS if label not in ("whiten_bias", "frozen")}
   for label, transform in made.items():
-    if label not in LABELS or not isinstance(transform, optax.GradientTransformation):
+    if label not in LABELS:
       raise UserError(
-        f"the optimizer {name!r} returns {type(transform).__name__} for {label!r}: return an "
-        "optax.GradientTransformation, or a dict of them by the labels of parameters "
+        f"the optimizer {name!r} returns a dict with {label!r}: its keys are labels of parameters "
         f"({', '.join(LABELS)})."
       )
+    check_transformation(transform, f"the optimizer {name!r} for {label!r}")
   return {label: optax.chain(transform, scale_by_rate()) for label, transform in made.items()}

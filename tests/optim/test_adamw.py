@@ -123,12 +123,8 @@ def test_adamw_is_torchs_with_and_without_decay_of_vectors(factor):
   def groups(name):
     return 1.0, 0.05 * (1.0 if name.endswith("['kernel']") else factor)
 
-  # The head's bias belongs to the head; timm leaves out all vectors, as a factor of 0 for it would.
-  def ours(name):
-    return (1.0, 0.05) if "head" in name else groups(name)
-
   found = trained(make_optimizer(config, groups_by_name))
-  assert_same(found, torch_trained(adam_of_torch(config), ours))
+  assert_same(found, torch_trained(adam_of_torch(config), groups))
 
 
 def test_head_and_biases_have_their_factors_with_adamw():
@@ -136,7 +132,7 @@ def test_head_and_biases_have_their_factors_with_adamw():
 
   def groups(name):
     if "head" in name:
-      return 10.0, 0.025
+      return 10.0, 0.0125 if "bias" in name else 0.025
     return (3.0, 0.0125) if "bias" in name else (1.0, 0.05)
 
   found = trained(make_optimizer(config, groups_by_name))
@@ -146,9 +142,7 @@ def test_head_and_biases_have_their_factors_with_adamw():
 def test_adamw_is_optaxs_with_a_mask():
   config = make_config(bias_decay=0.0, scale_decay=0.0)
   found = trained(make_optimizer(config, groups_by_name))
-  mask = jax.tree.map(
-    lambda label: label in ("kernel", "head", "head_bias"), groups_by_name(SHAPES_OF)
-  )
+  mask = jax.tree.map(lambda label: label in ("kernel", "head"), groups_by_name(SHAPES_OF))
 
   def update(updates, state, params, *, learning_rate):
     with jax.numpy_dtype_promotion("standard"):
