@@ -64,15 +64,15 @@ def load_weights(
 
   Raises:
     UserError: the file is missing, damaged or a pickle; its model has another size or number of
-      classes; or tensors are missing, unknown or not floats.
+      classes; or tensors are missing, unknown, not floats or not finite.
   """
   path = pathlib.Path(path)
   ours = traverse_util.flatten_dict(dict(variables))
   loaded = dict(ours)
   with _open(path) as file:
-    for name, place in _checked(path, file, ours, layout, head).items():
+    for place, tensor in _tensors(path, file, ours, layout, head):
       template = ours[place]
-      array = layout.from_torch(place, file.get_tensor(name).astype(template.dtype), template.shape)
+      array = layout.from_torch(place, tensor.astype(template.dtype), template.shape)
       loaded[place] = np.ascontiguousarray(array)
   return traverse_util.unflatten_dict(loaded)
 
@@ -115,9 +115,10 @@ def save_weights(
 def check_weights(
   path: pathlib.Path, shapes: Mapping[str, Any], layout: Layout, *, head: Literal["keep", "new"]
 ) -> None:
-  """Makes sure that `load_weights` can load a file, by its header; raises a UserError as that."""
+  """Makes sure that `load_weights` can load a file; raises a UserError as that."""
   with _open(path) as file:
-    _checked(path, file, traverse_util.flatten_dict(dict(shapes)), layout, head)
+    for _ in _tensors(path, file, traverse_util.flatten_dict(dict(shapes)), layout, head):
+      pass
 
 
 def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
@@ -138,6 +139,17 @@ def check_file(path: pathlib.Path) -> None:
   """Makes sure that a file of weights opens; raises a UserError as `load_weights`."""
   with _open(path):
     pass
+
+
+def _tensors(path, file, ours, layout, head):
+  """Yields the place and the tensor of each array to load."""
+  for name, place in _checked(path, file, ours, layout, head).items():
+    tensor = file.get_tensor(name)
+    if not np.isfinite(tensor).all():
+      raise UserError(
+        f"{path}: {name} has numbers that are not finite (NaN or infinite): name other weights."
+      )
+    yield place, tensor
 
 
 def _checked(path, file, ours, layout, head):

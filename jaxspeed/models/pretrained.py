@@ -84,7 +84,7 @@ def pretrained_class_names(config: ConfigDict) -> tuple[str, ...]:
 
 
 def check_fit(config: ConfigDict, *, with_head: bool = True) -> None:
-  """Check by the header of the file that the weights fit the model, before anything is compiled.
+  """Check that the weights fit the model and are finite, before anything is compiled.
 
   Args:
     config: a config with the fields that its data decide.

@@ -11,8 +11,10 @@ import pytest
 from tolerances import assert_equal as assert_close
 
 from jaxspeed.errors import UserError
+from jaxspeed.models.exchange import check_weights
 from jaxspeed.models.pretrained import load_resnet, save_resnet
 from jaxspeed.models.resnet import ResNet
+from jaxspeed.models.resnet_weights import RESNET
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
@@ -142,14 +144,20 @@ def test_counters_of_batches_are_passed_over(saved):
       lambda t: t.update({"conv1.weight": np.zeros((4, 3, 7, 7), np.int8)}),
       "conv1.weight is stored as I8, but only F64, F32, F16, BF16 are read",
     ),
+    (
+      lambda t: t["bn1.weight"].fill(np.nan),
+      "bn1.weight has numbers that are not finite .*: name other weights",
+    ),
   ],
-  ids=["missing", "unknown", "shape", "classes", "integers"],
+  ids=["missing", "unknown", "shape", "classes", "integers", "nan"],
 )
 def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
   rewrite(saved, change)
   with pytest.raises(UserError, match=sentence) as raised:
     load_resnet(saved, shapes_of(SMALL))
   assert str(saved) in str(raised.value)
+  with pytest.raises(UserError, match=sentence):  # before a run compiles
+    check_weights(saved, shapes_of(SMALL), RESNET, head="keep")
 
 
 @pytest.mark.parametrize("depth", [34, 50, 101])
