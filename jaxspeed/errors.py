@@ -36,6 +36,13 @@ def _escaped(character: str) -> str:
   return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
+def mend(error: object) -> str:
+  """What to do about an error of the disk, by its words: those of Orbax have no errno."""
+  if "Too many open files" in (said := str(error)):
+    return "allow more open files (ulimit -n)"
+  return "make room" if "No space left" in said or "quota" in said else "fix that"
+
+
 def plural(count: int, noun: str) -> str:
   """A count with its noun: "1 seed", "3 seeds"."""
   return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 from pydantic import Field
 
 from jaxspeed import files
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
   dump_json,
@@ -282,6 +283,14 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
   thread.start()
   thread.join(20)
   assert found == words
+
+
+@pytest.mark.parametrize(
+  "code, advice",
+  [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "make room"), (errno.EACCES, "fix that")],
+)
+def test_advice_fits_the_error_of_the_disk(code, advice):
+  assert advice in mend(OSError(code, os.strerror(code)))
 
 
 # One place

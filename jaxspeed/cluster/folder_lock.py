@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.peers import integer
-from jaxspeed.errors import SUPERSEDED, UserError
+from jaxspeed.errors import SUPERSEDED, UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
   create,
@@ -123,8 +123,8 @@ class FolderLock:
       self._erase_locks()
       self._unlock()
       raise UserError(
-        f"{folder} cannot be locked for this run ({error.strerror or error}): make room or choose "
-        "another --workdir."
+        f"{folder} cannot be locked for this run ({error.strerror or error}): {mend(error)} or "
+        "choose another --workdir."
       ) from error
     except BaseException:
       self._unlock()

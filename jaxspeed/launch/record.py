@@ -27,7 +27,7 @@ from pydantic import Field
 
 from jaxspeed.config import stored
 from jaxspeed.config.schema import shown
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, mend
 from jaxspeed.files import (
   append_line,
   dump_json,
@@ -270,7 +270,7 @@ def _append(path: pathlib.Path, line: str) -> None:
     append_line(path, line)
   except OSError as error:
     raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): make room or fix that, and repeat "
+      f"{path} cannot be written ({error.strerror or error}): {mend(error)}, and repeat "
       "the command."
     ) from None
 
@@ -291,7 +291,8 @@ def write_job(
       _write_files(record, job, config, script, diff)
   except OSError as error:
     raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): make room or choose another root."
+      f"{folder} cannot be written ({error.strerror or error}): {mend(error)} or choose another "
+      "root."
     ) from None
 
 
@@ -330,7 +331,8 @@ def update_job(
     _write_files(folder / RECORD, job, config, script, diff)
   except OSError as error:
     raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): make room and repeat the command."
+      f"{folder} cannot be written ({error.strerror or error}): {mend(error)} and repeat the "
+      "command."
     ) from None
 
 

@@ -17,7 +17,7 @@ from jaxspeed.config import output
 from jaxspeed.data.formats.folders import left_out, list_folder
 from jaxspeed.data.formats.label_csv import is_csv, read_names
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.errors import UserError, plural, printable
+from jaxspeed.errors import UserError, mend, plural, printable
 from jaxspeed.files import write_atomically
 from jaxspeed.run.folder import check_output
 from jaxspeed.run.image_file import BrokenImage
@@ -187,7 +187,8 @@ def write_csv(
       write_atomically(path, (line.encode() for line in lines))
     except OSError as error:
       raise UserError(
-        f"--csv={path} cannot be written ({error.strerror or error}): make room, or name another."
+        f"--csv={path} cannot be written ({error.strerror or error}): {mend(error)}, or name "
+        "another."
       ) from error
   return done
 

@@ -7,7 +7,7 @@ import time
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, mend
 from jaxspeed.records.clock import Clock
 from jaxspeed.run.best import best_steps
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
@@ -150,13 +150,13 @@ class Saver:
     """Reports that a checkpoint could not be saved, or ends the run."""
     if last:
       raise UserError(
-        f"{error}: all steps are done, but without its weights the run is not finished; make "
-        f"room and run the same command again, which resumes from step {self._saved}."
+        f"{error}: all steps are done, but without its weights the run is not finished; "
+        f"{mend(error)} and run the same command again, which resumes from step {self._saved}."
       ) from error
     if self._spec.config.checkpoint.on_error == "stop":
       raise UserError(
-        f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; make room "
-        "and run the same command again."
+        f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; "
+        f"{mend(error)} and run the same command again."
       ) from error
     said = f"{error}: the run continues, the last whole checkpoint is of step {self._saved}"
     self._report.lines([said])

@@ -21,7 +21,7 @@ from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept, use_cache
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, mend
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
@@ -263,8 +263,7 @@ def _explain_disk_errors(folder: pathlib.Path) -> Iterator[None]:
     path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
     if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
       raise
-    advice = "make room" if full else "fix that"
     raise UserError(
-      f"{path} could not be written ({error.strerror or error}): {advice}; the same command "
+      f"{path} could not be written ({error.strerror or error}): {mend(error)}; the same command "
       "resumes from the newest checkpoint."
     ) from error

@@ -183,7 +183,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
   assert names == files | {"tasks", "logs"}
   assert (folder / "launch" / "diff.patch").read_bytes() == b"# \xff\n"
   assert json.loads((folder / "launch" / "config.json").read_text())["epochs"] == 3.0
-  with pytest.raises(UserError, match="a cannot be written .*make room or choose another root"):
+  with pytest.raises(UserError, match="a cannot be written .*fix that or choose another root"):
     record.write_job(folder, made, config, ("script.sh", ""), b"")
   record.update_job(folder, made, config, ("script.sh", "exit\n"), b"")
   assert (folder / "launch" / "script.sh").read_text() == "exit\n"
