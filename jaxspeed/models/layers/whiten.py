@@ -92,8 +92,9 @@ def whitening_kernel(
   """Compute filters that decorrelate the patches of normalised images, in the images' dtype.
 
   Filter i is the i-th eigenvector, largest first, of the covariance X^T X / (patches - 1) of all
-  patches, divided by sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. The covariance
-  is about zero, or about the mean patch if `centered` (hlb-CIFAR10). If `filters` is
+  patches, divided by sqrt(eigenvalue + epsilon): cifar10-fast, bag_of_tricks.ipynb. Airbench and
+  hiverge divide by the number of patches, 922,560 or more: 5.5e-7 of a filter at most. The
+  covariance is about zero, or about the mean patch if `centered` (hlb-CIFAR10). If `filters` is
   2 * patch * patch * c, the second half are the negatives of the first (hlb-CIFAR10, airbench).
   Chunks of 256 images need 26 MB at CIFAR-10's size; all patches of 10,000 images would fill 1 GB.
   """
