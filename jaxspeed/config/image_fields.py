@@ -13,7 +13,7 @@ class Data(Group):
 
   feed: kinds.Text = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: kinds.Text = "cifar10"
+  name: kinds.DataSetName = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: kinds.Text = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream

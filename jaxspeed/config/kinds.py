@@ -3,6 +3,7 @@
 The upper bounds are not advice: beyond them memory, an int32 or a float32 would overflow.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -14,6 +15,14 @@ Text = Annotated[
   str,
   Field(max_length=4096),
   must_be("text of one line without control characters", is_plain),
+]
+# TFDS takes names with any other colon, such as huggingface:NAME, from the network.
+DataSetName = Annotated[
+  Text,
+  must_be(
+    "a name NAME, NAME/CONFIG or NAME/CONFIG:VERSION, in which no part begins with a dot",
+    lambda text: not text or re.fullmatch(r"[^/.:][^/:]*(/[^/.:][^/:]*)*(:[\d*.]+)?", text),
+  ),
 ]
 # An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
 Side = Annotated[int, Field(ge=1, le=8192)]

@@ -18,6 +18,7 @@ from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import checks, output, stored
 from jaxspeed.config.given import given_in
 from jaxspeed.data.formats.class_names import check_class_names, check_weights_classes
+from jaxspeed.data.formats.tfds_download import no_downloads
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
@@ -43,14 +44,13 @@ from jaxspeed.steps.state import Carry
 def load_config(folder: pathlib.Path) -> ConfigDict:
   """The config of the run in `folder`, with the evaluation mode of its last phase.
 
-  Its `compile_cache` is emptied: compiled programs are code, which must not come from a place that
-  a downloaded run names.
+  Its `data.cache` is emptied: a downloaded run must not say where to write.
 
   Raises:
     UserError: the folder holds no run, or several.
   """
   config = stored.load(folder / "config.json")
-  config.compile_cache = ""
+  config.data.cache = ""
   if config.runs > 1:
     raise UserError(
       f"{folder} holds {config.runs} runs: name one of them, as in {folder / 'run_000'}."
@@ -176,6 +176,11 @@ def evaluate(
     UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
+  cache = stored.load(folder / "config.json").data.cache
+  if cache and not configs[0].data.cache:
+    output.note(
+      f"the run's data.cache, {cache}, is not used: --config.data.cache={cache} uses it again"
+    )
   with precision.wide_enough(configs[0].precision):
     spec, restored = open_run(folder, configs[0], step)
     if step is None:
@@ -199,7 +204,8 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
   with precision.wide_enough(config.precision):
     check_named(config)
     last = _stored_plan(configs[0]).phases[-1]
-    data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
+    with no_downloads():
+      data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
     for line in decided(config, data):
       output.note(line)
     require_same_classes(config, data.class_names)
@@ -322,7 +328,8 @@ def _rows(
   if data is None:
     # A stream opens only what this phase reads; what the data decide is compared below.
     try:
-      data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
+      with no_downloads():
+        data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
     except UserError:
       _require_own_data(folder, configs[0].data.path)
       raise

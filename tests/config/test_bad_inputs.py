@@ -459,6 +459,12 @@ CONFIGS = {
     edited(data__path="a\u2028b"),
     "config.data.path='a\\u2028b': it must be text",
   ),
+  "data of a network": (
+    edited(data__name="huggingface:cifar10"),
+    "config.data.name='huggingface:cifar10': it must be a name NAME, NAME/CONFIG or NAME/CONFIG:V",
+  ),
+  "data by an absolute name": (edited(data__name="/etc/x"), "config.data.name='/etc/x': it must"),
+  "data above": (edited(data__name="a/../../x"), "config.data.name='a/../../x': it must be a name"),
 }
 
 

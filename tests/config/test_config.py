@@ -357,3 +357,10 @@ def test_of_a_flag_that_is_given_twice_the_last_counts():
   argv = ["evaluate", "--workdir=a", "--step=3", "--workdir", "b"]
   assert command_line.value_of("workdir", argv) == "b"
   assert command_line.value_of("config", argv) is None
+
+
+@pytest.mark.parametrize("name", ["", "insects/small", "insects:1.0.0", "a/b_c:2.*.*", "My set"])
+def test_a_data_set_may_have_a_config_and_a_version(name):
+  config = get_config("quickstart")
+  config.data.name = name
+  checks.check(config)

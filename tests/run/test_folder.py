@@ -6,11 +6,13 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import types
 
 import jax
 import numpy as np
 import pytest
+import tiny_sets
 from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe, toy_config, toy_spec
@@ -562,3 +564,30 @@ def test_the_programs_of_a_run_are_not_taken_from_its_folder(run, tmp_path):
   assert evaluate(folder)[0]["step"] == 18
   assert not (tmp_path / "theirs").exists()
   assert jax.config.jax_compilation_cache_dir != str(tmp_path / "theirs")
+
+
+def test_evaluate_downloads_nothing_and_writes_to_no_place_that_the_folder_names(
+  run, tmp_path, capsys, monkeypatch
+):
+  folder, theirs = shutil.copytree(run, tmp_path / "a"), tmp_path / "theirs"
+  config = json.loads((folder / "config.json").read_text())
+  config["data"] |= {"name": "cifar10", "cache": str(theirs)}
+  (folder / "config.json").write_text(json.dumps(config))
+  monkeypatch.setenv("HOME", str(tmp_path))  # of the default cache
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+  with pytest.raises(UserError, match=r"no cifar10 is in .*/tfds, and evaluate downloads nothing"):
+    evaluate(folder)
+  images = tiny_sets.random_images(0, 10, 8, 8)
+  examples = [tiny_sets.example(image, label) for label, image in enumerate(images)]
+  parts = {"train": [examples], "test": [examples]}
+  names = [str(label) for label in range(10)]
+  tiny_sets.write_tfds(tmp_path / "tfds" / "cifar10" / "3.0.2", parts, class_names=names)
+  capsys.readouterr()
+  assert evaluate(folder)[0]["images"] == 10
+  assert f"--config.data.cache={theirs} uses it again" in capsys.readouterr().err
+  assert not theirs.exists() and (tmp_path / ".cache" / "jaxspeed" / "data").exists()
+  config = load_config(folder)
+  config.data.cache = str(theirs)
+  evaluate(folder, config=config)
+  assert theirs.exists() and "uses it again" not in capsys.readouterr().err

@@ -11,7 +11,6 @@ downloads a data set.
 
 import collections
 import dataclasses
-import importlib.util
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -177,7 +176,7 @@ def open_images(
 def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
   try:
     if not path:
-      return _open_tfds(_prepare(name), options, tune)
+      return _open_tfds(prepare_with_tfds(name, _ACCEPTED), options, tune)
     root = expanded(path, "config.data.path").absolute()
     if is_csv(root) and root.exists():
       return _open_csv(root, options, tune)
@@ -200,15 +199,6 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-
-
-def _prepare(name: str) -> pathlib.Path:
-  if importlib.util.find_spec("tensorflow_datasets") is None:
-    raise UserError(
-      f"config.data.path is not set: name {_ACCEPTED}; or install TFDS, which downloads {name} "
-      "(pip install 'jaxspeed[imagenet]')."
-    )
-  return prepare_with_tfds(name, _ACCEPTED)
 
 
 # Folders

@@ -1,27 +1,60 @@
-"""Downloads of data sets by TensorFlow Datasets (TFDS)."""
+"""Data sets that TensorFlow Datasets (TFDS) has prepared, or downloads."""
 
-import importlib
+import contextlib
+import contextvars
+import importlib.util
 import logging
+import os
 import pathlib
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
+from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
 from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
 
 _log = logging.getLogger("jaxspeed")
 
 # How long to wait for a host.
 _REACHED_SECONDS = 10.0
 
+_may_download = contextvars.ContextVar("may_download", default=True)
+
+
+@contextlib.contextmanager
+def no_downloads() -> Iterator[None]:
+  """A block in which data sets are only looked for: a stranger's config may name them."""
+  before = _may_download.set(False)
+  try:
+    yield
+  finally:
+    _may_download.reset(before)
+
 
 def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
   """Let TFDS download and prepare `name`, if needed, and return the version's folder.
 
   Raises:
-    UserError: TFDS failed; the message says what config.data.path accepts (`accepted`).
+    UserError: TFDS is missing or failed, or a download is needed in a block of `no_downloads`; the
+      message says what config.data.path accepts (`accepted`).
   """
+  if not _may_download.get():
+    root = expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"), "TFDS_DATA_DIR")
+    place = name.replace(":", "/")
+    if found := find_tfds(root, place) or only_tfds(root / place):
+      return found
+    raise UserError(
+      f"config.data.path is not set, no {name} is in {root}, and evaluate downloads nothing: name "
+      f"{accepted}."
+    )
+  if importlib.util.find_spec("tensorflow_datasets") is None:
+    raise UserError(
+      f"config.data.path is not set: name {accepted}; or install TFDS, which downloads {name} "
+      "(pip install 'jaxspeed[imagenet]')."
+    )
   _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
   try:
     tfds = importlib.import_module("tensorflow_datasets")

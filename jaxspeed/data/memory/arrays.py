@@ -9,7 +9,6 @@ TensorFlow, to download a data set.
 """
 
 import dataclasses
-import importlib.util
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
@@ -261,11 +260,6 @@ def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
     stored = array_cache.load(entry, None, mapped=True)
     if stored and stored[1]["name"] == name:
       return _from_stored(*stored)
-  if importlib.util.find_spec("tensorflow_datasets") is None:
-    raise UserError(
-      f"config.data.path is not set, and no {name} is in the cache {cache}: name {_ACCEPTED}; or "
-      "install TFDS, which downloads it (pip install 'jaxspeed[imagenet]')."
-    )
   return _read_tfds(prepare_with_tfds(name, _ACCEPTED), name, cache, tune)
 
 
@@ -368,17 +362,18 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
       f"labels of {where} go up to {largest}, but it has names for only {named} classes: correct "
       "its labels or its list of class names."
     )
+  if arrays.is_own and smallest == largest:
+    raise UserError(f"labels of {where} are all {largest}: at least two classes are needed.")
   found = named or largest + 1
   distinct(arrays.class_names, where)
   if follow and found != classes:
     used = len(np.unique(labels))
     if not named and used != found:
+      name_all = "pass class_names=" if where == "data=" else "name all in classes.txt"
       raise UserError(
         f"labels of {where} go up to {largest}, but use only {used} numbers: count classes from 0 "
-        f"without gaps, name all in classes.txt, or set --config.data.classes={found}."
+        f"without gaps, {name_all}, or set config.data.classes={found}."
       )
-    if found < 2:
-      raise UserError(f"labels of {where} are all 0: at least two classes are needed.")
     classes = found
   if found > classes or (named and named != classes):
     raise UserError(

@@ -1,6 +1,7 @@
 """open_images: folders and shards, headers, the index and when it is made again, and bad input."""
 
 import collections
+import importlib.util
 import io
 import logging
 import os
@@ -848,7 +849,7 @@ def test_without_a_network_tfds_is_not_asked_for_minutes(tmp_path, opened, monke
 
 
 def test_without_a_path_and_without_tfds(opened, monkeypatch):
-  monkeypatch.setattr(imageset.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(
     UserError, match=r"is not set: name a folder .*install 'jaxspeed\[imagenet\]'"
   ):
