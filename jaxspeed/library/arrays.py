@@ -11,7 +11,7 @@ from jaxtyping import Int32, UInt8
 from jaxspeed.data.grey import grey_note, repeat_grey
 from jaxspeed.data.hold_out import TENTH, single_image_note
 from jaxspeed.data.memory.arrays import Arrays as Opened
-from jaxspeed.data.memory.own import share_of
+from jaxspeed.data.memory.own import share_of, unmasked
 from jaxspeed.errors import UserError
 
 _ACCEPTED = (
@@ -85,7 +85,7 @@ def images_of(images: Any, name: str) -> UInt8[np.ndarray, "n h w 3"]:
 def _pixels_of(images: Any, name: str) -> tuple[UInt8[np.ndarray, "n h w 3"], int]:
   """Images as `images_of` returns them, and how many of them were grey."""
   try:
-    images = np.asarray(images)
+    images = unmasked(images, name)
   except ValueError:
     raise UserError(f"images of {name} have different sizes: resize them to one size.") from None
   found = f"{name} is {images.dtype} of shape {images.shape}"
@@ -117,7 +117,7 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
       argument's.
   """
   try:
-    labels = np.asarray(labels)
+    labels = unmasked(labels, name)
   except ValueError:
     raise UserError(f"{name} has labels of different shapes: labels are integers.") from None
   if labels.dtype.kind not in "iu" or labels.shape != (count,):

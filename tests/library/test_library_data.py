@@ -83,11 +83,22 @@ def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
     ((X[:2], [[0], [1, 2]]), "y has labels of different shapes"),
     ((X, Y, None, None, "abc"), "class_names='abc': it must be a list of names"),
     ((X, Y, None, None, None), "class_names=None: it must be a list of names"),
+    ((np.ma.masked_equal(X, X[0, 0, 0, 0]), Y), "x is a masked array: leave out or fill in"),
+    ((X, np.ma.masked_equal(Y, 2)), "y is a masked array: leave out or fill in"),
   ],
   ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_images_and_labels_are_refused(arguments, sentence):
   assert sentence in said(lambda: jaxspeed.Arrays(*arguments))
+
+
+def test_classes_without_gaps_or_their_names_are_asked_for(tmp_path):
+  data = jaxspeed.Arrays(X, Y * 5)
+  sentence = said(
+    lambda: jaxspeed.fit(jaxspeed.recipe("quickstart", batch_size=3), data, tmp_path / "a")
+  )
+  assert "labels of data= go up to 10, but use only 3 numbers" in sentence
+  assert "pass class_names=, or set config.data.classes=11" in sentence
 
 
 def test_every_shipped_recipe_is_found_by_name():

@@ -97,8 +97,8 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
   grey = 0
   for split in ("train", "eval"):
     keys = f"{split}_images", f"{split}_labels"
-    images, labels = (np.asarray(made[key]) for key in keys)
     where = tuple(f"the data set {name!r}: {key}" for key in keys)
+    images, labels = map(unmasked, [made[key] for key in keys], where)
     *pair, grey_images = _checked_pair(images, labels, where)
     fields |= dict(zip(keys, pair, strict=True))
     grey += grey_images
@@ -108,6 +108,13 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
     "source": printable(f"data set {name}"),
     "notes": grey_note(grey, len(fields["train_images"]) + len(fields["eval_images"])),
   }
+
+
+def unmasked(values: Any, name: str) -> np.ndarray:
+  """Return values as an array; raises a UserError if some are masked, as NumPy drops a mask."""
+  if np.ma.is_masked(values):
+    raise UserError(f"{name} is a masked array: leave out or fill in what is masked.")
+  return np.asarray(values)
 
 
 def _read_pair(

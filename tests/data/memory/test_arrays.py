@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 import tiny_sets
 
-from jaxspeed.data.memory import arrays as arrays_module
 from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
 from jaxspeed.errors import UserError
 
@@ -124,9 +124,9 @@ def test_without_a_path_the_cache_serves_while_its_source_is_there(
   found = opened("")
   assert_holds(found, expected)
   assert found.source == "CIFAR-10, binary version in cifar-10-batches-bin, from the cache"
-  monkeypatch.setattr(arrays_module.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   folder.rename(tmp_path / "moved")
-  with pytest.raises(UserError, match="config.data.path is not set, and no cifar10 is in the cach"):
+  with pytest.raises(UserError, match="config.data.path is not set: name .* downloads cifar10"):
     opened("")
   with pytest.raises(UserError, match="cifar-10-batches-bin does not exist"):
     opened(folder)  # a path that is wrong stays an error, cache or not
@@ -136,10 +136,8 @@ def test_without_a_path_no_other_set_is_taken_for_cifar10(opened, tmp_path, monk
   """One's own set, opened through cifar10's config, is in the cache under that name too."""
   write_tfds(tmp_path / "1.0.0", name="flowers")
   assert opened(tmp_path / "1.0.0").source == "TFDS flowers 1.0.0, splits train and test"
-  monkeypatch.setattr(arrays_module.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(
-    UserError, match="config.data.path is not set, and no cifar10 is in the cache"
-  ):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match="config.data.path is not set: name .* downloads cifar10"):
     opened("")
 
 
@@ -308,13 +306,13 @@ def test_of_flat_arrays_the_same_share_of_each_class_is_held_out(tmp_path, opene
 @pytest.mark.parametrize("shape", [(20, 4, 5), (20, 4, 5, 1)])
 def test_grey_images_are_repeated_to_three_channels(tmp_path, opened, shape):
   grey = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-  write_npy(tmp_path / "train", grey, np.zeros(20, np.int32))
-  write_npy(tmp_path / "val", grey, np.zeros(20, np.int32))
+  write_npy(tmp_path / "train", grey, np.arange(20) % 2)
+  write_npy(tmp_path / "val", grey, np.arange(20) % 2)
   found = opened(tmp_path)
   for channel in range(3):
     np.testing.assert_array_equal(found.train_images[..., channel], grey.reshape(20, 4, 5))
   assert found.notes == ("all 40 images are grey: repeated to three channels",)
-  write_npy(tmp_path / "val", np.repeat(grey.reshape(20, 4, 5, 1), 3, -1), np.zeros(20, np.int32))
+  write_npy(tmp_path / "val", np.repeat(grey.reshape(20, 4, 5, 1), 3, -1), np.arange(20) % 2)
   assert opened(tmp_path).notes == ("20 of 40 images are grey: repeated to three channels",)
   assert opened(tmp_path, tune=True).notes == (
     "all 20 images are grey: repeated to three channels",
@@ -404,8 +402,9 @@ def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
     opened(tmp_path, follow=True)
   assert len(opened(tmp_path, classes=256, follow=True).class_names) == 256
   np.save(tmp_path / "labels.npy", np.zeros(12, int))
-  with pytest.raises(UserError, match="are all 0: at least two classes"):
-    opened(tmp_path, follow=True)
+  for follow in (True, False):
+    with pytest.raises(UserError, match="are all 0: at least two classes"):
+      opened(tmp_path, classes=3, follow=follow)
 
 
 def test_known_sets_do_not_decide_it(cifar10, opened):
@@ -451,12 +450,12 @@ def test_files_that_are_no_npy_are_named(tmp_path, opened):
 
 
 def test_own_arrays_need_one_size_and_two_splits(tmp_path, opened):
-  write_npy(tmp_path / "train", tiny_sets.random_images(0, 4, 4, 5), np.zeros(4, int))
+  write_npy(tmp_path / "train", tiny_sets.random_images(0, 4, 4, 5), np.arange(4) // 2)
   with pytest.raises(UserError, match="has train/ but none of val/.*tune_on=validation"):
     opened(tmp_path)
   tuned = opened(tmp_path, tune=True)
-  assert (len(tuned.train_labels), len(tuned.eval_labels)) == (3, 1)
-  write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, 6), np.zeros(4, int))
+  assert (len(tuned.train_labels), len(tuned.eval_labels)) == (2, 2)
+  write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, 6), np.arange(4) // 2)
   with pytest.raises(UserError, match="have 4 x 5 pixels and those for evaluation 4 x 6"):
     opened(tmp_path)
 
