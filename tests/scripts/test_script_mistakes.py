@@ -14,15 +14,12 @@ from commands import ROOT, environment
     ("bench_allreduce", ["--megabytes=1,much"], "argument --megabytes: invalid sizes value"),
     ("bench_allreduce", ["--megabytes=0"], "argument --megabytes: invalid sizes value"),
     ("bench_allreduce", [], "needs two devices, and JAX sees one"),
-    ("bench_augment", ["--out=README.md"], "README.md cannot be used (it is no JSON"),
     ("bench_input", ["--data=x", "--warm_batches=0"], "--warm_batches=0: give at least 1"),
     ("bench_input", ["--data=nowhere", "--pipelines=jaxspeed"], "--"),
     ("bench_input", ["--data=x", "--output=nowhere/a.json"], "nowhere/a.json cannot be written"),
     ("bench_options", [], "--config is missing: name a recipe"),
     ("bench_options", ["--config=configs/quickstart.py", "--for=h100"], "flag 'for'"),
     ("profile_step", [], "--config is missing: name a recipe"),
-    ("compare_finetune", ["--data=x", "--seeds=1"], "--seeds=1: a spread needs at least 2"),
-    ("compare_schedules", [], "name the folder of a checkout"),
   ],
 )
 def test_a_mistake_is_refused(script, arguments, message):
