@@ -17,7 +17,7 @@ In this order, and never two at once:
    themselves by CUDA events; our clock is the host's, read when the device is done.
 4. The matrix-product ceiling, and the operations of a run (`count_flops.py`).
 
-The report is written after every round: a benchmark that is cut off keeps what it has.
+The report is written after every run: a benchmark that is cut off keeps what it has.
 """
 
 import contextlib
@@ -34,8 +34,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import benchmarking
+import rich
+import rich.table
 from absl import flags
-from cifar_report import print_report, report_of, summarize_starts
 from cifar_sides import Ours, Peer, Run, find_peers, write_peer_images, write_recipe
 from held_processes import Ended, last_line
 from ml_collections import ConfigDict
@@ -45,19 +46,9 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of config.model
+from jaxspeed.records.statistics import p_value_of_at_most
 
 _COUNT_FLOPS = pathlib.Path(__file__).resolve().with_name("count_flops.py")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Values of the flags: see `main`."""
-
-  runs: int
-  cold_starts: int
-  peers: list[str]
-  peer_seconds: float
-  out: pathlib.Path | None
 
 
 def start_cold(recipe: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
@@ -139,17 +130,16 @@ def run_rounds(
   rounds: int,
   save: Callable[[dict[str, list[Run]]], None],
 ) -> dict[str, list[Run]]:
-  """Returns the runs of "jaxspeed" and of each peer; calls `save` after each round."""
+  """Returns the runs of "jaxspeed" and of each peer; calls `save` after each run."""
   runs: dict[str, list[Run]] = {name: [] for name in ("jaxspeed", *peers)}
-  for number in range(rounds):
-    names = ["jaxspeed", *peers]
-    for name in names if number % 2 == 0 else reversed(names):
-      if name == "jaxspeed":
-        runs[name].append(ours.run(number))
-      else:
-        with dropping(name, peers, failed):
-          runs[name].append(peers[name].run(number))
-    save(runs)
+  for number, name in benchmarking.turns(list(runs), rounds):
+    if name == "jaxspeed":
+      runs[name].append(ours.run(number))
+    elif name in peers:
+      with dropping(name, peers, failed):
+        runs[name].append(peers[name].run(number))
+    if runs["jaxspeed"]:
+      save(runs)
   return runs
 
 
@@ -165,21 +155,94 @@ def check(config: ConfigDict | None) -> ConfigDict:
 
 
 def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[str, Any]:
-  """`summarize_starts` of one run with an empty cache and `starts` runs with that cache."""
+  """Compile and process seconds of one run with an empty cache and `starts` runs with that cache.
+
+  Compile seconds are summed over the threads that compile side by side.
+  """
   recipe, results = write_recipe(config, scratch / "recipe.py"), []
   for _ in range(1 + starts):
     results.append(start_cold(recipe, scratch / "cold"))
     print(f"a whole process: {results[-1]['seconds']['process']:.1f} s", flush=True)
-  return summarize_starts(results, config.target)
+  first, *warm = results
+  return {
+    "compile_s": {
+      "first": first["seconds"]["compile"]["cold"],
+      "cached": [result["seconds"]["compile"]["cached"] for result in warm],
+    },
+    "process_s": {
+      "first": first["seconds"]["process"],
+      "cached": [result["seconds"]["process"] for result in warm],
+      "to_target": [
+        result["seconds"]["process"] if result["top1"] >= config.target else None for result in warm
+      ],
+      "accuracy": [result["top1"] for result in warm],
+    },
+  }
 
 
-def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[str, Any]:
-  """Runs the whole benchmark; returns its report, and writes it to `options.out`.
+def summarize(runs: list[Run]) -> dict[str, Any]:
+  """Means with their intervals, and the runs themselves."""
+  return {
+    "seconds": benchmarking.interval([run.seconds for run in runs]),
+    "accuracy": benchmarking.interval([run.accuracy for run in runs]),
+    "runs": [dataclasses.asdict(run) for run in runs],
+  }
+
+
+def report_of(runs: dict[str, list[Run]], failed: dict[str, str], target: float) -> dict[str, Any]:
+  """The report on the rounds so far: each side, and the ratio of our seconds to each peer's."""
+  ours = runs["jaxspeed"]
+  summary = summarize(ours)
+  if len(ours) > 1:
+    accuracies = [run.accuracy for run in ours]
+    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
+  peers: dict[str, Any] = {}
+  for name, theirs in runs.items():
+    if theirs and theirs is not ours:
+      peers[name] = summarize(theirs)
+      seconds = [run.seconds for run in ours], [run.seconds for run in theirs]
+      peers[name]["ratio"] = summary["seconds"]["mean"] / peers[name]["seconds"]["mean"]
+      peers[name]["ratio_of_rounds"] = benchmarking.ratio_of_rounds(*seconds)
+  for name, reason in failed.items():
+    peers.setdefault(name, {})["failed"] = reason
+  return {"n": len(ours), "target": target, "jaxspeed": summary, "peers": peers}
+
+
+def print_report(report: dict[str, Any]) -> None:
+  table = rich.table.Table("", "n", "seconds", "least", "accuracy %", title=report["device"])
+  sides = {"jaxspeed": report["jaxspeed"], **report["peers"]}
+  for name, side in sides.items():
+    if "seconds" in side:
+      seconds, percent = side["seconds"], benchmarking.show(side["accuracy"], ".3f", 100)
+      shown = benchmarking.show(seconds, ".3f"), f"{seconds['min']:.3f}"
+      table.add_row(name, str(seconds["n"]), *shown, percent)
+  rich.print(table)
+  for name, side in sides.items():
+    if "ratio" in side:
+      print(f"{report['config']} takes {side['ratio']:.3f} x the time of {name}")
+  for name, row in report.get("starts", {}).items():
+    cached = ", ".join(f"{seconds:.2f}" for seconds in row["cached"])
+    print(f"{name}: {row['first']:.2f} at first, with the cache {cached or '-'}")
+  if "achieved_tflops" in report:
+    print(
+      f"{report['achieved_tflops']:.3g} TFLOP/s, products of padding counted: "
+      f"{report['share_of_ceiling']:.1%} of a matrix product's {report['ceiling_tflops']:.3g} in "
+      f"{report['precision']}"
+    )
+  if report["memory_gb"] is not None:
+    print(f"peak memory: {report['memory_gb']:.2f} GB")
+
+
+def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, Any]:
+  """Runs the whole benchmark; returns its report, and writes it to --out.
+
+  Args:
+    given: the values of the flags.
 
   Raises:
     UserError: a mistake in the config, or our own run failed.
   """
-  scripts = find_peers(options.peers)
+  scripts = find_peers(given.peer)
   # A new cache, so that the first compilation does compile.
   config.compile_cache = config.compile_cache or str(scratch / "programs")
   report: dict[str, Any] = {
@@ -187,9 +250,9 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     "peers' in turns on one machine; written by scripts/bench_cifar.py.",
     "config": config.name,
   } | benchmarking.environment()
-  if options.cold_starts:
-    report["starts"] = time_starts(config, options.cold_starts, scratch)
-    benchmarking.write_report(options.out, report)
+  if given.cold_starts:
+    report["starts"] = time_starts(config, given.cold_starts, scratch)
+    benchmarking.write_report(given.out, report)
   failed: dict[str, str] = {}
   if scripts:
     from jaxspeed.run.setup import open_data
@@ -197,17 +260,17 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     problem = write_peer_images(open_data(config), scratch / "images")
     if problem:
       print(f"the peers have no images: {problem}")
-  with warmed_peers(scripts, scratch, options.peer_seconds, failed) as peers:
+  with warmed_peers(scripts, scratch, given.peer_seconds, failed) as peers:
     alone = not peers
-    with contextlib.closing(Ours(config, options.runs, scratch / "ours", alone=alone)) as ours:
+    with contextlib.closing(Ours(config, given.runs, scratch / "ours", alone=alone)) as ours:
 
       def save(runs):
         report["device"] = ours.result["device"]
-        benchmarking.write_report(options.out, report | report_of(runs, failed, config.target))
+        benchmarking.write_report(given.out, report | report_of(runs, failed, config.target))
 
       try:
         ours.warm_up()
-        runs = run_rounds(ours, peers, failed, options.runs, save)
+        runs = run_rounds(ours, peers, failed, given.runs, save)
       except Ended as error:
         raise UserError(f"jaxspeed.train: {error}") from None
   resolved = stored_lib.load(scratch / "ours" / "runs" / "config.json")
@@ -222,33 +285,27 @@ def bench(config: ConfigDict, options: Options, scratch: pathlib.Path) -> dict[s
     achieved = report["tflop"]["with_padding"] / report["jaxspeed"]["seconds"]["mean"]
     share = achieved / report["ceiling_tflops"]
     report |= {"achieved_tflops": achieved, "share_of_ceiling": share}
-  benchmarking.write_report(options.out, report)
+  benchmarking.write_report(given.out, report)
   return report
 
 
 def main() -> None:
   config_flag = command_line.define_config_flag()
-  runs = flags.DEFINE_integer("runs", 20, "Runs of each side.", lower_bound=1)
-  cold_starts = flags.DEFINE_integer(
+  flags.DEFINE_integer("runs", 20, "Runs of each side.", lower_bound=1)
+  flags.DEFINE_integer(
     "cold_starts", 3, "Whole processes with a warm cache; 0: not even the first.", lower_bound=0
   )
-  peers = flags.DEFINE_multi_string(
+  flags.DEFINE_multi_string(
     "peer", [], "A PyTorch script, or a folder with airbench's or hiverge's; may be repeated."
   )
-  peer_seconds = flags.DEFINE_float("peer_seconds", 600, "Most that a peer's run may take.")
-  out = flags.DEFINE_string("out", "", "A JSON file for the figures.")
+  flags.DEFINE_float("peer_seconds", 600, "Most that a peer's run may take.")
+  benchmarking.define_out()
 
   def run(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
-    options = Options(
-      runs=runs.value,
-      cold_starts=cold_starts.value,
-      peers=peers.value,
-      peer_seconds=peer_seconds.value,
-      out=pathlib.Path(out.value) if out.value else None,
-    )
+    config = check(config_flag.value)
     with exit_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-      print_report(bench(check(config_flag.value), options, pathlib.Path(scratch).resolve()))
+      print_report(bench(config, flags.FLAGS, pathlib.Path(scratch).resolve()))
 
   command_line.run(run)
 

@@ -5,8 +5,8 @@
 
 A step is forward, backward and SGD with momentum and weight decay, on a batch of uint8 noise that
 lies on the device. Ours is the step of `jaxspeed.train` on a stream, with its normalisation and its
-accuracies. PyTorch's is torchvision's ResNet-50 (its like in resnet50_steps.py where that is not
-installed) with torch.compile, channels-last, autocast to bfloat16, cudnn.benchmark and fused SGD.
+accuracies. PyTorch's is a ResNet-50 as torchvision has it, with torch.compile, channels-last,
+autocast to bfloat16, cudnn.benchmark and fused SGD.
 
 Each framework has a process of its own for each size and batch; a process pauses while the other
 computes. A framework that runs out of memory beside the other is timed again alone, and its row
@@ -16,20 +16,22 @@ with BlurPool and with ghost norm (of 32 images), in turns with SGD.
 The report is written after every row: a benchmark that is cut off keeps what it has.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
-import pathlib
-import sys
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import benchmarking
 import rich
 import rich.table
+from absl import flags
 from resnet50_steps import STAGES, VARIANTS, Shape, training_flops
 from resnet50_workers import MEMORY, Contestant, Worker, WorkerFailed
+
+from jaxspeed.config import flags as command_line
+from jaxspeed.errors import UserError
 
 
 @dataclasses.dataclass
@@ -50,27 +52,23 @@ def time_in_turns(
   turns: int,
   turn_seconds: float,
 ) -> dict[Contestant, Timing]:
-  """Timings of contestants, turn by turn, every other turn backwards."""
+  """Timings of contestants, turn by turn."""
   timings = {contestant: Timing() for contestant in contestants}
   with contextlib.ExitStack() as stack:
     frameworks = dict.fromkeys(contestant.framework for contestant in contestants)
     workers = {f: stack.enter_context(contextlib.closing(make_worker())) for f in frameworks}
     for contestant, timing in timings.items():
-      who, what = dataclasses.asdict(contestant), dataclasses.asdict(shape)
       with failing(timing):
         timing.prepared = workers[contestant.framework].ask(
-          "prepare", contestant=who, shape=what, mode=mode
+          "prepare", contestant=contestant, shape=shape, mode=mode
         )
-    for number in range(turns):
-      for contestant in contestants if number % 2 == 0 else reversed(contestants):
-        timing = timings[contestant]
-        if timing.failed is None:
-          steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
-          with failing(timing):
-            answer = workers[contestant.framework].ask(
-              "turn", variant=contestant.variant, steps=steps
-            )
-            timing.step_s.append(answer["step_s"])
+    for _, contestant in benchmarking.turns(contestants, turns):
+      timing = timings[contestant]
+      if timing.failed is None:
+        steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
+        with failing(timing):
+          worker = workers[contestant.framework]
+          timing.step_s.append(worker.ask("turn", variant=contestant.variant, steps=steps))
   return timings
 
 
@@ -169,53 +167,30 @@ def print_report(report: dict[str, Any]) -> None:
   print(f"ceiling: {report['ceiling_tflops']:.3g} TFLOP/s of a matrix product")
 
 
-def parse_flags() -> argparse.Namespace:
-  def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def bench(given: Any) -> dict[str, Any]:
+  """Runs the whole benchmark; returns its report, and writes it to --out.
 
-  def names(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
+  Args:
+    given: the values of the flags.
 
-  def one_shape(text: str) -> tuple[int, int]:
-    size, batch = text.split("x")
-    return int(size), int(batch)
+  Raises:
+    UserError: a size is no number, or the ceiling cannot be measured.
+  """
+  # JAX would reserve three quarters of the memory, but the other framework needs half of it.
+  os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
-  parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-  parser.add_argument("--sizes", type=numbers, default=[128, 160, 192, 224, 288], help="pixels")
-  parser.add_argument("--batches", type=numbers, default=[256, 512, 128, 64], help="of the device")
-  parser.add_argument("--frameworks", type=names, default=["jaxspeed", "torch"])
-  parser.add_argument(
-    "--variants_at", type=one_shape, action="append", help="SIZExBATCH (224x256); repeatable"
-  )
-  parser.add_argument(
-    "--variants", type=names, default=list(VARIANTS), help="of ours beside SGD; '': none"
-  )
-  parser.add_argument("--turns", type=int, default=5, help="of each, timed")
-  parser.add_argument("--turn_seconds", type=float, default=1.0, help="about what a turn takes")
-  parser.add_argument("--mode", default="default", help="of torch.compile, or eager")
-  parser.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float32"])
-  parser.add_argument("--depth", type=int, default=50, choices=sorted(STAGES))
-  parser.add_argument("--width", type=int, default=64, help="of the net; 64 is ResNet's own")
-  parser.add_argument("--answer_seconds", type=float, default=900, help="most, also to compile")
-  parser.add_argument("--out", type=pathlib.Path, help="a JSON file for the figures")
-  flags = parser.parse_args()
-  flags.variants_at = flags.variants_at or [(224, 256)]
-  for flag, choices in (("frameworks", ("jaxspeed", "torch")), ("variants", VARIANTS)):
-    if unknown := set(getattr(flags, flag)) - set(choices):
-      parser.error(f"--{flag}: {', '.join(sorted(unknown))}; there are {', '.join(choices)}")
-  if flags.turns < 1:
-    parser.error(f"--turns={flags.turns}: give at least 1")
-  return flags
-
-
-def bench(flags: argparse.Namespace) -> dict[str, Any]:
-  """Runs the whole benchmark; returns its report, and writes it to --out."""
+  sizes = benchmarking.numbers("sizes", given.sizes, int)
+  batches = benchmarking.numbers("batches", given.batches, int)
+  variants_at = [benchmarking.numbers("variants_at", s.split("x"), int) for s in given.variants_at]
 
   def make_worker() -> Worker:
-    return Worker(flags.answer_seconds)
+    return Worker(given.answer_seconds)
 
   with contextlib.closing(make_worker()) as worker:
-    ceiling = worker.ask("ceiling", precision=flags.precision)
+    try:
+      ceiling = worker.ask("ceiling", precision=given.precision)
+    except WorkerFailed as error:
+      raise UserError(f"the ceiling cannot be measured: {error}.") from None
   rows: list[dict[str, Any]] = []
   ratios: list[dict[str, Any]] = []
   report = {
@@ -223,35 +198,36 @@ def bench(flags: argparse.Namespace) -> dict[str, Any]:
     "PyTorch's in turns on one machine; written by scripts/bench_resnet50.py.",
     "device": ceiling["device"],
     **benchmarking.environment(),
-    "net": f"ResNet-{flags.depth}, width {flags.width}",
-    "precision": flags.precision,
-    "turns": flags.turns,
+    "net": f"ResNet-{given.depth}, width {given.width}",
+    "precision": given.precision,
+    "mode": given.mode,
+    "turns": given.turns,
     "ceiling_tflops": ceiling["tflops"],
     "rows": rows,
     "ratios": ratios,
   }
-  frameworks = [Contestant(framework) for framework in flags.frameworks]
-  variants = [Contestant("jaxspeed", name) for name in ("sgd", *flags.variants)]
+  frameworks = [Contestant(framework) for framework in given.frameworks]
+  variants = [Contestant("jaxspeed", name) for name in ("sgd", *given.variants)]
+  # The baseline is PyTorch if it is there; among the variants it is SGD.
   jobs = [
-    (size, batch, frameworks) for batch, size in itertools.product(flags.batches, flags.sizes)
+    (size, batch, frameworks, frameworks[-1]) for batch, size in itertools.product(batches, sizes)
   ]
-  if flags.variants:
-    jobs += [(size, batch, variants) for size, batch in flags.variants_at]
-  for size, batch, contestants in jobs:
-    shape = Shape(size, batch, flags.depth, flags.width, flags.precision)
+  if given.variants:
+    jobs += [(*shape, variants, variants[0]) for shape in variants_at]
+  for size, batch, contestants, baseline in jobs:
+    shape = Shape(size, batch, given.depth, given.width, given.precision)
 
     def time_them(them: list[Contestant], shape=shape) -> dict[Contestant, Timing]:
-      limits = {"turns": flags.turns, "turn_seconds": flags.turn_seconds}
-      return time_in_turns(make_worker, shape, them, mode=flags.mode, **limits)
+      limits = {"turns": given.turns, "turn_seconds": given.turn_seconds}
+      return time_in_turns(make_worker, shape, them, mode=given.mode, **limits)
 
     timings, alone = time_shape(time_them, contestants)
     found = rows_of(shape, timings, alone, ceiling["tflops"])
-    # The baseline is PyTorch if it is there; among the variants it is SGD.
-    ratios += ratios_of(shape, timings, contestants[-1 if contestants is frameworks else 0])
+    ratios += ratios_of(shape, timings, baseline)
     rows += found
     for row in found:
       print(_line(row), flush=True)
-    benchmarking.write_report(flags.out, report)
+    benchmarking.write_report(given.out, report)
   return report
 
 
@@ -260,13 +236,28 @@ def _line(row: dict[str, Any]) -> str:
   return f"{row['size']} px, batch {row['batch']}, {row['framework']} {row['variant']}: {what}"
 
 
-def main():
-  flags = parse_flags()
-  try:
-    report = bench(flags)
-  except WorkerFailed as error:
-    sys.exit(f"the ceiling cannot be measured: {error}")
-  print_report(report)
+def main() -> None:
+  flags.DEFINE_list("sizes", ["128", "160", "192", "224", "288"], "Pixels.")
+  flags.DEFINE_list("batches", ["256", "512", "128", "64"], "Of the device.")
+  frameworks = ["jaxspeed", "torch"]
+  benchmarking.define_choices("frameworks", frameworks, frameworks, "What is timed.")
+  flags.DEFINE_multi_string("variants_at", ["224x256"], "SIZExBATCH; repeatable.")
+  benchmarking.define_choices("variants", VARIANTS, VARIANTS, "Of ours beside SGD.")
+  flags.DEFINE_integer("turns", 5, "Of each, timed.", lower_bound=1)
+  flags.DEFINE_float("turn_seconds", 1.0, "About what a turn takes.")
+  flags.DEFINE_string("mode", "default", "Of torch.compile, or eager.")
+  flags.DEFINE_enum("precision", "bfloat16", ["bfloat16", "float32"], "Dtype.")
+  depth = flags.DEFINE_integer("depth", 50, "18 or 50.")
+  flags.register_validator(depth, STAGES.__contains__, "choose 18 or 50")
+  flags.DEFINE_integer("width", 64, "Of the net; 64 is ResNet's own.", lower_bound=1)
+  flags.DEFINE_float("answer_seconds", 900, "Most, also to compile.")
+  benchmarking.define_out()
+
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    print_report(bench(flags.FLAGS))
+
+  command_line.run(run)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the GPU benchmarks share: means with their intervals, the ceiling, what they ran on.
+"""The frame of the benchmarks: turns, means with intervals, what they ran on, and their report.
 
-The ceiling is the rate of a large matrix product, measured in the same call: a GPU's clock depends
-on its power and temperature, so a data sheet's figure may not be reached at the time.
+A benchmark defines its flags, times its sides in `turns`, and writes its report after each row, so
+that one that is cut off keeps what it has.
 """
 
 import importlib.metadata
@@ -11,9 +11,12 @@ import pathlib
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
+from absl import flags
+
+from jaxspeed.errors import UserError
 from jaxspeed.files import to_json, write_atomically
 from jaxspeed.records import provenance
 
@@ -29,6 +32,15 @@ _PACKAGES = (
 )
 
 Interval = dict[str, Any]
+Report = dict[str, Any]
+Side = TypeVar("Side")
+
+
+def turns(sides: Sequence[Side], rounds: int) -> Iterator[tuple[int, Side]]:
+  """The number of each round with each side in turn; every other round goes backwards."""
+  for number in range(rounds):
+    for side in sides[:: -1 if number % 2 else 1]:
+      yield number, side
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -51,16 +63,19 @@ def ratio_of_rounds(numerators: Sequence[float], denominators: Sequence[float]) 
   return interval([a / b for a, b in zip(numerators, denominators, strict=False)])
 
 
-def show(value: Interval, spec: str) -> str:
-  """The mean ± half the width of its 95 % interval, each in the format `spec`."""
-  half = "" if value["ci95"] is None else f" ± {value['ci95']:{spec}}"
-  return f"{value['mean']:{spec}}{half}"
+def show(value: Interval, spec: str, factor: float = 1.0) -> str:
+  """The mean ± half the width of its 95 % interval, each times `factor` in the format `spec`."""
+  half = "" if value["ci95"] is None else f" ± {factor * value['ci95']:{spec}}"
+  return f"{factor * value['mean']:{spec}}{half}"
 
 
 def matrix_product_tflops(
   precision: str, *, size: int | None = None, products: int = 50, repeats: int = 5
 ) -> float:
-  """10^12 operations per second of a product of square matrices.
+  """10^12 operations per second of a product of square matrices: the ceiling of a step.
+
+  It is measured in the same call as the steps, because a GPU's clock depends on its power and
+  temperature, so that a data sheet's figure may not be reached at the time.
 
   Args:
     precision: of `jaxspeed.devices.precision.DTYPES`. The numbers are random: a product of zeros
@@ -102,11 +117,7 @@ def environment() -> dict[str, Any]:
       found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
       found[name] = None
-  return {
-    "gpu": _describe_gpu(),
-    "versions": found,
-    "commit": provenance.commit(),
-  }
+  return {"gpu": _describe_gpu(), "versions": found, "commit": provenance.commit()}
 
 
 def _describe_gpu() -> str | None:
@@ -119,8 +130,47 @@ def _describe_gpu() -> str | None:
   return done.stdout.strip().replace("\n", "; ")
 
 
-def write_report(path: pathlib.Path | None, report: dict[str, Any]) -> None:
-  """Writes the report to `path`, if given, as JSON: atomically, so it can be written often."""
-  if path is not None:
-    text = json.dumps(to_json(report), indent=2, allow_nan=False)
-    write_atomically(path, text + "\n")
+def define_out() -> flags.FlagHolder[str]:
+  """Defines --out, the file that `write_report` writes."""
+  return flags.DEFINE_string("out", "", "A JSON file for the figures.")
+
+
+def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
+  """The numbers of a flag: of kind int from 1 on, of kind float from 0 on."""
+  try:
+    values = [kind(text) for text in texts]
+  except ValueError:
+    values = [-1]
+  if min(values, default=0) < (kind is int):
+    raise UserError(f"--{name}={','.join(texts)}: give numbers, with commas between them.")
+  return values
+
+
+def define_choices(
+  name: str, choices: Sequence[str], default: Sequence[str], help_text: str
+) -> flags.FlagHolder[list[str]]:
+  """Defines a flag of some of `choices`, separated by commas."""
+  listed = f"{help_text} Of {', '.join(choices)}."
+  holder = flags.DEFINE_list(name, list(default), listed)
+  flags.register_validator(
+    holder,
+    lambda given: set(given) <= set(choices),
+    f"choose from {', '.join(choices)}, with commas between them",
+  )
+  return holder
+
+
+def write_report(out: str | pathlib.Path, report: Report) -> None:
+  """Writes a report to the file of --out, if one is given: atomically, as it is written often.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  if not out:
+    return
+  try:
+    write_atomically(
+      pathlib.Path(out), json.dumps(to_json(report), indent=2, allow_nan=False) + "\n"
+    )
+  except OSError as error:
+    raise UserError(f"--out={out} cannot be written ({error}).") from None

@@ -56,7 +56,7 @@ class Peer:
   def __init__(self, script: pathlib.Path, folder: pathlib.Path, *, seconds: float) -> None:
     self._columns: list[str] = []
     self._held = Held([str(script.resolve())], pattern=_END_OF_RUN, folder=folder, seconds=seconds)
-    self.close, self.kill = self._held.close, self._held.kill
+    self.close = self._held.close
 
   def warm_up(self) -> None:
     """Waits for its first run, on random labels, which compiles.
@@ -72,7 +72,7 @@ class Peer:
     Raises:
       Ended: it failed, or does not print airbench's table.
     """
-    self._held.go_on()
+    self._held.resume()
     row = self._read_row()
     try:
       return Run(float(row["time_seconds"]), float(row["tta_val_acc"]))
@@ -129,7 +129,7 @@ class Ours:
     Raises:
       Ended: it failed.
     """
-    self._held.go_on()
+    self._held.resume()
     self._held.wait()
     folder = self._workdir / f"run_{number:03d}"
     self.result = json.loads((folder / "result.json").read_text())

@@ -13,141 +13,64 @@ How cuDNN and NCCL run the schedule shows only on a GPU.
 
 import itertools
 import json
-import math
 import os
 import pathlib
-import re
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import benchmarking
 import jax
-import jax.numpy as jnp
+import kernels
+import step_program
 from absl import flags
-from described_gpus import GPUS, Gpu, described_mesh
-from jax.sharding import Mesh
+from described_gpus import GPUS, Gpu
 from ml_collections import ConfigDict
+from step_program import Step, StepProgram
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.data.batch import Batch
-from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.planning.make import make_plan
 from jaxspeed.records.provenance import versions
-from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import batch_step, on_mesh
-from jaxspeed.steps.spec import TrainSpec, make_train_spec
-from jaxspeed.steps.state import Carry
 
 _LAUNCH_S = 2e-6
 _PEAK_REACHED = 0.5
+_WHAT = (
+  "scripts/count_allreduces.py: all-reduces of the compiled training step. start and done are "
+  "shares of the step's work before each, by the bytes and products of the kernels in the order "
+  "in which they run; no device was there and no time is measured."
+)
 
 
-def mesh_of(kind: str, devices: int, per_host: int) -> Mesh:
-  """A mesh of this machine's virtual devices for "cpu", else of GPUs that are not there.
-
-  Raises:
-    UserError: the devices do not divide over the hosts, or no plugin compiles for CUDA.
-  """
-  if kind == "cpu":
-    return mesh_lib.make_mesh(devices)
-  return described_mesh(kind, devices, per_host=per_host)
-
-
-def config_for(
+def step_of(
   config: ConfigDict,
   kind: str,
   *,
   devices: int,
+  per_host: int = 8,
   batch: int = 0,
   image_size: int = 0,
   group_mb: float | None = None,
-) -> ConfigDict:
-  """The first phase of a config alone, with another batch per device, image size or group size.
+) -> Step:
+  """A step on this machine's virtual devices for "cpu", else on GPUs that are not there.
 
   Raises:
-    UserError: the config is for a data set in memory.
+    UserError: the config is for a data set in memory, or as `step_program.step_of`.
   """
   config = config.copy_and_resolve_references()
   if config.data.feed != "stream":
     raise UserError(f"{config.name} reads no images from disk: name one of configs/imagenet*.py.")
-  size = image_size or (*config.phases.image_size, config.data.image_size)[0]
-  whole = batch * devices or (*config.phases.batch_size, config.batch_size)[0]
-  config.phases.update({column: () for column in config.phases})
-  config.data.image_size = size
-  config.batch_size = whole
-  config.data.train_images = max(config.data.train_images, whole)
-  if config.precision == "auto":
-    config.precision = {"cpu": "float32", "v100": "float16"}.get(kind, "bfloat16")
   if group_mb is not None:
     config.allreduce.group_mb = group_mb
-  return config
+  gpu = "" if kind == "cpu" else kind
+  sizes = {"image_size": image_size, "batch_size": batch}
+  return step_program.step_of(config, gpu, devices=devices, per_host=per_host, **sizes)
 
 
-def compile_step(spec: TrainSpec, kind: str, options: dict[str, Any]) -> Any:
-  """The training step of the first phase as `feeds.stream.StreamFeed` compiles it."""
-  phase = spec.plan.phases[0]
-  everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
-
-  def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-  size, n = phase.image_size, phase.batch_size
-  init = on_mesh(init_state, spec)
-  state = jax.eval_shape(init, array((2,), jnp.uint32), array((1, size, size, 3), jnp.uint8))
-  sums = jax.eval_shape(MetricSums.zero)
-  carry = mesh_lib.abstract(Carry(state, sums), everywhere)
-  batch = Batch(
-    image=array((n, size, size, 3), jnp.uint8, parts),
-    label=array((n,), jnp.int32, parts),
-    mask=array((n,), jnp.bool_, parts),
-    flip=array((n,), jnp.bool_, parts),
-  )
-  table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
-  function = batch_step(spec)
-  platform = "cpu" if kind == "cpu" else "gpu"
-  options = spec.compiler_options(platform) | options
-  arguments = (carry, batch, table)
-  lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
-  return lowered.compile(compiler_options=options)
-
-
-# The compiled program, line by line.
-
-_LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
-_ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+|f8\w+)\[([\d,]*)\]")
-_NO_KERNEL = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
-_CONVOLUTION = re.compile(
-  r'custom_call_target="__cudnn\$conv\w*?(Forward|BackwardInput|BackwardFilter)"'
-)
-
-
-def _arrays(shape: str) -> list[tuple[int, list[int]]]:
-  """(bytes per number, sides) of each array of an HLO shape."""
-  return [
-    (
-      1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8,
-      [int(side) for side in sides.split(",") if side],
-    )
-    for kind, sides in _ARRAY.findall(shape)
-  ]
-
-
-def _bytes(shape: str) -> int:
-  return sum(width * math.prod(sides) for width, sides in _arrays(shape))
-
-
-def _products(kind: str, result: str, operands: list[str]) -> float:
-  """FLOPs of a convolution: two per weight and place of its output."""
-  first, second, out = (_arrays(s)[0][1] for s in (*operands[:2], result))
-  output, kernel = {
-    "Forward": (out, second),
-    "BackwardInput": (first, second),
-    "BackwardFilter": (second, out),
-  }[kind]
-  # NHWC: the last side is the channels, which the kernel already counts.
-  return 2.0 * math.prod(kernel) * math.prod(output[:-1])
+def work_of(kernel: kernels.Kernel, gpu: Gpu | None) -> float:
+  """Seconds of a kernel by its bytes and products; without a GPU every kernel counts 1."""
+  if gpu is None:
+    return 1.0
+  return max(kernel.moved / gpu.bandwidth, kernel.flops / (_PEAK_REACHED * gpu.peak)) + _LAUNCH_S
 
 
 def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
@@ -157,34 +80,20 @@ def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
     text: optimised HLO.
     gpu: whose times give each kernel's work; None: every kernel counts 1.
   """
-  lines = [
-    m.groups() for line in text[text.index("\nENTRY ") :].splitlines() if (m := _LINE.match(line))
-  ]
-  shapes = {name: shape for name, shape, _, _ in lines}
-  work, kernels, convolutions = 0.0, 0, 0
+  work, count, convolutions = 0.0, 0, 0
   begun: dict[str, tuple[float, int, int]] = {}
   found = []
-  for name, shape, kind, rest in lines:
-    operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-    now = (work, kernels, convolutions)
-    if kind == "all-reduce-start":
-      begun[name] = now
-    elif kind in ("all-reduce", "all-reduce-done"):
-      start = begun.get(operands[0], now)
-      found.append((_bytes(shape), start, now))
-    elif kind not in _NO_KERNEL:
-      kernels += 1
-      convolution = _CONVOLUTION.search(rest)
-      convolutions += bool(convolution)
-      if gpu is None:
-        work += 1
-        continue
-      inputs = [shapes.get(operand, "") for operand in operands]
-      seconds = (_bytes(shape) + sum(map(_bytes, inputs))) / gpu.bandwidth
-      if convolution:
-        flops = _products(convolution[1], shape, inputs)
-        seconds = max(seconds, flops / (_PEAK_REACHED * gpu.peak))
-      work += seconds + _LAUNCH_S
+  for kernel in kernels.schedule(text):
+    now = (work, count, convolutions)
+    if kernel.kind == "all-reduce-start":
+      begun[kernel.name] = now
+    elif kernel.kind in ("all-reduce", "all-reduce-done"):
+      start = begun.get(kernel.operands[0], now)
+      found.append((kernels.bytes_of(kernel.shape), start, now))
+    else:
+      count += 1
+      convolutions += kernel.flops > 0
+      work += work_of(kernel, gpu)
   rows = [
     {
       "megabytes": round(size / 1e6, 4),
@@ -195,27 +104,23 @@ def read_schedule(text: str, gpu: Gpu | None) -> dict[str, Any]:
     }
     for size, start, done in found
   ]
-  return {"kernels": kernels, "convolutions": convolutions, "all_reduces": rows}
+  return {"kernels": count, "convolutions": convolutions, "all_reduces": rows}
 
 
-def report(spec: TrainSpec, program: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+def report(step: Step, program: StepProgram, kind: str, options: list[str]) -> dict[str, Any]:
   """Returns the figures of one program."""
-  gpu = GPUS.get(kind)
-  memory = program.memory_analysis()
-  config, phase = spec.config, spec.plan.phases[0]
-  schedule = read_schedule(program.as_text(), gpu)
-  rows = schedule["all_reduces"]
+  memory, allreduce = program.compiled.memory_analysis(), step.config.allreduce
+  schedule = read_schedule(program.compiled.as_text(), step.gpu)
+  rows, described = schedule["all_reduces"], step.describe()
+  batch_a_device = described.pop("batch_size")
   return {
-    "config": config.name,
-    "device": gpu.name if gpu else "CPU",
+    **described,
+    "device": step.gpu.name if step.gpu else "CPU",
     "kind": kind,
-    "devices": spec.devices,
-    "batch_a_device": phase.batch_size // spec.devices,
-    "image_size": phase.image_size,
-    "precision": config.precision,
-    "wire": config.allreduce.dtype,
-    "group_mb": config.allreduce.group_mb,
-    "options": sorted(f"{name}={value}" for name, value in options.items()),
+    "batch_a_device": batch_a_device,
+    "wire": allreduce.dtype,
+    "group_mb": allreduce.group_mb,
+    "options": sorted(options),
     "count": len(rows),
     "megabytes": round(sum(row["megabytes"] for row in rows), 3),
     "with_kernels_beside": sum(row["kernels_between"] > 0 for row in rows),
@@ -246,69 +151,41 @@ def keep(path: pathlib.Path, row: dict[str, Any]) -> None:
 
   held = json.loads(path.read_text()) if path.exists() else {"programs": []}
   others = [each for each in held["programs"] if key(each) != key(row)]
-  what = (
-    "scripts/count_allreduces.py: all-reduces of the compiled training step. start and done are "
-    "shares of the step's work before each, by the bytes and products of the kernels in the order "
-    "in which they run; no device was there and no time is measured."
-  )
-  report = held | {"what": what, "programs": sorted([*others, row], key=key)}
-  path.write_text(json.dumps(report, indent=1) + "\n")
+  programs = sorted([*others, row], key=key)
+  benchmarking.write_report(path, held | {"what": _WHAT, "programs": programs})
 
 
-def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
-  """The numbers of a flag: of kind int from 1 on, of kind float from 0 on."""
-  try:
-    values = [kind(text) for text in texts]
-  except ValueError:
-    values = [-1]
-  if min(values, default=0) < (kind is int):
-    raise UserError(f"--{name}={','.join(texts)}: give numbers, with commas between them.")
-  return values
+def main() -> None:
+  config_flag = command_line.define_config_flag()
+  device = flags.DEFINE_enum("device", "cpu", ["cpu", *GPUS], "To compile for.")
+  devices = flags.DEFINE_list("devices", ["8"], "How many of them, one number or several.")
+  per_host = flags.DEFINE_integer("per_host", 8, "Most devices of a host.", lower_bound=1)
+  batch = flags.DEFINE_integer("batch", 0, "Images a device; 0: the config's, divided by them.", 0)
+  image_size = flags.DEFINE_integer("image_size", 0, "In pixels; 0: of the first phase.", 0)
+  groups = flags.DEFINE_list("group_mb", [], "Values of allreduce.group_mb; none: the config's.")
+  options = flags.DEFINE_multi_string("option", [], "NAME=VALUE of XLA, beside the run's.")
+  out = benchmarking.define_out()
 
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    config, kind = config_flag.value, device.value
+    command_line.required("config", config and "given")
+    counts = benchmarking.numbers("devices", devices.value, int)
+    sizes = {"batch": batch.value, "image_size": image_size.value, "per_host": per_host.value}
+    if kind == "cpu":
+      jax.config.update("jax_num_cpu_devices", max(counts))
+    for count, group_mb in itertools.product(
+      counts, benchmarking.numbers("group_mb", groups.value, float) or [None]
+    ):
+      step = step_of(config, kind, devices=count, group_mb=group_mb, **sizes)
+      program = step_program.compile_step(step.spec(*options.value), step.phase)
+      row = report(step, program, kind, options.value)
+      print(line_of(row), flush=True)
+      if out.value:
+        keep(pathlib.Path(out.value), row | {"versions": versions()})
 
-def option_of(text: str) -> tuple[str, Any]:
-  """NAME=VALUE as the compiler takes it, with "true" and "false" as booleans."""
-  name, _, value = text.partition("=")
-  return name, {"true": True, "false": False}.get(value.lower(), value)
-
-
-def main(arguments: list[str]) -> None:
-  command_line.nothing_left(arguments)
-  config, kind = _CONFIG.value, _DEVICE.value
-  command_line.required("config", config and "given")
-  options = dict(map(option_of, _OPTION.value))
-  counts = numbers("devices", _DEVICES.value, int)
-  groups = numbers("group_mb", _GROUPS.value, float) or [None]
-  if kind == "cpu":
-    jax.config.update("jax_num_cpu_devices", max(counts))
-  for devices, group_mb in itertools.product(counts, groups):
-    own = config_for(
-      config,
-      kind,
-      devices=devices,
-      batch=_BATCH.value,
-      image_size=_IMAGE_SIZE.value,
-      group_mb=group_mb,
-    )
-    spec = make_train_spec(
-      own, make_plan(own, devices=devices), mesh_of(kind, devices, _PER_HOST.value)
-    )
-    row = report(spec, compile_step(spec, kind, options), kind, options)
-    print(line_of(row), flush=True)
-    if _OUT.value:
-      keep(pathlib.Path(_OUT.value), row | {"versions": versions()})
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  _CONFIG = command_line.define_config_flag()
-  _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", *GPUS], "To compile for.")
-  _DEVICES = flags.DEFINE_list("devices", ["8"], "How many of them, one number or several.")
-  _PER_HOST = flags.DEFINE_integer("per_host", 8, "Most devices of a host.", lower_bound=1)
-  _BATCH = flags.DEFINE_integer("batch", 0, "Images a device; 0: the config's, divided by them.", 0)
-  _IMAGE_SIZE = flags.DEFINE_integer("image_size", 0, "In pixels; 0: of the first phase.", 0)
-  _GROUPS = flags.DEFINE_list("group_mb", [], "Values of allreduce.group_mb; none: the config's.")
-  _OPTION = flags.DEFINE_multi_string(
-    "option", [], "NAME=VALUE for the compiler, beside the run's."
-  )
-  _OUT = flags.DEFINE_string("out", "", "A JSON file for the figures; of others it keeps them.")
-  command_line.run(main)
+  main()

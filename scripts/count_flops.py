@@ -9,13 +9,11 @@ so the count with padding is given too.
 """
 
 import collections
-import json
-import pathlib
 from unittest import mock
 
+import benchmarking
 import jax
 import jax.numpy as jnp
-from absl import flags
 from jax import lax
 
 from jaxspeed.config import flags as command_line
@@ -28,9 +26,6 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
-
-_CONFIG = command_line.define_config_flag()
-_OUT = flags.DEFINE_string("out", "", "A JSON file for the figures.")
 
 
 def flops_of(function, *arguments) -> float:
@@ -80,29 +75,34 @@ def with_padding(x, kernel, layout, strides, padding):
   )
 
 
-def main(arguments: list[str]) -> None:
-  command_line.nothing_left(arguments)
-  config = _CONFIG.value
-  command_line.required("config", config and "given")
-  config.precision = "float32"
-  spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
-  counted = count(spec)
-  with mock.patch("jaxspeed.models.layers.conv._convolve_with", with_padding):
-    padded = count(spec)
-  for name in counted:
-    print(
-      f"{name:<9}{counted[name] / 1e12:9.1f} TFLOP, {padded[name] / 1e12:.1f} with the products of "
-      f"padding"
-    )
-  if _OUT.value:
+def main() -> None:
+  config_flag = command_line.define_config_flag()
+  out = benchmarking.define_out()
+
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    config = config_flag.value
+    command_line.required("config", config and "given")
+    config.precision = "float32"
+    spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
+    counted = count(spec)
+    with mock.patch("jaxspeed.models.layers.conv._convolve_with", with_padding):
+      padded = count(spec)
+    for name in counted:
+      print(
+        f"{name:<9}{counted[name] / 1e12:9.1f} TFLOP, {padded[name] / 1e12:.1f} with the products "
+        "of padding"
+      )
     report = {
       "config": config.name,
       "tflop": {name: value / 1e12 for name, value in counted.items()},
       "tflop_with_padding": {name: value / 1e12 for name, value in padded.items()},
       "jax": jax.__version__,
     }
-    pathlib.Path(_OUT.value).write_text(json.dumps(report, indent=2) + "\n")
+    benchmarking.write_report(out.value, report)
+
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  main()

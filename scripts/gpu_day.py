@@ -1,15 +1,15 @@
 """Measures what a GPU has to tell, most valuable first, within some minutes: `gpu_parts.py`.
 
-    bash scripts/gpu_day.sh --minutes=10 --data=cifar-10-binary.tar.gz --peer=cifar10-airbench
+    bash scripts/gpu_day.sh --minutes=16 --data=cifar-10-binary.tar.gz --peer=cifar10-airbench
 
 Each part is a script of its own, in a process of its own. When it ends, its figures are in
 results/gpu_day/PART.json, with the GPU, its driver and clocks, versions and commit, and its output
-is in PART.log. What was not measured, and why, is in results/gpu_day.json and in the printed table.
+is in PART.log. The printed table says what was not measured, and why.
 
-A second call resumes: first with parts that were not begun, then with those that failed or were cut
+A second call resumes: first with parts that have no file, then with those that failed or were cut
 off, which then have all the time that is left. A part that is done is left alone, unless it can say
 more now (data instead of noise, a new peer, PyTorch), or --again is given. Ctrl-C and SIGTERM end
-the part under way and keep its figures. Without gpu_day.json, the parts' files count as before.
+the part under way and keep its figures.
 
 Without --data the runs train on noise: their seconds count, their accuracies are left out. Nothing
 is downloaded. JAX and jaxspeed's own packages are needed, but no TensorFlow; without PyTorch there
@@ -22,18 +22,14 @@ import fcntl
 import json
 import os
 import pathlib
-import shutil
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import gpu_flags
 import gpu_machine
 import gpu_parts
-import gpu_summary
 import gpu_tables
 from gpu_machine import ROOT, Machine, Mistake, Stopped
 from gpu_parts import Part
@@ -43,6 +39,7 @@ _STARTED = time.monotonic()
 _CLOSING_S = 12.0
 _FAULT, _MISTAKE = 1, 2
 _DATA = "--config.data.path=DATA"
+_MOST_MINUTES = 10_000  # a week
 
 
 def write_noise(folder: pathlib.Path, *, toy: bool) -> pathlib.Path:
@@ -92,7 +89,7 @@ def has_more(how: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 class Day:
-  """The parts of a call, and what is kept of them in `summary`.
+  """The parts of a call.
 
   Args:
     flags: the command line's.
@@ -100,72 +97,42 @@ class Day:
     scratch: an empty folder that is gone at the end.
     lock: as for `gpu_machine.run`.
 
+  Attributes:
+    skipped: why parts were not run, by name.
+
   Raises:
-    Mistake: the folder has the figures of another device, or something in it cannot be read or
-      replaced.
+    Mistake: the folder has the figures of another device or of another size.
   """
 
   def __init__(
     self, flags: argparse.Namespace, machine: Machine, scratch: pathlib.Path, lock: int
   ) -> None:
     self._flags, self._machine, self._scratch, self._lock = flags, machine, scratch, lock
-    self._folder = flags.out / "gpu_day"
-    path = flags.out / "gpu_day.json"
-    self.summary = gpu_summary.read(flags.out)
-    self._check_device(path)
-    self._entries: dict[str, Any] = self.summary.get("parts", {})
-    self._check_files()
-    if self._entries and not path.exists():
-      print(f"{path} is missing: it is made of the files of {', '.join(self._entries)}.")
     self._described = gpu_machine.describe(machine, flags.commit)
-    for name, entry in self._entries.items():
-      if entry["state"] == "running":
-        entry |= {"state": "cut off", "reason": "the call was killed"}
-        self._keep(name, entry, [])
-    self._save()
-
-  def _check_device(self, path: pathlib.Path) -> None:
-    before = self.summary.get("machine", {}).get("device", self._machine.device)
-    if before != self._machine.device:
-      raise Mistake(
-        f"{path if path.exists() else self._folder} has figures of {before}, and this is "
-        f"{self._machine.device}: name another folder with --out."
-      )
-    if self.summary.get("toy", self._flags.dry_run) != self._flags.dry_run:
-      raise Mistake(
-        f"{self._flags.out} has figures of {'toy' if self.summary['toy'] else 'full'} size, and "
-        "these are others: name another folder with --out."
-      )
-
-  def _check_files(self) -> None:
-    """Refuses what a part could not replace, before any part is measured."""
-    for part in self._todo():
-      for path in (self._log(part.name), self._unfinished(part.name), self._file(part.name)):
-        if path.exists() and not path.is_file():
-          raise Mistake(f"{path} is no regular file: move it away, or name another --out.")
+    reports, _ = gpu_tables.read(flags.out)
+    self._before = {name: report["gpu_day"] for name, report in reports.items()}
+    self.skipped: dict[str, str] = {}
+    for name, entry in self._before.items():
+      file, device = gpu_tables.file_of(flags.out, name), entry["machine"]["device"]
+      if (entry["toy"], device) != (flags.dry_run, machine.device):
+        size = "toy" if entry["toy"] else "full"
+        raise Mistake(
+          f"{file} has figures of {device} at {size} size, and this call's are of "
+          f"{machine.device}: name another folder with --out."
+        )
 
   def measure(self) -> bool:
-    """Measures part after part until the time is over.
-
-    Returns:
-      Whether none failed, and each part that is done has a file that can be read.
-    """
-    todo = self._todo()
+    """Measures part after part until the time is over; returns whether none failed."""
+    todo, whole = self._todo(), True
     for number, part in enumerate(todo, 1):
       left = self._flags.minutes - (time.monotonic() - _STARTED + _CLOSING_S) / 60
       count = f"[{number}/{len(todo)}] {part.name}"
       if reason := self._hindrance(part, left):
         print(f"{count}: not run, {reason}", flush=True)
-        if self._state(part) in ("", "not run"):
-          self._entries[part.name] = self._entry(part) | {"state": "not run", "reason": reason}
-        self._save()
+        self.skipped[part.name] = reason
       else:
-        self._measure(part, left, count)
-    whole = can_be_read(self._flags.out, self._entries, self._flags.parts)
-    return whole and all(self._state(part) != "failed" for part in todo)
-
-  def _state(self, part: Part) -> str:
-    return self._entries.get(part.name, {}).get("state", "")
+        whole &= self._measure(part, left, count) != "failed"
+    return whole
 
   def _todo(self) -> list[Part]:
     """Parts in order of value; those that failed or were cut off come last."""
@@ -173,11 +140,12 @@ class Day:
     for part in gpu_parts.PARTS:
       if (self._flags.dry_run and part.toy is None) or part.name not in self._flags.parts:
         continue
-      state, how = self._state(part), how_of(part, self._flags, self._machine)
-      more = state == "done" and has_more(how, self._entries[part.name]["how"])
-      if self._flags.again or state in ("", "not run") or more:
+      before = self._before.get(part.name)
+      done = before is not None and before["state"] == "done"
+      how = how_of(part, self._flags, self._machine)
+      if before is None or self._flags.again or (done and has_more(how, before["how"])):
         new.append(part)
-      elif state != "done":
+      elif not done:
         tried.append(part)
     return new + tried
 
@@ -189,29 +157,18 @@ class Day:
       return f"it needs {part.least:g} min and {max(0.0, left):.1f} of --minutes are left"
     return ""
 
-  def _entry(self, part: Part) -> dict[str, Any]:
-    # Without this machine's paths, so that it can be committed.
-    names = {f"--peer={path}": f"--peer={path.name}" for path in self._flags.peer}
-    arguments = arguments_of(part, self._flags, self._machine)
-    return {
-      "title": part.title,
-      "script": part.script.rpartition("/")[2],
-      "arguments": [names.get(argument, argument) for argument in arguments],
-      "how": how_of(part, self._flags, self._machine),
-    }
-
-  def _measure(self, part: Part, left: float, count: str) -> None:
-    """Runs a part and keeps what it wrote, also if it is cut off or fails."""
-    again = self._state(part) in ("failed", "cut off")
+  def _measure(self, part: Part, left: float, count: str) -> str:
+    """Runs a part and keeps what it wrote, also if it is cut off or fails; returns its state."""
+    before = self._before.get(part.name, {"state": ""})
+    again = before["state"] in ("failed", "cut off")
     minutes = left if again or self._flags.dry_run else min(left, part.most)
-    log, raw = self._log(part.name), self._unfinished(part.name)
+    file = gpu_tables.file_of(self._flags.out, part.name)
+    log, raw = file.with_suffix(".log"), file.with_suffix(".unfinished.json")
     raw.unlink(missing_ok=True)
     arguments = arguments_of(part, self._flags, self._machine)
+    entry = self._entry(part, arguments)
     if part.trains:
       arguments[arguments.index(_DATA)] = f"--config.data.path={self._data()}"
-    entry = self._entry(part) | {"state": "running", "reason": "", "log": f"gpu_day/{log.name}"}
-    self._entries[part.name] = entry
-    self._save()
     print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
     start, clocks = time.monotonic(), []
     entry |= {"state": "cut off", "reason": "an error ended the call"}
@@ -231,10 +188,39 @@ class Day:
       if entry["state"] == "failed":
         lines = gpu_machine.last(log.read_text(errors="replace"), 5)
         entry["last_lines"] = lines.replace(str(ROOT), ".").splitlines()
-      self._keep(part.name, entry, clocks)
-      self._save()
+      # What is done stays where a second measurement does not come to its end.
+      if entry["state"] == "done" or before["state"] != "done":
+        self._write(file, entry | {"clocks": gpu_machine.summarize(clocks)}, raw)
+      raw.unlink(missing_ok=True)
       why = f", {entry['reason']}" if entry["reason"] else ""
       print(f"  {entry['state']}{why} ({entry['minutes']:.1f} min)", flush=True)
+    return entry["state"]
+
+  def _entry(self, part: Part, arguments: list[str]) -> dict[str, Any]:
+    # Without this machine's paths, so that it can be committed.
+    names = {f"--peer={path}": f"--peer={path.name}" for path in self._flags.peer}
+    return {
+      "toy": self._flags.dry_run,
+      "title": part.title,
+      "script": part.script.rpartition("/")[2],
+      "arguments": [names.get(argument, argument) for argument in arguments],
+      "how": how_of(part, self._flags, self._machine),
+      "machine": self._described,
+    }
+
+  def _write(self, file: pathlib.Path, entry: dict[str, Any], raw: pathlib.Path) -> None:
+    """Makes a part's file of its entry and of what its script wrote, if it wrote anything."""
+    from jaxspeed.files import write_atomically
+
+    try:
+      report = json.loads(raw.read_text())
+    except (OSError, ValueError):
+      report = {}
+    if entry["how"].get("data") == "noise":
+      report = gpu_tables.without_accuracies(report)
+    if report and self._flags.dry_run:
+      report["what"] = f"{gpu_tables.TOY}. {report['what']}"
+    write_atomically(file, json.dumps({"gpu_day": entry} | report, indent=1) + "\n")
 
   def _data(self) -> pathlib.Path:
     noise = self._scratch / "noise"
@@ -250,47 +236,6 @@ class Day:
       own |= {"JAX_NUM_CPU_DEVICES": str(part.devices)}
     return os.environ | own
 
-  def _file(self, name: str) -> pathlib.Path:
-    return self._folder / f"{name}.json"
-
-  def _log(self, name: str) -> pathlib.Path:
-    return self._folder / f"{name}.log"
-
-  def _unfinished(self, name: str) -> pathlib.Path:
-    return self._folder / f"{name}.unfinished.json"
-
-  def _keep(self, name: str, entry: dict[str, Any], clocks: list[list[float]]) -> None:
-    """Makes a part's file of what its script wrote, if it wrote anything."""
-    raw = self._unfinished(name)
-    try:
-      report = json.loads(raw.read_text())
-    except (OSError, ValueError):
-      raw.unlink(missing_ok=True)
-      return
-    if entry["how"].get("data") == "noise":
-      report = gpu_tables.without_accuracies(report)
-    if self._flags.dry_run:
-      report["what"] = f"{gpu_tables.TOY}. {report['what']}"
-    entry["clocks"] = {
-      kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
-      for kind, *each in zip(gpu_machine.CLOCKS, *clocks, strict=True)
-      if each
-    }
-    entry["file"] = f"gpu_day/{name}.json"
-    told = {"toy": self._flags.dry_run} | entry | {"machine": self._described}
-    gpu_summary.write(self._file(name), {"gpu_day": told} | report)
-    raw.unlink()
-
-  def _save(self) -> None:
-    order = [part.name for part in gpu_parts.PARTS if part.name in self._entries]
-    self.summary = {
-      "what": gpu_summary.WHAT,
-      "toy": self._flags.dry_run,
-      "machine": self._described,
-      "parts": {name: self._entries[name] for name in order},
-    }
-    gpu_summary.write(self._flags.out / "gpu_day.json", self.summary)
-
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[int]:
@@ -303,37 +248,59 @@ def locked(folder: pathlib.Path) -> Iterator[int]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
   except OSError as error:
-    reason = error.strerror or error
-    raise Mistake(f"--out={folder.parent}: {reason}: name a folder to write to.") from None
+    raise Mistake(f"--out={folder.parent}: {error}: name a folder to write to.") from None
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    os.close(descriptor)
-    raise Mistake(f"another call measures into {folder}: wait for it, or end it.") from None
-  try:
     yield descriptor
+  except BlockingIOError:
+    raise Mistake(f"another call measures into {folder}: wait for it, or end it.") from None
   finally:
     os.close(descriptor)
 
 
-def can_be_read(out: pathlib.Path, entries: Mapping[str, Any], parts: Sequence[str]) -> bool:
-  """Whether each file that these parts have can be read."""
-  return not any(gpu_tables.damage(out, entries[name]) for name in parts if name in entries)
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str) -> Any:
+    raise Mistake(f"{message}; see --help.")
 
 
-def print_table(out: pathlib.Path, parts: Sequence[str]) -> int:
-  """Prints the table of what was measured; returns the exit code, which tells of `parts`."""
-  summary = gpu_summary.read(out)
-  try:
-    print(gpu_tables.markdown(out, summary), flush=True)
-  except BrokenPipeError:  # by a reader such as `head`, which has what it wants
-    _drop_output()
-  return 0 if can_be_read(out, summary.get("parts", {}), parts) else _FAULT
+def parse_flags(argv: Sequence[str] | None) -> argparse.Namespace:
+  """The command line's flags, checked.
 
-
-def _drop_output() -> None:
-  """Drops what standard output still holds: its next write would fail again."""
-  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  Raises:
+    Mistake: one of them is wrong.
+  """
+  names = [part.name for part in gpu_parts.PARTS]
+  parser = _Parser(description=__doc__.split("\n\n")[0], prog="gpu_day.sh")
+  add = parser.add_argument
+  add("--minutes", type=float, default=16.0, help="for all parts together (16)")
+  add("--data", type=pathlib.Path, help="the CIFAR-10 to train on; without it, runs train on noise")
+  add(
+    "--peer",
+    type=pathlib.Path,
+    action="append",
+    default=[],
+    help="a PyTorch script to time beside the runs, or a folder of them, as for bench_cifar.py; "
+    "can be given several times",
+  )
+  add("--parts", default=",".join(names), help=f"which, with commas; all: {', '.join(names)}")
+  add("--again", action="store_true", help="measures parts again that are done")
+  add("--out", type=pathlib.Path, help="the folder for the figures (results/)")
+  add("--commit", default="", help="the commit to note, if this copy has no .git")
+  add("--table", action="store_true", help="prints the table of what was measured, and ends")
+  add("--dry_run", action="store_true", help="at toy size on the CPU, into a temporary folder")
+  flags = parser.parse_args(argv)
+  flags.parts = flags.parts.split(",")
+  if unknown := [name for name in flags.parts if name not in names]:
+    raise Mistake(f"--parts={unknown[0]}: there are {', '.join(names)}.")
+  if not 0 < flags.minutes <= _MOST_MINUTES:
+    raise Mistake(
+      f"--minutes={flags.minutes:g}: give a number above 0, and at most {_MOST_MINUTES}."
+    )
+  for flag, path in [("data", flags.data), *(("peer", peer) for peer in flags.peer)]:
+    if path is not None and not os.path.exists(path):
+      raise Mistake(f"--{flag}={path}: there is no such file or folder.")
+  flags.data, flags.peer = flags.data and flags.data.resolve(), [p.resolve() for p in flags.peer]
+  return flags
 
 
 def measure_all(flags: argparse.Namespace) -> int:
@@ -347,46 +314,45 @@ def measure_all(flags: argparse.Namespace) -> int:
 
   output.guard()  # a closed or full output does not end the measurement
   machine = gpu_machine.probe(flags.dry_run)
-  code, temporary = 0, flags.out is None
-
-  def remove_own() -> None:
-    if code != _FAULT:  # else its logs say why
-      shutil.rmtree(flags.out)
-
   with contextlib.ExitStack() as stack:
-    if temporary:
-      flags.out = pathlib.Path(tempfile.mkdtemp(prefix="jaxspeed-gpu-day-")).resolve()
-      stack.callback(remove_own)
     scratch = stack.enter_context(tempfile.TemporaryDirectory())
     lock = stack.enter_context(locked(flags.out / "gpu_day"))
     day = Day(flags, machine, pathlib.Path(scratch).resolve(), lock)
-    print(gpu_tables.heading(day.summary), flush=True)
-    print(f"{flags.minutes:g} min; figures go to {flags.out / 'gpu_day'}\n", flush=True)
+    print(f"{flags.minutes:g} min on {machine.device}; figures go to {flags.out / 'gpu_day'}\n")
     try:
       code = 0 if day.measure() else _FAULT
     except Stopped as stopped:
       code = stopped.code
-      then = "; its temporary folder is removed" if temporary else "; the same command goes on"
-      print(f"\nStopped by {stopped}{then}.", flush=True)
-    names_files = not temporary or code == _FAULT
-    print("\n" + gpu_tables.markdown(flags.out, day.summary, names_files=names_files))
+      print(f"\nStopped by {stopped}; the same command goes on.", flush=True)
+    print("\n" + gpu_tables.markdown(flags.out, day.skipped))
   if lost := output.lost():
     output.say(f"standard output could not be written ({lost}); the work itself is done.")
   return code
+
+
+def print_table(out: pathlib.Path) -> int:
+  """Prints the table of what was measured; returns the exit code."""
+  print(gpu_tables.markdown(out), flush=True)
+  return _FAULT if gpu_tables.read(out)[1] else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Measures, or prints the table of what there is, and returns the exit code."""
   try:
     with gpu_machine.stopped_by_signals():
-      flags = gpu_flags.parse_flags(argv, __doc__.split("\n\n")[0])
-      return print_table(flags.out, flags.parts) if flags.table else measure_all(flags)
+      flags = parse_flags(argv)
+      if flags.out is None:
+        dry = flags.dry_run and not flags.table
+        flags.out = tempfile.mkdtemp(prefix="gpu-day-") if dry else ROOT / "results"
+      flags.out = pathlib.Path(flags.out).resolve()
+      return print_table(flags.out) if flags.table else measure_all(flags)
   except Mistake as mistake:
     print(f"jaxspeed: {mistake}", file=sys.stderr)
     return _MISTAKE
-  except OSError as error:
-    # A disk is full, or standard output is.
-    _drop_output()
+  except OSError as error:  # a disk is full, or standard output is; what it still holds is dropped
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):  # by a reader such as `head`, which has what it wants
+      return 0
     print(f"jaxspeed: {error}: mend it; the same command goes on.", file=sys.stderr)
     return _MISTAKE
   except Stopped as stopped:

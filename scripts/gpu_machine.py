@@ -5,15 +5,19 @@ This file imports the standard library alone, so that it can name the packages t
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
+import tomllib
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -21,21 +25,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _POLL_S, _CLOCK_S = 0.1, 5.0
 CLOCKS = ("sm_mhz", "memory_mhz", "watts", "degrees_c")
-# What jaxspeed imports on the way to a step, and the packages that bring it.
-_NEEDED = {
-  "jax": "jax[cuda13]",
-  "flax": "flax",
-  "optax": "optax",
-  "orbax.checkpoint": "orbax-checkpoint",
-  "ml_collections": "ml_collections",
-  "pydantic": "pydantic",
-  "google_crc32c": "google-crc32c",
-  "jaxtyping": "jaxtyping",
-  "PIL": "pillow",
-  "rich": "rich",
-  "safetensors": "safetensors",
-  "scipy": "scipy",
-}
+# Of jaxspeed's dependencies, those that no part of the day needs.
+_NOT_NEEDED = {"clu", "scikit-learn", "tensorboardX"}
+# pip takes the tags that it is told and no older ones; those are of JAX's and NVIDIA's wheels.
+_TAGS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 25, 26, 27, 28)))
 _JAX = """
 import jax, json
 d = jax.devices()
@@ -101,26 +94,32 @@ def check_packages(*, dry_run: bool) -> None:
   Args:
     dry_run: whether the CPU is enough, which needs no packages of NVIDIA's.
   """
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  listed = project["dependencies"] + ([] if dry_run else project["optional-dependencies"]["cuda13"])
+  # By name, so that jax[cuda13] takes jax's place.
+  needed = {re.split(r"[\[<>=]", requirement)[0]: requirement for requirement in listed}
+  missing = [name for name in needed if name not in _NOT_NEEDED and not _is_installed(name)]
+  if not missing:
+    return
+  python = shlex.quote(sys.executable)
+  if dry_run:
+    raise Mistake(f"{', '.join(missing)} missing: run `{python} -m pip install -e {ROOT}`.")
+  packages = shlex.join([needed[name] for name in missing])
+  platforms = " ".join(f"--platform={tag}_x86_64" for tag in _TAGS)
+  version = f"{sys.version_info.major}.{sys.version_info.minor}"
+  raise Mistake(
+    f"{', '.join(missing)} missing: run `{python} -m pip install {packages}`; or, without a "
+    f"network here, `pip download -d wheels --only-binary=:all: --python-version={version} "
+    f"{platforms} {packages}` elsewhere, carry the folder, and run "
+    f"`{python} -m pip install --no-index --find-links=wheels {packages}`."
+  )
 
-  def is_there(module: str) -> bool:
-    try:
-      return importlib.util.find_spec(module) is not None
-    except ImportError:  # of the package around it
-      return False
 
-  if missing := [package for module, package in _NEEDED.items() if not is_there(module)]:
-    if dry_run:
-      names = ", ".join(each.partition("[")[0] for each in missing)
-      line = shlex.join([sys.executable, "-m", "pip", "install", "-e", str(ROOT)])
-      raise Mistake(f"{names} missing: run `{line}`.")
-    names = shlex.join(missing)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    raise Mistake(
-      f"{', '.join(missing)} missing: run `pip install {names}`; or, without a network here, "
-      f"`pip download -d wheels --only-binary=:all: --python-version={python} "
-      f"--platform=manylinux2014_x86_64 {names}` elsewhere, carry the folder, and run "
-      f"`{sys.executable} -m pip install --no-index --find-links=wheels {names}`."
-    )
+def _is_installed(name: str) -> bool:
+  try:
+    return bool(importlib.metadata.version(name))
+  except importlib.metadata.PackageNotFoundError:
+    return False
 
 
 def probe(dry_run: bool) -> Machine:
@@ -165,6 +164,15 @@ def sample_clocks() -> list[float] | None:
     return [float(cell) for cell in done.stdout.splitlines()[0].split(",")]
   except (OSError, subprocess.SubprocessError, ValueError, IndexError):
     return None
+
+
+def summarize(samples: list[list[float]]) -> dict[str, Any]:
+  """The least, the median and the greatest of each of `CLOCKS`; {} without samples."""
+  return {
+    kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
+    for kind, *each in zip(CLOCKS, *samples, strict=True)
+    if each
+  }
 
 
 def stop(process: subprocess.Popen[Any]) -> None:

@@ -37,6 +37,10 @@ _USUAL = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIO
 _BUFFERS = (_BUFFER, f"{_BUFFER}{_USUAL},CONVOLUTION", f"{_BUFFER}{_USUAL},CONVOLUTION,WHILE")
 
 
+# With it, XLA's schedule of several GPUs leaves no all-reduce without kernels beside it.
+_NO_ESTIMATOR = "--option=xla_gpu_enable_analytical_sol_latency_estimator=false"
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
   """One measurement: a script with its arguments.
@@ -66,16 +70,19 @@ class Part:
   devices: int = 1
 
 
-def _resnet(size: int, toy: tuple[str, ...] | None = None) -> Part:
-  shape = (f"--sizes={size}", "--batches=256", "--variants=")
-  title = f"ResNet-50's step at {size} px beside torch.compile"
-  return Part(f"resnet50_{size}", title, "bench_resnet50.py", shape, 1.5, 3.5, toy, torch=True)
+def _resnet(
+  size: int, toy: tuple[str, ...] | None = None, *, mode: str = "default", most: float = 3.5
+) -> Part:
+  arguments = (f"--sizes={size}", "--batches=256", "--variants=", f"--mode={mode}")
+  name = f"resnet50_{size}" if mode == "default" else f"resnet50_{size}_{mode.replace('-', '_')}"
+  title = f"ResNet-50's step at {size} px beside torch.compile, mode {mode}"
+  return Part(name, title, "bench_resnet50.py", arguments, most - 2, most, toy, torch=True)
 
 
-def _runs(name: str, recipe: str, least: float, toy: tuple[str, ...] | None = None) -> Part:
+def _runs(name: str, recipe: str, toy: tuple[str, ...] | None = None) -> Part:
   title = f"whole runs and start-up of {recipe}"
   arguments = (f"--config=configs/{recipe}", *_CIFAR)
-  return Part(name, title, "bench_cifar.py", arguments, least, 5, toy, trains=True)
+  return Part(name, title, "bench_cifar.py", arguments, 2, 5, toy, trains=True)
 
 
 def _profile(name: str, config: tuple[str, ...], toy: tuple[str, ...] | None = None) -> Part:
@@ -83,15 +90,25 @@ def _profile(name: str, config: tuple[str, ...], toy: tuple[str, ...] | None = N
   return Part(name, title, "profile_step.py", (*config, "--steps=20"), 0.75, 2, toy)
 
 
-def _buffers(name: str, config: tuple[str, ...], toy: tuple[str, ...] | None = None) -> Part:
-  title = f"a step of {config[0].rpartition('/')[2]} with and without command buffers"
-  arguments = (*config, "--steps=20", *_BUFFERS)
-  return Part(name, title, "bench_options.py", arguments, 1.5, 3, toy)
+def _options(
+  name: str,
+  config: tuple[str, ...],
+  options: tuple[str, ...],
+  toy: tuple[str, ...] | None = None,
+  *,
+  devices: int = 1,
+) -> Part:
+  title = f"a step of {config[0].rpartition('/')[2]} and options of XLA ({name.partition('_')[0]})"
+  arguments = (*config, "--steps=20", *options)
+  return Part(name, title, "bench_options.py", arguments, 1.5, 3, toy, devices=devices)
 
 
 _CIFAR10 = ("--config=configs/cifar10.py",)
 PARTS = (
-  _runs("cifar10", "cifar10.py", 2, _TOY_CIFAR),
+  # What README's table lacks: at most 15 minutes.
+  _runs("cifar10", "cifar10.py", _TOY_CIFAR),
+  _runs("cifar10_muon", "cifar10_airbench.py:94_muon"),
+  _runs("cifar10_flip_tta", "cifar10_resnet9.py:flip_tta"),
   _resnet(224, _TOY_RESNET),
   _profile("profile_cifar10", _CIFAR10, (*_TOY_STEP, "--steps=2", "--top=3")),
   _profile("profile_resnet50", _IMAGENET),
@@ -105,16 +122,17 @@ PARTS = (
     ("--megabytes=0.1,1", "--turns=2"),
     devices=2,
   ),
-  _buffers(
+  _options("overlap_resnet50", _IMAGENET[:2], (_NO_ESTIMATOR,), devices=2),
+  _resnet(224, mode="max-autotune", most=8),
+  _options(
     "buffers_cifar10",
     _CIFAR10,
+    _BUFFERS,
     (*_TOY_STEP, "--turns=2", "--turn_seconds=0.01", _BUFFER, "--option=xla_no_such=1"),
   ),
-  _buffers("buffers_resnet50", _IMAGENET),
+  _options("buffers_resnet50", _IMAGENET, _BUFFERS),
   _resnet(128),
   _resnet(288),
-  _runs("cifar10_muon", "cifar10_airbench.py:94_muon", 2),
-  _runs("cifar10_flip_tta", "cifar10_resnet9.py:flip_tta", 2.5),
   _profile("profile_muon", ("--config=configs/cifar10_airbench.py:94_muon",)),
   _resnet(160),
   _resnet(192),

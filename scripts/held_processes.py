@@ -8,9 +8,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-
-from paused_process import PausedProcess
 
 _RUN_HELD = pathlib.Path(__file__).resolve().with_name("run_held.py")
 
@@ -19,7 +18,7 @@ class Ended(Exception):
   """A held process ended or fell silent; the message says how."""
 
 
-class Held(PausedProcess):
+class Held:
   """A process that pauses after each line that matches a pattern (`run_held.py`).
 
   Args:
@@ -41,7 +40,7 @@ class Held(PausedProcess):
   ) -> None:
     self._pattern, self._seconds = re.compile(pattern), seconds
     self._errors = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(
+    self._process = subprocess.Popen(
       [sys.executable, str(_RUN_HELD), pattern, *arguments],
       cwd=folder,
       env=os.environ | (environment or {}),
@@ -50,16 +49,26 @@ class Held(PausedProcess):
       stderr=self._errors,
       text=True,
     )
-    super().__init__(process)
+    # Lines without their ends; None once the process has closed its output.
+    self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=self._read, daemon=True).start()
 
-  def go_on(self) -> None:
+  def _read(self) -> None:
+    assert self._process.stdout is not None
+    for line in self._process.stdout:
+      self._lines.put(line.rstrip("\n"))
+    self._lines.put(None)
+
+  def resume(self) -> None:
     """Lets it run to the next matching line.
 
     Raises:
       Ended: it has ended.
     """
+    assert self._process.stdin is not None
     try:
-      self.say("")
+      self._process.stdin.write("\n")
+      self._process.stdin.flush()
     except OSError:
       raise Ended(self._last_words()) from None
 
@@ -75,6 +84,7 @@ class Held(PausedProcess):
       try:
         line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.001))
       except queue.Empty:
+        self._process.kill()
         raise Ended(f"no run ended within {self._seconds:g} s") from None
       if line is None:
         raise Ended(self._last_words())
@@ -83,7 +93,13 @@ class Held(PausedProcess):
 
   def close(self) -> None:
     """Ends it, by force if it is still there after ten seconds."""
-    super().close()
+    assert self._process.stdin is not None
+    with contextlib.suppress(OSError):
+      self._process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self._process.wait(10)
+    self._process.kill()
+    self._process.wait()
     self._errors.close()
 
   def _last_words(self) -> str:

@@ -13,11 +13,9 @@ import math
 import re
 from collections.abc import Iterable
 
-FORWARD, DATA_GRADIENT, WEIGHT_GRADIENT = (
-  "convolution forward",
-  "convolution data gradient",
-  "convolution weight gradient",
-)
+FORWARD = "convolution forward"
+DATA_GRADIENT = "convolution data gradient"
+WEIGHT_GRADIENT = "convolution weight gradient"
 CLASSES = (
   FORWARD,
   DATA_GRADIENT,
@@ -58,6 +56,7 @@ _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{size=([\dx]+)")
+_LHS_DILATE = re.compile(r"window=\{[^}]*lhs_dilate=([\dx]+)")
 _BACKWARD = re.compile(r"transpose\(")
 
 
@@ -74,7 +73,8 @@ class Kernel:
     runs: number in one call of the program.
     shape: of the result, in HLO.
     purpose: one of `CLASSES`.
-    flops: of a cuDNN convolution, its products with padding too; 0 for all other kernels.
+    flops: of a convolution of cuDNN, its products with padding too; 0 for all other kernels.
+    operands: names of the operations that it reads.
   """
 
   name: str
@@ -85,6 +85,7 @@ class Kernel:
   shape: str
   purpose: str
   flops: int
+  operands: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,28 +138,39 @@ def read(text: str, *, trips: int = 1) -> list[Kernel]:
     trips: the iterations of a loop whose number is not in the text.
   """
   computations, entry = _parse(text)
-  runs = _runs(computations, entry, trips)
-  kernels = []
-  for name, number in runs.items():
-    for op in computations[name].values():
-      if op.kind in _FREE | _CONTROL or op.kind.endswith("-done"):
-        continue
-      inside = [
-        computations[called] for called in op.called("calls", "to_apply") if called in computations
-      ]
-      kernels.append(
-        Kernel(
-          name=op.name,
-          kind=_kind(op),
-          op_name=op.op_name,
-          moved=_moved(op, computations[name], inside),
-          runs=number,
-          shape=op.shape,
-          purpose=_purpose(op, [o for each in inside for o in each.values()]),
-          flops=_flops(op, computations[name]),
-        )
-      )
-  return kernels
+  return [
+    _kernel(op, computations, name, number)
+    for name, number in _runs(computations, entry, trips).items()
+    for op in computations[name].values()
+    if op.kind not in _FREE | _CONTROL and not op.kind.endswith("-done")
+  ]
+
+
+def schedule(text: str) -> list[Kernel]:
+  """The kernels of a scheduled program outside of its loops, in the order in which they start.
+
+  The end of a collective counts too: its kind ends in "-done", and its operand is the start.
+  """
+  computations, entry = _parse(text)
+  ops = computations[entry].values()
+  return [_kernel(op, computations, entry, 1) for op in ops if op.kind not in _FREE | _CONTROL]
+
+
+def _kernel(op: _Op, computations: dict[str, _Computation], around: str, runs: int) -> Kernel:
+  inside = [
+    computations[called] for called in op.called("calls", "to_apply") if called in computations
+  ]
+  return Kernel(
+    name=op.name,
+    kind=_kind(op),
+    op_name=op.op_name,
+    moved=_moved(op, computations[around], inside),
+    runs=runs,
+    shape=op.shape,
+    purpose=_purpose(op, [o for each in inside for o in each.values()]),
+    flops=_flops(op, computations[around], inside),
+    operands=op.operands,
+  )
 
 
 def scatters(text: str) -> int:
@@ -332,14 +344,26 @@ def _sums_over_images(op: _Op) -> bool:
   return labels[1].startswith("f") or size > result
 
 
-def _flops(op: _Op, around: _Computation) -> int:
-  """Operations of a cuDNN convolution, a product and a sum being two; 0 for others.
+def _flops(op: _Op, around: _Computation, inside: list[_Computation]) -> int:
+  """Operations of cuDNN's convolutions, a product and a sum being two; 0 for others.
 
-  Each pixel and channel of the output map takes a window of all channels of the input map. A data
-  gradient reads the output's gradient and writes the input's; a weight gradient reads both.
+  A fusion that is one graph of cuDNN holds its convolutions as HLO.
+  """
+  if op.kind == "custom-call":
+    return _flops_of(op, around)
+  if op.kind == "fusion" and "kind=kCustom" in op.line:
+    return sum(_flops_of(each, ops) for ops in inside for each in ops.values())
+  return 0
+
+
+def _flops_of(op: _Op, around: _Computation) -> int:
+  """Operations of one convolution: each place of the output takes a window of all input channels.
+
+  A data gradient of cuDNN's reads the output's gradient and writes the input's; a weight gradient
+  reads both. In HLO a stride of the forward pass puts zeros between the places of a gradient.
   """
   labels, window, target = _LABELS.search(op.line), _WINDOW.search(op.line), _kind(op)
-  if op.kind != "custom-call" or not _is_convolution(op) or not labels:
+  if not _is_convolution(op) or not labels:
     return 0
   first, second = (_sides(around[operand].shape) for operand in op.operands[:2])
   into, out = first, _sides(op.shape)
@@ -347,8 +371,9 @@ def _flops(op: _Op, around: _Computation) -> int:
     into, out = out, first
   elif "BackwardFilter" in target:
     out = second
-  size = math.prod(int(side) for side in window[1].split("x")) if window else 1
-  return 2 * math.prod(out) * size * into[labels[1].index("f")]
+  zeros = _LHS_DILATE.search(op.line)
+  size, spread = (math.prod(map(int, m[1].split("x"))) if m else 1 for m in (window, zeros))
+  return 2 * math.prod(out) * size * into[labels[1].index("f")] // spread
 
 
 def _sides(shape: str) -> list[int]:

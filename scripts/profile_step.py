@@ -27,33 +27,18 @@ import benchmarking
 import described_gpus
 import jax
 import kernels as kernels_lib
+import step_program
 from absl import flags
 from kernels import Kernel
-from step_program import (
-  StepProgram,
-  caller,
-  choose_phase,
-  compile_step,
-  define_flags,
-  noise,
-  resolve,
-)
+from step_program import StepProgram
 from traces import Run, busy, read_profile
 
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
-from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.planning.make import make_plan
 from jaxspeed.records import provenance
-from jaxspeed.steps.spec import TrainSpec, make_train_spec
-
-_FLAGS = define_flags()
-_FOR = flags.DEFINE_enum(
-  "for", None, sorted(described_gpus.GPUS), "Compile for this GPU instead of running."
-)
-_TOP = flags.DEFINE_integer("top", 15, "Heaviest kernels that are listed.", lower_bound=0)
+from jaxspeed.steps.spec import TrainSpec
 
 
 def count(program: StepProgram, gpu: described_gpus.Gpu, *, top: int) -> dict[str, Any]:
@@ -102,15 +87,15 @@ def record(program: StepProgram, arguments: tuple[Any, ...], folder: str, *, cal
   Returns:
     Seconds from the first call's start to the last one's end.
   """
-  call, carry = caller(program, arguments), arguments[0]
+  call, carry = step_program.caller(program, arguments), arguments[0]
   for _ in range(2):
-    carry = jax.block_until_ready(call(carry))
+    carry, _ = jax.block_until_ready(call(carry))
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
   with jax.profiler.trace(folder, profiler_options=options):
     start = time.perf_counter()
     for _ in range(calls):
-      carry = call(carry)
+      carry, _ = call(carry)
     jax.block_until_ready(carry)
     return time.perf_counter() - start
 
@@ -170,7 +155,7 @@ def profile(program: StepProgram, spec: TrainSpec, *, steps: int, top: int) -> d
   """Milliseconds of one step by class, by running the program."""
   calls = -(-steps // program.steps)
   with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="jaxspeed-profile-") as folder:
-    seconds = record(program, noise(program, spec), folder, calls=calls)
+    seconds = record(program, step_program.noise(program, spec), folder, calls=calls)
     text = program.compiled.as_text()
     names = {kernel.name for kernel in kernels_lib.read(text)}
     platform = spec.mesh.devices.flat[0].platform
@@ -193,58 +178,50 @@ def print_report(report: dict[str, Any], unit: str) -> None:
     print(f"{row[unit]:>12.3f}  {row['class']:<28}{row['kind']}  {row['place']}  {row['result']}")
 
 
-def main(arguments: list[str]) -> None:
-  command_line.nothing_left(arguments)
-  given = _FLAGS.required_config()
-  described = _FOR.value or ""
-  if described:
-    jax.config.update("jax_platforms", "cpu")
-    mesh = described_gpus.described_mesh(described, _FLAGS.devices.value or 1)
-    platform, device = "gpu", None
-  else:
-    mesh = mesh_lib.make_mesh(_FLAGS.devices.value)
-    device = mesh.devices.flat[0]
-    platform = "cpu" if device.platform == "cpu" else "gpu"
-    use_cache("")
-  config = resolve(given, device, described)
-  phase = choose_phase(
-    config,
-    devices=mesh.size,
-    image_size=_FLAGS.image_size.value,
-    batch_size=_FLAGS.batch_size.value,
+def main() -> None:
+  make_step = step_program.define_flags()
+  steps = flags.DEFINE_integer("steps", 5, "Steps of a program.", lower_bound=1)
+  described = flags.DEFINE_enum(
+    "for", "", ["", *described_gpus.GPUS], "Compile for this GPU instead of running."
   )
-  spec = make_train_spec(config, make_plan(config), mesh)
-  program = compile_step(spec, phase, platform=platform, steps=_FLAGS.steps.value)
-  report = {
-    "what": f"scripts/profile_step.py: {__doc__.split(chr(10))[0]}",
-    "config": config.name,
-    "for": described or None,
-    "device": described_gpus.GPUS[described].name if described else provenance.describe_device(),
-    "devices": mesh.size,
-    "image_size": phase.image_size,
-    "batch_size": phase.batch_size // mesh.size,
-    "precision": config.precision,
-    "versions": provenance.versions(),
-  }
-  if described:
-    report |= count(program, described_gpus.GPUS[described], top=_TOP.value)
-    note = (
-      f"{report['gigabytes']:.2f} GB are {report['milliseconds_at_bandwidth']:.2f} ms at the "
-      f"memory's bandwidth; {report['convolution_gigaflop']:,.0f} GFLOP of convolutions; "
-      f"{report['scatters']} scatters; temporary memory "
-      f"{report['temporary_gigabytes']:.2f} GB; compiled, not run"
+  top = flags.DEFINE_integer("top", 15, "Heaviest kernels that are listed.", lower_bound=0)
+  out = benchmarking.define_out()
+
+  def run(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    step = make_step(described.value)
+    if step.gpu is None:
+      use_cache("")
+    spec = step.spec()
+    program = step_program.compile_step(spec, step.phase, steps=steps.value)
+    report = {
+      "what": f"scripts/profile_step.py: {__doc__.split(chr(10))[0]}",
+      "for": described.value or None,
+      **step.describe(),
+      "versions": provenance.versions(),
+    }
+    if step.gpu:
+      report |= count(program, step.gpu, top=top.value)
+      note = (
+        f"{report['gigabytes']:.2f} GB are {report['milliseconds_at_bandwidth']:.2f} ms at the "
+        f"memory's bandwidth; {report['convolution_gigaflop']:,.0f} GFLOP of convolutions; "
+        f"{report['scatters']} scatters; temporary memory "
+        f"{report['temporary_gigabytes']:.2f} GB; compiled, not run"
+      )
+    else:
+      report |= profile(program, spec, steps=steps.value, top=top.value)
+      note = f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"
+    print(
+      f"{report['config']} on {report['device']}, {report['devices']} of them, "
+      f"{report['batch_size']} images of {report['image_size']} pixels each, "
+      f"{report['precision']}\n"
     )
-  else:
-    report |= profile(program, spec, steps=_FLAGS.steps.value, top=_TOP.value)
-    note = f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"
-  print(
-    f"{config.name} on {report['device']}, {mesh.size} of them, {report['batch_size']} images of "
-    f"{phase.image_size} pixels each, {config.precision}\n"
-  )
-  print_report(report, "gigabytes" if described else "milliseconds")
-  print(f"\n{note}")
-  benchmarking.write_report(_FLAGS.report_file(), report)
+    print_report(report, "gigabytes" if step.gpu else "milliseconds")
+    print(f"\n{note}")
+    benchmarking.write_report(out.value, report)
+
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  main()

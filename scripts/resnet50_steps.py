@@ -1,6 +1,5 @@
 """A training step of a ResNet on noise, ours and PyTorch's, for `bench_resnet50.py`."""
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -77,54 +76,27 @@ def make_config(shape: Shape, variant: str) -> Any:
 def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], dict[str, Any]]:
   """A function that takes a number of steps and returns the last loss, and what it cost."""
   import jax
-  import jax.numpy as jnp
+  import step_program
 
-  from jaxspeed.data.batch import Batch, seed_key
-  from jaxspeed.devices import mesh as mesh_lib
-  from jaxspeed.devices.compile import compile_program, use_cache
-  from jaxspeed.planning.make import make_plan
-  from jaxspeed.steps.init import init_state
-  from jaxspeed.steps.losses import MetricSums
-  from jaxspeed.steps.programs import batch_step, on_mesh
-  from jaxspeed.steps.spec import make_train_spec
-  from jaxspeed.steps.state import Carry
+  from jaxspeed.devices.compile import use_cache
 
-  config = make_config(shape, variant)
   use_cache("")
-  mesh = mesh_lib.make_mesh(1)
-  spec = make_train_spec(config, make_plan(config), mesh)
-  key, first = jax.random.key(1), jnp.zeros((1, shape.size, shape.size, 3), jnp.uint8)
-  init = jax.jit(on_mesh(init_state, spec))
-  state = init(*mesh_lib.replicate((seed_key(0), first), mesh))
-  carry = mesh_lib.replicate(Carry(state, MetricSums.zero()), mesh)
-  batch = Batch(
-    image=jax.random.bits(key, (shape.batch, shape.size, shape.size, 3), jnp.uint8),
-    label=jax.random.randint(key, (shape.batch,), 0, _CLASSES, jnp.int32),
-    mask=jnp.ones((shape.batch,), bool),
-    flip=jnp.ones((shape.batch,), bool),
-  )
-  batch = jax.device_put(batch, mesh_lib.sharded(mesh))
-  table = mesh_lib.replicate(spec.plan.table_in(jnp.float32), mesh)
-  arguments = (batch, table)
-  function = batch_step(spec)
-  program = compile_program(
-    function,
-    jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (carry, *arguments)
-    ),
-    donate=(0,),
-  )
+  step = step_program.step_of(make_config(shape, variant), "", devices=1)
+  spec, start = step.spec(), time.perf_counter()
+  program = step_program.compile_step(spec, step.phase)
+  compile_s = time.perf_counter() - start
+  arguments = step_program.noise(program, spec)
+  call, carry = step_program.caller(program, arguments), arguments[0]
 
   def run(steps: int) -> float:
     nonlocal carry
     for _ in range(steps):
-      carry, loss = program.call(carry, *arguments)
+      carry, loss = call(carry)
     return float(loss)
 
   return run, {
-    "compile_s": program.seconds,
-    "compile_cached": program.cached,
-    "memory_gb": memory_gb(program.call),
+    "compile_s": compile_s,
+    "memory_gb": memory_gb(program.compiled),
     "parameters": sum(x.size for x in jax.tree.leaves(carry.state.params)),
     "implementation": f"jaxspeed, jax {jax.__version__}",
   }
@@ -139,19 +111,7 @@ def memory_gb(program: Any) -> float | None:
   return (held - memory.alias_size_in_bytes) / 1e9
 
 
-def make_torch_net(depth: int, width: int) -> tuple[Any, str]:
-  """A PyTorch ResNet and its origin: torchvision's if it has that net, else the one below."""
-  if (depth, width) == (50, 64):
-    # A torchvision built for another version of torch raises a RuntimeError.
-    with contextlib.suppress(ImportError, RuntimeError):
-      import torchvision
-
-      net = torchvision.models.resnet50()
-      return net, f"torchvision {torchvision.__version__}"
-  return make_plain_net(depth, width), "resnet50_steps.py"
-
-
-def make_plain_net(depth: int, width: int) -> Any:
+def make_torch_net(depth: int, width: int) -> Any:
   """ResNet v1.5 (He et al. 2015, stride in the 3x3) as torchvision has it."""
   import torch
   from torch import nn
@@ -198,7 +158,7 @@ def make_torch_step(shape: Shape, mode: str) -> tuple[Callable[[int], float], di
   device = "cuda" if torch.cuda.is_available() else "cpu"
   torch.backends.cudnn.benchmark = True
   torch.manual_seed(0)
-  net, implementation = make_torch_net(shape.depth, shape.width)
+  net = make_torch_net(shape.depth, shape.width)
   net = net.to(device, memory_format=torch.channels_last)
   # As in imagenet18, and in ours: no decay of norms and biases.
   weights = [p for p in net.parameters() if p.ndim > 1]
@@ -238,5 +198,5 @@ def make_torch_step(shape: Shape, mode: str) -> tuple[Callable[[int], float], di
     "compile_s": compile_s,
     "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None,
     "parameters": sum(p.numel() for p in net.parameters()),
-    "implementation": f"{implementation}, torch {torch.__version__}, {mode}",
+    "implementation": f"torch {torch.__version__}, {mode}",
   }

@@ -1,23 +1,16 @@
-"""Processes that prepare and time steps for `bench_resnet50.py`, and pause in between.
-
-This file, run as a program, is such a process: it answers requests, a line of JSON each.
-"""
+"""Processes that prepare and time steps for `bench_resnet50.py`, and wait in between."""
 
 import dataclasses
-import json
 import math
-import os
-import queue
+import multiprocessing
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import benchmarking
-from paused_process import PausedProcess
 from resnet50_steps import Shape, make_jax_step, make_torch_step
 
 MEMORY = "out of memory"
@@ -42,18 +35,17 @@ class Work:
   def __init__(self) -> None:
     self._runs: dict[str, Callable[[int], float]] = {}
 
-  def prepare(self, contestant: dict, shape: dict, mode: str) -> dict[str, Any]:
+  def prepare(self, contestant: Contestant, shape: Shape, mode: str) -> dict[str, Any]:
     """Compiles a step and warms it up; `step_s` is a first estimate."""
-    who, what = Contestant(**contestant), Shape(**shape)
-    if who.framework == "torch":
-      run, prepared = make_torch_step(what, mode)
+    if contestant.framework == "torch":
+      run, prepared = make_torch_step(shape, mode)
     else:
-      run, prepared = make_jax_step(what, who.variant)
-    self._runs[who.variant] = run
-    first_loss = run(1)
-    return prepared | {"step_s": self.turn(who.variant, _WARM_STEPS)["step_s"], "loss": first_loss}
+      run, prepared = make_jax_step(shape, contestant.variant)
+    self._runs[contestant.variant] = run
+    first_loss, step_s = run(1), self.turn(contestant.variant, _WARM_STEPS)
+    return prepared | {"step_s": step_s, "loss": first_loss}
 
-  def turn(self, variant: str, steps: int) -> dict[str, Any]:
+  def turn(self, variant: str, steps: int) -> float:
     """Times some steps, after an untimed one; returns the seconds per step."""
     run = self._runs[variant]
     run(1)
@@ -62,7 +54,7 @@ class Work:
     seconds = time.perf_counter() - start
     if not math.isfinite(loss):
       raise ValueError(f"the loss is {loss}")
-    return {"step_s": seconds / steps}
+    return seconds / steps
 
   def ceiling(self, precision: str) -> dict[str, Any]:
     """Returns the rate of a matrix product, and the device."""
@@ -78,25 +70,25 @@ def is_out_of_memory(error: BaseException) -> bool:
   return bool(re.search(r"RESOURCE_EXHAUSTED|OutOfMemory|out of memory|MemoryError", text))
 
 
-def serve() -> None:
-  """Answers requests, a line of JSON each, until the input ends."""
-  # Libraries print to standard output; the answers get a stream of their own.
-  answers = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)
+def serve(pipe: Connection) -> None:
+  """Answers requests until the other end is closed: with a result, or with why there is none."""
   work = Work()
-  for line in sys.stdin:
-    request = json.loads(line)
+  while True:
     try:
-      answer = getattr(work, request.pop("do"))(**request)
+      do, request = pipe.recv()
+    except EOFError:
+      return
+    try:
+      answer = getattr(work, do)(**request), None
     except Exception as error:  # any error is reported, so that the other rows go on
       said = [part for part in str(error).splitlines() if part.strip()] or [""]
       short = f"{type(error).__name__}: {said[0]}"[:300]
-      answer = {"failed": MEMORY if is_out_of_memory(error) else short}
-    print(json.dumps(answer), file=answers, flush=True)
+      answer = None, MEMORY if is_out_of_memory(error) else short
+    pipe.send(answer)
 
 
-class Worker(PausedProcess):
-  """A process that prepares and times contestants of one framework, and pauses in between.
+class Worker:
+  """A process that prepares and times contestants of one framework.
 
   Args:
     seconds: the longest time for an answer.
@@ -104,40 +96,38 @@ class Worker(PausedProcess):
 
   def __init__(self, seconds: float) -> None:
     self._seconds = seconds
-    process = subprocess.Popen(
-      [sys.executable, __file__],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-      # JAX would reserve three quarters of the memory, but the other framework needs half of it.
-      env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-    )
-    super().__init__(process)
+    context = multiprocessing.get_context("spawn")
+    self._pipe, theirs = context.Pipe()
+    self._process = context.Process(target=serve, args=(theirs,), daemon=True)
+    self._process.start()
+    theirs.close()
 
-  def ask(self, do: str, **request: Any) -> dict[str, Any]:
+  def ask(self, do: str, **request: Any) -> Any:
     """Returns the answer of a method of `Work`.
 
     Raises:
       WorkerFailed: the worker reports a failure, has ended, or took too long.
     """
     try:
-      self.say(json.dumps({"do": do} | request))
-      line = self._lines.get(timeout=self._seconds)
-    except queue.Empty:
-      # Otherwise its late answer would be taken for the answer to the next request.
-      self.kill()
-      raise WorkerFailed(f"no answer within {self._seconds:g} s") from None
-    except OSError:
-      line = None
-    if line is None:
-      code = self._process.wait()
+      self._pipe.send((do, request))
+      if not self._pipe.poll(self._seconds):
+        # Otherwise its late answer would be taken for the answer to the next request.
+        self._process.kill()
+        raise WorkerFailed(f"no answer within {self._seconds:g} s")
+      answer, failed = self._pipe.recv()
+    except (EOFError, OSError):
+      self._process.join()
+      code = self._process.exitcode
       # The kernel kills a process this way when the host runs out of memory.
-      raise WorkerFailed(MEMORY if code == -signal.SIGKILL else f"it ended with code {code}")
-    answer = json.loads(line)
-    if "failed" in answer:
-      raise WorkerFailed(answer["failed"])
+      raise WorkerFailed(
+        MEMORY if code == -signal.SIGKILL else f"it ended with code {code}"
+      ) from None
+    if failed:
+      raise WorkerFailed(failed)
     return answer
 
-
-if __name__ == "__main__":
-  serve()
+  def close(self) -> None:
+    """Ends it, by force if it is still there after ten seconds."""
+    self._pipe.close()
+    self._process.join(10)
+    self._process.kill()

@@ -1,9 +1,8 @@
-"""A training step as a run compiles it, on noise: for `profile_step.py` and `bench_options.py`."""
+"""A training step as a run compiles it, on noise: for the scripts that time or count one."""
 
 import collections
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
@@ -21,10 +21,11 @@ from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, StepKind, Stretch
+from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import batch_step, on_mesh, resident_step, resident_steps
-from jaxspeed.steps.spec import TrainSpec
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
 
 # A step of a run that no profile reaches.
@@ -32,50 +33,84 @@ _NEVER = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
-class StepFlags:
-  """The flags of a script that compiles a step: a recipe, its sizes, a file for the figures."""
+class Step:
+  """What a script that compiles a step is asked for.
 
-  config: command_line.ConfigFlag
-  devices: flags.FlagHolder[int]
-  image_size: flags.FlagHolder[int]
-  batch_size: flags.FlagHolder[int]
-  steps: flags.FlagHolder[int]
-  out: flags.FlagHolder[str]
+  Attributes:
+    config: resolved.
+    mesh: of the devices, or of GPUs that are not there.
+    phase: the image size and batch size.
+    gpu: the described GPU; None: the devices are there.
+  """
 
-  def required_config(self) -> ConfigDict:
-    """The config.
+  config: ConfigDict
+  mesh: Mesh
+  phase: Phase
+  gpu: described_gpus.Gpu | None
 
-    Raises:
-      UserError: no recipe is given.
-    """
-    if (config := self.config.value) is None:
-      raise UserError("--config is missing: name a recipe, as in --config=configs/cifar10.py.")
-    return config
+  def spec(self, *options: str) -> TrainSpec:
+    """The training of the config, with more options of XLA as NAME=VALUE."""
+    config = self.config.copy_and_resolve_references()
+    config.compiler_options = (*config.compiler_options, *options)
+    return make_train_spec(config, make_plan(config), self.mesh)
 
-  def report_file(self) -> pathlib.Path | None:
-    """The file for the figures; None: none."""
-    return pathlib.Path(self.out.value) if self.out.value else None
+  def describe(self) -> dict[str, Any]:
+    """The step in a report."""
+    return {
+      "config": self.config.name,
+      "device": self.gpu.name if self.gpu else provenance.describe_device(),
+      "devices": self.mesh.size,
+      "image_size": self.phase.image_size,
+      "batch_size": self.phase.batch_size // self.mesh.size,
+      "precision": self.config.precision,
+    }
 
 
-def define_flags() -> StepFlags:
-  """Defines the flags."""
-  return StepFlags(
-    config=command_line.define_config_flag(),
-    devices=flags.DEFINE_integer(
-      "devices", 0, "How many; 0: all that are there, or one that is described.", lower_bound=0
-    ),
-    image_size=flags.DEFINE_integer(
-      "image_size", 0, "Side in pixels; 0: of the first phase.", lower_bound=0
-    ),
-    batch_size=flags.DEFINE_integer(
-      "batch_size",
-      0,
-      "Images a device; 0: the phase's batch, divided by the devices.",
-      lower_bound=0,
-    ),
-    steps=flags.DEFINE_integer("steps", 5, "Steps of a program.", lower_bound=1),
-    out=flags.DEFINE_string("out", "", "A JSON file for the figures."),
+def define_flags() -> Callable[[str], Step]:
+  """Defines the flags of a recipe and its sizes; returns what makes a `Step` of their values.
+
+  Its argument names a described GPU; "": the devices that are there.
+  """
+  config_flag = command_line.define_config_flag()
+  devices = flags.DEFINE_integer(
+    "devices", 0, "How many; 0: all that are there, or one that is described.", lower_bound=0
   )
+  image_size = flags.DEFINE_integer(
+    "image_size", 0, "Side in pixels; 0: of the first phase.", lower_bound=0
+  )
+  batch_size = flags.DEFINE_integer(
+    "batch_size", 0, "Images a device; 0: the phase's batch, divided by the devices.", lower_bound=0
+  )
+
+  def make_step(gpu: str) -> Step:
+    if (config := config_flag.value) is None:
+      raise UserError("--config is missing: name a recipe, as in --config=configs/cifar10.py.")
+    sizes = {"image_size": image_size.value, "batch_size": batch_size.value}
+    return step_of(config, gpu, devices=devices.value, **sizes)
+
+  return make_step
+
+
+def step_of(
+  config: ConfigDict, gpu: str, *, devices: int = 0, per_host: int = 8, **sizes: int
+) -> Step:
+  """The step of a config on this machine's devices, or on a described GPU if one is named.
+
+  Args:
+    sizes: as for `choose_phase`.
+
+  Raises:
+    UserError: as `described_mesh` and `choose_phase`.
+  """
+  if gpu:
+    jax.config.update("jax_platforms", "cpu")
+    mesh = described_gpus.described_mesh(gpu, devices or 1, per_host=per_host)
+    config = resolve(config, described_gpus.GPUS[gpu].precision)
+  else:
+    mesh = mesh_lib.make_mesh(devices)
+    config = resolve(config, precision.resolve(config.precision, mesh.devices.flat[0]))
+  phase = choose_phase(config, devices=mesh.size, **sizes)
+  return Step(config, mesh, phase, described_gpus.GPUS.get(gpu))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,20 +128,19 @@ class StepProgram:
   steps: int
 
 
-def resolve(config: ConfigDict, device: jax.Device | None, gpu: str) -> ConfigDict:
-  """The config with its precision, and placeholders for the statistics of a set not read."""
+def resolve(config: ConfigDict, dtype: str) -> ConfigDict:
+  """The config with `dtype` for "auto", and placeholders for the statistics of a set not read."""
   config = config.copy_and_resolve_references()
-  if config.precision == "auto" and gpu:
-    config.precision = described_gpus.GPUS[gpu].precision
-  elif device is not None:
-    config.precision = precision.resolve(config.precision, device)
+  if config.precision == "auto":
+    config.precision = dtype
   if not len(config.data.mean):
-    # Placeholders: the data set is not read.
     config.data.update(mean=(127.5,) * 3, std=(64.0,) * 3)
   return config
 
 
-def choose_phase(config: ConfigDict, *, devices: int, image_size: int, batch_size: int) -> Phase:
+def choose_phase(
+  config: ConfigDict, *, devices: int, image_size: int = 0, batch_size: int = 0
+) -> Phase:
   """The phase to profile: the first of this image size, or else the first phase at this size.
 
   Args:
@@ -142,18 +176,18 @@ def usual_kind(spec: TrainSpec) -> StepKind:
   return kinds.most_common(1)[0][0]
 
 
-def compile_step(spec: TrainSpec, phase: Phase, *, platform: str, steps: int) -> StepProgram:
+def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgram:
   """The training program that a run would use for a phase, as an epoch of `steps` steps.
 
   Args:
     spec: with the mesh of the devices to compile for.
     phase: its image size and batch size.
-    platform: "cpu" or "gpu".
     steps: per call, for a data set in memory on a GPU; otherwise a call is one step.
   """
   everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
   size, n = phase.image_size, spec.plan.train_images
   streams, kind = spec.config.data.feed == "stream", usual_kind(spec)
+  platform = "cpu" if spec.mesh.devices.flat[0].platform == "cpu" else "gpu"
 
   def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -219,15 +253,17 @@ def noise(program: StepProgram, spec: TrainSpec) -> tuple[Any, ...]:
   return carry, batch, *order, mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
 
 
-def caller(program: StepProgram, arguments: tuple[Any, ...]) -> Callable[[Carry], Carry]:
-  """A function that runs a program on the carry that it is given, and returns the next carry."""
+def caller(
+  program: StepProgram, arguments: tuple[Any, ...]
+) -> Callable[[Carry], tuple[Carry, jax.Array]]:
+  """A function that runs a program on a carry, and returns the next carry and the losses."""
   _, *rest = arguments
   stops = itertools.count(program.steps, program.steps)
   # One argument more than `noise` gives: the step at which to stop.
   takes_stop = len(program.arguments) > len(arguments)
 
-  def call(carry: Carry) -> Carry:
+  def call(carry: Carry) -> tuple[Carry, jax.Array]:
     stop = [jnp.int32(next(stops))] if takes_stop else []
-    return program.compiled(carry, *rest, *stop)[0]
+    return program.compiled(carry, *rest, *stop)
 
   return call

@@ -3,7 +3,6 @@
 A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
-import importlib
 import io
 import pathlib
 import signal
@@ -12,24 +11,18 @@ import sys
 import tempfile
 import time
 
+import bench_cifar as bench
+import benchmarking
+import cifar_sides as sides
+import held_processes
 import numpy as np
 import pytest
+import run_held
 from commands import ROOT, environment
 from in_process import fresh_flags
 from peer_script import PEER
 
 from jaxspeed.errors import UserError
-
-
-def load(name):
-  if (folder := str(ROOT / "scripts")) not in sys.path:
-    sys.path.insert(0, folder)
-  return importlib.import_module(name)
-
-
-bench, report, sides, held_processes = map(
-  load, ("bench_cifar", "cifar_report", "cifar_sides", "held_processes")
-)
 
 
 @pytest.fixture
@@ -79,7 +72,6 @@ def test_a_peer_that_is_silent_is_given_up(start):
   peer = start("import time; time.sleep(60)", seconds=0.5)
   with pytest.raises(held_processes.Ended, match="no run ended within 0.5 s"):
     peer.warm_up()
-  peer.close = peer.kill  # it does not read its input, on whose end it would be waited for
 
 
 def test_the_rest_goes_on_without_a_peer_that_fails(start, tmp_path, capsys):
@@ -100,9 +92,9 @@ def test_the_rest_goes_on_without_a_peer_that_fails(start, tmp_path, capsys):
     "ending": 1,
     "staying": 3,
   }
-  assert saved == [1, 2, 3] and list(failed) == ["ending"]
+  assert saved == [1, 1, 1, 1, 1, 2, 3, 3, 3] and list(failed) == ["ending"]
   assert "ending is left out from here on: its process ended with code 0" in capsys.readouterr().out
-  told = report.report_of(runs, failed, 0.94)
+  told = bench.report_of(runs, failed, 0.94)
   assert told["peers"]["ending"]["failed"] == failed["ending"]
   assert told["peers"]["ending"]["ratio"] == 2.0 / 0.5
   assert told["peers"]["staying"]["ratio"] == 2.0 / ((0.5 + 1.5 + 2.5) / 3)
@@ -143,7 +135,7 @@ def test_peers_train_on_our_images(tmp_path):
 
 def test_output_is_held_behind_the_lines_of_a_pattern():
   out, permissions = io.StringIO(), io.StringIO("go on\n")
-  held = load("run_held").HeldOutput(out, permissions, "end")
+  held = run_held.HeldOutput(out, permissions, "end")
   print("no end", file=held)
   assert permissions.tell() == 0
   print("-", end="\r", file=held)
@@ -155,7 +147,6 @@ def test_output_is_held_behind_the_lines_of_a_pattern():
 
 
 def test_the_interval_is_students():
-  benchmarking = load("benchmarking")
   # Of 1 ... 5: sd sqrt(2.5), and t of 4 degrees is 2.776 (any table).
   assert benchmarking.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == {
     "mean": 3.0,
@@ -170,7 +161,7 @@ def test_the_interval_is_students():
 
 
 def test_a_product_has_a_rate():
-  rate = load("benchmarking").matrix_product_tflops("float32", size=64, products=2, repeats=1)
+  rate = benchmarking.matrix_product_tflops("float32", size=64, products=2, repeats=1)
   assert 0 < rate < 100
 
 
@@ -195,7 +186,7 @@ def test_what_cannot_be_timed_is_refused(flags, message):
 
 
 def test_sigterm_leaves_no_folder(tmp_path, monkeypatch):
-  def stopped(config, options, scratch):
+  def stopped(config, given, scratch):
     pathlib.Path(scratch, "programs").mkdir()
     signal.raise_signal(signal.SIGTERM)
 

@@ -3,23 +3,18 @@
 A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
-import importlib
 import os
 import subprocess
 import sys
 
+import bench_resnet50 as bench
 import jax
 import pytest
+import resnet50_steps as steps
+import resnet50_workers as workers
 from commands import ROOT, environment
 
 TOY = dict(size=32, batch=8, depth=18, width=2, precision="float32")
-
-
-if (FOLDER := str(ROOT / "scripts")) not in sys.path:
-  sys.path.insert(0, FOLDER)
-bench, steps, workers = map(
-  importlib.import_module, ("bench_resnet50", "resnet50_steps", "resnet50_workers")
-)
 
 
 @pytest.fixture
@@ -48,16 +43,16 @@ def test_operations_are_those_that_pytorch_counts(depth, size):
   from torch.utils.flop_counter import FlopCounterMode
 
   with torch.device("meta"):
-    net, image = steps.make_plain_net(depth, 8), torch.empty(1, 3, size, size)
+    net, image = steps.make_torch_net(depth, 8), torch.empty(1, 3, size, size)
   with FlopCounterMode(display=False) as counter:
     net(image).sum().backward()
   assert steps.training_flops(depth, 8, size) == counter.get_total_flops()
 
 
-def test_the_plain_net_is_torchvisions():
+def test_the_net_is_torchvisions():
   torch = pytest.importorskip("torch")
   with torch.device("meta"):
-    net = steps.make_plain_net(50, 64)
+    net = steps.make_torch_net(50, 64)
   assert sum(p.numel() for p in net.parameters()) == 25_557_032  # torchvision's documentation
   try:
     import torchvision
@@ -111,13 +106,13 @@ class FakeWorker:
 
   def ask(self, do, **request):
     if do == "prepare":
-      who = request["contestant"]
-      if sum(self._held.values()) + request["shape"]["batch"] > self._room:
+      framework, batch = request["contestant"].framework, request["shape"].batch
+      if sum(self._held.values()) + batch > self._room:
         raise workers.WorkerFailed("out of memory")
-      self._held[who["framework"]] = request["shape"]["batch"]
+      self._held[framework] = batch
       return {"step_s": 0.5, "memory_gb": None, "compile_s": 1.0}
     assert request["steps"] == 4  # a turn of 2 s, of steps of 0.5 s
-    return {"step_s": 0.25}
+    return 0.25
 
   def close(self):
     self._held.clear()
@@ -155,7 +150,8 @@ def test_what_has_no_room_beside_the_other_is_timed_alone(room, failed, alone):
 
 
 def test_a_worker_tells_what_went_wrong_and_goes_on(worker):
-  request = {"contestant": {"framework": "jaxspeed"}, "shape": TOY | {"depth": 7}, "mode": "eager"}
+  shape = steps.Shape(**TOY | {"depth": 7})
+  request = {"contestant": workers.Contestant("jaxspeed"), "shape": shape, "mode": "eager"}
   for _ in range(2):
     with pytest.raises(
       workers.WorkerFailed, match="^UserError: config.model.depth=7: choose one of"
@@ -184,16 +180,19 @@ def test_a_loss_that_is_not_finite_is_no_timing():
 @pytest.mark.parametrize(
   "flag, message",
   [
-    ("--variants=adam", "there are lars, blurpool, ghost_norm"),
-    ("--turns=0", "--turns=0: give at least 1"),
+    ("--variants=adam", "choose from lars, blurpool, ghost_norm"),
+    ("--turns=0", "--turns=0"),
+    ("--depth=34", "choose 18 or 50"),
+    ("--sizes=large", "--sizes=large: give numbers"),
   ],
 )
 def test_mistakes_are_refused(flag, message):
   done = subprocess.run(
     [sys.executable, "scripts/bench_resnet50.py", flag],
     cwd=ROOT,
+    env=environment(),
     capture_output=True,
     text=True,
     timeout=60,
   )
-  assert done.returncode == 2 and message in done.stderr
+  assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -3,34 +3,26 @@
 A dry run of `gpu_day.sh` profiles a toy step: test_gpu_day.py.
 """
 
-import importlib
 import importlib.util
 import json
 import subprocess
 import sys
 
+import described_gpus
 import jax
 import jax.numpy as jnp
+import kernels
+import profile_step
 import pytest
+import step_program
 from commands import ROOT, environment
 from flax import linen as nn
+from toy import load_recipe
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import max_pool
-
-
-def load(name):
-  if (folder := str(ROOT / "scripts")) not in sys.path:
-    sys.path.insert(0, folder)
-  return importlib.import_module(name)
-
-
-kernels = load("kernels")
-profile_step = load("profile_step")
-step_program = load("step_program")
-described_gpus = load("described_gpus")
 
 # As XLA writes them for a GPU: a loop of three, cuDNN, a fusion that takes a row of its operand.
 PROGRAM = """HloModule jit_step, is_scheduled=true
@@ -101,6 +93,31 @@ def test_kernels_of_a_program_with_their_bytes_runs_and_classes():
   assert kernels.scatters(PROGRAM) == 0
 
 
+# A graph of cuDNN's, as a fusion: a convolution's gradient of stride 2, and what follows it.
+GRAPH = """HloModule jit_step, is_scheduled=true
+
+%conv_fusion_comp (param_0: bf16[2,2,2,16], param_1: bf16[16,3,3,8]) -> f32[2,4,4,8] {
+  %param_0 = bf16[2,2,2,16]{3,2,1,0} parameter(0)
+  %param_1 = bf16[16,3,3,8]{3,2,1,0} parameter(1)
+  %conv.1 = bf16[2,4,4,8]{3,2,1,0} convolution(%param_0, %param_1), window={size=3x3 pad=1_2x1_2 lhs_dilate=2x2}, dim_labels=b01f_i01o->b01f, metadata={op_name="jit(step)/transpose(jvp(Net))/conv/conv_general_dilated"}
+  ROOT %convert.1 = f32[2,4,4,8]{3,2,1,0} convert(%conv.1)
+}
+
+ENTRY %main (y: bf16[2,2,2,16], kernel: bf16[16,3,3,8]) -> f32[2,4,4,8] {
+  %y = bf16[2,2,2,16]{3,2,1,0} parameter(0)
+  %kernel = bf16[16,3,3,8]{3,2,1,0} parameter(1)
+  ROOT %fusion.1 = f32[2,4,4,8]{3,2,1,0} fusion(%y, %kernel), kind=kCustom, calls=%conv_fusion_comp
+}
+"""  # noqa: E501
+
+
+def test_convolutions_inside_graphs_of_cudnn_are_counted():
+  (graph,) = kernels.read(GRAPH)
+  assert graph.purpose == "convolution data gradient"
+  # As the forward pass: two for each of 2 x 2 x 2 outputs, 9 of a window, 8 and 16 channels.
+  assert graph.flops == 2 * 2 * 2 * 2 * 9 * 8 * 16
+
+
 class Net(nn.Module):
   """A convolution, norm, pool; named as the nets of the package name theirs."""
 
@@ -162,7 +179,7 @@ def test_times_are_summed_by_class_and_gaps_are_what_is_left():
 
 
 def test_what_a_batch_cannot_be_is_told():
-  config = load_config("imagenet18.py", "1")
+  config = load_recipe("imagenet18.py", "1").copy_and_resolve_references()
 
   def choose(**fields):
     return step_program.choose_phase(config, **fields)
@@ -176,12 +193,6 @@ def test_what_a_batch_cannot_be_is_told():
   config.accumulate = 2
   with pytest.raises(UserError, match="--batch_size=33: it must be a multiple of .*accumulate=2"):
     choose(devices=1, image_size=0, batch_size=33)
-
-
-def load_config(file, *variant):
-  from toy import load_recipe
-
-  return load_recipe(file, *variant).copy_and_resolve_references()
 
 
 def test_a_compiler_that_is_missing_is_told_with_its_packages(monkeypatch):

@@ -1,17 +1,12 @@
 """Traces of JAX's profiler with lines of other names than those of today's version."""
 
 import dataclasses
-import importlib
-import sys
 from typing import Any
 
 import pytest
-from commands import ROOT
+import traces
 
 from jaxspeed.errors import UserError
-
-sys.path.insert(0, str(ROOT / "scripts"))
-traces = importlib.import_module("traces")
 
 
 @dataclasses.dataclass
