@@ -17,9 +17,6 @@ All read the same JPEG files from the page cache and make batches of random crop
   between the nearest pixels, without antialiasing:
   jaxspeed_nearest  TrainStream with config.data.antialias=False
   tfdata            bare tf.data, their yardstick
-  tfboxes           the same with crops of torchvision's distribution, drawn beforehand;
-                    TensorFlow's are 15 % smaller on average (66 against 78 kilopixels in 100
-                    ImageNet photographs, least area 0.08)
   flax              as Flax's ImageNet example: tfdata, but bicubic, mirrored, normalised to float32
   libjpeg           libjpeg_area, but with INTER_LINEAR
 
@@ -28,7 +25,6 @@ of its own on one core, one after the other, and times it after a few batches. C
 because wall time on a shared machine includes its neighbours' work.
 """
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -40,17 +36,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import benchmarking
 import numpy as np
 import PIL.Image
-import rich.console
+import rich
 import rich.table
+from absl import flags
 from input_pipelines import IMAGENET_MEAN, IMAGENET_STD, PIPELINES, Task, missing_module
 
 from jaxspeed.cluster.signals import exit_on_sigterm
+from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
 from jaxspeed.run.folder import check_output
@@ -186,11 +184,6 @@ def link_source(data: str, limit: int, root: pathlib.Path) -> Source:
   return Source(data, str(root), len(sizes), left_out, statistics.mean(lengths), width, height)
 
 
-def _mean_and_sd(values: Sequence[float]) -> dict[str, float | None]:
-  sd = statistics.stdev(values) if len(values) > 1 else None
-  return {"mean": statistics.mean(values), "sd": sd}
-
-
 def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
   """A row per pipeline: rates over the rounds, and ratios to its yardstick's in the same round."""
   core = {name: [t.images / t.cpu_s for t in each] for name, each in timings.items()}
@@ -202,26 +195,18 @@ def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
       "pipeline": name,
       "antialiased": antialiased,
       "n": len(each),
-      "images_per_core_s": _mean_and_sd(core[name]),
-      "images_per_wall_s": _mean_and_sd([t.images / t.wall_s for t in each]),
+      "images_per_core_s": benchmarking.interval(core[name]),
+      "images_per_wall_s": benchmarking.interval([t.images / t.wall_s for t in each]),
       "ratio": None,
       "mean_pixel": statistics.mean(t.mean_pixel for t in each),
     }
     if yardstick in core:
-      pairs = zip(core[name], core[yardstick], strict=True)
-      row["ratio"] = {"to": yardstick} | _mean_and_sd([a / b for a, b in pairs])
+      row["ratio"] = {"to": yardstick} | benchmarking.ratio_of_rounds(core[name], core[yardstick])
     rows.append(row)
   return rows
 
 
-def _show(value: dict | None, digits: int) -> str:
-  if value is None:
-    return "-"
-  spread = "" if value["sd"] is None else f" ± {value['sd']:.{digits}f}"
-  return f"{value['mean']:.{digits}f}{spread}"
-
-
-def print_rows(console: rich.console.Console, source: Source, size: int, rows: list[dict]):
+def print_rows(source: Source, size: int, rows: list[dict]) -> None:
   title = (
     f"{source.data} -> {size}: {source.files} files of {source.mean_bytes / 1000:.0f} kB, "
     f"{source.mean_width:.0f} x {source.mean_height:.0f}; n={rows[0]['n']}"
@@ -229,99 +214,88 @@ def print_rows(console: rich.console.Console, source: Source, size: int, rows: l
   columns = ("", "antialiased", "images/s a core", "images/s, wall", "to tf.data's")
   table = rich.table.Table(*columns, title=title)
   for row in rows:
-    rates = _show(row["images_per_core_s"], 0), _show(row["images_per_wall_s"], 0)
+    names = "images_per_core_s", "images_per_wall_s"
+    rates = (benchmarking.show(row[name], ".0f") for name in names)
     antialiased = "yes" if row["antialiased"] else "no"
-    table.add_row(row["pipeline"], antialiased, *rates, _show(row["ratio"], 2))
-  console.print(table)
-
-
-def parse_flags() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-  parser.add_argument(
-    "--data",
-    action="append",
-    required=True,
-    help="a folder with train/CLASS/*.jpg, or of JPEGs; may be given several times",
-  )
-  parser.add_argument(
-    "--image_size", type=int, action="append", help="of the crops (224); may be given several times"
-  )
-  parser.add_argument("--pipelines", default=",".join(PIPELINES), help="which, with commas")
-  parser.add_argument("--files", type=int, default=1000, help="at most so many of each --data")
-  parser.add_argument("--images", type=int, default=2000, help="timed in a round")
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--batch", type=int, default=64)
-  parser.add_argument("--warm_batches", type=int, default=3, help="before the clock starts")
-  parser.add_argument("--min_scale", type=float, default=0.08, help="least area of a crop")
-  parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-  parser.add_argument("--output", type=pathlib.Path, help="a JSON file for figures and versions")
-  flags = parser.parse_args()
-  flags.image_size = flags.image_size or [224]
-  flags.pipelines = flags.pipelines.split(",")
-  if unknown := set(flags.pipelines) - set(PIPELINES):
-    parser.error(f"--pipelines: {', '.join(sorted(unknown))}; there are {', '.join(PIPELINES)}")
-  for name in ("files", "images", "rounds", "batch", "warm_batches"):
-    if getattr(flags, name) < 1:
-      parser.error(f"--{name}={getattr(flags, name)}: give at least 1")
-  return flags
+    ratio = "-" if row["ratio"] is None else benchmarking.show(row["ratio"], ".2f")
+    table.add_row(row["pipeline"], antialiased, *rates, ratio)
+  rich.print(table)
 
 
 def time_in_turns(tasks: list[Task], rounds: int) -> dict[str, list[Timing]]:
-  """Timings of each task's pipeline, one per round; every other round goes backwards."""
+  """Timings of each task's pipeline, one per round."""
   timings: dict[str, list[Timing]] = {task.pipeline: [] for task in tasks}
-  for number in range(rounds):
-    for task in tasks if number % 2 == 0 else reversed(tasks):
-      timing = measure_apart(dataclasses.replace(task, seed=number))
-      timings[task.pipeline].append(timing)
+  for number, task in benchmarking.turns(tasks, rounds):
+    timings[task.pipeline].append(measure_apart(dataclasses.replace(task, seed=number)))
   return timings
 
 
-def run(flags: argparse.Namespace, scratch: pathlib.Path):
-  console = rich.console.Console()
-  missing = {name: missing_module(name) for name in flags.pipelines}
+def run(given: Any, scratch: pathlib.Path) -> None:
+  """Times the pipelines on each source at each size.
+
+  Args:
+    given: the values of the flags.
+    scratch: an empty folder.
+
+  Raises:
+    UserError: no pipeline can run here, or a source has no JPEG.
+  """
+  missing = {name: missing_module(name) for name in given.pipelines}
   for name, module in missing.items():
     if module:
       print(f"{name} is left out: {module} is not installed")
-  names = [name for name in flags.pipelines if not missing[name]]
+  names = [name for name in given.pipelines if not missing[name]]
   if not names:
     raise UserError("--pipelines: none of them can run here; install 'jaxspeed[imagenet]'.")
-  sources = [link_source(data, flags.files, scratch / str(i)) for i, data in enumerate(flags.data)]
+  sources = [link_source(data, given.files, scratch / str(i)) for i, data in enumerate(given.data)]
   rows: list[dict] = []
   versions: dict[str, str] = {}
-  for source, size in itertools.product(sources, flags.image_size):
-    shape = {"size": size, "batch": flags.batch, "core": flags.core, "min_scale": flags.min_scale}
-    length = {"warm_batches": flags.warm_batches, "batches": math.ceil(flags.images / flags.batch)}
+  for source, size in itertools.product(sources, given.image_size):
+    shape = {"size": size, "batch": given.batch, "core": given.core, "min_scale": given.min_scale}
+    length = {"warm_batches": given.warm_batches, "batches": math.ceil(given.images / given.batch)}
     tasks = [Task(pipeline=n, root=source.root, seed=0, **shape, **length) for n in names]
-    timings = time_in_turns(tasks, flags.rounds)
+    timings = time_in_turns(tasks, given.rounds)
     for timing in itertools.chain(*timings.values()):
       versions |= timing.versions
     found = summarise(timings)
-    print_rows(console, source, size, found)
+    print_rows(source, size, found)
     rows += [{"data": source.data, "image_size": size, **row} for row in found]
-  if flags.output:
-    report = {
-      "device": provenance.describe_device(),
-      "commit": provenance.commit(),
-      "versions": provenance.versions() | versions,
-      **{n: getattr(flags, n) for n in ("batch", "images", "rounds", "warm_batches", "min_scale")},
-      "left_out": {name: module for name, module in missing.items() if module},
-      "sources": [{k: v for k, v in vars(s).items() if k != "root"} for s in sources],
-      "rows": rows,
-    }
-    benchmarking.write_report(flags.output, report)
+  report = {
+    "device": provenance.describe_device(),
+    "commit": provenance.commit(),
+    "versions": provenance.versions() | versions,
+    **{n: given[n].value for n in ("batch", "images", "rounds", "warm_batches", "min_scale")},
+    "left_out": {name: module for name, module in missing.items() if module},
+    "sources": [{k: v for k, v in vars(s).items() if k != "root"} for s in sources],
+    "rows": rows,
+  }
+  benchmarking.write_report(given.out, report)
 
 
-def main():
-  flags = parse_flags()
-  os.environ.update(_ENVIRONMENT)
-  try:
-    if flags.output:
-      check_output(flags.output)
+def main() -> None:
+  flags.DEFINE_multi_string(
+    "data", None, "A folder with train/CLASS/*.jpg, or of JPEGs; repeatable.", required=True
+  )
+  flags.DEFINE_multi_integer("image_size", [224], "Of the crops; repeatable.", lower_bound=1)
+  benchmarking.define_choices("pipelines", list(PIPELINES), list(PIPELINES), "What is timed.")
+  flags.DEFINE_integer("files", 1000, "At most so many of each --data.", lower_bound=1)
+  flags.DEFINE_integer("images", 2000, "Timed in a round.", lower_bound=1)
+  flags.DEFINE_integer("rounds", 5, "Of each pipeline.", lower_bound=1)
+  flags.DEFINE_integer("batch", 64, "Images of a batch.", lower_bound=1)
+  flags.DEFINE_integer("warm_batches", 3, "Before the clock starts.", lower_bound=1)
+  flags.DEFINE_float("min_scale", 0.08, "Least area of a crop.")
+  flags.DEFINE_integer("core", max(os.sched_getaffinity(0)), "Which one is used.")
+  benchmarking.define_out()
+
+  def bench(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    if flags.FLAGS.out:
+      check_output(pathlib.Path(flags.FLAGS.out))
+    os.environ.update(_ENVIRONMENT)
     with exit_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-      run(flags, pathlib.Path(scratch))
-  except UserError as error:
-    print(f"jaxspeed: {error}", file=sys.stderr)
-    sys.exit(2)
+      run(flags.FLAGS, pathlib.Path(scratch))
+
+  command_line.run(bench)
 
 
 if __name__ == "__main__":

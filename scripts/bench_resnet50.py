@@ -9,8 +9,8 @@ accuracies. PyTorch's is a ResNet-50 as torchvision has it, with torch.compile, 
 autocast to bfloat16, cudnn.benchmark and fused SGD.
 
 Each framework has a process of its own for each size and batch; a process pauses while the other
-computes. A framework that runs out of memory beside the other is timed again alone, and its row
-says so; if it still runs out, the row says that. At --variants_at, ours is also timed with LARS,
+computes. A framework that runs out of memory beside the other has a row that says so: time it alone
+with --frameworks. At --variants_at, ours is also timed with LARS,
 with BlurPool and with ghost norm (of 32 images), in turns with SGD.
 
 The report is written after every row: a benchmark that is cut off keeps what it has.
@@ -28,7 +28,7 @@ import rich
 import rich.table
 from absl import flags
 from resnet50_steps import STAGES, VARIANTS, Shape, training_flops
-from resnet50_workers import MEMORY, Contestant, Worker, WorkerFailed
+from resnet50_workers import Contestant, Worker, WorkerFailed
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
@@ -81,24 +81,8 @@ def failing(timing: Timing) -> Iterator[None]:
     timing.failed = str(error)
 
 
-def time_shape(
-  time_them: Callable[[list[Contestant]], dict[Contestant, Timing]], contestants: list[Contestant]
-) -> tuple[dict[Contestant, Timing], list[Contestant]]:
-  """Timings of contestants beside each other, or alone where memory is short.
-
-  Returns:
-    Timings, and which contestants were timed alone.
-  """
-  timings = time_them(contestants)
-  short = [c for c, timing in timings.items() if timing.failed == MEMORY]
-  alone = short if len(contestants) > 1 else []
-  for contestant in alone:
-    timings |= time_them([contestant])
-  return timings, alone
-
-
 def rows_of(
-  shape: Shape, timings: dict[Contestant, Timing], alone: list[Contestant], ceiling: float
+  shape: Shape, timings: dict[Contestant, Timing], ceiling: float
 ) -> list[dict[str, Any]]:
   """A row for each contestant: images per second and operations, or why there are none."""
   rows = []
@@ -107,7 +91,6 @@ def rows_of(
       "size": shape.size,
       "batch": shape.batch,
       **dataclasses.asdict(contestant),
-      "alone": contestant in alone,
       **timing.prepared,
     }
     row.pop("step_s", None)
@@ -148,7 +131,7 @@ def print_report(report: dict[str, Any]) -> None:
     "px", "batch", "", "images/s", "TFLOP/s", "of ceiling", "compile s", "GB", title=title
   )
   for row in report["rows"]:
-    name = f"{row['framework']} {row['variant']}{', alone' if row['alone'] else ''}"
+    name = f"{row['framework']} {row['variant']}"
     where = str(row["size"]), str(row["batch"]), name
     if "failed" in row:
       table.add_row(*where, row["failed"])
@@ -217,12 +200,15 @@ def bench(given: Any) -> dict[str, Any]:
   for size, batch, contestants, baseline in jobs:
     shape = Shape(size, batch, given.depth, given.width, given.precision)
 
-    def time_them(them: list[Contestant], shape=shape) -> dict[Contestant, Timing]:
-      limits = {"turns": given.turns, "turn_seconds": given.turn_seconds}
-      return time_in_turns(make_worker, shape, them, mode=given.mode, **limits)
-
-    timings, alone = time_shape(time_them, contestants)
-    found = rows_of(shape, timings, alone, ceiling["tflops"])
+    timings = time_in_turns(
+      make_worker,
+      shape,
+      contestants,
+      mode=given.mode,
+      turns=given.turns,
+      turn_seconds=given.turn_seconds,
+    )
+    found = rows_of(shape, timings, ceiling["tflops"])
     ratios += ratios_of(shape, timings, baseline)
     rows += found
     for row in found:

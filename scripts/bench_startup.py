@@ -7,15 +7,10 @@ Each start is a process of `jaxspeed.train` that ends before its first step. The
 empty cache of programs, the others read it. The parts are those of the line "starting" (`Clock`),
 in seconds; `cpu_seconds` are those of all threads of the process, which other work on the machine
 does not lengthen. On a GPU the same command measures a GPU's parts.
-
-"predicted" is what an H100 would need from the start of the process to the end of
-`configs/cifar10.py` with a warm cache. Nothing of it was measured on a GPU; each part says what it
-rests on.
 """
 
 import json
 import os
-import pathlib
 import re
 import resource
 import signal
@@ -89,46 +84,12 @@ def table(cold: dict[str, float], warm: list[dict[str, float]]) -> str:
   return "\n".join(lines)
 
 
-# Parts of a start on an H100 that a CPU cannot show, in seconds.
-_ASSUMED = {
-  "devices": (1.5, "assumed: CUDA's context and libraries"),
-  "warmup": (1.0, "assumed: kernels are loaded and cuDNN plans its convolutions"),
-}
-# Of a step of cifar10.py, and of an H100's data sheet: results/h100_step.json, described_gpus.py.
-_STEPS, _GIGABYTES, _GFLOP, _BANDWIDTH, _PEAK, _REACHED = 245, 4.57, 943.0, 3352.0, 990e3, 0.5
-
-
-def predicted(warm: list[dict[str, Any]]) -> dict[str, Any]:
-  """The seconds of a run on an H100 by part, and what each rests on.
-
-  A part that Python runs takes the processor's seconds that it takes here: its share of the start,
-  of all `cpu_seconds`. That of the fastest start counts.
-  """
-  fastest = min(warm, key=lambda row: row["cpu_seconds"])
-  scale = fastest["cpu_seconds"] / fastest["total"]
-  here = f"seconds of this processor: the share of a warm start of {fastest['cpu_seconds']:.1f} s"
-  parts = {
-    name: (seconds * scale, here)
-    for name, seconds in fastest.items()
-    if name not in ("total", "tracing", "cpu_seconds", "load_average", *_ASSUMED)
-  }
-  memory, products = _GIGABYTES / _BANDWIDTH, _GFLOP / (_PEAK * _REACHED)
-  parts |= _ASSUMED
-  parts["train"] = (
-    _STEPS * (memory + products),
-    f"{_STEPS} steps of {_GIGABYTES} GB at the memory's bandwidth and {_GFLOP:g} GFLOP at half the "
-    "peak, one after the other: a guess of the order, as no step was timed",
-  )
-  rows = {name: {"seconds": s, "rests_on": basis} for name, (s, basis) in parts.items()}
-  return {"device": "one H100", "total": sum(s for s, _ in parts.values()), "parts": rows}
-
-
 def main() -> None:
   data = flags.DEFINE_string("data", "", "config.data.path.")
   warm_starts = flags.DEFINE_integer(
     "warm", 3, "Starts that read the cache.", lower_bound=0, upper_bound=1000
   )
-  out = flags.DEFINE_string("out", "", "A JSON file for the figures.")
+  out = benchmarking.define_out()
 
   def run(arguments: list[str]) -> None:
     if not arguments:
@@ -154,8 +115,6 @@ def main() -> None:
       "cold": cold,
       "warm": warm,
     }
-    if pathlib.Path(recipe).stem == "cifar10" and warm:
-      report["predicted"] = predicted(warm)
     benchmarking.write_report(path, report)
     print(table(cold, warm))
 

@@ -1,6 +1,5 @@
 """The pipelines that `bench_input.py` times: each makes batches of random crops of JPEG files."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -102,21 +101,6 @@ def open_tfdata(task: Task, *, antialias: bool = False) -> Iterator[np.ndarray]:
   return _tf_batches(task, task.files(), image_of)
 
 
-def open_tfboxes(task: Task) -> Iterator[np.ndarray]:
-  import tensorflow as tf
-
-  files = list(itertools.islice(itertools.cycle(task.files()), task.images_read))
-  sizes = {file: PIL.Image.open(file).size for file in set(files)}
-  rng = np.random.default_rng(task.seed)
-  boxes = np.array([random_box(rng, *sizes[file], task.min_scale) for file in files], np.int32)
-
-  def image_of(file, window):
-    crop = tf.io.decode_and_crop_jpeg(tf.io.read_file(file), window, channels=3)
-    return tf.cast(tf.image.resize(crop, (task.size, task.size), "bilinear"), tf.uint8)
-
-  return _tf_batches(task, (files, boxes[:, [1, 0, 3, 2]]), image_of)
-
-
 def open_flax(task: Task) -> Iterator[np.ndarray]:
   import tensorflow as tf
 
@@ -147,14 +131,8 @@ class PillowFiles:
   """A data set for PyTorch's DataLoader: one uint8 image [size, size, 3] per file."""
 
   def __init__(self, task: Task):
-    self.task, self.files, self.crop = task, task.files(), self._crop
+    self.task, self.files = task, task.files()
     self.rng = np.random.default_rng(task.seed)
-    # A torchvision built for another version of torch raises a RuntimeError.
-    with contextlib.suppress(ImportError, RuntimeError):
-      from torchvision import transforms
-
-      scale = (task.min_scale, 1.0)
-      self.crop = transforms.RandomResizedCrop(task.size, scale=scale, antialias=True)
 
   def _crop(self, image: PIL.Image.Image) -> PIL.Image.Image:
     x, y, w, h = random_box(self.rng, *image.size, self.task.min_scale)
@@ -168,7 +146,7 @@ class PillowFiles:
     import torch
 
     with PIL.Image.open(self.files[index]) as file:
-      image = self.crop(file.convert("RGB"))
+      image = self._crop(file.convert("RGB"))
     if self.rng.random() < 0.5:
       image = image.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
     return torch.from_numpy(np.array(image))
@@ -234,7 +212,6 @@ PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ..
   "libjpeg_area": (functools.partial(open_libjpeg, area=True), ("cv2",)),
   "jaxspeed_nearest": (functools.partial(open_jaxspeed, antialias=False), _OURS),
   "tfdata": (open_tfdata, ("tensorflow",)),
-  "tfboxes": (open_tfboxes, ("tensorflow",)),
   "flax": (open_flax, ("tensorflow",)),
   "libjpeg": (open_libjpeg, ("cv2",)),
 }

@@ -1,7 +1,7 @@
 """Faults made for real on runs of jaxspeed.train: what is done to them, and what has to come of it.
 
-Each function makes one fault, asserts what follows, and returns a row of what was seen. The tests
-call them, and so does scripts/fault_campaign.py, which makes a table of the rows.
+Each function makes one fault, asserts what follows, and returns a row of what was seen, which the
+tests of tests/campaign keep as a property of the test (`pytest --junitxml`).
 """
 
 import contextlib

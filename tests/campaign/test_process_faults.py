@@ -1,13 +1,17 @@
-"""Runs of several processes of which one is lost, hangs or is asked to end; disks and hosts."""
+"""Runs of several processes of which one is lost, hangs or is asked to end; disks and hosts.
+
+`pytest -m campaign tests/campaign --junitxml=faults.xml` keeps what each fault came to.
+"""
 
 import dataclasses
+import json
 import signal
 
 import faulty_runs
 import pytest
 from faulty_runs import Lab
 
-from jaxspeed.errors import DONE, REQUEUE
+from jaxspeed.errors import DONE, INTERRUPTED, REQUEUE
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
@@ -17,57 +21,82 @@ def lab(tmp_path_factory) -> Lab:
   return Lab(tmp_path_factory.mktemp("faults"))
 
 
-def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bits(lab):
+@pytest.fixture
+def keep(record_property):
+  """Keeps the rows of faults as properties of the test."""
+
+  def keep(*rows):
+    for row in rows:
+      seen = dataclasses.asdict(row)
+      record_property(seen.pop("fault"), json.dumps(seen))
+
+  return keep
+
+
+def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bits(lab, keep):
   run = lab.new_run()
-  faulty_runs.lose_one(run, 1, "step")
-  faulty_runs.lose_one(run, 0, "save")
+  for victim, moment in ((1, "step"), (0, "step"), (0, "save"), (1, "start")):
+    keep(faulty_runs.lose_one(run, victim, moment))
   # No error comes of a process that is stopped: its heartbeat, or the watchdog, tells.
-  faulty_runs.lose_one(run, 1, "step", how=signal.SIGSTOP)
-  faulty_runs.hang_one(run, 0)
+  keep(faulty_runs.lose_one(run, 1, "step", how=signal.SIGSTOP))
+  keep(faulty_runs.hang_one(run, 1), faulty_runs.hang_one(run, 0))
   run.finish()
   run.assert_as_undisturbed()
 
 
-def test_a_signal_to_any_process_saves_the_same_step_in_all(lab):
+def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, keep):
   run = lab.new_run()
-  faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, to=1, moment="start")
-  faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, to=1, moment="step")
-  faulty_runs.ask_to_end(run, signal.SIGUSR1, REQUEUE, to=0, moment="save")
-  faulty_runs.interrupt_twice(run)
+  for number, code, to, moment in (
+    (signal.SIGTERM, DONE, 1, "start"),
+    (signal.SIGTERM, DONE, 1, "step"),
+    (signal.SIGTERM, DONE, 0, "save"),
+    (signal.SIGUSR1, REQUEUE, 1, "step"),
+    (signal.SIGINT, INTERRUPTED, 0, "step"),
+  ):
+    keep(faulty_runs.ask_to_end(run, number, code, to=to, moment=moment))
+  keep(faulty_runs.interrupt_twice(run))
   run.finish()
   run.assert_as_undisturbed()
 
 
-@pytest.mark.parametrize("count, on_error", [(1, "stop"), (2, "continue")])
-def test_a_full_disk(lab, count, on_error):
-  faulty_runs.fill_disk(lab, count, on_error)
-
-
-def test_a_folder_that_turns_read_only(lab):
-  faulty_runs.make_unwritable(lab, 1)
-
-
-def test_damaged_checkpoints_and_a_second_job(lab):
+def test_a_signal_to_a_run_of_one_process(lab, keep):
   run = lab.new_run()
-  faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment="step")
-  faulty_runs.damage(run, "truncated file", 1)
-  faulty_runs.damage(run, "junk", 1)
-  faulty_runs.start_a_second_job(run)
+  for moment in ("start", "step"):
+    keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment=moment))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("on_error", ["continue", "stop"])
+def test_a_full_disk(lab, keep, count, on_error):
+  keep(faulty_runs.fill_disk(lab, count, on_error))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_folder_that_turns_read_only(lab, keep, count):
+  keep(faulty_runs.make_unwritable(lab, count))
+
+
+def test_damaged_checkpoints_and_a_second_job(lab, keep):
+  run = lab.new_run()
+  keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment="step"))
+  for kind in ("truncated file", "missing manifest", "junk directory with a step's name"):
+    keep(faulty_runs.damage(run, kind, 1))
+  keep(faulty_runs.start_a_second_job(run))
   run.finish(1)
   run.assert_as_undisturbed(1)
 
 
-def test_an_older_start_wakes_up(lab):
-  faulty_runs.wake_an_older_start(lab)
+def test_an_older_start_wakes_up(lab, keep):
+  keep(*faulty_runs.wake_an_older_start(lab))
 
 
 @pytest.mark.parametrize("first, then", [(2, 1), (1, 4)])
-def test_another_number_of_processes(lab, first, then):
-  faulty_runs.go_on_with(lab, first, then)
+def test_another_number_of_processes(lab, keep, first, then):
+  keep(faulty_runs.go_on_with(lab, first, then))
 
 
-def test_a_pulled_cable(lab):
-  faulty_runs.pull_the_cable(lab)
+def test_a_pulled_cable(lab, keep):
+  keep(faulty_runs.pull_the_cable(lab))
 
 
 def test_one_bit_is_a_difference(lab):

@@ -129,7 +129,7 @@ def signalled(pid: int) -> bool:
 
 
 def test_interrupted_in_four_ways_a_run_ends_as_the_one_that_was_not(
-  slurm, programs, tmp_path, undisturbed
+  slurm, programs, tmp_path, undisturbed, record_property
 ):
   run = Run(slurm, programs, tmp_path)
   job = f"JobId={run.job.number}"
@@ -153,6 +153,7 @@ def test_interrupted_in_four_ways_a_run_ends_as_the_one_that_was_not(
   assert "saved after SIGTERM, not finished; back into the queue" in run.wait_for_restart(4)
 
   assert run.rows() == undisturbed
+  record_property("printed", run.job.printed)
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(slurm, programs, tmp_path):

@@ -1,24 +1,15 @@
 """The parts of a start are those of the line that a run prints; a mistake leaves nothing behind."""
 
-import importlib
 import signal
 import sys
 import tempfile
 
+import bench_startup
 import pytest
-from commands import ROOT
 from in_process import fresh_flags
 
 from jaxspeed.records.clock import Clock
 
-
-def load():
-  if (folder := str(ROOT / "scripts")) not in sys.path:  # as for a script that is run
-    sys.path.insert(0, folder)
-  return importlib.import_module("bench_startup")
-
-
-bench_startup = load()
 LINE = (
   "9.5 s after the process began: python and imports 5.0, load 1.5, compile 2.0 (tracing 1.5 in "
   "its threads), the rest 1.0"
@@ -31,16 +22,6 @@ def test_the_parts_of_a_start_are_read():
   clock = Clock()
   clock.add("compile", 2.5)
   assert bench_startup.parts_of(clock.starting())["compile"] == 2.5
-
-
-def test_what_a_gpu_adds_is_named_as_assumed():
-  start = bench_startup.parts_of(LINE) | {"cpu_seconds": 4.75, "load_average": 9.0}
-  slower = {name: 2 * seconds for name, seconds in start.items()}
-  told = bench_startup.predicted([slower, start])
-  parts = told["parts"]
-  assert {name: parts[name]["seconds"] for name in PARTS} == {n: s / 2 for n, s in PARTS.items()}
-  assert all("assumed" in parts[name]["rests_on"] for name in ("devices", "warmup"))
-  assert told["total"] == pytest.approx(sum(row["seconds"] for row in parts.values()))
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from commands import ROOT, environment
   "script, arguments, message",
   [
     ("bench_allreduce", ["--megabytes=1"], "needs two devices, and JAX sees one"),
-    ("bench_input", ["--data=x", "--warm_batches=0"], "--warm_batches=0: give at least 1"),
-    ("bench_input", ["--data=nowhere", "--pipelines=jaxspeed"], "--"),
-    ("bench_input", ["--data=x", "--output=nowhere/a.json"], "nowhere/a.json cannot be written"),
+    ("bench_input", ["--data=x", "--warm_batches=0"], "--warm_batches=0"),
+    ("bench_input", ["--data=nowhere", "--pipelines=none"], "choose from jaxspeed"),
+    ("bench_input", ["--data=x", "--out=nowhere/a.json"], "nowhere/a.json cannot be written"),
     ("bench_options", [], "--config is missing: name a recipe"),
     ("profile_step", [], "--config is missing: name a recipe"),
   ],
