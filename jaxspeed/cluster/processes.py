@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -215,6 +215,22 @@ def gather_bytes(value: bytes) -> list[bytes]:
   padded[: len(value)] = np.frombuffer(value, np.uint8)
   rows = multihost_utils.process_allgather(padded)
   return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+def broadcast(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """The arrays of process 0, bit by bit; the others pass arrays of the same shapes and dtypes."""
+  if not several():
+    return list(arrays)
+  from jax.experimental import multihost_utils
+
+  # As bytes: processes add their arrays, which are 0 but for the first's, and -0.0 + 0.0 is 0.0.
+  flat = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
+  sent = multihost_utils.broadcast_one_to_all(np.concatenate(flat))
+  parts = np.split(sent, np.cumsum([len(each) for each in flat])[:-1])
+  return [
+    part.copy().view(each.dtype).reshape(each.shape)
+    for part, each in zip(parts, arrays, strict=True)
+  ]
 
 
 def describe() -> str:

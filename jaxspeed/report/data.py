@@ -23,8 +23,8 @@ from jaxspeed.records.results import FILE as RESULT
 from jaxspeed.records.results import read_result
 from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.checkpoint import load_manifest
 from jaxspeed.run.folder import CONFIG
-from jaxspeed.run.manifest import load_manifest
 
 # Folders of folders of runs: ROOT/SWEEP/JOB/run_000.
 _DEEPEST = 4

@@ -133,7 +133,7 @@ def best_step(folder: pathlib.Path, config: ConfigDict, checkpoints: Checkpoints
     return int(result[BEST]["step"])
   metric = config.target_metric if metric == "none" else metric
   # A run that resumes drops the rows after its newest checkpoint, and repeats their epochs.
-  last = math.inf if result is not None else checkpoints.latest_name()
+  last = math.inf if result is not None else max(checkpoints.steps(), default=0)
   best = ranked([row for row in read_metrics(folder) if row["step"] <= last], metric)
   if not best:
     raise UserError(

@@ -1,7 +1,6 @@
 """Checks that losses and weights are finite, and the errors that end a run when they are not."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +12,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.steps.losses import MetricSums
 
 
-def check_loss(
-  loss: float, step: int, *, total_steps: int, config: ConfigDict, newest: Callable[[], int | None]
-) -> None:
+def check_loss(loss: float, step: int, *, total_steps: int, config: ConfigDict, saved: int) -> None:
   """Ends a run if its training loss is not finite or its float16 steps are all skipped.
 
   Args:
@@ -23,7 +20,7 @@ def check_loss(
     step: the step's number, from 0.
     total_steps: the number of steps of the run.
     config: the run's config.
-    newest: a function that returns the step of the newest checkpoint.
+    saved: the step of the newest checkpoint; 0: none.
 
   Raises:
     UserError: the run ends; the message says why, and which checkpoint stays.
@@ -34,7 +31,7 @@ def check_loss(
   if loss == TOO_MANY_SKIPPED:
     what, advice = _skipped(config.loss_scale)
   raise UserError(
-    f"{what} at step {step + 1} of {total_steps}: the run stops, {_stays(newest())}; {advice}."
+    f"{what} at step {step + 1} of {total_steps}: the run stops, {_stays(saved)}; {advice}."
   )
 
 
@@ -46,7 +43,7 @@ def _skipped(loss_scale: float) -> tuple[str, str]:
   return what, "lower --config.schedule.peak, or set another --config.precision"
 
 
-def check_weights(params: Any, step: int, *, newest: Callable[[], int | None]) -> None:
+def check_weights(params: Any, step: int, *, saved: int) -> None:
   """Ends a run if its weights are not finite: a checkpoint of them would be useless.
 
   The loss of the step that spoiled them may be finite. All processes have the same weights.
@@ -54,20 +51,20 @@ def check_weights(params: Any, step: int, *, newest: Callable[[], int | None]) -
   Args:
     params: the weights after `step` steps.
     step: the number of steps done.
-    newest: as in `check_loss`.
+    saved: as in `check_loss`.
 
   Raises:
     UserError: the run ends; the message says why, and which checkpoint stays.
   """
   if not all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(params)):
     raise UserError(
-      f"the weights after step {step} are not finite: the run stops, {_stays(newest())}; lower "
+      f"the weights after step {step} are not finite: the run stops, {_stays(saved)}; lower "
       "--config.schedule.peak."
     )
 
 
-def _stays(newest: int | None) -> str:
-  return "there is no checkpoint yet" if newest is None else f"the checkpoint of {newest} stays"
+def _stays(saved: int) -> str:
+  return f"the checkpoint of {saved} stays" if saved else "there is no checkpoint yet"
 
 
 def check_evaluation(

@@ -122,7 +122,7 @@ def finish(
   config, step = spec.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
     checkpoints = folder / "checkpoints"
-    if Checkpoints(checkpoints).has_before(step):
+    if any(each < step for each in Checkpoints(checkpoints).steps()):
       advice = (
         f"remove {checkpoints / str(step)}, and the same command trains again from the checkpoint "
         "before it"

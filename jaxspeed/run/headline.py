@@ -90,7 +90,7 @@ def print_finished(
   """Prints the result of a run that needs no more steps."""
   screen.result(result, finished_in=str(folder))
   alone = config.runs == 1 and processes.is_primary()
-  if alone and Checkpoints(folder / "checkpoints").newest() is None:
+  if alone and not Checkpoints(folder / "checkpoints").steps():
     screen.line(
       f"{folder} no longer holds a whole checkpoint: remove {folder / 'result.json'} to train "
       "it again"

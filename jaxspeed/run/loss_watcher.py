@@ -74,7 +74,7 @@ class LossWatcher:
         number,
         total_steps=self._plan.total_steps,
         config=self._config,
-        newest=self._saver.newest,
+        saved=self._saver.saved,
       )
     self._show_progress(step, float(values[-1]))
 

@@ -29,7 +29,6 @@ from jaxspeed.models.pretrained import check_pretrained, load_pretrained, pretra
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records import class_figures
-from jaxspeed.run import checkpoint
 from jaxspeed.run.best import CheckpointStep, best_step
 from jaxspeed.run.checkpoint import Checkpoints, Restored
 from jaxspeed.run.evaluation import predictions_of
@@ -97,14 +96,6 @@ def open_run(
   use_cache(config.compile_cache)
   spec = make_train_spec(config, _stored_plan(config), mesh_lib.make_mesh(), model=model)
   checkpoints = Checkpoints(folder / "checkpoints")
-  if checkpoint_step is None:
-    checkpoint_step, notes = checkpoints.find_newest()
-    if checkpoint_step is None:
-      result = folder / "result.json"
-      advice = f"remove {result} and train it again" if result.exists() else "train it first"
-      reason = f" ({notes[0]})" if notes else ""
-      raise UserError(f"{folder} holds no whole checkpoint{reason}: {advice}.")
-    checkpoint.log(notes)
   about = ""
   if checkpoint_step == "best":
     checkpoint_step = best_step(folder, config, checkpoints)
@@ -121,8 +112,10 @@ def open_run(
       ) from None
     error.args = (f"{about}{error}",)
     raise
-  assert restored is not None
-  restored.check_state()
+  if restored is None:
+    result = folder / "result.json"
+    advice = f"remove {result} and train it again" if result.exists() else "train it first"
+    raise UserError(f"{folder} holds no whole checkpoint: {advice}.")
   return spec, restored
 
 

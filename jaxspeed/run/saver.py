@@ -48,39 +48,25 @@ class Saver:
       lock=control.lock,
       images=images,
     )
-    if processes.is_primary():
-      self._checkpoints.remove_parts()
-    self._saved = 0
+    self.saved = 0
     self._due = math.inf
 
-  def newest(self) -> int | None:
-    """The step of the newest whole checkpoint, or None."""
-    return self._checkpoints.newest()
-
   def restore(self, target: Carry) -> Restored | None:
-    """Reads the newest checkpoint; None if there is none. All processes must call it.
+    """Reads the newest checkpoint, and its clock; None if there is none. All must call it.
 
     Args:
       target: the shapes and shardings of a checkpoint's arrays.
 
     Raises:
-      UserError: it cannot be read, is of a later format, or holds another model; the run's images
-        have changed.
+      UserError: as `Checkpoints.restore`; or the run's images have changed.
     """
-    # All use the one that process 0 sees: a shared disk may show the others an older state.
-    with processes.all_or_none("looking for a checkpoint"):
-      newest = self.newest() if processes.is_primary() else None
-    chosen = processes.gather(-1 if newest is None else newest)[0]
-    if chosen < 0:
-      return None
     with self._clock.measure("restore"):
-      restored = self._checkpoints.restore(target, step=chosen)
-    assert restored is not None
-    restored.check_state()
-    with processes.all_or_none("comparing the images with the run's"):
-      restored.check_images(self._images)
-    self._clock.restore(restored.clock)
-    self._saved = chosen
+      restored = self._checkpoints.restore(target)
+    if restored is not None:
+      with processes.all_or_none("comparing the images with the run's"):
+        check_images(restored.images, self._images, restored.step)
+      self._clock.restore(restored.clock)
+      self.saved = restored.step
     return restored
 
   def start_waiting(self) -> None:
@@ -97,18 +83,14 @@ class Saver:
     return processes.is_primary() and best[:1] == [step]
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
-    """Saves a checkpoint; the config decides whether a failure ends the run.
-
-    Args:
-      step: the number of steps done.
-      carry: the carry after them.
-      last: whether this is the end of the run, where a failure always ends it.
+    """Saves the carry after `step` steps; the config decides whether a failure ends the run.
 
     Raises:
-      UserError: the checkpoint could not be saved and that ends the run, or weights are not finite.
+      UserError: the checkpoint could not be saved and that ends the run, as always at its end
+        (`last`); or weights are not finite.
     """
     self._report.settle_broken()
-    check_weights(carry.state.params, step, newest=self.newest)
+    check_weights(carry.state.params, step, saved=self.saved)
     try:
       with self._clock.measure("checkpoint"):
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
@@ -116,7 +98,7 @@ class Saver:
           raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
         best = best_steps(self._report.rows, self._spec.config)
         self._checkpoints.save(step, carry, self._clock.state(), best=best)
-      self._saved = step
+      self.saved = step
     except CheckpointError as error:
       self._handle(error, last=last)
     heartbeat()
@@ -125,7 +107,7 @@ class Saver:
 
   def save_last(self, step: int, carry: Carry) -> None:
     """Saves the last step unless it is saved already."""
-    if step != self._saved:
+    if step != self.saved:
       self.save(step, carry, last=True)
 
   def stop_if_decided(self, step: int, carry: Carry) -> None:
@@ -134,16 +116,12 @@ class Saver:
     Raises:
       Stopped: the processes decided to stop; `step` has been saved, or the message says it was not.
     """
-    decided = self._control.decided
-    if decided < RunAction.STOP:
+    if (decided := self._control.decided) < RunAction.STOP:
       return
-    if step != self._saved:
+    if step != self.saved:
       self.save(step, carry)
-    total = self._spec.plan.total_steps
-    if step == self._saved:
-      kept = f"saved step {step} of {total}"
-    else:
-      kept = f"step {step} of {total} could not be saved"
+    of = f"step {step} of {self._spec.plan.total_steps}"
+    kept = f"saved {of}" if step == self.saved else f"{of} could not be saved"
     raise Stopped(f"{kept} in {self._folder}; the same command resumes the run.", decided.exit_code)
 
   def _handle(self, error: CheckpointError, *, last: bool) -> None:
@@ -151,12 +129,27 @@ class Saver:
     if last:
       raise UserError(
         f"{error}: all steps are done, but without its weights the run is not finished; "
-        f"{mend(error)} and run the same command again, which resumes from step {self._saved}."
+        f"{mend(error)} and run the same command again, which resumes from step {self.saved}."
       ) from error
+    kept = f"the last whole checkpoint is of step {self.saved}"
     if self._spec.config.checkpoint.on_error == "stop":
-      raise UserError(
-        f"{error}: the run stops, the last whole checkpoint is of step {self._saved}; "
-        f"{mend(error)} and run the same command again."
-      ) from error
-    said = f"{error}: the run continues, the last whole checkpoint is of step {self._saved}"
-    self._report.lines([said])
+      advice = f"{mend(error)} and run the same command again."
+      raise UserError(f"{error}: the run stops, {kept}; {advice}") from error
+    self._report.lines([f"{error}: the run continues, {kept}"])
+
+
+def check_images(then: str, now: str, step: int) -> None:
+  """Compares two checksums of a run's images (`Feed.fingerprint`), of a checkpoint's and today's.
+
+  Checksums of two kinds, as of files and of shards made of them, cannot be compared.
+
+  Raises:
+    UserError: they differ: among the images held out may be some that were trained on.
+  """
+  kind = now.partition(" ")[0]
+  if then.partition(" ")[0] == kind and then != now:
+    what = "pixels" if kind == "arrays" else "names"  # in memory they have no names
+    raise UserError(
+      f"the images of this run have changed since its checkpoint of step {step} (their {what}, "
+      "their labels, or which are held out): put them back, or choose another --workdir."
+    )

@@ -180,7 +180,7 @@ def test_patience_ends_a_run_for_good(fit, tmp_path):
 def test_a_damaged_or_missing_best_checkpoint_is_told_with_what_there_is(whole, tmp_path):
   folder = shutil.copytree(whole, tmp_path / "a")
   damage(folder, BEST)
-  for fault in ("the content of its file .* has changed", "there is no finished checkpoint"):
+  for fault in ("it.* (cannot be read|has changed).*", "there is no finished checkpoint"):
     with pytest.raises(jaxspeed.UserError) as error:
       jaxspeed.load(folder, step="best", model=Net())
     assert re.fullmatch(f"step=best is step 6; .*/6: {fault}; steps there: 15\\.", str(error.value))

@@ -115,15 +115,22 @@ def write(folder, rows, **result):
   )
 
 
+def manifest(folder, step):
+  path = folder / "checkpoints" / str(step)
+  path.mkdir(parents=True)
+  start = {"format": 2, "step": step, "incarnation": 1, "clock": {}, "files": {"a": [1, 2]}}
+  (path / "manifest.json").write_text(json.dumps(start))
+
+
 def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path):
   checkpoints = Checkpoints(tmp_path / "checkpoints")
   with pytest.raises(UserError, match="has no evaluation with top1, so that none is the best"):
     best_step(tmp_path, config(), checkpoints)
   write(tmp_path, rows_of(0.2, 0.6, 0.9))
   # The run was killed before the checkpoint of step 30.
-  (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+  manifest(tmp_path, 20)
   assert best_step(tmp_path, config(), checkpoints) == 20
-  (tmp_path / "checkpoints" / "30").mkdir()
+  manifest(tmp_path, 30)
   assert best_step(tmp_path, config(), checkpoints) == 30
   assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"}), checkpoints) == 10
 

@@ -464,21 +464,24 @@ def test_a_finished_run_without_its_checkpoints_says_what_to_do(run, tmp_path, c
 # The last checkpoint
 
 
-def no_room_for(monkeypatch, *parts: str) -> None:
-  """A disk that has no room for the checkpoint of such a start and step."""
+def no_room_for(monkeypatch, full_at: int) -> None:
+  """A disk that has no room for the checkpoint of a step."""
 
-  def full(path: pathlib.Path, size: int) -> None:
-    if path.name.endswith(parts):
+  write = checkpoint.Checkpoints._write
+
+  def full(self, step: int, *arguments) -> None:
+    if step == full_at:
       raise OSError(errno.ENOSPC, "No space left on device")
+    write(self, step, *arguments)
 
-  monkeypatch.setattr(checkpoint, "_ensure_room", full)
+  monkeypatch.setattr(checkpoint.Checkpoints, "_write", full)
 
 
 @pytest.mark.parametrize("on_error", ["continue", "stop"])
 def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkeypatch, on_error):
   folder = tmp_path / "a"
   fields = {"checkpoint.on_error": on_error}
-  no_room_for(monkeypatch, "-18")
+  no_room_for(monkeypatch, 18)
   words = {
     "continue": "all steps are done, but without its weights the run is not finished; make room",
     "stop": "the run stops, the last whole checkpoint is of step ",
@@ -541,18 +544,6 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
   Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
   with pytest.raises(UserError, match="logits that are not finite: choose another --step"):
     predict(folder, [str(tmp_path / "a.png")])
-
-
-def test_a_checkpoint_that_was_renamed_goes_on_from_its_own_step(run, tmp_path, capsys):
-  folder = shutil.copytree(run, tmp_path / "a")
-  (folder / "result.json").unlink()
-  shutil.rmtree(folder / "checkpoints" / "18")
-  (before,) = (folder / "checkpoints").iterdir()
-  before.rename(folder / "checkpoints" / "999")
-  result = train(digits(), str(folder))
-  assert f"resumes from the checkpoint of step {before.name}\n" in capsys.readouterr().out
-  assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
-  assert evaluate(folder)[0]["step"] == 18
 
 
 def test_the_programs_of_a_run_are_not_taken_from_its_folder(run, tmp_path):
