@@ -8,6 +8,7 @@ was stopped, or cut off from the disk, while its job was started again.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import socket
@@ -52,6 +53,7 @@ class Owner:
     job: the scheduler's job; '': none.
     restart: the number of times that the scheduler restarted the job.
     released: whether the run ended normally.
+    boot: the boot id of the machine, as two may have one host name; '': not known.
   """
 
   incarnation: int
@@ -61,6 +63,11 @@ class Owner:
   job: str
   restart: int
   released: bool = False
+  boot: str = ""
+
+  def is_here(self) -> bool:
+    """Whether process 0 runs, or ran, on this machine, where the lock says if it lives."""
+    return self.host == socket.gethostname() and self.boot in ("", boot_id())
 
   def __str__(self) -> str:
     job = f", {self.job}" if self.job else ""
@@ -82,6 +89,15 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     if job in environment:
       return f"{kind} {environment[job]}", integer(restarts, environment.get(restarts, "0"))
   return "", 0
+
+
+@functools.cache
+def boot_id() -> str:
+  """The random id of this start of the machine; '' where the kernel does not tell it."""
+  try:
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+  except OSError:
+    return ""
 
 
 def end_superseded(message: str) -> None:
@@ -199,6 +215,7 @@ class FolderLock:
         pid=os.getpid(),
         job=job,
         restart=restart,
+        boot=boot_id(),
       )
       self._write(owner)
     return owner
@@ -247,8 +264,8 @@ class FolderLock:
       self._descriptor = None
 
   def _is_alive(self, owner: Owner) -> bool:
-    """Whether an owner on another host gives signs of life; for this host, the lock decides."""
-    if owner.host == socket.gethostname() or not (self._folder / LOCK).exists():
+    """Whether an owner on another machine gives signs of life; on this one, the lock decides."""
+    if owner.is_here() or not (self._folder / LOCK).exists():
       return False
     # Look for a change of the file's time: the clocks of two hosts differ.
     seen = os.stat(self._folder / LOCK).st_mtime_ns
@@ -312,7 +329,7 @@ def has_ended(folder: pathlib.Path) -> bool:
   owner = read_owner(folder)
   if owner is None:
     return False
-  return owner.released or (owner.host == socket.gethostname() and not is_locked(folder / LOCK))
+  return owner.released or (owner.is_here() and not is_locked(folder / LOCK))
 
 
 def run_has_ended(folder: pathlib.Path) -> bool:

@@ -54,10 +54,12 @@ def _watch(seconds: float, done: threading.Event) -> None:
     seen = _Pulse.last
     if idle * tick > seconds:
       faulthandler.dump_traceback(sys.stderr)
+      cause = "a device or the disk does not answer"
+      if processes.several():
+        cause = "another process hangs"
       say(
         f"{processes.whoami()} made no progress for {seconds:g} s (--config.watchdog_seconds; its "
-        "threads are above): perhaps another process hangs; the same command resumes from the "
-        "newest checkpoint."
+        f"threads are above): perhaps {cause}; the same command resumes from the newest checkpoint."
       )
       processes.exit_now(LOST_PEER)
 

@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import zlib
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Annotated, Any, Literal
 
 import flax.serialization
@@ -27,7 +28,7 @@ from pydantic import Field
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import FolderLock
-from jaxspeed.cluster.watchdog import watchdog_paused
+from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.config.stored import FORMAT
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -36,6 +37,7 @@ from jaxspeed.records.clock import NAMES
 
 MANIFEST = "manifest.json"
 _PART = ".part-"  # followed by incarnation and step
+_SIGN_OF_LIFE = 2.0  # seconds between two signs to the processes that wait for a save
 _log = logging.getLogger("jaxspeed")
 
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -120,7 +122,8 @@ class Checkpoints:
   ) -> None:
     """Writes a checkpoint and waits until it is on the disk; then removes the oldest.
 
-    All processes of a run must call it. However long it takes, no watchdog wakes.
+    All processes of a run must call it. However long it takes, no watchdog wakes while process 0
+    is alive.
 
     Args:
       step: the number of steps done.
@@ -131,27 +134,29 @@ class Checkpoints:
     Raises:
       CheckpointError: it could not be written; raised in all processes, and older ones stay.
     """
-    reason = ""
-    with watchdog_paused():
+    reason, writing = "", []
+    with futures.ThreadPoolExecutor(1, "checkpoint") as pool:
       if processes.is_primary():
-        try:
-          self._write(step, tree, clock)
-          self._remove_older(step, best)
-        except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
-          said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-          reason = " ".join(said.split())[:200] or repr(error)
-          if self._lock is not None:
-            self._lock.check()
-      failed = any(processes.gather(int(bool(reason))))
-    if failed:
+        # As NumPy arrays: Orbax refuses the JAX arrays of one process if there are several.
+        arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
+        writing = [pool.submit(self._write, step, arrays, clock, best)]
+      while processes.gather(len(futures.wait(writing, _SIGN_OF_LIFE).not_done))[0]:
+        heartbeat()
+    try:
+      for each in writing:
+        each.result()
+    except Exception as error:  # Orbax and tensorstore raise whatever their file systems do
+      said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+      reason = " ".join(said.split())[:200] or repr(error)
+      if self._lock is not None:
+        self._lock.check()
+    if any(processes.gather(int(bool(reason)))):
       raise CheckpointError(
         f"the checkpoint of step {step} could not be written to {self._folder} "
         f"({reason or 'process 0 says why'})"
       )
 
-  def _write(self, step: int, tree: Any, clock: dict[str, float]) -> None:
-    # As NumPy arrays: Orbax refuses the JAX arrays of one process if there are several processes.
-    arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
+  def _write(self, step: int, arrays: Any, clock: dict[str, float], best: Sequence[int]) -> None:
     self._folder.mkdir(parents=True, exist_ok=True)
     for left in self._folder.glob(f"{_PART}*"):
       _discard(left)
@@ -180,6 +185,7 @@ class Checkpoints:
     finally:
       for left in self._folder.glob(f"{part.name}*"):
         _discard(left)
+    self._remove_older(step, best)
 
   def _remove_older(self, step: int, best: Sequence[int]) -> None:
     """Removes checkpoints up to `step` but the newest and the first of `best` that is there."""

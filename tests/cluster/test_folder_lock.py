@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -124,8 +125,10 @@ def test_the_process_ends_at_once_with_its_own_code(tmp_path):
   assert done.stderr.startswith("jaxspeed: ") and "taken over by start 5" in done.stderr
 
 
-def test_an_owner_on_another_host_counts_as_long_as_it_gives_signs_of_life(tmp_path):
-  far = {"incarnation": 4, "token": "t", "host": "far", "pid": 1, "job": "", "restart": 0}
+@pytest.mark.parametrize("host, boot", [("far", ""), (socket.gethostname(), "of another machine")])
+def test_an_owner_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path, host, boot):
+  far = {"incarnation": 4, "token": "t", "host": host, "pid": 1, "job": "", "restart": 0}
+  far["boot"] = boot
   (tmp_path / OWNER).write_text(json.dumps(far))
   (tmp_path / LOCK).touch()
   done = threading.Event()

@@ -215,6 +215,7 @@ def test_the_watchdog_ends_what_stands_still(block, code):
   assert ("alive" in out) == (code == DONE)
   if code == LOST_PEER:
     assert "made no progress for 0.8 s" in err and 'File "<string>", line' in err
+    assert "another process" not in err and "perhaps a device or the disk does not answer" in err
 
 
 def test_a_process_that_was_stopped_has_not_stood_still():
