@@ -274,7 +274,7 @@ def hang_one(run: FaultyRun, victim: int) -> Row:
     seconds = time.monotonic() - begun
     assert ended.code == LOST_PEER and seconds > seconds_of_dog
     line = next(x for x in ended.err.splitlines() if "made no progress" in x)
-    assert "another process hangs perhaps" in line and "loop.py" in ended.err  # where it stands
+    assert "perhaps another process hangs" in line and "trainer.py" in ended.err  # where it stands
   codes = [LOST_PEER, LOST_PEER]
   codes[victim] = -signal.SIGSTOP
   fault = f"SIGSTOP to process {victim} of 2, watchdog_seconds={seconds_of_dog}"

@@ -1,6 +1,7 @@
 """The feed of a data set in memory."""
 
 import functools
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.cluster import processes
 from jaxspeed.data.balance import BalancedSampler
 from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
 from jaxspeed.data.memory.arrays import Arrays, open_arrays
@@ -27,13 +29,18 @@ from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
+_SECONDS = 5.0  # the most that a call of the program of an epoch takes, about
+
 
 class ResidentFeed(Feed):
   """Trains and evaluates on a data set that every device holds in memory.
 
   One program runs an epoch, or what is left of it, on accelerators, a step on CPUs
-  (`compile_programs`).
+  (`compile_programs`). A long epoch takes several calls of it: signals are heard between two.
   """
+
+  # Of the program of an epoch. The first call is short, to measure it.
+  _steps_per_call = 8
 
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
     self._spec = spec
@@ -156,6 +163,9 @@ class ResidentFeed(Feed):
       stop = self._number(min(first + len(stretch.kinds), stretch.end))
       carry, _ = programs.epoch.call(carry, train, order, resident.table, stop)
       first = stretch.end
+    if (steps := min(self._steps_per_call, spec.plan.steps_in_epoch(0) - 1)) > 0 < first:
+      carry = carry.replace(state=carry.state.replace(step=self._number(0)))
+      carry, _ = self._take(carry, order, 0, steps, spec.plan.steps_in_epoch(0))
     jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
 
   def init(self, seed: int) -> TrainState:
@@ -167,15 +177,31 @@ class ResidentFeed(Feed):
     plan, programs = self._spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
     order = self._order(seed, plan.epoch_of(first_step)[0])
-    if programs.epoch is not None:
-      stop = self._number(last_step)
-      carry, losses = programs.epoch.call(carry, data, order, table, stop)
-      yield StepOutput(last_step, carry, losses, count=last_step - first_step)
-      return
-    for step in range(first_step, last_step):
+    begin = first_step
+    while programs.epoch is not None and begin < last_step:
+      end = min(begin + self._steps_per_call, last_step)
+      carry, losses = self._take(carry, order, begin, end, last_step)
+      yield StepOutput(end, carry, losses, count=end - begin)
+      begin = end
+    for step in range(begin, last_step):
       program = programs.step[plan.kind_of(step)]
       carry, loss = program.call(carry, data, order, table)
       yield StepOutput(step + 1, carry, loss)
+
+  def _take(
+    self, carry: Carry, order: Order, begin: int, end: int, last_step: int
+  ) -> tuple[Carry, Any]:
+    """Calls the program of an epoch; a call before its last one is waited for and measured."""
+    assert self._programs.epoch is not None
+    start, resident = time.monotonic(), self._resident
+    parts = (resident.train, order, resident.table, self._number(end))
+    carry, losses = self._programs.epoch.call(carry, *parts)
+    if end < last_step:
+      jax.block_until_ready(losses)
+      steps = int(_SECONDS * (end - begin) / (time.monotonic() - start))
+      # All processes take the same steps.
+      self._steps_per_call = min(processes.gather(min(max(steps, 1), 2**30)))
+    return carry, losses
 
   def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
     """Evaluates all evaluation images, each counted once."""

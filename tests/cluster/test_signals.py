@@ -1,5 +1,6 @@
 """Signals at any moment of a run, and a watchdog over one that stands still."""
 
+import functools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from toy import load_recipe
 
 from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
+from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.run import session
 from jaxspeed.run.checkpoint import Checkpoints
@@ -21,9 +23,9 @@ from jaxspeed.run.checkpoint import Checkpoints
 STEPS = 18
 
 
-def digits():
+def digits(epochs=2.0):
   config = load_recipe("quickstart.py")
-  config.update(batch_size=160, epochs=2.0)  # 9 steps an epoch
+  config.update(batch_size=160, epochs=epochs)  # 9 steps an epoch
   config.model.width = 4
   return config
 
@@ -113,6 +115,16 @@ def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
   assert rows_of(tmp_path) == undisturbed
   # The row of an epoch that an earlier start has trained to its end has no pace.
   assert session.train(digits(), str(tmp_path)) == result
+
+
+def test_a_signal_is_heard_between_the_calls_of_a_long_epoch(tmp_path, monkeypatch):
+  whole = functools.partial(resident.compile_programs, whole_epochs=True)  # as on accelerators
+  monkeypatch.setattr(resident, "compile_programs", whole)
+  monkeypatch.setattr(resident, "_SECONDS", 0.0)
+  monkeypatch.setattr(ResidentFeed, "_steps_per_call", 2)
+  at_step(3)(monkeypatch, once(signal.SIGTERM))
+  with pytest.raises(Stopped, match="saved step 3 of 9 in .* resumes the run"):
+    session.train(digits(epochs=1.0), str(tmp_path))
 
 
 def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, monkeypatch):

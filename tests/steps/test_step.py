@@ -12,6 +12,7 @@ from toy import load_recipe, toy_arrays, toy_config, toy_spec
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import StepKind
@@ -148,6 +149,24 @@ def test_one_program_of_epochs_of_any_length_equals_a_loop_of_steps():
   # The program draws the numbers of crops, squares and erasing before its loop, a step its own.
   fields["augment.erasing"] = 0.5
   assert_epochs_equal_steps(toy_spec(toy_config(**fields, **QUICK)), 3, 4, 6)
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_a_long_epoch_takes_several_calls_to_the_same_numbers(monkeypatch):
+  feed = make_feed(toy_spec(toy_config(precision="float64", **QUICK)), whole_epochs=True)
+  feed._steps_per_call = 4
+  whole, losses = take(feed, begin(feed), 0, 4)
+  monkeypatch.setattr(resident, "_SECONDS", 0.0)
+  feed._steps_per_call = 2
+  counts = [done.count for done in feed.train(begin(feed), 0, 0, 4)]
+  assert counts == [2, 1, 1]
+  feed._steps_per_call = 2
+  carry, told = take(feed, begin(feed), 0, 4)
+  assert told == losses
+  for one, other in zip(jax.tree.leaves(carry.state), jax.tree.leaves(whole.state), strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert_equal(jax.device_get(carry.sums), jax.device_get(whole.sums))
 
 
 @pytest.mark.equivalence
