@@ -10,8 +10,7 @@ autocast to bfloat16, cudnn.benchmark and fused SGD.
 
 Each framework has a process of its own for each size and batch; a process pauses while the other
 computes. A framework that runs out of memory beside the other has a row that says so: time it alone
-with --frameworks. At --variants_at, ours is also timed with LARS,
-with BlurPool and with ghost norm (of 32 images), in turns with SGD.
+with --frameworks. Steps with other options of a recipe are timed by bench_options.py.
 
 The report is written after every row: a benchmark that is cut off keeps what it has.
 """
@@ -27,8 +26,8 @@ import benchmarking
 import rich
 import rich.table
 from absl import flags
-from resnet50_steps import STAGES, VARIANTS, Shape, training_flops
-from resnet50_workers import Contestant, Worker, WorkerFailed
+from resnet50_steps import STAGES, Shape, training_flops
+from resnet50_workers import Worker, WorkerFailed
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
@@ -36,7 +35,7 @@ from jaxspeed.errors import UserError
 
 @dataclasses.dataclass
 class Timing:
-  """A contestant at a shape: what preparing it cost, and the seconds per step of each turn."""
+  """A framework at a shape: what preparing it cost, and the seconds per step of each turn."""
 
   prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
   step_s: list[float] = dataclasses.field(default_factory=list)
@@ -46,29 +45,27 @@ class Timing:
 def time_in_turns(
   make_worker: Callable[[], Worker],
   shape: Shape,
-  contestants: list[Contestant],
+  frameworks: list[str],
   *,
   mode: str,
   turns: int,
   turn_seconds: float,
-) -> dict[Contestant, Timing]:
-  """Timings of contestants, turn by turn."""
-  timings = {contestant: Timing() for contestant in contestants}
+) -> dict[str, Timing]:
+  """Timings of frameworks, turn by turn."""
+  timings = {framework: Timing() for framework in frameworks}
   with contextlib.ExitStack() as stack:
-    frameworks = dict.fromkeys(contestant.framework for contestant in contestants)
     workers = {f: stack.enter_context(contextlib.closing(make_worker())) for f in frameworks}
-    for contestant, timing in timings.items():
+    for framework, timing in timings.items():
       with failing(timing):
-        timing.prepared = workers[contestant.framework].ask(
-          "prepare", contestant=contestant, shape=shape, mode=mode
+        timing.prepared = workers[framework].ask(
+          "prepare", framework=framework, shape=shape, mode=mode
         )
-    for _, contestant in benchmarking.turns(contestants, turns):
-      timing = timings[contestant]
+    for _, framework in benchmarking.turns(frameworks, turns):
+      timing = timings[framework]
       if timing.failed is None:
         steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
         with failing(timing):
-          worker = workers[contestant.framework]
-          timing.step_s.append(worker.ask("turn", variant=contestant.variant, steps=steps))
+          timing.step_s.append(workers[framework].ask("turn", steps=steps))
   return timings
 
 
@@ -81,16 +78,14 @@ def failing(timing: Timing) -> Iterator[None]:
     timing.failed = str(error)
 
 
-def rows_of(
-  shape: Shape, timings: dict[Contestant, Timing], ceiling: float
-) -> list[dict[str, Any]]:
-  """A row for each contestant: images per second and operations, or why there are none."""
+def rows_of(shape: Shape, timings: dict[str, Timing], ceiling: float) -> list[dict[str, Any]]:
+  """A row for each framework: images per second and operations, or why there are none."""
   rows = []
-  for contestant, timing in timings.items():
+  for framework, timing in timings.items():
     row: dict[str, Any] = {
       "size": shape.size,
       "batch": shape.batch,
-      **dataclasses.asdict(contestant),
+      "framework": framework,
       **timing.prepared,
     }
     row.pop("step_s", None)
@@ -105,9 +100,7 @@ def rows_of(
   return rows
 
 
-def ratios_of(
-  shape: Shape, timings: dict[Contestant, Timing], baseline: Contestant
-) -> list[dict[str, Any]]:
+def ratios_of(shape: Shape, timings: dict[str, Timing], baseline: str) -> list[dict[str, Any]]:
   """Ratios of the others' images per second to the baseline's, turn by turn."""
   base = timings[baseline]
   if base.failed is not None:
@@ -116,12 +109,12 @@ def ratios_of(
     {
       "size": shape.size,
       "batch": shape.batch,
-      "of": f"{contestant.framework} {contestant.variant}",
-      "to": f"{baseline.framework} {baseline.variant}",
+      "of": framework,
+      "to": baseline,
       "ratio": benchmarking.ratio_of_rounds(base.step_s, timing.step_s),
     }
-    for contestant, timing in timings.items()
-    if contestant != baseline and timing.failed is None
+    for framework, timing in timings.items()
+    if framework != baseline and timing.failed is None
   ]
 
 
@@ -131,8 +124,7 @@ def print_report(report: dict[str, Any]) -> None:
     "px", "batch", "", "images/s", "TFLOP/s", "of ceiling", "compile s", "GB", title=title
   )
   for row in report["rows"]:
-    name = f"{row['framework']} {row['variant']}"
-    where = str(row["size"]), str(row["batch"]), name
+    where = str(row["size"]), str(row["batch"]), row["framework"]
     if "failed" in row:
       table.add_row(*where, row["failed"])
       continue
@@ -164,7 +156,6 @@ def bench(given: Any) -> dict[str, Any]:
 
   sizes = benchmarking.numbers("sizes", given.sizes, int)
   batches = benchmarking.numbers("batches", given.batches, int)
-  variants_at = [benchmarking.numbers("variants_at", s.split("x"), int) for s in given.variants_at]
 
   def make_worker() -> Worker:
     return Worker(given.answer_seconds)
@@ -189,27 +180,18 @@ def bench(given: Any) -> dict[str, Any]:
     "rows": rows,
     "ratios": ratios,
   }
-  frameworks = [Contestant(framework) for framework in given.frameworks]
-  variants = [Contestant("jaxspeed", name) for name in ("sgd", *given.variants)]
-  # The baseline is PyTorch if it is there; among the variants it is SGD.
-  jobs = [
-    (size, batch, frameworks, frameworks[-1]) for batch, size in itertools.product(batches, sizes)
-  ]
-  if given.variants:
-    jobs += [(*shape, variants, variants[0]) for shape in variants_at]
-  for size, batch, contestants, baseline in jobs:
+  for batch, size in itertools.product(batches, sizes):
     shape = Shape(size, batch, given.depth, given.width, given.precision)
-
     timings = time_in_turns(
       make_worker,
       shape,
-      contestants,
+      given.frameworks,
       mode=given.mode,
       turns=given.turns,
       turn_seconds=given.turn_seconds,
     )
     found = rows_of(shape, timings, ceiling["tflops"])
-    ratios += ratios_of(shape, timings, baseline)
+    ratios += ratios_of(shape, timings, given.frameworks[-1])  # PyTorch, if it is there
     rows += found
     for row in found:
       print(_line(row), flush=True)
@@ -219,7 +201,7 @@ def bench(given: Any) -> dict[str, Any]:
 
 def _line(row: dict[str, Any]) -> str:
   what = row.get("failed") or f"{benchmarking.show(row['images_per_s'], '.1f')} images/s"
-  return f"{row['size']} px, batch {row['batch']}, {row['framework']} {row['variant']}: {what}"
+  return f"{row['size']} px, batch {row['batch']}, {row['framework']}: {what}"
 
 
 def main() -> None:
@@ -227,8 +209,6 @@ def main() -> None:
   flags.DEFINE_list("batches", ["256", "512", "128", "64"], "Of the device.")
   frameworks = ["jaxspeed", "torch"]
   benchmarking.define_choices("frameworks", frameworks, frameworks, "What is timed.")
-  flags.DEFINE_multi_string("variants_at", ["224x256"], "SIZExBATCH; repeatable.")
-  benchmarking.define_choices("variants", VARIANTS, VARIANTS, "Of ours beside SGD.")
   flags.DEFINE_integer("turns", 5, "Of each, timed.", lower_bound=1)
   flags.DEFINE_float("turn_seconds", 1.0, "About what a turn takes.")
   flags.DEFINE_string("mode", "default", "Of torch.compile, or eager.")

@@ -27,7 +27,6 @@ _TOY_RESNET = (
   "--mode=eager",
   "--turns=2",
   "--turn_seconds=0.01",
-  "--variants=",
 )
 _TOY_STEP = ("--config=configs/quickstart.py", "--config.model.width=4", "--batch_size=16")
 _IMAGENET = ("--config=configs/imagenet18.py:1", "--image_size=224", "--batch_size=256")
@@ -73,7 +72,7 @@ class Part:
 def _resnet(
   size: int, toy: tuple[str, ...] | None = None, *, mode: str = "default", most: float = 3.5
 ) -> Part:
-  arguments = (f"--sizes={size}", "--batches=256", "--variants=", f"--mode={mode}")
+  arguments = (f"--sizes={size}", "--batches=256", f"--mode={mode}")
   name = f"resnet50_{size}" if mode == "default" else f"resnet50_{size}_{mode.replace('-', '_')}"
   title = f"ResNet-50's step at {size} px beside torch.compile, mode {mode}"
   return Part(name, title, "bench_resnet50.py", arguments, most - 2, most, toy, torch=True)

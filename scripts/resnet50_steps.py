@@ -9,9 +9,7 @@ from typing import Any
 RATE, MOMENTUM, DECAY = 1e-4, 0.9, 1e-4
 STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 _CLASSES = 1000
-_GHOST_IMAGES = 32
 _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-VARIANTS = ("lars", "blurpool", "ghost_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +49,8 @@ def training_flops(depth: int, width: int, size: int) -> float:
   return 2.0 * (2 * stem + 3 * total)
 
 
-def make_config(shape: Shape, variant: str) -> Any:
-  """The config of a step: ImageNet's, with the one change of the variant."""
+def make_config(shape: Shape) -> Any:
+  """The config of a step: ImageNet's."""
   from jaxspeed.config import fields
 
   config = fields.imagenet()
@@ -64,16 +62,10 @@ def make_config(shape: Shape, variant: str) -> Any:
   config.model.update(depth=shape.depth, width=shape.width)
   config.optimizer.update(momentum=MOMENTUM, weight_decay=DECAY)
   config.schedule.update(peak=RATE, start=1.0, final=1.0, warmup=0.0)
-  if variant == "lars":
-    config.optimizer.name = "lars"
-  elif variant == "blurpool":
-    config.model.blurpool = True
-  elif variant == "ghost_norm":
-    config.model.ghost_splits = max(1, shape.batch // _GHOST_IMAGES)
   return config
 
 
-def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], dict[str, Any]]:
+def make_jax_step(shape: Shape) -> tuple[Callable[[int], float], dict[str, Any]]:
   """A function that takes a number of steps and returns the last loss, and what it cost."""
   import jax
   import step_program
@@ -81,7 +73,7 @@ def make_jax_step(shape: Shape, variant: str) -> tuple[Callable[[int], float], d
   from jaxspeed.devices.compile import use_cache
 
   use_cache("")
-  step = step_program.step_of(make_config(shape, variant), "", devices=1)
+  step = step_program.step_of(make_config(shape), "", devices=1)
   spec, start = step.spec(), time.perf_counter()
   program = step_program.compile_step(spec, step.phase)
   compile_s = time.perf_counter() - start

@@ -1,6 +1,6 @@
 """Processes that prepare and time steps for `bench_resnet50.py`, and wait in between."""
 
-import dataclasses
+import functools
 import math
 import multiprocessing
 import re
@@ -17,14 +17,6 @@ MEMORY = "out of memory"
 _WARM_STEPS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Contestant:
-  """What is timed: "jaxspeed" with a variant of its step, or "torch"."""
-
-  framework: str
-  variant: str = "sgd"
-
-
 class WorkerFailed(Exception):
   """A worker cannot do what it was asked; the message says why."""
 
@@ -33,24 +25,20 @@ class Work:
   """Methods that a worker is asked for by name."""
 
   def __init__(self) -> None:
-    self._runs: dict[str, Callable[[int], float]] = {}
+    self._run: Callable[[int], float]
 
-  def prepare(self, contestant: Contestant, shape: Shape, mode: str) -> dict[str, Any]:
-    """Compiles a step and warms it up; `step_s` is a first estimate."""
-    if contestant.framework == "torch":
-      run, prepared = make_torch_step(shape, mode)
-    else:
-      run, prepared = make_jax_step(shape, contestant.variant)
-    self._runs[contestant.variant] = run
-    first_loss, step_s = run(1), self.turn(contestant.variant, _WARM_STEPS)
+  def prepare(self, framework: str, shape: Shape, mode: str) -> dict[str, Any]:
+    """Compiles a step of "jaxspeed" or "torch" and warms it up; `step_s` is a first estimate."""
+    make = functools.partial(make_torch_step, mode=mode) if framework == "torch" else make_jax_step
+    self._run, prepared = make(shape)
+    first_loss, step_s = self._run(1), self.turn(_WARM_STEPS)
     return prepared | {"step_s": step_s, "loss": first_loss}
 
-  def turn(self, variant: str, steps: int) -> float:
+  def turn(self, steps: int) -> float:
     """Times some steps, after an untimed one; returns the seconds per step."""
-    run = self._runs[variant]
-    run(1)
+    self._run(1)
     start = time.perf_counter()
-    loss = run(steps)
+    loss = self._run(steps)
     seconds = time.perf_counter() - start
     if not math.isfinite(loss):
       raise ValueError(f"the loss is {loss}")
@@ -88,7 +76,7 @@ def serve(pipe: Connection) -> None:
 
 
 class Worker:
-  """A process that prepares and times contestants of one framework.
+  """A process that prepares and times the step of one framework.
 
   Args:
     seconds: the longest time for an answer.

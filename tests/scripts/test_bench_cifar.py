@@ -146,6 +146,10 @@ def test_output_is_held_behind_the_lines_of_a_pattern():
   assert out.getvalue() == "no end\n-\rend\nend\n"
 
 
+def test_every_other_round_goes_backwards():
+  assert [side for _, side in benchmarking.turns("abc", 3)] == list("abccbaabc")
+
+
 def test_the_interval_is_students():
   # Of 1 ... 5: sd sqrt(2.5), and t of 4 degrees is 2.776 (any table).
   assert benchmarking.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == {

@@ -67,23 +67,6 @@ def test_the_net_is_torchvisions():
   assert shapes(net) == shapes(theirs)
 
 
-def test_variants_change_one_thing():
-  shape = steps.Shape(**TOY | {"batch": 128})
-  configs = {name: steps.make_config(shape, name) for name in ("sgd", *steps.VARIANTS)}
-
-  def fields(config):
-    optimizer, model = config.optimizer, config.model
-    return optimizer.name, model.blurpool, model.ghost_splits
-
-  assert {name: fields(config) for name, config in configs.items()} == {
-    "sgd": ("sgd", False, 1),
-    "lars": ("lars", False, 1),
-    "blurpool": ("sgd", True, 1),
-    "ghost_norm": ("sgd", False, 128 // 32),
-  }
-  assert configs["sgd"].data.image_size == 32 and configs["sgd"].batch_size == 128
-
-
 @pytest.mark.parametrize(
   "error, is_memory",
   [
@@ -106,7 +89,7 @@ class FakeWorker:
 
   def ask(self, do, **request):
     if do == "prepare":
-      framework, batch = request["contestant"].framework, request["shape"].batch
+      framework, batch = request["framework"], request["shape"].batch
       if sum(self._held.values()) + batch > self._room:
         raise workers.WorkerFailed("out of memory")
       self._held[framework] = batch
@@ -121,9 +104,13 @@ class FakeWorker:
 @pytest.mark.parametrize("room, failed", [(16, []), (8, ["torch"]), (7, ["jaxspeed", "torch"])])
 def test_what_has_no_room_beside_the_other_says_so(room, failed):
   shape, held = steps.Shape(**TOY), {}
-  contestants = [workers.Contestant("jaxspeed"), workers.Contestant("torch")]
   timings = bench.time_in_turns(
-    lambda: FakeWorker(held, room), shape, contestants, mode="eager", turns=3, turn_seconds=2.0
+    lambda: FakeWorker(held, room),
+    shape,
+    ["jaxspeed", "torch"],
+    mode="eager",
+    turns=3,
+    turn_seconds=2.0,
   )
   rows = bench.rows_of(shape, timings, ceiling=1.0)
   assert [row["framework"] for row in rows if row.get("failed") == "out of memory"] == failed
@@ -131,7 +118,7 @@ def test_what_has_no_room_beside_the_other_says_so(room, failed):
     if "failed" not in row:
       assert row["images_per_s"]["mean"] == 8 / 0.25 and row["images_per_s"]["n"] == 3
       assert row["tflops"] == steps.training_flops(18, 2, 32) * 8 / 0.25 / 1e12
-  ratios = bench.ratios_of(shape, timings, contestants[1])
+  ratios = bench.ratios_of(shape, timings, "torch")
   assert [ratio["ratio"]["mean"] for ratio in ratios] == ([] if failed else [1.0])
   assert ["out of memory" in bench._line(row) for row in rows] == [
     row["framework"] in failed for row in rows
@@ -140,7 +127,7 @@ def test_what_has_no_room_beside_the_other_says_so(room, failed):
 
 def test_a_worker_tells_what_went_wrong_and_goes_on(worker):
   shape = steps.Shape(**TOY | {"depth": 7})
-  request = {"contestant": workers.Contestant("jaxspeed"), "shape": shape, "mode": "eager"}
+  request = {"framework": "jaxspeed", "shape": shape, "mode": "eager"}
   for _ in range(2):
     with pytest.raises(
       workers.WorkerFailed, match="^UserError: config.model.depth=7: choose one of"
@@ -161,15 +148,15 @@ def test_a_worker_that_ends_or_is_silent_is_told(worker):
 
 def test_a_loss_that_is_not_finite_is_no_timing():
   work = workers.Work()
-  work._runs["sgd"] = lambda steps: float("nan")
+  work._run = lambda steps: float("nan")
   with pytest.raises(ValueError, match="the loss is nan"):
-    work.turn("sgd", 1)
+    work.turn(1)
 
 
 @pytest.mark.parametrize(
   "flag, message",
   [
-    ("--variants=adam", "choose from lars, blurpool, ghost_norm"),
+    ("--frameworks=tensorflow", "choose from jaxspeed, torch"),
     ("--turns=0", "--turns=0"),
     ("--depth=34", "choose 18 or 50"),
     ("--sizes=large", "--sizes=large: give numbers"),
