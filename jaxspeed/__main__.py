@@ -4,7 +4,6 @@ jaxspeed COMMAND --help lists the flags of a command.
 """
 
 import ast
-import difflib
 import importlib.util
 import pkgutil
 import runpy
@@ -12,7 +11,7 @@ import sys
 
 import jaxspeed
 from jaxspeed.config import output
-from jaxspeed.errors import MISTAKE
+from jaxspeed.errors import MISTAKE, did_you_mean
 
 
 def commands() -> dict[str, str]:
@@ -42,9 +41,8 @@ def main() -> None:
     print(jaxspeed.__version__)
     return
   if name not in found:
-    near = difflib.get_close_matches(name, found, 1)
-    meant = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(found)}."
-    output.say(f"there is no command {name!r}: {meant}")
+    meant = did_you_mean(name, found) or f": choose one of {', '.join(found)}."
+    output.say(f"there is no command {name!r}{meant}")
     sys.exit(MISTAKE)
   sys.argv = [f"jaxspeed {name}", *rest]
   runpy.run_module(f"jaxspeed.{name}", run_name="__main__", alter_sys=True)

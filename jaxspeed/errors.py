@@ -1,6 +1,8 @@
 """The exception for users' mistakes, the commands' exit codes, and text that is safe to print."""
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 DONE = 0  # also after SIGTERM, once everything is saved
 FAULT = 1  # an error in the program, reported in a sentence that names the file of its traceback
@@ -34,6 +36,12 @@ def _escaped(character: str) -> str:
   if 0xDC80 <= ord(character) <= 0xDCFF:
     return f"\\x{ord(character) - 0xDC00:02x}"
   return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  """The end of a sentence on an unknown name: ": did you mean NAME?"; '' if none is near."""
+  near = difflib.get_close_matches(name, [*known], 1)
+  return f": did you mean {near[0]}?" if near else ""
 
 
 def mend(error: object) -> str:

@@ -1,7 +1,7 @@
 """Prints the plan of a config, without compiling anything.
 
-python -m jaxspeed.plan --config=configs/cifar10_resnet9.py:ema
-python -m jaxspeed.plan --config=configs/imagenet18.py:8 --csv
+jaxspeed plan cifar10_resnet9:ema
+jaxspeed plan imagenet18:8 --csv
 python -m jaxspeed.plan --config=configs/imagenette.py --config.data.path=PATH
 
 Without --config.data.path the plan uses data.train_images and data.eval_images. With it the plan
@@ -45,7 +45,7 @@ def main() -> None:
     command_line.nothing_left(arguments)
     config = config_flag.value
     if config is None:
-      raise UserError("set --config=FILE.py to the recipe to plan.")
+      raise UserError("name the recipe to plan, as in: jaxspeed plan quickstart.")
     checks.check(config)
     if csv.value:
       command_line.without_effect("beside --csv", bandwidth, latency, step_ms, parameters)
@@ -71,7 +71,7 @@ def main() -> None:
       lines.append(planned.parameter_table(config))
     print("\n".join(lines))
 
-  command_line.run(run, define=define)
+  command_line.run(run, define=define, command="plan")
 
 
 if __name__ == "__main__":

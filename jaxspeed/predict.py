@@ -65,7 +65,7 @@ def main() -> None:
       config = with_last_mode(config)
     elif not folder_named:
       raise UserError(
-        f"{images[0]} is no folder of a run: name the run first, as in jaxspeed predict runs/a "
+        f"{images[0]} is not a folder of a run: name the run first, as in jaxspeed predict runs/a "
         "cat.png."
       )
     else:
@@ -91,7 +91,7 @@ def main() -> None:
     if None in rows:
       sys.exit(MISTAKE)
 
-  command_line.run(run, define=define, fields=effects.USED["predict"][0])
+  command_line.run(run, define=define, command="predict")
 
 
 def _write_table(

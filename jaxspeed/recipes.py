@@ -6,12 +6,11 @@ python -m jaxspeed.recipes --json
 """
 
 import dataclasses
-import sys
-from collections.abc import Sequence
 
 from absl import flags
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.config.recipe import Facts, Published, facts_of, shipped
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json
@@ -23,8 +22,6 @@ def main() -> None:
   as_json = flags.DEFINE_bool("json", False, "Prints the same as JSON.")
 
   def run(names: list[str]) -> None:
-    if command_line.value_of("config", sys.argv):
-      raise UserError("--config has no effect here: name the recipe without it, as imagenet18.")
     if len(names) > 1:
       raise UserError(f"{names[1]!r} is one recipe too many: name one, or none for a list of all.")
     recipes = {name: _facts(name) for name in names or shipped()}
@@ -46,10 +43,7 @@ def _facts(name: str) -> Facts:
     raise UserError("a recipe's name is empty: name one, as imagenet18, or none for a list of all.")
   if colon:
     raise UserError(f"{name} names a variant: write {file} for a list of all.")
-  try:
-    return facts_of(name)
-  except UserError as error:  # begins with the flag of the other commands
-    raise UserError(str(error).removeprefix("--config=")) from None
+  return facts_of(name)
 
 
 def _all(recipes: dict[str, Facts]) -> list[str]:
@@ -63,7 +57,7 @@ def _all(recipes: dict[str, Facts]) -> list[str]:
     for name, facts in recipes.items()
   ]
   return [
-    *_table(("recipe", "variants", "source", "hardware", "accuracy", "time"), rows),
+    *output.table([("recipe", "variants", "source", "hardware", "accuracy", "time"), *rows]),
     "",
     "Figures as published, not by jaxspeed, for the variant that is named here.",
     "jaxspeed recipes NAME shows all variants of a recipe, and what their times cover.",
@@ -80,9 +74,9 @@ def _variants(name: str, facts: Facts) -> list[str]:
   figures = "figures as published" if known else "no figures are published"
   return [
     *([facts.title, ""] if facts.title else []),
-    *_table(heads, rows),
+    *output.table([heads, *rows]),
     "",
-    f"jaxspeed train --config={_called(name, facts.default)} trains it; {figures}.",
+    f"jaxspeed train {_called(name, facts.default)} trains it; {figures}.",
   ]
 
 
@@ -96,16 +90,6 @@ def _figures(row: Published) -> tuple[str, str, str, str]:
   time = "" if row.seconds is None else duration(row.seconds, as_published=True)
   time = ", ".join(part for part in (time, row.epochs_in_words) if part)
   return row.source, row.hardware, row.accuracy_in_words + runs, time
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  """Lines with aligned columns, without those that are empty in every row."""
-  kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
-  widths = [max(len(row[i]) for row in [heads, *rows]) for i in kept]
-  return [
-    "  ".join(f"{row[i]:<{width}}" for i, width in zip(kept, widths, strict=True)).rstrip()
-    for row in [heads, *rows]
-  ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Trains a recipe, or resumes the run in its folder.
 
-python -m jaxspeed.train --config=configs/quickstart.py --workdir=runs/quickstart
+jaxspeed train quickstart
+jaxspeed train imagenet18:4 --config.data.path=PATH --workdir=runs/a
+python -m jaxspeed.train --config=mine.py --config.epochs=30
 
 --profile=20:24 writes a trace of steps 20 to 24, counted as `step` in metrics.jsonl, to the folder
 "profile" of the run, for TensorBoard and Perfetto. Process 0 traces its devices; of several runs,
@@ -73,7 +75,7 @@ def main() -> None:
 
     config = config_flag.value
     if config is None:
-      raise UserError("--config=FILE.py names the recipe to train, as in configs/quickstart.py.")
+      raise UserError("name the recipe to train, as in: jaxspeed train quickstart.")
     make_screen = functools.partial(
       JsonScreen if json_flag.value else Screen, quiet=output.is_quiet()
     )
@@ -111,7 +113,7 @@ def main() -> None:
         processes.exit_now(FAULT)
       sys.exit(FAULT)
 
-  command_line.run(run, define=define, output_is_result=False)
+  command_line.run(run, define=define, output_is_result=False, command="train")
 
 
 def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:

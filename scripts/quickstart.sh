@@ -11,4 +11,4 @@ workdir=${WORKDIR:-runs/quickstart}
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check .
 "$venv/bin/python" -m jaxspeed.train --config=configs/quickstart.py --workdir="$workdir"
 echo "Evaluated again from the checkpoint:"
-"$venv/bin/python" -m jaxspeed.evaluate --workdir="$workdir"
+"$venv/bin/python" -m jaxspeed.evaluate --json --workdir="$workdir"

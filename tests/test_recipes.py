@@ -96,13 +96,12 @@ def test_a_recipe_of_ones_own_publishes_nothing_or_its_own(tmp_path):
   for wrong in ("source=1", "top1='x'", "top5=99", "seconds=float('nan')", "epochs=(1,)"):
     file.write_text(f"{own}PUBLISHED = {{'a': dict({wrong})}}\n")
     field = wrong.partition("=")[0]
-    assert f"mine.py: PUBLISHED['a'] has {field}=" in mistake("recipes", str(file))
+    assert re.search(rf"PUBLISHED must map .* \({field}=", mistake("recipes", str(file)))
   file.write_text("PUBLISHED = {}\n")
   assert "mine.py defines no function get_config()" in mistake("recipes", str(file))
 
 
-def test_a_recipe_is_named_without_a_flag():
-  assert "--config has no effect here" in mistake("recipes", "--config=imagenet18")
+def test_a_recipe_without_a_name():
   assert "a recipe's name is empty" in mistake("recipes", "")
 
 
@@ -124,7 +123,7 @@ def test_one_recipe_has_a_line_for_each_variant():
   assert "32 V100   93.05 % top-5  29 min 44 s   training, validation" in lines[5]
   assert lines[-1].endswith(" trains it; figures as published.")
   (*_, last) = command("recipes", "finetune").stdout.splitlines()
-  assert last == "jaxspeed train --config=finetune trains it; no figures are published."
+  assert last == "jaxspeed train finetune trains it; no figures are published."
 
 
 def test_json_is_the_same():
@@ -134,17 +133,6 @@ def test_json_is_the_same():
   assert found["cifar10_airbench"]["default"] == "94_muon"
   one = json.loads(command("recipes", "--json", "imagenet18").stdout)
   assert one == {"imagenet18": found["imagenet18"]}
-
-
-def test_mistakes():
-  assert (
-    mistake("recipes", "imagenet1") == "imagenet1: there is no such file: did you mean imagenet18?"
-  )
-  assert mistake("recipes", "imagenet18:4").startswith("imagenet18:4 names a variant: write imagen")
-  assert mistake("recipes", "cifar10", "cifar100").startswith("'cifar100' is one recipe too many")
-  assert mistake("recipes", "nothing-like-it").startswith(
-    "nothing-like-it: no recipe has this name"
-  )
 
 
 def test_it_needs_no_jax_works_in_any_folder_and_ends_with_its_reader(tmp_path):

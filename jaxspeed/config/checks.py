@@ -1,29 +1,20 @@
 """Checks of a config: the value of each field, and values that contradict each other.
 
-`fields` states the values of each field; `planning.make` checks what depends on the data's size.
+`fields` declares the values of each field; `planning.make` checks what depends on the data's size.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config import families, fields, names, schema
+from jaxspeed.config.conditions import WHITENS, View
 from jaxspeed.config.given import Given, given_in
 from jaxspeed.config.schema import Problem, shown
 from jaxspeed.errors import UserError
 
-# What the package's two feeds allow in fields that both use; any other feed checks its own.
-_OF_FEED: dict[str, dict[str, tuple[str, ...]]] = {
-  "resident": {
-    "data.last_batch": ("drop", "carry_over"),
-    "eval.mode": ("center", "flip", "six", "selective"),
-  },
-  "stream": {
-    "data.last_batch": ("drop", "keep"),
-    "eval.mode": ("center", "flip", "five", "rect", "rect_flip"),
-  },
-}
 # The largest number of images of noise: each takes 60 bytes of memory.
 _MOST_NOISE = 20_000_000
 # The largest number of missing fields named in a message.
@@ -42,41 +33,27 @@ def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bo
     UserError: names the first invalid field and the values that it accepts.
   """
   try:
+    if isinstance(config, ConfigDict):
+      config = config.copy_and_resolve_references().to_dict()
     # Not a field that a recipe could lack.
-    values = {"given": Given().model_dump()} | _plain(config)
-    _check_types(values, model=model)
+    values = {"given": Given().model_dump()} | dict(config)
+    given = values.get("model")
+    name = str(given.get("name", "")) if isinstance(given, Mapping) else ""
+    _raise_first(schema.problems(fields.Config, values, complete=True), name)
     if model and not given_in(values).get("model"):
       check_model(values["model"])
-    _check_feed(values)
-    _check_together(values)
+    view = View(values)
+    for clash in _CLASHES:
+      if clash.where(view):
+        raise UserError(re.sub(r"\[(\D[\w.]+)\]", lambda m: _given(view, m[1]), clash.sentence))
   except UserError as error:
-    if not source:
-      raise
-    raise UserError(f"{source}: {error}") from None
+    raise UserError(f"{source}: {error}" if source else str(error)) from None
   except RecursionError:
     raise UserError(f"{source or 'the config'}: groups of fields nest without an end.") from None
 
 
-def _plain(config: ConfigDict | Mapping[str, Any]) -> dict[str, Any]:
-  if isinstance(config, ConfigDict):
-    return config.copy_and_resolve_references().to_dict()
-  return dict(config)
-
-
-def _check_types(values: Mapping[str, Any], *, model: bool) -> None:
-  found = schema.problems(fields.Config, values, complete=True)
-  given = values.get("model")
-  name = str(given.get("name", "")) if isinstance(given, Mapping) and model else ""
-  data = values.get("data")
-  feed = data.get("feed") if isinstance(data, Mapping) else None
-  choices = _OF_FEED.get(feed, {}) if isinstance(feed, str) else {}
-  found = [
-    problem._replace(text=f"choose one of {', '.join(choices[problem.name])}.")
-    if problem.name in choices
-    else problem
-    for problem in found
-  ]
-  _raise_first(found, model=name)
+def _given(view: View, name: str) -> str:
+  return f"config.{name}={shown(view[name])}"
 
 
 def check_model(values: Mapping[str, Any]) -> None:
@@ -85,165 +62,170 @@ def check_model(values: Mapping[str, Any]) -> None:
   Raises:
     UserError: as `check`.
   """
-  known = ", ".join(families.FAMILIES)
   if "name" not in values:
     raise UserError(
-      f"config.model has no name: the recipe sets config.model = dict(name=NAME, ...) with one of "
-      f"{known}."
+      "config.model has no name: the recipe sets config.model = dict(name=NAME, ...) with one of "
+      f"{', '.join(families.FAMILIES)}."
     )
   name = values["name"]
   if not isinstance(name, str) or name not in families.FAMILIES:
     raise UserError(f"config.model.name={shown(name)}: {schema.choose(families.FAMILIES)}")
-  group = families.FAMILIES[name].fields
-  found = [
-    problem._replace(name=f"model.{problem.name}") for problem in schema.problems(group, values)
-  ]
-  own = [f"model.{field}" for field in group.model_fields]
-  _raise_first(found, known=own, what=f"; those of {name} are {', '.join(group.model_fields)}")
+  _raise_first(schema.problems(families.FAMILIES[name].fields, values, prefix="model."), name)
 
 
-def _raise_first(
-  found: Sequence[Problem], *, model: str = "", known: Sequence[str] = (), what: str = ""
-) -> None:
+def _raise_first(found: Sequence[Problem], model: str) -> None:
   """Raises a UserError for the first problem; one error names all missing fields."""
   if not found:
     return
   first = found[0]
   if first.kind == "unknown":
-    sentence = names.no_field(first.name, model, known=known)
-    raise UserError(sentence if sentence.endswith("?") else f"{sentence[:-1]}{what}.")
+    raise UserError(names.no_field(first.name, model))
   if first.kind == "missing":
-    missing = [problem.name for problem in found if problem.kind == "missing"]
+    missing = [f"config.{problem.name}" for problem in found if problem.kind == "missing"]
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    listed = ", ".join(f"config.{name}" for name in missing[:_NAMED])
-    raise UserError(
-      f"{listed}{more} {'is' if len(missing) == 1 else 'are'} missing: a recipe starts from base() "
-      f"of jaxspeed.config.fields, and config.json stays as jaxspeed.train wrote it."
-    )
+    listed = f"{', '.join(missing[:_NAMED])}{more}"
+    raise UserError(f"there is no {listed}: a recipe starts from base() of jaxspeed.config.fields.")
   raise UserError(f"config.{first.name}={shown(first.value)}: {first.text}")
 
 
-def _check_feed(values: Mapping[str, Any]) -> None:
-  """Checks the fields that depend on `data.feed`."""
-  feed = values["data"]["feed"]
-  choices = _OF_FEED.get(feed, {})
-  for name, allowed in choices.items():
-    group, _, field = name.partition(".")
-    if values[group][field] not in allowed:
-      raise UserError(
-        f"config.{name}={shown(values[group][field])}: choose one of {', '.join(allowed)}."
-      )
-  modes = choices.get("eval.mode", ())
-  if unknown := [mode for mode in values["phases"]["eval_mode"] if modes and mode not in modes]:
-    raise UserError(f"config.phases.eval_mode={unknown}: choose one of {', '.join(modes)}.")
-  if feed == "stream" and values["warmup"] == "on":
-    raise UserError("config.warmup='on': a stream has no warm-up: set --config.warmup=auto.")
-  for name in ("mean", "std"):
-    if feed == "stream" and not values["data"][name]:
-      raise UserError(f"config.data.{name}=(): it is not computed for a stream: set three numbers.")
-  if values["model"].get("whiten") is True and feed == "stream":
-    raise UserError("config.model.whiten=True: a stream has no first images, set it to False.")
+class _Clash(NamedTuple):
+  """Values that contradict each other; in the sentence, [FIELD] becomes config.FIELD=VALUE."""
+
+  where: Callable[[View], Any]
+  sentence: str
 
 
-def _check_together(values: Mapping[str, Any]) -> None:
-  """Checks the other fields that depend on each other."""
-  data, augment = values["data"], values["augment"]
-  for name in ("train_images", "eval_images"):
-    if data["synthetic"] and data[name] > _MOST_NOISE:
-      raise UserError(
-        f"config.data.{name}={data[name]}: with config.data.synthetic=True it must be at most "
-        f"{_MOST_NOISE:,}."
-      )
-  clip = values["optimizer"]["lars_clip"]
-  if clip and clip[0] > clip[1]:
-    raise UserError(
-      f"config.optimizer.lars_clip={clip}: it must be the least and the most trust ratio, or ()."
-    )
-  if values["seed"] + values["runs"] > 2**31:
-    raise UserError(
-      f"config.seed={values['seed']}: it must be at most {2**31 - values['runs']}, as "
-      f"the seeds of config.runs={values['runs']} start there."
-    )
-  frozen = values["pretrained"]["path"] and values["pretrained"]["freeze"] == "backbone"
-  if frozen and not values["optimizer"]["head_rate"] and "optimizer" not in given_in(values):
-    raise UserError(
-      "config.optimizer.head_rate=0.0 with config.pretrained.freeze='backbone': nothing would be "
-      "trained; set a rate above 0, or freeze less."
-    )
-  _check_layer_decay(values)
-  _check_warmup(values)
-  _check_segments("schedule.segments", values["schedule"]["segments"], values["epochs"])
-  _check_segments(
-    "optimizer.momentum_segments", values["optimizer"]["momentum_segments"], values["epochs"]
+def _of_feed(feed: str, name: str, *allowed: str) -> _Clash:
+  """What a feed of the package allows in a field; any other feed checks its own."""
+
+  def clashes(c: View) -> bool:
+    found = c[name] if isinstance(c[name], tuple) else (c[name],)
+    return c["data.feed"] == feed and any(each not in allowed for each in found)
+
+  return _Clash(clashes, f"[{name}]: choose one of {', '.join(allowed)}.")
+
+
+def _segments(name: str) -> Iterator[_Clash]:
+  """Segments follow each other without gaps, and end with the run."""
+
+  def broken(c: View) -> bool:
+    ends = [0, *(segment[1] for segment in c[name])]
+    begins = [segment[0] for segment in c[name]]
+    return begins != ends[:-1] or any(a >= b for a, b in zip(begins, ends[1:], strict=True))
+
+  field = fields.Schedule.model_fields["segments"]
+  yield _Clash(broken, f"[{name}]: it must be {schema.accepted(field.annotation, field.metadata)}.")
+  yield _Clash(
+    lambda c: c[name] and c[name][-1][1] != c["epochs"],
+    f"[epochs] with [{name}]: these do not scale with the run; set --config.{name} to segments of "
+    "that length, and --config.phases.first_epoch if the recipe has phases.",
   )
-  for name in ("cutout", "crop_padding", "cutmix"):
-    if augment[name] >= data["image_size"]:
-      raise UserError(
-        f"config.augment.{name}={augment[name]}: it must be less than "
-        f"config.data.image_size={data['image_size']}."
-      )
-  _check_mixing(augment, values["proxy"]["keep"])
 
 
-def _check_mixing(augment: Mapping[str, Any], keep: int) -> None:
-  """Checks that images are mixed in one way, and not where a proxy chooses them by one label."""
-  for name in ("mixup", "cutmix_alpha"):
-    if augment[name] and augment["cutmix"] and augment["cutmix_epochs"]:
-      raise UserError(
-        f"config.augment.{name}={augment[name]:g} with config.augment.cutmix={augment['cutmix']}: "
-        f"both mix an image with its neighbour; set one of them to 0."
-      )
-    if augment[name] and keep:
-      raise UserError(
-        f"config.augment.{name}={augment[name]:g} with config.proxy.keep={keep}: a proxy chooses "
-        f"images by the loss of one label, and mixed images have two; set one of them to 0."
-      )
+def _has_no_layers(c: View) -> bool:
+  family = families.FAMILIES.get(c["model.name"])
+  return not (family is None or c["given.model"] or hasattr(family.module, "param_layers"))
 
 
-def _check_layer_decay(values: Mapping[str, Any]) -> None:
-  """Checks that the model has layers, and that each can have a learning rate of its own."""
-  decay, given = values["optimizer"]["layer_decay"], given_in(values)
-  if decay == 1:
-    return
-  model = str(values["model"].get("name", ""))
-  family = families.FAMILIES.get(model)
-  if "model" not in given and family and not hasattr(family.module, "param_layers"):
-    raise UserError(
-      f"config.optimizer.layer_decay={decay:g}: the model {model} does not say which layer each "
-      "parameter belongs to (its method param_layers): set it to 1."
+def _whitened_pixels(c: View) -> int:
+  images = min(c["whitening.images"], c["data.train_images"])
+  return images * c["data.image_size"] ** 2 if WHITENS.works(c) else 0
+
+
+_RESIDENT = ("center", "flip", "six", "selective")
+_STREAM = ("center", "flip", "five", "rect", "rect_flip")
+_CLASHES = (
+  _of_feed("resident", "data.last_batch", "drop", "carry_over"),
+  _of_feed("stream", "data.last_batch", "drop", "keep"),
+  _of_feed("resident", "eval.mode", *_RESIDENT),
+  _of_feed("stream", "eval.mode", *_STREAM),
+  _of_feed("resident", "phases.eval_mode", *_RESIDENT),
+  _of_feed("stream", "phases.eval_mode", *_STREAM),
+  _Clash(
+    lambda c: c["data.feed"] == "stream" and c["warmup"] == "on",
+    "[warmup]: a stream has no warm-up: set --config.warmup=auto.",
+  ),
+  *(
+    _Clash(
+      lambda c, name=name: c["data.feed"] == "stream" and not c[name],
+      f"[{name}]: it is not computed for a stream: set three numbers.",
     )
-  if "optimizer" not in given and values["optimizer"]["name"] == "muon":
-    raise UserError(
-      f"config.optimizer.layer_decay={decay:g}: Muon scales all kernels to one norm, whatever "
-      "their learning rate: set it to 1, or choose another config.optimizer.name."
+    for name in ("data.mean", "data.std")
+  ),
+  _Clash(
+    lambda c: c["data.feed"] == "stream" and c["model.whiten"] is True,
+    "[model.whiten]: a stream has no first images, set it to False.",
+  ),
+  _Clash(
+    lambda c: _whitened_pixels(c) >= 2**31,
+    "[data.image_size]: [whitening.images] of this size have too many pixels to whiten; set one of "
+    "them lower.",
+  ),
+  *(
+    _Clash(
+      lambda c, name=name: c["data.synthetic"] and c[name] > _MOST_NOISE,
+      f"[{name}]: with [data.synthetic] it must be at most {_MOST_NOISE:,}.",
     )
-
-
-def _check_warmup(values: Mapping[str, Any]) -> None:
-  """Checks that the learning rate's rise ends before the run."""
-  schedule = values["schedule"]
-  if schedule["warmup"] == 1 and not schedule["segments"] and "schedule" not in given_in(values):
-    raise UserError(
-      f"config.schedule.warmup={schedule['warmup']}: the warm-up would take all of "
-      f"config.epochs={values['epochs']:g}: set a smaller share of the run, such as 0.2."
+    for name in ("data.train_images", "data.eval_images")
+  ),
+  _Clash(
+    lambda c: (
+      c["optimizer.lars_clip"] and c["optimizer.lars_clip"][0] > c["optimizer.lars_clip"][1]
+    ),
+    "[optimizer.lars_clip]: it must be the least and the most trust ratio, or ().",
+  ),
+  _Clash(
+    lambda c: c["seed"] + c["runs"] > 2**31,
+    "[seed]: the seeds of [runs] start there, and the largest seed is 2,147,483,647.",
+  ),
+  _Clash(
+    lambda c: (
+      c["pretrained.path"]
+      and c["pretrained.freeze"] == "backbone"
+      and not (c["optimizer.head_rate"] or c["given.optimizer"])
+    ),
+    "[optimizer.head_rate] with [pretrained.freeze]: nothing would be trained; set a rate above 0, "
+    "or freeze less.",
+  ),
+  _Clash(
+    lambda c: c["optimizer.layer_decay"] != 1 and _has_no_layers(c),
+    "[optimizer.layer_decay]: the model of [model.name] does not say which layer each parameter "
+    "belongs to (its method param_layers): set it to 1.",
+  ),
+  _Clash(
+    lambda c: (
+      c["optimizer.layer_decay"] != 1 and c["optimizer.name"] == "muon" and not c["given.optimizer"]
+    ),
+    "[optimizer.layer_decay]: Muon scales all kernels to one norm, whatever their learning rate: "
+    "set it to 1, or choose another config.optimizer.name.",
+  ),
+  _Clash(
+    lambda c: c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]),
+    "[schedule.warmup]: the warm-up would take all of [epochs]: set a smaller share of the run, "
+    "such as 0.2.",
+  ),
+  *_segments("schedule.segments"),
+  *_segments("optimizer.momentum_segments"),
+  *(
+    _Clash(
+      lambda c, name=name: c[name] >= c["data.image_size"],
+      f"[{name}]: it must be less than [data.image_size].",
     )
-
-
-def _check_segments(name: str, segments: Sequence[Sequence[float]], epochs: float) -> None:
-  """Checks that segments follow each other without gaps and end with the run."""
-  if not segments:
-    return
-  edges = [0, *(segment[1] for segment in segments)]
-  begins = [segment[0] for segment in segments]
-  if begins != edges[:-1] or any(
-    begin >= segment[1] for begin, segment in zip(begins, segments, strict=True)
-  ):
-    field = fields.Schedule.model_fields["segments"]
-    what = schema.accepted(field.annotation, field.metadata)
-    raise UserError(f"config.{name}={shown(segments)}: it must be {what}.")
-  if edges[-1] != epochs:
-    raise UserError(
-      f"config.epochs={epochs:g}: config.{name} end with epoch {edges[-1]:g}, they do not scale "
-      f"with the run; set --config.{name} to segments of that length, and "
-      f"--config.phases.first_epoch if the recipe has phases."
+    for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix")
+  ),
+  *(
+    _Clash(
+      lambda c, name=name: c[name] and c["augment.cutmix"] and c["augment.cutmix_epochs"],
+      f"[{name}] with [augment.cutmix]: both mix an image with its neighbour; set one to 0.",
     )
+    for name in ("augment.mixup", "augment.cutmix_alpha")
+  ),
+  *(
+    _Clash(
+      lambda c, name=name: c[name] and c["proxy.keep"],
+      f"[{name}] with [proxy.keep]: a proxy chooses images by the loss of one label, and mixed "
+      "images have two; set one of them to 0.",
+    )
+    for name in ("augment.mixup", "augment.cutmix_alpha")
+  ),
+)

@@ -16,11 +16,11 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
 
-from jaxspeed.config.schema import Group
+from jaxspeed.config.schema import Also, Group, Mark
 from jaxspeed.errors import UserError
 
 # Attributes of a module that are not config fields.
@@ -54,7 +54,8 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
 
   def add(module: _Module) -> _Module:
     _check(name, module)
-    fields: dict[str, Any] = {"name": (str, name)}
+    named = Annotated[str, Also("arch architecture"), Mark.COMMON]
+    fields: dict[str, Any] = {"name": (named, pydantic.Field(name, description="the model"))}
     meanings = _meanings(module)
     for field in dataclasses.fields(module):
       if field.name not in _NOT_FIELDS:
@@ -105,6 +106,12 @@ def _meanings(module: type) -> dict[str, str]:
     and isinstance(below.value, ast.Constant)
     and isinstance(below.value.value, str)
   }
+
+
+def of_family(model: Mapping[str, Any], name: str) -> dict[str, Any]:
+  """The fields of a recipe's model, or the defaults of another family where `name` is that."""
+  is_other = name in FAMILIES and name != model.get("name")
+  return with_defaults({"name": name} if is_other else model)
 
 
 def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ prints the strings below the fields. The groups of fields are here, in `image_fi
 `training_fields.py`. The fields of `config.model` are its family's (`families.py`).
 """
 
+import math
 import os
 from typing import Annotated, Any, Literal
 
@@ -23,9 +24,10 @@ from ml_collections import ConfigDict, config_flags
 from pydantic import Field
 
 from jaxspeed.config import kinds
+from jaxspeed.config.conditions import RECTANGLES, STREAM, TESTED, by_phase, phase_column
 from jaxspeed.config.given import Given
 from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
-from jaxspeed.config.schema import Group
+from jaxspeed.config.schema import Also, Group, Mark, When
 from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
 from jaxspeed.errors import UserError
 
@@ -33,17 +35,23 @@ from jaxspeed.errors import UserError
 class Eval(Group):
   """Evaluation."""
 
-  mode: kinds.EvalMode = "center"
+  mode: Annotated[
+    kinds.EvalMode,
+    by_phase("eval_mode", "--config.phases.eval_mode, to '()' for one in all of them"),
+    Also("tta"),
+    Mark.COMMON,
+    Mark.PREDICT,
+  ] = "center"
   """which views of an image are evaluated: see `steps/eval_step.py`; per phase: phases.eval_mode"""
-  batch_size: Annotated[int, Field(ge=1, le=2**20)] = 1000
+  batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
   """images per device and step of an evaluation"""
-  image_size: kinds.Pixels = 0
+  image_size: Annotated[kinds.Pixels, STREAM, Mark.PREDICT] = 0
   """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
-  resize: Annotated[float, Field(ge=1, le=10)] = 1.14
+  resize: Annotated[float, Field(ge=1, le=10), STREAM, Mark.PREDICT] = 1.14
   """short side of a stream's image before its crop, in multiples of the image size"""
-  shapes: Annotated[int, Field(ge=1, le=1000)] = 16
+  shapes: Annotated[int, Field(ge=1, le=1000), RECTANGLES] = 16
   """largest number of shapes of rectangles"""
-  multiple: Annotated[int, Field(ge=1, le=1024)] = 8
+  multiple: Annotated[int, Field(ge=1, le=1024), RECTANGLES] = 8
   """pixels of which the sides of rectangles are multiples"""
   every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
   """epochs from one evaluation to the next; the last epoch is always evaluated"""
@@ -52,7 +60,7 @@ class Eval(Group):
 class Allreduce(Group):
   """The all-reduce of the gradients, on several devices."""
 
-  group_mb: kinds.NotNegative = 8.0
+  group_mb: Annotated[kinds.NotNegative, Mark.PLACE] = 8.0
   """megabytes of gradients after which a group of layers is sent; 0: all layers at once"""
   dtype: Literal["float32", "bfloat16", "float16"] = "float32"
   """dtype in which gradients are sent and summed"""
@@ -61,11 +69,13 @@ class Allreduce(Group):
 class Checkpoint(Group):
   """Checkpoints."""
 
-  every_seconds: Annotated[float, Field(ge=0, le=1e9)] = 60.0
+  every_seconds: Annotated[kinds.Factor, Also("save_every")] = 60.0
   """seconds of training between two checkpoints; the end of a run is always saved"""
-  keep: Annotated[int, Field(ge=1, le=1_000_000)] = 2
+  keep: kinds.Every = 2
   """number of newest checkpoints that are kept"""
-  keep_best: Literal["none", "top1", "top5", "macro_top1", "loss"] = "none"
+  keep_best: Annotated[
+    Literal["none", "top1", "top5", "macro_top1", "loss"], Also("save_best save_best_only")
+  ] = "none"
   """metric of which the best evaluation's checkpoint is kept too, for --step=best; the result stays
   that of the last epoch: the best one is chosen on the evaluation images, which flatters it"""
   on_error: Literal["continue", "stop"] = "continue"
@@ -81,11 +91,11 @@ class Records(Group):
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
   """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
   highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
-  author: kinds.Text = "jaxspeed"
+  author: Annotated[kinds.Text, TESTED] = "jaxspeed"
   """author in the DAWNBench entry"""
-  author_email: kinds.Text = "jaxspeed@example.org"
+  author_email: Annotated[kinds.Text, TESTED] = "jaxspeed@example.org"
   """e-mail address in the DAWNBench entry"""
-  code_url: kinds.Text = ""
+  code_url: Annotated[kinds.Text, TESTED] = ""
   """address of the code in the DAWNBench entry"""
 
 
@@ -94,43 +104,84 @@ class Config(Group):
 
   name: kinds.Name = ""
   """name of the run and of its folder"""
-  seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+  seed: Annotated[int, Field(ge=0, le=2**31 - 1), Also("random_seed"), Mark.COMMON] = 0
   """seed of initialisation, shuffling and augmentation"""
   runs: Annotated[int, Field(ge=1, le=10_000)] = 1
   """number of runs, which share one compilation; their seeds are seed, seed + 1, ..."""
-  epochs: Annotated[float, Field(gt=0, le=100_000)] = 1.0
+  epochs: Annotated[float, Field(gt=0, le=100_000), Also("n_epochs num_epochs"), Mark.COMMON] = 1.0
   """number of epochs; may be fractional: steps = ceil(epochs * steps per epoch)"""
-  batch_size: kinds.Batch = 512
+  batch_size: Annotated[
+    kinds.Batch,
+    Also("batch bs"),
+    Mark.COMMON,
+    When(
+      lambda c: phase_column(c, "batch_size")[:1] in ((), (c["batch_size"],)),
+      "each phase has its own, which its learning rate fits; set --config.phases.batch_size",
+    ),
+  ] = 512
   """images in a batch, summed over all devices"""
-  accumulate: Annotated[int, Field(ge=1, le=65_536)] = 1
+  accumulate: Annotated[
+    kinds.Splits,
+    Also(
+      "accum accum_steps accumulation accumulation_steps grad_accum gradient_accumulation_steps"
+    ),
+  ] = 1
   """micro-batches per device, run one after the other, each with its own batch norm"""
-  precision: Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"] = "auto"
+  precision: Annotated[
+    Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"],
+    Also("amp dtype fp16 mixed_precision"),
+    Mark.COMMON,
+    Mark.PREDICT,
+  ] = "auto"
   """auto: the fastest for the device; tf32: float32 with products that GPUs round to TF32;
   float64: for CPUs, to compare programs"""
-  loss_scale: Annotated[float, Field(ge=0, le=1e38)] = 0.0
+  loss_scale: Annotated[
+    float,
+    Field(ge=0, le=1e38),
+    When(lambda c: c["precision"] in ("auto", "float16"), "only float16 has a loss scale"),
+  ] = 0.0
   """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
-  label_smoothing: kinds.ShareBelowOne = 0.0
+  label_smoothing: Annotated[kinds.ShareBelowOne, Also("smoothing")] = 0.0
   """share of the target that is spread evenly over all classes"""
-  target: kinds.Share = 0.94
+  target: Annotated[
+    kinds.Share,
+    When(
+      lambda c: c["target_metric"] != "top5" or c["data.classes"] > 5,
+      "all classes are among the five likeliest; set --config.target_metric=top1",
+    ),
+  ] = 0.94
   """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
-  stop_at_target: bool = False
+  stop_at_target: Annotated[bool, When(lambda c: c["target"] > 0, "there is no target")] = False
   """whether the run ends once the target is reached"""
-  patience: Annotated[int, Field(ge=0, le=100_000)] = 0
+  patience: Annotated[
+    int,
+    Field(ge=0, le=100_000),
+    Also("early_stopping early_stopping_patience"),
+    When(
+      lambda c: (
+        not c["patience"] or math.ceil(c["epochs"]) > c["patience"] * c["eval.every_epochs"]
+      ),
+      "there are no more evaluations than that",
+    ),
+  ] = 0
   """evaluations without a better target_metric after which the run ends; 0: it never ends early. An
   early end leaves out the low learning rates at the end of a schedule, which help most"""
-  tune_on: Literal["test", "validation"] = "test"
+  tune_on: Annotated[Literal["test", "validation"], Mark.EVALUATE] = "test"
   """images to evaluate on; validation: training images that are held out (data.hold_out)"""
-  warmup: Literal["auto", "on", "off"] = "auto"
+  warmup: Annotated[
+    Literal["auto", "on", "off"],
+    When(lambda c: c["data.feed"] != "stream" or c["warmup"] == "off", "a stream has none"),
+  ] = "auto"
   """training on random labels before the clock starts; auto: on accelerators only"""
-  cost_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+  cost_per_hour: Annotated[kinds.Factor, Mark.PLACE] = 0.0
   """price of all the hardware in USD; 0: not stated"""
-  compile_cache: kinds.Text = ""
+  compile_cache: Annotated[kinds.Text, Mark.PREDICT, Mark.PLACE] = ""
   """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
   ~/.cache/jaxspeed/programs"""
-  data: Data = Data()
-  phases: Phases = Phases()
+  data: Annotated[Data, Mark.EVALUATE] = Data()
+  phases: Annotated[Phases, Mark.EVALUATE] = Phases()
   pretrained: Pretrained = Pretrained()
   augment: Augment = Augment()
   model: dict[str, Any] = {}
@@ -140,7 +191,7 @@ class Config(Group):
   average: Average = Average()
   whitening: Whitening = Whitening()
   proxy: Proxy = Proxy()
-  eval: Eval = Eval()
+  eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()
   """XLA options for the training programs: ("NAME=VALUE", ...)"""
@@ -150,13 +201,23 @@ class Config(Group):
   deterministic: bool = False
   """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
   resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
-  checkpoint: Checkpoint = Checkpoint()
-  watchdog_seconds: kinds.WatchdogSeconds = 600.0
+  checkpoint: Annotated[Checkpoint, Mark.PLACE] = Checkpoint()
+  watchdog_seconds: Annotated[kinds.WatchdogSeconds, Mark.PLACE] = 600.0
   """seconds without progress after which a run is ended; 0: never"""
-  heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
+  heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), Mark.PLACE] = 30
   """seconds without a sign of life after which a process counts as lost"""
-  records: Records = Records()
+  records: Annotated[Records, Mark.PLACE] = Records()
   given: Given = Given()
+
+
+class _Fields(ConfigDict):
+  """Fields of a recipe, which refuse `epochs = True`: a ConfigDict takes it for 1.0."""
+
+  def __setitem__(self, key: str, value: Any) -> None:
+    if isinstance(value, bool) and isinstance(self.get(key), float):
+      raise TypeError(f"{key} = {value}: it must be a number")
+    # ml_collections wants the same class for a group that a recipe replaces.
+    super().__setitem__(key, _Fields(value.to_dict()) if type(value) is ConfigDict else value)
 
 
 def base() -> ConfigDict:
@@ -164,7 +225,8 @@ def base() -> ConfigDict:
 
   The config is locked: a recipe that assigns to an unknown field gets an error on that line.
   """
-  return ConfigDict(Config().model_dump()).lock()
+  values = Config().model_dump().items()
+  return _Fields({n: _Fields(v) if isinstance(v, dict) else v for n, v in values}).lock()
 
 
 def imagenet() -> ConfigDict:

@@ -5,86 +5,160 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jaxspeed.config import kinds
-from jaxspeed.config.schema import Group
+from jaxspeed.config.conditions import (
+  COUNTED,
+  PHASES,
+  PRETRAINED,
+  READ,
+  STREAM,
+  by_phase,
+  phase_column,
+)
+from jaxspeed.config.schema import Also, Group, Mark, When
+
+_PREDICT, _PLACE = Mark.PREDICT, Mark.PLACE
 
 
 class Data(Group):
   """The data set."""
 
-  feed: kinds.Text = "resident"
+  feed: Annotated[kinds.Text, _PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: kinds.DataSetName = "cifar10"
+  name: Annotated[kinds.DataSetName, READ, Also("dataset"), _PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
-  path: kinds.Text = ""
+  path: Annotated[kinds.Text, READ, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
   columns file, label and perhaps split (docs/data.md)"""
-  hold_out: kinds.PositiveShare = 0.1
+  hold_out: Annotated[
+    kinds.PositiveShare,
+    READ,
+    When(
+      lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
+      "this data set has evaluation images of its own; --config.tune_on=validation holds training "
+      "images out",
+    ),
+  ] = 0.1
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
-  copies: kinds.Text = ""
+  copies: Annotated[
+    kinds.Text,
+    READ,
+    _PLACE,
+    When(
+      lambda c: c["data.feed"] == "stream" and any(phase_column(c, "copies")),
+      "give the short sides of the copies as --config.phases.copies",
+    ),
+  ] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
-  cache: kinds.Text = ""
+  cache: Annotated[
+    kinds.Text,
+    READ,
+    _PLACE,
+    When(
+      lambda c: c["data.feed"] == "stream" or c["data.name"] != "digits" or c["data.path"],
+      "digits are read from a Python package",
+    ),
+  ] = ""
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
-  classes: Annotated[int, Field(ge=2, le=1_000_000)] = 10
+  classes: Annotated[
+    int,
+    Field(ge=2, le=1_000_000),
+    Also("n_classes num_classes"),
+    Mark.COMMON,
+    _PREDICT,
+  ] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
-  image_size: kinds.Side = 32
+  image_size: Annotated[
+    kinds.Side,
+    Also("img_size resolution"),
+    Mark.COMMON,
+    _PREDICT,
+    When(
+      lambda c: phase_column(c, "image_size")[-1:] in ((), (c["data.image_size"],)),
+      "each phase has its own; for one size in all of them set --config.phases.image_size='()' "
+      "too, for one phase --config.phases.first_epoch='()'",
+    ),
+  ] = 32
   """side of a training image in pixels; unless it is set, your own arrays decide it"""
-  train_images: kinds.Images = 50_000
+  train_images: Annotated[kinds.Images, COUNTED] = 50_000
   """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
-  eval_images: kinds.Images = 10_000
+  eval_images: Annotated[kinds.Images, COUNTED] = 10_000
   """number of evaluation images, as train_images"""
-  mean: kinds.Mean = (125.31, 122.95, 113.87)
+  mean: Annotated[kinds.Mean, _PREDICT] = (125.31, 122.95, 113.87)
   """mean of each channel, 0 ... 255; (): computed from the training images"""
-  std: kinds.Std = (62.99, 62.09, 66.70)
+  std: Annotated[kinds.Std, _PREDICT] = (62.99, 62.09, 66.70)
   """standard deviation of each channel; (): computed from the training images"""
   last_batch: Literal["drop", "keep", "carry_over"] = "drop"
   """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
   batch (stream only); carry_over: they start the next epoch (resident only)"""
-  balance: Literal["none", "weights", "sampling"] = "none"
+  balance: Annotated[
+    Literal["none", "weights", "sampling"],
+    Also("class_weight class_weights"),
+    When(
+      lambda c: not c["data.synthetic"] or c["data.balance"] == "none",
+      "the classes of noise are even",
+    ),
+  ] = "none"
   """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
   images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
   weights, as in PyTorch; sampling: an epoch of the same length shows every class equally often, by
   repeating images of the small ones"""
-  antialias: bool = True
+  antialias: Annotated[bool, STREAM, _PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
-  on_error: Literal["skip", "raise"] = "skip"
+  on_error: Annotated[Literal["skip", "raise"], STREAM, READ] = "skip"
   """skip: an unreadable image is replaced and reported; raise: it ends the run"""
-  max_broken: kinds.Share = 0.01
+  max_broken: Annotated[
+    kinds.Share,
+    STREAM,
+    READ,
+    _PLACE,
+    When(lambda c: c["data.on_error"] == "skip", "the first broken image ends the run"),
+  ] = 0.01
   """largest share of unreadable images in a split; above 0, one image is always allowed"""
-  read_threads: Annotated[int, Field(ge=1, le=1024)] = 64
+  read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, READ, _PREDICT, _PLACE] = 64
   """number of threads that read a stream's images; many hide a network disk's latency"""
-  synthetic: bool = False
+  synthetic: Annotated[bool, STREAM] = False
   """noise in place of a stream's images, to measure the machine without its disk"""
 
 
 class Phases(Group):
   """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
 
-  first_epoch: tuple[kinds.Epochs, ...] = ()
+  first_epoch: Annotated[
+    tuple[kinds.Epochs, ...],
+    _PREDICT,
+    When(
+      lambda c: (
+        not c["phases.first_epoch"]
+        or any(c[f"phases.{name}"] for name in Phases.model_fields if name != "first_epoch")
+      ),
+      "the phases are all alike; give another column of config.phases",
+    ),
+  ] = ()
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
-  image_size: tuple[kinds.Side, ...] = ()
+  image_size: Annotated[tuple[kinds.Side, ...], PHASES, _PREDICT] = ()
   """[data.image_size]"""
-  batch_size: tuple[kinds.Batch, ...] = ()
+  batch_size: Annotated[tuple[kinds.Batch, ...], PHASES] = ()
   """[batch_size]"""
-  min_scale: tuple[kinds.PositiveShare, ...] = ()
+  min_scale: Annotated[tuple[kinds.PositiveShare, ...], PHASES] = ()
   """[augment.min_scale]"""
-  copies: tuple[kinds.Pixels, ...] = ()
+  copies: Annotated[tuple[kinds.Pixels, ...], PHASES, READ] = ()
   """short side in pixels of the resized copies to read; 0: the original images [0]"""
-  eval_mode: tuple[kinds.EvalMode, ...] = ()
+  eval_mode: Annotated[tuple[kinds.EvalMode, ...], PHASES, _PREDICT] = ()
   """[eval.mode]"""
 
 
 class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
-  path: kinds.Text = ""
+  path: Annotated[kinds.Text, Also("weights"), _PREDICT] = ""
   """a .safetensors file with torchvision's or timm's parameter names"""
-  head: Literal["keep", "new"] = "keep"
+  head: Annotated[Literal["keep", "new"], PRETRAINED, _PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
-  freeze: kinds.Text = ""
+  freeze: Annotated[kinds.Text, PRETRAINED, Also("freeze_layers")] = ""
   """parts that never change: backbone (all but the last layer), or all up to the named one, as stem
   or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep their running
   statistics, as with timm's freeze; '': none"""
@@ -93,9 +167,13 @@ class Pretrained(Group):
 class Augment(Group):
   """Augmentation of the training images."""
 
-  crop_padding: kinds.Pixels = 0
+  crop_padding: Annotated[kinds.Pixels, Also("crop")] = 0
   """pixels of reflection padding on each side, before a random crop"""
-  min_scale: kinds.PositiveShare = 0.08
+  min_scale: Annotated[
+    kinds.PositiveShare,
+    STREAM,
+    by_phase("min_scale", "--config.phases.min_scale, to '()' for one in all of them"),
+  ] = 0.08
   """smallest share of an image's area in its random crop, for a stream"""
   flip: Literal["none", "random", "alternating"] = "none"
   """random: flip with probability 1/2; alternating: flip every other epoch"""
@@ -109,20 +187,38 @@ class Augment(Group):
   torchvision's contrast is the second number of color_jitter"""
   randaugment_layers: Annotated[int, Field(ge=0, le=16)] = 0
   """RandAugment: number of random operations on each image, N in the paper, often 2; 0: off"""
-  randaugment_magnitude: Annotated[float, Field(ge=0, le=30)] = 10.0
+  randaugment_magnitude: Annotated[
+    float,
+    Field(ge=0, le=30),
+    When(
+      lambda c: c["augment.randaugment_layers"] > 0,
+      "say how many operations with --config.augment.randaugment_layers",
+    ),
+  ] = 10.0
   """strength of RandAugment's operations, M in the paper, as in EfficientNet and big_vision"""
   color_jitter: kinds.ColorRanges = ()
   """ranges of brightness, contrast, saturation and hue, changed in this order before an image is
   normalised, as torchvision.transforms.ColorJitter, e.g. (0.4, 0.4, 0.4, 0.1); (): off"""
-  erasing: kinds.Share = 0.0
+  erasing: Annotated[kinds.Share, Also("reprob")] = 0.0
   """probability of random erasing: a rectangle of 2 to 33 % of the area is set to the mean"""
-  mixup: kinds.Alpha = 0.0
+  mixup: Annotated[kinds.Alpha, Also("mixup_alpha")] = 0.0
   """mixup: add a share of another image and its label, of Beta(mixup, mixup); 0: no mixup"""
   cutmix_alpha: kinds.Alpha = 0.0
   """CutMix with boxes of a random share of the area, of Beta(cutmix_alpha, cutmix_alpha), in all
   steps, 0: off; beside mixup, a batch takes either with probability 1/2"""
-  cutmix: kinds.Pixels = 0
+  cutmix: Annotated[
+    kinds.Pixels,
+    When(
+      lambda c: c["augment.cutmix_epochs"] > 0 or c["augment.cutmix"] == 0,
+      "say in how many epochs with --config.augment.cutmix_epochs",
+    ),
+  ] = 0
   """side in pixels of the square pasted from another image of the batch, as in hlb-CIFAR10; 0: no
   such square; for CutMix as in timm and torchvision see cutmix_alpha"""
-  cutmix_epochs: kinds.Epochs = 0.0
+  cutmix_epochs: Annotated[
+    kinds.Epochs,
+    When(
+      lambda c: c["augment.cutmix"] > 0, "give the side of the square as --config.augment.cutmix"
+    ),
+  ] = 0.0
   """number of epochs with cutmix squares, at the end of the run"""

@@ -6,15 +6,17 @@ The upper bounds are not advice: beyond them memory, an int32 or a float32 would
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from jaxspeed.config import registry
-from jaxspeed.config.schema import OneOf, Says, is_plain, must_be
+from jaxspeed.config.schema import Says, is_plain, must_be, one_of
 
 Text = Annotated[
   str,
-  Field(max_length=4096),
-  must_be("text of one line without control characters", is_plain),
+  must_be(
+    "text of one line without control characters, at most 4,096 long",
+    lambda text: is_plain(text) and len(text) <= 4096,
+  ),
 ]
 # TFDS takes names with any other colon, such as huggingface:NAME, from the network.
 DataSetName = Annotated[
@@ -36,6 +38,7 @@ Splits = Annotated[int, Field(ge=1, le=65_536)]
 Batch = Annotated[int, Field(ge=1, le=2**24)]
 Images = Annotated[int, Field(ge=1, le=10**9)]
 Epochs = Annotated[float, Field(ge=0, le=100_000)]
+Every = Annotated[int, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 # Adam divides by 1 minus a power of it; an average of decay 1 never moves; and labels that are
 # smoothed by 1 say nothing.
@@ -43,18 +46,18 @@ ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
 # A factor on a learning rate or decay: its product with any learning rate fits a float32.
 Factor = Annotated[float, Field(ge=0, le=1e9)]
 
 # Parameter of a symmetric Beta distribution; from a thousand on, it is all but a single number.
 Alpha = Annotated[float, Field(ge=0, le=1000)]
-_Turns = Annotated[float, Field(ge=0, le=0.5)]
 ColorRanges = Annotated[
-  tuple[()] | tuple[NotNegative, NotNegative, NotNegative, _Turns],
+  tuple[()] | tuple[NotNegative, NotNegative, NotNegative, Annotated[float, Field(ge=0, le=0.5)]],
   Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
 ]
 
-OptimizerName = Annotated[str, AfterValidator(OneOf(registry.optimizer_names))]
+OptimizerName = Annotated[str, one_of(registry.optimizer_names)]
 Loggers = Annotated[
   tuple[Literal["tensorboard", "wandb", "trackio"], ...],
   must_be(
@@ -64,14 +67,10 @@ Loggers = Annotated[
 ]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
 
-Mean = Annotated[
-  tuple[()] | tuple[Number, Number, Number],
-  Says("three numbers in units of 0 ... 255, or () for the training set's own"),
-]
-_Positive = Annotated[float, Field(gt=0, le=1e6)]
+_CHANNELS = "in units of 0 ... 255, or () for the training set's own"
+Mean = Annotated[tuple[()] | tuple[Number, Number, Number], Says(f"three numbers {_CHANNELS}")]
 Std = Annotated[
-  tuple[()] | tuple[_Positive, _Positive, _Positive],
-  Says("three numbers above 0 in units of 0 ... 255, or () for the training set's own"),
+  tuple[()] | tuple[Positive, Positive, Positive], Says(f"three numbers above 0 {_CHANNELS}")
 ]
 
 Segments = Annotated[
@@ -87,16 +86,11 @@ TrustRatios = Annotated[
 ]
 Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
 XlaOption = Annotated[Text, must_be("NAME=VALUE, an option of XLA", lambda text: "=" in text)]
-
 # A watchdog of fewer seconds would end runs while they save or evaluate.
-_LEAST_WATCHDOG = 5
 WatchdogSeconds = Annotated[
   float,
   Field(ge=0, le=1e7),
-  must_be(
-    f"a number of seconds, 0 or at least {_LEAST_WATCHDOG}",
-    lambda seconds: seconds == 0 or seconds >= _LEAST_WATCHDOG,
-  ),
+  must_be("a number of seconds, 0 or at least 5", lambda seconds: seconds == 0 or seconds >= 5),
 ]
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
 
 from jaxspeed.errors import printable
@@ -207,6 +207,16 @@ def print_json(value: Any) -> None:
   print(text if is_safe else dump_json(value))
 
 
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Lines with aligned columns, the first with their names; columns without values are left out."""
+  kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+  widths = [max(len(row[i]) for row in rows) for i in kept]
+  return [
+    "  ".join(f"{row[i]:<{width}}" for i, width in zip(kept, widths, strict=True)).rstrip()
+    for row in rows
+  ]
+
+
 def say(sentence: object) -> None:
   """Prints a sentence on standard error, on one line and without control characters."""
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
@@ -240,7 +250,7 @@ def environment_mistake(error: BaseException) -> str:
   name = (found[1] or found[2]).upper() if found and isinstance(error, ValueError) else ""
   if name not in os.environ:
     return ""
-  return f"{name}={os.environ[name]} is no value that JAX takes: set it to another, or unset it."
+  return f"{name}={os.environ[name]} is not a value that JAX takes: set it to another, or unset it."
 
 
 def report(error: BaseException, folder: pathlib.Path | None, name: str = "traceback.txt") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, names
+from jaxspeed.config import checks, families, names
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError
 
@@ -18,21 +18,24 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
   Args:
     config: the config of a recipe, with every field of its model.
     overrides: values by dotted field name, as in {"schedule.peak": 0.5}. A list becomes a tuple,
-      and a whole number a float where the field is one.
+      and a whole number a float where the field is one. Another "model.name" brings the defaults of
+      that family in place of the recipe's fields of its own.
 
   Raises:
     UserError: a field is unknown, or its value is not valid.
   """
   config = config.copy_and_resolve_references()
-  known = tuple(names.all_fields(str(config.model.get("name", ""))))
-  for name, value in plain_values(overrides).items():
-    if not isinstance(name, str) or name not in known:
-      raise UserError(_no_field(str(name), str(config.model.get("name", "")), known))
-    *groups, last = name.split(".")
-    group = config
-    for each in groups:
-      group = group[each]
-    group[last] = _converted(name, value, group[last])
+  values = plain_values(overrides)
+  with config.unlocked():
+    config.model = families.of_family(config.model.to_dict(), values.get("model.name"))
+  model = str(config.model.get("name", ""))
+  known = names.declared(model)
+  for name, value in values.items():
+    if name not in known:
+      raise UserError(names.no_field(str(name), model))
+    group, _, last = name.rpartition(".")
+    held = config[group] if group else config
+    held[last] = _converted(name, value, held[last])
   scale_segments(config, overrides)
   checks.check(config)
   return config
@@ -61,27 +64,19 @@ def _scaled(rate: float, highest: float, peak: float) -> float:
   return peak if rate == highest else rate if peak == highest else rate * (peak / highest)
 
 
-def _no_field(name: str, model: str, known: tuple[str, ...]) -> str:
-  if any(field.startswith(f"{name}.") for field in known):
-    return f"config.{name} is a group of fields: set config.{name}.FIELD."
-  return names.no_field(name, model)
-
-
 def _converted(name: str, value: Any, before: Any) -> Any:
   """A value in the type that a field has, where that loses nothing."""
-  value = _tuples(value)
   if isinstance(before, float) and type(value) is int:
     with contextlib.suppress(OverflowError):  # refused below, as an int
       value = float(value)
-  # ml_collections would raise its own error for a value of another type.
+  # ml_collections would raise its own error for a value of another type, or take True for 1.0.
   if type(value) is not type(before):
-    accepted = names.accepted(name)
-    raise UserError(f"config.{name}={shown(value)}: it must be {accepted or 'of its type'}.")
+    raise UserError(f"config.{name}={shown(value)}: it must be {names.accepted(name)}.")
   return value
 
 
 def plain_values(overrides: Any) -> Any:
-  """Overrides with numbers and arrays of NumPy as Python's; anything but a mapping as it is."""
+  """Overrides with lists as tuples, and numbers and arrays of NumPy as Python's."""
   if not isinstance(overrides, Mapping):
     return overrides
   return {name: _plain(value) for name, value in overrides.items()}
@@ -89,7 +84,7 @@ def plain_values(overrides: Any) -> Any:
 
 def _plain(value: Any) -> Any:
   if isinstance(value, list | tuple):
-    return tuple(_plain(each) for each in value)
+    return tuple(map(_plain, value))
   return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
@@ -105,24 +100,14 @@ def parse_value(name: str, text: str) -> Any:
   if isinstance(field.default, str):
     return text
   try:
-    value = ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
+    return ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
   except (ValueError, SyntaxError, MemoryError, RecursionError):
     raise UserError(
       f"config.{name}={shown(text)}: it must be {names.accepted(name, text)}."
     ) from None
-  return value
 
 
 def to_flags(overrides: Mapping[str, Any]) -> list[str]:
   """The overrides as words of a command line: `--config.FIELD=VALUE`."""
-  return [f"--config.{name}={_literal(value)}" for name, value in overrides.items()]
-
-
-def _tuples(value: Any) -> Any:
-  """A value with tuples in place of lists, also of those inside."""
-  return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _literal(value: Any) -> str:
-  value = _tuples(value)
-  return value if isinstance(value, str) else repr(value)
+  values = plain_values(overrides).items()
+  return [f"--config.{name}={v if isinstance(v, str) else repr(v)}" for name, v in values]

@@ -1,30 +1,27 @@
-"""Loading of recipe files: any mistake in one becomes a sentence with its file and line."""
+"""Recipe files: finding, running and checking them; a mistake is a sentence with its line."""
 
 import dataclasses
-import difflib
 import importlib.machinery
-import importlib.util
 import inspect
-import math
 import os
 import pathlib
 import re
+import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-import ml_collections
-from ml_collections import ConfigDict, FrozenConfigDict
+import pydantic
+from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, families, names
-from jaxspeed.config.schema import is_plain, shown
-from jaxspeed.errors import UserError
+from jaxspeed.config.kinds import PositiveShare
+from jaxspeed.errors import UserError, did_you_mean, printable
 
 # Longest text of a recipe's own exception in a message, in characters.
 _SHOWN = 300
 _PACKAGE = pathlib.Path(__file__).parents[1]
-_LIBRARY = str(pathlib.Path(ml_collections.__file__).parent)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -34,7 +31,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     raise OSError("not cached")
 
 
-@dataclasses.dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(
+  frozen=True, config=pydantic.ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+)
 class Published:
   """What is published of a recipe, as its file states it in PUBLISHED[variant]; None: nothing.
 
@@ -51,10 +50,10 @@ class Published:
 
   source: str = ""
   hardware: str = ""
-  top1: float | None = None
-  top5: float | None = None
-  runs: int | None = None
-  seconds: float | None = None
+  top1: PositiveShare | None = None
+  top5: PositiveShare | None = None
+  runs: pydantic.PositiveInt | None = None
+  seconds: pydantic.PositiveFloat | None = None
   clock: str = ""
   epochs: tuple[int, int] | None = None
 
@@ -93,42 +92,25 @@ def facts_of(name: str) -> Facts:
       than `Published`.
   """
   path = find_recipe(name)
-  module = import_file(path, f"--config={name}: there is no such file.")
-  if not callable(getattr(module, "get_config", None)):
-    raise UserError(f"{path} defines no function get_config() that returns the config.")
+  module = import_file(path, "")
+  get_config = _get_config(module, path)
   stated = getattr(module, "PUBLISHED", {})
-  known = [field.name for field in dataclasses.fields(Published)]
-  if not isinstance(stated, Mapping) or not all(
-    isinstance(row, Mapping) and set(row) <= set(known) for row in stated.values()
-  ):
+  try:
+    rows = {str(variant): Published(**row) for variant, row in stated.items()}
+  except (AttributeError, TypeError, pydantic.ValidationError) as error:
+    what = ""
+    if isinstance(error, pydantic.ValidationError):
+      found = error.errors(include_url=False)[0]
+      what = f" ({found['loc'][0]}={found['input']!r}: {found['msg']})"
+    known = ", ".join(field.name for field in dataclasses.fields(Published))
     raise UserError(
-      f"{path}: PUBLISHED must map each variant to a dict with fields of {', '.join(known)}."
-    )
-  for variant, row in stated.items():
-    for field, value in row.items():
-      if value is not None and not _can_be(field, value):
-        raise UserError(
-          f"{path}: PUBLISHED[{variant!r}] has {field}={shown(value)}: texts are strings, figures "
-          "numbers of at least 0, accuracies fractions, and epochs a pair of them."
-        )
-  names = [*dict.fromkeys([*getattr(module, "VARIANTS", ()), *stated])] or [""]
-  variants = {str(each): Published(**stated.get(each, {})) for each in names}
-  default = _default_variant(getattr(module, "get_config", None))
+      f"{path}: PUBLISHED must map each variant to a dict with fields of {known}{what}."
+    ) from None
+  variants = [*dict.fromkeys([*map(str, getattr(module, "VARIANTS", ())), *rows])] or [""]
+  first = next(iter(inspect.signature(get_config).parameters.values()), None)
+  default = first.default if first and first.default in variants else variants[0]
   title = (module.__doc__ or "").strip().partition("\n")[0]
-  return Facts(title, default if default in variants else names[0], variants)
-
-
-def _can_be(field: str, value: Any) -> bool:
-  """Whether a field of `Published` can have a value that is not None."""
-  if field in ("source", "hardware", "clock"):
-    return isinstance(value, str)
-  if field == "epochs":
-    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_figure, value))
-  return _is_figure(value) and (value <= 1 or field not in ("top1", "top5"))
-
-
-def _is_figure(value: Any) -> bool:
-  return isinstance(value, int | float) and 0 <= value < math.inf
+  return Facts(title, default, {each: rows.get(each, Published()) for each in variants})
 
 
 def published(name: str, variant: str | None = None) -> Published:
@@ -180,12 +162,10 @@ def find_recipe(name: str) -> str:
     return name
   if path.parent.name == "configs" and not path.is_absolute() and path.stem in recipes:
     return str(recipes[path.stem])
-  if near := difflib.get_close_matches(path.stem, recipes, 1):
-    raise UserError(f"--config={name}: there is no such file: did you mean {near[0]}?")
-  if name and path.name == name and not path.suffix and not os.path.exists(name):
-    listed = ", ".join(recipes)
-    raise UserError(f"--config={name}: no recipe has this name: choose one of {listed}, or a file.")
-  raise UserError(f"--config={name}: there is no such file.")
+  meant = did_you_mean(path.stem, recipes)
+  if not meant and path.name == name and not path.suffix:
+    meant = f": choose one of {', '.join(recipes)}, or a file"
+  raise UserError(f"{name or 'the recipe'}: there is no such recipe or file{meant or '.'}")
 
 
 def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
@@ -199,42 +179,34 @@ def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
     UserError: there is no such file, it raises an exception, or its config is invalid.
   """
   path = find_recipe(file)
-  config = _returned_by(path, variant, file)
+  get_config = _get_config(import_file(path, ""), path)
+  arguments = [] if variant is None else [variant]
+  try:
+    inspect.signature(get_config).bind(*arguments)
+  except TypeError:
+    wrong = "needs a variant: write" if variant is None else "has no variants: leave out the colon"
+    raise UserError(f"{file} {wrong}{f' {file}:VARIANT' * (variant is None)}.") from None
+  config = guarded(path, lambda: get_config(*arguments))
+  if not isinstance(config, ConfigDict):
+    raise UserError(
+      f"{path}: get_config() returned {type(config).__name__}: it must return the config of base() "
+      "of jaxspeed.config.fields."
+    )
   checks.check(config, source=path)
   config = config.copy_and_resolve_references()
   config.model = families.with_defaults(config.model.to_dict())
   return config.lock()
 
 
-def _returned_by(file: str, variant: str | None, name: str) -> ConfigDict:
-  """The config that `get_config` of a recipe file returns; raises a UserError as `load_recipe`.
-
-  Args:
-    file: the path of the file.
-    variant: as in `load_recipe`.
-    name: what the user called the file.
-  """
-  module = import_file(file, f"--config={name}: there is no such file.")
-  get_config = getattr(module, "get_config", None)
-  if not callable(get_config):
-    raise UserError(f"{file} defines no function get_config() that returns the config.")
-  arguments = _arguments(name, get_config, variant)
-  config = guarded(file, lambda: get_config(*arguments))
-  if inspect.iscoroutine(config):
-    config.close()  # or Python would print that it was never awaited
-    raise UserError(f"{file}: get_config() is an async function: write def in place of async def.")
-  if isinstance(config, FrozenConfigDict):
-    config = ConfigDict(config)
-  if not isinstance(config, ConfigDict):
-    raise UserError(
-      f"{file}: get_config() returned {_kind(config)}: it must return the config of base() of "
-      f"jaxspeed.config.fields."
-    )
-  return config
+def _get_config(module: types.ModuleType, path: str) -> Callable[..., Any]:
+  found = getattr(module, "get_config", None)
+  if not callable(found):
+    raise UserError(f"{path} defines no function get_config() that returns the config.")
+  return found
 
 
 def import_file(file: str, missing: str) -> types.ModuleType:
-  """Executes a Python file as a module.
+  """Imports a Python file as a module.
 
   Args:
     file: the file's path.
@@ -245,43 +217,19 @@ def import_file(file: str, missing: str) -> types.ModuleType:
   """
   if not os.path.isfile(file):
     raise UserError(missing)
-  return guarded(file, lambda: _import(file))
-
-
-def _import(file: str) -> types.ModuleType:
   name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
   loader = _Loader(name, file)
-  spec = importlib.util.spec_from_loader(name, loader)
-  assert spec is not None
-  module = importlib.util.module_from_spec(spec)
-  loader.exec_module(module)
+  module = types.ModuleType(name)
+  module.__file__ = file
+  sys.modules[name] = module  # where dataclasses look for a class's module
+  guarded(file, lambda: loader.exec_module(module))
   return module
-
-
-def _arguments(file: str, get_config: Callable[..., Any], variant: str | None) -> list[str]:
-  """The arguments for `get_config`: the variant, if one is given.
-
-  Raises:
-    UserError: the recipe takes no variant, or needs one.
-  """
-  if variant == "":
-    raise UserError(f"--config={file}: names no variant after the colon: leave the colon out.")
-  arguments = [] if variant is None else [variant]
-  try:
-    signature = inspect.signature(get_config)
-  except (TypeError, ValueError):  # a callable without a signature
-    return arguments
-  try:
-    signature.bind(*arguments)
-  except TypeError:
-    if variant is None:
-      raise UserError(f"--config={file} names no variant: write --config={file}:VARIANT.") from None
-    raise UserError(f"--config={file} has no variants: leave out the colon.") from None
-  return arguments
 
 
 def guarded(file: str, run: Callable[[], Any], *, prefix: str = "") -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
+
+  The last frame of Python's traceback is a note of the exception, which the commands print.
 
   Args:
     file: the path of its file, whose innermost line in the traceback the message names.
@@ -293,64 +241,26 @@ def guarded(file: str, run: Callable[[], Any], *, prefix: str = "") -> Any:
   except UserError as error:
     if not prefix:
       raise
-    _refuse(file, _line(error, file), str(error), prefix)
-  except KeyboardInterrupt:
-    raise
-  except SyntaxError as error:
-    _refuse(error.filename or file, error.lineno, error.msg, prefix)
-  except SystemExit as error:
-    reason = f"it ends the process with SystemExit({error.code!r})."
-    _refuse(file, _line(error, file), reason, prefix)
-  except BaseException as error:
-    if isinstance(error, OSError) and not _line(error, file):
+    raise UserError(f"{prefix}{_where(error, file)}: {error}") from None
+  except (Exception, SystemExit) as error:
+    if isinstance(error, OSError) and _where(error, file) == file:
       raise UserError(f"{prefix}{file} cannot be read ({error.strerror or error}).") from None
-    _refuse(file, _line(error, file), _reason(error), prefix)
+    text = traceback.format_exception_only(error)[-1]
+    # ml_collections lists all fields that there are.
+    unknown = re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL)
+    text = names.no_field(unknown[1]) if unknown else " ".join(text.split())
+    end = "." * (not text.endswith((".", "?")))
+    refused = UserError(f"{prefix}{_where(error, file)}: {text[:_SHOWN]}{end}")
+    if not unknown:
+      last = traceback.format_exception(error, limit=0 if isinstance(error, SyntaxError) else -1)
+      refused.add_note("\n".join(map(printable, "".join(last).splitlines()[:12])))
+    raise refused from None
 
 
-def _refuse(file: str, line: int | None, reason: str, prefix: str = "") -> NoReturn:
-  where = f"{file}, line {line}" if line else file
-  text = " ".join(reason.split())
-  text = text if is_plain(text) else ascii(text)[1:-1]
-  text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-  end = "" if text.endswith((".", "?")) else "."
-  raise UserError(f"{prefix}{where}: {text}{end}") from None
-
-
-def _line(error: BaseException, file: str) -> int | None:
-  """The innermost line of the recipe in an exception's traceback; None if there is none."""
-  frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-  lines = [line for frame, line in traceback.walk_tb(error.__traceback__)]
-  own = [i for i, frame in enumerate(frames) if frame.f_code.co_filename == file]
-  return lines[own[-1]] if own else None
-
-
-def _reason(error: BaseException) -> str:
-  """An exception in words; an exception of ml_collections names the config field."""
-  last = list(traceback.walk_tb(error.__traceback__))[-1:]
-  of_config = any(frame.f_code.co_filename.startswith(_LIBRARY) for frame, _ in last)
-  text = _text(error)
-  if of_config and isinstance(error, AttributeError | KeyError):
-    unlocked = re.match(r'Key "(.*?)" does not exist', text, re.DOTALL)
-    key = unlocked[1] if unlocked else text.splitlines()[0].strip("\"'")
-    if "unlock it before trying to delete" in text:
-      return "a field of the config cannot be deleted"
-    return names.no_field(key)
-  cast = re.search(r"field '(.+?)'.*type <class '(.+?)'>.*type <class '(.+?)'>", text, re.DOTALL)
-  if of_config and isinstance(error, TypeError) and cast:
-    return f"the field {cast[1]} holds values of type {cast[3]}, not {cast[2]}"
-  return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _text(error: BaseException) -> str:
-  """An exception's message, also of a KeyError that ml_collections wraps in an AttributeError."""
-  inner: Any = error
-  while inner.args and isinstance(inner.args[0], BaseException):
-    inner = inner.args[0]
-  try:
-    return str(inner.args[0]) if isinstance(inner, KeyError) and inner.args else str(inner)
-  except Exception:  # an exception whose own __str__ fails
-    return ""
-
-
-def _kind(value: Any) -> str:
-  return "nothing" if value is None else f"a value of type {type(value).__name__}"
+def _where(error: BaseException, file: str) -> str:
+  """The file, with the innermost of its lines in an exception's traceback if there is one."""
+  if isinstance(error, SyntaxError):
+    return f"{error.filename or file}, line {error.lineno}"
+  frames = traceback.walk_tb(error.__traceback__)
+  lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+  return f"{file}, line {lines[-1]}" if lines else file

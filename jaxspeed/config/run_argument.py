@@ -1,29 +1,8 @@
-"""The folder of a run on a command line: the first argument that is no flag, or --workdir."""
+"""The folder of a run on a command line: the first argument that is not a flag, or --workdir."""
 
 import os
-from collections.abc import Sequence
-
-from absl import flags
 
 from jaxspeed.errors import UserError
-
-
-def arguments_of(argv: Sequence[str]) -> list[str]:
-  """The arguments that are neither flags nor their values, before flags are parsed."""
-  found: list[str] = []
-  is_value = False
-  words = iter(argv[1:])
-  for word in words:
-    if word == "--":
-      return [*found, *words]
-    if word.startswith("-") and word != "-":
-      name = word.lstrip("-")
-      switch = name in flags.FLAGS and flags.FLAGS[name].boolean
-      is_value = "=" not in name and not switch and not name.startswith("no")
-    else:
-      found += [] if is_value else [word]
-      is_value = False
-  return found
 
 
 def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -31,7 +10,7 @@ def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, lis
 
   Args:
     workdir: the value of --workdir.
-    arguments: those that are no flags.
+    arguments: those that are not flags.
 
   Raises:
     UserError: both name a run, and not the same one.

@@ -1,12 +1,15 @@
-"""Groups of config fields, each stated once with default, type, range and meaning, and checked.
+"""Fields as they are declared: type, range, default, meaning, and what else is known of them.
 
-The library is pydantic in strict mode: `True` is not a number, 3.0 not an integer, a string not a
-tuple. It refuses NaN, infinities and unknown fields, and returns errors as data, from which we
-write sentences. Alternatives: msgspec reports only its first error, as text; jsonschema has no
-tuples and keeps ranges apart from the fields; attrs leaves every check to its user. The values live
-in an `ml_collections.ConfigDict`: recipes assign to it and the command line overrides its fields.
+  momentum: Annotated[Share, Unless("optimizer.name", "adamw")] = 0.9
+  \"\"\"momentum of SGD and LARS\"\"\"
+
+Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this. pydantic in
+strict mode checks the values: `True` is not a number, 3.0 not an integer, a string not a tuple. The
+values live in an `ml_collections.ConfigDict`, to which recipes assign.
 """
 
+import enum
+import functools
 import types
 import typing
 import unicodedata
@@ -17,54 +20,70 @@ import pydantic
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
+_STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class Group(pydantic.BaseModel):
   """Fields with their defaults; the string below a field is its meaning."""
 
   model_config = pydantic.ConfigDict(
-    strict=True,
-    extra="forbid",
-    allow_inf_nan=False,
-    use_attribute_docstrings=True,
-    arbitrary_types_allowed=True,
-    validate_default=False,
+    **_STRICT, extra="forbid", use_attribute_docstrings=True, validate_default=False
   )
+
+
+# What may stand in a field's `Annotated`, or in that of its group, for all of its fields.
 
 
 class Says(NamedTuple):
   """The values that a field accepts, as the end of "it must be ..."; replaces the type's words."""
 
-  text: str
+  text: str | Callable[[], str]
 
 
-def must_be(text: str, accepts: Callable[[Any], bool]) -> Any:
+class When(NamedTuple):
+  """A condition without which a field has no effect.
+
+  Attributes:
+    works: takes a view of the config (`effects.View`), which notes the fields that it reads.
+    otherwise: the reason or the remedy, as the end of a sentence.
+    command: the only command to which this applies; '': all.
+  """
+
+  works: Callable[[Any], Any]
+  otherwise: str
+  command: str = ""
+
+
+class Also(NamedTuple):
+  """Names that other projects use for a field, separated by spaces."""
+
+  names: str
+
+
+class Mark(enum.Enum):
+  """A fact about a field."""
+
+  COMMON = "--help lists it without being asked for all"
+  PLACE = "it cannot change a result: where a run reads and writes, and how it is watched"
+  EVALUATE = "evaluate uses it"
+  PREDICT = "evaluate and predict use it"
+
+
+def must_be(text: str | Callable[[], str], accepts: Callable[[Any], bool]) -> Any:
   """A condition to add to `Annotated`, with `text` as the end of its error "it must be ..."."""
 
   def check(value: Any) -> Any:
     if not accepts(value):
-      raise ValueError(f"it must be {text}.")
+      raise ValueError
     return value
 
   check.text = text  # type: ignore[attr-defined]
   return pydantic.AfterValidator(check)
 
 
-class OneOf:
-  """A condition to add to `Annotated[str, ...]`: one of names that may be added while it runs."""
-
-  def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-    self._names = names
-
-  @property
-  def text(self) -> str:
-    """The names, as the end of "it must be ..."."""
-    return f"one of {', '.join(self._names())}"
-
-  def __call__(self, value: Any) -> Any:
-    if value not in self._names():
-      raise ValueError(choose(self._names()))
-    return value
+def one_of(names: Callable[[], Iterable[str]]) -> Any:
+  """A condition to add to `Annotated[str, ...]`: one of names that --import may add to."""
+  return must_be(lambda: choose(names())[len("choose ") : -1], lambda value: value in names())
 
 
 def choose(names: Iterable[str]) -> str:
@@ -82,12 +101,16 @@ class Problem(NamedTuple):
 
   kind: Literal["unknown", "missing", "value"]
   name: str
-  value: Any
-  text: str
+  value: Any = None
+  text: str = ""
+
+
+def is_group(annotation: Any) -> bool:
+  return isinstance(annotation, type) and issubclass(annotation, Group)
 
 
 def problems(
-  group: type[Group], values: Mapping[Any, Any], *, complete: bool = False
+  group: type[Group], values: Mapping[Any, Any], *, complete: bool = False, prefix: str = ""
 ) -> list[Problem]:
   """Errors in the values of a group: unknown fields first, then missing ones, then values.
 
@@ -95,109 +118,57 @@ def problems(
     group: the schema.
     values: nested like the schema, with tuples instead of lists.
     complete: whether every field must be present, even those with a default.
+    prefix: of the names in the result.
   """
-  found: list[Problem] = []
-  try:
-    group.model_validate(dict(values))
-  except pydantic.ValidationError as error:
-    found = problems_of(group, values, error)
-  if complete:
-    found += [Problem("missing", name, None, "") for name in _missing(group, values, "")]
-  # pydantic accepts a NumPy number, JSON does not.
-  found += [
-    Problem("value", name, value, f"it must be of Python's own types, not {strange}.")
-    for name, value in _leaves(values, "")
-    if (strange := _strange(value))
-  ]
-  first: dict[str, Problem] = {}
-  for problem in found:
-    first.setdefault(problem.name, problem)
-  kinds = ("unknown", "missing", "value")
-  return sorted(first.values(), key=lambda problem: kinds.index(problem.kind))
-
-
-def _missing(group: type[Group], values: Mapping[Any, Any], prefix: str) -> Iterator[str]:
+  found = [Problem("unknown", f"{prefix}{n}", values[n]) for n in values if n not in _names(group)]
   for name, field in group.model_fields.items():
-    inner: Any = field.annotation
+    full = prefix + name
     if name not in values:
-      yield prefix + name
-    elif isinstance(values[name], Mapping) and isinstance(inner, type) and issubclass(inner, Group):
-      yield from _missing(inner, values[name], f"{prefix}{name}.")
-
-
-def _leaves(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-  for name, value in values.items():
-    if isinstance(value, Mapping):
-      yield from _leaves(value, f"{prefix}{name}.")
+      found += [Problem("missing", full)] if complete or field.is_required() else []
+    elif not is_group(field.annotation):
+      if not _fits(group, name, values[name]):
+        found.append(Problem("value", full, values[name], _sentence(field, values[name])))
+    elif isinstance(values[name], Mapping):
+      inner: Any = field.annotation
+      found += problems(inner, values[name], complete=complete, prefix=f"{full}.")
     else:
-      yield f"{prefix}{name}", value
+      found.append(Problem("value", full, values[name], "it must be a group of fields."))
+  kinds = ("unknown", "missing", "value")
+  return sorted(found, key=lambda problem: kinds.index(problem.kind))
 
 
-def _strange(value: Any) -> str:
-  """The type of the first part of a value that is not a plain Python type; '' if none."""
-  if isinstance(value, tuple):
-    return next((found for each in value if (found := _strange(each))), "")
-  own = value is None or isinstance(value, bool | int | float | str)
-  return "" if own else f"{type(value).__module__}.{type(value).__name__}"
+def _names(group: type[Group]) -> Iterable[str]:
+  return group.model_fields
 
 
-def problems_of(
-  group: type[Group], values: Mapping[Any, Any], error: pydantic.ValidationError
-) -> list[Problem]:
-  """The errors that pydantic found in the values of a group."""
-  found = []
-  for each in error.errors(include_url=False, include_input=False):
-    names, field, value = _locate(group, values, each["loc"])
-    name = ".".join(names)
-    if each["type"] == "extra_forbidden" or each["type"] == "invalid_key" or field is None:
-      found.append(Problem("unknown", name, value, ""))
-    elif each["type"] == "missing" and len(names) == len(each["loc"]):
-      found.append(Problem("missing", name, None, ""))
-    else:
-      whole = len(names) == len(each["loc"])
-      text = str(each.get("ctx", {}).get("error", "")) if whole else ""
-      text = text or _range_text(each, field, value)
-      found.append(Problem("value", name, value, text))
-  return found
+@functools.cache
+def _adapter(group: type[Group], name: str) -> pydantic.TypeAdapter[Any]:
+  field = group.model_fields[name]
+  kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+  return pydantic.TypeAdapter(kind, config=_STRICT)
 
 
-def _locate(
-  group: type[Group], values: Mapping[Any, Any], place: tuple[int | str, ...]
-) -> tuple[list[str], Any, Any]:
-  """Names down to the field that pydantic points at, the field (None: unknown) and its value."""
-  schema: Any = group
-  value: Any = values
-  names: list[str] = []
-  field = None
-  for part in place:  # the parts after the field lead into its value
-    known = isinstance(schema, type) and issubclass(schema, Group)
-    if not known or not isinstance(value, Mapping):
-      break
-    names.append(str(part))
-    field = schema.model_fields.get(str(part))
-    value = value.get(part)
-    schema = field.annotation if field else None
-  return names, field, value
+def _fits(group: type[Group], name: str, value: Any) -> bool:
+  try:
+    _adapter(group, name).validate_python(value)
+  except pydantic.ValidationError:
+    return False
+  return _is_own(value)
 
 
-def _range_text(error: Any, field: Any, value: Any) -> str:
-  """The end of a sentence about a value: the bound that it violates, or the values accepted."""
-  context = error.get("ctx", {})
-  bounds = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
-  }
-  # In a tuple, only one of several numbers violates the bound.
-  if error["type"] in bounds and not _parts(field.annotation):
-    key, words = bounds[error["type"]]
-    return f"it must be {words} {context[key]:,.15g}."
-  if error["type"] == "string_too_long":
-    return f"it must have at most {context['max_length']:,} characters."
-  if choices := _choices(field.annotation):
-    return f"choose one of {', '.join(choices)}."
-  return f"it must be {accepted(field.annotation, field.metadata)}{form(field.annotation, value)}."
+def _is_own(value: Any) -> bool:
+  """Whether a value is of Python's own types: pydantic accepts a NumPy number, JSON does not."""
+  if isinstance(value, tuple | list | dict):
+    return all(map(_is_own, value))
+  return value is None or type(value) in (bool, int, float, str)
+
+
+def _sentence(field: Any, value: Any) -> str:
+  """The end of a sentence about a value that a field does not accept."""
+  words = accepted(field.annotation, field.metadata)
+  if words.startswith("one of "):
+    return f"choose {words}."
+  return f"it must be {words}{form(field.annotation, value)}."
 
 
 def form(annotation: Any, value: Any) -> str:
@@ -206,11 +177,8 @@ def form(annotation: Any, value: Any) -> str:
   A shell takes the quotes inside a value away: ("a", "b") becomes the one text "(a, b)".
   """
   example = _example(annotation)
-  texts = value if isinstance(value, tuple) and len(value) == 1 else (value,)
-  plain = all(isinstance(text, str) and not set(text) & set(",()[] ") for text in texts)
-  if not example.startswith("(") or not isinstance(texts[0], str):
-    return ""
-  return "" if plain and '"' in example else f", as in '{example}'"
+  text = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+  return f", as in '{example}'" if example.startswith("(") and isinstance(text, str) else ""
 
 
 def _example(annotation: Any, place: int = 1) -> str:
@@ -242,18 +210,13 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
     annotation, *more = typing.get_args(annotation)
     metadata = (*metadata, *more)
   for each in reversed(metadata):
-    if isinstance(each, Says):
-      return each.text
-    if isinstance(each, pydantic.AfterValidator) and hasattr(each.func, "text"):
-      return str(each.func.text)
+    text = getattr(each.func if isinstance(each, pydantic.AfterValidator) else each, "text", None)
+    if text is not None:
+      return text() if callable(text) else str(text)
   if choices := _choices(annotation):
     return f"one of {', '.join(choices)}"
-  if isinstance(annotation, type) and issubclass(annotation, Group):
-    return "a group of fields"
   if typing.get_origin(annotation) in (typing.Union, types.UnionType):
     return ", or ".join(accepted(part) for part in typing.get_args(annotation))
-  if annotation == tuple[()]:
-    return "()"
   if parts := _parts(annotation):
     each = accepted(parts[0])
     return f"a tuple, each {each}" if ... in parts else f"a tuple of {len(parts)}, each {each}"
@@ -279,3 +242,42 @@ def shown(value: Any) -> str:
     text = f"a {type(value).__name__}"
   text = " ".join(text.split())
   return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+class Declared(NamedTuple):
+  """A field: its dotted name, and what its declaration says."""
+
+  name: str
+  annotation: Any
+  default: Any
+  meaning: str
+  metadata: tuple[Any, ...]
+
+  @property
+  def accepted(self) -> str:
+    return accepted(self.annotation, self.metadata)
+
+  @property
+  def marks(self) -> set[Mark]:
+    return {each for each in self.metadata if isinstance(each, Mark)}
+
+  @property
+  def conditions(self) -> list[When]:
+    return [each for each in self.metadata if isinstance(each, When)]
+
+  @property
+  def also(self) -> list[str]:
+    return [name for each in self.metadata if isinstance(each, Also) for name in each.names.split()]
+
+
+def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Declared]:
+  """Yields the fields of a group and of the groups in it; `of` is the metadata of this one."""
+  for name, field in group.model_fields.items():
+    annotation, metadata = field.annotation, (*of, *field.metadata)
+    if is_group(annotation):
+      inner: Any = annotation
+      yield from declared(inner, f"{prefix}{name}.", metadata)
+    else:
+      default = ... if field.is_required() else field.default
+      meaning = " ".join((field.description or "").split())
+      yield Declared(f"{prefix}{name}", annotation, default, meaning, metadata)

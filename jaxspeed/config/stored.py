@@ -1,17 +1,20 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
+import logging
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks
-from jaxspeed.config.given import Given, given_in
+from jaxspeed.config import checks, fields, names
+from jaxspeed.config.conditions import leaves as leaves
+from jaxspeed.config.given import given_in
+from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
+_log = logging.getLogger("jaxspeed")
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
 FORMAT = 2
@@ -20,34 +23,11 @@ _LISTED = 5
 # Longest value in such a list, in characters.
 _SHOWN = 80
 # Fields that cannot change a run's result: where it reads and writes, and how it is watched.
-PLACES = (
-  "data.path",
-  "data.copies",
-  "data.cache",
-  "data.max_broken",
-  "data.read_threads",
-  "compile_cache",
-  "checkpoint",
-  "allreduce.group_mb",
-  "watchdog_seconds",
-  "heartbeat_seconds",
-  "records",
-  "cost_per_hour",
-)
+PLACES = tuple(name for name, field in names.declared().items() if Mark.PLACE in field.marks)
 
 # Fields that are neither stored nor read from a config.json: a run's folder from somebody else
 # could name programs to execute. They come from the command line or the environment.
 NOT_STORED = ("compile_cache",)
-
-
-def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """Yields pairs of a dotted field name and its value, depth first, names sorted."""
-  for name in sorted(config):
-    value = config[name]
-    if isinstance(value, ConfigDict):
-      yield from leaves(value, f"{prefix}{name}.")
-    else:
-      yield prefix + name, value
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
@@ -70,33 +50,46 @@ def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
+  Fields that it lacks were added since, and take their default; a note says so.
+
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
   loaded = _read_object(path)
-  known = "format" in loaded
-  if known and (loaded["format"] != FORMAT or type(loaded["format"]) is not int):
+  found = loaded.pop("format", None)
+  if found != FORMAT or type(found) is not int:
     raise UserError(
-      f"{path} is of format {ascii(loaded['format'])[:_SHOWN]}, and this version of jaxspeed reads "
-      f"{FORMAT}: use the version that trained the run, or train again in another --workdir."
+      f"{path} is of format {ascii(found)[:_SHOWN]}, and this version of jaxspeed reads {FORMAT}: "
+      "restore the file that jaxspeed.train wrote, use the version that trained the run, or train "
+      "again in another --workdir."
     )
-  loaded.pop("format", None)
-  values = {"given": Given().model_dump()}
-  values |= {name: _tuples(value) for name, value in loaded.items()}
+  values = _tuples(loaded)
+  added = _add_defaults(values, fields.base())
   checks.check(values, source=str(path))
-  if not known:
-    raise UserError(
-      f"{path} has no format, which jaxspeed.train writes: restore the file that train wrote, or "
-      "train again in another --workdir."
-    )
+  if added:
+    listed = ", ".join(f"config.{name}={value!r}" for name, value in added[:_LISTED])
+    more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
+    _log.warning(f"{path} is of an earlier version: the defaults hold for {listed}{more}.")
   return _without_paths_to_code(ConfigDict(values))
+
+
+def _add_defaults(values: Any, base: ConfigDict, prefix: str = "") -> list[tuple[str, Any]]:
+  """Adds the fields of `base` that a stored config lacks, and returns their names and values."""
+  added: list[tuple[str, Any]] = []
+  for name, default in base.items():
+    if isinstance(default, ConfigDict) and isinstance(found := values.setdefault(name, {}), dict):
+      added += _add_defaults(found, default, f"{prefix}{name}.")
+    elif name not in values:
+      values[name] = default
+      added.append((f"{prefix}{name}", default))
+  return [(name, value) for name, value in added if not name.startswith("given.")]
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
   """The JSON object in a run's config.json, or a UserError that says why there is none."""
   if os.path.exists(path) and not os.path.isfile(path):
     raise UserError(
-      f"{path} is no file: name the folder of a run, the --workdir of a jaxspeed.train."
+      f"{path} is not a file: name the folder of a run, the --workdir of a jaxspeed.train."
     )
   try:
     loaded = load_json(path)

@@ -37,8 +37,8 @@ def main() -> None:
   processes_flag = flags.DEFINE_integer("num_processes", None, "The number of processes.")
   process_flag = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
 
-  def define(arguments: list[str]) -> None:
-    if command_line.value_of("config", arguments):
+  def define(_: list[str]) -> None:
+    if flags.FLAGS["config"].value:
       _prepare_models()
 
   def run(arguments: list[str]) -> None:

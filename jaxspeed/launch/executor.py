@@ -118,8 +118,8 @@ class Executor(Group, abc.ABC):
   def __init__(self, **values: Any) -> None:
     try:
       super().__init__(**values)
-    except pydantic.ValidationError as error:
-      found = schema.problems_of(type(self), values, error)
+    except pydantic.ValidationError:
+      found = schema.problems(type(self), values)
       raise UserError(self._sentence(found[0])) from None
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):

@@ -1,16 +1,13 @@
 """Recipes by name, with changes."""
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, families, names
+from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
-from jaxspeed.errors import UserError
 from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 
@@ -62,8 +59,7 @@ def recipe(name: str, /, **changes: Any) -> ConfigDict:
     file, colon, variant = name.partition(":")
     loaded = load_recipe(file, variant if colon else None)
     given = dict(_flat(changes, loaded))
-    config = Recipe(_changed(loaded, given).to_dict())
-    checks.check(config)
+    config = Recipe(with_overrides(loaded, given).to_dict())
     words = [repr(name), *(f"{key}={shown(value)}" for key, value in changes.items())]
     return config.remember(f"jaxspeed.recipe({', '.join(words)})", tuple(given)).lock()
 
@@ -73,48 +69,6 @@ def _flat(changes: Mapping[str, Any], config: ConfigDict) -> Iterator[tuple[str,
   for name, value in changes.items():
     if isinstance(value, Mapping) and isinstance(config.get(name), ConfigDict):
       for field, inner in value.items():
-        yield f"{name}.{field}", _plain(inner)
+        yield f"{name}.{field}", inner
     else:
-      yield name, _plain(value)
-
-
-def _plain(value: Any) -> Any:
-  """A value in Python's own types: a list as a tuple, a number of NumPy as Python's."""
-  if isinstance(value, list | tuple):
-    return tuple(map(_plain, value))
-  if isinstance(value, np.generic):
-    return value.item()
-  return value
-
-
-def _changed(config: ConfigDict, given: Mapping[str, Any]) -> ConfigDict:
-  """A copy of a config with changed fields.
-
-  Raises:
-    UserError: a field is unknown, or its value of another type.
-  """
-  config = config.copy_and_resolve_references()
-  family = given.get("model.name", config.model.get("name", ""))
-  if family in families.FAMILIES and family != config.model.get("name"):
-    with config.unlocked():
-      config.model = ConfigDict(families.with_defaults({"name": family}))
-  known = set(names.all_fields(str(config.model.get("name", ""))))
-  for name, value in given.items():
-    if name not in known:
-      if any(field.startswith(f"{name}.") for field in known):
-        raise UserError(f"config.{name} is a group of fields: give it as {name}={{FIELD: value}}.")
-      raise UserError(names.no_field(name, str(config.model.get("name", ""))))
-    try:
-      # ConfigDict would take True for 1.0.
-      if isinstance(value, bool) and not isinstance(_value_of(config, name), bool):
-        raise TypeError
-      with config.unlocked():
-        config.update_from_flattened_dict({name: value})
-    except (TypeError, ValueError, OverflowError):
-      raise UserError(f"config.{name}={shown(value)}: it must be {names.accepted(name)}.") from None
-  return config
-
-
-def _value_of(config: ConfigDict, name: str) -> Any:
-  """The value of a field by its dotted name."""
-  return functools.reduce(lambda group, part: group[part], name.split("."), config)
+      yield name, value

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from pydantic import Field
 
 from jaxspeed.config import families, kinds
+from jaxspeed.config.conditions import only
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
 from jaxspeed.models.layers.conv import Conv, dense_init
@@ -73,7 +74,7 @@ class ResNet9(nn.Module):
   """position of the pool after a convolution"""
   activation: Literal["relu", "celu"] = "relu"
   """what follows each norm"""
-  celu_alpha: Annotated[float, Field(gt=0, le=1000)] = 0.075
+  celu_alpha: Annotated[float, Field(gt=0, le=1000), only("model.activation", "celu")] = 0.075
   """alpha of celu, whose lower limit is -alpha"""
   ghost_splits: kinds.Splits = 1
   """parts of a device's batch that batch norm normalizes separately (ghost batches)"""

@@ -32,7 +32,7 @@ from jaxspeed.scaling.predict import measured_rate, step_of
 
 
 def describe(config: ConfigDict, plan: Plan) -> str:
-  """The plan as text: phases, learning rates at turning points, evaluation and programs."""
+  """The plan as text: steps and images of the phases, learning rates, evaluation."""
   rate = plan.table["learning_rate"]
   turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
   lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
@@ -50,7 +50,6 @@ def describe(config: ConfigDict, plan: Plan) -> str:
   lines += [f"learning rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
   modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
   lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
-  lines += [f"program: {name}" for name in plan.programs()]
   return "\n".join(lines)
 
 

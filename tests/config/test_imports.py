@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from in_process import mistake
+from in_process import command
 
 from jaxspeed.config import imports, registry
 from jaxspeed.errors import UserError
@@ -18,11 +18,11 @@ class Mine(nn.Module):
 BAD = {
   "no such module": (None, "my_mod", "there is no module my_mod in the current folder, "),
   "no such submodule": ("", "my_mod.sub", "there is no module my_mod.sub in the current"),
-  "a file": ("", "my_mod.py", "there is no module my_mod.py in the current folder"),
-  "a path": ("", "./my_mod", "is no module's name: name a module as in --import=my_package"),
+  "a file": ("", "my_mod.py", "is not a module's name: write --import=my_models for my_models.py."),
+  "a path": ("", "./my_mod", "is not a module's name: write --import="),
   "raises": ("\n\n1 / 0\n", "my_mod", "my_mod.py, line 3: ZeroDivisionError: division by zero."),
-  "syntax": ("x = 1\ndef f(:\n", "my_mod", "my_mod.py, line 2: invalid syntax."),
-  "exits": ("import sys\nsys.exit(3)\n", "my_mod", "line 2: it ends the process with SystemExit"),
+  "syntax": ("x = 1\ndef f(:\n", "my_mod", "my_mod.py, line 2: SyntaxError: invalid syntax."),
+  "exits": ("import sys\nsys.exit(3)\n", "my_mod", "line 2: SystemExit: 3."),
   "imports nothing": ("import my_none\n", "my_mod", "line 1: ModuleNotFoundError: No module named"),
   "no module": (
     "from jaxspeed.config import registry\n\nregistry.model('x')(dict)\n",
@@ -54,8 +54,10 @@ def test_mistakes_are_one_sentence_with_module_and_line(name, module_folder):
 
   if code is not None:
     (module_folder / "my_mod.py").write_text(code)
-  found = mistake("plan", "--config=x.py", f"--import={module}")
-  assert found.startswith(f"--import={module}") and sentence in found
+  done = command("plan", "--config=x.py", f"--import={module}")
+  *_, found = done.stderr.splitlines()
+  assert done.returncode == 2
+  assert found.startswith(f"jaxspeed: --import={module}") and sentence in found
 
 
 def test_a_package_and_several_modules(module_folder):

@@ -189,14 +189,15 @@ def test_a_variable_of_the_environment_that_jax_refuses(module):
   )
   assert (done.returncode, done.stdout) == (MISTAKE, "")
   assert done.stderr == (
-    "jaxspeed: JAX_ENABLE_X64=maybe is no value that JAX takes: set it to another, or unset it.\n"
+    "jaxspeed: JAX_ENABLE_X64=maybe is not a value that JAX takes: set it to another, or unset "
+    "it.\n"
   )
 
 
 def test_only_what_jax_says_of_the_environment_is_a_mistake_in_it(monkeypatch):
   monkeypatch.setenv("JAX_LOGGING_LEVEL", "loud")
   words = 'Invalid value "loud" for JAX flag jax_logging_level'
-  assert output.environment_mistake(ValueError(words)).startswith("JAX_LOGGING_LEVEL=loud is no")
+  assert output.environment_mistake(ValueError(words)).startswith("JAX_LOGGING_LEVEL=loud is not")
   assert output.environment_mistake(KeyError(words)) == ""
   assert output.environment_mistake(ValueError("another")) == ""
   monkeypatch.delenv("JAX_LOGGING_LEVEL")

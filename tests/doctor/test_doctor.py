@@ -72,7 +72,7 @@ def test_mistakes_in_flags(tmp_path):
   missing = tmp_path / "none"
   assert mistake("doctor", f"--data={missing}").startswith(f"--data={missing} does not exist: ")
   assert "is no folder" in mistake("doctor", f"--data={__file__}")
-  assert "is no flag" in mistake("doctor", "imagenet18")
+  assert "is not a flag" in mistake("doctor", "imagenet18")
   assert "there is no" in mistake("doctor", "--config=imagenet19")
   recipe = ("--config=configs/cifar10.py", f"--config.data.path={missing}")
   assert mistake("doctor", *recipe).startswith(f"config.data.path={missing} does not exist: ")

@@ -70,9 +70,9 @@ def test_time_limits(time, hours):
     ({"time": "6"}, "Slurm(time='6'): jobs begin to save 300 s before that limit, or a minute"),
     ({"time": "10", "save_seconds": 540}, "Slurm(time='10'): jobs begin to save 540 s before"),
     ({"node": 2}, "Slurm has no field node: it has price_per_hour, "),
-    ({"nodes": 0}, "Slurm(nodes=0): it must be at least 1."),
+    ({"nodes": 0}, "Slurm(nodes=0): it must be a whole number from 1"),
     ({"nodes": True}, "Slurm(nodes=True): it must be a whole number"),
-    ({"gpus_per_node": -1}, "Slurm(gpus_per_node=-1): it must be at least 0."),
+    ({"gpus_per_node": -1}, "Slurm(gpus_per_node=-1): it must be a whole number from 0"),
     ({"partition": "a\nb"}, "Slurm(partition='a\\nb'): it must be text without line breaks"),
     ({"options": "--qos=high"}, "Slurm(options='--qos=high'): it must be a list of texts"),
     ({"options": ["qos=high"]}, "Slurm: options has 'qos=high', which is no option of sbatch."),
@@ -90,7 +90,7 @@ def test_time_limits(time, hours):
     ({"env": {"A": "x\ny"}}, "Slurm(env="),
     ({"env": ["A"]}, "Slurm(env=['A']): it must be a dict of environment variables"),
     ({"price_per_hour": float("nan")}, "Slurm(price_per_hour=nan): it must be"),
-    ({"max_restarts": -1}, "Slurm(max_restarts=-1): it must be at least 0."),
+    ({"max_restarts": -1}, "Slurm(max_restarts=-1): it must be a whole number from 0"),
   ],
 )
 def test_fields_that_are_refused(fields, message):

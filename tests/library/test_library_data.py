@@ -121,11 +121,11 @@ def test_a_recipe_takes_changes_by_name_by_group_and_by_dotted_name():
 @pytest.mark.parametrize(
   "name, changes, sentence",
   [
-    ("quikstart", {}, "recipe quikstart: there is no such file: did you mean quickstart?"),
-    ("zzz", {}, "recipe zzz: no recipe has this name: choose one of cifar10,"),
-    ("zzz.py", {}, "recipe zzz.py: there is no such file."),
+    ("quikstart", {}, "quikstart: there is no such recipe or file: did you mean quickstart?"),
+    ("zzz", {}, "zzz: there is no such recipe or file: choose one of cifar10,"),
+    ("zzz.py", {}, "zzz.py: there is no such recipe or file."),
     ("imagenet18:5", {}, "with NAME one of 1, 2, 4, 8, 16"),
-    ("quickstart:5", {}, "recipe quickstart has no variants"),
+    ("quickstart:5", {}, "quickstart has no variants"),
     ("quickstart", {"epoch": 3}, "did you mean epochs?"),
     ("quickstart", {"epochs": "x"}, "config.epochs='x': it must be a number above 0"),
     ("quickstart", {"epochs": -1}, "config.epochs=-1"),

@@ -337,7 +337,7 @@ def test_a_model_without_layers_gets_one_sentence():
   config.name = "x"
   config.model = dict(name="resnet9", width=4)
   with pytest.raises(
-    UserError, match="layer_decay=0.5: the model resnet9 does not say which layer"
+    UserError, match="layer_decay=0.5: the model of config.model.name='resnet9' does not say which"
   ):
     checks.check(config, model=False)
   config.model = dict(name="vit")

@@ -20,7 +20,7 @@ from jaxspeed.run.planned import csv_lines, describe
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_describe_lists_phases_rates_and_programs():
+def test_describe_lists_phases_and_rates():
   config = config_with(
     name="some",
     epochs=2.5,
@@ -39,9 +39,6 @@ def test_describe_lists_phases_rates_and_programs():
     "learning rate at step 5: 0.5",
     "learning rate at step 25: 0.05",
     "evaluation: 30 images, mode center",
-    "program: init",
-    "program: train 10x32x32x3, 25 steps",
-    "program: evaluate 30 images, 30 per device at a time",
   ]
   config.epochs = 1.0
   assert "\nepoch 1: 10 steps an epoch, " in describe(config, make_plan(config))

@@ -71,19 +71,19 @@ PIECES = (
   "end), the first from epoch 0 on and each from the end of the one before."
 )
 REFUSED = [
-  *((name, least - 1, f"it must be at least {least}.") for name, least in AT_LEAST.items()),
-  *((name, -0.5, "it must be at least 0.") for name in NOT_NEGATIVE),
+  *((name, least - 1, f"number from {least} to ") for name, least in AT_LEAST.items()),
+  *((name, -0.5, "it must be a number from 0 to ") for name in NOT_NEGATIVE),
   *((name, float("nan"), "it must be a number from 0 to ") for name in NOT_NEGATIVE),
-  *((name, 1.0, "it must be less than 1.") for name in BELOW_ONE),
-  *((name, -0.5, "it must be at least 0.") for name in BELOW_ONE),
+  *((name, 1.0, "it must be a number from 0 and below 1.") for name in BELOW_ONE),
+  *((name, -0.5, "it must be a number from 0 and below 1.") for name in BELOW_ONE),
   (
     "records.loggers",
     ("wandb", "wandb"),
     "it must be some of tensorboard, wandb, trackio, each at most once.",
   ),
-  *((name, most + 1, f"it must be at most {most:,}.") for name, most in AT_MOST.items()),
+  *((name, most + 1, f" to {most:,}.") for name, most in AT_MOST.items()),
   *(
-    (name, value, "it must be greater than 0.")
+    (name, value, "it must be a number above 0 and up to ")
     for name in ("epochs", "schedule.peak", "optimizer.muon_epsilon")
     for value in (0.0, -1.0)
   ),
@@ -94,7 +94,7 @@ REFUSED = [
   ),
   ("precision", "fp16", "choose one of auto, float32, tf32, bfloat16, float16, float64."),
   ("warmup", "yes", "choose one of auto, on, off."),
-  ("eval.mode", "mirror", "choose one of center, flip, six, selective."),
+  ("eval.mode", "mirror", "choose one of center, flip, six, selective"),
   ("tune_on", "train", "choose one of test, validation."),
   ("augment.flip", "sometimes", "choose one of none, random, alternating."),
   ("optimizer.name", "adam", "choose one of sgd, muon, lars, adamw, or name the module"),
@@ -103,7 +103,7 @@ REFUSED = [
   (
     "schedule.warmup",
     1.0,
-    "the warm-up would take all of config.epochs=1: set a smaller share of the run, such as 0.2.",
+    "the warm-up would take all of config.epochs=1.0: set a smaller share of the run, such as 0.2.",
   ),
   *(
     ("optimizer.lars_clip", value, "it must be the least and the most trust ratio, or ().")
@@ -208,7 +208,7 @@ def test_images_are_mixed_in_one_way_and_chosen_by_no_proxy():
   for fields, words in (
     (
       squares,
-      "with config.augment.cutmix=3: both mix an image with its neighbour; set one of them",
+      "with config.augment.cutmix=3: both mix an image with its neighbour; set one",
     ),
     (
       dict(proxy__keep=8),

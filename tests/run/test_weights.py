@@ -203,7 +203,10 @@ def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path
   monkeypatch.setattr(restore, "evaluate", evaluated)
   monkeypatch.setattr(restore, "evaluate_pretrained", evaluated)
   for arguments, words in (
-    ([f"--config={folder / 'none.py'}", "--export=a.safetensors"], "there is no such file"),
+    (
+      [f"--config={folder / 'none.py'}", "--export=a.safetensors"],
+      "there is no such recipe or file",
+    ),
     ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
     ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
     ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "is a folder"),
@@ -259,7 +262,7 @@ def test_every_mistake_of_an_export_is_a_sentence(trained, tmp_path, monkeypatch
     ([run, out], "--format is missing"),
     ([run, "--format=onnx"], "--out is missing"),
     ([run, "--format=pth", out], "flag --format=pth: value should be one of <onnx|stablehlo|"),
-    ([run, "more", "--format=onnx", out], "'more' is no flag"),
+    ([run, "more", "--format=onnx", out], "'more' is not a flag"),
     ([run, "--format=stablehlo", "--fold", out], "--fold=True has no effect beside --format=sta"),
     ([run, "--format=safetensors", "--input=float32", out], "--input=float32 has no effect"),
     ([str(tmp_path / "none"), "--format=onnx", out], "none"),

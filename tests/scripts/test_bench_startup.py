@@ -49,7 +49,7 @@ def call(tmp_path, monkeypatch, capsys):
   "arguments, message",
   [
     ([], "name a recipe"),
-    (["a.py", "b.py"], "'b.py' is no flag"),
+    (["a.py", "b.py"], "'b.py' is not a flag"),
     (["a.py", "--warm=-1"], "--warm=-1"),
     (["a.py", "--warm=999999999999"], "--warm=999999999999"),
     (["a.py", "--out=nowhere/a.json"], "nowhere/a.json cannot be written"),

@@ -1,0 +1,109 @@
+"""Conditions that several fields share, under which they have an effect (`schema.When`)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config import families
+from jaxspeed.config.schema import When
+
+
+def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """Yields pairs of a dotted field name and its value, depth first, names sorted."""
+  for name in sorted(config):
+    if isinstance(config[name], ConfigDict | dict):
+      yield from leaves(config[name], f"{prefix}{name}.")
+    else:
+      yield prefix + name, config[name]
+
+
+class View:
+  """The fields of a config by dotted name; None for one that it lacks. `read`: those looked at."""
+
+  def __init__(self, config: ConfigDict | Mapping[str, Any]) -> None:
+    self._fields = dict(leaves(config))
+    self.read: dict[str, Any] = {}
+
+  def __getitem__(self, name: str) -> Any:
+    if name in self._fields:
+      self.read[name] = self._fields[name]
+    return self._fields.get(name)
+
+
+def only(field: str, *values: str) -> When:
+  """Fields that have an effect with some values of another field only."""
+  what = f"it applies to {' and '.join(values)} only"
+  return When(lambda c: c[field] in values, what)
+
+
+def phase_column(c: View, name: str) -> tuple:
+  """A field's values by phase; () if all phases use the value of the whole run."""
+  return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
+
+
+def _first_layer(c: View) -> bool:
+  family = families.FAMILIES.get(c["model.name"])
+  # A model of one's own whitens if it has the method.
+  default = hasattr(family and family.module, "init_from_images")
+  return default if c["model.whiten"] is None else c["model.whiten"]
+
+
+STREAM = When(lambda c: c["data.feed"] == "stream", "it applies to streams only")
+READ = When(lambda c: not c["data.synthetic"], "synthetic images are noise, and no file is read")
+LARS = only("optimizer.name", "lars")
+MUON = only("optimizer.name", "muon")
+ADAMW = only("optimizer.name", "adamw")
+MOMENTUM = When(
+  lambda c: c["optimizer.name"] != "adamw",
+  "adamw has --config.optimizer.b1 and b2 in place of a momentum",
+)
+NOT_LARS = When(
+  lambda c: c["optimizer.name"] != "lars",
+  "with lars all parameters have one learning rate, and the last layer is treated as the others",
+)
+DECAYS = When(lambda c: c["optimizer.weight_decay"] > 0, "it is a factor on the weight decay")
+ONE_PIECE = When(
+  lambda c: not c["schedule.segments"],
+  "set --config.schedule.segments='()' for a learning rate that rises and falls once",
+)
+STEPWISE = only("schedule.name", "step", "exponential")
+FALLING = only("schedule.name", "linear", "cosine")
+AVERAGES = When(
+  lambda c: c["average.kind"] != "none", "set --config.average.kind to ema or lookahead"
+)
+WHITENS = When(_first_layer, "this model does not begin with a whitening layer")
+WHITENING_BIAS = When(
+  lambda c: _first_layer(c) and c["model.whiten_bias"] not in (None, "none"),
+  "this model has no whitening layer with a bias",
+)
+BIAS_TRAINED = When(
+  lambda c: c["whitening.bias_epochs"] > 0,
+  "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
+)
+PROXY = When(lambda c: c["proxy.keep"] > 0, "there is no proxy")
+PRETRAINED = When(
+  lambda c: bool(c["pretrained.path"]), "name the weights with --config.pretrained.path"
+)
+PHASES = When(
+  lambda c: bool(c["phases.first_epoch"]),
+  "there is one phase; give the first epoch of each as --config.phases.first_epoch",
+)
+RECTANGLES = When(
+  lambda c: any("rect" in mode for mode in phase_column(c, "eval_mode") or [c["eval.mode"]]),
+  "it applies to the modes rect and rect_flip only",
+)
+TESTED = When(
+  lambda c: c["tune_on"] == "test",
+  "it is for the DAWNBench entry, which is written for the test set only",
+)
+COUNTED = When(
+  lambda c: c["data.synthetic"],
+  "a run counts its images; only a plan and synthetic data take the number from the config",
+  command="train",
+)
+
+
+def by_phase(name: str, setting: str) -> When:
+  """A field of the whole run that a column of `phases` replaces."""
+  return When(lambda c: not phase_column(c, name), f"each phase has its own; set {setting}")
