@@ -37,6 +37,16 @@ def only(field: str, *values: str) -> When:
   return When(lambda c: c[field] in values, what)
 
 
+def given(field: str, otherwise: str) -> When:
+  """Fields that have an effect where another field is set: not 0, empty or False."""
+  return When(lambda c: c[field], otherwise)
+
+
+def without(field: str, otherwise: str) -> When:
+  """Fields that have an effect where another field is not set."""
+  return When(lambda c: not c[field], otherwise)
+
+
 def phase_column(c: View, name: str) -> tuple:
   """A field's values by phase; () if all phases use the value of the whole run."""
   return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
@@ -50,7 +60,7 @@ def _first_layer(c: View) -> bool:
 
 
 STREAM = When(lambda c: c["data.feed"] == "stream", "it applies to streams only")
-READ = When(lambda c: not c["data.synthetic"], "synthetic images are noise, and no file is read")
+READ = without("data.synthetic", "synthetic images are noise, and no file is read")
 LARS = only("optimizer.name", "lars")
 MUON = only("optimizer.name", "muon")
 ADAMW = only("optimizer.name", "adamw")
@@ -62,9 +72,9 @@ NOT_LARS = When(
   lambda c: c["optimizer.name"] != "lars",
   "with lars all parameters have one learning rate, and the last layer is treated as the others",
 )
-DECAYS = When(lambda c: c["optimizer.weight_decay"] > 0, "it is a factor on the weight decay")
-ONE_PIECE = When(
-  lambda c: not c["schedule.segments"],
+DECAYS = given("optimizer.weight_decay", "it is a factor on the weight decay")
+ONE_PIECE = without(
+  "schedule.segments",
   "set --config.schedule.segments='()' for a learning rate that rises and falls once",
 )
 STEPWISE = only("schedule.name", "step", "exponential")
@@ -77,16 +87,14 @@ WHITENING_BIAS = When(
   lambda c: _first_layer(c) and c["model.whiten_bias"] not in (None, "none"),
   "this model has no whitening layer with a bias",
 )
-BIAS_TRAINED = When(
-  lambda c: c["whitening.bias_epochs"] > 0,
+BIAS_TRAINED = given(
+  "whitening.bias_epochs",
   "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
 )
-PROXY = When(lambda c: c["proxy.keep"] > 0, "there is no proxy")
-PRETRAINED = When(
-  lambda c: bool(c["pretrained.path"]), "name the weights with --config.pretrained.path"
-)
-PHASES = When(
-  lambda c: bool(c["phases.first_epoch"]),
+PROXY = given("proxy.keep", "there is no proxy")
+PRETRAINED = given("pretrained.path", "name the weights with --config.pretrained.path")
+PHASES = given(
+  "phases.first_epoch",
   "there is one phase; give the first epoch of each as --config.phases.first_epoch",
 )
 RECTANGLES = When(

@@ -23,8 +23,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from pydantic import Field
 
+from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.conditions import RECTANGLES, STREAM, TESTED, by_phase, phase_column
 from jaxspeed.config.given import Given
 from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
 from jaxspeed.config.schema import Also, Group, Mark, When
@@ -37,7 +37,7 @@ class Eval(Group):
 
   mode: Annotated[
     kinds.EvalMode,
-    by_phase("eval_mode", "--config.phases.eval_mode, to '()' for one in all of them"),
+    on.by_phase("eval_mode", "--config.phases.eval_mode, to '()' for one in all of them"),
     Also("tta"),
     Mark.COMMON,
     Mark.PREDICT,
@@ -45,13 +45,13 @@ class Eval(Group):
   """which views of an image are evaluated: see `steps/eval_step.py`; per phase: phases.eval_mode"""
   batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
   """images per device and step of an evaluation"""
-  image_size: Annotated[kinds.Pixels, STREAM, Mark.PREDICT] = 0
+  image_size: Annotated[kinds.Pixels, on.STREAM, Mark.PREDICT] = 0
   """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
-  resize: Annotated[float, Field(ge=1, le=10), STREAM, Mark.PREDICT] = 1.14
+  resize: Annotated[float, Field(ge=1, le=10), on.STREAM, Mark.PREDICT] = 1.14
   """short side of a stream's image before its crop, in multiples of the image size"""
-  shapes: Annotated[int, Field(ge=1, le=1000), RECTANGLES] = 16
+  shapes: Annotated[int, Field(ge=1, le=1000), on.RECTANGLES] = 16
   """largest number of shapes of rectangles"""
-  multiple: Annotated[int, Field(ge=1, le=1024), RECTANGLES] = 8
+  multiple: Annotated[int, Field(ge=1, le=1024), on.RECTANGLES] = 8
   """pixels of which the sides of rectangles are multiples"""
   every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
   """epochs from one evaluation to the next; the last epoch is always evaluated"""
@@ -91,11 +91,11 @@ class Records(Group):
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
   """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
   highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
-  author: Annotated[kinds.Text, TESTED] = "jaxspeed"
+  author: Annotated[kinds.Text, on.TESTED] = "jaxspeed"
   """author in the DAWNBench entry"""
-  author_email: Annotated[kinds.Text, TESTED] = "jaxspeed@example.org"
+  author_email: Annotated[kinds.Text, on.TESTED] = "jaxspeed@example.org"
   """e-mail address in the DAWNBench entry"""
-  code_url: Annotated[kinds.Text, TESTED] = ""
+  code_url: Annotated[kinds.Text, on.TESTED] = ""
   """address of the code in the DAWNBench entry"""
 
 
@@ -115,7 +115,7 @@ class Config(Group):
     Also("batch bs"),
     Mark.COMMON,
     When(
-      lambda c: phase_column(c, "batch_size")[:1] in ((), (c["batch_size"],)),
+      lambda c: on.phase_column(c, "batch_size")[:1] in ((), (c["batch_size"],)),
       "each phase has its own, which its learning rate fits; set --config.phases.batch_size",
     ),
   ] = 512
@@ -153,7 +153,7 @@ class Config(Group):
   """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
-  stop_at_target: Annotated[bool, When(lambda c: c["target"] > 0, "there is no target")] = False
+  stop_at_target: Annotated[bool, on.given("target", "there is no target")] = False
   """whether the run ends once the target is reached"""
   patience: Annotated[
     int,

@@ -4,16 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.conditions import (
-  COUNTED,
-  PHASES,
-  PRETRAINED,
-  READ,
-  STREAM,
-  by_phase,
-  phase_column,
-)
 from jaxspeed.config.schema import Also, Group, Mark, When
 
 _PREDICT, _PLACE = Mark.PREDICT, Mark.PLACE
@@ -24,15 +16,17 @@ class Data(Group):
 
   feed: Annotated[kinds.Text, _PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: Annotated[kinds.DataSetName, READ, Also("dataset"), _PREDICT] = "cifar10"
+  name: Annotated[kinds.DataSetName, on.READ, Also("dataset"), _PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
-  path: Annotated[kinds.Text, READ, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE] = ""
+  path: Annotated[
+    kinds.Text, on.READ, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
+  ] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
   columns file, label and perhaps split (docs/data.md)"""
   hold_out: Annotated[
     kinds.PositiveShare,
-    READ,
+    on.READ,
     When(
       lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
       "this data set has evaluation images of its own; --config.tune_on=validation holds training "
@@ -44,17 +38,17 @@ class Data(Group):
   images are evaluated"""
   copies: Annotated[
     kinds.Text,
-    READ,
+    on.READ,
     _PLACE,
     When(
-      lambda c: c["data.feed"] == "stream" and any(phase_column(c, "copies")),
+      lambda c: c["data.feed"] == "stream" and any(on.phase_column(c, "copies")),
       "give the short sides of the copies as --config.phases.copies",
     ),
   ] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
   cache: Annotated[
     kinds.Text,
-    READ,
+    on.READ,
     _PLACE,
     When(
       lambda c: c["data.feed"] == "stream" or c["data.name"] != "digits" or c["data.path"],
@@ -63,11 +57,7 @@ class Data(Group):
   ] = ""
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[
-    int,
-    Field(ge=2, le=1_000_000),
-    Also("n_classes num_classes"),
-    Mark.COMMON,
-    _PREDICT,
+    int, Field(ge=2, le=1_000_000), Also("n_classes num_classes"), Mark.COMMON, _PREDICT
   ] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
   image_size: Annotated[
@@ -76,15 +66,15 @@ class Data(Group):
     Mark.COMMON,
     _PREDICT,
     When(
-      lambda c: phase_column(c, "image_size")[-1:] in ((), (c["data.image_size"],)),
+      lambda c: on.phase_column(c, "image_size")[-1:] in ((), (c["data.image_size"],)),
       "each phase has its own; for one size in all of them set --config.phases.image_size='()' "
       "too, for one phase --config.phases.first_epoch='()'",
     ),
   ] = 32
   """side of a training image in pixels; unless it is set, your own arrays decide it"""
-  train_images: Annotated[kinds.Images, COUNTED] = 50_000
+  train_images: Annotated[kinds.Images, on.COUNTED] = 50_000
   """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
-  eval_images: Annotated[kinds.Images, COUNTED] = 10_000
+  eval_images: Annotated[kinds.Images, on.COUNTED] = 10_000
   """number of evaluation images, as train_images"""
   mean: Annotated[kinds.Mean, _PREDICT] = (125.31, 122.95, 113.87)
   """mean of each channel, 0 ... 255; (): computed from the training images"""
@@ -105,22 +95,22 @@ class Data(Group):
   images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
   weights, as in PyTorch; sampling: an epoch of the same length shows every class equally often, by
   repeating images of the small ones"""
-  antialias: Annotated[bool, STREAM, _PREDICT] = True
+  antialias: Annotated[bool, on.STREAM, _PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
-  on_error: Annotated[Literal["skip", "raise"], STREAM, READ] = "skip"
+  on_error: Annotated[Literal["skip", "raise"], on.STREAM, on.READ] = "skip"
   """skip: an unreadable image is replaced and reported; raise: it ends the run"""
   max_broken: Annotated[
     kinds.Share,
-    STREAM,
-    READ,
+    on.STREAM,
+    on.READ,
     _PLACE,
     When(lambda c: c["data.on_error"] == "skip", "the first broken image ends the run"),
   ] = 0.01
   """largest share of unreadable images in a split; above 0, one image is always allowed"""
-  read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, READ, _PREDICT, _PLACE] = 64
+  read_threads: Annotated[int, Field(ge=1, le=1024), on.STREAM, on.READ, _PREDICT, _PLACE] = 64
   """number of threads that read a stream's images; many hide a network disk's latency"""
-  synthetic: Annotated[bool, STREAM] = False
+  synthetic: Annotated[bool, on.STREAM] = False
   """noise in place of a stream's images, to measure the machine without its disk"""
 
 
@@ -139,15 +129,15 @@ class Phases(Group):
     ),
   ] = ()
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
-  image_size: Annotated[tuple[kinds.Side, ...], PHASES, _PREDICT] = ()
+  image_size: Annotated[tuple[kinds.Side, ...], on.PHASES, _PREDICT] = ()
   """[data.image_size]"""
-  batch_size: Annotated[tuple[kinds.Batch, ...], PHASES] = ()
+  batch_size: Annotated[tuple[kinds.Batch, ...], on.PHASES] = ()
   """[batch_size]"""
-  min_scale: Annotated[tuple[kinds.PositiveShare, ...], PHASES] = ()
+  min_scale: Annotated[tuple[kinds.PositiveShare, ...], on.PHASES] = ()
   """[augment.min_scale]"""
-  copies: Annotated[tuple[kinds.Pixels, ...], PHASES, READ] = ()
+  copies: Annotated[tuple[kinds.Pixels, ...], on.PHASES, on.READ] = ()
   """short side in pixels of the resized copies to read; 0: the original images [0]"""
-  eval_mode: Annotated[tuple[kinds.EvalMode, ...], PHASES, _PREDICT] = ()
+  eval_mode: Annotated[tuple[kinds.EvalMode, ...], on.PHASES, _PREDICT] = ()
   """[eval.mode]"""
 
 
@@ -156,9 +146,9 @@ class Pretrained(Group):
 
   path: Annotated[kinds.Text, Also("weights"), _PREDICT] = ""
   """a .safetensors file with torchvision's or timm's parameter names"""
-  head: Annotated[Literal["keep", "new"], PRETRAINED, _PREDICT] = "keep"
+  head: Annotated[Literal["keep", "new"], on.PRETRAINED, _PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
-  freeze: Annotated[kinds.Text, PRETRAINED, Also("freeze_layers")] = ""
+  freeze: Annotated[kinds.Text, on.PRETRAINED, Also("freeze_layers")] = ""
   """parts that never change: backbone (all but the last layer), or all up to the named one, as stem
   or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep their running
   statistics, as with timm's freeze; '': none"""
@@ -171,8 +161,8 @@ class Augment(Group):
   """pixels of reflection padding on each side, before a random crop"""
   min_scale: Annotated[
     kinds.PositiveShare,
-    STREAM,
-    by_phase("min_scale", "--config.phases.min_scale, to '()' for one in all of them"),
+    on.STREAM,
+    on.by_phase("min_scale", "--config.phases.min_scale, to '()' for one in all of them"),
   ] = 0.08
   """smallest share of an image's area in its random crop, for a stream"""
   flip: Literal["none", "random", "alternating"] = "none"
@@ -217,8 +207,6 @@ class Augment(Group):
   such square; for CutMix as in timm and torchvision see cutmix_alpha"""
   cutmix_epochs: Annotated[
     kinds.Epochs,
-    When(
-      lambda c: c["augment.cutmix"] > 0, "give the side of the square as --config.augment.cutmix"
-    ),
+    on.given("augment.cutmix", "give the side of the square as --config.augment.cutmix"),
   ] = 0.0
   """number of epochs with cutmix squares, at the end of the run"""

@@ -4,24 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.conditions import (
-  ADAMW,
-  AVERAGES,
-  BIAS_TRAINED,
-  DECAYS,
-  FALLING,
-  LARS,
-  MOMENTUM,
-  MUON,
-  NOT_LARS,
-  ONE_PIECE,
-  PROXY,
-  STEPWISE,
-  WHITENING_BIAS,
-  WHITENS,
-  only,
-)
 from jaxspeed.config.schema import Also, Group, Mark, When
 
 
@@ -50,18 +34,18 @@ class Optimizer(Group):
   layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
   momentum: Annotated[
     kinds.Share,
-    MOMENTUM,
-    When(
-      lambda c: not c["optimizer.momentum_segments"],
+    on.MOMENTUM,
+    on.without(
+      "optimizer.momentum_segments",
       "set --config.optimizer.momentum_segments='()' for one momentum",
     ),
   ] = 0.9
   """momentum of SGD and LARS"""
-  momentum_segments: Annotated[kinds.Segments, MOMENTUM] = ()
+  momentum_segments: Annotated[kinds.Segments, on.MOMENTUM] = ()
   """momentum over the epochs, written as schedule.segments; replaces momentum"""
   nesterov: Annotated[
     bool,
-    MOMENTUM,
+    on.MOMENTUM,
     When(
       lambda c: (
         (c["optimizer.name"] == "muon" and c["optimizer.muon_momentum"] > 0) or _has_momentum(c)
@@ -72,7 +56,7 @@ class Optimizer(Group):
   """whether momentum is Nesterov momentum"""
   rate_in_momentum: Annotated[
     bool,
-    MOMENTUM,
+    on.MOMENTUM,
     When(_has_momentum, "there is no momentum"),
     When(
       lambda c: c["optimizer.name"] != "lars",
@@ -83,11 +67,11 @@ class Optimizer(Group):
   weight_decay: Annotated[kinds.Factor, Also("wd"), Mark.COMMON] = 0.0
   """this times the weights is added to the gradient; adamw: to the step, before the learning rate
   (torch's and optax's AdamW)"""
-  bias_rate: Annotated[kinds.Factor, NOT_LARS] = 1.0
+  bias_rate: Annotated[kinds.Factor, on.NOT_LARS] = 1.0
   """factor on the learning rate of biases"""
   bias_decay: Annotated[
     kinds.Factor,
-    DECAYS,
+    on.DECAYS,
     When(
       lambda c: c["optimizer.name"] != "lars" or c["optimizer.bias_decay"] == 0,
       "with lars biases do not decay",
@@ -97,7 +81,7 @@ class Optimizer(Group):
   default, and 0 timm's"""
   scale_decay: Annotated[
     kinds.Factor,
-    DECAYS,
+    on.DECAYS,
     When(
       lambda c: c["optimizer.name"] not in ("muon", "lars" if c["optimizer.scale_decay"] else ""),
       "it applies to sgd and adamw: lars does not decay scales, muon decays them as biases",
@@ -109,33 +93,33 @@ class Optimizer(Group):
   ] = 1.0
   """factor on the weight decay of the scales of normalization layers, and of embeddings; adamw: 1
   is torch's default, and 0 timm's"""
-  head_rate: Annotated[kinds.Factor, NOT_LARS] = 1.0
+  head_rate: Annotated[kinds.Factor, on.NOT_LARS] = 1.0
   """factor on the learning rate of the last layer"""
-  head_decay: Annotated[kinds.Factor, NOT_LARS, DECAYS] = 1.0
+  head_decay: Annotated[kinds.Factor, on.NOT_LARS, on.DECAYS] = 1.0
   """factor on the weight decay of the last layer; its bias: see bias_decay"""
-  b1: Annotated[kinds.ShareBelowOne, ADAMW, Also("beta1")] = 0.9
+  b1: Annotated[kinds.ShareBelowOne, on.ADAMW, Also("beta1")] = 0.9
   """adamw: share that the mean of the gradients keeps in a step"""
-  b2: Annotated[kinds.ShareBelowOne, ADAMW, Also("beta2")] = 0.999
+  b2: Annotated[kinds.ShareBelowOne, on.ADAMW, Also("beta2")] = 0.999
   """adamw: share that the mean of their squares keeps in a step"""
-  epsilon: Annotated[kinds.Positive, ADAMW] = 1e-8
+  epsilon: Annotated[kinds.Positive, on.ADAMW] = 1e-8
   """adamw: added to the root of that mean"""
-  decay_follows_rate: Annotated[bool, LARS, DECAYS] = False
+  decay_follows_rate: Annotated[bool, on.LARS, on.DECAYS] = False
   """lars: the trust ratio uses schedule.peak * weight_decay (Fujitsu) in place of weight_decay"""
-  lars_eta: Annotated[kinds.Positive, LARS] = 0.001
+  lars_eta: Annotated[kinds.Positive, on.LARS] = 0.001
   """trust coefficient of LARS"""
-  lars_epsilon: Annotated[kinds.NotNegative, LARS] = 0.0
+  lars_epsilon: Annotated[kinds.NotNegative, on.LARS] = 0.0
   """added to the denominator of the trust ratio"""
-  lars_clip: Annotated[kinds.TrustRatios, LARS] = ()
+  lars_clip: Annotated[kinds.TrustRatios, on.LARS] = ()
   """smallest and largest trust ratio; (): unbounded"""
-  muon_momentum: Annotated[kinds.Share, MUON] = 0.6
+  muon_momentum: Annotated[kinds.Share, on.MUON] = 0.6
   """momentum of Muon"""
-  muon_decay: Annotated[kinds.Factor, MUON] = 0.0
+  muon_decay: Annotated[kinds.Factor, on.MUON] = 0.0
   """decoupled weight decay of Muon, multiplied by the learning rate"""
-  muon_coefficients: Annotated[kinds.Coefficients, MUON] = (3.4445, -4.7750, 2.0315)
+  muon_coefficients: Annotated[kinds.Coefficients, on.MUON] = (3.4445, -4.7750, 2.0315)
   """coefficients of the Newton-Schulz polynomial"""
-  muon_epsilon: Annotated[kinds.Positive, MUON] = 1e-10
+  muon_epsilon: Annotated[kinds.Positive, on.MUON] = 1e-10
   """added to the norm by which Muon divides the mean loss's gradient"""
-  muon_renormalize: Annotated[Literal["every_step", "growing"], MUON] = "every_step"
+  muon_renormalize: Annotated[Literal["every_step", "growing"], on.MUON] = "every_step"
   """when weights are scaled back to a fixed norm; growing: every 2 to 17 steps (hiverge)"""
 
 
@@ -144,7 +128,7 @@ class Schedule(Group):
 
   name: Annotated[
     Literal["linear", "cosine", "constant", "step", "exponential"],
-    ONE_PIECE,
+    on.ONE_PIECE,
     Also("lr_scheduler sched scheduler"),
     Mark.COMMON,
   ] = "linear"
@@ -154,7 +138,7 @@ class Schedule(Group):
   """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
   read: Annotated[
     Literal["start", "end"],
-    ONE_PIECE,
+    on.ONE_PIECE,
     When(
       lambda c: c["schedule.name"] not in ("constant", "step") or c["schedule.warmup"] > 0,
       "the learning rate does not change within an epoch",
@@ -171,32 +155,34 @@ class Schedule(Group):
         not c["schedule.segments"]
         or any(c["schedule.peak"] in segment[2:] for segment in c["schedule.segments"])
       ),
-      ONE_PIECE.otherwise,
+      on.ONE_PIECE.otherwise,
     ),
   ] = 0.1
   """highest learning rate; an override of it scales the segments of a recipe"""
   start: Annotated[
     kinds.NotNegative,
-    ONE_PIECE,
+    on.ONE_PIECE,
     When(
       lambda c: c["schedule.warmup"] > 0 or c["schedule.start"] == 1,
       "without a warm-up the learning rate starts at its peak",
     ),
   ] = 0.0
   """initial learning rate, as a factor of the peak"""
-  final: Annotated[kinds.NotNegative, ONE_PIECE, FALLING, Also("min_lr")] = 0.0
+  final: Annotated[kinds.NotNegative, on.ONE_PIECE, on.FALLING, Also("min_lr")] = 0.0
   """final learning rate of linear and cosine, as a factor of the peak"""
-  warmup: Annotated[kinds.Share, ONE_PIECE, Also("warmup_epochs")] = 0.2
+  warmup: Annotated[kinds.Share, on.ONE_PIECE, Also("warmup_epochs")] = 0.2
   """share of the run after which the peak is reached"""
-  flat_epochs: Annotated[kinds.Epochs, ONE_PIECE, FALLING] = 0.0
+  flat_epochs: Annotated[kinds.Epochs, on.ONE_PIECE, on.FALLING] = 0.0
   """number of epochs at the end with the final learning rate"""
-  power: Annotated[float, Field(gt=0, le=100), ONE_PIECE, only("schedule.name", "linear")] = 1.0
+  power: Annotated[float, Field(gt=0, le=100), on.ONE_PIECE, on.only("schedule.name", "linear")] = (
+    1.0
+  )
   """exponent of the linear decay from the peak: 2 is the polynomial decay of LARS"""
   step_size: Annotated[
-    float, Field(ge=0.001, le=100_000), ONE_PIECE, STEPWISE, Also("decay_epochs")
+    float, Field(ge=0.001, le=100_000), on.ONE_PIECE, on.STEPWISE, Also("decay_epochs")
   ] = 30.0
   """epochs after which step and exponential have multiplied the learning rate by gamma"""
-  gamma: Annotated[kinds.PositiveShare, ONE_PIECE, STEPWISE, Also("decay_rate")] = 0.1
+  gamma: Annotated[kinds.PositiveShare, on.ONE_PIECE, on.STEPWISE, Also("decay_rate")] = 0.1
   """factor on the learning rate in step_size epochs"""
 
 
@@ -205,33 +191,33 @@ class Average(Group):
 
   kind: Annotated[Literal["none", "ema", "lookahead"], Also("ema")] = "none"
   """ema: exponential moving average; lookahead: the model is also set back to its average"""
-  decay: Annotated[kinds.ShareBelowOne, AVERAGES, Also("ema_decay")] = 0.99
+  decay: Annotated[kinds.ShareBelowOne, on.AVERAGES, Also("ema_decay")] = 0.99
   """share of the average kept at each step; lookahead raises it from 0 to this"""
-  reach: Annotated[kinds.Share, only("average.kind", "ema")] = 0.0
+  reach: Annotated[kinds.Share, on.only("average.kind", "ema")] = 0.0
   """ema: longest window of the average, as a share of the steps so far, so that early steps keep
   less of it, as with timm's EMA warm-up; 0: unbounded"""
-  every: Annotated[kinds.Every, AVERAGES] = 1
+  every: Annotated[kinds.Every, on.AVERAGES] = 1
   """steps from one update of the average to the next; each uses decay ** every"""
-  from_epoch: Annotated[int, Field(ge=0, le=100_000), only("average.kind", "lookahead")] = 0
+  from_epoch: Annotated[int, Field(ge=0, le=100_000), on.only("average.kind", "lookahead")] = 0
   """epoch, counted from 0, in which lookahead begins"""
 
 
 class Whitening(Group):
   """The first layer of models that begin with a whitening convolution."""
 
-  images: Annotated[kinds.Images, WHITENS] = 10_000
+  images: Annotated[kinds.Images, on.WHITENS] = 10_000
   """number of training images, the first ones, from which the filters are computed"""
-  epsilon: Annotated[kinds.NotNegative, WHITENS] = 1e-2
+  epsilon: Annotated[kinds.NotNegative, on.WHITENS] = 1e-2
   """added to the eigenvalues of the patches' covariance"""
-  centered: Annotated[bool, WHITENS] = False
+  centered: Annotated[bool, on.WHITENS] = False
   """whether the mean is subtracted before the covariance is computed"""
-  bias_epochs: Annotated[kinds.Epochs, WHITENING_BIAS] = 0.0
+  bias_epochs: Annotated[kinds.Epochs, on.WHITENING_BIAS] = 0.0
   """number of epochs, from the first, in which the whitening layer's bias is trained"""
-  bias_rate: Annotated[kinds.Factor, WHITENING_BIAS, BIAS_TRAINED] = 1.0
+  bias_rate: Annotated[kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED] = 1.0
   """factor on the learning rate of that bias"""
-  bias_decay: Annotated[kinds.Factor, WHITENING_BIAS, BIAS_TRAINED, DECAYS] = 1.0
+  bias_decay: Annotated[kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED, on.DECAYS] = 1.0
   """factor on the weight decay of that bias"""
-  bias_falls: Annotated[bool, WHITENING_BIAS, BIAS_TRAINED] = False
+  bias_falls: Annotated[bool, on.WHITENING_BIAS, on.BIAS_TRAINED] = False
   """whether that bias's learning rate decays to 0 over bias_epochs"""
 
 
@@ -241,7 +227,7 @@ class Proxy(Group):
   keep: Annotated[int, Field(ge=0, le=2**24)] = 0
   """images of a batch to train on, those with the highest loss, as many on each device; 0: no
   proxy"""
-  every: Annotated[kinds.Every, PROXY] = 4
+  every: Annotated[kinds.Every, on.PROXY] = 4
   """steps from one update of the proxy to the next"""
-  widths: Annotated[tuple[kinds.Width, kinds.Width, kinds.Width], PROXY] = (32, 64, 64)
+  widths: Annotated[tuple[kinds.Width, kinds.Width, kinds.Width], on.PROXY] = (32, 64, 64)
   """channels of the proxy's three groups of layers"""

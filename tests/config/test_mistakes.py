@@ -154,7 +154,7 @@ FLAGS = r"""
 --config.schedule.segments=((0,'x',1,1),) => it must be segments of four numbers
 --config.schedule.segments=((0,10,1,1),) => do not scale with the run; set --config.schedule.segments
 --config.schedule.segments=((0,10,1,1),(12,20,1,1)) => it must be segments of four numbers
---config.schedule.segments=(0, => the one before, as in '((1, 2, 3, 4), (1, 2, 3, 4))'.
+--config.schedule.segments=(0, => the one before, as in '(1, 2)'.
 --config.optimizer.momentum_segments=((0,3,.9,.9),) => do not scale with the run
 --config.optimizer.lars_clip=((1,2),(3,)) => it must be the least and the most trust ratio
 --config.optimizer.muon_coefficients=('a','b','c') => it must be three numbers.
@@ -162,7 +162,7 @@ FLAGS = r"""
 --config.proxy.widths=(-1,2,3) => it must be a tuple of 3, each a whole number from 1 to 4,096.
 --config.eval.resize=1e30 => config.eval.resize=1e+30: it must be a number from 1 to 10.
 --config.watchdog_seconds=0.001 => =0.001: it must be a number of seconds, 0 or at least 5.
---config.records.loggers=wandb,trackio => each at most once, as in '("tensorboard", "wandb")'.
+--config.records.loggers=wandb,trackio => each at most once, as in '("a", "b")'.
 --config.phases.image_size=(1,b) => from 1 to 8,192, as in '(1, 2)'.
 --config.compiler_options=('x',) => it must be a tuple, each NAME=VALUE, an option of XLA
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder

@@ -102,7 +102,7 @@ def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
   assert resumed["top1"] == result["top1"]
   assert losses(b) == losses(a)
 
-  done = command("evaluate", IMPORT, f"--workdir={a}")
+  done = command("evaluate", IMPORT, f"--workdir={a}", "--json")
   # On one device, which sums the 18 losses in another order than eight.
   loss = json.loads(done.stdout)["loss"]
   assert loss == pytest.approx(losses(a)[-1][1], rel=rounding(2 * 18))
@@ -116,7 +116,7 @@ def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
 def test_plans_and_predictions_know_it(written):
   done = command("plan", "--config=own.py", IMPORT, "--parameters")
   assert done.returncode == 0 and "9 steps" in done.stdout, done
-  done = command("train", IMPORT, "--help")
+  done = command("train", IMPORT, "--help=all")
   assert "model.hidden=16" in done.stdout and "my_lion" in done.stdout
 
 

@@ -96,6 +96,7 @@ def test_the_command_evaluates_weights(trained, tmp_path):
       sys.executable,
       "-m",
       "jaxspeed.evaluate",
+      "--json",
       f"--config={recipe}",
       f"--config.pretrained.path={folder / 'net.safetensors'}",
     ],
