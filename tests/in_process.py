@@ -55,9 +55,13 @@ def command(module: str, *arguments: str) -> Done:
 
 
 def mistake(module: str, *arguments: str) -> str:
-  """The one sentence of a command that ends with exit code 2, without its "jaxspeed: "."""
+  """The one sentence of a command that ends with exit code 2, without its "jaxspeed: ".
+
+  Before it stands nothing, or the last frame of a bug in the user's own code.
+  """
   done = command(module, *arguments)
-  assert done.returncode == 2, done
-  assert done.stdout == "", done.stdout
-  assert done.stderr.startswith("jaxspeed: ") and done.stderr.count("\n") == 1, done.stderr
-  return done.stderr.removeprefix("jaxspeed: ").rstrip("\n")
+  assert (done.returncode, done.stdout) == (2, ""), done
+  *frame, sentence = done.stderr.splitlines()
+  assert not frame or frame[0].startswith(("Traceback (most recent", '  File "')), done.stderr
+  assert sentence.startswith("jaxspeed: ") and done.stderr.endswith("\n"), done.stderr
+  return sentence.removeprefix("jaxspeed: ")

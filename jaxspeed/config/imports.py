@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -37,13 +38,17 @@ def _import(name: str) -> None:
   flag = f"--import={name}"
   if name.endswith(".py") or "/" in name:
     raise UserError(f"{flag} is not a module's name: write --import=my_models for my_models.py.")
-  try:
-    spec = importlib.util.find_spec(name)
-  except (ImportError, ValueError):  # of a package above it
-    spec = None
+  spec = guarded(name, lambda: _spec(name), prefix=f"{flag}: ")
   if spec is None:
     raise UserError(
       f"{flag}: there is no module {name} in the current folder, {os.getcwd()}, or among the "
       "installed packages."
     )
   guarded(spec.origin or name, lambda: importlib.import_module(name), prefix=f"{flag}: ")
+
+
+def _spec(name: str) -> Any:
+  try:
+    return importlib.util.find_spec(name)  # imports the packages above it
+  except (ModuleNotFoundError, ValueError):
+    return None

@@ -23,6 +23,7 @@ BAD = {
   "raises": ("\n\n1 / 0\n", "my_mod", "my_mod.py, line 3: ZeroDivisionError: division by zero."),
   "syntax": ("x = 1\ndef f(:\n", "my_mod", "my_mod.py, line 2: SyntaxError: invalid syntax."),
   "exits": ("import sys\nsys.exit(3)\n", "my_mod", "line 2: SystemExit: 3."),
+  "a parent that raises": ("1 / 0\n", "my_mod.sub", "ZeroDivisionError: division by zero."),
   "imports nothing": ("import my_none\n", "my_mod", "line 1: ModuleNotFoundError: No module named"),
   "no module": (
     "from jaxspeed.config import registry\n\nregistry.model('x')(dict)\n",
