@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
 
-from jaxspeed.config.schema import Also, Group, Mark
+from jaxspeed.config.schema import Also, Group, Mark, one_of
 from jaxspeed.errors import UserError
 
 # Attributes of a module that are not config fields.
@@ -54,7 +54,7 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
 
   def add(module: _Module) -> _Module:
     _check(name, module)
-    named = Annotated[str, Also("arch architecture"), Mark.COMMON]
+    named = Annotated[str, one_of(lambda: FAMILIES), Also("arch architecture"), Mark.COMMON]
     fields: dict[str, Any] = {"name": (named, pydantic.Field(name, description="the model"))}
     meanings = _meanings(module)
     for field in dataclasses.fields(module):

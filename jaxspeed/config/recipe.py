@@ -164,7 +164,7 @@ def find_recipe(name: str) -> str:
     return str(recipes[path.stem])
   meant = did_you_mean(path.stem, recipes)
   if not meant and path.name == name and not path.suffix:
-    meant = f": choose one of {', '.join(recipes)}, or a file"
+    meant = f": choose one of {', '.join(recipes)}, or a file."
   raise UserError(f"{name or 'the recipe'}: there is no such recipe or file{meant or '.'}")
 
 

@@ -1,5 +1,6 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
+import functools
 import logging
 import os
 import pathlib
@@ -7,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, fields, names
+from jaxspeed.config import checks, fields, names, output
 from jaxspeed.config.conditions import leaves as leaves
 from jaxspeed.config.given import given_in
 from jaxspeed.config.schema import Mark
@@ -69,8 +70,14 @@ def load(path: pathlib.Path) -> ConfigDict:
   if added:
     listed = ", ".join(f"config.{name}={value!r}" for name, value in added[:_LISTED])
     more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
-    _log.warning(f"{path} is of an earlier version: the defaults hold for {listed}{more}.")
+    _note(f"{path} is of an earlier version: the defaults hold for {listed}{more}.")
   return _without_paths_to_code(ConfigDict(values))
+
+
+@functools.cache  # once a process, which may read a config several times
+def _note(sentence: str) -> None:
+  # From Python, nothing is printed unasked.
+  (output.note if output.is_guarded() else _log.warning)(sentence)
 
 
 def _add_defaults(values: Any, base: ConfigDict, prefix: str = "") -> list[tuple[str, Any]]:
