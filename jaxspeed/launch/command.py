@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
@@ -94,8 +93,6 @@ def run(arguments: Sequence[str]) -> None:
   for name in {name for names in _FLAGS.values() for name in names} - own:
     if flags.FLAGS[name].present:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
-  if (recipe := command_line.value_of("config", sys.argv)) is not None:
-    raise UserError(f"--config={recipe} has no effect: the sweep names the recipes of its jobs.")
   if command != "submit" and (given := _given()):
     raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
   commands[command]([*rest])

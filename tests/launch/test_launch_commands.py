@@ -370,7 +370,7 @@ def test_fields_of_a_file_of_flags_count_and_a_recipe_is_refused(fake, sweep, tm
   launch("submit", sweep, f"--flagfile={file}", f"--root={tmp_path}/other")
   assert facts_of(tmp_path / "other" / "run" / "quickstart_seed=1").job.epochs == 7.0
   for words, sentence in (
-    (["--config=a.py"], "--config=a.py has no effect: the sweep names the recipes of its jobs."),
+    (["--config=a.py"], "--config is not a flag; see --help for the flags."),
     (["--root="], "root='': name a folder"),
     (["--config.seed=5"], "config.seed is set by the job quickstart_seed=0 itself"),
     ([f"--root={tmp_path}/x\ny"], "has characters that no script can name"),
