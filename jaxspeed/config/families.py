@@ -49,7 +49,7 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
     least_side: the smallest side of its images, in pixels.
 
   Raises:
-    UserError: it is no flax module with `classes` and `dtype`, or another has the name.
+    UserError: it is not a flax module with `classes` and `dtype`, or another has the name.
   """
 
   def add(module: _Module) -> _Module:

@@ -180,7 +180,7 @@ def run(
     main: the command, which takes the arguments that are not flags.
     define: takes the arguments that no flag has taken yet, to define flags that depend on others.
     output_is_result: whether the command fails if standard output cannot be written; a pipe closed
-      by its reader, such as `head`, is no failure.
+      by its reader, such as `head`, is not a failure.
     command: its name, if --help lists only the config fields that it uses, or if its first argument
       may be a recipe.
   """
