@@ -10,8 +10,8 @@ file names. Its columns are file, label, probability and error; --top=3 adds lab
 label_3 and probability_3. It is written in UTF-8 when it is complete; --csv=- prints it. A name
 that is not UTF-8 is escaped, as in \\xff.
 
-For a file that is not an image, a sentence on standard error says why, or the column error; the others
-are still predicted, and the exit code is 2.
+For a file that is not an image, a sentence on standard error says why, or the column error; the
+others are still predicted, and the exit code is 2.
 """
 
 import contextlib
