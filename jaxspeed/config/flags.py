@@ -1,8 +1,12 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
+import contextlib
 import math
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -189,7 +193,8 @@ def run(
 
   def run_main() -> None:
     nonlocal begun
-    arguments = _parse(sys.argv, define, command)[1:]
+    with _ends_at_once():
+      arguments = _parse(sys.argv, define, command)[1:]
     begun = True
     output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
     main(arguments)
@@ -219,10 +224,10 @@ def _exit_code_of(function: Callable[[], None]) -> int:
     if isinstance(ended.code, str):
       output.say(ended.code)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-  except (Exception, KeyboardInterrupt) as error:
-    if _is_interrupt(error):
-      output.say("stopped by Ctrl-C.")
-      return INTERRUPTED
+  except KeyboardInterrupt:
+    output.say("stopped by Ctrl-C.")
+    return INTERRUPTED
+  except Exception as error:
     if mistake := output.environment_mistake(error):
       output.say(mistake)
       return MISTAKE
@@ -231,11 +236,27 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   return DONE
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
-  """Whether Ctrl-C caused an exception: jaxlib makes an ImportError of one in its import."""
-  if error is None or isinstance(error, KeyboardInterrupt):
-    return error is not None
-  return _is_interrupt(error.__cause__ or error.__context__)
+@contextlib.contextmanager
+def _ends_at_once() -> Iterator[None]:
+  """Lets Ctrl-C end the process at once in a block that has nothing to save.
+
+  In the middle of an import an exception is lost, or becomes another: jaxlib makes an ImportError
+  of it. A process in the background ignores Ctrl-C, and others have handlers of their own.
+  """
+
+  def end(*_: Any) -> None:
+    output.write_error("stopped by Ctrl-C.")
+    os._exit(INTERRUPTED)
+
+  is_main = threading.current_thread() is threading.main_thread()
+  if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    yield
+    return
+  signal.signal(signal.SIGINT, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _with_origins(message: str, argv: Sequence[str]) -> str:
