@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-from collections.abc import Iterator
 
 from jaxspeed.config import families, fields, schema
 from jaxspeed.config.schema import Declared, shown
@@ -27,11 +26,6 @@ def _shared() -> dict[str, Declared]:
   return {
     name: each for name, each in found.items() if name.partition(".")[0] not in ("model", "given")
   }
-
-
-def all_fields(model: str = "") -> Iterator[str]:
-  """Dotted names of all shared fields, and of the fields of the model family `model` if given."""
-  yield from declared(model)
 
 
 def field_of(name: str) -> Declared | None:

@@ -85,11 +85,6 @@ def is_guarded() -> bool:
   return _Own.error != 2
 
 
-def error_descriptor() -> int:
-  """The descriptor to which this package writes errors."""
-  return _Own.error
-
-
 def write_error(sentence: str) -> None:
   """Writes "jaxspeed: " and a sentence to standard error, without a lock, from any thread."""
   with contextlib.suppress(OSError):

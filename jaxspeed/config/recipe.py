@@ -127,15 +127,6 @@ def published(name: str, variant: str | None = None) -> Published:
   return facts.variants.get(facts.default if variant is None else variant, Published())
 
 
-def _default_variant(get_config: Any) -> str:
-  """The default of the first parameter of `get_config`; "" if there is none."""
-  try:
-    parameters = [*inspect.signature(get_config).parameters.values()]
-  except (TypeError, ValueError):
-    return ""
-  return parameters[0].default if parameters and isinstance(parameters[0].default, str) else ""
-
-
 def shipped() -> dict[str, pathlib.Path]:
   """The recipes that come with the package, by name: from its wheel, or from configs/ beside it."""
   folder = _PACKAGE / "configs"

@@ -41,7 +41,7 @@ def changed(value):
 def test_every_field_gets_what_the_command_line_gives_it(monkeypatch, name):
   config = recipe(name)
   monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-  known = [field for field in names.all_fields(config.model.name) if field != "model.name"]
+  known = [field for field in names.declared(config.model.name) if field != "model.name"]
   leaves = dict(stored.leaves(config))
   overrides = {field: changed(leaves[field]) for field in known}
   assert len({type(value) for value in overrides.values()}) == 5
