@@ -67,7 +67,7 @@ def main() -> None:
     from jaxspeed.config import effects
     from jaxspeed.devices.mesh import keep_host_memory
     from jaxspeed.records.console import JsonScreen, Screen
-    from jaxspeed.run.caller import COMMAND
+    from jaxspeed.run.hooks import COMMAND
     from jaxspeed.run.profile import parse_steps
     from jaxspeed.run.session import train
 
@@ -79,9 +79,9 @@ def main() -> None:
     make_screen = functools.partial(
       JsonScreen if json_flag.value else Screen, quiet=output.is_quiet()
     )
-    caller = dataclasses.replace(COMMAND, make_screen=make_screen)
+    hooks = dataclasses.replace(COMMAND, make_screen=make_screen)
     if profile_flag.value is not None:
-      caller = dataclasses.replace(caller, profile=parse_steps(profile_flag.value))
+      hooks = dataclasses.replace(hooks, profile=parse_steps(profile_flag.value))
     keep_host_memory()
     checks.check(config)
     notes = effects.check(config, fields.overridden(), command="train")
@@ -96,7 +96,7 @@ def main() -> None:
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.exit_on_lost_peer():
-        train(config, workdir, peers, given=fields.overridden(), caller=caller)
+        train(config, workdir, peers, given=fields.overridden(), hooks=hooks)
     except Stopped as stopped:
       if processes.is_primary():
         output.say(stopped)

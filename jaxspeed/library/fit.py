@@ -23,7 +23,7 @@ from jaxspeed.library.recipes import call_of, changed_in, recipe
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.optim.own import check_transformation
 from jaxspeed.records.loggers import Logger, check_loggers
-from jaxspeed.run.caller import OnEpoch, python_caller
+from jaxspeed.run.hooks import OnEpoch, python_hooks
 from jaxspeed.run.parts import Parts
 from jaxspeed.run.profile import Steps
 from jaxspeed.run.session import train
@@ -103,11 +103,11 @@ def fit(
     loggers = check_loggers(loggers)
     words = _words(call, data, folder, parts)
     steps = _steps(profile)
-    caller = python_caller(
+    hooks = python_hooks(
       words, progress=progress, on_epoch=on_epoch, profile=steps, loggers=loggers
     )
     try:
-      train(config, folder, given=changed, parts=parts, caller=caller)
+      train(config, folder, given=changed, parts=parts, hooks=hooks)
     except Stopped as stopped:
       return _what_is_there(folder, model, stopped)
     return load(folder, model=model)

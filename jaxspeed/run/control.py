@@ -6,7 +6,6 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import RunAction, Signals
 from jaxspeed.cluster.watchdog import heartbeat
-from jaxspeed.run.caller import COMMAND, Caller
 from jaxspeed.run.folder import RunFolder
 
 
@@ -18,11 +17,10 @@ class RunControl:
     agreement: the means of agreeing with the other processes.
     owned: the folder that this start owns; None except in process 0.
     incarnation: the number of this start of the run, the same in all processes.
-    caller: who called `train`.
 
   Attributes:
     decided: what all processes have decided since the last checkpoint.
-    incarnation, caller: as above.
+    incarnation: as above.
   """
 
   def __init__(
@@ -31,13 +29,11 @@ class RunControl:
     agreement: Agreement,
     owned: RunFolder | None,
     incarnation: int,
-    caller: Caller = COMMAND,
   ) -> None:
     self._signals = signals
     self._agreement = agreement
     self._owned = owned
     self.incarnation = incarnation
-    self.caller = caller
     self.decided = RunAction.CONTINUE
 
   @property

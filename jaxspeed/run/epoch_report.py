@@ -1,17 +1,14 @@
 """The report of a run: a row for each epoch, lines below it, and broken images."""
 
 import contextlib
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
-from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Phase, Plan, momenta
 from jaxspeed.records import class_figures
-from jaxspeed.records.clock import Clock
 from jaxspeed.records.make_loggers import make_loggers
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.results import mean_pace
@@ -19,9 +16,9 @@ from jaxspeed.records.row_lines import format_phase
 from jaxspeed.records.writer import Records, open_records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
-from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_evaluation
 from jaxspeed.run.evaluation import Evaluation
+from jaxspeed.run.run import Run
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
@@ -33,20 +30,13 @@ class EpochReport:
   """Writes and prints the epochs of one run.
 
   Args:
-    spec: the run's specification.
-    folder: the run's folder.
-    feed: the run's feed, which measures waiting and collects broken images.
-    control: the run's control.
-    clock: the run's clock.
+    run: the run; its feed measures waiting and collects broken images.
   """
 
-  def __init__(
-    self, spec: TrainSpec, folder: pathlib.Path, feed: Feed, control: RunControl, clock: Clock
-  ) -> None:
-    self._spec, self._folder = spec, folder
-    self._feed, self._control, self._clock = feed, control, clock
-    images = {"train": spec.plan.train_images, "eval": spec.plan.eval_images}
-    self._broken = BrokenImages(folder, images, spec.config, control.keep_folder)
+  def __init__(self, run: Run) -> None:
+    self._run = run
+    images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
+    self._broken = BrokenImages(run.folder, images, run.config, run.control.keep_folder)
     self._pace: dict[str, float] = {}  # of the last epoch trained
     self._records: Records
 
@@ -59,20 +49,20 @@ class EpochReport:
       unreported: whether an epoch ended there whose row is to come; one that an earlier start wrote
         after its checkpoint is dropped.
     """
-    config, plan = self._spec.config, self._spec.plan
+    config, plan = self._run.config, self._run.plan
     with open_records(
-      self._folder,
+      self._run.folder,
       resume_step=step - unreported,
       total_epochs=config.epochs,
       evaluated=averaging.KINDS[config.average.kind],
-      console=self._control.caller.make_console(),
-      make_screen=self._control.caller.make_screen,
+      console=self._run.console,
+      make_screen=self._run.hooks.make_screen,
       primary=processes.is_primary(),
-      loggers=(*make_loggers(config), *self._control.caller.loggers),
+      loggers=(*make_loggers(config), *self._run.hooks.loggers),
       config=stored.to_dict(config),
     ) as self._records:
       screen = self._records.screen
-      screen.header({"starting": self._clock.starting()})
+      screen.header({"starting": self._run.clock.starting()})
       epoch, step_in_epoch = plan.epoch_of(step)
       screen.begin(epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch)
       if step:
@@ -95,17 +85,17 @@ class EpochReport:
 
   def begin_training(self, step: int) -> None:
     """Starts measuring the training of an epoch, after `step` steps."""
-    self._begun = (step, self._clock.dawn_seconds, NetworkMeter())
+    self._begun = (step, self._run.clock.dawn_seconds, NetworkMeter())
 
   def end_training(self, end: int) -> None:
     """Measures the training of the epoch that ends with step `end`. All processes must call it."""
     step, before, network = self._begun
-    seconds = self._clock.dawn_seconds - before
-    plan = self._spec.plan
+    seconds = self._run.clock.dawn_seconds - before
+    plan = self._run.plan
     images_per_second = (plan.examples(end) - plan.examples(step)) / seconds
     self._pace = {
       "images_per_second": images_per_second,
-      "images_per_second_per_device": images_per_second / self._spec.devices,
+      "images_per_second_per_device": images_per_second / self._run.spec.devices,
       "step_seconds": seconds / (end - step),
       "data_wait": self._data_wait(seconds),
       **network.rates(),
@@ -117,7 +107,7 @@ class EpochReport:
     With several processes, it is the share of the one that waited longest: the others' devices wait
     for it in the all-reduce, and look busy.
     """
-    millionths = processes.gather(round(1e6 * self._feed.take_waited_seconds() / seconds))
+    millionths = processes.gather(round(1e6 * self._run.feed.take_waited_seconds() / seconds))
     return max(millionths) / 1e6
 
   def progress_due(self) -> bool:
@@ -126,11 +116,11 @@ class EpochReport:
 
   def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
     """Shows the progress after `step` steps."""
-    epoch, number = self._spec.plan.epoch_of(step - 1)
+    epoch, number = self._run.plan.epoch_of(step - 1)
     self._records.screen.progress(
       epoch=epoch + 1,
       step=number + 1,
-      steps=self._spec.plan.steps_in_epoch(epoch),
+      steps=self._run.plan.steps_in_epoch(epoch),
       loss=loss,
       images_per_second=images_per_second,
     )
@@ -141,7 +131,7 @@ class EpochReport:
     Raises:
       UserError: there are too many.
     """
-    self._broken.note(self._feed.take_broken())
+    self._broken.note(self._run.feed.take_broken())
 
   def settle_broken(self) -> None:
     """Reports images that any process could not read since the last call. All must call it.
@@ -167,14 +157,14 @@ class EpochReport:
       UserError: the run's last evaluation has a loss that is not finite, or too many images are
         broken.
     """
-    config = self._spec.config
-    row = planned_row(self._spec, step) | self._pace
+    config = self._run.config
+    row = planned_row(self._run.spec, step) | self._pace
     row |= {f"train_{name}": value for name, value in carry.sums.means(config.data.classes).items()}
     if (loss_scale := carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
     if evaluation is not None:
       row["eval_seconds"] = evaluation.seconds
-      row["evaluated_weights"] = self._spec.plan.evaluated_weights(step)
+      row["evaluated_weights"] = self._run.plan.evaluated_weights(step)
     lines = self._settle_broken()
     row["train_images_broken"] = self._broken.count("train")
     if evaluation is not None:
@@ -182,32 +172,32 @@ class EpochReport:
       row, lines = row | evaluated, lines + said
       if reason := reason_to_stop([*self.rows, row], config):
         # Only now is it known to be the last evaluation.
-        self._clock.rename_last("final_validate")
-        if step < self._spec.plan.total_steps:
+        self._run.clock.rename_last("final_validate")
+        if step < self._run.plan.total_steps:
           row["stopped_by"] = reason
           lines.append(said_to_stop(reason, config))
-    row |= peak_memory(self._spec.mesh.local_devices) | {
-      "train_seconds": self._clock.train_seconds,
-      "dawn_seconds": self._clock.dawn_seconds,
+    row |= peak_memory(self._run.spec.mesh.local_devices) | {
+      "train_seconds": self._run.clock.train_seconds,
+      "dawn_seconds": self._run.clock.dawn_seconds,
     }
-    self._control.check_owner()
+    self._run.control.check_owner()
     self._records.epoch(row)
-    pace = pace_lines(self._spec.plan, self.rows, step, stopped=self.stops_early())
+    pace = pace_lines(self._run.plan, self.rows, step, stopped=self.stops_early())
     self.lines([*lines, *pace])
 
   def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
-    on_epoch = self._control.caller.on_epoch
+    on_epoch = self._run.hooks.on_epoch
     if on_epoch is not None and on_epoch(dict(self.rows[-1])) is True:
-      if step < self._spec.plan.total_steps and not self.stops_early():
-        self._control.stop()
+      if step < self._run.plan.total_steps and not self.stops_early():
+        self._run.control.stop()
 
   def _evaluated(self, step: int, evaluation: Evaluation) -> tuple[dict[str, Any], list[str]]:
     """What an evaluation adds to the row of its epoch, and lines to print."""
-    plan, sums = self._spec.plan, evaluation.sums
+    plan, sums = self._run.plan, evaluation.sums
     count = int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
-    config, classes = self._spec.config, self._spec.config.data.classes
+    config, classes = self._run.config, self._run.config.data.classes
     # Without accuracies an evaluation improves on nothing.
     last = step == plan.total_steps or bool(
       reason_to_stop([*self.rows, {"step": step, "eval_loss": None}], config)
@@ -219,7 +209,7 @@ class EpochReport:
 
   def stops_early(self) -> bool:
     """Whether the run ends after its last row, whatever steps are left."""
-    return bool(reason_to_stop(self.rows, self._spec.config))
+    return bool(reason_to_stop(self.rows, self._run.config))
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import datetime
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.records import class_figures
 from jaxspeed.records import predictions as predictions_lib
-from jaxspeed.records.clock import Clock
 from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.provenance import describe_device, versions
@@ -28,8 +26,8 @@ from jaxspeed.records.statistics import (
 )
 from jaxspeed.run.best import best_of, reaches_target
 from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
-from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 
@@ -88,38 +86,22 @@ def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | Non
 
 
 def finish(
-  folder: pathlib.Path,
-  spec: TrainSpec,
-  rows: list[dict[str, Any]],
-  state: TrainState,
-  clock: Clock,
-  predictions: Predictions,
-  class_names: Sequence[str],
-  *,
-  benchmark: str,
-  evaluated_on: str,
-  command: str | None = None,
+  run: Run, rows: list[dict[str, Any]], state: TrainState, predictions: Predictions
 ) -> dict[str, Any]:
   """Returns the result row of a run after its last step; process 0 writes it to result.json.
 
   Before that it writes the predictions, and a large confusion matrix, to files of their own.
 
   Args:
-    folder: the run's folder.
-    spec: the run's specification.
+    run: the run.
     rows: the rows of its epochs.
     state: the state after the last step, already saved.
-    clock: the run's clock.
     predictions: those of the evaluation after the last step.
-    class_names: the names of the classes.
-    benchmark: DAWNBench's name of the data set, or ''.
-    evaluated_on: as in `results.result_row`.
-    command: as there.
 
   Raises:
     UserError: the row of the last epoch is missing, or every step was skipped in float16.
   """
-  config, step = spec.config, int(state.step)
+  folder, config, step = run.folder, run.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
     checkpoints = folder / "checkpoints"
     if any(each < step for each in Checkpoints(checkpoints).steps()):
@@ -137,13 +119,13 @@ def finish(
   first = next((row for row in rows if reaches_target(row, config)), None)
   row = result_row(
     config=stored.to_dict(config),
-    evaluated_on=evaluated_on,
-    evaluated_weights=spec.plan.evaluated_weights(step),
+    evaluated_on=run.feed.evaluated_on,
+    evaluated_weights=run.plan.evaluated_weights(step),
     top1=last["eval_top1"],
     top5=last.get("eval_top5") if has_top5(config.data.classes) else None,
-    seconds=clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
+    seconds=run.clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
     seed=config.seed,
-    command=command,
+    command=run.hooks.command,
   )
   row |= {name: last[name] for name in (*IMAGE_COUNTS, STOPPED_BY) if name in last}
   if (best := best_of(rows, config)) is not None:
@@ -156,14 +138,14 @@ def finish(
         "is no result; set --config.loss_scale=0, which finds the scale by itself."
       )
     row[SKIPPED] = {"number": skipped, "share": skipped / step}
-  figures = class_figures.figures_of(predictions, class_names)
+  figures = class_figures.figures_of(predictions, run.class_names)
   row |= class_figures.for_json(figures)
   if processes.is_primary():
     predictions_lib.write_predictions(folder / predictions_lib.FILE, predictions)
     class_figures.write_confusion(folder, figures)
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
-    if evaluated_on == "test" and benchmark:
-      _write_dawnbench(folder, config, rows, benchmark)
+    if run.feed.evaluated_on == "test" and run.feed.benchmark:
+      _write_dawnbench(folder, config, rows, run.feed.benchmark)
   return row
 
 

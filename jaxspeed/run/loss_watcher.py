@@ -7,11 +7,10 @@ import jax
 import numpy as np
 
 from jaxspeed.cluster.signals import RunAction
-from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_loss
 from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.run.run import Run
 from jaxspeed.run.saver import Saver
-from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import StepOutput
 
 # A step's loss and action are read when this many later steps are under way: the devices have work
@@ -23,17 +22,13 @@ class LossWatcher:
   """Checks each step's loss some steps later, and reads what all processes decided at that step.
 
   Args:
-    spec: the run's specification.
+    run: the run.
     report: the report of its epochs.
     saver: the run's saver.
-    control: the run's control.
   """
 
-  def __init__(
-    self, spec: TrainSpec, report: EpochReport, saver: Saver, control: RunControl
-  ) -> None:
-    self._config, self._plan = spec.config, spec.plan
-    self._report, self._saver, self._control = report, saver, control
+  def __init__(self, run: Run, report: EpochReport, saver: Saver) -> None:
+    self._run, self._report, self._saver = run, report, saver
     self._unchecked: collections.deque[tuple[StepOutput, jax.Array | RunAction]] = (
       collections.deque()
     )
@@ -49,7 +44,7 @@ class LossWatcher:
     Raises:
       UserError: an older loss is not finite.
     """
-    answer = self._control.ask(save_due=self._saver.is_due())
+    answer = self._run.control.ask(save_due=self._saver.is_due())
     self._unchecked.append((steps, answer))
     while len(self._unchecked) > _STEPS_AHEAD:
       self._check_losses(*self._unchecked.popleft())
@@ -66,14 +61,14 @@ class LossWatcher:
   def _check_losses(self, steps: StepOutput, answer: jax.Array | RunAction) -> None:
     """Waits for the losses of steps; checks them and shows progress."""
     step, values = steps.step, np.atleast_1d(np.asarray(steps.losses))[: steps.count]
-    self._control.note(answer)
-    self._control.step_taken()
+    self._run.control.note(answer)
+    self._run.control.step_taken()
     for number, loss in enumerate(values, start=step - len(values)):
       check_loss(
         float(loss),
         number,
-        total_steps=self._plan.total_steps,
-        config=self._config,
+        total_steps=self._run.plan.total_steps,
+        config=self._run.config,
         saved=self._saver.saved,
       )
     self._show_progress(step, float(values[-1]))
@@ -82,6 +77,6 @@ class LossWatcher:
     if not self._report.progress_due():
       return
     (since_step, since), now = self._progress_from, time.monotonic()
-    images = self._plan.examples(step) - self._plan.examples(since_step)
+    images = self._run.plan.examples(step) - self._run.plan.examples(since_step)
     self._report.progress(step, loss=loss, images_per_second=images / max(now - since, 1e-9))
     self._progress_from = (step, now)

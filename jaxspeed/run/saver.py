@@ -1,20 +1,17 @@
 """The saving of a run: when a checkpoint is due, what a failure does, how a stop ends the run."""
 
 import math
-import pathlib
 import time
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError, mend
-from jaxspeed.records.clock import Clock
 from jaxspeed.run.best import best_steps
 from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
-from jaxspeed.run.control import RunControl
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.epoch_report import EpochReport
-from jaxspeed.steps.spec import TrainSpec
+from jaxspeed.run.run import Run
 from jaxspeed.steps.state import Carry
 
 
@@ -22,31 +19,18 @@ class Saver:
   """Saves and restores one run.
 
   Args:
-    spec: the run's specification.
-    folder: the run's folder.
+    run: the run.
     report: the report of its epochs.
-    control: the run's control.
-    clock: the run's clock, which a checkpoint stores.
-    images: the checksum of the run's images (`Feed.fingerprint`).
   """
 
-  def __init__(
-    self,
-    spec: TrainSpec,
-    folder: pathlib.Path,
-    report: EpochReport,
-    control: RunControl,
-    clock: Clock,
-    images: str,
-  ) -> None:
-    self._spec, self._folder, self._images = spec, folder, images
-    self._report, self._control, self._clock = report, control, clock
+  def __init__(self, run: Run, report: EpochReport) -> None:
+    self._run, self._report = run, report
     self._checkpoints = Checkpoints(
-      folder / "checkpoints",
-      keep=spec.config.checkpoint.keep,
-      incarnation=control.incarnation,
-      lock=control.lock,
-      images=images,
+      run.folder / "checkpoints",
+      keep=run.config.checkpoint.keep,
+      incarnation=run.control.incarnation,
+      lock=run.control.lock,
+      images=run.feed.fingerprint,
     )
     self.saved = 0
     self._due = math.inf
@@ -60,18 +44,18 @@ class Saver:
     Raises:
       UserError: as `Checkpoints.restore`; or the run's images have changed.
     """
-    with self._clock.measure("restore"):
+    with self._run.clock.measure("restore"):
       restored = self._checkpoints.restore(target)
     if restored is not None:
       with processes.all_or_none("comparing the images with the run's"):
-        check_images(restored.images, self._images, restored.step)
-      self._clock.restore(restored.clock)
+        check_images(restored.images, self._run.feed.fingerprint, restored.step)
+      self._run.clock.restore(restored.clock)
       self.saved = restored.step
     return restored
 
   def start_waiting(self) -> None:
     """Makes the next checkpoint due in `checkpoint.every_seconds` from now."""
-    self._due = time.monotonic() + self._spec.config.checkpoint.every_seconds
+    self._due = time.monotonic() + self._run.config.checkpoint.every_seconds
 
   def is_due(self) -> bool:
     """Whether a checkpoint is due by the clock of process 0; False in the others."""
@@ -79,7 +63,7 @@ class Saver:
 
   def is_best(self, step: int) -> bool:
     """Whether the evaluation after `step` is the best and kept, as process 0's rows say."""
-    best = best_steps(self._report.rows, self._spec.config)
+    best = best_steps(self._report.rows, self._run.config)
     return processes.is_primary() and best[:1] == [step]
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
@@ -92,17 +76,17 @@ class Saver:
     self._report.settle_broken()
     check_weights(carry.state.params, step, saved=self.saved)
     try:
-      with self._clock.measure("checkpoint"):
+      with self._run.clock.measure("checkpoint"):
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
         if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
           raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
-        best = best_steps(self._report.rows, self._spec.config)
-        self._checkpoints.save(step, carry, self._clock.state(), best=best)
+        best = best_steps(self._report.rows, self._run.config)
+        self._checkpoints.save(step, carry, self._run.clock.state(), best=best)
       self.saved = step
     except CheckpointError as error:
       self._handle(error, last=last)
     heartbeat()
-    self._control.saved()
+    self._run.control.saved()
     self.start_waiting()
 
   def save_last(self, step: int, carry: Carry) -> None:
@@ -116,13 +100,15 @@ class Saver:
     Raises:
       Stopped: the processes decided to stop; `step` has been saved, or the message says it was not.
     """
-    if (decided := self._control.decided) < RunAction.STOP:
+    if (decided := self._run.control.decided) < RunAction.STOP:
       return
     if step != self.saved:
       self.save(step, carry)
-    of = f"step {step} of {self._spec.plan.total_steps}"
+    of = f"step {step} of {self._run.plan.total_steps}"
     kept = f"saved {of}" if step == self.saved else f"{of} could not be saved"
-    raise Stopped(f"{kept} in {self._folder}; the same command resumes the run.", decided.exit_code)
+    raise Stopped(
+      f"{kept} in {self._run.folder}; the same command resumes the run.", decided.exit_code
+    )
 
   def _handle(self, error: CheckpointError, *, last: bool) -> None:
     """Reports that a checkpoint could not be saved, or ends the run."""
@@ -132,7 +118,7 @@ class Saver:
         f"{mend(error)} and run the same command again, which resumes from step {self.saved}."
       ) from error
     kept = f"the last whole checkpoint is of step {self.saved}"
-    if self._spec.config.checkpoint.on_error == "stop":
+    if self._run.config.checkpoint.on_error == "stop":
       advice = f"{mend(error)} and run the same command again."
       raise UserError(f"{error}: the run stops, {kept}; {advice}") from error
     self._report.lines([f"{error}: the run continues, {kept}"])

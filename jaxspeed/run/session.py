@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from ml_collections import ConfigDict
+from rich.console import Console
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
@@ -30,12 +31,13 @@ from jaxspeed.records.loggers import ensure_installed
 from jaxspeed.records.results import write_result
 from jaxspeed.records.statistics import result_of
 from jaxspeed.run import folder as folder_lib
-from jaxspeed.run.caller import COMMAND, Caller
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
+from jaxspeed.run.hooks import COMMAND, Hooks
 from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.run.profile import check_steps
+from jaxspeed.run.run import Run
 from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import TrainSpec
@@ -53,7 +55,7 @@ def train(
   given: Collection[str] = (),
   *,
   parts: Parts = NONE,
-  caller: Caller = COMMAND,
+  hooks: Hooks = COMMAND,
 ) -> dict[str, Any]:
   """Trains `config` in `workdir`, or resumes the run that is there.
 
@@ -63,7 +65,7 @@ def train(
     peers: the processes of the run, which all must call this; None: this one alone.
     given: the fields that the command line sets, which the data do not override.
     parts: the objects that the run is given in place of fields.
-    caller: who calls; a call from Python prints nothing and leaves the process as it was.
+    hooks: what the caller wants; a call from Python leaves the process as it was.
 
   Returns:
     The content of result.json.
@@ -72,13 +74,13 @@ def train(
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
     Stopped: a signal ended the run early, after saving it.
   """
-  clock = caller.make_clock()
+  clock = hooks.make_clock()
   config = parts.recorded(config)
   checks.check(config)
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
   ensure_installed(config.records.loggers)
-  with Session.enter(config, workdir, peers, clock, caller) as session:
+  with Session.enter(config, workdir, peers, clock, hooks) as session:
     setup = set_up(
       config,
       session.folder,
@@ -90,12 +92,12 @@ def train(
     )
     if setup.finished is not None:
       print_finished(session.screen, setup.config, session.folder, setup.finished)
-      if caller.profile is not None:
+      if hooks.profile is not None:
         session.screen.line("no steps are left to trace (profile)")
       return setup.finished
     with clock.measure("model"):
       steps = setup.spec.plan.total_steps
-    check_steps(caller.profile, steps)
+    check_steps(hooks.profile, steps)
     session.stop_before_steps()
     print_header(session.screen, setup, session.folder)
     with (
@@ -121,7 +123,8 @@ class Session:
     owned: the folder as owned by this start; None except in process 0.
     incarnation: the number of this start of the run, the same in all processes.
     screen: the screen on which the session prints.
-    caller: who called `train`.
+    console: where the session and its runs print.
+    hooks: what the caller of `train` wants.
   """
 
   signals: Signals
@@ -129,7 +132,8 @@ class Session:
   owned: RunFolder | None
   incarnation: int
   screen: Screen
-  caller: Caller = COMMAND
+  console: Console
+  hooks: Hooks = COMMAND
 
   @classmethod
   @contextlib.contextmanager
@@ -139,11 +143,11 @@ class Session:
     workdir: str,
     peers: Peers | None,
     clock: Clock,
-    caller: Caller = COMMAND,
+    hooks: Hooks = COMMAND,
   ) -> Iterator["Session"]:
     """Catches signals, connects the processes and takes the folder; arguments as in `train`."""
     with contextlib.ExitStack() as stack:
-      signals = stack.enter_context(caller.signals())
+      signals = stack.enter_context(hooks.signals())
       stack.enter_context(precision.wide_enough(config.precision))
       if peers is not None:
         with clock.measure("connect"):
@@ -151,19 +155,17 @@ class Session:
       with clock.measure("devices"):
         mesh_lib.find_devices()
       folder, owned = pathlib.Path(workdir), None
-      console = caller.make_console() if processes.is_primary() else silent_console()
-      screen = caller.make_screen(console, total_epochs=config.epochs)
+      console = hooks.make_console() if processes.is_primary() else silent_console()
+      screen = hooks.make_screen(console, total_epochs=config.epochs)
       with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
-          taken = folder_lib.taken(
-            workdir, data_path=config.data.path, superseded=caller.superseded
-          )
+          taken = folder_lib.taken(workdir, data_path=config.data.path, superseded=hooks.superseded)
           owned = stack.enter_context(taken)
           stack.enter_context(_explain_disk_errors(folder))
       incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
       stack.enter_context(cache_settings_kept())
       use_cache(config.compile_cache)
-      yield cls(signals, folder, owned, incarnation, screen, caller)
+      yield cls(signals, folder, owned, incarnation, screen, console, hooks)
 
   def stop_before_steps(self) -> None:
     """Ends the run if a signal reached any of its processes before there was anything to save.
@@ -184,8 +186,8 @@ class Session:
     with clock.measure("others"):
       self.stop_before_steps()
     self.signals.begun = True
-    with watchdog(spec.config.watchdog_seconds if self.caller.watched else 0):
-      parts = (self.signals, agreement, self.owned, self.incarnation, self.caller)
+    with watchdog(spec.config.watchdog_seconds if self.hooks.watched else 0):
+      parts = (self.signals, agreement, self.owned, self.incarnation)
       yield functools.partial(RunControl, *parts)
 
 
@@ -231,10 +233,10 @@ def _run_all(
       clock = Clock(later=True)
     spec = dataclasses.replace(setup.spec, config=run_config)
     # The runs take the same steps: a trace of the first one serves all.
-    profile = session.caller.profile if index == 0 else None
+    hooks = dataclasses.replace(session.hooks, profile=None) if index else session.hooks
     names = setup.data.class_names
-    trainer = Trainer(spec, folder, feed, make_control(), clock, names, profile=profile)
-    rows.append(trainer.run())
+    run = Run(spec, folder, feed, clock, make_control(), hooks, session.console, names)
+    rows.append(Trainer(run).run())
   return rows
 
 

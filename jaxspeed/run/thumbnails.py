@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import pathlib
 from typing import Any
 
 import jax
@@ -25,35 +24,34 @@ from jaxspeed.records.thumbnails import (
   worst_rows,
   write_thumbnails,
 )
+from jaxspeed.run.run import Run
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 _log = logging.getLogger("jaxspeed")
 
 
-def leave_thumbnails(
-  folder: pathlib.Path, spec: TrainSpec, feed: Feed, predictions: Predictions, state: TrainState
-) -> None:
+def leave_thumbnails(run: Run, predictions: Predictions, state: TrainState) -> None:
   """Writes thumbnails.npz into a finished run's folder; all processes call it, the first writes.
 
   With `records.thumbnails` of 0 the folder has none. Nothing that goes wrong here ends a run: its
   result is written.
 
   Args:
-    folder: the run's folder.
-    spec: the run's specification.
-    feed: its feed, which still holds the images.
+    run: the run, whose feed still holds the images.
     predictions: those of its last evaluation.
     state: the state after the last step.
   """
   try:
-    if not spec.config.records.thumbnails:
+    if not run.config.records.thumbnails:
       if processes.is_primary():
-        (folder / FILE).unlink(missing_ok=True)  # one that the run left before the field was set
+        (run.folder / FILE).unlink(
+          missing_ok=True
+        )  # one that the run left before the field was set
       return
-    thumbnails = _collect(spec, feed, predictions, state)
+    thumbnails = _collect(run.spec, run.feed, predictions, state)
     if processes.is_primary():
-      write_thumbnails(folder / FILE, thumbnails)
+      write_thumbnails(run.folder / FILE, thumbnails)
   except Exception as error:
     _log.info("the report of this run will lack images: %s: %s", type(error).__name__, error)
 

@@ -1,7 +1,6 @@
 """The course of a run: restore or start, train and evaluate epochs, save, stop."""
 
 import contextlib
-import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,20 +12,17 @@ from jaxspeed.cluster.signals import RunAction
 from jaxspeed.cluster.watchdog import heartbeat, watchdog_paused
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import warn_on_compile
-from jaxspeed.feeds.protocol import Feed
-from jaxspeed.records.clock import Clock
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.run.control import RunControl
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.finish import finish, finished_row
 from jaxspeed.run.loss_watcher import LossWatcher
-from jaxspeed.run.profile import Profile, Steps
+from jaxspeed.run.profile import Profile
+from jaxspeed.run.run import Run
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.setup import with_pretrained
 from jaxspeed.run.thumbnails import leave_thumbnails
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
 
@@ -34,40 +30,22 @@ class Trainer:
   """Trains one seed of a recipe to its result, from the newest checkpoint in its folder if any.
 
   Args:
-    spec: the run's specification.
-    folder: the run's folder, which stores its config.
-    feed: the feed of the run's images.
-    control: the run's control.
-    clock: the run's clock.
-    class_names: the names of the classes.
-    profile: the first and the last step to trace; None: none.
+    run: the run.
   """
 
-  def __init__(
-    self,
-    spec: TrainSpec,
-    folder: pathlib.Path,
-    feed: Feed,
-    control: RunControl,
-    clock: Clock,
-    class_names: tuple[str, ...],
-    *,
-    profile: Steps | None = None,
-  ) -> None:
-    self._spec, self._plan, self._folder = spec, spec.plan, folder
-    self._feed, self._control, self._clock = feed, control, clock
-    self._class_names = class_names
-    self._report = EpochReport(spec, folder, feed, control, clock)
-    self._saver = Saver(spec, folder, self._report, control, clock, feed.fingerprint)
-    self._losses = LossWatcher(spec, self._report, self._saver, control)
-    say = self._report.lines
-    self._profile = Profile(profile, folder, say, whole_epochs=feed.whole_epochs)
+  def __init__(self, run: Run) -> None:
+    self._run = run
+    self._report = EpochReport(run)
+    self._saver = Saver(run, self._report)
+    self._losses = LossWatcher(run, self._report, self._saver)
+    say, whole = self._report.lines, run.feed.whole_epochs
+    self._profile = Profile(run.hooks.profile, run.folder, say, whole_epochs=whole)
     self._carry: Carry
     self._evaluation: Evaluation | None = None  # the newest of this start
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    if (finished := finished_row(self._folder, self._spec.config)) is not None:
+    if (finished := finished_row(self._run.folder, self._run.config)) is not None:
       return finished
     step = self._restore_or_start()
     with (
@@ -82,30 +60,20 @@ class Trainer:
         self._validate(step)
         self._call_back(step)
         due = self._saver.is_due() or self._saver.is_best(step)
-        if self._control.agree(save_due=due) >= RunAction.SAVE:
+        if self._run.control.agree(save_due=due) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
         self._saver.stop_if_decided(step, self._carry)
       self._saver.save_last(step, self._carry)
       predictions = self._last_predictions(step)
-    self._control.check_owner()
-    result = finish(
-      self._folder,
-      self._spec,
-      self._report.rows,
-      self._carry.state,
-      self._clock,
-      predictions,
-      self._class_names,
-      benchmark=self._feed.benchmark,
-      evaluated_on=self._feed.evaluated_on,
-      command=self._control.caller.command,
-    )
-    leave_thumbnails(self._folder, self._spec, self._feed, predictions, self._carry.state)
+    self._run.control.check_owner()
+    state = self._carry.state
+    result = finish(self._run, self._report.rows, state, predictions)
+    leave_thumbnails(self._run, predictions, state)
     return result
 
   def _train_epoch(self, step: int) -> int:
     """Trains to the end of the epoch of `step`, with a checkpoint where one is due."""
-    end = self._plan.end_of_epoch(step)
+    end = self._run.plan.end_of_epoch(step)
     self._begin_epoch(step)
     while step < end:
       with self._measure("train"):
@@ -118,12 +86,12 @@ class Trainer:
 
   def _advance(self, step: int, end: int) -> int:
     """Trains until the epoch ends or all decide to save or stop; returns the steps done."""
-    taken = self._feed.train(self._carry, self._spec.config.seed, step, end)
+    taken = self._run.feed.train(self._carry, self._run.config.seed, step, end)
     for steps in self._profile.traced(taken, self._carry, step, end):
       self._carry, step = steps.carry, steps.step
       self._report.note_broken()
       self._losses.add(steps)
-      if self._control.decided is not RunAction.CONTINUE:
+      if self._run.control.decided is not RunAction.CONTINUE:
         break
     self._losses.finish()
     jax.block_until_ready(self._carry)
@@ -147,12 +115,12 @@ class Trainer:
 
   def _restore_or_start(self) -> int:
     """Sets the carry, restored or new; returns the number of steps done."""
-    restored = self._saver.restore(self._feed.carry)
+    restored = self._saver.restore(self._run.feed.carry)
     if restored is not None:
       self._carry = restored.tree
     else:
       with self._measure("init"):
-        state = with_pretrained(self._feed.init(self._spec.config.seed), self._spec)
+        state = with_pretrained(self._run.feed.init(self._run.config.seed), self._run.spec)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
     self._saver.start_waiting()
@@ -160,26 +128,26 @@ class Trainer:
 
   def _epoch_ended(self, step: int) -> bool:
     """Whether an epoch ended with `step` and no start of the run has reported it yet."""
-    at_end = step == self._plan.total_steps or self._plan.epoch_of(step)[1] == 0
+    at_end = step == self._run.plan.total_steps or self._run.plan.epoch_of(step)[1] == 0
     return step > 0 and at_end and int(self._carry.sums.count) > 0
 
   def _ends_with(self, step: int) -> bool:
-    return step >= self._plan.total_steps or self._report.stops_early()
+    return step >= self._run.plan.total_steps or self._report.stops_early()
 
   def _begin_epoch(self, step: int) -> None:
     """Waits for the programs of an epoch, and starts measuring it."""
-    with self._clock.measure("compile"), watchdog_paused():
-      lines = self._feed.wait_for(step)
+    with self._run.clock.measure("compile"), watchdog_paused():
+      lines = self._run.feed.wait_for(step)
     self._report.lines(lines)
     self._report.begin_training(step)
     self._losses.begin(step)
 
   def _plan_evaluates(self, step: int) -> bool:
-    epoch, _ = self._plan.epoch_of(step - 1)
-    return self._is_last(step) or (epoch + 1) % self._spec.config.eval.every_epochs == 0
+    epoch, _ = self._run.plan.epoch_of(step - 1)
+    return self._is_last(step) or (epoch + 1) % self._run.config.eval.every_epochs == 0
 
   def _is_last(self, step: int) -> bool:
-    return step == self._plan.total_steps
+    return step == self._run.plan.total_steps
 
   def _evaluate(self, step: int) -> Evaluation:
     return self._evaluate_as("final_validate" if self._is_last(step) else "validate", step)
@@ -188,7 +156,9 @@ class Trainer:
     """Evaluates the weights after `step` steps, under a name of the clock."""
     start = time.monotonic()
     with self._measure(name):
-      evaluated = jax.block_until_ready(self._feed.evaluate(self._carry.state.evaluated(), step))
+      evaluated = jax.block_until_ready(
+        self._run.feed.evaluate(self._carry.state.evaluated(), step)
+      )
     heartbeat()
     return Evaluation(step, evaluated, time.monotonic() - start)
 
@@ -199,21 +169,21 @@ class Trainer:
     then the saved weights are evaluated again, which does not count as training.
     """
     if self._evaluation is None or self._evaluation.step != step:
-      with self._clock.measure("compile"), watchdog_paused():
-        self._feed.wait_for(step - 1)
+      with self._run.clock.measure("compile"), watchdog_paused():
+        self._run.feed.wait_for(step - 1)
       self._evaluation = self._evaluate_as("validate", step)
-    return self._evaluation.predictions.named(self._feed.eval_names(step))
+    return self._evaluation.predictions.named(self._run.feed.eval_names(step))
 
   def _no_sums(self) -> MetricSums:
-    return mesh_lib.replicate(MetricSums.zero(self._spec.accumulation), self._spec.mesh)
+    return mesh_lib.replicate(MetricSums.zero(self._run.spec.accumulation), self._run.spec.mesh)
 
   def _count_programs(self) -> None:
-    for program in self._feed.new_programs():
-      self._clock.add("compile_cached" if program.cached else "compile_cold", program.seconds)
-      self._clock.add("tracing", program.tracing)
+    for program in self._run.feed.new_programs():
+      self._run.clock.add("compile_cached" if program.cached else "compile_cold", program.seconds)
+      self._run.clock.add("tracing", program.tracing)
 
   @contextlib.contextmanager
   def _measure(self, name: str) -> Iterator[None]:
     """Measures a part of the run that must not compile anything."""
-    with self._clock.measure(name), warn_on_compile(name):
+    with self._run.clock.measure(name), warn_on_compile(name):
       yield

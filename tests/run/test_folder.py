@@ -1,5 +1,6 @@
 """Who owns a run's folder, what is refused before anything is written, and what is left behind."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -28,8 +29,10 @@ from jaxspeed.run import checkpoint, session
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.finish import finish
 from jaxspeed.run.folder import look, make, taken
+from jaxspeed.run.hooks import COMMAND
 from jaxspeed.run.predict import predict
 from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.run import Run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config
 
@@ -445,11 +448,13 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
 
 def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
   job = toy_spec(toy_config(precision="float16"))
+  run = Run(job, tmp_path, types.SimpleNamespace(evaluated_on="test"), Clock(), *[None] * 3, ())
+  run = dataclasses.replace(run, hooks=COMMAND)
   skipped = LossScale.create().replace(skipped=np.int32(8))
   state = types.SimpleNamespace(step=8, loss_scale=skipped)
   rows = [{"step": 8, "eval_top1": 0.1, "eval_top5": 0.5, "dawn_seconds": 1.0}]
   with pytest.raises(UserError, match="all 8 steps of the run were skipped"):
-    finish(tmp_path, job, rows, state, Clock(), None, (), benchmark="", evaluated_on="test")
+    finish(run, rows, state, None)
   assert list(tmp_path.iterdir()) == []
 
 

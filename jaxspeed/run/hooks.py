@@ -1,4 +1,4 @@
-"""Who called `train`: a command, which owns its process, or a function, which does not."""
+"""What a caller wants of a run: a command owns its process, a function does not."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ OnEpoch = Callable[[dict[str, Any]], bool | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Caller:
+class Hooks:
   """What a run may do to the process of its caller; the defaults are a command's.
 
   Attributes:
@@ -46,19 +46,19 @@ class Caller:
   loggers: tuple[Logger, ...] = ()
 
 
-COMMAND = Caller()
+COMMAND = Hooks()
 
 
-def python_caller(
+def python_hooks(
   command: str,
   *,
   progress: bool,
   on_epoch: OnEpoch | None,
   profile: tuple[int, int] | None = None,
   loggers: tuple[Logger, ...] = (),
-) -> Caller:
-  """A caller in Python, whose process, screen and signal handlers are not the run's."""
-  return Caller(
+) -> Hooks:
+  """Those of a caller in Python, whose process, screen and signal handlers are not the run's."""
+  return Hooks(
     command=command,
     make_console=make_console if progress else silent_console,
     make_clock=lambda: Clock(later=True),
