@@ -141,8 +141,8 @@ def test_a_folder_that_holds_something_else_is_refused_as_it_is(tmp_path, names,
 @pytest.mark.parametrize(
   "text, words",
   [
-    ("{}", "are missing: .* config.json stays as jaxspeed.train wrote it"),
-    ('{"model_type": "resnet", "data": 3}', "the config has no field model_type"),
+    ("{}", "restore the file that jaxspeed.train wrote"),
+    ('{"model_type": "resnet", "data": 3}', ""),
     ("[]", ""),
     ("", ""),
     ('{"data"', ""),
