@@ -214,9 +214,7 @@ def test_the_commands_take_the_best_step(whole, monkeypatch):
     command("predict", workdir, f"--step={word}", "a.png")
   assert asked == [None, "best", "best", "best", None, 6, 6, 6]
   for word in ("bestest", "0", "1.5"):
-    assert mistake("predict", workdir, f"--step={word}", "a.png").startswith(
-      f"flag --step={word}: it must be the number of a step, or best"
-    )
+    assert f"flag --step={word}: " in mistake("predict", workdir, f"--step={word}", "a.png")
 
 
 def test_python_names_steps_to_trace_by_two_numbers(fit, tmp_path):
