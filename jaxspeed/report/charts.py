@@ -88,7 +88,8 @@ def rounded_out(low: float, high: float) -> tuple[float, float]:
     step = _step(low, high)
     outer = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     # A wider range may have wider steps, at most twice: it grows by less than two of them.
-    if _step(*outer) == step:
+    # Equal but for rounding: 2.0000000000000004e-05 is 2e-05.
+    if math.isclose(_step(*outer), step):
       return outer
     low, high = outer
 
@@ -175,7 +176,7 @@ def _axes(
   low, high = min(ys), max(*ys, least_top)
   low = low if floor is None else min(floor, low)
   size = max(abs(low), abs(high))
-  if high - low <= 1e-9 * size:  # its ticks would be the same floats
+  if high - low <= 1e-5 * size:  # its labels would be the same, and rounding would set its ticks
     low, high = low - 0.05 * (size or 1.0), high + 0.05 * (size or 1.0)
   first, last = min(xs), max(xs)
   if last == first:

@@ -4,7 +4,9 @@ import dataclasses
 import html
 import html.parser
 import json
+import math
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -22,7 +24,7 @@ from jaxspeed.files import dump_json
 from jaxspeed.records.predictions import Predictions, write_predictions
 from jaxspeed.records.statistics import interval_of_share, p_value_of_equal_means
 from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails, write_thumbnails
-from jaxspeed.report.charts import HEIGHT, Band, Line, line_chart, rounded_out, ticks
+from jaxspeed.report.charts import HEIGHT, Band, Line, _axes, line_chart, rounded_out, ticks
 from jaxspeed.report.command import read_all
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
 from jaxspeed.report.images import images as draw_images
@@ -449,6 +451,15 @@ def test_a_range_is_rounded_out_to_its_ticks(low, high):
   assert outer[0] <= low < high <= outer[1]
   assert (found[0], found[-1]) == pytest.approx(outer)
   assert outer[1] - outer[0] < 2 * (high - low)
+
+
+def test_no_narrow_range_hangs_a_chart():
+  draw = random.Random(0)
+  for _ in range(3000):
+    low = draw.uniform(-1, 1) * 10 ** draw.uniform(-12, 12)
+    high = low + abs(low) * 10 ** draw.uniform(-17, 0)
+    axes = _axes([Line("", [0.0, 1.0], [low, high])], None, None, -math.inf)
+    assert axes.y[0] <= low <= high <= axes.y[1] and 2 <= len(ticks(*axes.y)) <= 7
 
 
 def test_a_long_line_is_thinned_and_keeps_its_end():
