@@ -26,6 +26,7 @@ from jaxspeed.run.predict import Predictor
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Called with the number of images done, and that of all.
 Show = Callable[[int, int], None]
 
@@ -218,6 +219,8 @@ def _lines(
 def _line(cells: Sequence[str]) -> str:
   """A line of a CSV file, which may hold line ends inside quotes."""
   buffer = io.StringIO(newline="")
+  # Spreadsheets compute a cell that begins so; the apostrophe makes it text.
+  cells = [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in cells]
   # With "\n" as the end of its lines, the writer would not quote a name that holds "\r".
   csv.writer(buffer, lineterminator="\r\n").writerow(
     # A byte that is no UTF-8 is a surrogate in a name, which a file in UTF-8 cannot hold.

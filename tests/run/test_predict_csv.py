@@ -21,7 +21,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.run import image_file, predict_csv
 from jaxspeed.run import predict as predict_lib
 from jaxspeed.run.predict import Predictor
-from jaxspeed.run.predict_csv import find_images, write_csv
+from jaxspeed.run.predict_csv import _line, find_images, write_csv
 from jaxspeed.steps.spec import make_train_spec
 
 NAMES = ("cat, tame", 'a "dog"', "two\nlines", "\udcff", "a\rb", *"fghij")
@@ -279,3 +279,8 @@ def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
   for source in (listed, str(photos)):
     sentence = mistake("predict", "--workdir=run", source, f"--csv={image}")
     assert sentence == f"--csv={image} is a file to read, and would be replaced: name another one."
+
+
+@pytest.mark.parametrize("name", ["=1+1.png", "+a.png", "-a.png", "@a.png"])
+def test_a_cell_that_a_spreadsheet_would_compute_is_text(name):
+  assert _line([name, "a=b", "0.5"]) == f"'{name},a=b,0.5\n"
