@@ -6,6 +6,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+from jaxspeed.config.output import note
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded, write_atomically
 from jaxspeed.records.results import FILE as RESULT
@@ -26,7 +27,7 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
     watch: seconds between two reports; 0: one report.
 
   Raises:
-    UserError: there is no run, a file of one is damaged, or the report cannot be written.
+    UserError: there is no run that can be read, or the report cannot be written.
   """
   if not arguments or "" in arguments:
     raise UserError("name the folder of a run, or one with runs in it: jaxspeed report RUN.")
@@ -61,14 +62,24 @@ def _leaves_images(run: RunData) -> bool:
 
 
 def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[RunData]:
-  """The runs in folders, each once.
+  """The runs in folders, each once; a note says which are left out, as a file is damaged.
 
   Raises:
-    UserError: one has no run, or a file of one is damaged.
+    UserError: a folder has no run, or no run can be read.
   """
   found = [path for each in folders for path in find_runs(expanded(each, "RUN"))]
+  runs, errors = [], []
   # A run that is named twice, or through a link, is no second seed.
-  return [read_run(path) for path in {os.path.realpath(each): each for each in found}.values()]
+  for path in {os.path.realpath(each): each for each in found}.values():
+    try:
+      runs.append(read_run(path))
+    except UserError as error:
+      errors.append(error)
+  if not runs:
+    raise errors[0]
+  for error in errors:
+    note(f"a run is left out: {error}")
+  return runs
 
 
 def write(runs: Sequence[RunData], path: pathlib.Path, *, refresh: float = 0.0) -> int:

@@ -81,7 +81,9 @@ def _switch() -> Html:
 def _note(groups: Sequence[Group], shown: Sequence[Group]) -> Html:
   words = []
   if any(len(group.runs) > 1 for group in shown):
-    words.append("Thick lines are means over seeds, areas the 95 % interval of the mean.")
+    words.append("Thick lines are means over seeds.")
+  if any(len(group.runs) > 2 for group in shown):
+    words.append("Areas are the 95 % interval of the mean, from three seeds on.")
   if len(shown) < len(groups):
     words.append(f"Curves show the best {len(shown)} of {len(groups)} settings.")
   return element("p", " ".join(words), class_="quiet") if words else Html("")
@@ -148,9 +150,9 @@ def _lines(
   means_x = [statistics.fmean(column.x) for column in ordered]
   means_y = [statistics.fmean(column.y) for column in ordered]
   low, high = [], []
-  if len(group.runs) > 1:
+  if len(group.runs) > 2:  # of two, it reaches 6 times their distance
     for mean, column in zip(means_y, ordered, strict=True):
-      width = interval(column.y)[2] if len(column.y) > 1 else 0.0
+      width = interval(column.y)[2] if len(column.y) > 2 else 0.0
       low.append(mean - width)
       high.append(mean + width)
   return [*lines, Line(name, means_x, means_y, colour, dashed, low=low, high=high)]

@@ -26,6 +26,7 @@ from jaxspeed.records.statistics import interval_of_share, p_value_of_equal_mean
 from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails, write_thumbnails
 from jaxspeed.report.charts import HEIGHT, Band, Line, _axes, line_chart, rounded_out, ticks
 from jaxspeed.report.command import read_all
+from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
 from jaxspeed.report.images import images as draw_images
 from jaxspeed.run.thumbnails import choose, filters_of, small
@@ -412,6 +413,23 @@ def test_a_thousand_classes_are_small_and_fast(tmp_path):
   assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
   assert time.process_time() - begin < 10
   assert (tmp_path / "r.html").stat().st_size < 5_000_000
+
+
+def test_one_damaged_run_does_not_stop_the_report_of_the_others(tmp_path, capsys):
+  good, odd = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1)
+  (odd / "metrics.jsonl").write_text("[]\n")
+  assert [run.folder for run in read_all([tmp_path])] == [good]
+  assert re.search(r"note: a run is left out: .*b.*metrics\.jsonl", capsys.readouterr().err)
+  with pytest.raises(UserError, match="metrics"):
+    read_all([odd])
+
+
+@pytest.mark.parametrize("seeds, areas", [(2, False), (3, True)])
+def test_curves_show_an_interval_from_three_seeds_on(tmp_path, seeds, areas):
+  for seed in range(seeds):
+    write_run(tmp_path / f"run_{seed:03}", seed=seed)
+  shown = str(curves(groups_of(read_all([tmp_path]))))
+  assert ('class="interval' in shown, "Areas are" in shown) == (areas, areas)
 
 
 def test_ticks_are_round_and_inside():
