@@ -66,7 +66,8 @@ def main() -> None:
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run import export as export_lib
-    from jaxspeed.run.restore import evaluate, evaluate_pretrained, with_last_mode
+    from jaxspeed.run.evaluation import evaluate, evaluate_pretrained
+    from jaxspeed.run.restore import with_last_mode
 
     run_named, others = take_run(workdir.value, arguments)
     command_line.nothing_left(others)

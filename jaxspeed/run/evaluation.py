@@ -1,14 +1,43 @@
-"""An evaluation on the host: its sums, its seconds, and its images' predictions."""
+"""Evaluation: of a run while it trains, of the weights in its folder, and of published ones."""
 
 import dataclasses
 import functools
+import math
+import os
+import pathlib
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
+from jaxspeed.config import checks, output, stored
+from jaxspeed.data.formats.class_names import check_class_names
+from jaxspeed.data.formats.tfds_download import no_downloads
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError, plural
+from jaxspeed.feeds.broken import check_evaluated
+from jaxspeed.feeds.protocol import OpenData
+from jaxspeed.records import class_figures
 from jaxspeed.records.predictions import Predictions
+from jaxspeed.run.best import CheckpointStep
+from jaxspeed.run.restore import (
+  check_named,
+  load_config,
+  note_unfinished,
+  open_pretrained,
+  open_run,
+  require_same_classes,
+  resolved,
+  stored_plan,
+)
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import Evaluated
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +72,175 @@ def predictions_of(evaluated: Evaluated, step: int) -> Predictions:
   order = order[joined.index[order] >= 0]
   columns = {field.name: getattr(joined, field.name)[order] for field in dataclasses.fields(joined)}
   return Predictions(step, **columns)
+
+
+def evaluate(
+  folder: pathlib.Path, *, step: CheckpointStep = None, config: ConfigDict | None = None
+) -> list[dict[str, Any]]:
+  """Accuracies of a checkpoint on the evaluation images of its run.
+
+  Args:
+    folder: the run's folder.
+    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
+    config: the result of `load_config` with changes: other data, or modes separated by commas.
+
+  Returns:
+    For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
+    "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "worst_classes",
+    "confusions", "seconds"}.
+    Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
+    `results.EVALUATED_ON`, or "all" where data.hold_out is 1; "images" were evaluated,
+    "images_skipped" could not be read; "seconds" excludes compiling and finding images;
+    "worst_classes" and "confusions" are those of `class_figures`; `results.result_row` and
+    `class_figures.summary` explain the others.
+
+  Raises:
+    UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
+  """
+  configs = _one_a_mode(load_config(folder) if config is None else config)
+  cache = stored.load(folder / "config.json").data.cache
+  if cache and not configs[0].data.cache:
+    output.note(
+      f"the run's data.cache, {cache}, is not used: --config.data.cache={cache} uses it again"
+    )
+  with precision.wide_enough(configs[0].precision):
+    spec, restored = open_run(folder, configs[0], step)
+    if step is None:
+      note_unfinished(folder, restored.step, spec.plan.total_steps)
+    rows = _rows(configs, spec.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
+  weights = spec.plan.evaluated_weights(restored.step)
+  return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
+
+
+def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
+  """Accuracies of the weights at `config.pretrained.path`, in the rows of `evaluate`.
+
+  Args:
+    config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase is used.
+    given: the fields that the command line sets, which the data do not override.
+
+  Raises:
+    UserError: no file is named, or as `models.pretrained.load_pretrained`.
+  """
+  configs = _one_a_mode(config)
+  with precision.wide_enough(config.precision):
+    check_named(config)
+    last = stored_plan(configs[0]).phases[-1]
+    with no_downloads():
+      data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
+    for line in decided(config, data):
+      output.note(line)
+    require_same_classes(config, data.class_names)
+    configs = [as_data_decide(each, data) for each in configs]
+    spec, variables = open_pretrained(configs[0])
+    rows = _rows(
+      [resolved(each) for each in configs], spec.mesh, spec.plan.total_steps, variables, data
+    )
+  return [{"weights": config.pretrained.path} | row for row in rows]
+
+
+def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
+  """A checked config for each of the modes in eval.mode, which commas separate."""
+  configs = []
+  for mode in config.eval.mode.split(","):
+    configs.append(config.copy_and_resolve_references())
+    configs[-1].eval.mode = mode
+    checks.check(configs[-1])
+  return configs
+
+
+def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData) -> None:
+  """Makes sure that the run in `folder` was trained on the classes and the image size of `data`.
+
+  Raises:
+    UserError: it was not.
+  """
+  for name, value in data.decides.items():
+    if value != config.data[name]:
+      raise UserError(
+        f"{config.data.path or config.data.name} has data.{name}={value}, and the run in {folder} "
+        f"was trained with {config.data[name]}: set --config.data.path to such data."
+      )
+  check_class_names(folder, data.class_names, renamed=True)
+
+
+def _require_own_data(folder: pathlib.Path | None, path: str) -> None:
+  """Makes sure that the data at `path` are there if the run's config is what names them.
+
+  Raises:
+    UserError: they are not.
+  """
+  if folder is None or not path or os.path.exists(path) or load_config(folder).data.path != path:
+    return
+  relative = "" if os.path.isabs(path) else ", relative to the folder where it was trained"
+  raise UserError(
+    f"{path} does not exist: {folder / 'config.json'} names it{relative}; name the data with "
+    "--config.data.path."
+  )
+
+
+def _rows(
+  configs: Sequence[ConfigDict],
+  mesh: Mesh,
+  step: int,
+  variables: Any,
+  data: OpenData | None = None,
+  folder: pathlib.Path | None = None,
+) -> list[dict[str, Any]]:
+  """The row of each mode, evaluated as in the phase that trained step `step`."""
+  specs = [make_train_spec(config, stored_plan(config), mesh) for config in configs]
+  phases = [spec.plan.phase_of(step - 1) for spec in specs]
+  if data is None:
+    # A stream opens only what this phase reads; what the data decide is compared below.
+    try:
+      with no_downloads():
+        data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
+    except UserError:
+      _require_own_data(folder, configs[0].data.path)
+      raise
+  if folder is not None:
+    _require_same_kind(folder, configs[0], data)
+  path = configs[0].data.path
+  source = f"{data.source}, {path}" if path and path not in data.source else data.source
+  whole = configs[0].data.hold_out == 1 and data.evaluated_on != "test"
+  evaluated_on = "all" if whole else data.evaluated_on
+  if folder is not None and whole and path == load_config(folder).data.path:
+    output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
+  rows = []
+  for config, spec, phase in zip(configs, specs, phases, strict=True):
+    row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
+    rows.append(row | _evaluate_mode(config, spec, step, variables, data))
+    images = data.evaluated_count(phase.copies)
+    if folder is not None and images != config.data.eval_images:
+      output.note(
+        f"the run was evaluated on {plural(config.data.eval_images, 'image')}, not {images:,}"
+      )
+  return rows
+
+
+def _evaluate_mode(
+  config: ConfigDict, spec: TrainSpec, step: int, variables: Any, data: OpenData
+) -> dict[str, Any]:
+  """The numbers of a row: images, loss, accuracies, the worst classes, confusions and seconds."""
+  prepare, phase = feed_of(config).prepare_evaluation, spec.plan.phase_of(step - 1)
+  run = prepare(data, spec, phase, variables)
+  start = time.perf_counter()
+  evaluated, broken = jax.block_until_ready(run())
+  sums, seconds = evaluated.sums, round(time.perf_counter() - start, 3)
+  images, count = data.evaluated_count(phase.copies), int(sums.count)
+  for line in check_evaluated(broken, images, config):
+    output.note(line)
+  means = sums.means(config.data.classes)
+  if not math.isfinite(means["loss"]):
+    raise UserError(
+      f"the mean loss of {count} images is {means['loss']}: the weights give logits that are not "
+      "finite, and accuracies would mean nothing; choose another --step."
+    )
+  row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
+  predictions = predictions_of(evaluated, step)
+  return row | {
+    **class_figures.summary(predictions, config.data.classes),
+    "worst_classes": class_figures.worst_classes(predictions, data.class_names),
+    "confusions": class_figures.worst_confusions(predictions, data.class_names),
+    "seconds": seconds,
+  }

@@ -9,7 +9,7 @@ from toy import toy_config
 
 from jaxspeed.files import write_atomically
 from jaxspeed.run import export as export_lib
-from jaxspeed.run import restore
+from jaxspeed.run import evaluation, restore
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_sigterm_removes_the_half_file(half_export, tmp_path):
 
 def test_sigterm_removes_the_half_file_of_an_evaluation(half_export, tmp_path, monkeypatch):
   monkeypatch.setattr(restore, "load_config", lambda folder: toy_config())
-  monkeypatch.setattr(restore, "evaluate", lambda folder, **_: [])
+  monkeypatch.setattr(evaluation, "evaluate", lambda folder, **_: [])
   monkeypatch.setattr(export_lib, "check_export", lambda folder, path: None)
   done = command("evaluate", "--workdir=run", "--step=1", f"--export={tmp_path / 'a.safetensors'}")
   check_nothing_left(done, tmp_path)

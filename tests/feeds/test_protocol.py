@@ -11,7 +11,7 @@ from jaxspeed.feeds.protocol import Feed
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
-from jaxspeed.run.restore import evaluate
+from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.session import train
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums

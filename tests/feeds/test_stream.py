@@ -33,9 +33,9 @@ from jaxspeed.records.thumbnails import FILE as THUMBNAILS
 from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import Checkpoints
-from jaxspeed.run.evaluation import predictions_of
+from jaxspeed.run.evaluation import evaluate, predictions_of
 from jaxspeed.run.predict import predict
-from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
 from jaxspeed.run.trainer import Trainer

@@ -13,7 +13,7 @@ from in_process import command, mistake
 
 import jaxspeed
 from jaxspeed.data.memory.arrays import open_arrays
-from jaxspeed.run import epoch_report, restore
+from jaxspeed.run import epoch_report, evaluation
 from jaxspeed.run import export as export_lib
 from jaxspeed.run import predict as predict_lib
 from jaxspeed.run.checkpoint import Checkpoints
@@ -205,7 +205,7 @@ def test_the_commands_take_the_best_step(whole, monkeypatch):
     asked.append(step)
     return [{"worst_classes": [], "macro_top1": 0.5, "confusions": []}]
 
-  for module, name in ((restore, "evaluate"), (predict_lib, "predict"), (export_lib, "export")):
+  for module, name in ((evaluation, "evaluate"), (predict_lib, "predict"), (export_lib, "export")):
     monkeypatch.setattr(module, name, answer)
   monkeypatch.setattr(export_lib, "check_export", answer)
   workdir = f"--workdir={whole}"

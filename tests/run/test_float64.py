@@ -9,8 +9,9 @@ from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict
-from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 
 

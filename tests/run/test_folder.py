@@ -27,11 +27,12 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.writer import Records
 from jaxspeed.run import checkpoint, session
 from jaxspeed.run import folder as folder_lib
+from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.finish import finish
 from jaxspeed.run.folder import look, make, taken
 from jaxspeed.run.hooks import COMMAND
 from jaxspeed.run.predict import predict
-from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.run import Run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config

@@ -28,8 +28,9 @@ from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import session, setup
 from jaxspeed.run.divergence import check_weights
+from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict
-from jaxspeed.run.restore import evaluate, load_config, open_run
+from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, open_data
 

@@ -18,11 +18,11 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.to_stablehlo import metadata_file
 from jaxspeed.models.pretrained import load_resnet
-from jaxspeed.run import restore
+from jaxspeed.run import evaluation
+from jaxspeed.run.evaluation import evaluate_pretrained
 from jaxspeed.run.export import check_export, export
 from jaxspeed.run.planned import planned
 from jaxspeed.run.predict import predict, predict_pretrained, read_image
-from jaxspeed.run.restore import evaluate_pretrained
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
@@ -201,8 +201,8 @@ def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path
   def evaluated(*_, **__):
     raise AssertionError("it was evaluated before the mistake was told")
 
-  monkeypatch.setattr(restore, "evaluate", evaluated)
-  monkeypatch.setattr(restore, "evaluate_pretrained", evaluated)
+  monkeypatch.setattr(evaluation, "evaluate", evaluated)
+  monkeypatch.setattr(evaluation, "evaluate_pretrained", evaluated)
   for arguments, words in (
     (
       [f"--config={folder / 'none.py'}", "--export=a.safetensors"],
