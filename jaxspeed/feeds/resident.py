@@ -39,8 +39,7 @@ class ResidentFeed(Feed):
   (`compile_programs`). A long epoch takes several calls of it: signals are heard between two.
   """
 
-  # Of the program of an epoch. The first call is short, to measure it.
-  _steps_per_call = 8
+  _steps_per_call = 8  # of the program of an epoch; the first call is short, to measure it
 
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
     self._spec = spec
@@ -146,9 +145,8 @@ class ResidentFeed(Feed):
     """
     spec, programs, resident = self._spec, self._programs, self._resident
     key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), spec.mesh)
-    labels = np.random.default_rng(0).integers(
-      spec.config.data.classes, size=spec.plan.train_images
-    )
+    classes, images = spec.config.data.classes, spec.plan.train_images
+    labels = np.random.default_rng(0).integers(classes, size=images)
     train = resident.train.replace(label=mesh_lib.replicate(labels.astype(np.int32), spec.mesh))
     state = programs.init.call(key, train.image)
     carry = Carry(state, mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
@@ -158,14 +156,13 @@ class ResidentFeed(Feed):
     first = 0
     for stretch in spec.plan.stretches() if programs.whole_epochs else ():
       assert programs.epoch is not None
-      # One step of each kind is enough.
       carry = carry.replace(state=carry.state.replace(step=self._number(first)))
       stop = self._number(min(first + len(stretch.kinds), stretch.end))
       carry, _ = programs.epoch.call(carry, train, order, resident.table, stop)
       first = stretch.end
     if (steps := min(self._steps_per_call, spec.plan.steps_in_epoch(0) - 1)) > 0 < first:
       carry = carry.replace(state=carry.state.replace(step=self._number(0)))
-      carry, _ = self._take(carry, order, 0, steps, spec.plan.steps_in_epoch(0))
+      carry, _ = self._take(carry, train, order, 0, steps, spec.plan.steps_in_epoch(0))
     jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
 
   def init(self, seed: int) -> TrainState:
@@ -180,7 +177,7 @@ class ResidentFeed(Feed):
     begin = first_step
     while programs.epoch is not None and begin < last_step:
       end = min(begin + self._steps_per_call, last_step)
-      carry, losses = self._take(carry, order, begin, end, last_step)
+      carry, losses = self._take(carry, data, order, begin, end, last_step)
       yield StepOutput(end, carry, losses, count=end - begin)
       begin = end
     for step in range(begin, last_step):
@@ -189,18 +186,16 @@ class ResidentFeed(Feed):
       yield StepOutput(step + 1, carry, loss)
 
   def _take(
-    self, carry: Carry, order: Order, begin: int, end: int, last_step: int
+    self, carry: Carry, data: Batch, order: Order, begin: int, end: int, last_step: int
   ) -> tuple[Carry, Any]:
     """Calls the program of an epoch; a call before its last one is waited for and measured."""
     assert self._programs.epoch is not None
-    start, resident = time.monotonic(), self._resident
-    parts = (resident.train, order, resident.table, self._number(end))
+    start = time.monotonic()
+    parts = (data, order, self._resident.table, self._number(end))
     carry, losses = self._programs.epoch.call(carry, *parts)
     if end < last_step:
       jax.block_until_ready(losses)
-      steps = int(_SECONDS * (end - begin) / (time.monotonic() - start))
-      # All processes take the same steps.
-      self._steps_per_call = min(processes.gather(min(max(steps, 1), 2**30)))
+      self._steps_per_call = _steps_in_time((time.monotonic() - start) / (end - begin))
     return carry, losses
 
   def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
@@ -237,6 +232,11 @@ class ResidentFeed(Feed):
 
   def _key(self, seed: int) -> Any:
     return mesh_lib.replicate(seed_key(seed), self._spec.mesh)
+
+
+def _steps_in_time(seconds: float) -> int:
+  """The number of steps of `seconds` each in `_SECONDS`, the same in all processes."""
+  return min(processes.gather(min(max(int(_SECONDS / seconds), 1), 2**30)))
 
 
 def _check_size(arrays: Arrays, config: ConfigDict, follow: Collection[str], where: str) -> None:

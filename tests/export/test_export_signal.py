@@ -8,8 +8,8 @@ from in_process import command
 from toy import toy_config
 
 from jaxspeed.files import write_atomically
-from jaxspeed.run import export as export_lib
 from jaxspeed.run import evaluation, restore
+from jaxspeed.run import export as export_lib
 
 
 @pytest.fixture
