@@ -117,7 +117,10 @@ class _StepParser(flags.IntegerParser):
   """Reads the number of a step, or "best"."""
 
   def parse(self, argument: str | int) -> Any:
-    return argument if argument == "best" else super().parse(argument)
+    try:
+      return argument if argument == "best" else super().parse(argument)
+    except (TypeError, ValueError):
+      raise ValueError("it must be the number of a step, or best") from None
 
 
 class _HelpParser(flags.BooleanParser):
