@@ -12,21 +12,28 @@ from typing import Any
 def count_flops(jaxpr: Any) -> float:
   """Operations in the matrix products and convolutions of one call, two for each product.
 
-  The body of a loop counts once; of several branches, the largest counts. Products with a
-  convolution's padding count, as in published figures. All else, 1 % of a ResNet, does not.
+  A scan counts with its length. The body of a `while_loop` counts once, and of several such loops
+  one after the other the largest: the program of an epoch has one for each kind of step, and so
+  gives a step's. Of several branches the largest counts. Products with a convolution's padding
+  count, as in published figures. All else, 1 % of a ResNet, does not.
 
   Args:
     jaxpr: a jaxpr, closed or not, such as that of a `jax.stages.Traced`.
   """
-  total = 0.0
+  total, loops = 0.0, [0.0]
   for equation in _needed(getattr(jaxpr, "jaxpr", jaxpr)):
     name = equation.primitive.name
     if name in ("dot_general", "conv_general_dilated"):
       total += 2.0 * _products_per_output(equation) * math.prod(equation.outvars[0].aval.shape)
     else:
       inner = [count_flops(each) for each in _inner(equation.params.values())]
-      total += max(inner, default=0.0) if name == "cond" else sum(inner)
-  return total
+      if name == "while":
+        loops.append(sum(inner))
+      elif name == "cond":
+        total += max(inner, default=0.0)
+      else:
+        total += sum(inner) * (equation.params["length"] if name == "scan" else 1)
+  return total + max(loops)
 
 
 def _products_per_output(equation: Any) -> float:

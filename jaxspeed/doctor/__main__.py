@@ -1,93 +1,139 @@
-"""Says what this machine is, what is wrong with it, and what to expect of it, in some 20 seconds.
+"""Says what this machine is, what is wrong with it, and what to expect of it, in some 15 seconds.
 
   python -m jaxspeed.doctor
   python -m jaxspeed.doctor --config=imagenet18:4             # and the time and memory it needs
-  python -m jaxspeed.doctor --data=/data/imagenet             # and how many GPUs the disk feeds
+  python -m jaxspeed.doctor --data=/data/imagenet             # and how many GPUs its decoding feeds
   python -m jaxspeed.doctor --json
 
-It prints versions, CPUs, memory, the cache of compiled programs, the devices, and whether driver,
-CUDA and cuDNN fit them; it measures all-reduces, matrix products and memory, and while they run
-the clocks; and at the end what to mend, each with the line to type. It uses no network, and writes
-nothing but temporary files. Several processes, started by srun or mpirun or with --coordinator,
-also time the all-reduce between their hosts; process 0 prints.
+It checks versions, CPUs, memory, the folder of compiled programs, the devices, and whether driver,
+CUDA and cuDNN fit them; it measures matrix products, memory and all-reduces. What is to mend comes
+with the line to type. Nothing that hangs or crashes in a driver ends it. It uses no network, and
+writes nothing but temporary files.
 
 Exit codes: 0 nothing to mend; 1 something to mend, or an unexpected error; 2 a mistake in the
 flags; 130 Ctrl-C.
 """
 
+import dataclasses
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
+from rich.console import Console
 
 from jaxspeed.config import checks
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.imports import define_import_flag
-from jaxspeed.errors import UserError
-from jaxspeed.files import expanded
+from jaxspeed.config.recipe import Published, published
+from jaxspeed.doctor import data, devices, machine, software
+from jaxspeed.doctor.findings import Finding, mend, show
+from jaxspeed.errors import UserError, plural
+from jaxspeed.files import dump_json, expanded, to_json
+from jaxspeed.records.clock import process_age
 
 
 def main() -> None:
-  """Reads the flags and prints the report."""
+  """Reads the flags, examines the machine and prints the report."""
   config_flag = command_line.define_config_flag()
   define_import_flag()
-  data_flag = flags.DEFINE_string("data", "", "Folder of images, or of TFDS's shards, to time.")
+  data_flag = flags.DEFINE_string("data", "", "Folder of images, or of TFDS's shards, to decode.")
   json_flag = flags.DEFINE_bool("json", False, "Prints one JSON object.")
-  coordinator_flag = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0 of several.")
-  processes_flag = flags.DEFINE_integer("num_processes", None, "The number of processes.")
-  process_flag = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
 
   def define(_: list[str]) -> None:
     if flags.FLAGS["config"].value:
-      _prepare_models()
+      from jaxspeed.models import make  # noqa: F401  # registers models, whose fields a recipe sets
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.cluster.peers import find_peers
-    from jaxspeed.doctor import command
-
     command_line.nothing_left(arguments)
-    config, data = config_flag.value, data_flag.value
+    config, folder = config_flag.value, data_flag.value
     if config is not None:
       checks.check(config)
-    _check_folder("--data", data)
-    if config is not None and config.data.path and not data:
-      path = expanded(config.data.path, "config.data.path")
-      if not path.exists():
-        _check_folder("config.data.path", config.data.path)
-      # An archive, a CSV file, or what is held in memory is not timed.
-      if config.data.feed == "stream" and path.is_dir():
-        data = config.data.path
-    peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
-    command.main(command.Wish(config, _published(), data, json_flag.value, peers))
+      folder = folder or _streamed(config)
+    _check_folder("--data", folder)
+    if not examine(config, folder, as_json=json_flag.value):
+      sys.exit(1)
 
   command_line.run(run, define=define)
 
 
-def _check_folder(name: str, data: str) -> None:
+def _check_folder(name: str, path: str) -> None:
   """Raises a UserError if a path, unless it is empty, names no folder."""
-  if data and not os.path.isdir(expanded(data, name)):
-    state = "is no folder" if os.path.exists(expanded(data, name)) else "does not exist"
-    raise UserError(f"{name}={data} {state}: name a folder of images or of shards.")
+  if path and not os.path.isdir(expanded(path, name)):
+    state = "is not a folder" if os.path.exists(expanded(path, name)) else "does not exist"
+    raise UserError(f"{name}={path} {state}: name a folder of images or of shards.")
 
 
-def _prepare_models() -> None:
-  """Registers the models, whose fields a recipe may set."""
-  from jaxspeed.doctor import jax_devices
+def _streamed(config: ConfigDict) -> str:
+  """The folder of images that a recipe streams; "" for archives, CSV files, and data in memory."""
+  path = config.data.path
+  if path and not os.path.exists(expanded(path, "config.data.path")):
+    _check_folder("config.data.path", path)
+  is_folder = path and os.path.isdir(expanded(path, "config.data.path"))
+  return path if is_folder and config.data.feed == "stream" else ""
 
-  jax_devices.prepare()
-  from jaxspeed.models import make  # noqa: F401
 
-
-def _published() -> Any:
+def _published() -> Published:
   """What is published of the recipe that --config names."""
-  import sys
-
-  from jaxspeed.config.recipe import Published, published
-
   file, colon, variant = (command_line.value_of("config", sys.argv) or "").partition(":")
-  if not file:
-    return Published()
   return published(file, variant if colon else None)
+
+
+Check = tuple[str, Callable[[], Iterable[Finding]]]
+
+
+def checks_of(config: ConfigDict | None, folder: str, notes: dict[str, str]) -> Iterator[Check]:
+  """Yields the name and the function of each check.
+
+  Args:
+    config: a recipe to predict; None: none.
+    folder: a data path to decode; "": none.
+    notes: gets `environment`, the text of `jax.print_environment_info`.
+  """
+  yield "software", software.check
+  yield "machine", machine.check
+  cache = config.compile_cache if config is not None else ""
+  yield "compiled programs", lambda: machine.check_programs(cache)
+  probed = devices.probe(machine.host_memory()[1])
+  notes["environment"] = probed.stages.get("environment", "")
+  precision = config.precision if config is not None else ""
+  yield "devices", lambda: devices.check(probed, precision)
+  yield "ceilings", lambda: devices.check_ceilings(probed)
+  decoded = list(data.check(expanded(folder, "--data"))) if folder else []
+  yield "data", lambda: decoded
+  if config is not None and probed.ceilings:
+    # Imports JAX, which the process above has shown to work.
+    from jaxspeed.doctor import forecast
+
+    rate = next((each.facts["images_per_s"] for each in decoded if each.facts), 0.0)
+    yield "recipe", lambda: forecast.check(config, _published(), probed, rate)
+
+
+def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:
+  """Prints the report; returns whether there is nothing to mend."""
+  console, notes = Console(highlight=False), dict[str, str]()
+  found: dict[str, list[Finding]] = {}
+  for name, check in checks_of(config, folder, notes):
+    try:
+      found[name] = list(check())
+    except Exception as error:
+      reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+      what = f"{name} could not be examined: {reason}"
+      found[name] = [mend(what, "JAX_PLATFORMS=cpu python -m jaxspeed.doctor")]
+    if found[name] and not as_json:
+      show(console, name, found[name])
+  to_mend = [name for name, each_of in found.items() for each in each_of if each.level == "mend"]
+  if as_json:
+    report: dict[str, Any] = {"well": not to_mend, "seconds": round(process_age(), 2), **notes}
+    report["checks"] = {name: [*map(dataclasses.asdict, each)] for name, each in found.items()}
+    print(dump_json(to_json(report), indent=1))
+  else:
+    places = f"{plural(len(to_mend), 'thing')} to mend: {', '.join(dict.fromkeys(to_mend))}"
+    console.print(places if to_mend else "nothing to mend", style="bold", markup=False)
+    console.print(f"examined in {process_age():.1f} s")
+  return not to_mend
 
 
 if __name__ == "__main__":

@@ -5,8 +5,15 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspeed.errors import printable
+from jaxspeed.files import dump_json, parse_json
+
+# A program that prints without end fills no memory here.
+_MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,53 +21,61 @@ class Ended:
   """How a program ended: its exit code, None if it was killed after its time, and its output."""
 
   code: int | None
-  out: str
+  lines: list[dict[str, Any]]
   error: str
 
+  @property
+  def reason(self) -> str:
+    """The line of its standard error that most likely says why it failed."""
+    lines = [line for line in self.error.splitlines() if line.strip(" *~^")]
+    # XLA's sentence on a flag comes before its help, an exception's after its traceback.
+    flag = [line for line in lines if "XLA_FLAGS" in line or " for flag " in line][:1]
+    errors = [line for line in lines if "rror" in line]
+    telling = (flag or errors or lines or [f"exit code {self.code}"])[-1]
+    return printable(telling.split("] ")[-1].strip()[:300])  # without abseil's time and place
 
-# A program that prints without end fills no memory here.
-_MOST_BYTES = 1 << 20
 
-
-def run(
-  command: Sequence[str],
-  *,
-  seconds: float,
-  text: str = "",
-  environment: Mapping[str, str] | None = None,
-) -> Ended:
-  """Runs a program and kills it, with all that it started, when its time is over.
+def run(module: str, job: Any, *, seconds: float, **variables: str) -> Ended:
+  """Runs a module with a job as JSON on standard input, and kills it when its time is over.
 
   Its output goes to nameless files: with pipes, a grandchild that lives on could hold them open.
 
   Args:
-    command: the program and its arguments.
+    module: its name; it prints a JSON object a line.
+    job: what it reads.
     seconds: its time.
-    text: its standard input.
-    environment: its environment; None: this process's.
-
-  Raises:
-    OSError: it cannot be started.
+    variables: of its environment, beside this process's.
   """
+  # What is imported here is imported there; nothing is cached, and no memory taken ahead.
+  variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+  variables |= {"JAX_ENABLE_COMPILATION_CACHE": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
   with contextlib.ExitStack() as stack:
-    given, out, error = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-    given.write(text.encode())
-    given.seek(0)
+    files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+    files[0].write(dump_json(job).encode())
+    files[0].seek(0)
     process = subprocess.Popen(
-      command, stdin=given, stdout=out, stderr=error, start_new_session=True, env=environment
+      [sys.executable, "-m", module],
+      stdin=files[0],
+      stdout=files[1],
+      stderr=files[2],
+      start_new_session=True,
+      env=os.environ | variables,
     )
-    code: int | None
-    try:
-      code = process.wait(timeout=max(0.1, seconds))
-    except subprocess.TimeoutExpired:
-      code = None
-    finally:
-      with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=0.5)  # longer, and it hangs in the kernel
+    code: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      try:
+        code = process.wait(timeout=seconds)
+      finally:
+        with contextlib.suppress(OSError):
+          os.killpg(process.pid, signal.SIGKILL)
+        if code is None:
+          process.wait(timeout=0.5)  # longer, and it hangs in the kernel
     texts = []
-    for file in (out, error):
+    for file in files[1:]:
       file.seek(0)
       texts.append(file.read(_MOST_BYTES).decode(errors="replace"))
-    return Ended(code, *texts)
+    found = []
+    for line in texts[0].splitlines():
+      with contextlib.suppress(ValueError):  # what libraries print
+        found.append(parse_json(line, dict[str, Any]))
+    return Ended(code, found, texts[1])

@@ -1,156 +1,90 @@
-"""The host: CPUs, memory and disk, as /proc and the control group of a container state them."""
+"""The host: CPUs, memory, disk, and the folder of compiled programs."""
 
 import os
 import pathlib
-import platform
-import re
-import shutil
+import tempfile
+from collections.abc import Iterator
+
+import psutil
+from rich.filesize import decimal
 
 from jaxspeed.devices.cpus import usable_cpus
-from jaxspeed.doctor.part import Advice, Part, amount
+from jaxspeed.devices.program_folder import program_folder
+from jaxspeed.doctor.findings import Finding, hint, mend
+from jaxspeed.errors import plural
 from jaxspeed.records.provenance import cpu_name
 
 _LITTLE = 2e9
 # Threads per core from which measurements suffer: this process wants one core and more itself.
 _BUSY = 1.25
+# A container's control group, which psutil does not read.
+_GROUP = pathlib.Path("/sys/fs/cgroup")
 
 
-def _text(path: pathlib.Path) -> str:
+def _limit(name: str, group: pathlib.Path) -> list[str]:
+  """The words of a control group's file; [] without a limit."""
   try:
-    return path.read_text(errors="replace")
+    words = (group / name).read_text().split()
   except OSError:
-    return ""
+    return []
+  return [] if words[:1] == ["max"] else words
 
 
-def cpu_quota(root: pathlib.Path = pathlib.Path("/")) -> float | None:
-  """The CPUs that the control group allows, as a number of whole ones; None: all."""
-  group = root / "sys/fs/cgroup"
-  words = _text(group / "cpu.max").split()
-  if not words:
-    words = [_text(group / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-  if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
-    return int(words[0]) / int(words[1])
-  return None
+def cpus(group: pathlib.Path = _GROUP) -> float:
+  """The CPUs that this process may use, as a number of whole ones."""
+  words = _limit("cpu.max", group)
+  return min(usable_cpus(), int(words[0]) / int(words[1]) if words else float("inf"))
 
 
-def host_memory(root: pathlib.Path = pathlib.Path("/")) -> tuple[int, int]:
-  """Bytes of memory that this process may have, and of those that are free now; 0: unknown.
-
-  A container's limit counts where it is lower than the machine's memory.
-  """
-  values = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
-  total, free = (1024 * int(values.get(name, 0)) for name in ("MemTotal", "MemAvailable"))
-  group = root / "sys/fs/cgroup"
-  for limit, used, parts, cached in (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-      "memory/memory.limit_in_bytes",
-      "memory/memory.usage_in_bytes",
-      "memory/memory.stat",
-      "total_inactive_file",
-    ),
-  ):
-    most, now = (_text(group / name).strip() for name in (limit, used))
-    if most.isdecimal() and (not total or int(most) < total):
-      total = int(most)
-      # Pages of files that were read count as used, but the kernel gives them up when asked.
-      given_up = re.search(rf"^{cached} (\d+)$", _text(group / parts), re.MULTILINE)
-      taken = (int(now) if now.isdecimal() else 0) - (int(given_up[1]) if given_up else 0)
-      free = min(free or total, total - min(total, max(0, taken)))
-  return total, free
+def host_memory(group: pathlib.Path = _GROUP) -> tuple[int, int]:
+  """Bytes of memory that this process may have, and those that are free."""
+  memory, limit = psutil.virtual_memory(), _limit("memory.max", group)
+  if not limit or int(limit[0]) >= memory.total:
+    return memory.total, memory.available
+  # Pages of files count as used, but the kernel gives them up when asked.
+  used, stat = _limit("memory.current", group), _limit("memory.stat", group)
+  cached = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
+  return int(limit[0]), min(memory.available, int(limit[0]) - int(used[0]) + cached)
 
 
-def file_system(path: pathlib.Path, mounts: str) -> str:
-  """The type of the file system that holds an absolute path; "" if unknown.
-
-  Args:
-    path: the path; links are not followed.
-    mounts: the content of /proc/mounts.
-  """
-  best, found = -1, ""
-  for line in mounts.splitlines():
-    words = line.split()
-    if len(words) < 3:
-      continue
-    # Spaces are written as \040.
-    place = pathlib.PurePath(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
-    if path.is_relative_to(place) and len(place.parts) >= best:
-      best, found = len(place.parts), words[2]
-  return found
-
-
-# File systems of other machines, over a network.
-_NETWORK = re.compile(
-  r"nfs\d?|cifs|smb\d?|smbfs|lustre|gpfs|beegfs|ceph|glusterfs|9p|afs|fuse\.(?!overlayfs|fuse-).*"
-)
-
-
-def is_remote(kind: str) -> bool:
-  """Whether a type of file system lies on another machine."""
-  return bool(_NETWORK.fullmatch(kind))
-
-
-def hidden_owner(root: pathlib.Path = pathlib.Path("/")) -> int | None:
-  """The number that stands for every owner whom a container does not show; None if it shows all.
-
-  Source: user_namespaces(7), "Unmapped user and group IDs".
-  """
-  # First number inside, first number outside, and how many; outside of containers all 2**32 - 1.
-  words = _text(root / "proc/self/uid_map").split()
-  number = _text(root / "proc/sys/kernel/overflowuid").strip()
-  if not words or words == ["0", "0", str(2**32 - 1)] or not number.isdecimal():
-    return None
-  return int(number)
-
-
-def busy(loadavg: str) -> float | None:
-  """The load of the last minute, from the content of /proc/loadavg; None without it."""
-  found = re.match(r"(\d+\.\d+) ", loadavg)
-  return float(found[1]) if found else None
-
-
-def examine(folder: str | os.PathLike[str] = ".") -> Part:
-  """CPUs, memory, and the room on the disk of a folder."""
-  cores, quota = usable_cpus(), cpu_quota()
-  total, free = host_memory()
-  limit = f", and the container allows {quota:g}" if quota and quota < cores else ""
-  lines = [
-    f"{cpu_name()}: this process may use {cores} of {os.cpu_count()} cores{limit}",
-    f"memory: {amount(total)}, {amount(free)} of it available",
-  ]
-  load = busy(_text(pathlib.Path("/proc/loadavg")))
-  advice = []
-  if load is not None:
-    lines.append(f"load: {load:g} on average over the last minute")
-  if load is not None and load > _BUSY * cores:
-    what = (
-      f"The machine is busy: {load:g} threads want its {cores} cores, so what is measured here is "
-      "what they leave."
-    )
-    advice.append(Advice(what, "top", mend=False))
-  facts = {
-    "load": load,
-    "system": platform.platform(),
-    "cpu": cpu_name(),
-    "cores": cores,
-    "cpu_quota": quota,
-    "memory_bytes": total,
-    "memory_available_bytes": free,
-  }
-  try:
-    here = pathlib.Path(folder).absolute()
-    room = shutil.disk_usage(here)
-  except OSError as error:
-    lines.append(f"disk of the current folder: unknown ({error.strerror or error})")
-    return Part("machine", lines, facts, advice)
-  kind = file_system(here, _text(pathlib.Path("/proc/mounts")))
-  lines.append(
-    f"disk of the current folder: {amount(room.total)}, {amount(room.free)} of it available"
-    f"{f' ({kind})' if kind else ''}"
+def check() -> Iterator[Finding]:
+  """CPUs, load, memory, and the room on the disk of the current folder."""
+  cores, (total, free), load = cpus(), host_memory(), psutil.getloadavg()[0]
+  yield Finding(
+    f"{cpu_name()}: this process may use {cores:g} of {os.cpu_count()} cores",
+    facts={"cpu": cpu_name(), "cores": cores, "load": load},
+  )
+  if load > _BUSY * cores:
+    what = f"The machine is busy, {load:.3g} threads want to run: they slow what is measured."
+    yield hint(what, "top")
+  yield Finding(
+    f"memory: {decimal(total)}, {decimal(free)} of it available",
+    facts={"memory_bytes": total, "memory_available_bytes": free},
+  )
+  room = psutil.disk_usage(os.curdir)
+  yield Finding(
+    f"disk of the current folder: {decimal(room.total)}, {decimal(room.free)} of it free",
+    facts={"disk_bytes": room.total, "disk_free_bytes": room.free},
   )
   if room.free < _LITTLE:
-    advice.append(
-      Advice(f"{here} has only {amount(room.free)} left; a checkpoint needs up to 1 GB.", "df -h .")
-    )
-  facts |= {"disk_bytes": room.total, "disk_free_bytes": room.free, "file_system": kind}
-  return Part("machine", lines, facts, advice)
+    what = f"{os.getcwd()} has only {decimal(room.free)}; a checkpoint needs up to 1 GB."
+    yield mend(what, "df -h .")
+
+
+def check_programs(folder: str = "") -> Iterator[Finding]:
+  """The folder of compiled programs, and whether it can be written.
+
+  Args:
+    folder: as `config.compile_cache`.
+  """
+  path = pathlib.Path(os.path.abspath(os.path.expanduser(program_folder(folder))))
+  nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+  try:
+    with tempfile.TemporaryDirectory(prefix=".jaxspeed-", dir=nearest):
+      sizes = [each.stat().st_size for each in path.glob("*-cache")]  # JAX's name of a program
+  except OSError as error:
+    what = f"{path} cannot be used ({error.strerror or error}): each start compiles."
+    yield mend(what, "export JAXSPEED_COMPILE_CACHE=DIR")
+    return
+  content = f"{path}: {plural(len(sizes), 'program')}, {decimal(sum(sizes))}"
+  yield Finding(content, facts={"path": str(path), "programs": len(sizes)})

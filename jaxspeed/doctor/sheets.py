@@ -1,13 +1,11 @@
 """Data sheets of GPUs by the name that JAX gives them: dense half precision and memory."""
 
-import dataclasses
-import re
+from typing import NamedTuple
 
 from jaxspeed.scaling.hardware import DEVICES
 
 
-@dataclasses.dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
   """A data sheet.
 
   Attributes:
@@ -21,32 +19,26 @@ class Sheet:
   gb_s: float
 
 
-def _known(kind: str) -> Sheet:
-  return Sheet(kind, DEVICES[kind].tflops, DEVICES[kind].memory_gb_s)
-
-
-# The first pattern that is found in the name counts. Source: NVIDIA's data sheets.
-_SHEETS = (
-  (r"H100 PCIe", Sheet("h100", 756, 2039)),
-  (r"H100 NVL", Sheet("h100", 835, 3938)),
-  (r"H100", _known("h100")),
-  (r"H200", Sheet("h100", 989, 4800)),
-  (r"A100-SXM4-40GB|A100-PCIE-40GB", Sheet("a100", 312, 1555)),
-  (r"A100 80GB PCIe", Sheet("a100", 312, 1935)),
-  (r"A100", _known("a100")),
-  (r"V100-PCIE", Sheet("v100", 112, 900)),
-  (r"V100S", Sheet("v100", 130, 1134)),
-  (r"V100", _known("v100")),
-  (r"TITAN RTX", _known("titan_rtx")),
-  (r"P40\b", _known("p40")),
-  (r"L40S", Sheet("", 362, 864)),
-  (r"\bL4\b", Sheet("", 121, 300)),
-  (r"A10G", Sheet("", 70, 600)),
-  (r"A10\b", Sheet("", 125, 600)),
-  (r"\bT4\b", Sheet("", 65, 320)),
-)
+# The first name that is found counts. Source: NVIDIA's data sheets.
+_SHEETS = {
+  "H100 PCIe": Sheet("h100", 756, 2039),
+  "H100 NVL": Sheet("h100", 835, 3938),
+  "H200": Sheet("h100", 989, 4800),
+  "A100-SXM4-40GB": Sheet("a100", 312, 1555),
+  "A100-PCIE-40GB": Sheet("a100", 312, 1555),
+  "A100 80GB PCIe": Sheet("a100", 312, 1935),
+  "V100-PCIE": Sheet("v100", 112, 900),
+  "V100S": Sheet("v100", 130, 1134),
+  "L40S": Sheet("", 362, 864),
+  "L4": Sheet("", 121, 300),
+  "A10G": Sheet("", 70, 600),
+  "T4": Sheet("", 65, 320),
+} | {
+  name: Sheet(kind, DEVICES[kind].tflops, DEVICES[kind].memory_gb_s)
+  for name, kind in zip(("H100", "A100", "V100"), ("h100", "a100", "v100"), strict=True)
+}
 
 
 def sheet_of(name: str) -> Sheet | None:
   """The data sheet of a GPU by its name; None for a device without one here, such as a CPU."""
-  return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)
+  return next((each for key, each in _SHEETS.items() if key in name), None)

@@ -16,7 +16,7 @@ from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, feed_of, open_data, plan_of
 from jaxspeed.scaling.hardware import DEVICES
-from jaxspeed.scaling.predict import memory_gb
+from jaxspeed.scaling.work import work_of
 
 # Jobs named in a message with each mistake.
 _NAMED = 3
@@ -105,17 +105,18 @@ class _Checker:
 
 
 def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
-  """Refuses a ResNet-50 that does not fit the executor's GPUs, where their memory is known.
+  """Refuses a recipe that does not fit the executor's GPUs, where their memory is known.
 
   Raises:
     UserError: a phase needs more memory than a GPU has.
   """
   device = DEVICES.get(executor.accelerator().lower().replace("-", "_"))
-  if device is None or config.model.get("name") != "resnet" or config.model.get("depth") != 50:
+  if device is None:
     return
+  work = work_of(config)
   for phase in plan.phases:
     images = phase.batch_size / executor.devices() / config.accumulate
-    needed = memory_gb(images, phase.image_size)
+    needed = work.memory_gb(config, plan, phase, executor.devices())
     if needed > device.memory_gb:
       times = -(-needed // device.memory_gb)
       raise UserError(

@@ -64,7 +64,7 @@ def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) ->
     for part, tree in feed.carry.state.params.items()
   }
   trained = sum(size for part, size in sizes.items() if part not in spec.frozen)
-  # The body of a loop counts once, so the program of an epoch gives the operations of a step.
+  # `count_flops` of the program of an epoch is that of a step.
   programs = feed.programs
   flops = (
     sum(program.flops for program in programs[:1]) / spec.plan.phases[0].batch_size * spec.devices

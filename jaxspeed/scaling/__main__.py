@@ -2,13 +2,12 @@
 
   python -m jaxspeed.scaling --config=configs/imagenet_lars.py:81920 --devices=8,128,2048 \
       --device=v100
-  python -m jaxspeed.scaling --published      # the predictions for thirteen published runs
 
 The time of a step is its compute plus the part of its all-reduces that the kernels do not hide:
 
   compute     launches + images per device * (side / 224)^2 / images_per_s, from a published rate
-              of ResNet-50, or from --step-ms: a measured step of the first phase on the first
-              number of --devices, without the all-reduce
+              of ResNet-50 and the model's work beside its, or from --step-ms: a measured step of
+              the first phase on the first number of --devices, without the all-reduce
   all-reduce  groups of layers (`allreduce.make_groups`), one after the other, each started at its
               place in the compiled step (READY, LATE), by the faster of a ring and a hierarchy
   input       cores needed to decode the images; with --cores it bounds the step
@@ -18,7 +17,7 @@ The time of a step is its compute plus the part of its all-reduces that the kern
 The prediction leaves out variation between steps, waiting for the slowest of many hosts, file
 loading, checkpoints and compilation. With the same code it is a lower bound; faster code than that
 of the published rate, such as MLPerf's, takes less. results/scaling.json has the errors of
-published runs.
+published runs (scripts/published_times.py).
 """
 
 from typing import Any

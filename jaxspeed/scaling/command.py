@@ -1,8 +1,7 @@
 """The flags and the output of `jaxspeed.scaling`."""
 
 import dataclasses
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -13,53 +12,53 @@ from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
-from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, expanded, write_atomically
+from jaxspeed.errors import UserError, plural
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.durations import estimate
-from jaxspeed.records.provenance import versions
 from jaxspeed.scaling.allreduce_time import exchange_of
-from jaxspeed.scaling.hardware import DEVICES, LATE, READY, Cluster, Device, cluster_of
+from jaxspeed.scaling.hardware import DEVICES, LATE, READY, Cluster, cluster_of
 from jaxspeed.scaling.predict import Prediction, measured_rate, predict
-from jaxspeed.scaling.published import published_table
+from jaxspeed.scaling.work import Work, work_of
 
 
-def describe(config: ConfigDict, plan: Plan, prediction: Prediction, device: Device) -> list[str]:
-  """Return a prediction as lines of text."""
+def describe(
+  plan: Plan, prediction: Prediction, needed: Sequence[float], there: float
+) -> list[str]:
+  """Return a prediction as lines of text.
+
+  Args:
+    plan: the plan.
+    prediction: its times.
+    needed: GB that each phase needs on a device.
+    there: GB that a device has; 0: unknown.
+  """
   lines = []
-  for phase, step, epoch in zip(plan.phases, prediction.steps, prediction.epochs, strict=True):
+  for phase, step, epoch, memory in zip(
+    plan.phases, prediction.steps, prediction.epochs, needed, strict=True
+  ):
     hidden = step.exchange - step.exposed
     bound = ", bound by its input" if step.input_bound else ""
-    over = f" (it has {device.memory_gb:g} GB)" if step.memory_gb > device.memory_gb else ""
+    cores = f", {step.cores:.3g} cores per host" if plan.streams else ""
+    exchange = (
+      f" (compute {1e3 * step.compute:.1f}, all-reduce {1e3 * step.exchange:.1f}, "
+      f"{1e3 * hidden:.1f} of it hidden)"
+    )
     lines.append(
       f"  epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}, "
       f"{phase.image_size} px, {step.images:g} images per device: step "
-      f"{1e3 * step.seconds:.1f} ms{bound} (compute {1e3 * step.compute:.1f}, all-reduce "
-      f"{1e3 * step.exchange:.1f}, {1e3 * hidden:.1f} of it hidden), "
-      f"{phase.batch_size / step.seconds:,.0f} images/s, {step.cores:.3g} cores per host, "
-      f"{step.memory_gb:.1f} GB per device{over}; epoch {epoch:.1f} s"
+      f"{1e3 * step.seconds:.1f} ms{bound}{exchange if prediction.devices > 1 else ''}, "
+      f"{phase.batch_size / step.seconds:,.0f} images/s{cores}, {memory:.1f} GB per device; epoch "
+      f"{estimate(epoch)}"
     )
   cost = f", ${prediction.cost:,.2f}" if prediction.cost else ""
+  most = max(needed)
+  fits = f"does not fit, {most:.1f} GB on devices of {there:.3g}; " if 0 < there < most else ""
   lines.insert(
     0,
-    f"{prediction.devices} devices: {estimate(prediction.seconds)}, including "
+    f"{plural(prediction.devices, 'device')}: {fits}{estimate(prediction.seconds)}, including "
     f"{estimate(prediction.validation)} of validation{cost}",
   )
-  return lines
-
-
-def describe_published(table: Mapping[str, Any]) -> list[str]:
-  """Return the published runs as lines of text."""
-  lines = [
-    f"{'run':<26}{'published':>10}  {'by data sheets':>20}  {'calibrated on 8 machines':>26}"
-  ]
-  for row in table["runs"]:
-    cells = []
-    for name in ("by_data_sheets", "by_imagenet18_on_8_machines"):
-      cell = row.get(name)
-      cells.append(f"{cell['predicted_s']:.0f} s ({cell['error_percent']:+.0f} %)" if cell else "")
-    lines.append(f"{row['run']:<26}{row['published_s']:>8.0f} s  {cells[0]:>20}  {cells[1]:>26}")
   return lines
 
 
@@ -99,8 +98,6 @@ class Flags:
   in_flight: flags.FlagHolder
   cores: flags.FlagHolder
   price: flags.FlagHolder
-  published: flags.FlagHolder
-  out: flags.FlagHolder
 
 
 def define_flags() -> Flags:
@@ -121,12 +118,10 @@ def define_flags() -> Flags:
     in_flight=flags.DEFINE_integer("in-flight", 1, "All-reduces in flight at once.", 0, 1_000),
     cores=number("cores", 0.0, "Decoding cores per host; 0: enough.", least=0.01, most=1e6),
     price=number("price", 0.0, "USD per device and hour; 0: as usual.", least=1e-6, most=1e6),
-    published=flags.DEFINE_bool("published", False, "Compare with published runs."),
-    out=flags.DEFINE_string("out", "", "A JSON file for the table of --published."),
   )
 
 
-def _cluster(given: Flags, plan: Plan, devices: int) -> Cluster:
+def _cluster(given: Flags, plan: Plan, devices: int, work: Work) -> Cluster:
   fields: dict[str, Any] = dict(
     per_host=given.per_host.value,
     in_flight=given.in_flight.value,
@@ -134,6 +129,7 @@ def _cluster(given: Flags, plan: Plan, devices: int) -> Cluster:
     cores=given.cores.value,
   )
   device = DEVICES[given.device.value]
+  fields["images_per_s"] = work.rate(cluster_of(device).images_per_s)
   if given.step_ms.value:
     phase = plan.phases[0]
     fields["images_per_s"] = measured_rate(
@@ -146,22 +142,6 @@ def _cluster(given: Flags, plan: Plan, devices: int) -> Cluster:
   if given.price.value:
     fields["price"] = given.price.value
   return cluster_of(device, **fields)
-
-
-def _print_published(out: str) -> None:
-  """Print the published runs, and write them to `out` if it names a file."""
-  path = expanded(out, "--out")
-  if out and (os.path.isdir(path) or not os.path.isdir(path.parent)):
-    reason = "it is a folder" if os.path.isdir(path) else f"there is no folder {path.parent}"
-    raise UserError(f"--out={out}: {reason}; name a file.")
-  table = published_table()
-  print("\n".join(describe_published(table)))
-  if out:
-    text = dump_json(table | {"versions": versions()}, indent=1)
-    try:
-      write_atomically(path, text + "\n")
-    except OSError as error:
-      raise UserError(f"--out={out} cannot be written ({error.strerror or error}).") from None
 
 
 def _plans(config: ConfigDict, given: Flags) -> list[tuple[int, Plan]]:
@@ -184,11 +164,13 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
   """Yield the predictions of a recipe on each number of devices, as lines of text."""
   plans, device = _plans(config, given), DEVICES[given.device.value]
   first_devices, first_plan = plans[0]
-  cluster = _cluster(given, first_plan, first_devices)
+  work = work_of(config)
+  cluster = _cluster(given, first_plan, first_devices, work)
   exchange = exchange_of(config)
+  source = "measured" if given.step_ms.value else f"ResNet-50's rate by its work: {device.source}"
   yield (
     f"{config.name} on {given.device.value}: {cluster.images_per_s:,.0f} images/s of 224 px per "
-    f"device, {'measured' if given.step_ms.value else device.source}"
+    f"device, {source}"
   )
   groups = exchange.groups(config.allreduce.group_mb)
   yield (
@@ -199,23 +181,14 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
     prediction = predict(
       config, plan, cluster, exchange, devices=devices, epochs=given.epochs.value
     )
-    yield from describe(config, plan, prediction, device)
+    memory = [work.memory_gb(config, plan, phase, devices) for phase in plan.phases]
+    yield from describe(plan, prediction, memory, device.memory_gb)
 
 
 def run(config: ConfigDict | None, given: Flags) -> None:
-  """Print the predictions of a recipe on more devices, or of the published runs."""
-  if given.published.value:
-    if config is not None:
-      raise UserError("--config has no effect beside --published: leave out one of them.")
-    names = {field.name for field in dataclasses.fields(given)} - {"published", "out"}
-    command_line.without_effect(
-      "beside --published", *(getattr(given, name) for name in sorted(names))
-    )
-    _print_published(given.out.value)
-    return
-  command_line.without_effect("without --published", given.out)
+  """Print the predictions of a recipe on more devices."""
   if config is None:
-    raise UserError("--config=FILE.py names the recipe, or --published compares published runs.")
+    raise UserError("--config=FILE.py names the recipe.")
   checks.check(config)
   effects.check(config, fields_lib.overridden())
   find_devices()  # computing shapes needs JAX's backend; this reports its errors

@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
@@ -33,7 +31,6 @@ class Step:
     exchange: total time of the all-reduces.
     input_bound: whether decoding takes longer than the rest.
     cores: cores per host that decode as fast as the devices train.
-    memory_gb: memory used on one device.
   """
 
   images: float
@@ -43,7 +40,6 @@ class Step:
   exchange: float
   input_bound: bool
   cores: float
-  memory_gb: float
 
 
 def step_of(
@@ -69,7 +65,6 @@ def step_of(
     exchange=sum(each for _, each in groups),
     input_bound=decode >= seconds,
     cores=phase.batch_size / hosts / seconds / rate,
-    memory_gb=memory_gb(images, phase.image_size),
   )
 
 
@@ -92,15 +87,6 @@ def decoded_per_core(phase: Phase) -> float:
   rates = INPUT[source]
   side = min(rates, key=lambda side: abs(side - phase.image_size))
   return rates[side]
-
-
-def memory_gb(images: float, side: int) -> float:
-  """Return the GB on one device: parameters, momentum, and activations in proportion to pixels.
-
-  A step with 40 images of 224 px in half precision, compiled for H100s without the devices, has
-  0.21 GB of parameters and momentum and 1.8 GB of activations (results/allreduce_groups.json).
-  """
-  return 0.21 + 1.8 * images / 40 * (side / REFERENCE_SIDE) ** 2
 
 
 def validation_s(phase: Phase, images: int, devices: int, cluster: Cluster) -> float:
@@ -175,20 +161,6 @@ def predict(
     seconds=seconds,
     cost=seconds / 3600 * devices * cluster.price,
   )
-
-
-def fit_step(rows: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-  """Fit the fixed seconds of a step, and the images/s of 224 px beyond them.
-
-  The fit minimizes the squared relative error of the step times.
-
-  Args:
-    rows: (image side, images per device, images/s of one device) of each measurement.
-  """
-  seconds = np.array([images / rate for _, images, rate in rows])
-  terms = np.array([[1.0, images * (side / REFERENCE_SIDE) ** 2] for side, images, _ in rows])
-  (fixed, each), *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(rows)), rcond=None)
-  return float(fixed), float(1 / each)
 
 
 def measured_rate(milliseconds: float, images: float, side: int) -> float:

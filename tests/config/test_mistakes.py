@@ -218,13 +218,9 @@ scaling --config=imagenet_lars:4096 --devices=3 => does not divide over 3 device
 scaling --config=imagenet_lars:4096 --network=nan => flag --network=nan: it must be a number from 0.001 to
 scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1.0: it must be a number
 scaling --config=imagenet_lars:4096 --per-host=abc => flag --per-host=abc: invalid literal
-scaling --config=imagenet_lars:4096 --out=x.json => --out=x.json has no effect without --published.
 scaling --config=imagenet_lars:4096 --epochs=1000 => --epochs=1000: the run has
 scaling --config=imagenet_lars:4096 --config.model.widht=1 => did you mean model.width?
 scaling --config=imagenet_lars:4096 --config.data.path=/x => reads no images, it uses config.data.train
-scaling --published --config=imagenet_lars:4096 => --config has no effect beside --published
-scaling --published --devices=3 => has no effect beside --published.
-scaling --published --out=/nope/x.json => --out=/nope/x.json: there is no folder /nope
 evaluate => --workdir is missing: name the folder of a run
 evaluate runs/none => runs/none/config.json is missing
 evaluate --config=quickstart runs/none => names a recipe and runs/none a run

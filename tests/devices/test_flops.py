@@ -51,7 +51,7 @@ def test_zeros_between_the_inputs_of_a_strided_gradient_are_no_products():
   assert flops_of(images, X, KERNEL) == 2 * 2 * 81 * 4 * 54 / 4
 
 
-def test_bodies_of_loops_count_once_and_of_branches_the_largest():
+def test_a_scan_counts_with_its_length_and_of_loops_and_branches_the_largest():
   a = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
   def scanned(a):
@@ -60,8 +60,18 @@ def test_bodies_of_loops_count_once_and_of_branches_the_largest():
   def chosen(a):
     return lax.cond(a[0, 0] > 0, lambda: a @ a @ a, lambda: a @ a)
 
+  def an_epoch(a):
+    """Steps of two kinds, as those of a run with a frozen whitening bias."""
+    for number, power in ((5, 2), (9, 1)):
+      step = functools.partial(
+        lambda power, _, a: functools.reduce(jnp.matmul, [a] * power, a), power
+      )
+      a = lax.fori_loop(0, jnp.int32(a[0, 0]) + number, step, a)
+    return a
+
   product = 2 * 8**3
-  assert flops_of(scanned, a) == product
+  assert flops_of(scanned, a) == 7 * product
+  assert flops_of(an_epoch, a) == 2 * product
   assert flops_of(chosen, a) == 2 * product
   assert flops_of(jax.checkpoint(lambda a: a @ a), a) == product
 

@@ -1,226 +1,157 @@
-"""The command: in this process with small sizes, and beside a broken plugin in another."""
+"""The command, in this process and beside a broken or hanging runtime in another."""
 
-import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
+import time
 
 import pytest
 from commands import ROOT, environment
 from in_process import command, mistake
 
-from jaxspeed.doctor import cache, ceilings, jax_devices, nvidia, part, report
-from jaxspeed.doctor import command as doctor
-from jaxspeed.errors import INTERRUPTED, UserError
+from jaxspeed.doctor import child, devices, machine, software
+from jaxspeed.doctor.findings import Finding, hint, mend
+
+CPU = {"kind": "cpu", "dtype": "float32", "tflops": 0.2, "gb_s": 20.0, "free_bytes": 10**12}
+PROBED = devices.Probed(
+  {
+    "driver": {},
+    "jax": {"platform": "cpu", "kinds": ["cpu"] * 8, "complaints": []},
+    "ceilings": [CPU],
+    "environment": "jax: 1",
+  }
+)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-  """Small sizes, an own cache, and no nvidia-smi."""
-  tiny = dataclasses.replace(ceilings.CPU, side=64, megabytes=1, reduced=1, seconds=0.0)
-  monkeypatch.setattr(ceilings, "CPU", tiny)
+  """A probed CPU, an own cache, and a quiet machine."""
   monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "programs"))
-  monkeypatch.setattr(nvidia, "look", lambda *_: nvidia.Nvidia("nvidia-smi is not installed"))
-  monkeypatch.setattr(jax_devices, "prepare", lambda: None)
-  monkeypatch.setattr(jax_devices, "_import", lambda: None)
-  monkeypatch.setattr(cache, "_trust", lambda *_: {})
+  monkeypatch.setattr(devices, "probe", lambda _: PROBED)
+  monkeypatch.setattr(devices, "gpu_files", lambda: ())
+  monkeypatch.setattr(software, "check", lambda: [Finding("Python 3")])
+  monkeypatch.setattr(machine, "check", lambda: [Finding("2 cores")])
 
 
 def test_the_report_and_its_json(tmp_path):
   recipe = "--config=configs/cifar10_resnet9.py"
-  before = sorted(os.listdir(ROOT))
   done = command("doctor", recipe)
   assert done.returncode == 0, done.stdout + done.stderr
   names = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
-  assert names[:9] == [
-    "software", "machine", "compile cache", "devices", "all-reduce", "ceilings", "clocks",
-    "recipe", "nothing to mend",
-  ]  # fmt: skip
-  assert "JAX sees CPU: 8 x cpu" in done.stdout and "predicted" in done.stdout
-  # The machine's memory and the recipe's are in one unit.
-  assert not re.search(r"\b[KMGT]iB\b", done.stdout)
+  expected = ["software", "machine", "compiled programs", "devices", "ceilings", "recipe"]
+  assert names[:-1] == [*expected, "nothing to mend"] and names[-1].startswith("examined in ")
+  assert "JAX sees 8 x cpu" in done.stdout
+  assert "GB per device" in done.stdout and "cores per host" not in done.stdout  # data in memory
   found = json.loads(command("doctor", recipe, "--json").stdout)
-  assert found["well"] is True and list(found["parts"]) == names[:8]
-  assert found["parts"]["devices"]["devices"] == ["cpu"] * 8
-  assert found["parts"]["recipe"]["seconds"] > 0
-  for name, each in found["parts"].items():
-    assert each["lines"], name
-  assert not (tmp_path / "programs").exists() and sorted(os.listdir(ROOT)) == before
+  assert found["well"] is True and found["environment"] == "jax: 1"
+  assert list(found["checks"]) == [*expected[:5], "data", "recipe"]
+  assert found["checks"]["ceilings"][0]["facts"]["tflops"] == 0.2
+  assert found["checks"]["recipe"][0]["facts"]["seconds"] > 0
+  assert not (tmp_path / "programs").exists()
 
 
-def test_the_seconds_are_those_of_the_process(monkeypatch):
-  """Imports count, which take seconds."""
-  monkeypatch.setattr(doctor, "process_age", lambda: 12.34)
-  assert command("doctor").stdout.endswith("\nexamined in 12.3 s\n")
-  assert json.loads(command("doctor", "--json").stdout)["seconds"] == 12.34
+def test_levels_and_exit_codes(monkeypatch):
+  line = f"pip install {'x' * 100}"
+  monkeypatch.setattr(software, "check", lambda: [hint("It is old\x1b.", line)])
+  done = command("doctor")
+  assert done.returncode == 0 and f"  hint: It is old\\x1b.\n      {line}\n" in done.stdout
+  monkeypatch.setattr(software, "check", lambda: [mend("a", "b"), mend("c", "d")])
+  done = command("doctor")
+  assert done.returncode == 1 and "2 things to mend: software\n" in done.stdout
 
 
-def test_what_is_to_mend_ends_with_1(tmp_path):
-  (tmp_path / "programs").write_text("")
-  (tmp_path / "empty").mkdir()
-  done = command("doctor", f"--data={tmp_path / 'empty'}")
-  # Without TensorFlow, that is to mend too.
-  to_mend = re.search(r"^to mend: ([23])$", done.stdout, flags=re.MULTILINE)
-  assert done.returncode == 1 and to_mend
-  assert "programs: it is no folder" in done.stdout and "holds no image" in done.stdout
+def test_a_check_that_fails_is_a_finding_and_the_others_follow(monkeypatch):
+  def fail():
+    raise ValueError("a")
+
+  monkeypatch.setattr(machine, "check", fail)
+  done = command("doctor")
+  assert done.returncode == 1 and "machine could not be examined: ValueError: a" in done.stdout
+  assert "ceilings" in done.stdout
 
 
 def test_mistakes_in_flags(tmp_path):
   missing = tmp_path / "none"
   assert mistake("doctor", f"--data={missing}").startswith(f"--data={missing} does not exist: ")
-  assert "is no folder" in mistake("doctor", f"--data={__file__}")
-  assert "is not a flag" in mistake("doctor", "imagenet18")
+  assert "is not a folder" in mistake("doctor", f"--data={__file__}")
   assert "there is no" in mistake("doctor", "--config=imagenet19")
   recipe = ("--config=configs/cifar10.py", f"--config.data.path={missing}")
   assert mistake("doctor", *recipe).startswith(f"config.data.path={missing} does not exist: ")
 
 
-def test_data_that_are_not_streamed_from_a_folder_are_not_timed(tmp_path):
+def test_data_that_are_not_streamed_from_a_folder_are_not_decoded(tmp_path, monkeypatch):
+  monkeypatch.setattr(child, "run", None)
   (tmp_path / "cifar-10-batches-bin").mkdir()
   (tmp_path / "photos.csv").touch()
   for recipe, name in (("cifar10", "cifar-10-batches-bin"), ("imagenette", "photos.csv")):
-    path = f"--config.data.path={tmp_path / name}"
-    done = command("doctor", f"--config=configs/{recipe}.py", path)
-    assert done.returncode in (0, 1) and "\ndata\n" not in done.stdout
-    assert "\nrecipe\n" in done.stdout and "holds no image" not in done.stdout
+    done = command(
+      "doctor", f"--config=configs/{recipe}.py", f"--config.data.path={tmp_path / name}"
+    )
+    assert done.returncode == 0 and "\nrecipe\n" in done.stdout and "\ndata\n" not in done.stdout
 
 
-def test_a_part_that_fails_is_told_and_the_others_follow(monkeypatch):
-  def fail(*_, **__):
-    raise ValueError("a\nb")
-
-  monkeypatch.setattr(ceilings, "measure", fail)
-  done = command("doctor")
-  assert done.returncode == 1
-  assert "ceilings could not be examined: ValueError: a\n" in done.stdout
-  refused = doctor._failed("recipe", UserError("set it."))
-  assert refused.lines == ["recipe could not be examined: set it."]
-
-
-def test_an_interrupt_does_not_wait_for_a_driver(monkeypatch, capsys):
-  over, codes = threading.Event(), []
-
-  def hang(**_):
-    thread = threading.Thread(target=over.wait, name=jax_devices.THREAD, daemon=True)
-    thread.start()
-    hanging.append(thread)
-    raise KeyboardInterrupt
-
-  hanging = []
-  monkeypatch.setattr(jax_devices, "find", hang)
-  monkeypatch.setattr(os, "_exit", codes.append)
-  try:
-    with pytest.raises(SystemExit):  # what follows where a test holds os._exit
-      doctor.main(doctor.Wish())
-  finally:
-    over.set()
-    hanging[0].join()
-  assert codes == [INTERRUPTED] and "stopped by Ctrl-C." in capsys.readouterr().err
-  monkeypatch.setattr(doctor, "run", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-  with pytest.raises(KeyboardInterrupt):  # nothing hangs
-    doctor.main(doctor.Wish())
+def doctor(tmp_path, plugin, *arguments, **variables):
+  """Runs the doctor beside a plugin of JAX, in another folder and with a read-only home."""
+  folder = tmp_path / "path/jax_plugins/odd"
+  folder.mkdir(parents=True)
+  (folder / "__init__.py").write_text(plugin)
+  env = environment() | {"PYTHONPATH": f"{tmp_path / 'path'}{os.pathsep}{ROOT}", "HOME": "/proc"}
+  env.pop("JAXSPEED_COMPILE_CACHE", None)
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxspeed.doctor", *arguments],
+    cwd=tmp_path, env=env | variables, capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert done.stderr == "" and "Traceback" not in done.stdout
+  assert {path.name for path in tmp_path.iterdir()} <= {"path", "images"}
+  return done.returncode, " ".join(done.stdout.split())
 
 
-def test_clocks_are_asked_while_a_device_works(monkeypatch):
-  """Before its first product it is compiled for seconds, with the GPU idle."""
-  gpu = nvidia.Gpu("NVIDIA H100 80GB HBM3", (9, 0), "580.1", clock_mhz=900.0, most_mhz=1980.0)
-  events, asked, real = [], threading.Event(), ceilings.best_seconds
-
-  def timed(call, *, seconds, begun=lambda: None):
-    def then():
-      events.append("works")
-      begun()
-      assert asked.wait(60)
-
-    return real(call, seconds=seconds, begun=then)
-
-  def throttling():
-    events.append("asked")
-    asked.set()
-    return [0x40], ""
-
-  monkeypatch.setattr(nvidia, "look", lambda *_: nvidia.Nvidia("", (gpu,), "580.1"))
-  monkeypatch.setattr(ceilings, "best_seconds", timed)
-  monkeypatch.setattr(nvidia, "throttling", throttling)
-  found = json.loads(command("doctor", "--json").stdout)
-  assert events[:2] == ["works", "asked"]
-  # JAX measured the CPU, so the GPU's heat is a hint.
-  (hint,) = [each for each in found["advice"] if each["part"] == "clocks"]
-  assert not hint["mend"]
-
-
-def test_libraries_do_not_write_into_the_report(monkeypatch, capfd):
-  real = ceilings.examine
-
-  def noisy(found):
-    os.write(1, b"[Gloo] Rank 0 is connected\n")
-    return real(found)
-
-  monkeypatch.setattr(ceilings, "examine", noisy)
-  assert command("doctor", "--json").returncode == 0
-  assert "Gloo" not in capfd.readouterr().out
-
-
-def test_a_hint_is_no_defect():
-  hint = part.Part("x", ["y"], {}, [part.Advice("better", "do", mend=False)])
-  assert report.is_well([hint]) and report.summary([hint]).splitlines() == [
-    "nothing to mend",
-    "hints",
-    "  better",
-    "    do",
-  ]
+def test_a_plugin_that_fails_on_a_machine_without_tensorflow_and_home(tmp_path):
+  lacking = tmp_path / "path/tensorflow"
+  lacking.mkdir(parents=True)
+  (lacking / "__init__.py").write_text("raise ImportError('no TensorFlow')\n")
+  (tmp_path / "images/a").mkdir(parents=True)
+  for name in ("x", "y"):
+    (tmp_path / f"images/a/{name}.jpg").write_bytes(b"\xff\xd8\xff broken")
+  code, out = doctor(
+    tmp_path, "def initialize():\n  raise RuntimeError('no libcuda')\n", "--data=images"
+  )
+  assert code == 1 and "A plugin of JAX failed: " in out and "RuntimeError: no libcuda" in out
+  assert "python -c 'import jax_plugins.odd as plugin; plugin.initialize()'" in out
+  assert "/proc/.cache/jaxspeed/programs cannot be used" in out
+  assert "TFLOP/s" in out and " things to mend: compiled programs, devices, data " in out
 
 
 @pytest.mark.parametrize(
-  "size, text",
+  "plugin, variables, words",
   [
-    (0, "0 bytes"),
-    (999, "999 bytes"),
-    (1500, "1.5 kB"),
-    (999.4e6, "999 MB"),
-    (999.6e6, "1 GB"),
-    (2e9, "2 GB"),
-    (3e12, "3 TB"),
+    ("raise RuntimeError('no driver')", {}, "RuntimeError: no driver"),
+    ("raise SystemExit(3)", {}, "SystemExit: 3"),
+    ("import os; os.abort()", {}, "JAX found no device: exit code -6"),
+    ("", {"XLA_FLAGS": "--xla_nope=1"}, "Unknown flag in XLA_FLAGS: --xla_nope=1 unset XLA_FLAGS"),
+    (
+      "",
+      {"XLA_FLAGS": "--xla_cpu_enable_fast_math=so"},
+      "Couldn't interpret value so for flag xla_cpu_enable_fast_math",
+    ),
   ],
 )
-def test_amounts(size, text):
-  assert part.amount(size) == text
+def test_a_runtime_that_raises_or_dies_is_a_finding(tmp_path, plugin, variables, words):
+  code, out = doctor(tmp_path, plugin, "--json", **variables)
+  found = json.loads(out)["checks"]["devices"]
+  assert code == 1 and any(words in f"{each['what']} {each['advice']}" for each in found), found
 
 
-def test_a_broken_plugin_without_tensorflow_and_home(tmp_path):
-  """In another folder, with a read-only home, an nvidia-smi that fails, and a closed pipe after."""
-  plugin = tmp_path / "path/jax_plugins/broken"
-  plugin.mkdir(parents=True)
-  (plugin / "__init__.py").write_text("def initialize():\n  raise RuntimeError('no libcuda')\n")
-  lacking = tmp_path / "path/tensorflow"
-  lacking.mkdir()
-  (lacking / "__init__.py").write_text("raise ImportError('no TensorFlow')\n")
-  smi = tmp_path / "bin/nvidia-smi"
-  smi.parent.mkdir()
-  smi.write_text("#!/bin/sh\necho garbage\n")
-  smi.chmod(0o755)
-  images = tmp_path / "images/a"
-  images.mkdir(parents=True)
-  (images / "x.jpg").write_bytes(b"\xff\xd8\xff broken")
-  env = environment() | {
-    "PYTHONPATH": f"{tmp_path / 'path'}{os.pathsep}{ROOT}",
-    "PATH": f"{smi.parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
-    "HOME": "/proc",  # nothing can be written there
-  }
-  env.pop("JAXSPEED_COMPILE_CACHE", None)
-  done = subprocess.run(
-    [sys.executable, "-m", "jaxspeed.doctor", f"--data={images.parent}"],
-    cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 1 and done.stderr == "", done.stderr
-  assert "Traceback" not in done.stdout
-  assert "A plugin of JAX failed: " in done.stdout and "RuntimeError: no libcuda" in done.stdout
-  assert "    python -c 'import jax_plugins.broken as plugin; plugin.initialize()'\n" in done.stdout
-  assert "nvidia-smi printed no GPU that can be read" in done.stdout
-  assert "/proc/.cache/jaxspeed/programs" in done.stdout
-  assert "ceilings" in done.stdout
-  left = {path.name for path in tmp_path.iterdir()}
-  assert left == {"path", "bin", "images"}
+def test_a_runtime_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
+  (tmp_path / "hangs.py").write_text(
+    "import subprocess, sys, time\n"
+    "print(sys.stdin.read(), flush=True)\n"
+    "print('noise', flush=True)\n"
+    "subprocess.Popen(['sleep', '60'])\n"
+    "time.sleep(60)\n"
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  start = time.monotonic()
+  ended = child.run("hangs", {"a": 1}, seconds=3.0)
+  assert (ended.code, ended.lines) == (None, [{"a": 1}]) and time.monotonic() - start < 30

@@ -14,7 +14,7 @@ import numpy as np
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, as_text, write
 from jaxspeed.export.graphs.airbench import add_airbench
-from jaxspeed.export.graphs.nodes import Graph, Weights
+from jaxspeed.export.graphs.nodes import Graph, Params, Weights
 from jaxspeed.export.graphs.resnet import add_resnet
 from jaxspeed.export.graphs.resnet9 import add_resnet9
 from jaxspeed.export.graphs.vit import add_vit
@@ -75,7 +75,11 @@ def write_onnx(path: pathlib.Path, network: Network, *, fold: bool = False) -> N
 
 
 def graph_of(network: Network, *, fold: bool = False) -> Graph:
-  """The graph of a network, from `images` to `probabilities`."""
+  """The graph of a network, from `images` to `probabilities`.
+
+  Raises:
+    UserError: it would leave out parameters of an edited model.
+  """
   graph = Graph(fold=fold)
   factor, offset = network.factor_and_offset
   x = "images"
@@ -85,9 +89,16 @@ def graph_of(network: Network, *, fold: bool = False) -> Graph:
   x = graph.add("Add", x, graph.constant("normalize.offset", offset))
   x = graph.add("Transpose", x, perm=[0, 3, 1, 2])
   variables = network.variables
-  weights = Weights(variables["params"], variables.get("batch_stats", {}))
+  params = Params(variables["params"])
+  weights = Weights(params, variables.get("batch_stats", {}))
   add = GRAPHS[type(network.model)]
   logits = add(graph, network.model, weights, x, network.image_size)
+  if unread := params.unread():
+    name = type(network.model).__name__
+    raise UserError(
+      f"the ONNX graph of {name} leaves out {', '.join(unread[:3])}, so the model was edited: edit "
+      f"{add.__name__} in jaxspeed/export/graphs too, or use the format stablehlo."
+    )
   graph.add("Softmax", logits, output="probabilities", axis=-1)
   return graph
 

@@ -20,17 +20,44 @@ class Node:
   attributes: dict[str, Any]
 
 
+class Params(dict):
+  """The parameters of a module, and of its modules, which know whether they were read."""
+
+  def __init__(self, params: Mapping[str, Any]) -> None:
+    super().__init__(
+      {name: Params(each) if isinstance(each, Mapping) else each for name, each in params.items()}
+    )
+    self._read: set[str] = set()
+
+  def __getitem__(self, name: str) -> Any:
+    self._read.add(name)
+    return super().__getitem__(name)
+
+  def get(self, name: str, default: Any = None) -> Any:
+    return self[name] if name in self else default
+
+  def unread(self) -> list[str]:
+    """The names of the parameters that nothing read, as stem.conv.kernel."""
+    found = []
+    for name, each in self.items():
+      if isinstance(each, Params):
+        found += [f"{name}.{inner}" for inner in each.unread()]
+      elif name not in self._read:
+        found.append(name)
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Weights:
   """The variables of a module of a model: `weights["conv1"]` has those of its module conv1."""
 
-  params: Mapping[str, Any]
+  params: Params
   batch_stats: Mapping[str, Any]
   name: str = ""
 
   def __getitem__(self, module: str) -> "Weights":
     name = f"{self.name}.{module}" if self.name else module
-    return Weights(self.params.get(module, {}), self.batch_stats.get(module, {}), name)
+    return Weights(self.params.get(module, Params({})), self.batch_stats.get(module, {}), name)
 
 
 class Graph:

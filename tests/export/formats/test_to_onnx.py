@@ -97,3 +97,11 @@ def test_models_of_ones_own_are_sent_to_stablehlo():
   for model in (nn.Dense(3), Mine(**VIT)):
     with pytest.raises(UserError, match=f"^{type(model).__name__} has no ONNX .* stablehlo"):
       check_onnx(model)
+
+
+def test_a_parameter_that_an_edit_added_is_not_left_out(tmp_path):
+  made = network(ResNet9(width=4), 32)
+  made.variables["params"]["layer1"]["excite"] = {"kernel": np.ones((4, 4), np.float32)}
+  with pytest.raises(UserError, match="ResNet9 leaves out layer1.excite.kernel, .* stablehlo"):
+    write_onnx(tmp_path / "net.onnx", made)
+  assert not (tmp_path / "net.onnx").exists()

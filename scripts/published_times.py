@@ -1,16 +1,33 @@
-"""Published runs compared with their predictions."""
+"""Published times compared with those that `jaxspeed.scaling` predicts.
 
+python scripts/published_times.py --out=results/scaling.json
+"""
+
+import argparse
 import dataclasses
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.config.recipe import load_recipe
+from jaxspeed.files import dump_json
 from jaxspeed.planning.make import make_plan
+from jaxspeed.records.provenance import versions
 from jaxspeed.scaling.allreduce_time import exchange_of
-from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S, RDMA, RDMA_HOP, TCP, Cluster, cluster_of
-from jaxspeed.scaling.predict import fit_step, predict
+from jaxspeed.scaling.hardware import (
+  DEVICES,
+  LAUNCH_S,
+  RDMA,
+  RDMA_HOP,
+  REFERENCE_SIDE,
+  TCP,
+  Cluster,
+  cluster_of,
+)
+from jaxspeed.scaling.predict import predict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +75,20 @@ _MLPERF_CODE = (
   "epochs), and its H100s are 2.1 times as fast as its A100s, more than the bandwidths' 1.64."
 )
 _BATCH_ASSUMED = " Batch and epochs of this run are assumed."
+
+
+def fit_step(rows: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+  """Fit the fixed seconds of a step, and the images/s of 224 px beyond them.
+
+  The fit minimizes the squared relative error of the step times.
+
+  Args:
+    rows: (image side, images per device, images/s of one device) of each measurement.
+  """
+  seconds = np.array([images / rate for _, images, rate in rows])
+  terms = np.array([[1.0, images * (side / REFERENCE_SIDE) ** 2] for side, images, _ in rows])
+  (fixed, each), *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(rows)), rcond=None)
+  return float(fixed), float(1 / each)
 
 
 def fastai_cluster(**fields: Any) -> Cluster:
@@ -214,10 +245,39 @@ def compare(run: Published) -> dict[str, Any]:
 def published_table() -> dict[str, Any]:
   """Return all published runs with their predictions, as stored in results/scaling.json."""
   what = (
-    "python -m jaxspeed.scaling --published: time to the target of published runs, with "
+    "scripts/published_times.py: time to the target of published runs, with "
     "validation, and its prediction by jaxspeed/scaling. by_data_sheets: published images/s of the "
     "device with other code, networks by data sheet; by_imagenet18_on_8_machines: rate and network "
     "of imagenet18's code, from the mean images/s of each phase of its run on 8 machines, not from "
     "its total time. Nothing was run for this table. why: reasons for errors above 25 %."
   )
   return {"what": what, "runs": [compare(run) for run in published_runs()]}
+
+
+def describe_published(table: Mapping[str, Any]) -> list[str]:
+  """Return the published runs as lines of text."""
+  lines = [
+    f"{'run':<26}{'published':>10}  {'by data sheets':>20}  {'calibrated on 8 machines':>26}"
+  ]
+  for row in table["runs"]:
+    cells = []
+    for name in ("by_data_sheets", "by_imagenet18_on_8_machines"):
+      cell = row.get(name)
+      cells.append(f"{cell['predicted_s']:.0f} s ({cell['error_percent']:+.0f} %)" if cell else "")
+    lines.append(f"{row['run']:<26}{row['published_s']:>8.0f} s  {cells[0]:>20}  {cells[1]:>26}")
+  return lines
+
+
+def main() -> None:
+  """Prints the table, and writes it to --out."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--out", type=pathlib.Path, help="a JSON file for the table")
+  out = parser.parse_args().out
+  table = published_table()
+  print("\n".join(describe_published(table)))
+  if out is not None:
+    out.write_text(dump_json(table | {"versions": versions()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  main()

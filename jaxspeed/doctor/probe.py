@@ -1,0 +1,108 @@
+"""Asks the driver and JAX, and measures the devices; the doctor runs it as a process of its own.
+
+A driver can hang in the kernel, a plugin can crash, XLA ends a process for a flag that it does not
+know: all of that stays in here. It reads {"host_free": BYTES} from standard input,
+and prints a JSON object after each stage: `driver`, `jax`, `ceilings`, then the rest.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+import pynvml as nvml
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json, parse_json, to_json
+
+
+def ask_driver() -> dict[str, Any]:
+  """The version of NVIDIA's driver, and its GPUs; {} where none answers."""
+  gpus = []
+  try:
+    nvml.nvmlInit()
+    for number in range(nvml.nvmlDeviceGetCount()):
+      handle = nvml.nvmlDeviceGetHandleByIndex(number)
+      memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+      gpu = {"memory": memory.total, "used": memory.used, "name": nvml.nvmlDeviceGetName(handle)}
+      gpus.append(gpu | {"capability": nvml.nvmlDeviceGetCudaComputeCapability(handle)})
+    return {"version": nvml.nvmlSystemGetDriverVersion(), "gpus": gpus}
+  except nvml.NVMLError:
+    return {}
+
+
+class _Complaints(logging.Handler):
+  """Keeps what JAX logs of its plugins, instead of printing it."""
+
+  def __init__(self) -> None:
+    super().__init__(logging.WARNING)
+    self.found: list[str] = []
+
+  def emit(self, record: logging.LogRecord) -> None:
+    # JAX logs one message without its argument.
+    text = record.getMessage() if record.args else str(record.msg)
+    error = record.exc_info[1] if record.exc_info else None
+    # Its hint that there may be a GPU is a rule of the doctor's own.
+    if "may be present" not in text:
+      self.found.append(text.rstrip(".: ") + (f": {in_words(error)}" if error else ""))
+
+
+def in_words(error: BaseException) -> str:
+  """An exception's type, the first line of its message, and where it arose."""
+  if isinstance(error, UserError):
+    return str(error)
+  first = next(iter(str(error).strip().splitlines()), "")[:200]
+  frames = traceback.extract_tb(error.__traceback__)
+  return f"{type(error).__name__}: {first}" + (f" ({frames[-1].filename})" if frames else "")
+
+
+def find_devices() -> dict[str, Any]:
+  """JAX's platform and kinds of devices, or the problem; what it complains of its plugins."""
+  complaints, logger = _Complaints(), logging.getLogger("jax._src.xla_bridge")
+  logger.addHandler(complaints)
+  logger.propagate = False
+  found: dict[str, Any] = {"complaints": complaints.found}
+  try:
+    import jax
+
+    from jaxspeed.devices import mesh
+
+    kinds = [str(device.device_kind) for device in mesh.find_devices()]
+    found |= {"platform": jax.default_backend(), "kinds": kinds}
+  except (Exception, SystemExit) as error:  # a broken installation raises anything
+    found["problem"] = in_words(error)
+    cause = error.__cause__ or error
+    if any("jax_plugins" in frame.filename for frame in traceback.extract_tb(cause.__traceback__)):
+      complaints.found.append(in_words(cause))
+  return found
+
+
+def main() -> None:
+  """Answers the job on standard input."""
+  job = parse_json(sys.stdin.read(), dict[str, Any])
+  # gloo writes to descriptor 1.
+  out = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)
+
+  def tell(**stages: Any) -> None:
+    print(dump_json(to_json(stages)), file=out, flush=True)
+
+  tell(driver=ask_driver())
+  seen = find_devices()
+  tell(jax=seen)
+  if "problem" in seen:
+    return
+  import jax
+
+  from jaxspeed.doctor import ceilings
+
+  devices = jax.devices()
+  kinds = {device.device_kind: device for device in reversed(devices)}
+  tell(ceilings=[ceilings.measure(each, job["host_free"]) for each in kinds.values()])
+  reduced = ceilings.all_reduce(devices) if len(devices) > 1 else None
+  tell(all_reduce=reduced, environment=jax.print_environment_info(return_string=True))
+
+
+if __name__ == "__main__":
+  main()

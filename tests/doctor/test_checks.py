@@ -1,0 +1,297 @@
+"""Packages, the host, data sheets, decoding, and a recipe's predicted time."""
+
+import dataclasses
+import importlib.metadata
+import io
+import json
+import shlex
+
+import numpy as np
+import psutil
+import pytest
+from commands import ROOT
+from PIL import Image
+from recipes import get_config
+
+from jaxspeed.config.recipe import Published
+from jaxspeed.doctor import ceilings, child, data, decode, devices, forecast, machine, software
+from jaxspeed.doctor.findings import figure
+from jaxspeed.doctor.sheets import Sheet, sheet_of
+from jaxspeed.errors import UserError
+from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S
+from jaxspeed.scaling.work import PASSES, RESNET50, work_of
+
+
+def test_requirements_that_are_not_met(monkeypatch):
+  lines = ["numpy>=1", "jax<0.1", 'pillow>=999; extra == "x"', "no-such-package", "clu; extra=='y'"]
+  monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
+  found = [(str(required), have) for required, have in software.unmet("jaxspeed", "x")]
+  jax, pillow = map(importlib.metadata.version, ("jax", "pillow"))
+  assert found[0] == ("jax<0.1", jax) and found[1][1] == pillow
+  assert found[2] == ("no-such-package", "") and len(found) == 3
+  (_, mended, missing) = software.check()
+  assert mended.advice == "pip install 'jax<0.1'" and missing.level == "mend"
+
+
+def test_a_container_s_limits_count(tmp_path, monkeypatch):
+  memory = psutil.virtual_memory()._replace(total=64 * 10**9, available=60 * 10**9)
+  monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+  assert machine.host_memory(tmp_path) == (64 * 10**9, 60 * 10**9)
+  for name, text in (
+    ("memory.max", "8000000000"), ("memory.current", "5000000000"),
+    ("memory.stat", "anon 1\ninactive_file 2000000000\n"), ("cpu.max", "50000 100000"),
+  ):  # fmt: skip
+    (tmp_path / name).write_text(text)
+  assert machine.host_memory(tmp_path) == (8 * 10**9, 5 * 10**9)
+  assert machine.cpus(tmp_path) == 0.5
+  for name in ("memory.max", "cpu.max"):
+    (tmp_path / name).write_text("max 100000")
+  assert machine.host_memory(tmp_path)[0] == 64 * 10**9 and machine.cpus(tmp_path) >= 1
+
+
+def test_a_busy_machine_and_a_full_disk(monkeypatch):
+  monkeypatch.setattr(psutil, "getloadavg", lambda: (1e4, 0.0, 0.0))
+  room = psutil.disk_usage("/")._replace(free=10**9)
+  monkeypatch.setattr(psutil, "disk_usage", lambda _: room)
+  found = {each.advice: each.level for each in machine.check() if each.advice}
+  assert found == {"top": "hint", "df -h .": "mend"}
+
+
+def test_the_folder_of_programs(tmp_path):
+  (tmp_path / "a-cache").write_bytes(bytes(1500))
+  (tmp_path / "a-atime").write_bytes(bytes(8))
+  (found,) = machine.check_programs(str(tmp_path))
+  assert found.what == f"{tmp_path}: 1 program, 1.5 kB"
+  (found,) = machine.check_programs(str(tmp_path / "not/there"))
+  assert found.level == "ok" and not (tmp_path / "not").exists()
+  for path in (tmp_path / "a-cache", tmp_path / "a-cache/sub", "/proc/programs"):
+    (found,) = machine.check_programs(str(path))
+    assert found.level == "mend" and str(path) in found.what
+    assert found.advice == "export JAXSPEED_COMPILE_CACHE=DIR"
+
+
+# The names that JAX gives to devices, and the figures of NVIDIA's data sheets.
+@pytest.mark.parametrize(
+  "name, sheet",
+  [
+    ("NVIDIA H100 80GB HBM3", Sheet("h100", 989, 3350)),
+    ("NVIDIA H100 PCIe", Sheet("h100", 756, 2039)),
+    ("NVIDIA A100-SXM4-40GB", Sheet("a100", 312, 1555)),
+    ("NVIDIA A100-SXM4-80GB", Sheet("a100", 312, 2039)),
+    ("Tesla V100-SXM2-16GB", Sheet("v100", 125, 900)),
+    ("NVIDIA L40S", Sheet("", 362, 864)),
+    ("NVIDIA L4", Sheet("", 121, 300)),
+    ("cpu", None),
+    ("NVIDIA GeForce GTX 970", None),
+  ],
+)
+def test_data_sheets(name, sheet):
+  assert sheet_of(name) == sheet
+
+
+def test_figures():
+  assert [figure(number) for number in (0.01234, 99.4, 2900.4)] == ["0.0123", "99.4", "2,900"]
+
+
+# Devices
+
+SEEN = {"platform": "gpu", "kinds": ["NVIDIA H100 80GB HBM3"] * 8, "complaints": []}
+H100 = {"kind": SEEN["kinds"][0], "dtype": "bfloat16", "tflops": 800.0, "gb_s": 2900.0}
+H100["free_bytes"] = 80 * 10**9
+ON_H100 = devices.Probed({"driver": {}, "jax": SEEN, "ceilings": [H100]})
+CPU = {"kind": "cpu", "dtype": "float32", "tflops": 0.2, "gb_s": 20.0, "free_bytes": 8 * 10**9}
+ON_CPU = devices.Probed({"driver": {}, "jax": SEEN | {"kinds": ["cpu"]}, "ceilings": [CPU]})
+
+
+def test_gpus_by_their_files(tmp_path):
+  for name, vendor, kind in (
+    ("0000:00:01.0", "0x10de", "0x040300"),  # a GPU's sound
+    ("0000:00:02.0", "0x10de", "0x030200"),
+    ("0000:00:03.0", "0x1af4", "0x030000"),
+  ):
+    folder = tmp_path / "sys/bus/pci/devices" / name
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "class").write_text(f"{kind}\n")
+  assert devices.gpu_files(tmp_path) == ("/sys/bus/pci/devices/0000:00:02.0",)
+  (tmp_path / "dev").mkdir()
+  for name in ("nvidia0", "nvidiactl", "null"):
+    (tmp_path / "dev" / name).touch()
+  assert devices.gpu_files(tmp_path) == ("/dev/nvidia0",)
+
+
+def test_gpus_of_the_driver():
+  gpu = {"name": "NVIDIA H100", "capability": [9, 0], "memory": 85 * 10**9, "used": 5 * 10**8}
+  stages = {"driver": {"version": "580.65.06", "gpus": [gpu]}, "jax": SEEN}
+  found = [each.what for each in devices.check(devices.Probed(stages), "")]
+  assert found[0] == "JAX sees 8 x NVIDIA H100 80GB HBM3"
+  assert found[1] == (
+    "GPU 0: NVIDIA H100, compute capability 9.0, 85.0 GB of memory, 500.0 MB in use"
+  )
+  assert found[2].startswith("driver 580.65.06")
+
+
+@pytest.mark.parametrize(
+  "stages, code, error, words",
+  [
+    ({}, None, "", "NVIDIA's driver did not answer within 30 s"),
+    ({"driver": {}}, None, "", "JAX found no device within 30 s"),
+    ({"driver": {}}, 1, "x.cc:1] Unknown flag in XLA_FLAGS: --a", "XLA_FLAGS: --a"),
+    ({"driver": {}}, -11, "", "JAX found no device: exit code -11"),
+    ({"driver": {}, "jax": {"problem": "x", "complaints": []}}, 0, "", "JAX has no device: x"),
+  ],
+)
+def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, stages, code, error, words):
+  ended = child.Ended(code, [{name: facts} for name, facts in stages.items()], error)
+  monkeypatch.setattr(child, "run", lambda *_, **__: ended)
+  monkeypatch.setattr(devices, "gpu_files", lambda: ())
+  found = [*devices.check(devices.probe(0), "")]
+  (mended,) = [each for each in found if each.level == "mend"]
+  assert words in mended.what
+
+
+def test_ceilings_beside_the_data_sheet():
+  (found,) = devices.check_ceilings(ON_H100)
+  assert found.what == (
+    "NVIDIA H100 80GB HBM3: 800 TFLOP/s in bfloat16 (81% of the data sheet), 2,900 GB/s of memory "
+    "(87% of the data sheet)"
+  )
+  (found,) = devices.check_ceilings(ON_CPU)
+  assert found.what == "cpu: 0.2 TFLOP/s in float32, 20 GB/s of memory"
+  slow = devices.Probed(ON_H100.stages | {"ceilings": [H100 | {"tflops": 300.0}]})
+  assert [each.level for each in devices.check_ceilings(slow)] == ["ok", "hint"]
+  late = dataclasses.replace(ON_CPU, problem="not all was measured within 30 s", hangs=True)
+  assert [each.level for each in devices.check_ceilings(late)] == ["ok", "hint"]
+
+
+def test_what_is_measured(monkeypatch):
+  import jax
+
+  monkeypatch.setattr(ceilings, "_CPU", (64, 1, 1))
+  monkeypatch.setattr(ceilings, "_SECONDS", 0.0)
+  found = ceilings.measure(jax.devices()[0], 10**9)
+  assert found["tflops"] > 0 and found["gb_s"] > 0 and found["free_bytes"] == 10**9
+  assert ceilings.measure(jax.devices()[0], 40_000)["gb_s"] > 0
+  reduced = ceilings.all_reduce(jax.devices()[:2])
+  assert reduced["devices"] == 2 and reduced["gb_s"] > 0
+
+
+# Decoding
+
+
+def jpeg(seed, side=40):
+  pixels = np.random.default_rng(seed).integers(0, 255, (side, side + 8, 3), np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, "JPEG")
+  return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """Class folders in splits; one file is broken."""
+  path = tmp_path_factory.mktemp("images") / "set"
+  for number in range(8):
+    folder = path / "train" / "ab"[number % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number}.jpg").write_bytes(jpeg(number))
+  (path / "train/a/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
+  (path / "train/a/notes.txt").touch()
+  return path
+
+
+def test_a_sample_of_folders_and_of_shards(root, tmp_path):
+  from jaxspeed.data.disk.imageset import open_images
+  from jaxspeed.data.prepare.shards import write_shards
+
+  whole = {jpeg(number) for number in range(8)}
+  found = [*decode.sample(root)]
+  assert len(found) == 9 and whole < set(found)
+  for number, image in enumerate(sorted(whole)):
+    file = tmp_path / f"whole/train/{'ab'[number % 2]}/{number}.jpg"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(image)
+    (tmp_path / f"whole/val/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
+    (tmp_path / f"whole/val/{'ab'[number % 2]}/{number}.jpg").write_bytes(image)
+  opened = open_images(name="t", path=str(tmp_path / "whole"), cache=str(tmp_path / "cache"))
+  write_shards(opened, tmp_path / "sets", name="t", shards=1)
+  assert set(decode.sample(tmp_path / "sets")) == whole
+
+
+def test_the_rate_of_decoding(root, tmp_path, monkeypatch):
+  pytest.importorskip("tensorflow")
+  monkeypatch.setattr(decode, "_SECONDS", 0.02)
+  row = decode.rate(root, 32)
+  assert row["images_per_s"] > 0 and (row["broken"], row["images"]) == (1, 9)
+  with pytest.raises(UserError, match="holds no image"):
+    decode.rate(tmp_path, 32)
+
+
+@pytest.mark.parametrize(
+  "code, lines, error, level, words",
+  [
+    (0, [{"images_per_s": 900.0, "images": 9, "broken": 0}], "", "ok", "900 images/s of 224 px"),
+    (0, [{"images_per_s": 9.0, "images": 9, "broken": 2}], "", "mend", "2 of 9 sampled images"),
+    (0, [{"problem": "needs TensorFlow"}], "", "mend", "needs TensorFlow"),
+    (1, [], "Traceback\nImportError: x", "mend", "decoding failed: ImportError: x"),
+    (None, [], "", "hint", "did not end within"),
+  ],
+)
+def test_what_decoding_says(root, monkeypatch, code, lines, error, level, words):
+  monkeypatch.setattr(child, "run", lambda *_, **__: child.Ended(code, lines, error))
+  found = [*data.check(root)][-1]
+  assert found.level == level and words in found.what
+  again = {"hint": f"python -m jaxspeed.doctor --data={shlex.quote(str(root))}", "ok": ""}
+  index = f"python -m jaxspeed.prepare index {shlex.quote(str(root))}"
+  lacks = "pip install 'jaxspeed[imagenet]'"
+  assert found.advice == (lacks if "TensorFlow" in words else again.get(level, index))
+
+
+# A recipe
+
+
+def test_a_cpu_s_share_is_that_of_a_measured_step():
+  measured = json.loads((ROOT / "results/bench_cpu_width64.json").read_text())
+  config = get_config("cifar10_resnet9", "")
+  config.model.width = measured["width"]
+  rate = PASSES * work_of(config).forward * measured["batch"] / measured["median_s"]["jaxspeed"]
+  two_zen4_cores = 2 * 32 * 3.7e9
+  assert rate / two_zen4_cores == pytest.approx(forecast.CPU_SHARE, abs=0.05)
+
+
+def test_what_a_prediction_rests_on():
+  cluster, words = forecast.cluster_for(ON_H100)
+  rate = DEVICES["h100"].images_per_s
+  assert cluster.images_per_s == pytest.approx(256 / (256 / rate - LAUNCH_S) * 800 / 989)
+  assert cluster.per_host == 8 and "the matrix ceiling measured here" in words
+  other = devices.Probed(ON_H100.stages | {"ceilings": [H100 | {"kind": "new"}]})
+  assert "A100" in forecast.cluster_for(other)[1]
+  cluster, _ = forecast.cluster_for(ON_CPU)
+  own = forecast.CPU_SHARE * 0.2e12 / (PASSES * RESNET50)
+  assert cluster.images_per_s == pytest.approx(own) and cluster.launch_s == 0
+
+
+def test_a_recipe_on_a_cpu_by_hand():
+  config = get_config("imagenet18", "4")
+  found = [*forecast.check(config, Published(hardware="32 V100", seconds=1.0), ON_CPU, 0.0)]
+  each = config.batch_size * 3 * work_of(config).forward / (forecast.CPU_SHARE * 0.2e12)
+  assert found[0].facts["step_s"][0] == pytest.approx(each, rel=0.01)
+  assert any(each.what == "published: 1 s on 32 V100" for each in found)
+  assert found[-1].level == "mend"  # it needs more than 8 GB
+
+
+def test_a_recipe_that_does_not_fit_is_told_its_micro_batches():
+  config = get_config("imagenet18", "4")
+  small = devices.Probed(ON_H100.stages | {"ceilings": [H100 | {"free_bytes": 10**10}]})
+  found = [*forecast.check(config, Published(), small, 0.0)]
+  assert "does not fit, " in found[0].what
+  name, number = found[-1].advice.split("=")
+  assert name == "--config.accumulate"
+  config.accumulate = int(number)
+  found = [*forecast.check(config, Published(), small, 0.0)]
+  assert "does not fit" not in found[0].what and {each.level for each in found} == {"ok"}
+
+
+def test_measured_decoding_bounds_a_recipe():
+  config = get_config("imagenet18", "4")
+  found = [*forecast.check(config, Published(), ON_H100, 5.0)]
+  assert any("bound by its input" in each.what for each in found)
