@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxspeed.records.statistics import interval_of_share
+
 
 def format_result(result: Mapping[str, Any]) -> list[str]:
   """The lines that show a result: titles and values; for several runs also their rows and a t-test.
@@ -72,6 +74,9 @@ def _format_figures(result: Mapping[str, Any]) -> list[str]:
     *([("cost $", _format_cost(result["cost_usd"]))] if "cost_usd" in result else []),
   ]
   about = {"evaluated": _format_evaluated(result)}
+  if "n" not in result and result["top1"] is not None and (images := result.get("eval_images")):
+    low, high = interval_of_share(result["top1"], images)
+    about["95 % CI"] = f"top1 {low:.1%} to {high:.1%}, by the number of images"
   if compiled := _format_compile(seconds["compile"]):
     about["compiled"] = compiled
   if fewer := _format_fewer(result):

@@ -8,6 +8,7 @@ with open_records(workdir, resume_step=None, total_epochs=18) as records:
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -131,12 +132,18 @@ def open_records(
     UserError: metrics.jsonl of the run to resume is damaged.
   """
   rows = []
+  is_missing = bool(resume_step) and not os.path.lexists(workdir / "metrics.jsonl")
   if resume_step is not None:
     rows = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
   if not primary:
     return Records(None, rows=rows, screen=Screen(silent_console(), total_epochs=total_epochs))
   write_atomically(workdir / "metrics.jsonl", "".join(_json_line(row) for row in rows))
   screen = make_screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
+  if is_missing:
+    screen.warn(
+      f"{workdir / 'metrics.jsonl'} is missing: it begins anew after step {resume_step}, and what "
+      "was reached before does not count; to keep it, stop, restore the file and start again"
+    )
   run = LoggedRun(workdir, dict(config or {}), tuple(rows))
   return Records(workdir, rows=rows, screen=screen, loggers=loggers, run=run)
 

@@ -264,6 +264,11 @@ def test_result_of_one_run():
   ]
 
 
+def test_an_accuracy_has_the_interval_of_its_number_of_images():
+  lines = format_result(RESULT | {"top1": 19 / 36, "eval_images": 36})
+  assert "95 % CI    top1 37.0% to 68.0%, by the number of images" in lines
+
+
 def test_the_weights_that_are_evaluated_are_named():
   groups, titles = epoch_titles("average")
   assert groups == epoch_titles()[0][:47] + 11 * " " + "evaluation: average"

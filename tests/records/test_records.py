@@ -183,7 +183,8 @@ def test_new_run_starts_without_earlier_rows(tmp_path):
 
 def test_resume_without_metrics_starts_them(tmp_path):
   assert read_metrics(tmp_path) == []
-  write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
+  with pytest.warns(UserWarning, match=r"metrics\.jsonl is missing.*step 10"):
+    write_epochs(tmp_path, [epoch_row(2)], resume_step=10)
   assert read_metrics(tmp_path) == [epoch_row(2)]
 
 
