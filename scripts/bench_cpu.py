@@ -1,17 +1,20 @@
-"""Time a training step of ResNet-9 on a CPU, here and in PyTorch, turn by turn in one process.
+"""Time a training step on a CPU, here and in PyTorch, turn by turn.
 
 A step is forward, backward, SGD with Nesterov momentum and weight decay, in float32, with its data
-already in memory. Needs PyTorch:
+already in memory. Each framework has a process of its own, as its users have it: jaxspeed's keeps
+its memory from step to step; PyTorch is timed without and with that. Needs PyTorch:
 
-    python scripts/bench_cpu.py --batch=512 --width=64 --steps=10
+    python scripts/bench_cpu.py --model=resnet9 --batch=512 --width=64 --steps=10
 """
 
 import argparse
 import functools
 import json
+import multiprocessing
 import os
 import statistics
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import flax
@@ -21,80 +24,47 @@ import numpy as np
 import optax
 import rich.table
 import torch
+import torch_peers
 
+from jaxspeed.devices import cpu_options
+from jaxspeed.devices.mesh import keep_host_memory
+from jaxspeed.models.airbench import Airbench
+from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.records import provenance
 
 RATE, MOMENTUM, DECAY, CELU_ALPHA = 0.01, 0.9, 5e-4, 0.3
+TORCH, KEPT, OURS = "torch", "torch, memory kept", "jaxspeed"
 
 
-class TorchBlock(torch.nn.Module):
-  """Convolution, norm and activation, followed by an optional pool."""
-
-  def __init__(self, inputs: int, features: int, activation: torch.nn.Module, pool: bool = False):
-    super().__init__()
-    layers = [
-      torch.nn.Conv2d(inputs, features, 3, padding=1, bias=False),
-      torch.nn.BatchNorm2d(features),
-      activation,
-    ]
-    self.body = torch.nn.Sequential(*layers, *([torch.nn.MaxPool2d(2)] if pool else []))
-
-  def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return self.body(x)
+def make_nets(flags: argparse.Namespace):
+  """The flax module, a function of parameters, statistics and images in PyTorch, the side."""
+  if flags.model == "resnet9":
+    alpha = CELU_ALPHA if flags.activation == "celu" else None
+    ours = ResNet9(width=flags.width, activation=flags.activation, celu_alpha=CELU_ALPHA)
+    return ours, functools.partial(torch_peers.resnet9, celu_alpha=alpha), 32
+  if flags.model == "94_muon":
+    widths = (flags.width, 4 * flags.width, 4 * flags.width)
+    return Airbench(widths=widths, whiten_bias="uniform"), torch_peers.airbench, 32
+  return ResNet(18, classes=10, width=flags.width), torch_peers.resnet18, 128
 
 
-class TorchResNet9(torch.nn.Module):
-  """The first rung of cifar10-fast's ladder: pools after the activations."""
-
-  def __init__(self, width: int, activation: torch.nn.Module):
-    super().__init__()
-    w, block = width, functools.partial(TorchBlock, activation=activation)
-    self.stem = torch.nn.Sequential(block(3, w), block(w, 2 * w, pool=True))
-    self.residual1 = torch.nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w))
-    self.middle = torch.nn.Sequential(
-      block(2 * w, 4 * w, pool=True), block(4 * w, 8 * w, pool=True)
-    )
-    self.residual2 = torch.nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
-    self.pool = torch.nn.MaxPool2d(4)
-    self.head = torch.nn.Linear(8 * w, 10, bias=False)
-
-  def forward(self, x: torch.Tensor) -> torch.Tensor:
-    x = self.stem(x)
-    x = x + self.residual1(x)
-    x = self.middle(x)
-    x = x + self.residual2(x)
-    return self.head(self.pool(x).flatten(1)) * 0.125
-
-
-@torch.no_grad()
-def copy_weights(params, net: TorchResNet9):
-  """Copies our initial weights to `net`, so that both begin with the same loss."""
-  blocks = [module for module in net.modules() if isinstance(module, TorchBlock)]
-  residuals = [f"layer{group}_residual{i}" for group in (1, 3) for i in (1, 2)]
-  names = ["prep", "layer1", *residuals[:2], "layer2", "layer3", *residuals[2:]]
-  for name, block in zip(names, blocks, strict=True):
-    kernel = np.array(params[name]["conv"]["kernel"])
-    block.body[0].weight.copy_(torch.from_numpy(kernel).permute(0, 3, 1, 2))
-  net.head.weight.copy_(torch.from_numpy(np.array(params["head"]["kernel"])).T)
-
-
-def make_torch_step(params, images, labels, width, activation):
+def make_torch_step(theirs, variables, images, labels):
   """A function that takes one step and returns its loss when it is done."""
-  module = torch.nn.ReLU() if activation == "relu" else torch.nn.CELU(CELU_ALPHA)
-  net = TorchResNet9(width, module)
-  copy_weights(params, net)
-  net = net.to(memory_format=torch.channels_last)
+
+  def tensors(tree, trained):
+    return jax.tree.map(lambda x: torch.tensor(np.array(x), requires_grad=trained), tree)
+
+  params, stats = tensors(variables["params"], True), tensors(variables["batch_stats"], False)
   optimizer = torch.optim.SGD(
-    net.parameters(), RATE, MOMENTUM, weight_decay=DECAY, nesterov=True, foreach=True
+    jax.tree.leaves(params), RATE, MOMENTUM, weight_decay=DECAY, nesterov=True, foreach=True
   )
-  x = torch.from_numpy(images).permute(0, 3, 1, 2)
+  x, y = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels).long()
   assert x.is_contiguous(memory_format=torch.channels_last)
-  y = torch.from_numpy(labels).long()
 
   def step():
     optimizer.zero_grad(set_to_none=True)
-    loss = torch.nn.functional.cross_entropy(net(x), y)
+    loss = torch.nn.functional.cross_entropy(theirs(params, stats, x), y)
     loss.backward()
     optimizer.step()
     return loss.item()
@@ -102,19 +72,13 @@ def make_torch_step(params, images, labels, width, activation):
   return step
 
 
-def make_model(width, activation):
-  return ResNet9(width=width, activation=activation, celu_alpha=CELU_ALPHA)
-
-
-def make_jax_step(variables, images, labels, width, activation):
-  """As `make_torch_step`, in JAX on the CPU."""
-  model = make_model(width, activation)
+def make_jax_step(model, variables, images, labels):
+  """As `make_torch_step`, in JAX with the options that jaxspeed's runs have."""
   optimizer = optax.chain(
     optax.add_decayed_weights(DECAY), optax.sgd(RATE, MOMENTUM, nesterov=True)
   )
-  x, y = jnp.asarray(images), jnp.asarray(labels)
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=0, compiler_options=cpu_options.libraries("cpu"))
   def update(state, x, y):
     params, stats, opt_state = state
 
@@ -129,7 +93,7 @@ def make_jax_step(variables, images, labels, width, activation):
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), stats, opt_state), mean
 
-  params = variables["params"]
+  x, y, params = jnp.asarray(images), jnp.asarray(labels), variables["params"]
   state = (params, variables["batch_stats"], optimizer.init(params))
 
   def step():
@@ -140,63 +104,81 @@ def make_jax_step(variables, images, labels, width, activation):
   return step
 
 
-def seconds(step) -> float:
-  start = time.perf_counter()
-  step()
-  return time.perf_counter() - start
+def serve(name: str, flags: argparse.Namespace, parent: Connection):
+  """Takes a step at each request, and sends its loss and its seconds."""
+  if name != TORCH:
+    keep_host_memory()
+  torch.set_num_threads(os.cpu_count() or 1)
+  model, theirs, side = make_nets(flags)
+  rng = np.random.default_rng(0)
+  images = rng.standard_normal((flags.batch, side, side, 3), dtype=np.float32)
+  labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
+  init = jax.jit(functools.partial(model.init, train=False))
+  variables = init(jax.random.key(0), images[:1])
+  if name == OURS:
+    step = make_jax_step(model, variables, images, labels)
+  else:
+    step = make_torch_step(theirs, variables, images, labels)
+  while parent.recv():
+    start = time.perf_counter()
+    loss = step()
+    parent.send((loss, time.perf_counter() - start))
+
+
+def take_turns(flags: argparse.Namespace):
+  """The first loss and the seconds of each framework's steps."""
+  context = multiprocessing.get_context("spawn")
+  pipes: dict[str, Connection] = {}
+  for name in (TORCH, KEPT, OURS):
+    pipes[name], child = context.Pipe()
+    context.Process(target=serve, args=(name, flags, child), daemon=True).start()
+    child.close()  # so that the end of the process is an EOFError here
+
+  def step(name):
+    pipes[name].send(True)
+    return pipes[name].recv()
+
+  # The first step compiles, the second fills caches.
+  first_losses = {name: step(name)[0] for name in pipes}
+  for name in pipes:
+    step(name)
+  turns = [{name: step(name)[1] for name in pipes} for _ in range(flags.steps)]
+  for pipe in pipes.values():
+    pipe.send(False)
+  return first_losses, {name: [turn[name] for turn in turns] for name in pipes}
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+  parser.add_argument("--model", choices=["resnet9", "94_muon", "resnet18"], default="resnet9")
   parser.add_argument("--batch", type=int, default=512)
-  parser.add_argument("--width", type=int, default=64)
+  parser.add_argument("--width", type=int, default=64, help="channels of the first layer or group")
   parser.add_argument("--steps", type=int, default=10, help="timed steps of each framework")
-  parser.add_argument("--activation", choices=["relu", "celu"], default="relu")
+  parser.add_argument("--activation", choices=["relu", "celu"], default="relu", help="of resnet9")
   parser.add_argument("--out", type=Path, help="a JSON file for the figures and the machine")
   flags = parser.parse_args()
 
-  torch.set_num_threads(os.cpu_count() or 1)
-  rng = np.random.default_rng(0)
-  images = rng.standard_normal((flags.batch, 32, 32, 3), dtype=np.float32)
-  labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
-  net = (images, labels, flags.width, flags.activation)
-  init = jax.jit(functools.partial(make_model(*net[2:]).init, train=False))
-  variables = init(jax.random.key(0), images[:1])
-  steps = {
-    # PyTorch's first: it copies the initial weights, which jaxspeed's step then donates.
-    "torch": make_torch_step(variables["params"], *net),
-    "jaxspeed": make_jax_step(variables, *net),
-  }
-  times: dict[str, list[float]] = {name: [] for name in steps}
-  # These compile, and fill PyTorch's caches.
-  first_losses = {name: step() for name, step in steps.items()}
-  for step in steps.values():
-    step()
-  for _ in range(flags.steps):
-    for name, step in steps.items():
-      times[name].append(seconds(step))
-
+  first_losses, times = take_turns(flags)
+  medians = {name: statistics.median(values) for name, values in times.items()}
   report = {
-    "batch": flags.batch,
-    "width": flags.width,
-    "activation": flags.activation,
+    **{name: getattr(flags, name) for name in ("model", "batch", "width", "activation")},
     "device": provenance.describe_device(),
-    "torch_threads": torch.get_num_threads(),
     "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
     "n": flags.steps,
     "first_losses": first_losses,
-    "median_s": {name: statistics.median(values) for name, values in times.items()},
+    "median_s": medians,
     "min_s": {name: min(values) for name, values in times.items()},
+    "ratio_of_medians": {name: medians[OURS] / medians[name] for name in (TORCH, KEPT)},
   }
-  report["ratio_of_medians"] = report["median_s"]["jaxspeed"] / report["median_s"]["torch"]
   table = rich.table.Table("", "median s", "least s", "images/s", title=report["device"])
-  for name in steps:
-    median, least = report["median_s"][name], report["min_s"][name]
+  for name, median in medians.items():
+    least = report["min_s"][name]
     table.add_row(name, f"{median:.3f}", f"{least:.3f}", f"{flags.batch / median:.0f}")
   rich.print(table)
+  ratios = report["ratio_of_medians"]
   print(
-    f"width {flags.width}, batch {flags.batch}, {flags.activation}, n={flags.steps}: "
-    f"jaxspeed takes {report['ratio_of_medians']:.2f} x torch's time"
+    f"{flags.model}, width {flags.width}, batch {flags.batch}, n={flags.steps}: jaxspeed takes "
+    f"{ratios[TORCH]:.2f} x torch's time, {ratios[KEPT]:.2f} x where torch keeps its memory too"
   )
   if flags.out:
     flags.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -79,7 +79,7 @@ def keep_host_memory() -> None:
     return
   trim_threshold, mmap_max, arena_max = -1, -4, -8  # malloc.h
   mallopt(mmap_max, 0)
-  mallopt(trim_threshold, 2**31 - 1)
+  mallopt(trim_threshold, -1)  # never
   mallopt(arena_max, 1)
 
 

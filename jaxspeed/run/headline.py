@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.devices import allreduce, gpu_options
+from jaxspeed.devices import allreduce, cpu_options, gpu_options
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
@@ -28,6 +28,8 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
+  if cpu_options.libraries(jax.default_backend()):
+    device += ", convolutions by Eigen, sums by YNNPACK"
   if spec.devices > 1:
     device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
   initial = {"initial": _initial_weights(spec)} if config.pretrained.path else {}

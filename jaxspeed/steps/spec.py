@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
 from jaxspeed.data.balance import class_weights
-from jaxspeed.devices import allreduce, gpu_options, precision
+from jaxspeed.devices import allreduce, cpu_options, gpu_options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.models.own import check_contract, prepared
@@ -85,7 +85,8 @@ class TrainSpec:
 
   def common_options(self, platform: str) -> dict[str, Any]:
     """Return XLA's options for all programs of a run, those that do not train among them."""
-    return gpu_options.deterministic(platform) if self.config.deterministic else {}
+    fixed = gpu_options.deterministic(platform) if self.config.deterministic else {}
+    return fixed | cpu_options.libraries(platform)
 
 
 def _proxy_config(config: ConfigDict) -> ConfigDict:

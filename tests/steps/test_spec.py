@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from toy import load_recipe, toy_config, toy_spec
 
-from jaxspeed.devices import allreduce, gpu_options
+from jaxspeed.devices import allreduce, cpu_options, gpu_options
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident_programs
@@ -87,7 +87,7 @@ def test_options_for_gpus_reach_only_programs_for_gpus():
   # XLA reads options for GPUs on any machine, and refuses unknown names.
   jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=options)
   assert job.common_options("gpu") == fixed
-  assert job.compiler_options("cpu") == job.common_options("cpu") == {}
+  assert job.compiler_options("cpu") == job.common_options("cpu") == cpu_options.libraries("cpu")
   off = toy_spec(toy_config())
   assert off.compiler_options("gpu") == off.common_options("gpu") == {}
   assert gpu_options.told(False, "gpu") == gpu_options.told(False, "cpu") == []

@@ -14,9 +14,8 @@ from jaxspeed.models.layers.activations import celu, gelu, relu
 from jaxspeed.models.layers.conv import (
   Conv,
   _convolve_small_map,
-  _convolve_with,
   conv_init,
-  convolve_on_cpu,
+  plain_convolution,
 )
 from jaxspeed.models.layers.fused_norm import PooledNorm, _normalize_pointwise
 from jaxspeed.models.layers.norm import Norm, _sum_of_pairs, _sums_apart
@@ -291,13 +290,13 @@ def test_what_a_gpu_runs_is_what_a_cpu_runs():
   x, kernel = random(4, 7, 7, 3), random(8, 2, 2, 3)
   for padding in (0, 1):
     ours = _sum_of_products(x, kernel, padding)
-    assert_equal(ours, convolve_on_cpu(x, kernel, 1, padding))
+    assert_equal(ours, plain_convolution(x, kernel, 1, padding))
   half = _sum_of_products(jnp.asarray(x, jnp.bfloat16), kernel.astype(np.float32), 0)
   assert half.dtype == jnp.bfloat16
 
   x, kernel, grad = random(5, 3, 3, 6), random(8, 3, 3, 6), random(5, 3, 3, 8)
   small, small_vjp = jax.vjp(lambda x, k: _convolve_small_map(x, k, 1), x, kernel)
-  plain, plain_vjp = jax.vjp(lambda x, k: _convolve_with(x, k, "OHWI", 1, 1), x, kernel)
+  plain, plain_vjp = jax.vjp(lambda x, k: plain_convolution(x, k, 1, 1), x, kernel)
   for ours, theirs in zip((small, *small_vjp(grad)), (plain, *plain_vjp(grad)), strict=True):
     assert_equal(ours, theirs)
 
