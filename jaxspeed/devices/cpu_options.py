@@ -13,8 +13,8 @@ _NAME = "xla_cpu_experimental_ynn_fusion_type"
 def libraries(platform: str) -> dict[str, Any]:
   """The options that leave a CPU's convolutions to Eigen, its products and sums to YNNPACK.
 
-  They are empty if this jaxlib does not know them, or XLA_FLAGS sets them. By default jaxlib 0.10 to
-  0.12 give convolutions to YNNPACK, whose weight gradients take four times as long, and sums to
+  They are empty if this jaxlib does not know them, or XLA_FLAGS sets them. jaxlib 0.10 to 0.12 give
+  convolutions to YNNPACK by default, whose weight gradients take four times as long, and sums to
   neither. What else was tried is in results/cpu_decisions.json.
   """
   if platform != "cpu" or _NAME in os.environ.get("XLA_FLAGS", ""):
