@@ -163,6 +163,7 @@ def main():
   report = {
     **{name: getattr(flags, name) for name in ("model", "batch", "width", "activation")},
     "device": provenance.describe_device(),
+    "commit": provenance.commit(),
     "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
     "n": flags.steps,
     "first_losses": first_losses,

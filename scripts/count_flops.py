@@ -67,11 +67,11 @@ def count(spec: TrainSpec) -> dict[str, float]:
   return {"train": train, "evaluate": evaluate, "total": train + evaluate}
 
 
-def with_padding(x, kernel, layout, strides, padding):
+def with_padding(x, kernel, strides, padding):
   """A convolution whose padding XLA cannot tell from the image."""
   x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
   return lax.conv_general_dilated(
-    x, kernel, (strides, strides), "VALID", dimension_numbers=("NHWC", layout, "NHWC")
+    x, kernel, (strides, strides), "VALID", dimension_numbers=("NHWC", "OHWI", "NHWC")
   )
 
 
