@@ -19,7 +19,7 @@ def libraries(platform: str) -> dict[str, Any]:
   """
   if platform != "cpu" or _NAME in os.environ.get("XLA_FLAGS", ""):
     return {}
-  options = {_NAME: "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
+  options: dict[str, Any] = {_NAME: "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
   try:
     jax.jit(lambda x: x).lower(0.0).compile(compiler_options=options)
   except jax.errors.JaxRuntimeError:
