@@ -40,7 +40,8 @@ def labels_of(model: nn.Module, *, classes: int, image_size: int) -> Labels:
     image_size: the side of the images on which the model is traced, in pixels.
   """
   if hasattr(model, "param_groups"):
-    return lambda params: _checked(type(model).__name__, _groups(model, params), params)
+    choice = f"one of {', '.join(LABELS)}"
+    return lambda params: asked(model, "param_groups", params, "label", LABELS.__contains__, choice)
   found: dict[_Path, str] = {}
 
   def by_shape(params: PyTree) -> PyTree:
@@ -49,18 +50,6 @@ def labels_of(model: nn.Module, *, classes: int, image_size: int) -> Labels:
     return jax.tree_util.tree_map_with_path(lambda path, _: found[_names(path)], params)
 
   return by_shape
-
-
-def _groups(model: Any, params: PyTree) -> PyTree:
-  """What the model's own `param_groups` returns; its exceptions become UserErrors."""
-  try:
-    return model.param_groups(params)
-  except Exception as error:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    raise UserError(
-      f"param_groups of {type(model).__name__} fails ({reason}): it must map the parameters to a "
-      "tree of labels."
-    ) from error
 
 
 def for_lars(labels: Labels) -> Labels:
@@ -124,41 +113,47 @@ def _names(path: Any) -> _Path:
   return tuple(part.key for part in path)
 
 
-def _checked(model: str, labels: PyTree, params: PyTree) -> PyTree:
-  """Return the labels if each is one of `LABELS` and the parameters have the same structure.
-
-  Raises:
-    UserError: they do not.
-  """
-  for name, label in _dotted(labels).items():
-    if label not in LABELS:
-      raise UserError(
-        f"{model}.param_groups labels {name} as {label!r}: use one of {', '.join(LABELS)}."
-      )
-  same_structure(f"{model}.param_groups", labels, params, "label")
-  return labels
-
-
-def same_structure(method: str, tree: PyTree, params: PyTree, what: str) -> None:
-  """Makes sure that a model's method returned one value for each parameter.
+def asked(
+  model: nn.Module,
+  method: str,
+  params: PyTree,
+  what: str,
+  fits: Callable[[Any], bool],
+  choice: str,
+) -> PyTree:
+  """What a method of a model says of each parameter, checked.
 
   Args:
-    method: the name of the method.
-    tree: what it returned.
-    params: the parameters.
-    what: what a value is.
+    model: the model.
+    method: the name of its method, which maps the parameters to a tree of the same structure.
+    params: the parameters, or their shapes.
+    what: what the method says of a parameter, for messages.
+    fits: whether it may say a value.
+    choice: the values that it may say, for messages.
 
   Raises:
-    UserError: the tree has another structure than the parameters.
+    UserError: the method fails, or returns another structure or other values.
   """
-  if str(jax.tree.structure(tree)) == str(jax.tree.structure(params)):
-    return
-  differing = sorted(_dotted(tree).keys() ^ _dotted(params).keys())
-  where = f", which differs at {', '.join(differing[:_NAMED])}" if differing else ""
-  raise UserError(
-    f"{method} returns a tree of another structure than the parameters{where}: return one {what} "
-    "for each parameter, as jax.tree.map does."
-  )
+  name = f"{type(model).__name__}.{method}"
+  try:
+    tree = getattr(model, method)(params)
+  except Exception as error:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise UserError(
+      f"{name} fails ({reason}): it must map the parameters to a tree with a {what} for each."
+    ) from error
+  found, wanted = _dotted(tree), _dotted(params)
+  if str(jax.tree.structure(tree)) != str(jax.tree.structure(params)):
+    differing = sorted(found.keys() ^ wanted.keys())
+    where = f", which differs at {', '.join(differing[:_NAMED])}" if differing else ""
+    raise UserError(
+      f"{name} returns a tree of another structure than the parameters{where}: return one {what} "
+      "for each parameter, as jax.tree.map does."
+    )
+  for parameter, value in found.items():
+    if not fits(value):
+      raise UserError(f"{name} gives {parameter} the {what} {value!r}: use {choice}.")
+  return tree
 
 
 def _dotted(tree: PyTree) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import Labels, same_structure
+from jaxspeed.optim.groups import Labels, asked
 
 BACKBONE = "backbone"
 
@@ -17,29 +17,19 @@ def layers_of(model: Any, params: PyTree) -> PyTree:
   """The layer of each parameter, from 0, as the model's method `param_layers` says.
 
   Raises:
-    UserError: the model has no such method, or it does not return an integer for each parameter.
+    UserError: the model has no such method, or as `groups.asked`.
   """
-  name = type(model).__name__
   if not hasattr(model, "param_layers"):
     raise UserError(
-      f"config.optimizer.layer_decay: {name} has no method param_layers(params), which says which "
-      "layer each parameter belongs to: write it (docs/extending.md), or set layer_decay to 1."
+      f"config.optimizer.layer_decay: {type(model).__name__} has no method param_layers(params), "
+      "which says which layer each parameter belongs to: write it (docs/extending.md), or set "
+      "layer_decay to 1."
     )
-  try:
-    layers = model.param_layers(params)
-  except Exception as error:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    raise UserError(
-      f"param_layers of {name} fails ({reason}): it must map the parameters to a tree of integers."
-    ) from error
-  same_structure(f"{name}.param_layers", layers, params, "layer")
-  for layer in jax.tree.leaves(layers):
-    if not isinstance(layer, int | np.integer) or layer < 0:
-      raise UserError(
-        f"{name}.param_layers returns {layer!r} for a parameter: return integers, 0 for the first "
-        "layer."
-      )
-  return layers
+
+  def fits(layer: Any) -> bool:
+    return isinstance(layer, int | np.integer) and layer >= 0
+
+  return asked(model, "param_layers", params, "layer", fits, "integers, 0 for the first layer")
 
 
 def scale_by_layer(model: Any, decay: float) -> optax.GradientTransformation:

@@ -16,7 +16,6 @@ from jaxspeed.optim.own import check_transformation
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 
 _Transforms = dict[str, optax.GradientTransformation]
-_Make = Callable[..., optax.GradientTransformationExtraArgs]
 
 
 def make_optimizer(
@@ -48,18 +47,16 @@ def make_optimizer(
     UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
   """
   name = config.optimizer.name
-  transforms = _others(config, _make_adamw if name == "adamw" else _make_sgd)
-  if name == "sgd":
-    transforms |= _body(config, _make_sgd)
-  elif name == "adamw":
-    transforms |= _body(config, _make_adamw)
+  transforms = _others(config)
+  if name in ("sgd", "adamw"):
+    transforms |= _body(config)
   elif name == "muon":
     transforms |= _muon(config, transforms["bias"])
   elif name == "lars":
     transforms |= _lars(config)
     labels = for_lars(labels)
   elif own and name in own:
-    transforms |= _body(config, _make_sgd) | _own(config, own[name])
+    transforms |= _body(config) | _own(config, own[name])
   else:
     raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
   return optax.partition(transforms, labels)
@@ -70,60 +67,48 @@ def _momentum(config: ConfigDict) -> float | None:
   return None if config.optimizer.momentum_segments else config.optimizer.momentum
 
 
-def _make_sgd(
+def _group(
   config: ConfigDict, rate: float, decay: float, rate_name: str = "learning_rate"
 ) -> optax.GradientTransformationExtraArgs:
-  """SGD with factors on the learning rate and the weight decay."""
+  """AdamW or SGD with factors on the learning rate and the weight decay."""
   fields = config.optimizer
+  shared: dict[str, Any] = dict(
+    weight_decay=fields.weight_decay * decay, rate_factor=rate, rate_name=rate_name
+  )
+  if fields.name == "adamw":
+    return adamw(b1=fields.b1, b2=fields.b2, epsilon=fields.epsilon, **shared)
   return sgd(
     momentum=_momentum(config),
     nesterov=fields.nesterov,
-    weight_decay=fields.weight_decay * decay,
-    rate_factor=rate,
     rate_in_momentum=fields.rate_in_momentum,
-    rate_name=rate_name,
+    **shared,
   )
 
 
-def _make_adamw(
-  config: ConfigDict, rate: float, decay: float, rate_name: str = "learning_rate"
-) -> optax.GradientTransformationExtraArgs:
-  """AdamW with factors on the learning rate and the weight decay."""
-  fields = config.optimizer
-  return adamw(
-    b1=fields.b1,
-    b2=fields.b2,
-    epsilon=fields.epsilon,
-    weight_decay=fields.weight_decay * decay,
-    rate_factor=rate,
-    rate_name=rate_name,
-  )
-
-
-def _others(config: ConfigDict, make: _Make) -> _Transforms:
+def _others(config: ConfigDict) -> _Transforms:
   """The transformations of all parameters but kernels, scales and embeddings."""
   fields = config.optimizer
-  head = make(config, fields.head_rate, fields.head_decay)
+  # The original SGD recipes decay the head's bias with its kernel.
+  head_bias_decay = fields.bias_decay if fields.name == "adamw" else fields.head_decay
   transforms = {
-    "bias": make(config, fields.bias_rate, fields.bias_decay),
-    "head": head,
-    # The original SGD recipes decay the head's bias with its kernel.
-    "head_bias": make(config, fields.head_rate, fields.bias_decay) if make is _make_adamw else head,
+    "bias": _group(config, fields.bias_rate, fields.bias_decay),
+    "head": _group(config, fields.head_rate, fields.head_decay),
+    "head_bias": _group(config, fields.head_rate, head_bias_decay),
     "whiten_bias": optax.set_to_zero(),
     "frozen": optax.set_to_zero(),
   }
   if config.whitening.bias_epochs:
     transforms["whiten_bias"] = optax.chain(
-      make(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
+      _group(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
       hold_at_zero("whiten_bias_rate"),
     )
   return transforms
 
 
-def _body(config: ConfigDict, make: _Make) -> _Transforms:
+def _body(config: ConfigDict) -> _Transforms:
   """The transformations of kernels, scales and embeddings."""
-  scale = make(config, 1.0, config.optimizer.scale_decay)
-  return {"kernel": make(config, 1.0, 1.0), "scale": scale, "embedding": scale}
+  scale = _group(config, 1.0, config.optimizer.scale_decay)
+  return {"kernel": _group(config, 1.0, 1.0), "scale": scale, "embedding": scale}
 
 
 def _muon(config: ConfigDict, bias: optax.GradientTransformation) -> _Transforms:

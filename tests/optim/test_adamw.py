@@ -353,9 +353,15 @@ def test_a_model_without_layers_gets_one_sentence():
   "layers, sentence",
   [
     (lambda params: {"body": 0}, "Own.param_layers returns a tree of another structure than the"),
-    (lambda params: jax.tree.map(lambda _: -1, params), "Own.param_layers returns -1 for a param"),
-    (lambda params: jax.tree.map(lambda _: 0.5, params), "Own.param_layers returns 0.5 for a par"),
-    (lambda params: params["nothing"], "param_layers of Own fails .KeyError: 'nothing'.: it must"),
+    (
+      lambda params: jax.tree.map(lambda _: -1, params),
+      "Own.param_layers gives body.bias the layer -1: use integers",
+    ),
+    (
+      lambda params: jax.tree.map(lambda _: 0.5, params),
+      "Own.param_layers gives body.bias the layer 0.5: use integers",
+    ),
+    (lambda params: params["nothing"], "Own.param_layers fails .KeyError: 'nothing'.: it must"),
   ],
 )
 def test_layers_that_are_none_are_one_sentence(layers, sentence):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tolerances import assert_equal
 
-from jaxspeed.config import fields as fields_lib
 from jaxspeed.optim import averaging
 from jaxspeed.planning import schedules
 
@@ -19,25 +18,6 @@ def tree(seed):
     "params": {"kernel": rng.standard_normal((3, 5))},
     "batch_stats": {"mean": 100 * rng.standard_normal(7)},
   }
-
-
-def test_the_weights_that_are_evaluated_are_described():
-  fields = fields_lib.base().average
-  said = {}
-  for kind in averaging.KINDS:
-    fields.update(kind=kind, decay=0.95, every=5)
-    said[kind] = averaging.describe(fields)
-  assert said == {
-    "none": "the live weights",
-    "ema": "an exponential moving average (decay 0.95 per step, every 5 steps)",
-    "lookahead": "the live weights, set to their average every 5 steps and after the last step "
-    "(lookahead)",
-  }
-  fields.update(kind="ema", every=1, reach=0.2)
-  assert averaging.describe(fields) == (
-    "an exponential moving average (decay 0.95 per step, every step, over at most 20% of the "
-    "steps so far)"
-  )
 
 
 def test_ten_updates_are_numpys():
@@ -53,11 +33,6 @@ def test_keeping_all_is_exactly_the_identity():
   old, new = tree(0), tree(1)
   average = jax.jit(averaging.ema)(old, new, jnp.float64(1.0))
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), average, old)
-
-
-def test_keeping_nothing_is_exactly_the_new_values():
-  average = jax.jit(averaging.ema)(tree(0), tree(1), jnp.float64(0.0))
-  jax.tree.map(np.testing.assert_array_equal, average, tree(1))
 
 
 def bits(array):
@@ -121,8 +96,3 @@ def test_lookahead_is_exact_where_nothing_moves(keep, pull):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), average, end)
   target = average if pull else new
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), model, target)
-
-
-def test_lookahead_keeps_its_share():
-  average, _ = averaging.lookahead(tree(0), tree(1), jnp.float64(0.3), jnp.float64(0))
-  assert_equal(average, jax.tree.map(lambda old, new: 0.3 * old + 0.7 * new, tree(0), tree(1)))

@@ -85,7 +85,7 @@ def test_a_models_own_labels_decide_and_what_is_frozen_never_moves():
 @pytest.mark.parametrize(
   "change, sentence",
   [
-    ("label", "Own.param_groups labels a_last.bias as 'biass': use one of kernel, scale, bias,"),
+    ("label", "Own.param_groups gives a_last.bias the label 'biass': use one of kernel, scale"),
     ("fewer", "Own.param_groups returns a tree of another structure than the parameters, which "),
   ],
 )
@@ -102,7 +102,7 @@ def test_labels_that_raise_are_one_sentence():
     def param_groups(self, params):
       return 1 / 0
 
-  with pytest.raises(UserError, match="param_groups of Raising fails .ZeroDivisionError"):
+  with pytest.raises(UserError, match="Raising.param_groups fails .ZeroDivisionError"):
     labels(Raising(), {"kernel": jnp.ones(2)})
 
 

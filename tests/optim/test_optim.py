@@ -92,14 +92,6 @@ def test_a_momentum_that_changes_is_torchs(nesterov):
   assert not np.allclose(params["head"]["kernel"], constant["head"]["kernel"], rtol=1e-3)
 
 
-def test_segments_of_one_momentum_are_that_momentum():
-  changes = dict(momentum=0.9, nesterov=True, weight_decay=0.05, rate_in_momentum=True)
-  segments = make_config(momentum_segments=((0, 1, 0.9, 0.9),), **changes)
-  params, _ = trained(segments, CHANGING, momenta=[0.9] * STEPS)
-  expected = named_leaves(trained(make_config(**changes), CHANGING)[0])
-  assert_same(params, expected)
-
-
 @pytest.mark.parametrize("name", ["sgd", "lars", "muon"])
 def test_an_optimizer_takes_what_the_plan_has_for_it(name):
   config = make_config(name=name, momentum_segments=((0, 1, 0.8, 0.9), (1, 2, 0.9, 0.6)))
@@ -116,33 +108,6 @@ def test_an_optimizer_takes_what_the_plan_has_for_it(name):
     first_update(config, small_net(), gradients_of_step(0), **row)
   config.optimizer.momentum_segments = ()
   assert "momentum" not in make_plan(config).table
-
-
-def test_the_first_step_of_each_kind_is_its_factor_times_a_weights():
-  # Without decay: -rate * (1 + momentum) * gradient.
-  params, _ = trained(make_config(bias_rate=64.0, head_rate=3.0), [0.001])
-  old, gradient = named_leaves(small_net()), named_leaves(gradients_of_step(0))
-  factors = {
-    "['prep']['conv']['kernel']": 0.001,
-    "['prep']['norm']['scale']": 0.001,
-    "['prep']['norm']['bias']": 0.064,
-    "['head']['bias']": 0.003,
-    "['head']['kernel']": 0.003,
-    "['whiten']['bias']": 0.03,
-  }
-  for name, rate in factors.items():
-    expected = old[name] - rate * 1.9 * gradient[name]
-    assert_equal(named_leaves(params)[name], expected)
-
-
-def test_the_kinds_of_parameters():
-  assert groups_by_name(small_net()) == {
-    "prep": {"conv": {"kernel": "kernel"}, "norm": {"bias": "bias", "scale": "scale"}},
-    "layer1": {"conv": {"kernel": "kernel"}},
-    "layer2": {"conv": {"kernel": "kernel"}},
-    "head": {"kernel": "head", "bias": "head_bias"},
-    "whiten": {"kernel": "frozen", "bias": "whiten_bias"},
-  }
 
 
 def bits(array):
@@ -208,10 +173,6 @@ def test_the_state_is_the_momentum_of_what_is_trained():
   expected = [named_leaves(small_net())[name].shape for name in trained_names()]
   assert sorted(leaf.shape for leaf in jax.tree.leaves(state)) == sorted(expected)
   assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float64")}
-
-
-def test_without_momentum_there_is_no_state():
-  assert jax.tree.leaves(trained(make_config(momentum=0.0), [0.1])[1]) == []
 
 
 @pytest.mark.parametrize("name", ["sgd", "muon", "lars"])
