@@ -49,11 +49,6 @@ def test_another_folder_is_used_from_the_next_program_on(cache, tmp_path):
   assert set(cache.iterdir()) == before and any(other.iterdir())
 
 
-def test_flops_are_those_of_the_product():
-  program = compile_program(matmul, ABSTRACT)
-  assert program.flops == 2 * 8 * 16 * 4
-
-
 @pytest.mark.parametrize("backend, threads", [("cpu", 7), ("gpu", 1), ("tpu", 1)])
 def test_an_accelerator_compiles_one_program_at_a_time(backend, threads, monkeypatch):
   monkeypatch.setattr(compile_lib.jax, "default_backend", lambda: backend)

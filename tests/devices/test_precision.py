@@ -35,14 +35,6 @@ def test_auto_is_what_the_device_is_fast_in(kind, expected):
   assert precision.resolve("auto", kind) == expected
 
 
-@pytest.mark.parametrize("name", ["float32", "tf32", "bfloat16", "float16"])
-def test_a_name_is_taken_as_it_is(name):
-  for kind in (device("cpu"), device("gpu", compute_capability="8.0")):
-    assert precision.resolve(name, kind) == name
-  assert precision.DTYPES[name] == jnp.dtype({"tf32": "float32"}.get(name, name))
-  assert precision.accumulation(precision.DTYPES[name]) == np.float32
-
-
 def test_float64_is_for_cpus_with_jaxs_64_bit_types(float64):
   assert precision.resolve("float64", device("cpu")) == "float64"
   assert precision.accumulation(precision.DTYPES["float64"]) == np.float64
@@ -159,17 +151,6 @@ def test_the_halvings_of_a_first_scale_are_not_too_many():
     scale, halvings = scale.update(jnp.bool_(False)), halvings + 1
     assert np.isfinite(scale.told(jnp.float32(0)))
   assert halvings == 16 and int(scale.in_row) < precision.MOST_SKIPPED
-
-
-@pytest.mark.parametrize("given", [0.0, 1024.0])
-@pytest.mark.parametrize("finite", [True, False])
-def test_loss_scale_keeps_its_types(finite, given):
-  for scale in (LossScale.create(given), LossScale.create(given).update(jnp.bool_(finite))):
-    for count in (scale.skipped, scale.in_row):
-      assert count.dtype == jnp.int32 and not count.weak_type
-    assert isinstance(scale.scale, jax.Array) and isinstance(scale.good_steps, jax.Array)
-    assert (scale.scale.dtype, scale.good_steps.dtype) == (jnp.float32, jnp.int32)
-    assert not scale.scale.weak_type and not scale.good_steps.weak_type
 
 
 @pytest.mark.float16

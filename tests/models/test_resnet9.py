@@ -178,38 +178,6 @@ def test_resnet9_and_its_gradients_are_torchs(model):
     assert_equal(value, theirs.state_dict()[f"{stem}.running_{kind}"].numpy())
 
 
-@pytest.mark.parametrize(
-  "model, expected",
-  [
-    (ResNet9(), 6_573_120),
-    # The whitened net: 3x3x3x27 frozen and 1x1x27x64 for 3x3x3x64.
-    (ResNet9(whiten=True), 6_573_120 - 27 * 64 + 27 * 27 + 27 * 64),
-    (ResNet9(train_norm_scale=False), 6_573_120 - (64 + 3 * 128 + 256 + 3 * 512)),
-  ],
-  ids=["baseline", "whiten", "frozen_scale"],
-)
-def test_parameter_count(model, expected):
-  convolutions = 9 * (3 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256 + 256 * 512 + 2 * 512 * 512)
-  norms = 2 * (64 + 3 * 128 + 256 + 3 * 512)
-  assert convolutions + norms + 512 * 10 == 6_573_120
-  shapes = jax.eval_shape(
-    lambda key: model.init(key, jnp.zeros((1, 32, 32, 3)), train=False), jax.random.key(0)
-  )
-  assert sum(p.size for p in jax.tree.leaves(shapes["params"])) == expected
-
-
-def test_pool_before_activation_changes_nothing_and_before_norm_does():
-  """A rising activation and a maximum can change places; batch statistics are another matter."""
-  images = np.random.default_rng(0).standard_normal((8, 16, 16, 3))
-  variables = random_variables(Net(width=4), images)
-  logits = {
-    position: train_logits(Net(width=4, pool_position=position), variables, images)
-    for position in ("after_activation", "before_activation", "before_norm")
-  }
-  assert_equal(logits["before_activation"], logits["after_activation"])
-  assert np.abs(logits["before_norm"] - logits["after_activation"]).max() > 1e-3
-
-
 @pytest.mark.parametrize("size", [8, 20, 32])
 def test_bfloat16_gives_float32_logits_at_any_size(size):
   images = np.random.default_rng(0).standard_normal((32, size, size, 3)).astype(np.float32)
@@ -220,13 +188,3 @@ def test_bfloat16_gives_float32_logits_at_any_size(size):
   half, full = (train_logits(m, variables, images) for m in (model, ResNet9(**kinds)))
   assert half.shape == (32, 7) and half.dtype == jnp.float32
   assert_close(half, full, 0.1)
-
-
-def test_ghost_batches_do_not_see_each_other():
-  images = np.random.default_rng(0).standard_normal((8, 16, 16, 3))
-  model = Net(width=4, ghost_splits=2)
-  variables = init(model, images)
-  both = train_logits(model, variables, images)
-  for ghost in range(2):
-    alone = train_logits(Net(width=4), variables, images[ghost::2])
-    assert_equal(both[ghost::2], alone)

@@ -42,14 +42,6 @@ def test_steps_and_epochs_of_a_run_whose_last_epoch_is_cut_short():
   assert [plan.examples(step) for step in (0, 1, 10, 24, 25)] == [0, 10, 100, 240, 250]
 
 
-def test_steps_and_epochs_of_a_run_of_whole_epochs():
-  plan = plan_with(data__train_images=105, batch_size=10, epochs=2.0)
-  assert plan.epoch_of(19) == (1, 9)
-  assert plan.epoch_of(20) == (2, 0)
-  assert [plan.steps_in_epoch(epoch) for epoch in range(2)] == [10, 10]
-  assert plan.phase_of(0) == plan.phase_of(20) == plan.phases[0]
-
-
 def test_first_step_and_epoch_are_inverse():
   plan = plan_with(data__train_images=50_000, batch_size=1024, epochs=9.9)
   for epoch in range(plan.epochs):
@@ -86,22 +78,6 @@ def test_steps_and_epochs_of_a_plan_of_two_phases():
     "evaluate squares of 16, 1000 per device at a time",
     "evaluate squares of 32, 1000 per device at a time",
   ]
-
-
-def test_the_table_holds_rates_read_one_step_in():
-  plan = plan_with(epochs=10.0, schedule__peak=1.0, schedule__final=0.1, schedule__flat_epochs=2.0)
-  rates = plan.table["learning_rate"]
-  assert rates.dtype == np.float64 and rates.shape == (970,)
-  assert plan.table_in(np.float32)["learning_rate"].dtype == np.float32
-  epochs = np.arange(1, 971) / 97
-  np.testing.assert_allclose(rates, np.interp(epochs, [0, 2, 8], [0, 1, 0.1]), rtol=1e-6)
-  assert rates[0] == pytest.approx(1 / 194, rel=1e-13)  # 1 - 193 / 194
-  assert (rates[193], rates[-1]) == (1.0, 0.1)
-
-
-def test_the_schedule_moves_with_the_epochs():
-  short, long = (plan_with(epochs=e).table["learning_rate"] for e in (5.0, 10.0))
-  assert short.argmax() == 97 - 1 and long.argmax() == 2 * 97 - 1
 
 
 def test_the_table_has_a_column_for_the_average_only_where_there_is_one():
@@ -206,52 +182,6 @@ def test_segments_of_another_length_are_refused(name):
     plan_with(epochs=3.0, **fields)
   assert str(caught.value).startswith(f"config.epochs=3.0 with config.{name}=((0, 2, 0.1, 0.5), (2")
   assert f"do not scale with the run; set --config.{name} to segments" in str(caught.value)
-
-
-def test_the_table_of_airbench_is_read_at_the_start_of_a_step():
-  # get_lr of airbench94.py: 476 steps, int(0.23 * 476) = 109 of them up from 0.2, down to 0.07.
-  plan = plan_with(
-    epochs=9.9,
-    batch_size=1024,
-    schedule__read="start",
-    schedule__peak=2.0,
-    schedule__start=0.2,
-    schedule__warmup=0.23,
-    schedule__final=0.07,
-    average__kind="lookahead",
-    average__decay=0.95,
-    average__every=5,
-    whitening__bias_epochs=3.0,
-  )
-  up = [0.2 * (1 - t / 109) + t / 109 for t in range(109)]
-  down = [(1 - t / 367) + 0.07 * t / 367 for t in range(367)]
-  np.testing.assert_allclose(plan.table["learning_rate"], 2 * np.array(up + down), rtol=1e-6)
-  assert set(plan.table) == {"learning_rate", "average_keep", "average_pull", "whiten_bias_rate"}
-  pulled = np.flatnonzero(plan.table["average_pull"])
-  np.testing.assert_array_equal(pulled, [*range(4, 476, 5), 475])
-  np.testing.assert_array_equal(
-    plan.table["whiten_bias_rate"],
-    np.where(np.arange(476) < 3 * 48, plan.table["learning_rate"], 0),
-  )
-
-
-def test_the_table_of_muon_falls_to_zero_and_renormalizes():
-  plan = plan_with(
-    epochs=8.0,
-    batch_size=2000,
-    schedule__read="start",
-    schedule__peak=0.24,
-    schedule__warmup=0.0,
-    optimizer__name="muon",
-    whitening__bias_epochs=3.0,
-    whitening__bias_rate=10.0,
-    whitening__bias_falls=True,
-  )
-  steps = np.arange(200)
-  np.testing.assert_allclose(plan.table["learning_rate"], 0.24 * (1 - steps / 200), rtol=1e-6)
-  np.testing.assert_array_equal(plan.table["renormalize"], np.ones(200))
-  expected = np.where(steps < 75, 2.4 * (1 - steps / 75), 0)
-  np.testing.assert_allclose(plan.table["whiten_bias_rate"], expected, rtol=1e-6)
 
 
 def test_a_run_is_cut_into_stretches_of_one_kind():

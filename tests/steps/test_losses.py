@@ -40,16 +40,6 @@ def ranks(logits, labels):
 
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
-def test_cross_entropy_is_numpys(smoothing):
-  logits, labels = some_logits()
-  losses = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
-  assert losses.shape == (16,)
-  assert_equal(losses, numpy_cross_entropy(logits, labels, smoothing))
-
-
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_cross_entropy_and_its_gradient_are_torchs(smoothing):
   torch = pytest.importorskip("torch")
@@ -85,11 +75,6 @@ def test_class_weights_are_torchs(smoothing):
     if reduction == "mean":
       losses = losses.sum() / weights[labels].sum()
     assert_equal(losses, expected.numpy())
-
-
-def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes():
-  losses = smoothed_cross_entropy(jnp.full((2, 10), 7.0), jnp.array([0, 9]), 0.2)
-  assert_close(losses, np.full(2, np.log(10)), terms=2 * 10)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -133,16 +118,6 @@ def test_of_tied_classes_the_first_comes_first():
   constant = np.zeros((10, 10))
   assert ranks(constant, range(10)) == [(1, 1)] + [(0, 1)] * 4 + [(0, 0)] * 5
   assert ranks([[0, 2, 2, 1]] * 4, range(4)) == [(0, 1), (1, 1), (0, 1), (0, 1)]
-
-
-def test_a_label_behind_four_others_is_in_the_first_five_and_behind_five_is_not():
-  assert ranks([[5, 4, 3, 2, 1, 0]] * 2, [4, 5]) == [(0, 1), (0, 0)]
-
-
-@pytest.mark.parametrize("classes", [2, 3, 5])
-def test_with_five_classes_or_fewer_every_label_is_in_the_first_five(classes):
-  logits, labels = some_logits(8, classes)
-  assert all(top5 for _, top5 in ranks(logits, labels))
 
 
 def test_a_label_beside_a_nan_is_never_first():

@@ -96,44 +96,6 @@ def test_conv_init_is_torchs_default():
   np.testing.assert_allclose(np.std(kernel), bound / np.sqrt(3), rtol=0.02)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_norm_normalises_each_ghost_batch_and_keeps_running_statistics(splits):
-  x = 3 + 2 * random(8, 4, 4, 5)
-  norm = Norm(use_running_average=False, splits=splits, momentum=0.75)
-  scale, bias = random(5, seed=1), random(5, seed=2)
-  before_mean, before_var = random(5, seed=3), 1 + random(5, seed=4) ** 2
-  y, updated = norm.apply(
-    {
-      "params": {"scale": scale, "bias": bias},
-      "batch_stats": {"mean": before_mean, "var": before_var},
-    },
-    x,
-    mutable=["batch_stats"],
-  )
-
-  expected, means, variances = np.zeros_like(x), [], []
-  for ghost in range(splits):
-    part = x[ghost::splits]
-    mean, var = part.mean(axis=(0, 1, 2)), part.var(axis=(0, 1, 2))
-    expected[ghost::splits] = (part - mean) / np.sqrt(var + 1e-5) * scale + bias
-    means.append(mean)
-    variances.append(part.var(axis=(0, 1, 2), ddof=1))
-  assert_equal(y, expected)
-  stats = updated["batch_stats"]
-  assert_equal(stats["mean"], 0.75 * before_mean + 0.25 * np.mean(means, axis=0))
-  assert_equal(stats["var"], 0.75 * before_var + 0.25 * np.mean(variances, axis=0))
-
-
-def test_norm_evaluates_with_running_statistics():
-  x, scale, bias = random(2, 3, 3, 4), random(4, seed=1), random(4, seed=2)
-  mean, var = random(4, seed=3), 1 + random(4, seed=4) ** 2
-  norm = Norm(use_running_average=True, splits=16, activation=jax.nn.relu)
-  y = norm.apply(
-    {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}, x
-  )
-  assert_equal(y, np.maximum((x - mean) / np.sqrt(var + 1e-5) * scale + bias, 0))
-
-
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("activation", ["none", "relu", "celu"])
 def test_norm_gradients_are_torchs(splits, activation):
