@@ -27,7 +27,7 @@ def layers_of(model: Any, params: PyTree) -> PyTree:
     )
 
   def fits(layer: Any) -> bool:
-    return isinstance(layer, int | np.integer) and layer >= 0
+    return isinstance(layer, int | np.integer) and bool(layer >= 0)
 
   return asked(model, "param_layers", params, "layer", fits, "integers, 0 for the first layer")
 
