@@ -23,7 +23,7 @@ from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
 from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
-from jaxspeed.data.prepare.resize import Resized, resize
+from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
@@ -56,7 +56,9 @@ def main() -> None:
 
   listed = flags.DEFINE_bool("list", False, "cache: list its entries.")
   prune = flags.DEFINE_bool(
-    "prune", False, "resize: remove copies without originals; cache: remove useless entries."
+    "prune",
+    False,
+    "resize: remove images without originals; cache: remove entries whose source is gone.",
   )
   cache = flags.DEFINE_string("cache", "", f"cache: the folder; the default is {DEFAULT_CACHE}.")
 
@@ -149,33 +151,13 @@ def _resize(
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
   _show_notes(console, done.notes)
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
-  if done.unrecorded:
-    console.out(
-      f"{done.unrecorded:,} copies had no record of their originals (from an older version, say), "
-      "and were made again",
-      highlight=False,
-    )
   if done.pruned:
-    console.out(f"{done.pruned:,} copies without originals were removed", highlight=False)
-  if not _show_faults(console, done):
-    for folder in copies:
-      images = _write_index(console, folder)
-      _show_counts(console, folder, images)
-      # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
-      _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
-
-
-def _show_faults(console: Console, done: Resized) -> bool:
-  """Print what keeps the copies from being used; return whether anything does."""
-  _show_names(console, done.orphans, "copies have no original: --prune removes them")
-  _show_names(console, done.strangers, "images among the copies are not copies: move them away")
-  _show_names(
-    console, done.empty, "classes have no readable image: repair one, or remove the class"
-  )
-  found = bool(done.orphans or done.strangers or done.empty)
-  if found:
-    console.out("until then, training on these copies is refused", highlight=False)
-  return found
+    console.out(f"{done.pruned:,} images without originals were removed", highlight=False)
+  for folder in copies:
+    images = _write_index(console, folder)
+    _show_counts(console, folder, images)
+    # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
+    _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
 
 
 def _index(console: Console, folder: str, size: int) -> None:
@@ -293,19 +275,14 @@ def _show_rectangles(console: Console, split: Split, size: int) -> None:
 
 
 def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
-  lines = [f"{each.name}: {each.reason}" for each in broken]
-  _show_names(console, lines, f"images {what}", title="broken: ")
-
-
-def _show_names(console: Console, names: Sequence[str], what: str, *, title: str = "") -> None:
-  """Print the number of names, what they are, and the first ones; nothing without names."""
-  if not names:
+  """Print the number of broken images, what happens to them, and the first; nothing without any."""
+  if not broken:
     return
-  console.out(f"{title}{len(names):,} {what}", highlight=False)
-  for each in names[:_NAMED]:
-    console.out(printable(f"  {each}"), highlight=False)
-  if len(names) > _NAMED:
-    console.out(f"  and {len(names) - _NAMED:,} more", highlight=False)
+  console.out(f"broken: {len(broken):,} images {what}", highlight=False)
+  for each in broken[:_NAMED]:
+    console.out(printable(f"  {each.name}: {each.reason}"), highlight=False)
+  if len(broken) > _NAMED:
+    console.out(f"  and {len(broken) - _NAMED:,} more", highlight=False)
 
 
 def _show_notes(console: Console, notes: Sequence[str]) -> None:

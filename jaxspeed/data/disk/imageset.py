@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64
 
-from jaxspeed.data.disk import copies, shard_records, sizes
+from jaxspeed.data.disk import prepared, sizes
 from jaxspeed.data.disk.labels import label_names
 from jaxspeed.data.disk.members import member_digests, path_digests
 from jaxspeed.data.disk.sizes import IndexOptions, Show, files_listing, shards_listing
@@ -192,7 +192,7 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
       return _open_folders(root, options, tune)
     if version := find_tfds(root, name) or only_tfds(root):
       return _open_tfds(version, options, tune)
-    shard_records.require_complete(root)
+    prepared.refuse_shards_below(root)
     return _open_flat_folder(root, options)
   except OSError as error:
     raise UserError(
@@ -206,11 +206,11 @@ def _open(name: str, path: str, options: IndexOptions, tune: bool) -> ImageSet:
 
 def _open_folders(root: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
   others: collections.Counter[str] = collections.Counter()
-  marked = copies.require_mark(root)
+  made = prepared.require_complete(root)
   listed = list_folders(root, others, tune=tune)
-  if marked is not None:
+  if made is not None:
     counts = {split: sum(map(len, classes.values())) for split, classes in listed.items()}
-    copies.check_counts(root, marked, counts)
+    prepared.check_counts(root, made, counts)
   # The evaluation split's index is called val, whatever its folder's name.
   folders = {"val" if name != "train" else name: root / name for name in listed}
   files = dict(zip(folders, listed.values(), strict=True))
@@ -352,6 +352,7 @@ def hold_out(images: ImageSet, evaluated_on: str, share: float) -> ImageSet:
 
 
 def _open_tfds(folder: pathlib.Path, options: IndexOptions, tune: bool) -> ImageSet:
+  prepared.require_complete(folder)
   info = open_tfds(folder, tune=tune)
   shards = {"train": info.train} if tune else {"train": info.train, "val": info.eval}
   keys = info.image_key, info.label_key

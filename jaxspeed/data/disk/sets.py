@@ -13,8 +13,8 @@ from jaxspeed.config import families
 from jaxspeed.data.disk.colours import colour_notes
 from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
 from jaxspeed.data.disk.noise import noise_set
+from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
 from jaxspeed.data.disk.sizes import Show
-from jaxspeed.data.disk.up_to_date import copies_of, require_up_to_date
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import untrained_note
 from jaxspeed.errors import UserError, printable

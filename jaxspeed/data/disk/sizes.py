@@ -25,8 +25,6 @@ from jaxtyping import Int64
 
 from jaxspeed.data.disk import headers
 from jaxspeed.data.formats import array_cache
-from jaxspeed.data.formats.folders import list_folder
-from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.tfrecord import Shard
 from jaxspeed.errors import UserError
 
@@ -184,7 +182,7 @@ def indices(
       folder = _cached_index(root, name, options.cache)
       if options.anew:
         array_cache.remove(folder)
-      about = {"root": str(root.resolve()), "folder": os.path.realpath(listing.folder)}
+      about = {"root": str(root.resolve())}
       array_cache.store(folder, columns, about, listing.source)
       found[name] = Index(columns, folder)
   return {name: index for name, index in found.items() if index is not None}
@@ -275,31 +273,6 @@ def _mended(columns: Columns, listing: Listing) -> str:
       if os.stat(os.path.join(listing.folder, name)).st_size != columns["length"][number]:
         return name
   return ""
-
-
-def is_current(about: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
-  """Return whether a stored index fits the files on disk.
-
-  Args:
-    about: facts stored with the index.
-    source: the index's fingerprint.
-
-  Raises:
-    OSError: the files cannot be read.
-    UserError: the folder is no longer an image data set.
-    KeyError: an older version stored the index.
-  """
-  folder = pathlib.Path(about["folder"])
-  if "shards" in source:
-    return shards_source([folder / each[0] for each in source["shards"]]) == source
-  root = pathlib.Path(about["root"])
-  if is_csv(root):
-    return any(files_source(names) == source for names in read_csv(root).names.values())
-  classes = list_folder(folder).folders
-  return (
-    files_source([f"{c}/{file}" for c in classes for file in list_folder(folder / c).images])
-    == source
-  )
 
 
 def _to_columns(listing: Listing, rows: Sequence[Int64[np.ndarray, "n columns"]]) -> Columns:

@@ -7,10 +7,8 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from jaxspeed.data.disk.sizes import is_current
 from jaxspeed.data.formats import array_cache
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
@@ -103,11 +101,13 @@ def _entry(folder: pathlib.Path) -> Entry | None:
     return Entry(folder, "", size, age, "a killed run left it", True)
   try:
     about, fingerprint = array_cache.read_about(folder)
-    source, fault = _source_of(about, fingerprint)
   except ValueError as error:
     # Not pruned: it may belong to another program.
     return Entry(folder, "", size, age, f"it cannot be used ({error})", False)
-  return Entry(folder, source, size, age, fault, bool(fault))
+  source = str(about.get("root") or fingerprint.get("path") or "")
+  # A source that has changed is read again, and its entry replaced.
+  gone = bool(source) and not os.path.exists(source)
+  return Entry(folder, source, size, age, "the source is gone" if gone else "", gone)
 
 
 def _holds_arrays(folder: pathlib.Path) -> bool:
@@ -116,22 +116,3 @@ def _holds_arrays(folder: pathlib.Path) -> bool:
     path.suffix in (".npy", ".json") and path.is_file() and not path.is_symlink()
     for path in folder.iterdir()
   )
-
-
-def _source_of(about: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> tuple[str, str]:
-  """Return the source of an entry, and why the entry does not fit it, or ''."""
-  source = str(about.get("root") or fingerprint.get("path") or "")
-  if not source:
-    return "", ""  # an older version did not store it
-  try:
-    if not os.path.exists(source):
-      return source, "the source is gone"
-    if "path" in fingerprint:
-      current = array_cache.is_current(fingerprint)
-    else:
-      current = is_current(about, fingerprint)
-  except FileNotFoundError:
-    current = False
-  except (OSError, UserError, KeyError, TypeError, ValueError):
-    return source, ""  # a missing disk is no reason to remove anything
-  return source, "" if current else "the source has changed"

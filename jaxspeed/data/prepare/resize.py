@@ -2,45 +2,51 @@
 
 resize("imagenet", "copies", sizes=(160, 352)) reads imagenet/train/CLASS/NAME and writes
 copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split. A
-copy's short side is its size; formula, filter and quality are those of the sz/160 and sz/352
-folders of imagenet18 (diux-dev/cluster, pytorch/training/resize_images.py).
+copy's short side is its size (`copies.py`).
 
 Every file appears whole or not at all, by a rename, and depends only on its original, the sizes
-and the quality: run a killed command again to get the same bytes. Copies of changed originals are
-made again (`following.py`).
+and the quality: run a killed command again to get the same bytes. A copy has the modification time
+of its original when that was read, and is made again if the original's is later.
 """
 
 import collections
 import contextlib
 import dataclasses
-import io
-import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from PIL import Image
-
-from jaxspeed.data.disk.copies import AWAY, Facts, facts_at, facts_of, originals_facts
+from jaxspeed.data.disk.prepared import (
+  QUALITY,
+  SPLITS,
+  STAT_THREADS,
+  Prepared,
+  modified,
+  names_of,
+  not_before,
+  read_prepared,
+  some,
+  write_prepared,
+)
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import left_out, list_folder, list_folders
 from jaxspeed.data.formats.pixels import reason_of
-from jaxspeed.data.prepare.following import Follower, remove_copy
-from jaxspeed.data.prepare.index import Broken
+from jaxspeed.data.prepare.copies import make_copies
+from jaxspeed.data.prepare.index import Broken, remove_indices
 from jaxspeed.data.prepare.writing import (
+  finished_files,
   in_processes,
   locked,
   refuse_inside,
+  remove_file,
   write_whole,
   writing,
 )
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
-# libjpeg scales by 1/2, 1/4 or 1/8 in the DCT. Decoding to at least twice the copy's size has an
-# error of 44 dB (JPEG's own at quality 75: 31 dB); to once its size, 37 dB and 3 % less sharpness.
-_DECODED = 2
 # Images of one task of a worker: 0.1 s of work.
 _CHUNK = 32
 
@@ -53,52 +59,8 @@ class Resized:
   read: int  # images read in this run; the others had all their copies
   broken: tuple[Broken, ...]  # sorted by name
   seconds: float
-  unrecorded: int = 0  # copies made again because they had no record
-  pruned: int = 0  # removed copies without originals
-  orphans: tuple[str, ...] = ()  # SIZE/SPLIT/CLASS/NAME of remaining copies without originals
-  strangers: tuple[str, ...] = ()  # images in the folders that `resize` did not write
-  empty: tuple[str, ...] = ()  # SPLIT/CLASS of classes with broken images only
+  pruned: int = 0  # removed images without originals
   notes: tuple[str, ...] = ()  # notes about files of the source that were left out
-
-
-def copy_shape(width: int, height: int, size: int) -> tuple[int, int]:
-  """Return (width, height) of a copy with short side `size`, by imagenet18's formula."""
-  ratio = size / min(width, height)
-  return max(math.floor(width * ratio), size), max(math.floor(height * ratio), size)
-
-
-def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[int, bytes]:
-  """Return an encoded copy of an image for each of `sizes`: a grey or RGB JPEG, without metadata.
-
-  An image no larger than a size is its own copy, byte for byte. Others are turned as EXIF says.
-
-  Raises:
-    Exception: any type that Pillow raises; it is not an image, or is damaged.
-  """
-  with pixels.open_image(io.BytesIO(encoded)) as image:
-    width, height, orientation = pixels.header_of(image)
-    smaller = [size for size in sizes if size < min(width, height)]
-    # The copies' shapes before they are turned.
-    stored = (height, width) if pixels.TURNS[orientation][0] else (width, height)
-    shapes = {size: copy_shape(*stored, size) for size in smaller}
-    box = None
-    if smaller:
-      decoded = (_DECODED * each for each in shapes[max(smaller)])
-      drafted = image.draft(None, tuple(decoded))  # type: ignore[arg-type]
-      box = drafted[1] if drafted else None
-    loaded = pixels.load(image)
-  copies = dict.fromkeys(sizes, encoded)
-  for size, shape in shapes.items():
-    resized = loaded.resize(shape, Image.Resampling.BILINEAR, box)
-    copies[size] = _encode(pixels.upright(resized, orientation), quality)
-  return copies
-
-
-def _encode(image: Image.Image, quality: int) -> bytes:
-  image.info = {}  # otherwise the original's comment would be in every copy
-  buffer = io.BytesIO()
-  image.save(buffer, "JPEG", quality=quality)
-  return buffer.getvalue()
 
 
 def resize(
@@ -106,7 +68,7 @@ def resize(
   destination: str | os.PathLike[str],
   *,
   sizes: Sequence[int],
-  quality: int = 75,
+  quality: int = QUALITY,
   workers: int = 1,
   raise_broken: bool = False,
   prune: bool = False,
@@ -114,8 +76,8 @@ def resize(
 ) -> Resized:
   """Write DESTINATION/SIZE/SPLIT/CLASS/NAME for every image of a folder and each of `sizes`.
 
-  Copies stay if their originals have the recorded size and time; others are made again. Images that
-  cannot be read have no copies and are listed with the reason in DESTINATION/SIZE/broken.txt.
+  Images that cannot be read have no copies and are listed with the reason in
+  DESTINATION/SIZE/broken.txt.
 
   Args:
     source: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
@@ -124,97 +86,53 @@ def resize(
     quality: quality of the JPEGs, 1 ... 100.
     workers: number of processes.
     raise_broken: whether the first broken image ends the run.
-    prune: whether to remove copies without originals.
+    prune: whether to remove images without originals from the folders of copies.
     show: called now and then with the number of images done and the total.
 
   Raises:
     UserError: an argument is out of range, a folder cannot be read or written, the disk is full,
-      or an image is broken and `raise_broken` is true.
+      an image is broken and `raise_broken` is true, or a folder of copies holds other images.
   """
   _check(sizes, quality, workers)
   began = time.perf_counter()
   source, destination = expanded(source, "SRC"), expanded(destination, "DST")
-  refuse_inside(destination, source)
-  for size in sizes:
-    if source.resolve().is_relative_to((destination / str(size)).resolve()):
-      raise UserError(
-        f"the copies of {size} pixels would be written into {destination / str(size)}, where the "
-        f"images of {source} are read: name another folder."
-      )
-    refuse_inside(destination / str(size), source)  # a link may lead there
+  folders = [destination / str(size) for size in sizes]
+  _refuse_folders(source, destination, folders)
   others: collections.Counter[str] = collections.Counter()
   classes = _list_source(source, others)
+  originals = {
+    split: names_of([f"{name}/{file}" for name, files in listed.items() for file in files])
+    for split, listed in classes.items()
+  }
   with locked(destination), writing(destination):
-    folders = [Follower(destination / str(size), source, quality) for size in sizes]
     for folder in folders:
-      folder.begin()
-    template = _Chunk("", "", (), tuple(sizes), quality, raise_broken, ())
-    chunks = list(_chunks(source, folders, classes, template))
+      _refuse_other(folder, source, quality)
+    files = {f"{split}/{name}": each for split in classes for name, each in classes[split].items()}
+    newest, missing = _plan(source, folders, files)
+    made = Prepared("resize", str(source.absolute()), quality, originals, newest)
     for folder in folders:
-      folder.plan_others(list(classes))
-      if prune:
-        folder.prune()
-    images = sum(map(len, classes.values()))
-    broken = _resize_chunks(chunks, folders, images, workers, show)
+      for each in (folder, folder / ".jaxspeed"):
+        finished_files(each)
+      write_prepared(folder, made)
+      remove_indices(folder)
+    pruned = sum(_remove_others(folder, files, prune) for folder in folders)
+    chunks = list(_chunks(source, folders, missing, sizes, quality, raise_broken))
+    images, read = sum(map(len, files.values())), sum(len(chunk.names) for chunk in chunks)
+    broken: list[Broken] = []
+    done = images - read
+    for count, damaged in in_processes(_resize_chunk, chunks, workers=workers):
+      done += count
+      broken += damaged
+      if show is not None:
+        show(done, images)
+    broken.sort(key=lambda each: each.name)
+    lost = collections.Counter(each.name.partition("/")[0] for each in broken)
+    written = {split: count - lost[split] for split, (count, _) in originals.items()}
     for folder in folders:
-      _list_broken(folder.folder / "broken.txt", broken)
-      folder.finish(list(dict.fromkeys(name.partition("/")[0] for name in classes)))
-  lost = collections.Counter(each.name.rpartition("/")[0] for each in broken)
-  return Resized(
-    images=images,
-    read=sum(len(chunk.names) for chunk in chunks),
-    broken=tuple(broken),
-    seconds=time.perf_counter() - began,
-    unrecorded=sum(folder.unrecorded for folder in folders),
-    pruned=sum(folder.pruned for folder in folders),
-    orphans=tuple(
-      f"{folder.folder.name}/{name}/{file}"
-      for folder in folders
-      for name, files in folder.orphans.items()
-      for file in files
-    ),
-    strangers=tuple(
-      f"{folder.folder.name}/{each}" for folder in folders for each in folder.strangers
-    ),
-    empty=tuple(name for name, files in classes.items() if lost[name] == len(files)),
-    notes=left_out(others),
-  )
-
-
-def _resize_chunks(
-  chunks: Sequence["_Chunk"],
-  folders: Sequence[Follower],
-  images: int,
-  workers: int,
-  show: Callable[[int, int], None] | None,
-) -> list[Broken]:
-  """Make the copies, and return the broken images, sorted by name.
-
-  Args:
-    chunks: the work to do.
-    folders: the folder of each size, which records the facts of the originals.
-    images: number of images of the source.
-    workers: number of processes.
-    show: progress function, as in `resize`.
-  """
-  broken: list[Broken] = []
-  done = images - sum(len(chunk.names) for chunk in chunks)
-  try:
-    # Closed before the records are flushed: on a full disk, workers would take the records' space.
-    with contextlib.closing(in_processes(_resize_chunk, chunks, workers=workers)) as results:
-      for made in results:
-        for folder, whole, damaged in zip(folders, made.copies, made.broken, strict=True):
-          folder.add(made.name, whole, damaged)
-        if made.failure:
-          raise UserError(made.failure)
-        done += made.images
-        broken += made.reasons
-        if show is not None:
-          show(done, images)
-  finally:
-    for folder in folders:
-      folder.flush()
-  return sorted(broken, key=lambda each: each.name)
+      _list_broken(folder / "broken.txt", broken)
+      write_prepared(folder, dataclasses.replace(made, images=written))
+  seconds = time.perf_counter() - began
+  return Resized(images, read, tuple(broken), seconds, pruned, left_out(others))
 
 
 def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
@@ -229,30 +147,148 @@ def _check(sizes: Sequence[int], quality: int, workers: int) -> None:
     raise UserError(f"--workers={workers}: at least one process is needed.")
 
 
-def _list_source(source: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
-  """Return the names of each class's images, by the class's folder (train/n01440764, say).
+def _refuse_folders(
+  source: pathlib.Path, destination: pathlib.Path, folders: Iterable[pathlib.Path]
+) -> None:
+  """Raise a UserError where copies would lie among their originals, or originals among copies."""
+  refuse_inside(destination, source)
+  for folder in folders:
+    if source.resolve().is_relative_to(folder.resolve()):
+      raise UserError(
+        f"the copies of {folder.name} pixels would be written into {folder}, where the images of "
+        f"{source} are read: name another folder."
+      )
+    refuse_inside(folder, source)  # a link may lead there
 
-  Args:
-    source: a folder with train/CLASS/NAME and the other split.
-    others: receives the number of files that are not images, by name ending.
-  """
+
+def _refuse_other(folder: pathlib.Path, source: pathlib.Path, quality: int) -> None:
+  """Raise a UserError where a folder holds other images than copies of `source` and `quality`."""
+  stored = read_prepared(folder, "resize")
+  if stored is None:
+    if any((folder / split).exists() for split in SPLITS):
+      raise UserError(
+        f"{folder} holds images that prepare resize did not write: train on them as they are, or "
+        "name another folder for the copies."
+      )
+    return
+  if stored.setting != quality:
+    raise UserError(
+      f"{folder} holds copies of quality {stored.setting}, not {quality}: write "
+      f"--quality={stored.setting}, remove it, or name another folder."
+    )
+  # Names and times cannot tell two folders' images apart; a folder that was moved is the same.
+  if os.path.isdir(stored.source) and not os.path.samefile(stored.source, source):
+    raise UserError(
+      f"{folder} holds copies of {stored.source}, not of {source}: remove it, or name another "
+      "folder."
+    )
+
+
+def _list_source(
+  source: pathlib.Path, others: collections.Counter[str]
+) -> dict[str, dict[str, list[str]]]:
+  """Return the names of each class's images, by split and class; count other files in `others`."""
   try:
     if not (source / "train").is_dir():
-      # Copies of a folder without splits would need records of another layout.
       flat = "; prepare shards takes class folders without a split" * bool(
         list_folder(source).folders
       )
       raise UserError(
         f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg{flat}."
       )
-    listed = list_folders(source, others)
+    return list_folders(source, others)
   except OSError as error:
     raise UserError(
       f"{error.filename or source} cannot be read ({error.strerror or error})."
     ) from error
-  return {
-    f"{split}/{name}": files for split, classes in listed.items() for name, files in classes.items()
-  }
+
+
+# The names of a class's originals that lack copies, and which of the copies.
+_Missing = list[tuple[str, tuple[bool, ...]]]
+
+
+def _plan(
+  source: pathlib.Path, folders: Sequence[pathlib.Path], files: Mapping[str, Sequence[str]]
+) -> tuple[int, dict[str, _Missing]]:
+  """Return the latest time of an original, and what is to be made of each SPLIT/CLASS."""
+
+  def plan(name: str) -> tuple[int, _Missing]:
+    for folder in folders:
+      _refuse_originals(folder / name, source)
+    there = [_times_in(folder / name) for folder in folders]
+    newest, missing = 0, []
+    for file in files[name]:
+      original = modified(f"{source}{os.sep}{name}{os.sep}{file}")
+      newest = max(newest, original)
+      # An original that is missing is a link to nowhere.
+      lacking = [
+        not (original and file in copies and not_before(copies[file], original)) for copies in there
+      ]
+      if any(lacking):
+        missing.append((file, tuple(lacking)))
+    return newest, missing
+
+  with ThreadPoolExecutor(STAT_THREADS) as pool:
+    planned = dict(zip(files, pool.map(plan, files), strict=True))
+  return (
+    max(newest for newest, _ in planned.values()),
+    {name: missing for name, (_, missing) in planned.items() if missing},
+  )
+
+
+def _times_in(folder: pathlib.Path) -> dict[str, int]:
+  """Return the modification times of the files in a folder that are no links, which copies are."""
+  finished_files(folder)
+  try:
+    with os.scandir(folder) as entries:
+      return {
+        entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
+        for entry in entries
+        if entry.is_file(follow_symlinks=False)
+      }
+  except (FileNotFoundError, NotADirectoryError):
+    return {}
+
+
+def _remove_others(folder: pathlib.Path, files: Mapping[str, Sequence[str]], prune: bool) -> int:
+  """Remove images without originals; return their number.
+
+  Nothing is removed behind a link.
+
+  Raises:
+    UserError: there are such images, and they may not be removed.
+  """
+  others: list[str] = []
+  classes = [
+    f"{split}/{name}"
+    for split in SPLITS
+    if (folder / split).is_dir()
+    for name in list_folder(folder / split).folders
+  ]
+  for name in classes:
+    images = list_folder(folder / name, refuse=False).images
+    others += [f"{name}/{image}" for image in sorted(set(images) - set(files.get(name, ())))]
+  left = others
+  if prune:
+    left = [each for each in others if not remove_file(folder, each)]
+    for name in set(classes) - files.keys():
+      with contextlib.suppress(OSError):
+        (folder / name).rmdir()
+  if left:
+    advice = "remove these links yourself" if prune else "--prune removes them, or move them away"
+    raise UserError(
+      f"{folder} holds {len(left):,} images without originals in the source ({some(left)}): "
+      f"{advice}."
+    )
+  return len(others)
+
+
+def _refuse_originals(folder: pathlib.Path, source: pathlib.Path) -> None:
+  """Raise a UserError where a link would let copies overwrite originals."""
+  if (target := folder.resolve()).is_relative_to(source.resolve()):
+    raise UserError(
+      f"{folder} leads to {target}, among the originals: remove that link and run again."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,90 +301,66 @@ class _Chunk:
   sizes: tuple[int, ...]
   quality: int
   raise_broken: bool
-  names: tuple[tuple[str, tuple[bool, ...]], ...]  # file names, and which of the copies are missing
-
-
-@dataclasses.dataclass(frozen=True)
-class _Made:
-  """The result of a chunk: for each size, the facts of its originals when they were read.
-
-  Attributes:
-    failure: why the rest was not done; "" where all was.
-  """
-
-  name: str
-  images: int
-  copies: tuple[dict[str, Facts], ...]
-  broken: tuple[dict[str, Facts], ...]
-  reasons: list[Broken]
-  failure: str = ""
+  names: _Missing
 
 
 def _chunks(
   source: pathlib.Path,
-  folders: Sequence[Follower],
-  classes: Mapping[str, Sequence[str]],
-  template: _Chunk,
+  folders: Sequence[pathlib.Path],
+  missing: Mapping[str, _Missing],
+  sizes: Sequence[int],
+  quality: int,
+  raise_broken: bool,
 ) -> Iterator[_Chunk]:
   """Yield the work to do, and make the folders that it needs."""
-  for name, originals in originals_facts(source, classes.items()):
-    wanted = [folder.plan(name, originals) for folder in folders]
-    missing = [
-      (file, tuple(file in each for each in wanted))
-      for file in classes[name]
-      if any(file in each for each in wanted)
-    ]
-    for first in range(0, len(missing), _CHUNK):
-      yield dataclasses.replace(
-        template,
+  for name, files in missing.items():
+    targets = [folder / name for folder in folders]
+    for target in targets:
+      target.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(files), _CHUNK):
+      yield _Chunk(
         name=name,
         source=str(source / name),
-        targets=tuple(str(folder.folder / name) for folder in folders),
-        names=tuple(missing[first : first + _CHUNK]),
+        targets=tuple(map(str, targets)),
+        sizes=tuple(sizes),
+        quality=quality,
+        raise_broken=raise_broken,
+        names=files[first : first + _CHUNK],
       )
 
 
-def _resize_chunk(chunk: _Chunk) -> _Made:
-  """Make the missing copies of a chunk, and remove those of images that are now broken."""
-  whole: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
-  damaged: tuple[dict[str, Facts], ...] = tuple({} for _ in chunk.sizes)
-  made = _Made(chunk.name, len(chunk.names), whole, damaged, [])
+def _resize_chunk(chunk: _Chunk) -> tuple[int, list[Broken]]:
+  """Make the missing copies of a chunk, and remove those of images that are now broken.
+
+  Returns:
+    The number of images, and those that are broken.
+  """
+  broken = []
   for name, missing in chunk.names:
-    path = os.path.join(chunk.source, name)
-    facts = AWAY
-    copies: dict[int, bytes] = {}
+    original, copies = 0, dict[int, bytes]()
     try:
       # Users of a million images need no warnings of large images and strange metadata.
-      with pixels.without_warnings():
-        with open_regular(path) as file:
-          # Taken before reading: a file that changes meanwhile then differs from its record.
-          facts = facts_of(os.fstat(file.fileno()))
-          copies = make_copies(file.read(), chunk.sizes, quality=chunk.quality)
+      with pixels.without_warnings(), open_regular(os.path.join(chunk.source, name)) as file:
+        # Taken before reading: a file that changes meanwhile is then newer than its copies.
+        original = os.fstat(file.fileno()).st_mtime_ns
+        copies = make_copies(file.read(), chunk.sizes, quality=chunk.quality)
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
-      made.reasons.append(Broken(f"{chunk.name}/{name}", reason_of(error)))
+      broken.append(Broken(f"{chunk.name}/{name}", reason_of(error)))
       if chunk.raise_broken:
         raise UserError(
           f"{chunk.name}/{name} is broken ({reason_of(error)}): repair or remove it, or leave out "
           "--on_error=raise."
         ) from error
-      if facts == AWAY:  # it could not be opened
-        with contextlib.suppress(OSError):
-          facts = facts_at(path)
-    for i, (size, target) in enumerate(zip(chunk.sizes, chunk.targets, strict=True)):
-      if not missing[i]:
-        continue
-      try:
-        with writing(target):
-          if copies:
-            write_whole(os.path.join(target, name), [copies[size]])
-          else:
-            remove_copy(pathlib.Path(target, name))
-      except UserError as error:
-        # The copies made before it are kept.
-        return dataclasses.replace(made, failure=str(error))
-      (whole if copies else damaged)[i][name] = facts
-  return made
+    for size, target, lacking in zip(chunk.sizes, chunk.targets, missing, strict=True):
+      with writing(target):
+        if copies and lacking:
+          path = os.path.join(target, name)
+          write_whole(path, [copies[size]])
+          os.utime(path, ns=(original, original))
+        elif lacking:
+          remove_file(pathlib.Path(target), name)
+  return len(chunk.names), broken
 
 
 def _list_broken(path: pathlib.Path, broken: Sequence[Broken]) -> None:

@@ -12,34 +12,39 @@ TFDS does not decode them.
 """
 
 import dataclasses
+import hashlib
 import io
 import os
 import pathlib
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.disk.copies import Facts, facts_of
 from jaxspeed.data.disk.imageset import ImageSet, Split
-from jaxspeed.data.disk.shard_records import VERSION
+from jaxspeed.data.disk.prepared import (
+  STAT_THREADS,
+  VERSION,
+  Prepared,
+  modified,
+  names_of,
+  not_before,
+  read_prepared,
+  write_prepared,
+)
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
-from jaxspeed.data.prepare.index import Broken, broken_headers
-from jaxspeed.data.prepare.packing import (
-  PackedFolder,
-  Shard,
-  forget,
-  names_digest,
-  write_recorded,
-)
+from jaxspeed.data.prepare.index import Broken, broken_headers, remove_indices
 from jaxspeed.data.prepare.writing import (
+  finished_files,
   in_processes,
   locked,
   refuse_inside,
+  remove_file,
   write_whole,
   writing,
 )
@@ -54,6 +59,7 @@ _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
 _NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
 _LABEL = "label"
+_INFO = "dataset_info.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,24 +110,47 @@ def write_shards(
     split: np.array_split(order, min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order)))
     for split, order in orders.items()
   }
+  planned = [
+    _Shard(
+      path=str(folder / file),
+      files=[splits[split].files[splits[split].file[i]] for i in part],
+      labels=splits[split].label[part].tolist(),
+    )
+    for split, each in parts.items()
+    for file, part in zip(_file_names(name, split, len(each)), each, strict=True)
+  ]
   with locked(folder), writing(folder):
-    packed = PackedFolder(folder)
-    packed.keep_settings(images.train.root, shards, names_digest(splits))
-    planned = [
-      _shard(folder / file, splits[split], part)
-      for split, each in parts.items()
-      for file, part in zip(_file_names(name, split, len(each)), each, strict=True)
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+      newest = list(pool.map(_newest, planned))
+    left_out = [
+      each.files[each.file[i]] for each in splits.values() for i in np.flatnonzero(each.width == 0)
     ]
-    tasks = packed.outdated(planned)
-    packed.keep_left_out(images.train.root, _left_out(splits.values()))
-    total = sum(map(len, orders.values()))
-    written = sum(len(task.names) for task in tasks)
+    made = Prepared(
+      kind="shards",
+      source=images.train.root,
+      setting=shards,
+      originals=_originals(images),
+      newest=max(*newest, *map(modified, left_out)),
+      content=_content_digest(planned, images.train.root),
+    )
+    _begin(folder, name, made)
+    tasks = [
+      each
+      for each, original in zip(planned, newest, strict=True)
+      if not os.path.isfile(each.path) or not not_before(modified(each.path), original)
+    ]
+    if tasks:
+      (folder / _INFO).unlink(missing_ok=True)
+      remove_indices(folder)
+    total, written = sum(map(len, orders.values())), sum(len(task.files) for task in tasks)
     done = total - written
     for count in in_processes(_write_shard, tasks, workers=workers):
       done += count
       if show is not None:
         show(done, total)
     _write_info(folder, name, images.class_names, parts)
+    counts = {split: len(order) for split, order in orders.items()}
+    write_prepared(folder, dataclasses.replace(made, images=counts))
   return Sharded(
     folder=folder,
     images=total,
@@ -130,6 +159,65 @@ def write_shards(
     broken=broken_headers(images),
     seconds=time.perf_counter() - began,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+  """A shard to write, and the file and label of each of its images."""
+
+  path: str
+  files: list[str]
+  labels: list[int]
+
+
+def _class_and_name(file: str) -> str:
+  return "/".join(pathlib.PurePath(file).parts[-2:])
+
+
+def _originals(images: ImageSet) -> dict[str, tuple[int, str]]:
+  """Return the number of images and the digest of their names in each folder of classes."""
+  found = {}
+  for split in (images.whole,) if images.whole else (images.train, images.eval):
+    folder = os.path.relpath(os.path.dirname(os.path.dirname(split.files[0])), split.root)
+    found["" if folder == "." else folder] = names_of(list(map(_class_and_name, split.files)))
+  return found
+
+
+def _content_digest(shards: Sequence[_Shard], root: str) -> str:
+  """Return a digest of which images are in which shard."""
+  digest = hashlib.sha256()
+  for shard in shards:
+    names = [os.path.relpath(file, root) for file in shard.files]
+    digest.update(os.fsencode("\0".join([os.path.basename(shard.path), *names, ""])))
+    digest.update(np.array(shard.labels, "<i8").tobytes())
+  return digest.hexdigest()
+
+
+def _newest(shard: _Shard) -> int:
+  return max(map(modified, shard.files))
+
+
+def _begin(folder: pathlib.Path, name: str, made: Prepared) -> None:
+  """Store how shards are made; remove shards that hold other images than these.
+
+  Raises:
+    UserError: the folder holds shards of another source, or another number of shards.
+  """
+  for each in (folder, folder / ".jaxspeed"):
+    finished_files(each)
+  stored = read_prepared(folder, "shards")
+  if stored is not None:
+    # If the old folder is gone and the names are the same, it was moved.
+    there = os.path.isdir(stored.source)
+    same = os.path.samefile(stored.source, made.source) if there else stored.content == made.content
+    if not same or stored.setting != made.setting:
+      number = f"another number (--shards={stored.setting})"
+      what = number if same else f"other images ({stored.source})"
+      raise UserError(f"{folder} holds shards of {what}: remove it, or name another --name.")
+  if stored is None or stored.content != made.content:
+    for path in folder.glob(f"{name}-*.tfrecord-*-of-*"):
+      remove_file(folder, path.name)
+  write_prepared(folder, made)
 
 
 def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
@@ -161,55 +249,34 @@ def _order(split: Split) -> np.ndarray:
   return sound[np.random.RandomState(0).permutation(len(sound))]
 
 
-def _left_out(splits: Iterable[Split]) -> list[str]:
-  """Return the names below the root of images without a header."""
-  return [
-    split.path(int(number)) for split in splits for number in np.flatnonzero(split.width == 0)
-  ]
-
-
 def _file_names(name: str, split: str, shards: int) -> list[str]:
   digits = max(5, len(str(shards)))
   return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
 
 
-def _shard(path: pathlib.Path, split: Split, numbers: np.ndarray) -> Shard:
-  files = [split.files[split.file[i]] for i in numbers]
-  folder = os.path.relpath(os.path.dirname(os.path.dirname(files[0])), split.root)
-  return Shard(
-    path=str(path),
-    source=split.root,
-    folder="" if folder == "." else folder,
-    names=tuple("/".join(pathlib.PurePath(file).parts[-2:]) for file in files),
-    labels=tuple(split.label[numbers].tolist()),
-  )
-
-
-def _write_shard(shard: Shard) -> int:
-  """Write a shard, then its record; return its number of images."""
-  facts: list[Facts] = []
+def _write_shard(shard: _Shard) -> int:
+  """Write a shard with the time of its latest image; return its number of images."""
+  times: list[int] = []
   with writing(os.path.dirname(shard.path)):
-    forget(shard)
-    write_whole(shard.path, _content(shard, facts))
-    write_recorded(shard, facts)
-  return len(shard.names)
+    write_whole(shard.path, _content(shard, times))
+    os.utime(shard.path, ns=(max(times), max(times)))
+  return len(shard.files)
 
 
-def _content(shard: Shard, facts: list[Facts]) -> Iterator[bytes]:
-  """Yield the content of a shard in parts; `facts` receives each image's size and time."""
+def _content(shard: _Shard, times: list[int]) -> Iterator[bytes]:
+  """Yield the content of a shard in parts; `times` receives each image's modification time."""
   group: list[bytes] = []
-  for name, label in zip(shard.names, shard.labels, strict=True):
-    file = shard.file(name)
+  for file, label in zip(shard.files, shard.labels, strict=True):
     try:
       with open_regular(file) as opened:
-        facts.append(facts_of(os.fstat(opened.fileno())))
+        times.append(os.fstat(opened.fileno()).st_mtime_ns)
         encoded = _for_tensorflow(opened.read())
     except Exception as error:  # Pillow raises almost anything
       raise UserError(
         f"{file} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
         "command again."
       ) from error
-    group.append(make_example(encoded, label, os.fsencode(name)))
+    group.append(make_example(encoded, label, os.fsencode(_class_and_name(file))))
     if sum(map(len, group)) >= _GROUP_BYTES:
       yield make_frames(group)
       group = []
@@ -293,7 +360,7 @@ def _write_info(
   write_whole(folder / f"{_LABEL}.labels.txt", [os.fsencode(labels)])
   for file, content in (
     ("features.json", _features(len(class_names))),
-    ("dataset_info.json", info),
+    (_INFO, info),
   ):
     write_whole(folder / file, [dump_json(content, indent=2).encode()])
 

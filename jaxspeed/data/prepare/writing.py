@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -102,6 +103,20 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
     if name.startswith(TEMPORARY) and not os.path.isdir(path):
       os.unlink(path)
   return set(names)
+
+
+def remove_file(folder: pathlib.Path, name: str) -> bool:
+  """Remove a file below a folder; return False for links, folders, and what is behind a link."""
+  *parents, _ = (folder / part for part in itertools.accumulate(name.split("/"), os.path.join))
+  if any(each.is_symlink() for each in parents):
+    return False
+  try:
+    if not stat.S_ISREG(os.lstat(folder / name).st_mode):
+      return False
+    os.unlink(folder / name)
+  except FileNotFoundError:
+    pass
+  return True
 
 
 def in_processes(

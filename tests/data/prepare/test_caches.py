@@ -29,9 +29,9 @@ def image_set(root, names=("train/a/1.jpg", "train/b/1.jpg", "val/a/2.jpg")):
 
 @pytest.fixture
 def cache(tmp_path):
-  """Entries of sets that stay, that change and that go, and what others left in the folder."""
+  """Entries of sets that stay and that go, and what others left in the folder."""
   cache = tmp_path / "cache"
-  for name in ("stays", "grows", "goes"):
+  for name in ("stays", "goes"):
     open_images(name="", path=str(image_set(tmp_path / name)), cache=str(cache))
     examples = [tiny_sets.example(image, 0) for image in tiny_sets.random_images(0, 2, 4, 4)]
     splits = {"train": [examples[:1]], "test": [examples[1:]]}
@@ -40,9 +40,6 @@ def cache(tmp_path):
     )
     path = tmp_path / f"{name}_arrays" / "1.0.0"
     open_arrays(name="tiny", path=str(path), cache=str(cache), classes=2)
-  image_set(tmp_path / "grows", ["train/b/9.jpg"])
-  shard = next((tmp_path / "grows_arrays" / "1.0.0").glob("*tfrecord*"))
-  os.utime(shard, ns=(1, 1))
   (tmp_path / "goes").rename(tmp_path / "gone")
   (tmp_path / "goes_arrays").rename(tmp_path / "gone_arrays")
   for name in ("photos-0123456789abcdef", "mine", ".jaxspeed-0123"):
@@ -72,8 +69,6 @@ def test_entries_are_listed_with_their_sources(tmp_path, cache):
   for suffix in ("", "_arrays/1.0.0"):
     (stays,) = (line for line in lines if f"{tmp_path}/stays{suffix}," in line)
     assert stays.endswith("days old") and " MB, 0.0 days" in stays
-    (grows,) = (line for line in lines if f"{tmp_path}/grows{suffix}," in line)
-    assert grows.endswith("days old; the source has changed")
     (goes,) = (line for line in lines if f"{tmp_path}/goes{suffix}," in line)
     assert goes.endswith("days old; the source is gone")
   assert command("prepare", "cache", f"--cache={cache}").stdout == done.stdout
@@ -85,11 +80,8 @@ def test_only_what_is_of_no_use_is_removed(cache):
   assert done.returncode == 0, done
   removed = before - names(cache)
   kinds = sorted(name.rpartition("-")[0] for name in removed)
-  # The evaluation images of the set that grew are the same.
-  assert kinds == sorted(
-    [".index-val", ".jaxspeed", "index-train", "index-train", "index-val", "tiny", "tiny"]
-  )
-  assert "\nremoved 7 entries, " in done.stdout
+  assert kinds == [".index-val", ".jaxspeed", "index-train", "index-val", "tiny"]
+  assert "\nremoved 5 entries, " in done.stdout
   again = command("prepare", "cache", f"--cache={cache}", "--prune")
   assert "\nremoved 0 entries, 0.0 MB\n" in again.stdout
 

@@ -22,8 +22,9 @@ from jaxspeed import files
 from jaxspeed import prepare as prepare_lib
 from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
+from jaxspeed.data.prepare.copies import copy_shape, make_copies
 from jaxspeed.data.prepare.index import write_index
-from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize
+from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import make_frames, write_shards
 from jaxspeed.data.prepare.writing import in_processes, locked
 from jaxspeed.errors import UserError
@@ -459,9 +460,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch)
   expected, found = tree(tmp_path / "whole"), tree(tmp_path / "out")
   copied = {name for name in found if name.endswith(".jpg")}
   assert copied and {name: found[name] for name in copied}.items() <= expected.items()
-  assert "16/.jaxspeed/complete.json" not in found
-  # The records could not be written either.
-  assert resize(source, tmp_path / "out", sizes=(16,)).read == 12
+  assert resize(source, tmp_path / "out", sizes=(16,)).read == 12 - len(copied)
   assert tree(tmp_path / "out") == expected
 
 
@@ -483,7 +482,6 @@ def test_a_full_disk_for_real(tmp_path):
     assert 0 < count(out) < 24 and not list(out.rglob(".jaxspeed-*"))
     remount = ["mount", "-o", "remount,size=16m", str(disk)]
     subprocess.run(remount, check=True, capture_output=True)
-    # Whether the records of what was done fitted on the full disk, too, is chance.
     code, _, err = prepare(*arguments)
     assert code == 0, err
     resize(source, tmp_path / "whole", sizes=(400,), quality=90)
