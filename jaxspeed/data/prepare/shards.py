@@ -122,17 +122,7 @@ def write_shards(
   with locked(folder), writing(folder):
     with ThreadPoolExecutor(STAT_THREADS) as pool:
       newest = list(pool.map(_newest, planned))
-    left_out = [
-      each.files[each.file[i]] for each in splits.values() for i in np.flatnonzero(each.width == 0)
-    ]
-    made = Prepared(
-      kind="shards",
-      source=images.train.root,
-      setting=shards,
-      originals=_originals(images),
-      newest=max(*newest, *map(modified, left_out)),
-      content=_content_digest(planned, images.train.root),
-    )
+    made = _made(images, shards, planned, max(newest))
     _begin(folder, name, made)
     tasks = [
       each
@@ -168,6 +158,19 @@ class _Shard:
   path: str
   files: list[str]
   labels: list[int]
+
+
+def _made(images: ImageSet, shards: int, planned: Sequence[_Shard], newest: int) -> Prepared:
+  splits = (images.train, images.eval)
+  left_out = [each.files[each.file[i]] for each in splits for i in np.flatnonzero(each.width == 0)]
+  return Prepared(
+    kind="shards",
+    source=images.train.root,
+    setting=shards,
+    originals=_originals(images),
+    newest=max([newest, *map(modified, left_out)]),
+    content=_content_digest(planned, images.train.root),
+  )
 
 
 def _class_and_name(file: str) -> str:
