@@ -42,10 +42,6 @@ class OpenData(Protocol):
     """Which images are evaluated, as in `results.result_row`."""
 
   @property
-  def benchmark(self) -> str:
-    """DAWNBench's name of the data set, or ''."""
-
-  @property
   def counts(self) -> tuple[int | Mapping[int, int], int]:
     """The numbers of images to train on, in all or by resized side, and to evaluate on."""
 
@@ -77,8 +73,6 @@ class Feed(Protocol):
 
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
-  benchmark: str
-  """As `OpenData.benchmark`."""
   evaluated_on: str
   """As `OpenData.evaluated_on`."""
 

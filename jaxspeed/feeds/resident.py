@@ -47,7 +47,7 @@ class ResidentFeed(Feed):
     self._programs = compile_programs(spec)
     self._uncounted = self._programs.all()
     self.carry = self._programs.carry
-    self.benchmark, self.evaluated_on = arrays.benchmark, arrays.evaluated_on
+    self.evaluated_on = arrays.evaluated_on
 
   @staticmethod
   def open_data(

@@ -69,7 +69,7 @@ class StreamFeed(Feed):
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
     self.carry = Carry(state, sums)
-    self.benchmark, self.evaluated_on = sets.benchmark, sets.evaluated_on
+    self.evaluated_on = sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
     common = spec.common_options(jax.default_backend())
     for phase in plan.phases:

@@ -28,7 +28,7 @@ from jaxspeed.run.folder import CONFIG
 
 # Folders of folders of runs: ROOT/SWEEP/JOB/run_000.
 _DEEPEST = 4
-_NO_RUNS = {"checkpoints", "tensorboard", "loggers", "dawnbench", "launch", "profile"}
+_NO_RUNS = {"checkpoints", "tensorboard", "loggers", "launch", "profile"}
 # Fields that do not make two runs different: those of `PLACES` but the data's, and the seeds.
 _NOT_COMPARED = (*(name for name in PLACES if name != "data.path"), "seed", "runs", "given")
 

@@ -1,10 +1,8 @@
-"""The end of a run: its result and DAWNBench's entry."""
+"""The end of a run: its result."""
 
-import datetime
 import pathlib
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
@@ -12,9 +10,7 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.records import class_figures
 from jaxspeed.records import predictions as predictions_lib
-from jaxspeed.records.dawnbench import write_dawnbench
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.provenance import describe_device, versions
 from jaxspeed.records.results import read_result, result_row, write_result
 from jaxspeed.records.statistics import (
   BEST,
@@ -144,26 +140,4 @@ def finish(
     predictions_lib.write_predictions(folder / predictions_lib.FILE, predictions)
     class_figures.write_confusion(folder, figures)
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
-    if run.feed.evaluated_on == "test" and run.feed.benchmark:
-      _write_dawnbench(folder, config, rows, run.feed.benchmark)
   return row
-
-
-def _write_dawnbench(
-  folder: pathlib.Path, config: ConfigDict, rows: list[dict[str, Any]], benchmark: str
-) -> None:
-  """Writes DAWNBench's entry, for the test set of one of its two data sets."""
-  write_dawnbench(
-    folder / "dawnbench",
-    task=benchmark,
-    epochs=rows,
-    author=config.records.author,
-    author_email=config.records.author_email,
-    model=f"ResNet-{config.model.depth}" if config.model.name == "resnet" else config.model.name,
-    hardware=describe_device(),
-    framework=f"JAX {jax.__version__}",
-    cost_per_hour=config.cost_per_hour,
-    code_url=config.records.code_url,
-    misc={"config": stored.to_dict(config), "versions": versions()},
-    timestamp=datetime.date.today(),
-  )

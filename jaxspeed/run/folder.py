@@ -38,7 +38,7 @@ _FILES = (
   OWNER_LOCK,
   LOCK,
 )
-_FOLDERS = ("checkpoints", "tensorboard", "loggers", "dawnbench", PROFILE)
+_FOLDERS = ("checkpoints", "tensorboard", "loggers", PROFILE)
 # Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
 # lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")

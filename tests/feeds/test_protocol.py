@@ -27,7 +27,7 @@ class ToyFeed(Feed):
 
   def __init__(self, data, spec):
     self.data, self.spec = data, spec
-    self.benchmark, self.evaluated_on = data.benchmark, data.evaluated_on
+    self.evaluated_on = data.evaluated_on
     self.step, self.first = jax.jit(batch_step(spec)), jax.jit(on_mesh(init_state, spec))
     self.table = mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
     carry = Carry(self.init(0), MetricSums.zero(spec.accumulation))

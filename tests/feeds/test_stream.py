@@ -18,8 +18,6 @@ from toy import MIXED, load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
 from jaxspeed.data.disk.imageset import open_images
-from jaxspeed.data.disk.noise import noise_set
-from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -503,23 +501,6 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   # Which of them is likelier depends on so short a training, and so on the processor.
   assert [{name for name, _ in row} for row in rows] == [set(names)] * 2
   assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list(names)
-  assert not (tmp_path / "run" / "dawnbench").exists()
-
-
-def test_dawnbenchs_entries_are_of_imagenet_only(places):
-  sets = open_data(toy_stream(*places))
-  assert sets.benchmark == ""
-  original = sets.sets[0]
-  train_split, eval_split = (
-    original.train.take(np.zeros(n, np.int64)) for n in (1_281_167, 50_000)
-  )
-  names = tuple(map(str, range(1000)))
-  whole = dataclasses.replace(original, train=train_split, eval=eval_split, class_names=names)
-  assert ImageSets({0: whole}).benchmark == "ImageNet"
-  assert ImageSets({0: whole, 160: whole}).benchmark == "ImageNet"
-  assert ImageSets({0: whole, 160: original}).benchmark == ""
-  noise = noise_set(1_281_167, 50_000, 1000)
-  assert ImageSets({0: noise}).benchmark == ""
 
 
 @pytest.mark.parametrize(

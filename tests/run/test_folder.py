@@ -397,10 +397,10 @@ def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
   assert contents(folder) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "dawnbench"])
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
 def test_a_file_in_place_of_a_folder(run, tmp_path, name):
   folder = shutil.copytree(run, tmp_path / "a")
-  shutil.rmtree(folder / name, ignore_errors=True)  # digits are no benchmark
+  shutil.rmtree(folder / name, ignore_errors=True)
   (folder / name).write_text("precious")
   before = contents(folder)
   with pytest.raises(
@@ -497,7 +497,7 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkey
       train(digits(**fields), str(folder))
     assert "the checkpoint of step 18 could not be written" in str(error.value)
     assert "(No space left on device)" in str(error.value) and words[on_error] in str(error.value)
-    assert not (folder / "result.json").exists() and not (folder / "dawnbench").exists()
+    assert not (folder / "result.json").exists()
     names = os.listdir(folder / "checkpoints")
     assert names and all(name.isdecimal() and int(name) < 18 for name in names)
   monkeypatch.undo()

@@ -14,8 +14,6 @@ from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.config import stored
-from jaxspeed.data.memory import arrays
-from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.resident import ResidentFeed
@@ -176,22 +174,6 @@ def test_the_clocks_of_a_run(finished):
   assert seconds["to_target"] is None
 
 
-def test_the_dawnbench_files_are_those_of_the_rows(cache, tmp_path, monkeypatch):
-  # Digits are no set of DAWNBench's, and have no test set.
-  monkeypatch.setattr(Arrays, "benchmark", "CIFAR10")
-  read = arrays.read_digits
-  tested = lambda: read() | {"evaluated_on": "test"}  # noqa: E731
-  monkeypatch.setattr(arrays, "read_digits", tested)
-  folder = tmp_path / "cifar"
-  result = train(digits(cache), str(folder))
-  (tsv,) = (folder / "dawnbench").glob("*.tsv")
-  lines = [line.split("\t") for line in tsv.read_text().splitlines()]
-  assert lines[0] == ["epoch", "hours", "top1Accuracy"]
-  assert [line[0] for line in lines[1:]] == ["1", "2"]
-  assert lines[-1][2] == f"{100 * result['top1']:.2f}"
-  assert math.isclose(float(lines[-1][1]) * 3600, result["seconds"]["dawn"], abs_tol=1e-4)
-
-
 def test_evaluate_prints_the_same_accuracies(finished):
   folder, result = finished
   (row,) = evaluate(folder)
@@ -350,8 +332,6 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   assert result["evaluated_on"] == "validation"
   # 152 images: the accuracy is a multiple of 1 / 152.
   assert math.isclose(result["top1"] * 152, round(result["top1"] * 152), abs_tol=1e-6)
-  # DAWNBench's entries are of the test set.
-  assert not (folder / "dawnbench").exists()
   (row,) = evaluate(folder)
   assert (row["images"], row["evaluated_on"]) == (152, "validation")
   assert (row["top1"], row["loss"]) == (
@@ -507,7 +487,6 @@ def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
   Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
   (row,) = predict(tmp_path / "run", [str(tmp_path / "a.png")])
   assert {name for name, _ in row} == {"cat", "dog", "red fox"}
-  assert not (tmp_path / "run" / "dawnbench").exists()
   # A number that the command line gives is one that is meant.
   for field, message in (
     ("data.classes", "config.data.classes is 10: set --config.data.classes=3"),

@@ -50,13 +50,6 @@ class ImageSets:
     return {side: len(each.train) for side, each in self.sets.items()}
 
   @property
-  def benchmark(self) -> str:
-    """DAWNBench's name, "ImageNet", where all data sets are complete ImageNets; else ''."""
-    counts = {(len(s.class_names), len(s.train), len(s.eval)) for s in self.sets.values()}
-    whole = counts == {(1000, 1_281_167, 50_000)}
-    return "ImageNet" if whole and not any(s.is_noise for s in self.sets.values()) else ""
-
-  @property
   def eval_images(self) -> int:
     return max(len(each.eval) for each in self.sets.values())
 

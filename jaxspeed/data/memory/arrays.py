@@ -96,11 +96,6 @@ class Arrays:
     return not self.name
 
   @property
-  def benchmark(self) -> str:
-    """DAWNBench's name, "CIFAR10", where this is the complete CIFAR-10; else ''."""
-    return "CIFAR10" if (self.name, *self.counts) == ("cifar10", 50_000, 10_000) else ""
-
-  @property
   def counts(self) -> tuple[int, int]:
     """Numbers of training and evaluation images."""
     return len(self.train_labels), len(self.eval_labels)

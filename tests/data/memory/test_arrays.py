@@ -393,7 +393,7 @@ def test_names_that_would_shift_others_are_refused(tmp_path, opened, content):
 def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
   write_npy(tmp_path, tiny_sets.random_images(0, 12, 4, 4), np.arange(12) % 4)
   found = opened(tmp_path, name="digits", follow=True)
-  assert found.is_own and found.class_names == tuple("0123") and found.benchmark == ""
+  assert found.is_own and found.class_names == tuple("0123")
   (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
   assert opened(tmp_path, follow=True).class_names == tuple("abcde")
   (tmp_path / "classes.txt").unlink()
@@ -410,11 +410,6 @@ def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
 def test_known_sets_do_not_decide_it(cifar10, opened):
   found = opened(cifar10[0], follow=True)
   assert (found.name, found.is_own) == ("cifar10", False)
-  assert found.benchmark == ""  # of 15 images and 3
-  whole = dataclasses.replace(
-    found, train_labels=np.zeros(50_000, np.int32), eval_labels=np.zeros(10_000, np.int32)
-  )
-  assert whole.benchmark == "CIFAR10"
   with pytest.raises(UserError, match="set --config.data.classes=10"):
     opened(cifar10[0], follow=True, classes=100)
 

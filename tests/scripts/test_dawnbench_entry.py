@@ -1,0 +1,124 @@
+"""DAWNBench's json and tsv of a run's files: the bytes that the package itself once wrote."""
+
+import datetime
+import json
+import os
+
+import pytest
+from dawnbench_entry import main, write_entry
+
+from jaxspeed.errors import UserError
+
+RESULT = {
+  "config": {
+    "name": "imagenet18",
+    "cost_per_hour": 24.48,
+    "limit": None,
+    "data": {"classes": 1000, "train_images": 1281167, "eval_images": 50000, "synthetic": False},
+    "model": {"name": "resnet", "depth": 50},
+    "records": {"author": "Zoë", "author_email": "z@o.org", "code_url": "https://example.org/c"},
+  },
+  "evaluated_on": "test",
+  "top1": 0.76012,
+  "top5": 0.93012,
+  "seconds": {"train": 2.0, "dawn": 1.5, "process": 4.0, "compile": {}, "to_target": None},
+  "device": "8 x NVIDIA H100 80GB HBM3",
+  "versions": {"python": "3.11.2", "jax": "0.10.2"},
+  "seed": 1,
+  "commit": None,
+  "command": "python -m jaxspeed.train",
+}
+# 38,006 and 46,506 of 50,000 images.
+ROWS = [
+  {"epoch": 1, "dawn_seconds": 36.0, "eval_top1": 0.5, "eval_top5": 0.75},
+  {"epoch": 2, "dawn_seconds": 72.0},
+  {"epoch": 3, "dawn_seconds": 108.0, "eval_top1": None, "eval_top5": None},
+  {"epoch": 3.5, "dawn_seconds": 144.0001, "eval_top1": 0.76012, "eval_top5": 0.93012},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Writes the files of a run whose result's config has other values."""
+
+  def run(rows=ROWS, evaluated_on="test", **parts):
+    config = RESULT["config"] | {
+      name: value if name == "cost_per_hour" else RESULT["config"][name] | value
+      for name, value in parts.items()
+    }
+    folder = tmp_path / "run"
+    folder.mkdir()
+    result = RESULT | {"config": config, "evaluated_on": evaluated_on}
+    (folder / "result.json").write_text(json.dumps(result))
+    rows = [{"step": i + 1, "examples": i + 1, "world": 1} | row for i, row in enumerate(rows)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    day = datetime.datetime(2026, 3, 4, 12).timestamp()
+    os.utime(folder / "result.json", (day, day))
+    return folder
+
+  return run
+
+
+def test_the_entry_of_imagenet(run, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["dawnbench_entry.py", str(run()), f"--out={tmp_path / 'out'}"])
+  main()
+  path = tmp_path / "out/Zo_ResNet-50_8-x-NVIDIA-H100-80GB-HBM3_JAX-0.10.2.json"
+  assert capsys.readouterr().out.split() == [str(path), str(path.with_suffix(".tsv"))]
+  expected = {
+    "version": "v1.0",
+    "author": "Zoë",
+    "authorEmail": "z@o.org",
+    "framework": "JAX 0.10.2",
+    "codeURL": "https://example.org/c",
+    "model": "ResNet-50",
+    "hardware": "8 x NVIDIA H100 80GB HBM3",
+    "costPerHour": 24.48,
+    "timestamp": "2026-03-04",
+    "misc": {"config": RESULT["config"], "versions": RESULT["versions"]},
+  }
+  assert path.read_text() == json.dumps(expected, indent=2) + "\n"
+  assert path.with_suffix(".tsv").read_text() == (
+    "epoch\thours\ttop1Accuracy\ttop5Accuracy\n"
+    "1\t0.01000000\t50.000\t75.000\n"
+    "3.5\t0.04000003\t76.012\t93.012\n"
+  )
+
+
+def test_cifar10_has_no_top5_and_optional_fields_may_be_left_out(run, tmp_path):
+  cifar10 = {"classes": 10, "train_images": 50_000, "eval_images": 10_000}
+  records, model = {"author": "../../etc/under_score", "code_url": ""}, {"name": "resnet9"}
+  folder = run(data=cifar10, cost_per_hour=0, records=records, model=model)
+  json_path, tsv_path = write_entry(folder, tmp_path)
+  assert json_path.name.startswith("etc-under-score_resnet9_8-x-")
+  entry = json.loads(json_path.read_text())
+  assert "costPerHour" not in entry and "codeURL" not in entry
+  assert tsv_path.read_text() == (
+    "epoch\thours\ttop1Accuracy\n1\t0.01000000\t50.00\n3.5\t0.04000003\t76.01\n"
+  )
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"evaluated_on": "held-out"}, "is no test on the whole"),
+    ({"data": {"synthetic": True}}, "is no test on the whole"),
+    ({"data": {"train_images": 1_281_166}}, "is no test on the whole"),
+    ({"rows": ROWS[1:3]}, "metrics.jsonl has no epoch with an evaluation"),
+  ],
+)
+def test_a_run_without_a_table_is_refused(fields, words, run, tmp_path):
+  with pytest.raises(UserError, match=words):
+    write_entry(run(**fields), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_the_result_of_one_run_is_refused(run, tmp_path):
+  with pytest.raises(UserError, match="result.json is missing"):
+    write_entry(tmp_path, tmp_path)
+  path = run() / "result.json"
+  path.write_text(json.dumps(RESULT | {"n": 2}))
+  with pytest.raises(UserError, match="several runs: name one of them"):
+    write_entry(path.parent, tmp_path)
+  path.write_text(json.dumps(RESULT | {"config": {"data": 5}}))
+  with pytest.raises(UserError, match="no config of a run"):
+    write_entry(path.parent, tmp_path)
