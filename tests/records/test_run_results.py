@@ -114,15 +114,6 @@ def test_interval_uses_students_t(tmp_path, degrees, t):
   assert result["ci95"] == pytest.approx(t * result["sd"] / math.sqrt(degrees + 1), rel=1e-6)
 
 
-@pytest.mark.parametrize("bound", [0.9385, 0.94, 0.9401, 0.945])
-def test_p_value_is_that_of_scipys_t_test(bound):
-  stats = pytest.importorskip("scipy.stats")
-  # As many runs, as high and as wide as airbench94's 94.01 % with 0.14 %.
-  values = list(np.random.default_rng(0).normal(0.9401, 0.0014, size=200))
-  expected = stats.ttest_1samp(values, bound, alternative="greater").pvalue
-  assert p_value_of_at_most(values, bound) == pytest.approx(expected, rel=1e-6)
-
-
 def test_p_value_is_small_only_for_a_mean_above_the_bound():
   assert p_value_of_at_most([0.95, 0.951, 0.949], 0.94) < 0.01
   assert p_value_of_at_most([0.93, 0.931, 0.929], 0.94) > 0.99
