@@ -67,6 +67,8 @@ def read_prepared(folder: pathlib.Path, *kinds: str) -> Prepared | None:
   """
   for kind in kinds or _SETTINGS:
     path = folder / ".jaxspeed" / f"{kind}.json"
+    if not path.parent.is_dir():
+      continue
     try:
       # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
       stored = load_json(path)
@@ -81,7 +83,7 @@ def read_prepared(folder: pathlib.Path, *kinds: str) -> Prepared | None:
         images={str(split): _whole(n) for split, n in stored.get("images", {}).items()},
       )
       return found
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
       continue
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       why = f" ({error})" if isinstance(error, ValueError) else ""
