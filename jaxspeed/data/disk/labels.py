@@ -53,8 +53,8 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
   try:
     if is_csv(root):
       return read_csv(root, tune=True).classes
-    if names := read_class_names(root / "classes.txt"):
-      return names
+    if any((root / part / "images.npy").exists() for part in ("", "train")):
+      return read_class_names(root / "classes.txt")
     if has_splits(root):
       split = next(each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
       return tuple(list_folder(root / split).folders)

@@ -468,6 +468,15 @@ def test_a_csv_lists_images_labels_and_splits(tmp_path, opened, scans):
   assert tuned.source.startswith("photos.csv: split train; ")
 
 
+def test_names_of_a_folder_of_images_are_its_subfolders_whatever_list_lies_beside_them(tmp_path):
+  for name in ("cat", "dog"):
+    (tmp_path / "train" / name).mkdir(parents=True)
+  (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+  assert class_names_of(name="", path=str(tmp_path)) == ("cat", "dog")
+  (tmp_path / "train" / "images.npy").touch()
+  assert class_names_of(name="", path=str(tmp_path)) == ("a", "b", "c")
+
+
 def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, opened):
   # Files of one name in many folders, as of patients.
   files = {f"{i}/scan.jpg": encoded(8 + i, 9) for i in range(40)}
