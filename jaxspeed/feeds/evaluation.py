@@ -31,9 +31,9 @@ from jaxspeed.steps.spec import TrainSpec
 
 # Batches that wait on the devices. More would only hold memory: the host decodes ahead anyway.
 _EVALUATED_AHEAD = 2
-# The shapes of rectangles are chosen to fill batches of so many images, eight devices of 256 each, or
-# of an equal share of a small set: accuracies depend on the shapes, and must not depend on devices or
-# `eval.batch_size`.
+# The shapes of rectangles are chosen to fill batches of so many images (eight devices of 256 each), or
+# of an equal share of a small set. Accuracies depend on the shapes, which must depend neither on
+# devices nor on `eval.batch_size`.
 _SHAPES_FILL = 2048
 # The side in pixels of an image that is only looked at.
 _SHOWN_SIDE = 64
