@@ -31,7 +31,7 @@ from jaxspeed.steps.spec import TrainSpec
 
 # Batches that wait on the devices. More would only hold memory: the host decodes ahead anyway.
 _EVALUATED_AHEAD = 2
-# The shapes of rectangles are chosen to fill batches of so many images (eight devices of 256 each), or
+# The shapes of rectangles are chosen to fill batches of so many images (eight devices of 256), or
 # of an equal share of a small set. Accuracies depend on the shapes, which must depend neither on
 # devices nor on `eval.batch_size`.
 _SHAPES_FILL = 2048
