@@ -22,6 +22,7 @@ from jaxspeed.files import dump_json, parse_json, read_bytes, to_json, write_ato
 from jaxspeed.records.console import Screen, make_console, silent_console
 from jaxspeed.records.loggers import LoggedRun, Logger, Loggers
 
+FILE = "metrics.jsonl"
 # Of larger numbers, squares and differences are not finite.
 _Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
 _Positive = Annotated[float, Field(ge=0, le=1e100)]
@@ -66,7 +67,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   Raises:
     UserError: another line is not JSON, or not a row of a run.
   """
-  path = workdir / "metrics.jsonl"
+  path = workdir / FILE
   rows: list[dict[str, Any]] = []
   for number, line in enumerate(_whole_lines(path), start=1):
     try:
@@ -132,16 +133,16 @@ def open_records(
     UserError: metrics.jsonl of the run to resume is damaged.
   """
   rows = []
-  is_missing = bool(resume_step) and not os.path.lexists(workdir / "metrics.jsonl")
+  is_missing = bool(resume_step) and not os.path.lexists(workdir / FILE)
   if resume_step is not None:
     rows = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
   if not primary:
     return Records(None, rows=rows, screen=Screen(silent_console(), total_epochs=total_epochs))
-  write_atomically(workdir / "metrics.jsonl", "".join(_json_line(row) for row in rows))
+  write_atomically(workdir / FILE, "".join(_json_line(row) for row in rows))
   screen = make_screen(console or make_console(), total_epochs=total_epochs, evaluated=evaluated)
   if is_missing:
     screen.warn(
-      f"{workdir / 'metrics.jsonl'} is missing: it begins anew after step {resume_step}, and what "
+      f"{workdir / FILE} is missing: it begins anew after step {resume_step}, and what "
       "was reached before does not count; to keep it, stop, restore the file and start again"
     )
   run = LoggedRun(workdir, dict(config or {}), tuple(rows))
@@ -167,7 +168,7 @@ class Records:
   ) -> None:
     self.rows = rows
     self.screen = screen
-    self._metrics = open(workdir / "metrics.jsonl", "ab", buffering=0) if workdir else None
+    self._metrics = open(workdir / FILE, "ab", buffering=0) if workdir else None
     self._unwritten = b""  # lines of metrics.jsonl for which the disk had no room
     self._loggers = Loggers(loggers if workdir else (), screen.warn)
     if run is not None:

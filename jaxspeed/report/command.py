@@ -1,10 +1,11 @@
 """The command `python -m jaxspeed.report`."""
 
 import datetime
+import functools
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxspeed.config.output import note
 from jaxspeed.errors import UserError, plural
@@ -38,11 +39,12 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
     raise UserError(f"{path} is a folder: name a file in it, as --out={path / 'report.html'}.")
   check_output(path)
   printed = ""
+  note_once = functools.cache(note)
   while True:
-    runs = read_all(arguments)
+    runs = read_all(arguments, note_once)
     ended = all(each.is_stopped for each in runs if each.is_unfinished or _leaves_images(each))
     refresh = 0.0 if ended else watch
-    size = write(runs, path, refresh=refresh)
+    size = write(runs, path, note_once, refresh=refresh)
     line = f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB"
     if line != printed:
       print(line)
@@ -58,38 +60,75 @@ def _leaves_images(run: RunData) -> bool:
     age = time.time() - os.stat(run.folder / RESULT).st_mtime
   except OSError:
     return False
-  return run.keeps_thumbnails and run.thumbnails is None and age < _LEAVES_SECONDS
+  awaited = run.keeps_thumbnails and run.thumbnails is None and not run.notes
+  return awaited and age < _LEAVES_SECONDS
 
 
-def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[RunData]:
-  """The runs in folders, each once; a note says which are left out, as a file is damaged.
+def read_all(
+  folders: Sequence[str | os.PathLike[str]], say: Callable[[str], None] = note
+) -> list[RunData]:
+  """The runs in folders, each once.
+
+  Args:
+    folders: folders of runs, or with runs in them.
+    say: takes a note on each run that is left out, as a file is damaged, or that shows less.
 
   Raises:
     UserError: a folder has no run, or no run can be read.
   """
   found = [path for each in folders for path in find_runs(expanded(each, "RUN"))]
-  runs, errors = [], []
+  runs: list[RunData] = []
+  errors: list[Exception] = []
   # A run that is named twice, or through a link, is no second seed.
   for path in {os.path.realpath(each): each for each in found}.values():
     try:
       runs.append(read_run(path))
     except UserError as error:
       errors.append(error)
+    except Exception as error:  # such as of a folder that is not readable
+      errors.append(_unforeseen(path, error))
   if not runs:
     raise errors[0]
   for error in errors:
-    note(f"a run is left out: {error}")
+    say(f"a run is left out: {error}")
+  for run in runs:
+    for sentence in run.notes:
+      say(sentence)
   return runs
 
 
-def write(runs: Sequence[RunData], path: pathlib.Path, *, refresh: float = 0.0) -> int:
+def _unforeseen(folder: pathlib.Path, error: Exception) -> UserError:
+  return UserError(f"{folder} cannot be shown ({type(error).__name__}: {error}).")
+
+
+def write(
+  runs: Sequence[RunData],
+  path: pathlib.Path,
+  say: Callable[[str], None] = note,
+  *,
+  refresh: float = 0.0,
+) -> int:
   """Writes the report of runs to a file; returns its bytes.
+
+  A run of which no page can be drawn is left out, unless it is the only one; `say` takes a note.
 
   Raises:
     UserError: it cannot be written.
   """
-  now = datetime.datetime.now().astimezone()
-  content = page(groups_of(runs), now=now, refresh=refresh).encode()
+  draw = functools.partial(page, now=datetime.datetime.now().astimezone(), refresh=refresh)
+  try:
+    content = draw(groups_of(runs)).encode()
+  except Exception:  # whatever a stranger's files make of a page
+    sound = []
+    for run in runs:
+      try:
+        draw(groups_of([run]))
+        sound.append(run)
+      except Exception as error:
+        say(f"a run is left out: {_unforeseen(run.folder, error)}")
+    if len(sound) in (0, len(runs)):
+      raise
+    content = draw(groups_of(sound)).encode()
   try:
     write_atomically(path, content, sync=False)
   except OSError as error:

@@ -22,6 +22,7 @@ from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.results import FILE as RESULT
 from jaxspeed.records.results import read_result
 from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import load_manifest
 from jaxspeed.run.folder import CONFIG
@@ -72,6 +73,7 @@ class RunData:
     predictions: those of the last evaluation; None without them.
     thumbnails: the images that it left; None without them.
     is_stopped: whether it has no result and its process has surely ended (`run_has_ended`).
+    notes: sentences on files without which the report shows less.
   """
 
   folder: pathlib.Path
@@ -83,6 +85,7 @@ class RunData:
   predictions: Predictions | None
   thumbnails: Thumbnails | None
   is_stopped: bool
+  notes: tuple[str, ...] = ()
 
   @property
   def metric(self) -> str:
@@ -226,8 +229,10 @@ def _below(path: pathlib.Path, depth: int) -> Iterator[pathlib.Path]:
 def read_run(folder: pathlib.Path) -> RunData:
   """Reads a run's folder.
 
+  Damaged thumbnails only lose their images.
+
   Raises:
-    UserError: one of its files is damaged.
+    UserError: another file is damaged.
   """
   advice = "restore the file that train wrote, or leave the run out"
   config = read_json(folder / CONFIG, _Config, advice)
@@ -242,13 +247,19 @@ def read_run(folder: pathlib.Path) -> RunData:
     predictions = predictions_lib.read_predictions(folder / predictions_lib.FILE, classes)
     if predictions is not None:
       _check_predictions(folder, predictions, result)
-  thumbnails = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE) if predictions else None
-  if thumbnails is not None:
-    _check_thumbnails(folder, thumbnails, classes)
+  thumbnails, notes = None, []
+  try:
+    thumbnails = _thumbnails_of(folder, classes) if predictions else None
+  except UserError as error:
+    notes.append(str(error))
+  if result is not None and not os.path.lexists(folder / METRICS):
+    notes.append(f"{folder / METRICS} is missing: restore it, or the report goes without curves.")
   rows = read_metrics(folder)
   clock = _newest_clock(folder / "checkpoints")
   stopped = result is None and run_has_ended(folder)
-  return RunData(folder, config, rows, result, clock, names, predictions, thumbnails, stopped)
+  return RunData(
+    folder, config, rows, result, clock, names, predictions, thumbnails, stopped, tuple(notes)
+  )
 
 
 def _check_predictions(
@@ -272,13 +283,14 @@ def _check_predictions(
   )
 
 
-def _check_thumbnails(folder: pathlib.Path, thumbnails: Thumbnails, classes: int) -> None:
-  labels = np.concatenate([thumbnails.train_label, thumbnails.train_partner])
-  if np.max(labels, initial=0) >= classes:
+def _thumbnails_of(folder: pathlib.Path, classes: int) -> Thumbnails | None:
+  found = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE)
+  if found and max((*found.train_label, *found.train_partner), default=0) >= classes:
     raise UserError(
-      f"{folder / thumbnails_lib.FILE} has a class above the run's {classes}: remove the file, and "
-      "the report goes without these images."
+      f"{folder / thumbnails_lib.FILE} has a class above the run's {classes}: the report goes "
+      "without these images."
     )
+  return found
 
 
 def _newest_clock(checkpoints: pathlib.Path) -> dict[str, float]:

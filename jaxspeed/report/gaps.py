@@ -18,7 +18,7 @@ def gaps(group: Group) -> Html:
 
 
 def _of_run(run: RunData) -> list[str]:
-  lines = []
+  lines = [*run.notes]
   if not run.rows:
     lines.append("Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.")
   if not run.clock:
@@ -39,7 +39,8 @@ def _of_images(run: RunData) -> list[str]:
   if run.thumbnails is None and not run.keeps_thumbnails:
     lines.append("Images: config.records.thumbnails is 0.")
   elif run.thumbnails is None:
-    lines.append(f"Images: {thumbnails_lib.FILE} is missing; older versions left none.")
+    if not any(thumbnails_lib.FILE in note for note in run.notes):
+      lines.append(f"Images: {thumbnails_lib.FILE} is missing; older versions left none.")
   elif run.predictions is not None and run.thumbnails.step != run.predictions.step:
     lines.append(f"Evaluated images: those in {thumbnails_lib.FILE} are of another evaluation.")
   if len(run.class_names) > MOST_CLASSES:

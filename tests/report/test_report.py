@@ -1,6 +1,7 @@
 """Reports: their figures, names that look like HTML, many classes, comparisons, a real browser."""
 
 import dataclasses
+import functools
 import html
 import html.parser
 import json
@@ -29,6 +30,7 @@ from jaxspeed.report.command import read_all
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
 from jaxspeed.report.images import images as draw_images
+from jaxspeed.report.page import page
 from jaxspeed.run.thumbnails import choose, filters_of, small
 
 EVIL = "<script>alert('1')</script>"
@@ -315,10 +317,7 @@ def test_watching_prints_a_line_where_something_changed(tmp_path, monkeypatch):
 
 def test_a_page_says_what_is_missing(tmp_path):
   folder = write_run(tmp_path / "a")
-
-  def report():
-    assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
-    return "".join(Parsed((tmp_path / "r.html").read_text()).text).partition("What is missing")[2]
+  report = functools.partial(text_of_report, folder, tmp_path / "r.html")
 
   assert "no checkpoint" in report() and "thumbnails" not in report()
   (folder / FILE).unlink()
@@ -414,13 +413,50 @@ def test_a_thousand_classes_are_small_and_fast(tmp_path):
   assert (tmp_path / "r.html").stat().st_size < 5_000_000
 
 
-def test_one_damaged_run_does_not_stop_the_report_of_the_others(tmp_path, capsys):
-  good, odd = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1)
-  (odd / "metrics.jsonl").write_text("[]\n")
-  assert [run.folder for run in read_all([tmp_path])] == [good]
-  assert re.search(r"note: a run is left out: .*b.*metrics\.jsonl", capsys.readouterr().err)
-  with pytest.raises(UserError, match="metrics"):
-    read_all([odd])
+def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatch):
+  good, damaged, rowless, imageless, undrawn = (
+    write_run(tmp_path / "runs" / name, seed=seed) for seed, name in enumerate("abcde")
+  )
+  (damaged / "metrics.jsonl").write_text("[]\n")
+  (rowless / "metrics.jsonl").unlink()
+  (imageless / FILE).write_bytes(b"PK")
+  running = write_run(tmp_path / "runs" / "f", seed=5, finished=False)
+
+  def draw(groups, **options):
+    if any(run.folder == undrawn for group in groups for run in group.runs):
+      raise KeyError("odd")
+    return page(groups, **options)
+
+  waits = []
+
+  def finish(seconds):
+    waits.append(seconds)
+    if len(waits) == 2:
+      shutil.copytree(good, running, dirs_exist_ok=True)
+
+  monkeypatch.setattr("jaxspeed.report.command.page", draw)
+  monkeypatch.setattr(time, "sleep", finish)
+  out = tmp_path / "r.html"
+  done = command("report", str(tmp_path / "runs"), f"--out={out}", "--watch=30")
+  assert done.returncode == 0 and len(waits) >= 2
+  notes = done.stderr.splitlines()
+  for words in (
+    f"note: a run is left out: {damaged}/metrics.jsonl, line 1",
+    f"note: {rowless}/metrics.jsonl is missing",
+    f"note: {imageless}/{FILE} cannot be used",
+    f"note: a run is left out: {undrawn} cannot be shown (KeyError: 'odd').",
+  ):
+    assert sum(words in line for line in notes) == 1, (words, notes)
+  assert len(notes) == 4
+  monkeypatch.undo()
+  assert f"{FILE} cannot be used" in text_of_report(imageless, out)
+  assert "metrics" in mistake("report", str(damaged), f"--out={out}")
+
+
+def text_of_report(folder, out):
+  """What a report of a run says is missing."""
+  assert command("report", str(folder), f"--out={out}").returncode == 0
+  return "".join(Parsed(out.read_text()).text).partition("What is missing")[2]
 
 
 @pytest.mark.parametrize("seeds, areas", [(2, False), (3, True)])
