@@ -86,8 +86,8 @@ class Records(Group):
   """What follows a run, and facts for its DAWNBench entry."""
 
   loggers: kinds.Loggers = ("tensorboard",)
-  """what follows the rows of metrics.jsonl: TensorBoard, Weights & Biases, Trackio; several as in
-  "('tensorboard', 'wandb')"; (): nothing"""
+  """what follows the rows of metrics.jsonl besides TensorBoard: Weights & Biases, Trackio; both as
+  in "('wandb', 'trackio')"; (): nothing, TensorBoard neither"""
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
   """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
   highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""

@@ -16,11 +16,11 @@ LOGGERS: dict[str, Callable[[], Logger]] = {
 
 
 def make_loggers(config: ConfigDict) -> list[Logger]:
-  """A new logger for each name in `config.records.loggers`.
+  """New loggers: TensorBoard's and those that `config.records.loggers` names; none if it is ().
 
   Raises:
     UserError: the package of one of them is not installed.
   """
   names = config.records.loggers
   ensure_installed(names)
-  return [LOGGERS[name]() for name in names]
+  return [LOGGERS[name]() for name in dict.fromkeys(("tensorboard", *names))] if names else []

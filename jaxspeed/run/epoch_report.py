@@ -24,6 +24,8 @@ from jaxspeed.steps.state import Carry
 
 # Warn when devices waited for input longer than this share of the training time.
 _MUCH_WAITING = 0.1
+# The optimizers that have `config.optimizer.momentum`.
+_WITH_MOMENTUM = ("sgd", "muon", "lars")
 
 
 class EpochReport:
@@ -218,16 +220,18 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
   epoch, _ = plan.epoch_of(step - 1)
   phase = plan.phase_of(step - 1)
   done = epoch + plan.steps_in_epoch(epoch) / phase.steps_per_epoch
-  return {
+  row = {
     "epoch": int(done) if done == int(done) else done,
     "step": step,
     "examples": plan.examples(step),
     "learning_rate": float(plan.table["learning_rate"][step - 1]),
-    "momentum": float(momenta(spec.config, plan)[step - 1]),
     "image_size": phase.image_size,
     "batch_size": phase.batch_size,
     "world": spec.devices,
   }
+  if spec.config.optimizer.name in _WITH_MOMENTUM:
+    row["momentum"] = float(momenta(spec.config, plan)[step - 1])
+  return row
 
 
 def pace_lines(

@@ -145,11 +145,16 @@ def test_a_tracker_that_is_not_installed_is_told_before_the_run(tmp_path, monkey
   assert not (tmp_path / "run").exists()
 
 
-def test_each_name_makes_its_logger(monkeypatch):
+def test_each_name_adds_its_logger_to_tensorboard(monkeypatch):
   monkeypatch.setattr(loggers_lib.importlib.util, "find_spec", lambda name: object())
-  config = jaxspeed.recipe("quickstart", **{"records.loggers": ("tensorboard", "wandb", "trackio")})
-  made = [type(logger).__name__ for logger in make_loggers(config)]
-  assert made == ["TensorBoardLogger", "WandbLogger", "TrackioLogger"]
+
+  def made(*names):
+    config = jaxspeed.recipe("quickstart", **{"records.loggers": names})
+    return [type(logger).__name__ for logger in make_loggers(config)]
+
+  assert made("tensorboard", "trackio") == ["TensorBoardLogger", "TrackioLogger"]
+  assert made("wandb") == ["TensorBoardLogger", "WandbLogger"]
+  assert made() == []
 
 
 class Sent(Tracker):
