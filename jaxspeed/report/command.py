@@ -35,8 +35,6 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
   if not out:
     raise UserError("--out is empty: name the file to write.")
   path = expanded(out, "--out")
-  if os.path.isdir(path):
-    raise UserError(f"{path} is a folder: name a file in it, as --out={path / 'report.html'}.")
   check_output(path)
   printed = ""
   note_once = functools.cache(note)

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from jaxspeed.report.gaps import gaps
 from jaxspeed.report.head import facts, state_of, tiles
 from jaxspeed.report.images import images
 from jaxspeed.report.markup import Html, element, join
-from jaxspeed.report.style import CSS, JS
 from jaxspeed.report.time_bar import time_bars
 
 # A browser loads nothing from anywhere, even if a name from a file were to become an element.
@@ -48,7 +48,7 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     classes(best),
     gaps(best),
     facts(groups),
-    element("script", Html(JS)),
+    element("script", _file("page.js")),
   ]
   policy = element("meta", http_equiv="Content-Security-Policy", content=_POLICY)
   again = element("meta", http_equiv="refresh", content=f"{refresh:g}") if refresh else ""
@@ -58,10 +58,15 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     element("meta", name="viewport", content="width=device-width, initial-scale=1"),
     again,
     element("title", f"{title}: jaxspeed report"),
-    element("style", Html(CSS)),
+    element("style", _file("page.css")),
   ]
   content = join([element("head", *head), Html("\n"), element("body", *body)])
   return f"<!DOCTYPE html>\n{element('html', content, lang='en')}\n"
+
+
+def _file(name: str) -> Html:
+  """The text of a file beside this one."""
+  return Html((pathlib.Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
 def _title(groups: Sequence[Group]) -> str:
