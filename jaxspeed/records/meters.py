@@ -1,34 +1,23 @@
 """Meters of a run's machine: bytes over the network, memory of a device."""
 
-import os
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 
 import jax
+import psutil
 
 
-def network_bytes(path: str | os.PathLike[str] = "/proc/net/dev") -> tuple[int, int] | None:
+def network_bytes() -> tuple[int, int] | None:
   """Bytes that this host has received and transmitted since it started, without loopback.
 
-  Args:
-    path: Linux's table of network interfaces (proc_net(5)).
-
-  Returns:
-    Bytes received and bytes transmitted; None if there is no such table.
+  None if the system does not tell.
   """
   try:
-    lines = pathlib.Path(path).read_text().splitlines()
-  except OSError:
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+  except (OSError, psutil.Error):  # as in a sandbox without /proc
     return None
-  received = transmitted = 0
-  for line in lines[2:]:  # after two lines of titles
-    # In old kernels a long number follows the colon without a space.
-    name, _, counts = line.partition(":")
-    if name.strip() != "lo":
-      fields = counts.split()
-      received, transmitted = received + int(fields[0]), transmitted + int(fields[8])
-  return received, transmitted
+  parts = [each for name, each in counters.items() if name != "lo"]
+  return sum(each.bytes_recv for each in parts), sum(each.bytes_sent for each in parts)
 
 
 class NetworkMeter:

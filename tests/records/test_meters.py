@@ -5,24 +5,22 @@ import pytest
 
 from jaxspeed.records.meters import NetworkMeter, network_bytes, peak_memory
 
-TABLE = """\
-Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo
-    lo:    9579      87    0    0    0     0          0         0     9579      87    0    0    0
-  eth0: 1000 96225    3    4    5     6          7         8  20    9    1    2    3
-long10:30000 1    0    0    0     0          0         0        400       0    0    0    0
-"""
+
+def test_network_bytes_are_those_of_all_interfaces_but_loopback(monkeypatch):
+  def counters(received, sent):
+    return types.SimpleNamespace(bytes_recv=received, bytes_sent=sent)
+
+  found = {"lo": counters(9579, 9579), "eth0": counters(1000, 20), "ib0": counters(30_000, 400)}
+  monkeypatch.setattr("psutil.net_io_counters", lambda **how: found)
+  assert network_bytes() == (31_000, 420)
 
 
-def test_network_bytes_are_those_of_all_interfaces_but_loopback(tmp_path):
-  (tmp_path / "dev").write_text(TABLE)
-  assert network_bytes(tmp_path / "dev") == (1000 + 30000, 20 + 400)
+def test_a_system_that_counts_no_bytes_has_no_rates(monkeypatch):
+  def refuse(**how):
+    raise FileNotFoundError("/proc/net/dev")
 
-
-def test_without_the_table_of_interfaces_there_are_no_rates(tmp_path):
-  assert network_bytes(tmp_path / "none") is None
-  meter = NetworkMeter(lambda: network_bytes(tmp_path / "none"), iter((0.0, 1.0)).__next__)
-  assert meter.rates() == {}
+  monkeypatch.setattr("psutil.net_io_counters", refuse)
+  assert NetworkMeter().rates() == {}
 
 
 def test_rates_are_gigabits_a_second_since_the_meter_was_made():
