@@ -1,5 +1,6 @@
 """The curves of groups of runs over epochs and over seconds."""
 
+import collections
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -41,13 +42,6 @@ _FIGURES = (
   _Figure("Images per second in training", "images_per_second", "", number, 0.0),
   _Figure("Share of training spent waiting for input", "data_wait", "", _share, 0.0, 1.0, 0.01),
 )
-
-
-class _Column(NamedTuple):
-  """The points of a group's runs at one epoch: x and y of each run."""
-
-  x: list[float]
-  y: list[float]
 
 
 def curves(groups: Sequence[Group]) -> Html:
@@ -140,21 +134,18 @@ def _lines(
       lines.append(
         Line("", [x for _, x, _ in points], [y for _, _, y in points], colour, faint=True)
       )
-  columns: dict[float, _Column] = {}
+  columns = collections.defaultdict[float, list[tuple[float, float]]](list)
   for run in group.runs:
     for epoch, x, y in _points(run, field, key):
-      column = columns.setdefault(epoch, _Column([], []))
-      column.x.append(x)
-      column.y.append(y)
-  ordered = [columns[epoch] for epoch in sorted(columns)]
-  means_x = [statistics.fmean(column.x) for column in ordered]
-  means_y = [statistics.fmean(column.y) for column in ordered]
-  low, high = [], []
+      columns[epoch].append((x, y))
+  # By epoch: x and y of each run.
+  ordered = [tuple(zip(*column, strict=True)) for _, column in sorted(columns.items())]
+  means_x, means_y = ([statistics.fmean(each[axis]) for each in ordered] for axis in (0, 1))
+  widths = []
   if len(group.runs) > 2:  # of two, it reaches 6 times their distance
-    for mean, column in zip(means_y, ordered, strict=True):
-      width = interval(column.y)[2] if len(column.y) > 2 else 0.0
-      low.append(mean - width)
-      high.append(mean + width)
+    widths = [interval(y)[2] if len(y) > 2 else 0.0 for _, y in ordered]
+  low = [mean - width for mean, width in zip(means_y, widths, strict=False)]
+  high = [mean + width for mean, width in zip(means_y, widths, strict=False)]
   return [*lines, Line(name, means_x, means_y, colour, dashed, low=low, high=high)]
 
 
@@ -167,16 +158,12 @@ def _points(run: RunData, field: str, key: str) -> list[tuple[float, float, floa
 def _bands(run: RunData, key: str) -> list[Band]:
   """A band for each range of epochs with one image size and batch size."""
   bands: list[Band] = []
-  begin = 0.0
   for row in run.rows:
-    end = number_in(row, key)
     size, batch = (number(number_in(row, name)) for name in ("image_size", "batch_size"))
-    label = f"{size} px, batch {batch}"
-    if end is None:
-      continue
-    if bands and bands[-1].label == label:
-      bands[-1] = Band(bands[-1].first, end, label)
-    else:
+    label, end = f"{size} px, batch {batch}", number_in(row, key)
+    if end is not None:
+      begin = bands[-1].last if bands else 0.0
+      if bands and bands[-1].label == label:
+        begin = bands.pop().first
       bands.append(Band(begin, end, label))
-    begin = end
   return bands
