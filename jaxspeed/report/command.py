@@ -40,7 +40,7 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
   note_once = functools.cache(note)
   while True:
     runs = read_all(arguments, note_once)
-    ended = all(each.is_stopped for each in runs if each.is_unfinished or _leaves_images(each))
+    ended = all(each.is_stopped for each in runs if each.result is None or _leaves_images(each))
     refresh = 0.0 if ended else watch
     size = write(runs, path, note_once, refresh=refresh)
     line = f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB"

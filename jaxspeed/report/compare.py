@@ -50,16 +50,8 @@ def _in_a_sentence(groups: Sequence[Group], sets: Sequence[int]) -> Html:
 def _table(groups: Sequence[Group], sets: Sequence[int]) -> Html:
   fields = [*groups[0].settings][:_MOST_FIELDS]
   metric = METRICS[groups[0].metric]
-  heads = [
-    "",
-    *["folder"] * bool(groups[0].folder),
-    *fields,
-    "seeds",
-    metric,
-    "95 % interval",
-    "p against the best",
-  ]
-  heads += ["training", "to the target"]
+  heads = ["", *["folder"] * bool(groups[0].folder), *fields, "seeds", metric, "95 % interval"]
+  heads += ["p against the best", "training", "to the target"]
   rows = []
   for place, group in enumerate(groups):
     key = element("i", class_=f"key c{place % COLOURS}")
@@ -82,7 +74,7 @@ def _table(groups: Sequence[Group], sets: Sequence[int]) -> Html:
 def _width(group: Group) -> str:
   if len(group.finished) > 1:
     return f"± {points(interval(group.finished)[2])}"
-  unfinished = [run for run in group.runs if run.is_unfinished]
+  unfinished = [run for run in group.runs if run.result is None]
   if not unfinished:
     return "–"
   return "stopped" if all(run.is_stopped for run in unfinished) else "running"

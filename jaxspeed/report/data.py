@@ -135,11 +135,6 @@ class RunData:
       "to_target": first["dawn_seconds"] if first else None,
     }
 
-  @property
-  def is_unfinished(self) -> bool:
-    """Whether the run has no result yet."""
-    return self.result is None
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
@@ -341,7 +336,7 @@ def _with_folders(groups: Sequence[Group]) -> list[Group]:
 
 def _once(runs: Sequence[RunData]) -> tuple[RunData, ...]:
   """One run of each seed: a finished one if there is one, and the last of several."""
-  by_seed = {run.seed: run for run in sorted(runs, key=lambda run: not run.is_unfinished)}
+  by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.result is not None)}
   return tuple(run for run in runs if by_seed[run.seed] is run)
 
 

@@ -23,7 +23,7 @@ def _of_run(run: RunData) -> list[str]:
     lines.append("Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.")
   if not run.clock:
     lines.append("Where the time went: the run has no checkpoint that can be read.")
-  if run.is_unfinished:
+  if run.result is None:
     lines.append("Images and accuracy by class: they need result.json, written when a run ends.")
   elif run.predictions is None:
     file = predictions_lib.FILE

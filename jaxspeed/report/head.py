@@ -62,7 +62,7 @@ def _split(run: RunData) -> str:
 
 
 def _still_running(group: Group) -> str:
-  running = [run for run in group.runs if run.is_unfinished]
+  running = [run for run in group.runs if run.result is None]
   if not running:
     return ""
   epochs = [run.rows[-1]["epoch"] if run.rows else 0 for run in running]
@@ -96,7 +96,7 @@ def _on_target(group: Group) -> str:
 
 def _how_fast(group: Group) -> Html:
   mean = "mean of the " if len(group.runs) > 1 else ""
-  so_far = " so far" if any(run.is_unfinished for run in group.counted) else ""
+  so_far = " so far" if any(run.result is None for run in group.counted) else ""
   return _tile(
     "How fast",
     mean_duration(group, "train"),

@@ -83,7 +83,7 @@ def _title(groups: Sequence[Group]) -> str:
 def _subtitle(groups: Sequence[Group], now: datetime.datetime) -> str:
   runs = [run for group in groups for run in group.runs]
   result = next((run.result for run in runs if run.result), None)
-  states = collections.Counter(state_of(run) for run in runs if run.is_unfinished)
+  states = collections.Counter(state_of(run) for run in runs if run.result is None)
   parts = [
     *(f"{count} {state}" if len(runs) > 1 else state for state, count in states.items()),
     *(_made_with(result) if result else ()),
