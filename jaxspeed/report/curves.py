@@ -141,7 +141,7 @@ def _lines(
   # By epoch: x and y of each run.
   ordered = [tuple(zip(*column, strict=True)) for _, column in sorted(columns.items())]
   means_x, means_y = ([statistics.fmean(each[axis]) for each in ordered] for axis in (0, 1))
-  widths = []
+  widths: list[float] = []
   if len(group.runs) > 2:  # of two, it reaches 6 times their distance
     widths = [interval(y)[2] if len(y) > 2 else 0.0 for _, y in ordered]
   low = [mean - width for mean, width in zip(means_y, widths, strict=False)]
