@@ -31,7 +31,6 @@ from jaxspeed.run.restore import (
   open_pretrained,
   open_run,
   require_same_classes,
-  resolved,
   stored_plan,
 )
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
@@ -133,9 +132,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
     require_same_classes(config, data.class_names)
     configs = [as_data_decide(each, data) for each in configs]
     spec, variables = open_pretrained(configs[0])
-    rows = _rows(
-      [resolved(each) for each in configs], spec.mesh, spec.plan.total_steps, variables, data
-    )
+    rows = _rows(configs, spec.mesh, spec.plan.total_steps, variables, data)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 

@@ -15,7 +15,6 @@ from jaxspeed.config import output, stored
 from jaxspeed.config.given import given_in
 from jaxspeed.data.formats.class_names import check_weights_classes
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import check_pretrained, load_pretrained, pretrained_class_names
@@ -143,7 +142,6 @@ def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
   """
   check_named(config)
   use_cache(config.compile_cache)
-  config = resolved(config)
   mesh = mesh_lib.make_mesh()
   spec = make_train_spec(config, stored_plan(config), mesh)
   size = spec.plan.phases[-1].image_size
@@ -184,10 +182,3 @@ def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
   path, data = config.pretrained.path, config.data.path or config.data.name
   if note := check_weights_classes(path, pretrained_class_names(config), data, names):
     output.note(note)
-
-
-def resolved(config: ConfigDict) -> ConfigDict:
-  """The config with its precision resolved for this machine."""
-  config = config.copy_and_resolve_references()
-  config.precision = precision.resolve(config.precision, mesh_lib.find_devices()[0])
-  return config

@@ -108,7 +108,7 @@ def make_train_spec(
   optimizer: optax.GradientTransformation | None = None,
   class_counts: Int[np.ndarray, "classes"] | None = None,
 ) -> TrainSpec:
-  """Make the spec of a resolved config, with a second spec inside if it has a proxy.
+  """Make the spec of a complete config, with a second spec inside if it has a proxy.
 
   Args:
     config: the config.
@@ -123,7 +123,8 @@ def make_train_spec(
     UserError: the devices do not support the config's precision, or `make_model` rejects it, or
       `model` does not fit the data.
   """
-  precision.resolve(config.precision, mesh.devices.flat[0])
+  config = config.copy_and_resolve_references()
+  config.precision = precision.resolve(config.precision, mesh.devices.flat[0])
   weights = None
   if config.data.balance == "weights" and class_counts is not None:
     weights = class_weights(class_counts)

@@ -552,6 +552,14 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
     predict(folder, [str(tmp_path / "a.png")])
 
 
+def test_a_stored_precision_may_be_auto(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  config = json.loads((folder / "config.json").read_text())
+  assert config["precision"] == "float32"
+  (folder / "config.json").write_text(json.dumps(config | {"precision": "auto"}))
+  assert evaluate(folder)[0]["loss"] == evaluate(run)[0]["loss"]
+
+
 def test_the_programs_of_a_run_are_not_taken_from_its_folder(run, tmp_path):
   folder = shutil.copytree(run, tmp_path / "a")
   config = json.loads((folder / "config.json").read_text())
