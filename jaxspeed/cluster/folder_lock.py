@@ -16,10 +16,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.peers import integer
+from jaxspeed.config.output import write_error
 from jaxspeed.errors import SUPERSEDED, UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
@@ -38,7 +41,6 @@ RENEWED_EVERY = 5.0  # seconds
 # Seconds to wait for the short lock, which covers renaming and removing a folder: a process that
 # holds it longer was stopped.
 _SHORT = 30.0
-_MOST_STARTS = 2**30  # processes send each other this number in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Owner:
     boot: the boot id of the machine, as two may have one host name; '': not known.
   """
 
-  incarnation: int
+  # Processes send each other this number in 32 bits.
+  incarnation: Annotated[int, pydantic.Field(gt=0, lt=2**30)]
   token: str
   host: str
   pid: int
@@ -87,7 +90,7 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     ("SkyPilot job", "SKYPILOT_TASK_ID", "JAXSPEED_RESTARTS"),
   ):
     if job in environment:
-      return f"{kind} {environment[job]}", integer(restarts, environment.get(restarts, "0"))
+      return f"{kind} {environment[job]}", integer(environment, restarts, "0")
   return "", 0
 
 
@@ -102,7 +105,7 @@ def boot_id() -> str:
 
 def end_superseded(message: str) -> None:
   """Prints a message and ends this process at once; a normal exit would still write records."""
-  processes.say(message)
+  write_error(message)
   processes.exit_now(SUPERSEDED)
 
 
@@ -156,19 +159,20 @@ class FolderLock:
 
   def is_held(self) -> bool:
     """Whether no later start has taken the folder over."""
-    found = read_owner(self._folder)
-    # A missing or unreadable file does not name another owner.
-    return found is None or found.token == self._owner.token
+    return self._successor() is None
 
   def check(self) -> None:
     """Calls `superseded` if a later start has taken the folder over."""
-    found = read_owner(self._folder)
-    # A missing or unreadable file does not name another owner.
-    if found is not None and found.token != self._owner.token:
+    if found := self._successor():
       self._superseded(
         f"{self._folder} was taken over by {found}: this older one, start {self.incarnation}, "
         f"ends at once and writes nothing more there."
       )
+
+  def _successor(self) -> Owner | None:
+    found = read_owner(self._folder)
+    # A missing or unreadable file does not name another owner.
+    return found if found is not None and found.token != self._owner.token else None
 
   @contextlib.contextmanager
   def writing(self) -> Iterator[None]:
@@ -204,10 +208,15 @@ class FolderLock:
       raise self._refusal(before)
     with self._short_lock():
       before = self._read()
-      if not self._lock():
+      self._descriptor = open_locked(self._folder / LOCK)
+      if self._descriptor is None:
         if not succeeds:
           raise self._refusal(before)
-        self._replace_lock()
+        # An older start of the job holds it: put a new file in its place.
+        new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
+        self._descriptor = create(new)
+        try_lock(self._descriptor)
+        new.rename(self._folder / LOCK)
       owner = Owner(
         incarnation=before.incarnation + 1 if before else 1,
         token=uuid.uuid4().hex,
@@ -236,20 +245,6 @@ class FolderLock:
       yield
     finally:
       os.close(descriptor)
-
-  def _lock(self) -> bool:
-    """Takes run.lock if no other process has it; True on success, or without locks."""
-    self._unlock()
-    self._descriptor = open_locked(self._folder / LOCK)
-    return self._descriptor is not None
-
-  def _replace_lock(self) -> None:
-    """Replaces run.lock, which an older start of the job holds, by a new file, and locks that."""
-    self._unlock()
-    new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
-    self._descriptor = create(new)
-    try_lock(self._descriptor)
-    new.rename(self._folder / LOCK)
 
   def _erase_locks(self) -> None:
     """Removes the lock files if this start has run.lock and the folder has no owner."""
@@ -293,13 +288,7 @@ class FolderLock:
     """
     path = self._folder / OWNER
     advice = f"remove {path.name} if no other job writes there, or choose another --workdir"
-    found = read_json(path, Owner, advice)
-    if found is None:
-      return None
-    owner = _owner_of(found)
-    if owner is None:
-      raise UserError(f"{path} cannot be used (incarnation {found['incarnation']}): {advice}.")
-    return owner
+    return _owner_of(read_json(path, Owner, advice))
 
   def _write(self, owner: Owner) -> None:
     write_atomically(self._folder / OWNER, dump_json(dataclasses.asdict(owner), indent=1) + "\n")
@@ -320,35 +309,21 @@ def read_owner(folder: pathlib.Path) -> Owner | None:
     return None
 
 
-def has_ended(folder: pathlib.Path) -> bool:
+def run_has_ended(folder: pathlib.Path) -> bool:
   """Whether the process that last wrote to a run's folder has surely ended.
 
   It gave the folder back, or it was on this host, where its lock is free. Of a process that was
-  killed on another host nothing is known.
+  killed on another host nothing is known. One of several seeds belongs to the owner of the folder
+  above.
   """
+  if not os.path.lexists(folder / OWNER):
+    folder = folder.parent
   owner = read_owner(folder)
   if owner is None:
     return False
   return owner.released or (owner.is_here() and not is_locked(folder / LOCK))
 
 
-def run_has_ended(folder: pathlib.Path) -> bool:
-  """`has_ended` of a run; one of several seeds belongs to the owner of the folder above."""
-  return has_ended(folder if os.path.lexists(folder / OWNER) else folder.parent)
-
-
-def _owner_of(found: Mapping[str, Any]) -> Owner | None:
-  """The owner in a JSON object; None if its incarnation is out of range."""
+def _owner_of(found: Mapping[str, Any] | None) -> Owner | None:
   names = {field.name for field in dataclasses.fields(Owner)}
-  owner = Owner(**{name: value for name, value in found.items() if name in names})
-  return owner if 0 < owner.incarnation < _MOST_STARTS else None
-
-
-@contextlib.contextmanager
-def lock_folder(folder: pathlib.Path) -> Iterator[FolderLock]:
-  """Holds the lock of a folder in the block."""
-  lock = FolderLock(folder)
-  try:
-    yield lock
-  finally:
-    lock.close()
+  return found and Owner(**{name: value for name, value in found.items() if name in names})

@@ -66,8 +66,8 @@ def find_peers(
   if "JAX_NUM_PROCESSES" in environment and number is not None:
     if not address:
       raise UserError("JAX_NUM_PROCESSES is set, but JAX_COORDINATOR_ADDRESS=HOST:PORT is not.")
-    processes = integer("JAX_NUM_PROCESSES", environment["JAX_NUM_PROCESSES"])
-    process = integer("JAX_PROCESS_ID", number)
+    processes = integer(environment, "JAX_NUM_PROCESSES")
+    process = integer(environment, "JAX_PROCESS_ID", number)
     return _checked(Peers(address, processes, process, None, 0, "JAX_NUM_PROCESSES"))
   if "SLURM_STEP_NODELIST" in environment and "SLURM_PROCID" in environment:
     return _checked(_of_slurm(environment, address))
@@ -85,12 +85,13 @@ def _missing(flag: str) -> UserError:
   )
 
 
-def integer(name: str, value: str) -> int:
+def integer(environment: Mapping[str, str], name: str, default: str = "") -> int:
   """The number in an environment variable.
 
   Raises:
     UserError: the value is anything but one to nine ASCII digits.
   """
+  value = environment.get(name, default)
   if not re.fullmatch(_NUMBER, value):
     raise UserError(f"{name}={value} is no number: set it to one, or unset it.")
   return int(value)
@@ -124,16 +125,12 @@ def _of_slurm(environment: Mapping[str, str], address: str | None) -> Peers:
   job = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
   return Peers(
     coordinator=address or f"{first_host(hosts)}:{_port(job)}",
-    processes=integer(
-      "SLURM_STEP_NUM_TASKS",
-      environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")),
-    ),
-    process=integer("SLURM_PROCID", environment["SLURM_PROCID"]),
+    processes=integer(environment, "SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")),
+    process=integer(environment, "SLURM_PROCID"),
     local=_tasks_on_node(
-      environment.get("SLURM_STEP_TASKS_PER_NODE", ""),
-      integer("SLURM_NODEID", environment.get("SLURM_NODEID", "0")),
+      environment.get("SLURM_STEP_TASKS_PER_NODE", ""), integer(environment, "SLURM_NODEID", "0")
     ),
-    local_process=integer("SLURM_LOCALID", environment.get("SLURM_LOCALID", "0")),
+    local_process=integer(environment, "SLURM_LOCALID", "0"),
     found_by=f"Slurm's step {job}",
   )
 
@@ -153,18 +150,16 @@ def _tasks_on_node(tasks: str, node: int) -> int | None:
 
 
 def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
-  processes = integer("OMPI_COMM_WORLD_SIZE", environment["OMPI_COMM_WORLD_SIZE"])
-  local = integer("OMPI_COMM_WORLD_LOCAL_SIZE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+  processes = integer(environment, "OMPI_COMM_WORLD_SIZE")
+  local = integer(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "1")
   if address is None:
     address = _coordinator_of_open_mpi(environment, one_host=local == processes)
   return Peers(
     coordinator=address,
     processes=processes,
-    process=integer("OMPI_COMM_WORLD_RANK", environment["OMPI_COMM_WORLD_RANK"]),
+    process=integer(environment, "OMPI_COMM_WORLD_RANK"),
     local=local,
-    local_process=integer(
-      "OMPI_COMM_WORLD_LOCAL_RANK", environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    ),
+    local_process=integer(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "0"),
     found_by="mpirun",
   )
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxspeed.cluster.peers import Peers, own_gpus, visible_gpus
 from jaxspeed.config.output import write_error
@@ -143,7 +144,7 @@ def lost_peer(reason: str) -> NoReturn:
 
   A normal exit would wait for the lost process in the shutdown barrier of jax.distributed.
   """
-  say(
+  write_error(
     f"{whoami()} has lost another process of the run ({reason}): checkpoints are whole, and the "
     "same command resumes from the newest."
   )
@@ -175,22 +176,13 @@ def whoami() -> str:
   return f"process {_joined.process} of {_joined.processes} ({socket.gethostname()})"
 
 
-def is_lost_peer(error: BaseException) -> bool:
-  """Whether an exception reports the loss of another process, in the words of gloo and NCCL."""
-  return (
-    several()
-    and isinstance(error, jax.errors.JaxRuntimeError | ValueError | RuntimeError)
-    and _GONE.search(str(error)) is not None
-  )
-
-
 @contextlib.contextmanager
 def exit_on_lost_peer() -> Iterator[None]:
   """A block in which the loss of another process ends this process at once."""
   try:
     yield
-  except Exception as error:
-    if is_lost_peer(error):
+  except (RuntimeError, ValueError) as error:
+    if several() and _GONE.search(str(error)):
       lost_peer(" ".join(str(error).split())[:200])
     raise
 
@@ -199,8 +191,6 @@ def gather(value: int) -> list[int]:
   """The numbers of all processes, in order. All must call it; it waits for all."""
   if not several():
     return [value]
-  from jax.experimental import multihost_utils
-
   return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
@@ -209,8 +199,6 @@ def gather_bytes(value: bytes) -> list[bytes]:
   lengths = gather(len(value))
   if not several() or not max(lengths):
     return [value] * len(lengths)
-  from jax.experimental import multihost_utils
-
   padded = np.zeros(max(lengths), np.uint8)
   padded[: len(value)] = np.frombuffer(value, np.uint8)
   rows = multihost_utils.process_allgather(padded)
@@ -221,8 +209,6 @@ def broadcast(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
   """The arrays of process 0, bit by bit; the others pass arrays of the same shapes and dtypes."""
   if not several():
     return list(arrays)
-  from jax.experimental import multihost_utils
-
   # As bytes: processes add their arrays, which are 0 but for the first's, and -0.0 + 0.0 is 0.0.
   flat = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
   sent = multihost_utils.broadcast_one_to_all(np.concatenate(flat))
@@ -259,9 +245,3 @@ def all_or_none(what: str) -> Iterator[None]:
     raise mistake
   if failed:
     raise UserError(f"{what} failed in process {failed[0]}; its own message says why.")
-
-
-def say(sentence: str) -> None:
-  """Writes a sentence to standard error, from any thread, even if nobody reads it any more."""
-  # Not by print, which waits for the lock of a line that the screen is writing.
-  write_error(sentence)

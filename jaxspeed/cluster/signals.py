@@ -11,10 +11,10 @@ import signal
 import socket
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.processes import say
+from jaxspeed.config.output import write_error
 from jaxspeed.errors import DONE, INTERRUPTED, REQUEUE
 
 
@@ -32,6 +32,7 @@ class RunAction(enum.IntEnum):
     return {RunAction.REQUEUE: REQUEUE, RunAction.INTERRUPT: INTERRUPTED}.get(self, DONE)
 
 
+NOTHING_TO_SAVE = "ended before the first step of this start; what was saved before stays."
 _ACTIONS = {signal.SIGTERM: RunAction.STOP, signal.SIGINT: RunAction.INTERRUPT}
 if hasattr(signal, "SIGUSR1"):  # not on Windows
   _ACTIONS[signal.SIGUSR1] = RunAction.REQUEUE
@@ -65,15 +66,31 @@ class Signals:
     """Notes a signal, and prints on standard error what follows."""
     name = signal.Signals(number).name
     if number == signal.SIGINT and self.action is RunAction.INTERRUPT:
-      say(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
+      write_error(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
       processes.exit_now(INTERRUPTED)
     action = _ACTIONS[signal.Signals(number)]
     if not (self.begun or processes.several()):
-      say(f"{name}: ended before the first step of this start; what was saved before stays.")
+      write_error(f"{name}: {NOTHING_TO_SAVE}")
       processes.exit_now(action.exit_code)
     self.action = max(self.action, action)
     twice = "; a second Ctrl-C ends it at once" if number == signal.SIGINT else ""
-    say(f"{name}: the run saves after this step and ends{twice}.")
+    write_error(f"{name}: the run saves after this step and ends{twice}.")
+
+
+@contextlib.contextmanager
+def _handled(handlers: Mapping[signal.Signals, Callable[..., None]]) -> Iterator[None]:
+  """Sets handlers of signals in the block; does nothing outside the main thread."""
+  in_main_thread = threading.current_thread() is threading.main_thread()
+  # None: a handler that Python cannot put back, because C code set it.
+  if not in_main_thread or None in map(signal.getsignal, handlers):
+    yield
+    return
+  before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+  try:
+    yield
+  finally:
+    for number, earlier in before.items():
+      signal.signal(number, earlier)
 
 
 @contextlib.contextmanager
@@ -85,22 +102,14 @@ def catch_interrupt() -> Iterator[Signals]:
   before comes back.
   """
   signals = Signals()
-  before = signal.getsignal(signal.SIGINT)
-  # None: a handler that Python cannot put back, because C code set it.
-  if threading.current_thread() is not threading.main_thread() or before is None:
-    yield signals
-    return
 
   def interrupt(number: int, frame: types.FrameType | None) -> None:
     if not signals.begun or signals.action >= RunAction.STOP:
       raise KeyboardInterrupt
     signals.action = RunAction.INTERRUPT
 
-  signal.signal(signal.SIGINT, interrupt)
-  try:
+  with _handled({signal.SIGINT: interrupt}):
     yield signals
-  finally:
-    signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -109,18 +118,12 @@ def exit_on_sigterm() -> Iterator[None]:
 
   Does nothing outside the main thread.
   """
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
 
   def leave(number: int, frame: types.FrameType | None) -> None:
     raise SystemExit(128 + number)
 
-  before = signal.signal(signal.SIGTERM, leave)
-  try:
+  with _handled({signal.SIGTERM: leave}):
     yield
-  finally:
-    signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -144,15 +147,11 @@ def catch_signals() -> Iterator[Signals]:
 
   thread = threading.Thread(target=handle_all, name="signals", daemon=True)
   thread.start()
-  # These handlers do nothing, but with SIG_DFL or SIG_IGN nothing would be written to the socket.
-  before = {number: signal.signal(number, lambda *_: None) for number in _ACTIONS}
-  descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-  try:
+  with contextlib.ExitStack() as stack:
+    for end in (reader.close, thread.join, writer.close):  # the last one first
+      stack.callback(end)
+    # These handlers do nothing, but with SIG_DFL or SIG_IGN nothing would be written to the socket.
+    stack.enter_context(_handled(dict.fromkeys(_ACTIONS, lambda *_: None)))
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    stack.callback(signal.set_wakeup_fd, before)
     yield signals
-  finally:
-    signal.set_wakeup_fd(descriptor)
-    for number, handler in before.items():
-      signal.signal(number, handler)
-    writer.close()
-    thread.join()
-    reader.close()

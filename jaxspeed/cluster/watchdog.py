@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.processes import say
+from jaxspeed.config.output import write_error
 from jaxspeed.errors import LOST_PEER
 
 
@@ -57,7 +57,7 @@ def _watch(seconds: float, done: threading.Event) -> None:
       cause = "a device or the disk does not answer"
       if processes.several():
         cause = "another process hangs"
-      say(
+      write_error(
         f"{processes.whoami()} made no progress for {seconds:g} s (--config.watchdog_seconds; its "
         f"threads are above): perhaps {cause}; the same command resumes from the newest checkpoint."
       )

@@ -15,7 +15,7 @@ from rich.console import Console
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
-from jaxspeed.cluster.signals import RunAction, Signals, Stopped
+from jaxspeed.cluster.signals import NOTHING_TO_SAVE, RunAction, Signals, Stopped
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
@@ -175,8 +175,7 @@ class Session:
     """
     action = RunAction(max(processes.gather(self.signals.action)))
     if action >= RunAction.STOP:
-      sentence = "ended before the first step of this start; what was saved before stays."
-      raise Stopped(sentence, action.exit_code)
+      raise Stopped(NOTHING_TO_SAVE, action.exit_code)
 
   @contextlib.contextmanager
   def steps(self, spec: TrainSpec, clock: Clock) -> Iterator[Callable[[], RunControl]]:

@@ -1,5 +1,6 @@
 """The right to write to a folder: taken once, handed on, and lost to a restarted job."""
 
+import contextlib
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import pytest
 from commands import ROOT
 
 from jaxspeed.cluster import folder_lock as lock_lib
-from jaxspeed.cluster.folder_lock import LOCK, OWNER, FolderLock, job_of, lock_folder, read_owner
+from jaxspeed.cluster.folder_lock import LOCK, OWNER, FolderLock, job_of, read_owner
 from jaxspeed.errors import SUPERSEDED, UserError
 
 
@@ -38,7 +39,7 @@ def no_scheduler(monkeypatch):
 
 def test_incarnations_count_up(tmp_path):
   for number in (1, 2, 3):
-    with lock_folder(tmp_path) as lock:
+    with contextlib.closing(FolderLock(tmp_path)) as lock:
       assert lock.incarnation == number
       owner = read_owner(tmp_path)
       assert owner is not None and (owner.pid, owner.released) == (os.getpid(), False)
@@ -48,7 +49,7 @@ def test_incarnations_count_up(tmp_path):
 
 
 def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
-  with lock_folder(tmp_path):
+  with contextlib.closing(FolderLock(tmp_path)):
     with pytest.raises(UserError, match=r"is in use by start 1 of its run \(process \d+ on "):
       FolderLock(tmp_path)
     before = read_owner(tmp_path)
@@ -68,7 +69,7 @@ def test_who_was_killed_holds_nothing(tmp_path):
     with pytest.raises(UserError, match="is in use by start 1"):
       FolderLock(tmp_path)
     process.kill()
-  with lock_folder(tmp_path) as lock:
+  with contextlib.closing(FolderLock(tmp_path)) as lock:
     assert lock.incarnation == 2
 
 
@@ -97,7 +98,7 @@ def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeyp
   with pytest.raises(UserError, match="is in use by start 2"):
     FolderLock(tmp_path)
   newer.close()
-  with lock_folder(tmp_path) as lock:
+  with contextlib.closing(FolderLock(tmp_path)) as lock:
     assert lock.incarnation == 3
 
 
@@ -106,7 +107,7 @@ def test_an_older_start_notices_by_itself(tmp_path, monkeypatch):
   as_job(monkeypatch, "7", 0)
   older = FolderLock(tmp_path, superseded=lambda _: told.set(), renewed_every=0.05)
   as_job(monkeypatch, "7", 1)
-  with lock_folder(tmp_path):
+  with contextlib.closing(FolderLock(tmp_path)):
     assert told.wait(10)
   older.close()
 
@@ -152,7 +153,7 @@ def test_an_owner_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path, h
 
 
 def test_a_lost_or_damaged_owner_file_ends_nobody(tmp_path):
-  with lock_folder(tmp_path) as lock:
+  with contextlib.closing(FolderLock(tmp_path)) as lock:
     (tmp_path / OWNER).write_text('{"incarnation": 1, "tok')
     lock.check()
     (tmp_path / OWNER).unlink()
@@ -163,7 +164,7 @@ def test_a_lost_or_damaged_owner_file_ends_nobody(tmp_path):
 
 def test_a_start_that_stands_still_inside_a_short_lock(tmp_path, monkeypatch):
   monkeypatch.setattr(lock_lib, "_SHORT", 0.2)
-  with lock_folder(tmp_path) as lock, lock.writing():
+  with contextlib.closing(FolderLock(tmp_path)) as lock, lock.writing():
     with (
       pytest.raises(UserError, match="is locked by a process that hangs"),
       lock.writing(),

@@ -1,5 +1,6 @@
 """Reports: their figures, names that look like HTML, many classes, comparisons, a real browser."""
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -18,7 +19,7 @@ import pytest
 from in_process import command, mistake
 from scipy import stats
 
-from jaxspeed.cluster.folder_lock import lock_folder
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config import recipe, stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
@@ -269,7 +270,7 @@ def test_a_run_without_result_or_epochs(tmp_path):
 
 def test_watching_ends_with_a_run_that_stopped(tmp_path):
   folder, page = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
-  with lock_folder(folder):
+  with contextlib.closing(FolderLock(folder)):
     assert command("report", str(folder), f"--out={page}").returncode == 0
     assert "still training: epoch 4" in "".join(Parsed(page.read_text()).text)
   assert command("report", str(folder), f"--out={page}", "--watch=5").returncode == 0

@@ -1,5 +1,6 @@
 """What a report refuses: places that it must not write, and files that are no run's."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -11,7 +12,7 @@ import pytest
 from in_process import command, mistake
 from test_report import write_run
 
-from jaxspeed.cluster.folder_lock import lock_folder
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
@@ -181,8 +182,8 @@ def test_bars_and_their_means_say_of_how_many_runs_they_are():
 def test_a_setting_says_whether_its_runs_still_run(tmp_path):
   for name, peak in (("a", 0.1), ("b", 0.3)):
     write_run(tmp_path / name, peak=peak, finished=False)
-  with lock_folder(tmp_path / "a"):
-    with lock_folder(tmp_path / "b"):
+  with contextlib.closing(FolderLock(tmp_path / "a")):
+    with contextlib.closing(FolderLock(tmp_path / "b")):
       pass
     shown = page(groups_of(read_all([tmp_path])), now=NOW)
   assert ">running<" in shown and ">stopped<" in shown

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.cluster.folder_lock import FolderLock, lock_folder
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config.stored import FORMAT
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.precision import LossScale
@@ -372,7 +372,7 @@ def test_a_checkpoint_carries_its_start_and_an_older_one_writes_none(tmp_path, m
   older = FolderLock(tmp_path, superseded=lose)
   save(folder, 1, incarnation=older.incarnation, lock=older)
   monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-  with lock_folder(tmp_path) as newer:
+  with contextlib.closing(FolderLock(tmp_path)) as newer:
     save(folder, 2, incarnation=newer.incarnation, lock=newer)
     with pytest.raises(KeyError, match="taken over by start 2"):
       save(folder, 3, incarnation=older.incarnation, lock=older)

@@ -302,7 +302,7 @@ OWNERS = {
   "": "it is no JSON",
   "[]": "Input should be an object",
   json.dumps(OWNER | {"incarnation": "1"}): "incarnation: Input should be a valid integer",
-  json.dumps(OWNER | {"incarnation": 2**32}): "incarnation 4294967296",
+  json.dumps(OWNER | {"incarnation": 2**32}): "incarnation: Input should be less than 1073741824",
 }
 
 
