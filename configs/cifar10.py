@@ -2,12 +2,12 @@
 
   python -m jaxspeed.train --config=configs/cifar10.py --config.data.path=PATH
 
-Source: hiverge/cifar10-speedrun at 06c6072 of 17 October 2025. The newest public copy found
-since is 5cd49b1 of 30 September, with the same rates but 7.59 epochs, of which 0.19 train the
-whitening bias: 94.01 % in 2.015 s. 7.65 and 0.2 were seen together in a copy without its commit;
-what 06c6072 publishes could not be read again: 1.98 s for whitening, training and evaluation on one
-A100 (94.02 %, standard deviation 0.13 %, 2,000 runs). jaxspeed: 93.93 % (one run,
-float32, two CPU cores, results/cifar10.json); not yet timed on a GPU.
+Source: hiverge/cifar10-speedrun at 06c6072 of 17 October 2025: 1.98 s for whitening, training and
+evaluation on one A100 (94.02 %, standard deviation 0.13 %, 2,000 runs). It could not be read again:
+the newest public copy found since, 5cd49b1 of 30 September, has the same rates but 7.59 epochs, of
+which 0.19 train the whitening bias (94.01 % in 2.015 s); 7.65 and 0.2 are from a copy without its
+commit. jaxspeed: 93.93 % (one run, float32, two CPU cores, results/cifar10.json); not yet timed on
+a GPU.
 """
 
 from jaxspeed.config import fields

@@ -21,8 +21,6 @@ from its permutation come first in the next epoch.
 
 from jaxspeed.config import fields
 
-VARIANTS = ("94", "94_muon", "95", "96", "96_faster")
-
 
 def _published(file, top1, runs, seconds):
   return dict(
@@ -45,7 +43,7 @@ PUBLISHED = {
 
 
 def get_config(variant="94_muon"):
-  variant = fields.variant_of(variant, VARIANTS, __file__)
+  variant = fields.variant_of(variant, PUBLISHED, __file__)
   config = base()
   config.name = f"cifar10_airbench/{variant}"
   if variant == "94":

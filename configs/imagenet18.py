@@ -23,8 +23,6 @@ the original (data.antialias=True).
 
 from jaxspeed.config import fields
 
-VARIANTS = ("1", "2", "4", "8", "16")
-
 
 def _published(gpus, top5, seconds, source="cybertronai/imagenet18_old, train.py"):
   return dict(
@@ -46,7 +44,7 @@ PUBLISHED = {
 
 
 def get_config(machines="1"):
-  machines = fields.variant_of(machines, VARIANTS, __file__)
+  machines = fields.variant_of(machines, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet18/{machines}"
   phases, segments = {"1": one, "2": two, "4": four, "8": eight, "16": sixteen}[machines]()

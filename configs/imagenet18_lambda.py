@@ -21,7 +21,6 @@ epoch of 224 px. Lambda's top-1 with 8 GPUs: 32.3 % after epoch 5, 27.3 % after 
 
 from jaxspeed.config import fields
 
-VARIANTS = ("8", "4")
 PUBLISHED = {
   "8": dict(
     source="lambdal/imagenet18, README",
@@ -44,7 +43,7 @@ PUBLISHED = {
 
 
 def get_config(gpus="8"):
-  gpus = fields.variant_of(gpus, VARIANTS, __file__)
+  gpus = fields.variant_of(gpus, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet18_lambda/{gpus}"
   if gpus == "8":

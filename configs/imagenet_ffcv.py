@@ -35,7 +35,6 @@ RAMPS = {
   "56": (41, 48),
   "88": (65, 76),
 }
-VARIANTS = tuple(RAMPS)
 
 
 def _published(top1, top5, minutes):
@@ -60,7 +59,7 @@ PUBLISHED = {
 
 
 def get_config(epochs="32"):
-  epochs = fields.variant_of(epochs, VARIANTS, __file__)
+  epochs = fields.variant_of(epochs, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet_ffcv/{epochs}"
   config.epochs = float(epochs)

@@ -53,7 +53,6 @@ POINTS = {
   "65536": (24.699, 31, 0.951807, 1e-4, 1_133),
   "67840": (24.699, 31, 0.951807, 1e-4, 1_133),
 }
-VARIANTS = (*POINTS, "81920")
 
 # Epochs until 75.9 % top-1; MLPerf's reference convergence points have no time.
 _EPOCHS = {
@@ -82,7 +81,7 @@ PUBLISHED["81920"] = dict(
 
 
 def get_config(batch="32768"):
-  batch = fields.variant_of(batch, VARIANTS, __file__)
+  batch = fields.variant_of(batch, PUBLISHED, __file__)
   config = base()
   config.name = f"imagenet_lars/{batch}"
   config.batch_size = int(batch)

@@ -27,12 +27,11 @@ PUBLISHED = {
   "90": dict(source="big_vision", hardware="TPU v3-8", top1=0.765),
   "300": dict(source="big_vision", hardware="TPU v3-8", top1=0.80),
 }
-VARIANTS = tuple(PUBLISHED)
 _IMAGES, _BATCH, _WARMUP_STEPS = 1_281_167, 1024, 10_000
 
 
 def get_config(epochs="90"):
-  epochs = fields.variant_of(epochs, VARIANTS, __file__)
+  epochs = fields.variant_of(epochs, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet_vit/{epochs}"
   config.epochs = float(epochs)

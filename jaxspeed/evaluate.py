@@ -75,16 +75,15 @@ def main() -> None:
     if config is not None:
       effects.check(config, fields.overridden(), command="evaluate")
     with exit_on_sigterm():
-      if export.value:
-        # Checked before an evaluation that may take hours.
-        trained = pathlib.Path(command_line.required("workdir", run_named))
-        exported = expanded(export.value, "--export")
-        export_lib.check_export(trained, exported)
-      if run_named or config is None:
-        folder = pathlib.Path(command_line.required("workdir", run_named))
-        rows = [*evaluate(folder, step=step.value, config=config)]
+      if config is not None and not (run_named or export.value):
+        rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
       else:
-        rows = [*evaluate_pretrained(with_last_mode(config), given=fields.overridden())]
+        folder = pathlib.Path(command_line.required("workdir", run_named))
+        exported = expanded(export.value, "--export")
+        if export.value:
+          # Before an evaluation that may take hours.
+          export_lib.check_export(folder, exported)
+        rows = evaluate(folder, step=step.value, config=config)
       if as_json.value:
         for row in rows:
           output.print_json(row)
@@ -92,7 +91,7 @@ def main() -> None:
         print("\n".join(map(printable, _table(rows))))
       if export.value:
         # The checkpoint that was evaluated, even if the run has saved a newer one since.
-        export_lib.export(trained, exported, step=step.value or rows[0]["step"])
+        export_lib.export(folder, exported, step=step.value or rows[0]["step"])
 
   command_line.run(run, define=define, command="evaluate")
 

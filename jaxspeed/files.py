@@ -96,9 +96,8 @@ def _refuse_device(path: str | os.PathLike[str]) -> None:
   except OSError:
     return
   # The link /dev/stdout may lead to a regular file: the link would be replaced, for every process.
-  if os.path.realpath(os.path.dirname(path) or ".") == "/dev":
-    raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
-  if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+  in_dev = os.path.realpath(os.path.dirname(path) or ".") == "/dev"
+  if in_dev or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
     raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
 
 
@@ -314,15 +313,13 @@ def read_bytes(path: pathlib.Path) -> bytes:
   """
   try:
     with open_regular(path) as file:
-      size = os.fstat(file.fileno()).st_size
-      content = file.read() if size <= _MOST_BYTES else b""
+      if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes")
+      return file.read()
   except FileNotFoundError:
     raise
   except OSError as error:
     raise ValueError(error.strerror or str(error)) from None
-  if size > _MOST_BYTES:
-    raise ValueError(f"it has {size:,} bytes")
-  return content
 
 
 def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:

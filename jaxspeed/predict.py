@@ -18,7 +18,7 @@ import contextlib
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -54,35 +54,25 @@ def main() -> None:
     config = config_flag.value
     if workdir.value and config is not None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
-    folder_named = workdir.value
-    if config is None and (workdir.value or os.path.isdir(images[0] if images else "")):
-      folder_named, images = take_run(workdir.value, images)
-    if not images:
-      raise UserError("name one or more image files after the flags.")
-    given = fields.overridden() if config is not None else []
     if config is not None:
+      given = fields.overridden()
       effects.check(config, given, command="predict")
-      config = with_last_mode(config)
-    elif not folder_named:
+      opened = run_predict.pretrained_predictor(with_last_mode(config), given)
+    elif workdir.value or os.path.isdir(images[0] if images else ""):
+      folder, images = take_run(workdir.value, images)
+      assert folder is not None
+      opened = run_predict.run_predictor(pathlib.Path(folder), step.value)
+    elif images:
       raise UserError(
         f"{images[0]} is not a folder of a run: name the run first, as in jaxspeed predict runs/a "
         "cat.png."
       )
-    else:
-      folder = pathlib.Path(folder_named)
+    if not images:
+      raise UserError("name one or more image files after the flags.")
     if csv.value is not None:
-      opened = (
-        run_predict.run_predictor(folder, step.value)
-        if config is None
-        else run_predict.pretrained_predictor(config, given)
-      )
       _write_table(csv.value, images, opened, top.value or 1)
       return
-    how: dict[str, Any] = {"top": top.value or 5, "on_error": output.say}
-    if config is not None:
-      rows = run_predict.predict_pretrained(config, images, given=given, **how)
-    else:
-      rows = run_predict.predict(folder, images, step=step.value, **how)
+    rows = run_predict.predict(opened, images, top=top.value or 5, on_error=output.say)
     for image, likeliest in zip(images, rows, strict=True):
       if likeliest is not None:
         print(printable(image))

@@ -76,12 +76,9 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("name the recipe to train, as in: jaxspeed train quickstart.")
-    make_screen = functools.partial(
-      JsonScreen if json_flag.value else Screen, quiet=output.is_quiet()
-    )
-    hooks = dataclasses.replace(COMMAND, make_screen=make_screen)
-    if profile_flag.value is not None:
-      hooks = dataclasses.replace(hooks, profile=parse_steps(profile_flag.value))
+    screen = functools.partial(JsonScreen if json_flag.value else Screen, quiet=output.is_quiet())
+    steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
+    hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
     checks.check(config)
     notes = effects.check(config, fields.overridden(), command="train")

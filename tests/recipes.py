@@ -19,7 +19,7 @@ AIRBENCH = recipe("cifar10_airbench")
 
 RECIPES = [
   ("cifar10", ""),
-  *(("cifar10_airbench", variant) for variant in AIRBENCH.VARIANTS),
+  *(("cifar10_airbench", variant) for variant in AIRBENCH.PUBLISHED),
   ("cifar10_hlb", ""),
   *(("cifar10_resnet9", rung) for rung in LADDER.RUNGS),
   ("cifar100", ""),
@@ -30,10 +30,10 @@ STREAMED = [
   *(
     (name, variant)
     for name in ("imagenet18", "imagenet18_lambda", "imagenet_ffcv", "imagenet_lars")
-    for variant in recipe(name).VARIANTS
+    for variant in recipe(name).PUBLISHED
   ),
   ("imagenet_21epochs", ""),
-  *(("imagenet_vit", epochs) for epochs in recipe("imagenet_vit").VARIANTS),
+  *(("imagenet_vit", epochs) for epochs in recipe("imagenet_vit").PUBLISHED),
   ("finetune", ""),
   ("imagenette", ""),
   ("smoke_imagenet", ""),

@@ -288,7 +288,8 @@ class FolderLock:
     """
     path = self._folder / OWNER
     advice = f"remove {path.name} if no other job writes there, or choose another --workdir"
-    return _owner_of(read_json(path, Owner, advice))
+    found = read_json(path, Owner, advice)
+    return None if found is None else _owner_of(found)
 
   def _write(self, owner: Owner) -> None:
     write_atomically(self._folder / OWNER, dump_json(dataclasses.asdict(owner), indent=1) + "\n")
@@ -324,6 +325,6 @@ def run_has_ended(folder: pathlib.Path) -> bool:
   return owner.released or (owner.is_here() and not is_locked(folder / LOCK))
 
 
-def _owner_of(found: Mapping[str, Any] | None) -> Owner | None:
+def _owner_of(found: Mapping[str, Any]) -> Owner:
   names = {field.name for field in dataclasses.fields(Owner)}
-  return found and Owner(**{name: value for name, value in found.items() if name in names})
+  return Owner(**{name: value for name, value in found.items() if name in names})

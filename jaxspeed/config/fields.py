@@ -17,6 +17,7 @@ prints the strings below the fields. The groups of fields are here, in `image_fi
 
 import math
 import os
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from absl import flags
@@ -267,7 +268,7 @@ def imagenet() -> ConfigDict:
   return config
 
 
-def variant_of(variant: str | None, variants: tuple[str, ...], file: str) -> str:
+def variant_of(variant: str | None, variants: Collection[str], file: str) -> str:
   """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
   if variant in variants:
     return str(variant)

@@ -106,7 +106,7 @@ def facts_of(name: str) -> Facts:
     raise UserError(
       f"{path}: PUBLISHED must map each variant to a dict with fields of {known}{what}."
     ) from None
-  variants = [*dict.fromkeys([*map(str, getattr(module, "VARIANTS", ())), *rows])] or [""]
+  variants = [*rows] or [""]
   first = next(iter(inspect.signature(get_config).parameters.values()), None)
   default = first.default if first and first.default in variants else variants[0]
   title = (module.__doc__ or "").strip().partition("\n")[0]

@@ -203,57 +203,32 @@ def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Ite
 
 
 def predict(
-  folder: pathlib.Path,
+  opened: contextlib.AbstractContextManager[Predictor],
   images: Sequence[str],
   *,
-  step: CheckpointStep = None,
   top: int = 5,
   on_error: OnError | None = None,
 ) -> list[Prediction | None]:
-  """The likeliest classes of image files, with their probabilities, from the weights of a run.
+  """The likeliest classes of image files, with their probabilities.
 
   Args:
-    folder: as in `run_predictor`.
+    opened: `run_predictor` or `pretrained_predictor`, which is entered here.
     images: the names of the image files.
-    step: as in `run_predictor`.
     top: the number of classes to return for each image.
     on_error: a function called with the error for a file that is no image; the file's result is
       then None. Without a function, the error is raised.
 
   Raises:
-    UserError: a file is no image, the folder holds no run, or logits are not finite.
+    UserError: a file is no image, the weights cannot be opened, or logits are not finite.
   """
-  with run_predictor(folder, step) as predictor:
-    return _predict(predictor, images, top, on_error)
-
-
-def predict_pretrained(
-  config: ConfigDict,
-  images: Sequence[str],
-  *,
-  top: int = 5,
-  given: Collection[str] = (),
-  on_error: OnError | None = None,
-) -> list[Prediction | None]:
-  """`predict` with the weights at `config.pretrained.path`; arguments as in `pretrained_predictor`.
-
-  Raises:
-    UserError: as `predict` and `pretrained_predictor`.
-  """
-  with pretrained_predictor(config, given) as predictor:
-    return _predict(predictor, images, top, on_error)
-
-
-def _predict(
-  predictor: Predictor, images: Sequence[str], top: int, on_error: OnError | None
-) -> list[Prediction | None]:
   found: list[Prediction | None] = []
-  for each in predictor.predict(images, predictor.compiled(len(images)), top):
-    if isinstance(each, BrokenImage):
-      if on_error is None:
-        raise each
-      on_error(each)
-    found.append(None if isinstance(each, BrokenImage) else each)
+  with opened as predictor:
+    for each in predictor.predict(images, predictor.compiled(len(images)), top):
+      if isinstance(each, BrokenImage):
+        if on_error is None:
+          raise each
+        on_error(each)
+      found.append(None if isinstance(each, BrokenImage) else each)
   return found
 
 

@@ -21,10 +21,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def test_every_imagenet_recipe_is_here():
   files = (path.stem for path in (ROOT / "configs").glob("*imagenet*.py"))
-  variants = {file: getattr(recipe(file), "VARIANTS", ()) for file in files}
-  named = {
-    f"{file}:{variant}".rstrip(":") for file in variants for variant in variants[file] or [""]
-  }
+  variants = {file: recipe(file).PUBLISHED for file in files}
+  named = {f"{file}:{variant}".rstrip(":") for file in variants for variant in variants[file]}
   assert named == GPUS.keys()
 
 
@@ -226,7 +224,7 @@ def test_fujitsus_batch_has_the_numbers_of_its_mlperf_entry():
 )
 def test_a_variant_that_is_not_there_is_refused_with_the_variants(name):
   module = recipe(name)
-  with pytest.raises(UserError, match=f"no variant '3'.* {module.VARIANTS[-1]}"):
+  with pytest.raises(UserError, match=f"no variant '3'.* {[*module.PUBLISHED][-1]}"):
     module.get_config("3")
 
 

@@ -32,7 +32,7 @@ from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.evaluation import evaluate, predictions_of
-from jaxspeed.run.predict import predict
+from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
@@ -461,7 +461,7 @@ def test_shards_train_as_their_folder_does(places, tmp_path):
 
 def test_predictions_of_a_streamed_run(finished, places):
   folder, _ = finished
-  (row,) = predict(folder, [str(places[0] / "val" / "class_3" / "003.jpg")], top=4)
+  (row,) = predict(run_predictor(folder), [str(places[0] / "val" / "class_3" / "003.jpg")], top=4)
   assert {name for name, _ in row} == {f"class_{i}" for i in range(4)}
   assert sum(p for _, p in row) == pytest.approx(1.0, abs=1e-5)
 
@@ -497,7 +497,7 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   assert "1 file in the class folders is left out" in printed and ".heic (1)" in printed
   assert "\x1b" not in printed and "could not be read" not in printed
   shown = [str(tmp_path / "photos" / names[i % 2] / f"{i}.jpeg") for i in (0, 1)]
-  rows = predict(tmp_path / "run", shown)
+  rows = predict(run_predictor(tmp_path / "run"), shown)
   # Which of them is likelier depends on so short a training, and so on the processor.
   assert [{name for name, _ in row} for row in rows] == [set(names)] * 2
   assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list(names)

@@ -10,7 +10,7 @@ from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
-from jaxspeed.run.predict import predict
+from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 
@@ -49,7 +49,7 @@ def test_it_is_evaluated_and_predicts_in_float64(finished, tmp_path):
   (row,) = evaluate(folder)
   assert (row["top1"], row["loss"]) == (result["top1"], row_of(folder)["eval_loss"])
   image.fromarray(np.full((8, 8, 3), 100, np.uint8)).save(tmp_path / "grey.png")
-  (likeliest,) = predict(folder, [str(tmp_path / "grey.png")], top=10)
+  (likeliest,) = predict(run_predictor(folder), [str(tmp_path / "grey.png")], top=10)
   assert abs(sum(p for _, p in likeliest) - 1) < 1e-14
   assert jax.numpy.zeros(1).dtype == np.float32
 

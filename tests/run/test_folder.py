@@ -31,7 +31,7 @@ from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.finish import finish
 from jaxspeed.run.folder import look, make, taken
 from jaxspeed.run.hooks import COMMAND
-from jaxspeed.run.predict import predict
+from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.run import Run
 from jaxspeed.run.session import train
@@ -549,7 +549,7 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
     evaluate(folder)
   Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
   with pytest.raises(UserError, match="logits that are not finite: choose another --step"):
-    predict(folder, [str(tmp_path / "a.png")])
+    predict(run_predictor(folder), [str(tmp_path / "a.png")])
 
 
 def test_a_stored_precision_may_be_auto(run, tmp_path):

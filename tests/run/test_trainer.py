@@ -27,7 +27,7 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import session, setup
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.evaluation import evaluate
-from jaxspeed.run.predict import predict
+from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import FOLLOWING, open_data
@@ -191,7 +191,7 @@ def test_a_runs_folder_names_no_place_for_compiled_programs(finished, tmp_path):
   path.write_text(json.dumps(config | {"compile_cache": str(tmp_path / "programs")}))
   assert evaluate(folder)[0]["data"].startswith("scikit-learn's digits")
   Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-  predict(folder, [str(tmp_path / "a.png")])
+  predict(run_predictor(folder), [str(tmp_path / "a.png")])
   assert not (tmp_path / "programs").exists()
 
 
@@ -485,7 +485,7 @@ def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
   assert train(config, str(tmp_path / "run")) == result
   assert evaluate(tmp_path / "run")[0]["top1"] == result["top1"]
   Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
-  (row,) = predict(tmp_path / "run", [str(tmp_path / "a.png")])
+  (row,) = predict(run_predictor(tmp_path / "run"), [str(tmp_path / "a.png")])
   assert {name for name, _ in row} == {"cat", "dog", "red fox"}
   # A number that the command line gives is one that is meant.
   for field, message in (
@@ -536,19 +536,19 @@ def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
   pixels = (load_digits().images[0] * 255 / 16).astype(np.uint8)
   Image.fromarray(pixels).save(tmp_path / "grey.png")
   Image.fromarray(np.repeat(pixels[..., None], 3, -1)).resize((80, 120)).save(tmp_path / "b.jpg")
-  rows = predict(folder, [str(tmp_path / "grey.png"), str(tmp_path / "b.jpg")])
+  rows = predict(run_predictor(folder), [str(tmp_path / "grey.png"), str(tmp_path / "b.jpg")])
   assert len(rows) == 2
   for row in rows:
     names, probabilities = zip(*row, strict=True)
     assert len(set(names)) == 5 and set(names) <= set("0123456789")
     assert list(probabilities) == sorted(probabilities, reverse=True)
     assert 0 < sum(probabilities) <= 1 + 1e-6
-  all_rows = predict(folder, [str(tmp_path / "grey.png")], top=10)
+  all_rows = predict(run_predictor(folder), [str(tmp_path / "grey.png")], top=10)
   assert sum(p for _, p in all_rows[0]) == pytest.approx(1.0, abs=1e-5)
   (tmp_path / "text.png").write_text("no image")
   for name, words in [("text.png", "cannot be read as an image"), ("none.png", "no such file")]:
     with pytest.raises(UserError, match=words):
-      predict(folder, [str(tmp_path / name)])
+      predict(run_predictor(folder), [str(tmp_path / name)])
 
 
 def test_a_run_has_one_plan_and_pins_its_config_once(cache, tmp_path, monkeypatch):

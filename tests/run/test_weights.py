@@ -22,7 +22,7 @@ from jaxspeed.run import evaluation
 from jaxspeed.run.evaluation import evaluate_pretrained
 from jaxspeed.run.export import check_export, export
 from jaxspeed.run.planned import planned
-from jaxspeed.run.predict import predict, predict_pretrained, read_image
+from jaxspeed.run.predict import predict, pretrained_predictor, read_image, run_predictor
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
@@ -112,30 +112,30 @@ def test_predictions_with_weights_are_those_of_their_run(trained):
   weighed = config.copy_and_resolve_references()
   weighed.pretrained.path = str(folder / "net.safetensors")
   images = [str(folder / "images" / "val" / f"class_{i}" / f"00{i}.jpg") for i in range(4)]
-  expected = predict(folder / "run", images)
-  found = predict_pretrained(weighed, images)
+  expected = predict(run_predictor(folder / "run"), images)
+  found = predict(pretrained_predictor(weighed), images)
   for one, other in zip(found, expected, strict=True):
     assert [name for name, _ in one] == [name for name, _ in other]
     np.testing.assert_allclose([p for _, p in one], [p for _, p in other], rtol=1e-5)
   # Without the data set, the file's own names are used; those of torchvision have none.
   weighed.data.update(path="", classes=1000)
-  named = predict_pretrained(weighed, images)
+  named = predict(pretrained_predictor(weighed), images)
   assert [name for name, _ in named[0]] == [name for name, _ in expected[0]]
   with pytest.raises(UserError, match="has 4 classes, but .* 5: .*--config.data.classes=4 to pred"):
     weighed.data.classes = 5
-    predict_pretrained(weighed, images, given=["data.classes"])
+    predict(pretrained_predictor(weighed, ["data.classes"]), images)
   weighed.pretrained.path = str(folder / "published.safetensors")
   tensors = safetensors_numpy.load_file(folder / "net.safetensors")
   safetensors_numpy.save_file(tensors, weighed.pretrained.path)
   weighed.data.classes = 4
-  numbered = predict_pretrained(weighed, images)
+  numbered = predict(pretrained_predictor(weighed), images)
   assert [f"class_{name}" for name, _ in numbered[0]] == [name for name, _ in expected[0]]
   weighed.pretrained.path = str(folder / "net.safetensors")
   weighed.data.path = str(write_folder(folder / "three", classes=3))
   with pytest.raises(UserError, match="has 3 classes, and config.data.classes is 4"):
-    predict_pretrained(weighed, images, given=["data.classes"])
+    predict(pretrained_predictor(weighed, ["data.classes"]), images)
   with pytest.raises(UserError, match="has 4 classes, but the model has 3: choose the data set"):
-    predict_pretrained(weighed, images)
+    predict(pretrained_predictor(weighed), images)
 
 
 def test_weights_are_not_given_the_names_of_other_classes(trained, tmp_path, capsys):
@@ -149,14 +149,17 @@ def test_weights_are_not_given_the_names_of_other_classes(trained, tmp_path, cap
     (tmp_path / "images" / split / "class_3").rename(tmp_path / "images" / split / "moth")
   image = image.replace("class_3", "moth")
   words = f"{path} was trained with the class class_3, and {data} has the class moth in its place: "
-  for use in (lambda: evaluate_pretrained(weighed), lambda: predict_pretrained(weighed, [image])):
+  for use in (
+    lambda: evaluate_pretrained(weighed),
+    lambda: predict(pretrained_predictor(weighed), [image]),
+  ):
     with pytest.raises(UserError, match=re.escape(words)):
       use()
   # A file of torchvision has no names.
   tensors = safetensors_numpy.load_file(path)
   weighed.pretrained.path = str(tmp_path / "published.safetensors")
   safetensors_numpy.save_file(tensors, weighed.pretrained.path)
-  assert "moth" in [name for name, _ in predict_pretrained(weighed, [image])[0]]
+  assert "moth" in [name for name, _ in predict(pretrained_predictor(weighed), [image])[0]]
   # Numbers cannot be compared with names.
   weighed.pretrained.path = path
   for split in ("train", "val"):
@@ -164,7 +167,7 @@ def test_weights_are_not_given_the_names_of_other_classes(trained, tmp_path, cap
       (tmp_path / "images" / split / name).rename(tmp_path / "images" / split / str(number))
   capsys.readouterr()
   image = image.replace("moth", "3")
-  assert {name for name, _ in predict_pretrained(weighed, [image])[0]} == set("0123")
+  assert {name for name, _ in predict(pretrained_predictor(weighed), [image])[0]} == set("0123")
   told = capsys.readouterr().err
   assert f"the classes of {path} and {data} are taken in the same order" in told
 
