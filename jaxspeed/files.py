@@ -280,17 +280,16 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
   try:
     string = text if isinstance(text, str) else text.decode()
     value = json.loads(string, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
-    deep = _deep(value)
+    if _deep(value):
+      raise RecursionError
   except json.JSONDecodeError as error:
     raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
   except UnicodeDecodeError:
     raise ValueError("it is no text in UTF-8") from None
   except RecursionError:
-    deep = True
-  if deep:
-    raise ValueError("it is nested too deeply")
-  if kind is not Any and (reason := _misfit(string, kind)):
-    raise ValueError(reason)
+    raise ValueError("it is nested too deeply") from None
+  if kind is not Any:
+    _check_kind(string, kind)
   return value
 
 
@@ -346,16 +345,15 @@ def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
   return pydantic.TypeAdapter(kind)
 
 
-def _misfit(text: str, kind: Any) -> str:
-  """Why a JSON text does not have a type, in a few words; '' if it does."""
+def _check_kind(text: str, kind: Any) -> None:
+  """Raises a ValueError that says in a few words why a JSON text does not have a type."""
   try:
     # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
     _checker(kind).validate_json(text, strict=True)
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else str(first["msg"])
-  return ""
+    raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
 def _deep(value: Any) -> bool:
