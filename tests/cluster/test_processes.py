@@ -15,7 +15,7 @@ from tolerances import EQUAL, assert_equal
 from toy_images import params_of, write_folder
 
 from jaxspeed.cluster import processes as processes_lib
-from jaxspeed.cluster.peers import Peers, find_peers, first_host, own_gpus
+from jaxspeed.cluster.peers import Peers
 from jaxspeed.errors import LOST_PEER, UserError
 from jaxspeed.records.thumbnails import FILE as THUMBNAILS
 from jaxspeed.records.thumbnails import read_thumbnails
@@ -23,129 +23,6 @@ from jaxspeed.records.writer import read_metrics
 
 QUICKSTART = "--config=configs/quickstart.py"
 CPP_LOG = re.compile(r"WARNING: All log messages before absl::|[IWE]\d{4} \d\d:")
-
-
-def test_a_process_on_its_own_has_no_peers():
-  assert find_peers(environment={}) is None
-  assert find_peers("host:1", 1, 0, environment={}) is None
-  # The shell of a batch script is no step of Slurm.
-  assert find_peers(environment={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) is None
-
-
-def test_flags_come_first():
-  environment = {"SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}
-  peers = find_peers("10.0.0.1:62000", 2, 1, environment=environment)
-  assert peers == Peers("10.0.0.1:62000", 2, 1, None, 0, "the flags")
-
-
-SLURM = {
-  "SLURM_JOB_ID": "4711",
-  "SLURM_STEP_ID": "0",
-  "SLURM_STEP_NODELIST": "gpu[07-08],login1",
-  "SLURM_STEP_NUM_TASKS": "6",
-  "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-  "SLURM_PROCID": "3",
-  "SLURM_NODEID": "1",
-  "SLURM_LOCALID": "1",
-}
-
-
-def test_a_step_of_slurm():
-  peers = find_peers(environment=SLURM)
-  assert (peers.processes, peers.process, peers.local, peers.local_process) == (6, 3, 2, 1)
-  host, _, port = peers.coordinator.partition(":")
-  assert host == "gpu07" and 61440 <= int(port) < 65536
-  assert find_peers(environment=SLURM | {"SLURM_PROCID": "0"}).coordinator == peers.coordinator
-  other = find_peers(environment=SLURM | {"SLURM_JOB_ID": "4712"}).coordinator
-  assert other.partition(":")[2] != port
-  assert find_peers(environment=SLURM | {"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}).local == 1
-  # An address that is given counts also here.
-  given = find_peers(environment=SLURM | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"})
-  assert given.coordinator == "127.0.0.1:9" and given.process == 3
-
-
-OPEN_MPI = {
-  "OMPI_COMM_WORLD_SIZE": "4",
-  "OMPI_COMM_WORLD_RANK": "2",
-  "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-  "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-}
-
-
-def test_open_mpi_of_version_4_and_5():
-  uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
-  peers = find_peers(environment=OPEN_MPI | uri)
-  assert (peers.processes, peers.process, peers.local, peers.local_process) == (4, 2, 2, 0)
-  assert peers.coordinator.startswith("10.96.0.1:")
-  one_host = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "prterun-a-1@1"}
-  assert find_peers(environment=one_host).coordinator.startswith("127.0.0.1:")
-  with pytest.raises(
-    UserError, match="mpirun does not say where process 0 runs: add --coordinator"
-  ):
-    find_peers(environment=OPEN_MPI)
-  assert find_peers("node1:62000", environment=OPEN_MPI).coordinator == "node1:62000"
-
-
-def test_an_indexed_job_of_kubernetes():
-  environment = {
-    "JAX_COORDINATOR_ADDRESS": "train-worker-0-0.train:62000",
-    "JAX_NUM_PROCESSES": "4",
-    "JOB_COMPLETION_INDEX": "3",
-  }
-  peers = find_peers(environment=environment)
-  assert (peers.coordinator, peers.processes, peers.process) == (
-    "train-worker-0-0.train:62000",
-    4,
-    3,
-  )
-  assert find_peers(environment=environment | {"JAX_PROCESS_ID": "1"}).process == 1
-
-
-@pytest.mark.parametrize(
-  "arguments, environment, sentence",
-  [
-    (("h:1", 2, None), {}, "--process_id is missing: .* belong together"),
-    ((None, 2, 0), {}, "--coordinator is missing"),
-    (("h:1", None, None), {}, "--num_processes is missing"),
-    (("h:1", 2, 2), {}, r"process_id is 2 of num_processes 2 \(the flags\): it counts from 0"),
-    (("host", 2, 0), {}, "the coordinator 'host' .* is no HOST:PORT"),
-    (("host:99999", 2, 0), {}, "is no HOST:PORT"),
-    ((), {"JAX_NUM_PROCESSES": "x", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "h:1"},
-     "JAX_NUM_PROCESSES=x is no number"),
-    ((), {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "JAX_COORDINATOR_ADDRESS=HOST:PORT"),
-  ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_named(arguments, environment, sentence):
-  with pytest.raises(UserError, match=sentence):
-    find_peers(*arguments, environment=environment)
-
-
-@pytest.mark.parametrize(
-  "hosts, first",
-  [("n1", "n1"), ("n[1-3]", "n1"), ("n[07,09],m1", "n07"), ("a-b,c", "a-b"), ("n[12]", "n12")],
-)
-def test_the_first_host_of_a_list(hosts, first):
-  assert first_host(hosts) == first
-
-
-def peers_of(local, local_process=0):
-  return Peers("h:1", 8, 0, local, local_process, "a test")
-
-
-def test_gpus_are_shared_out_among_the_processes_of_a_host():
-  eight = [str(i) for i in range(8)]
-  # One process a host has all of them, where Slurm's detection in JAX would give it the first.
-  assert own_gpus(peers_of(1), eight, bound=False) is None
-  assert own_gpus(peers_of(None), eight, bound=False) is None
-  assert own_gpus(peers_of(8, 5), eight, bound=False) == [5]
-  assert own_gpus(peers_of(2, 1), eight, bound=True) == [4, 5, 6, 7]
-  # Already its own one by --gpus-per-task: number 5 of one visible GPU does not exist.
-  assert own_gpus(peers_of(8, 5), ["3"], bound=True) is None
-  assert own_gpus(peers_of(2), [], bound=False) is None
-  with pytest.raises(
-    UserError, match="3 processes share the 8 GPUs of .*: start one process per GPU"
-  ):
-    own_gpus(peers_of(3), eight, bound=False)
 
 
 def test_a_coordinator_that_cannot_be_reached_is_a_sentence(monkeypatch):
@@ -169,7 +46,7 @@ def test_a_coordinator_that_cannot_be_reached_is_a_sentence(monkeypatch):
 
   monkeypatch.setattr(socket, "getaddrinfo", unknown)
   with pytest.raises(UserError, match="host 'nowhere' .* is not known on this one"):
-    processes_lib._resolve("nowhere", peers_of(1), patience=0.1)
+    processes_lib._resolve("nowhere", Peers("h:1", 8, 0, 1, 0, "a test"), patience=0.1)
 
 
 def listening(port):
