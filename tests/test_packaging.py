@@ -87,7 +87,7 @@ for words in (["recipes"], *plans):
   sys.argv = ["jaxspeed", *words]
   from absl import flags
   names = ("config", "import", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms")
-  for name in (*names, "json", "quiet"):
+  for name in (*names, "json", "quiet", "help", "h"):
     if name in flags.FLAGS:
       delattr(flags.FLAGS, name)
   main()

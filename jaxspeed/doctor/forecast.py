@@ -23,9 +23,9 @@ from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S, Cluster, cluster_of
 from jaxspeed.scaling.predict import decoded_per_core, predict
 from jaxspeed.scaling.work import PASSES, RESNET50, work_of
 
-# Share of a CPU's matrix ceiling that a step of ResNet-9 of width 64 reaches: 99 GFLOP/s
-# (results/bench_cpu_width64.json) of the 237 of two cores with 32 operations a cycle at 3.7 GHz.
-CPU_SHARE = 0.4
+# Share of a CPU's matrix ceiling that a step of ResNet-9 of width 64 reaches: 352 of the 487 GFLOP/s
+# of a product of 2,048 x 2,048 matrices (results/bench_cpu_width64.json).
+CPU_SHARE = 0.7
 
 
 def cluster_for(probed: Probed) -> tuple[Cluster, str]:

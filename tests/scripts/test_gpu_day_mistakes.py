@@ -75,6 +75,7 @@ def test_a_damaged_file_of_a_part_is_told_and_measured_anew(content, parts, call
 
 def test_a_failed_part_of_a_dry_run_says_where_its_log_is(parts, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(gpu_day.tempfile, "tempdir", str(tmp_path))
+  monkeypatch.setattr(gpu_day, "_STARTED", gpu_day.time.monotonic())
   parts(a=("fail", {"toy": ("fail",)}))
   assert gpu_day.main(["--dry_run"]) == 1
   (log,) = tmp_path.rglob("a.log")
