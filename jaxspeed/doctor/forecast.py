@@ -23,7 +23,7 @@ from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S, Cluster, cluster_of
 from jaxspeed.scaling.predict import decoded_per_core, predict
 from jaxspeed.scaling.work import PASSES, RESNET50, work_of
 
-# Share of a CPU's matrix ceiling that a step of ResNet-9 of width 64 reaches: 352 GFLOP/s of the 487
+# Share of a CPU's matrix ceiling that a step of ResNet-9, width 64, reaches: 352 GFLOP/s of the 487
 # of a product of 2,048 x 2,048 matrices (results/bench_cpu_width64.json).
 CPU_SHARE = 0.7
 
