@@ -269,6 +269,8 @@ do_as() {
     exit) log - "$2"; exit "$2" ;;
     kill) log - kill; kill -9 $$ ;;
     say) shift; echo "$*" ;;
+    save) mkdir -p "$workdir/checkpoints/$starts" ;;
+    times) n=$2; shift 2; [ "$starts" -gt "$n" ] || do_as "$@" ;;
     once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
   esac
 }

@@ -104,7 +104,7 @@ class Executor(Group, abc.ABC):
   price_per_hour: Price = 0.0
   """price of one node in USD; 0: not stated"""
   max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
-  """how often a job is restarted by itself after a lost process, a kill or a preemption"""
+  """how often a job is restarted without a new checkpoint; 0: never"""
   python: Line = ""
   """the Python that runs jobs; '': the one that submits them"""
   setup: Words = ()

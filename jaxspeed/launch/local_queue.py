@@ -26,6 +26,7 @@ from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs
 from jaxspeed.launch.state import limit_reached
 
 _POLL = 0.2  # seconds between two looks at the jobs
+_SAVED = ", with a new checkpoint"  # a restart after which does not count against the bound
 _KILLED = range(128, 256)  # exit codes of processes that a signal ended
 
 
@@ -261,12 +262,24 @@ def conclude(facts: Facts) -> None:
     write("failed", restart, "0 ended by SIGTERM, after saving")
   elif code is None or code in (LOST_PEER, REQUEUE) or code in _KILLED:
     reason = _reason(code)
-    if restart >= _executor(facts).max_restarts:
-      write("failed", restart, f"{code or 137} {reason}, after {restart} restarts")
+    most, saved = _executor(facts).max_restarts, _left_checkpoint(facts.folder)
+    vain = sum(n.what == "requeued" and _SAVED not in n.detail for n in facts.own(facts.notes))
+    if vain >= most and not (most and saved):
+      times = f"after {vain} restarts without a new checkpoint"
+      write("failed", restart, f"{code or 137} {reason}, {times}")
     else:
-      write("requeued", restart, reason)
+      write("requeued", restart, reason + _SAVED * saved)
   else:
     write("failed", restart, f"{code} ended with exit code {code}")
+
+
+def _left_checkpoint(folder: pathlib.Path) -> bool:
+  """Whether a checkpoint is newer than the last start of a job, whose lock was written then."""
+  with contextlib.suppress(OSError):
+    begun = (folder / RECORD / ALIVE).stat().st_mtime_ns
+    paths = (folder / "checkpoints").iterdir()
+    return any(path.name.isdecimal() and path.lstat().st_mtime_ns > begun for path in paths)
+  return False
 
 
 def _reason(code: int | None) -> str:

@@ -37,6 +37,12 @@ if [ "$rank" != 0 ]; then
   mine=$(starts "$own")
   restarts=$((mine > restarts - 1 ? mine : restarts - 1))
 fi
+# Those that left a new checkpoint do not count against the bound.
+saved=", with a new checkpoint"
+kept=$(cat "$record/job.tsv" 2>/dev/null | grep -c $'\t'"$token"$'\t'"requeued.*$saved$")
+vain=$((restarts - kept))
+newest() { ls "$workdir/checkpoints" 2>/dev/null | grep -x "[0-9]*" | sort -n | tail -n 1; }
+before=$(newest)
 # By it a new start may take the folder over from the last one.
 export JAXSPEED_RESTARTS=$restarts
 # One process a node. The port differs between jobs, which may share machines.
@@ -103,10 +109,14 @@ restart() {
     [ -z "$found" ] ||
       give_up "${found% *}" "process ${found#* } ended with exit code ${found% *}; not restarted."
   fi
-  [ "$restarts" -lt "$max_restarts" ] ||
-    give_up "$code" "$2; not restarted after $restarts restarts: look into the log, then retry."
+  if [ "$max_restarts" = 0 ] || [ "$(newest)" = "$before" ]; then
+    saved=
+    [ "$vain" -lt "$max_restarts" ] ||
+      give_up "$code" "$2; not restarted after $vain restarts without a new checkpoint: look into \
+the log, then retry."
+  fi
   echo "$script: $2; SkyPilot starts the job again."
-  note_job requeued "$2"
+  note_job requeued "$2$saved"
   exit "$1"
 }
 
@@ -191,7 +201,7 @@ def _resources(max_restarts: int, resources: Mapping[str, str | int | bool]) -> 
     "    # Other codes are those of mistakes and faults, which another start would repeat.",
     "    max_restarts_on_errors: 0",
     f"    # {REQUEUE}: saved, to be started again; {LOST_PEER}: a process was lost or killed.",
-    f"    # After {max_restarts} restarts `run` below leaves with another code.",
+    f"    # After {max_restarts} restarts in vain `run` below leaves with another code.",
     f"    recover_on_exit_codes: [{', '.join(map(str, RESTARTED))}]",
   )
 

@@ -22,7 +22,7 @@ _STANDALONE = """\
 # nodes see. One task drives all GPUs of its node; --ntasks-per-node=8: one task a GPU.
 #   scontrol requeue JOB     saves, and goes on when the job starts again
 #   scancel JOB              saves, and ends the job; the same sbatch command goes on with the run
-# PYTHON (python) and MAX_RESTARTS (20) are read from the environment.
+# PYTHON (python) and MAX_RESTARTS (20, without new checkpoints) are read from the environment.
 # Written by `python -m jaxspeed.launch script slurm`; the jobs of a sweep get the same lines.
 #SBATCH --job-name=jaxspeed
 #SBATCH --ntasks-per-node=1
@@ -100,7 +100,9 @@ task='trap : TERM USR1
     143) code=75 ;;
   esac
   exit $code'
+newest() { ls "$workdir/checkpoints" 2>/dev/null | grep -x "[0-9]*" | sort -n | tail -n 1; }
 flag=$(requeue_flag)
+before=$(newest)
 note started "$job"
 
 # --kill-on-bad-exit: after one lost task the others, which may hang in a collective, are ended.
@@ -123,9 +125,14 @@ requeue() {
   if [ "$(requeue_flag)" != "$flag" ]; then
     give_up 2 "a task ended with 2: the command or the data are wrong (see above); not restarted."
   fi
-  if [ "$restarts" -ge "$max_restarts" ]; then
-    give_up "$2" "$1; not put back into the queue after $restarts restarts: look into the log, and \
-submit again."
+  # A start that left a new checkpoint does not count; 0 stands for no restart at all.
+  if [ "$max_restarts" = 0 ] || [ "$(newest)" = "$before" ]; then
+    counts=${record:-$workdir}/restarts.txt
+    vain=$((restarts + 1))
+    { echo "$job" >>"$counts"; } 2>/dev/null && vain=$(grep -cx "$job" "$counts")
+    [ "$vain" -le "$max_restarts" ] ||
+      give_up "$2" "$1; not put back into the queue after $((vain - 1)) restarts without a new \
+checkpoint: look into the log, and submit again."
   fi
   echo "$script: $1; back into the queue."
   note requeued "$1"

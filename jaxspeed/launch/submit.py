@@ -14,7 +14,7 @@ from jaxspeed.config import stored
 from jaxspeed.config.overrides import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, load_json
-from jaxspeed.launch import cost, record, runs, state
+from jaxspeed.launch import cost, record, runs, sources, state
 from jaxspeed.launch.executor import Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
@@ -124,20 +124,20 @@ def _write_jobs(
   lost: Collection[str],
 ) -> list[str]:
   """Writes the folders of new jobs, and the commands of ended ones that changed; returns lines."""
-  sources = record.sources(pathlib.Path.cwd(), PACKAGE)
+  code = sources.sources(pathlib.Path.cwd(), PACKAGE)
   stands = state.statuses(folder, [*present.values()])
   states = {status.name: status.state for status in stands}
   lines = []
   for index, (planned, config) in enumerate(jobs):
     task, facts = task_of(folder, planned), present.get(planned.name)
-    made = record.make_job(planned, index=index, task=task, config=config, trees=sources.trees)
+    made = record.make_job(planned, index=index, task=task, config=config, trees=code.trees)
     script = planned.executor.script(task)
     if facts is None:
-      record.write_job(task.folder, made, config, script, sources.diff)
+      record.write_job(task.folder, made, config, script, code.diff)
     elif facts.job.command != made.command or facts.job.executor != made.executor or facts.foreign:
       ended = states[planned.name] in ("failed", "cancelled")
       if ended or facts.submission is None or planned.name in lost or facts.foreign:
-        record.update_job(task.folder, made, config, script, sources.diff)
+        record.update_job(task.folder, made, config, script, code.diff)
         if ended:
           lines.append(f"{planned.name} has a new command or executor, with which retry starts it")
       elif states[planned.name] != "done":

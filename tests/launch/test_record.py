@@ -11,7 +11,7 @@ from fake_jobs import CANCELLED, SUBMITTED, TOKEN, config_of, event, facts_of, l
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
-from jaxspeed.launch import record
+from jaxspeed.launch import record, sources
 from jaxspeed.launch.executor import Planned, Task
 
 # Requests
@@ -224,7 +224,7 @@ def test_secrets_are_left_out_by_name_and_value():
   }  # fmt: skip
   plain = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--a", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}
   others = {"HOME": "/root", "AWS_ACCESS_KEY_ID": "k9", "EDITOR": "vi", "JAXON": "1", "MY_JAX": "1"}
-  found = record.environment(secrets | plain | others)
+  found = sources.environment(secrets | plain | others)
   assert found.items() >= plain.items()
   assert found.keys().isdisjoint(secrets) and found.keys().isdisjoint({*others} - {"JAXON"})
   assert not any(value in str(found) for value in [*secrets.values(), "k9"])
@@ -260,7 +260,7 @@ def tree(tmp_path, monkeypatch):
 
 def test_a_clean_tree(tree):
   commit = git(tree, "rev-parse", "HEAD")
-  found = record.sources(tree, tree / "part")
+  found = sources.sources(tree, tree / "part")
   assert found.trees == [{"folder": str(tree), "commit": commit, "changed": False}]
   assert found.diff == b""
 
@@ -270,7 +270,7 @@ def test_changes_and_files_that_are_not_in_git(tree):
   (tree / "new.py").write_text("secret content\n")
   (tree / ".gitignore").write_text("ignored\n")
   (tree / "ignored").write_text("x")
-  found = record.sources(tree / "part")
+  found = sources.sources(tree / "part")
   assert found.trees[0]["changed"] and found.trees[0]["folder"] == str(tree)
   text = found.diff.decode()
   assert text.startswith(f"# changes of {tree} since {found.trees[0]['commit']}\n")
@@ -286,7 +286,7 @@ def test_changes_and_files_that_are_not_in_git(tree):
 def test_staged_changes_count_too(tree):
   (tree / "part" / "a.py").write_text("two\n")
   git(tree, "add", ".")
-  found = record.sources(tree)
+  found = sources.sources(tree)
   assert found.trees[0]["changed"] and b"+two" in found.diff
 
 
@@ -295,7 +295,7 @@ def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
   (tree / "part" / "a.py").write_text("two\n" * 100)
   for i in range(103):
     (tree / f"{i:03d}").touch()
-  text = record.sources(tree).diff.decode()
+  text = sources.sources(tree).diff.decode()
   assert text.count("# not in git: ") == 100 and "# and 3 more files that are not in git\n" in text
   assert "+two" not in text and "bytes, too large to store\n" in text
 
@@ -305,7 +305,7 @@ def test_a_repository_without_a_commit(tree):
   bare.mkdir()
   git(bare, "init", "-q")
   (bare / "a.py").touch()
-  found = record.sources(bare, tree)
+  found = sources.sources(bare, tree)
   assert [(row["commit"] != "", row["changed"]) for row in found.trees] == [
     (False, True),
     (True, False),
@@ -314,6 +314,6 @@ def test_a_repository_without_a_commit(tree):
 
 
 def test_folders_outside_of_any_repository(tree, monkeypatch):
-  assert record.sources(tree.parent, pathlib.Path("/nowhere")) == ([], b"")
+  assert sources.sources(tree.parent, pathlib.Path("/nowhere")) == ([], b"")
   monkeypatch.setenv("PATH", str(tree))
-  assert record.sources(tree) == ([], b"")
+  assert sources.sources(tree) == ([], b"")

@@ -219,6 +219,17 @@ def test_the_last_restart_ends_the_job(tmp_path):
   assert detail.startswith("75 a process was lost; not restarted after 1 restarts")
 
 
+def test_restarts_with_a_new_checkpoint_have_no_bound(tmp_path):
+  job = Job(tmp_path, max_restarts=1)
+  for restart in range(4):
+    job.act(f"0.{restart}", f'mkdir -p "$2/checkpoints/{restart}"; exit 85')
+    assert job.run()[0] == [85]
+  for restart, code in ((4, 75), (5, 1)):
+    job.act(f"0.{restart}", "exit 75")
+    assert job.run()[0] == [code]
+  assert "not restarted after 1 restarts without a new checkpoint" in job.notes()[-1][2]
+
+
 def test_a_job_that_was_told_to_end_too_often_is_no_success(tmp_path):
   job = Job(tmp_path, max_restarts=0)
   job.act("0.0", "exit 0")

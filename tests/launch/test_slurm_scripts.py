@@ -127,13 +127,16 @@ def test_the_command_runs_as_it_was_written(job):
 
 def test_restarts_have_an_end(slurm, tmp_path):
   job = Job(slurm, tmp_path, max_restarts=2)
-  assert job.run(75, SLURM_RESTART_COUNT=1).returncode == 0 and REQUEUED in slurm.calls()
-  for codes, code in (([75], 75), ([85], 85), ([-9], 137), ([0], 1)):
-    done = job.run(*codes, SLURM_RESTART_COUNT=2)
+  # 30 time limits with a new checkpoint each do not count.
+  for restart, code in enumerate([75, *["new"] * 30, 85]):
+    assert job.run(code, SLURM_RESTART_COUNT=restart).returncode == 0
+    assert REQUEUED in slurm.calls()
+  for number, (given, code) in enumerate(((75, 75), (85, 85), (-9, 137), (0, 1))):
+    done = job.run(given, SLURM_RESTART_COUNT=32)
     assert done.returncode == code and REQUEUED not in slurm.calls()
     what, detail = job.notes[-1]
     assert what == "failed" and detail.startswith(f"{code} ")
-    assert "not put back into the queue after 2 restarts" in detail
+    assert f"not put back into the queue after {2 + number} restarts without" in detail
   # A finished job and a mistake are what they are.
   assert job.run(2, SLURM_RESTART_COUNT=2).returncode == 2
   slurm.write("requeue", "1")
@@ -259,15 +262,21 @@ def test_the_script_for_everyone_decides_the_same(
   trained = (slurm.folder / "trained").read_text().splitlines()
   assert trained == [f"-m jaxspeed.train {' '.join(words)}"] * len(codes)
   # There is no record, and none is written.
-  assert {path.name for path in (tmp_path / "work").iterdir()} <= {"result.json"}
+  names = {path.name for path in (tmp_path / "work").iterdir()}
+  assert names <= {"result.json", "restarts.txt"}
 
 
 def test_the_script_for_everyone_has_a_limit_of_restarts(slurm, standalone, tmp_path):
   words = [f"--workdir={tmp_path / 'work'}"]
-  variables = {"PYTHON": slurm.python, "SLURM_RESTART_COUNT": 3}
-  done = slurm.run(standalone, *words, codes=[75], MAX_RESTARTS=3, **variables)
-  assert done.returncode == 75 and "not put back into the queue after 3 restarts" in done.stderr
-  assert slurm.run(standalone, *words, codes=[75], MAX_RESTARTS=4, **variables).returncode == 0
+  variables = {"PYTHON": slurm.python, "SLURM_RESTART_COUNT": 30}
+  for code, most, end in (("new", 1, 0), (75, 1, 0), ("new", 1, 0), (75, 1, 75), ("new", 0, 85)):
+    done = slurm.run(standalone, *words, codes=[code], MAX_RESTARTS=most, **variables)
+    assert done.returncode == end
+    assert ("without a new checkpoint" in done.stderr) == (end > 0)
+  # The folder may not exist yet.
+  gone = [f"--workdir={tmp_path / 'gone'}"]
+  assert slurm.run(standalone, *gone, codes=[75], MAX_RESTARTS=30, **variables).returncode == 75
+  assert slurm.run(standalone, *gone, codes=[75], MAX_RESTARTS=31, **variables).returncode == 0
 
 
 def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, standalone):
