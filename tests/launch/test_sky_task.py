@@ -209,17 +209,7 @@ def test_processes_find_each_other(tmp_path):
     assert "JAXSPEED_RESTARTS=0" in rows
 
 
-def test_the_last_restart_ends_the_job(tmp_path):
-  job = Job(tmp_path, max_restarts=1)
-  job.act("0.0", "exit 75")
-  job.act("0.1", "exit 75")
-  assert (job.run()[0], job.run()[0]) == ([75], [1])
-  what, restart, detail = job.notes()[-1]
-  assert (what, restart) == ("failed", 1)
-  assert detail.startswith("75 a process was lost; not restarted after 1 restarts")
-
-
-def test_restarts_with_a_new_checkpoint_have_no_bound(tmp_path):
+def test_only_restarts_without_a_new_checkpoint_have_a_bound(tmp_path):
   job = Job(tmp_path, max_restarts=1)
   for restart in range(4):
     job.act(f"0.{restart}", f'mkdir -p "$2/checkpoints/{restart}"; exit 85')
@@ -227,7 +217,9 @@ def test_restarts_with_a_new_checkpoint_have_no_bound(tmp_path):
   for restart, code in ((4, 75), (5, 1)):
     job.act(f"0.{restart}", "exit 75")
     assert job.run()[0] == [code]
-  assert "not restarted after 1 restarts without a new checkpoint" in job.notes()[-1][2]
+  what, restart, detail = job.notes()[-1]
+  assert (what, restart) == ("failed", 5)
+  assert detail.startswith("75 a process was lost; not restarted after 1 restarts without")
 
 
 def test_a_job_that_was_told_to_end_too_often_is_no_success(tmp_path):
