@@ -291,7 +291,7 @@ def test_staged_changes_count_too(tree):
 
 
 def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
-  monkeypatch.setattr(record, "_MOST_DIFF", 50)
+  monkeypatch.setattr(sources, "_MOST_DIFF", 50)
   (tree / "part" / "a.py").write_text("two\n" * 100)
   for i in range(103):
     (tree / f"{i:03d}").touch()
