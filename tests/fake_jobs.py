@@ -85,7 +85,7 @@ def write_job(
   about = {"seal": seal_of(about)} | about
   (record / "job.json").write_text(json.dumps(about))
   lines = [
-    json.dumps({key: value for key, value in vars(request).items() if value != ""})
+    json.dumps({key: value for key, value in vars(request.sealed(folder)).items() if value != ""})
     for request in requests
   ]
   (record / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))

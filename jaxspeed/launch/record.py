@@ -81,6 +81,10 @@ class JobFile:
   seal: str = ""
 
 
+# What a job writes to in its record: a link there would lead it elsewhere.
+_WRITTEN = ("", "logs", "logs/batch.log", "tasks")
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
   """A line of requests.jsonl.
@@ -90,12 +94,19 @@ class Request:
     what: "submit" before a submission, "submitted" with the id after it, or "cancel".
     token: the name of the submission.
     id: the scheduler's id of the job.
+    seal: the user's, for this line in this job: what it names may be cancelled.
   """
 
   time: float
   what: Literal["submit", "submitted", "cancel"]
   token: str = ""
   id: str = ""
+  seal: str = ""
+
+  def sealed(self, folder: pathlib.Path) -> "Request":
+    """The request of the job in `folder` with its seal."""
+    content = dataclasses.asdict(self) | {"job": folder.name}
+    return dataclasses.replace(self, seal=seal_of(content))
 
 
 class Note(NamedTuple):
@@ -154,10 +165,13 @@ class Facts:
   @property
   def foreign(self) -> str:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
-    if self.job.seal != seal_of(dataclasses.asdict(self.job)):
+    requested = all(request == request.sealed(self.folder) for request in self.requests)
+    if self.job.seal != seal_of(dataclasses.asdict(self.job)) or not requested:
       reason = "was submitted by somebody else or changed since"
     elif not _is_at(self.folder, self.job.command):
       reason = "was copied or moved"
+    elif any((self.folder / RECORD / part).is_symlink() for part in _WRITTEN):
+      reason = "has links in its record"
     else:
       return ""
     return f"{reason}: submit the sweep's own file again with this root, and retry"
@@ -243,8 +257,8 @@ def request(folder: pathlib.Path, **values: Any) -> None:
   Raises:
     UserError: it cannot be written.
   """
-  path = folder / RECORD / "requests.jsonl"
-  _append(path, dump_json({"time": time.time()} | values))
+  made = Request(time.time(), **values).sealed(folder)
+  _append(folder / RECORD / "requests.jsonl", dump_json(dataclasses.asdict(made)))
 
 
 def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str = "") -> None:

@@ -63,6 +63,23 @@ def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):
   assert "changed since" in facts_of(facts.folder).foreign
 
 
+@pytest.mark.parametrize("change", [{"token": "VICTIM"}, {"id": "--user=victim"}, {"seal": ""}])
+def test_a_request_names_what_may_be_cancelled_only_with_its_seal(change, tmp_path):
+  facts = write_job(write_run(tmp_path), "a", requests=LOCAL)
+  path = facts.folder / "launch" / "requests.jsonl"
+  first, *others = path.read_text().splitlines()
+  path.write_text("\n".join([json.dumps(json.loads(first) | change), *others, ""]))
+  assert "changed since" in facts_of(facts.folder).foreign
+
+
+def test_a_job_is_not_started_whose_logs_lie_behind_a_link(tmp_path):
+  facts = write_job(write_run(tmp_path), "a", requests=LOCAL)
+  logs = facts.folder / "launch" / "logs"
+  logs.rename(tmp_path / "elsewhere")
+  logs.symlink_to(tmp_path / "elsewhere")
+  assert facts_of(facts.folder).foreign.startswith("has links in its record")
+
+
 def test_a_copy_is_not_taken_for_the_first(tmp_path):
   facts = write_job(write_run(tmp_path), "a")
   facts.folder.rename(tmp_path / "b")
