@@ -46,7 +46,7 @@ def test_a_last_request_that_was_cut_off_does_not_count(tmp_path, end):
   facts = write_job(tmp_path)
   path = facts.folder / "launch" / "requests.jsonl"
   path.write_bytes(path.read_bytes() + end)
-  assert facts_of(facts.folder).requests == SUBMITTED
+  assert facts_of(facts.folder).requests == tuple(each.sealed(facts.folder) for each in SUBMITTED)
 
 
 def test_a_request_after_a_cut_off_one_has_a_line_of_its_own(tmp_path):
