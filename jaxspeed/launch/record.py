@@ -166,10 +166,11 @@ class Facts:
   def foreign(self) -> str:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
     requested = all(request == request.sealed(self.folder) for request in self.requests)
-    if self.job.seal != seal_of(dataclasses.asdict(self.job)) or not requested:
-      reason = "was submitted by somebody else or changed since"
-    elif not _is_at(self.folder, self.job.command):
+    sealed = self.job.seal == seal_of(dataclasses.asdict(self.job))
+    if sealed and not _is_at(self.folder, self.job.command):
       reason = "was copied or moved"
+    elif not (sealed and requested):
+      reason = "was submitted by somebody else or changed since"
     elif any((self.folder / RECORD / part).is_symlink() for part in _WRITTEN):
       reason = "has links in its record"
     else:
