@@ -201,8 +201,6 @@ def _resume(arguments: list[str]) -> None:
   if host := local.queue_elsewhere(launcher):
     output.say(f"the queue of {folder} last ran on {host}, and this machine takes it over.")
   jobs = runs.read_jobs(folder)
-  if reached := state.limit_reached(folder, jobs):
-    raise UserError(f"{folder}: {reached}.")
   waiting = [facts for facts in jobs if state.is_open(facts) and not facts.cancelled]
   if not waiting:
     print("nothing waits: all jobs have ended; retry --failed starts those without a result again")

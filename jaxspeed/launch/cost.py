@@ -3,9 +3,7 @@
 import os
 import pathlib
 import time
-from collections.abc import Sequence
 
-from jaxspeed.launch.executor import Executor
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import RECORD, Facts
 
@@ -55,16 +53,3 @@ def of_job(facts: Facts, *, running: bool) -> float:
   """The cost of a job so far in USD; 0 without a price."""
   hourly = executor_of(facts.job.executor, str(facts.folder)).hourly
   return hourly * hours_of(facts, running=running) if hourly else 0.0
-
-
-def of_run(jobs: Sequence[Facts]) -> float:
-  """The cost of a run's jobs so far in USD; a job whose last note is a start counts as running."""
-  return sum(
-    of_job(facts, running=bool(facts.notes) and facts.notes[-1].what == "started") for facts in jobs
-  )
-
-
-def at_most(executor: Executor) -> float | None:
-  """The most that one start of a job can cost in USD; None without a time limit."""
-  hours = executor.most_hours
-  return None if hours is None else executor.hourly * hours

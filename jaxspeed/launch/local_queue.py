@@ -22,8 +22,7 @@ from jaxspeed.errors import LOST_PEER, REQUEUE, UserError, printable
 from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
 from jaxspeed.launch.local import ALIVE, QUEUE, QUEUE_LOCK, Local, stop
 from jaxspeed.launch.record import RECORD, Facts, note, read_facts, task_of, write_script
-from jaxspeed.launch.runs import LAUNCHER, lock_run, read_jobs
-from jaxspeed.launch.state import limit_reached
+from jaxspeed.launch.runs import LAUNCHER, lock_run
 
 _POLL = 0.2  # seconds between two looks at the jobs
 _SAVED = ", with a new checkpoint"  # a restart after which does not count against the bound
@@ -53,7 +52,7 @@ class Queue:
     self._finished: dict[str, int] = {}  # job: size of its requests when it was seen finished
 
   def run(self) -> None:
-    """Returns when no job runs or waits, or when the run's `max_cost` is reached.
+    """Returns when no job runs or waits.
 
     Raises:
       UserError: a job's folder or the run's is damaged.
@@ -129,7 +128,7 @@ class Queue:
         continue
       with self._without(facts):
         free = self._free(facts)
-        if not free or self._too_expensive():
+        if not free:
           return
         last = facts.own(facts.notes)[-1:]
         if last and last[0].what == "started":
@@ -187,14 +186,11 @@ class Queue:
       os.close(descriptor)
     self._running.append(_Running(facts, slot, process))
 
-  def _too_expensive(self) -> bool:
-    return bool(limit_reached(self._folder, read_jobs(self._folder)))
-
   def _done(self) -> bool:
     """Whether nothing waits; if so, the lock of the queue is given back under the run's lock."""
     with lock_run(self._folder, wait=30.0):
       waiting = [facts for facts in self._unfinished() if _waits(facts)]
-      if waiting and not self._too_expensive():
+      if waiting:
         return False
       (self._folder / LAUNCHER / QUEUE_LOCK).unlink()
       return True

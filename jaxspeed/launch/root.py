@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from jaxspeed.config import schema
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
-from jaxspeed.launch import cost
 from jaxspeed.launch.executor import Executor
 from jaxspeed.launch.local import Local
 
@@ -29,8 +28,8 @@ def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
   return path
 
 
-def check_executors(executors: Sequence[Executor], root: pathlib.Path, max_cost: float) -> None:
-  """Checks that executors can be used from here, and that `max_cost` can be kept.
+def check_executors(executors: Sequence[Executor], root: pathlib.Path) -> None:
+  """Checks that executors can be used from here.
 
   Raises:
     UserError: one cannot be used, or `root` is not writable.
@@ -39,16 +38,6 @@ def check_executors(executors: Sequence[Executor], root: pathlib.Path, max_cost:
     raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
   for executor in executors:
     executor.check(root)
-    if max_cost and not executor.price_per_hour:
-      raise UserError(
-        f"max_cost={max_cost:g}: {type(executor).__name__}(price_per_hour=...) is missing, so that "
-        "no cost is known."
-      )
-    if max_cost and not isinstance(executor, Local) and cost.at_most(executor) is None:
-      raise UserError(
-        f"max_cost={max_cost:g}: {type(executor).__name__} has no time limit, so that its jobs may "
-        "cost any amount: set one, as in Slurm(time='4:00:00')."
-      )
   place = next(each for each in (root, *root.parents) if os.path.lexists(each))
   if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
     reason = f"{place} may not be written" if place.is_dir() else f"{place} is no folder"

@@ -36,7 +36,6 @@ class Run(SubmittedRun):
     root: a folder that all machines of the jobs share.
     exist: what to do if the run exists: "continue" submits what is missing, "new" begins NAME.01,
       NAME.02 and so on, "error" refuses.
-    max_cost: USD beyond which no more jobs are submitted; 0: no limit.
     check_data: whether to open the jobs' data before they are submitted.
 
   Raises:
@@ -50,21 +49,15 @@ class Run(SubmittedRun):
     executor: Executor,
     root: str | os.PathLike[str],
     exist: Literal["continue", "new", "error"] = "continue",
-    max_cost: float = 0.0,
     check_data: bool = True,
   ) -> None:
     if not isinstance(executor, Executor):
       raise UserError(f"executor={shown(executor)}: give Local(...), Slurm(...) or Sky(...).")
     if exist not in _EXIST:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
-    if (
-      isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not 0 <= max_cost < 1e9
-    ):
-      raise UserError(f"max_cost={shown(max_cost)}: it must be a number of USD, or 0.")
     super().__init__(runs.check_name("run", name), root_lib.absolute(root))
     self.executor = executor
     self.exist = exist
-    self.max_cost = float(max_cost)
     self.check_data = check_data
     self._planned: list[Planned] = []
     self._common: dict[str, Any] = {}
@@ -78,12 +71,12 @@ class Run(SubmittedRun):
       UserError: the folder holds no run.
     """
     path = root_lib.absolute(folder)
-    found = runs.read_run(path)
+    runs.read_run(path)
     jobs = runs.read_jobs(path)
     if not jobs:
       raise UserError(f"{path} holds a run without jobs: submit it again.")
     executor = executor_of(jobs[0].job.executor, str(jobs[0].folder))
-    return cls(path.name, executor=executor, root=path.parent, max_cost=found.max_cost)
+    return cls(path.name, executor=executor, root=path.parent)
 
   def job(
     self,
@@ -169,7 +162,7 @@ class Run(SubmittedRun):
     Raises:
       UserError: a program or a package is missing, or the root is not writable or not shared.
     """
-    root_lib.check_executors(self._executors(), self.root, self.max_cost)
+    root_lib.check_executors(self._executors(), self.root)
 
   def _complete(self) -> list[Planned]:
     """The jobs with the overrides that all have."""
@@ -197,7 +190,7 @@ class Run(SubmittedRun):
     assert self._configs is not None
     self.name = submit.free_name(self.root, self.name, self.exist)
     jobs = [(planned, self._configs[planned.name]) for planned in self._complete()]
-    for line in submit.start(self.folder, jobs, max_cost=self.max_cost):
+    for line in submit.start(self.folder, jobs):
       print(printable(line))
     if not detach:
       self.wait()

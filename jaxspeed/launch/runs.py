@@ -10,9 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, load_json, open_locked, write_atomically
@@ -36,7 +34,6 @@ class RunFile:
     created: Unix time.
     user: who created the run.
     host: where it was created.
-    max_cost: USD after which nothing more is submitted; 0: no limit.
   """
 
   format: Literal[1]
@@ -44,7 +41,6 @@ class RunFile:
   created: float
   user: str
   host: str
-  max_cost: Annotated[float, Field(ge=0)] = 0.0
 
 
 def check_name(kind: str, name: object) -> str:
@@ -67,7 +63,7 @@ def check_name(kind: str, name: object) -> str:
   return name
 
 
-def create_run(folder: pathlib.Path, max_cost: float) -> bool:
+def create_run(folder: pathlib.Path) -> bool:
   """Creates a run's folder, its folder for the launcher's files, and run.json, if they are missing.
 
   Returns:
@@ -90,28 +86,12 @@ def create_run(folder: pathlib.Path, max_cost: float) -> bool:
           "another name or root."
         )
     (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
-    _write_run(
-      folder, RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname(), max_cost)
-    )
+    _write_run(folder, RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname()))
   except OSError as error:
     raise UserError(
       f"{folder} cannot be created or written ({error.strerror or error}): choose another root."
     ) from None
   return True
-
-
-def change_max_cost(folder: pathlib.Path, max_cost: float) -> None:
-  """Stores another limit of a run's cost, in USD.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  found = read_run(folder)
-  try:
-    if found.max_cost != max_cost:
-      _write_run(folder, dataclasses.replace(found, max_cost=max_cost))
-  except OSError as error:
-    raise UserError(f"{folder / RUN_FILE} cannot be written ({error.strerror or error}).") from None
 
 
 def _write_run(folder: pathlib.Path, found: RunFile) -> None:

@@ -14,7 +14,7 @@ from jaxspeed.launch import cost
 from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import RECORD, Facts, Note
-from jaxspeed.launch.runs import LAUNCHER, read_run
+from jaxspeed.launch.runs import LAUNCHER
 from jaxspeed.launch.status import JobStatus
 from jaxspeed.launch.tables import status_table
 from jaxspeed.records.results import read_result
@@ -66,19 +66,11 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     # No command is advised that would act on a stranger's folder.
     waiting = any(not facts.cancelled and not facts.foreign for facts in own)
     if waiting and (warning := executor.warning(folder / LAUNCHER)):
-      notes.append(limit_reached(folder, jobs) or warning)
+      notes.append(warning)
       stopped = True
   result = Statuses(status_of(facts, said.get(facts.job.name)) for facts in jobs)
   result.notes, result.stopped = tuple(notes), stopped
   return result
-
-
-def limit_reached(folder: pathlib.Path, jobs: Sequence[Facts]) -> str:
-  """A sentence if a run's jobs have cost as much as they may; '' otherwise."""
-  most = read_run(folder).max_cost
-  if not most or cost.of_run(jobs) < most:
-    return ""
-  return f"max_cost={most:g} is reached: raise it in the script, and submit that again"
 
 
 def is_open(facts: Facts) -> bool:

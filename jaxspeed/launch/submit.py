@@ -14,7 +14,7 @@ from jaxspeed.config import stored
 from jaxspeed.config.overrides import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, load_json
-from jaxspeed.launch import cost, record, runs, sources, state
+from jaxspeed.launch import record, runs, sources, state
 from jaxspeed.launch.executor import Planned, Refused, Task
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
@@ -75,25 +75,21 @@ def scripts(folder: pathlib.Path, jobs: Sequence[Planned]) -> dict[str, str]:
   return found
 
 
-def start(
-  folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]], *, max_cost: float
-) -> Iterator[str]:
+def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> Iterator[str]:
   """Submits the jobs of a run that are missing; yields lines to print.
 
   Args:
     folder: the run's folder.
     jobs: the checked jobs with their configs.
-    max_cost: USD beyond which no more jobs are submitted; 0: no limit.
 
   Raises:
     UserError: a job of the same name trains something else, another process submits the run, or a
       scheduler refuses.
   """
-  is_new = runs.create_run(folder, max_cost)
+  is_new = runs.create_run(folder)
   with runs.lock_run(folder):
     for path in folder.glob(f"{TEMPORARY}*/"):  # half-written by a submission that was killed
       shutil.rmtree(path, ignore_errors=True)
-    runs.change_max_cost(folder, max_cost)
     present = {facts.job.name: facts for facts in runs.read_jobs(folder)}
     _check_present(folder, jobs, present)
     lost = _recover([f for f in present.values() if f.submission and not f.submission.id])
@@ -101,7 +97,6 @@ def start(
     now = {facts.job.name: facts for facts in runs.read_jobs(folder)}
     wanted = [now[planned.name] for planned, _ in jobs]
     new = [f for f in wanted if not f.cancelled and (f.submission is None or f.job.name in lost)]
-    new, held = _affordable(new, [*now.values()], max_cost)
     try:
       submitted = _submit(folder, new)
     except Refused:
@@ -114,7 +109,7 @@ def start(
       raise
   _begin(folder, submitted)
   yield from changed
-  yield from _summary(folder, wanted, submitted, held)
+  yield from _summary(folder, wanted, submitted)
 
 
 def _write_jobs(
@@ -201,30 +196,6 @@ def _recover(unsure: Sequence[Facts]) -> set[str]:
   return missing
 
 
-def _affordable(
-  new: Sequence[Facts], jobs: Sequence[Facts], max_cost: float
-) -> tuple[list[Facts], int]:
-  """The first jobs that `max_cost` has room for, and how many are left out."""
-  if not max_cost:
-    return [*new], 0
-  spent = cost.of_run(jobs)
-  # What is submitted and has not ended may use its whole time limit.
-  for status, facts in zip(state.statuses(jobs[0].folder.parent, jobs), jobs, strict=True):
-    if facts.submission and status.state not in ENDED:
-      most = cost.at_most(executor_of(facts.job.executor, str(facts.folder)))
-      spent += max(0.0, (most or 0.0) - status.cost)
-  kept: list[Facts] = []
-  for facts in new:
-    executor = executor_of(facts.job.executor, str(facts.folder))
-    # A local queue looks at the cost itself, before each job.
-    most = cost.at_most(executor) or 0.0
-    if spent + most > max_cost:
-      break
-    spent += most
-    kept.append(facts)
-  return kept, len(new) - len(kept)
-
-
 def _submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> dict[str, str]:
   """Submits jobs; returns the scheduler's ids by name.
 
@@ -273,22 +244,21 @@ def _begin(folder: pathlib.Path, submitted: Collection[str]) -> None:
     if facts.job.executor.get("kind") != Local.kind or facts.cancelled or not state.is_open(facts):
       continue
     executor = executor_of(facts.job.executor, str(facts.folder))
-    # A queue that was killed, or stopped at a lower max_cost, is missed by earlier jobs.
+    # A queue that was killed is missed by earlier jobs.
     if facts.job.name in submitted or executor.warning(launcher):
       executor.begin(launcher)
       return
 
 
 def _summary(
-  folder: pathlib.Path, wanted: Sequence[Facts], submitted: Mapping[str, str], held: int
+  folder: pathlib.Path, wanted: Sequence[Facts], submitted: Mapping[str, str]
 ) -> Iterator[str]:
   kinds = {facts.job.executor.get("kind") for facts in wanted}
   for name, id in submitted.items():
     yield f"submitted {name}" + (f" as {id}" if kinds != {Local.kind} else "")
-  before = len(wanted) - len(submitted) - held
+  before = len(wanted) - len(submitted)
   counts = [f"{len(submitted)} job{'s' * (len(submitted) != 1)} submitted"]
   counts += [f"{before} were there before"] if before else []
-  counts += [f"{held} held back by max_cost"] if held else []
   place = shlex.quote(str(folder))
   yield f"{', '.join(counts)}; look at them with: python -m jaxspeed.launch status {place}"
 
@@ -347,7 +317,6 @@ def _note_cancelled(jobs: Sequence[Facts]) -> None:
 
 def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list[str]:
   """Submits jobs again; as `Run.retry`."""
-  max_cost = runs.read_run(folder).max_cost
   check_own(runs.read_jobs(folder) if failed else _chosen(folder, names))
   with runs.lock_run(folder, wait=30.0):
     chosen = runs.read_jobs(folder) if failed else _chosen(folder, names)
@@ -357,12 +326,6 @@ def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list
         again.append(facts)
       elif not failed:
         raise UserError(f"{facts.folder} is {_stands(status)}: only failed jobs are retried.")
-    affordable, held = _affordable(again, runs.read_jobs(folder), max_cost)
-    if held:
-      raise UserError(
-        f"max_cost={max_cost:g} of {folder} has room for {len(affordable)} of {len(again)} jobs: "
-        "raise it in the script and submit that again, or name fewer jobs."
-      )
     submitted = _submit(folder, again)
   if submitted:
     _begin(folder, submitted)

@@ -33,7 +33,7 @@ class SubmittedRun:
   def wait(self) -> Statuses:
     """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
 
-    A job does not go on if `max_cost` holds it back. Ctrl-C ends the waiting; the jobs go on.
+    Ctrl-C ends the waiting; the jobs go on.
     """
     seen: dict[str, str] = {}
     while True:

@@ -3,10 +3,9 @@
 import os
 
 import pytest
-from fake_jobs import NOW, at_now, event, local, write_job
+from fake_jobs import NOW, at_now, event, write_job
 
 from jaxspeed.launch import cost
-from jaxspeed.launch.slurm import Slurm
 
 HOUR = 3600
 
@@ -77,11 +76,3 @@ def test_price_and_nodes(tmp_path, monkeypatch):
   assert cost.of_job(facts, running=True) == pytest.approx(12.0)
   free = write_job(tmp_path, "b", notes=notes)
   assert cost.of_job(free, running=True) == 0.0
-  ended = write_job(tmp_path, "c", notes=[*notes, event("failed", HOUR)], executor=executor)
-  assert cost.of_run([facts, free, ended]) == pytest.approx(12 + 6)
-
-
-def test_the_most_that_a_start_can_cost():
-  assert cost.at_most(Slurm(price_per_hour=3.0, nodes=2, time="1:30:00")) == pytest.approx(9.0)
-  assert cost.at_most(Slurm(price_per_hour=3.0)) is None
-  assert cost.at_most(local(price_per_hour=3.0)) is None

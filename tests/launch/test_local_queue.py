@@ -26,11 +26,11 @@ class LocalRun:
     self.launcher = self.folder / ".launch"
     self._config = config
 
-  def start(self, plan, *, max_cost=0.0, **fields):
+  def start(self, plan, **fields):
     """Submits a job for each name of the plan."""
     executor = Local(**({"python": fake_python(self.root, plan), "gpus": 0} | fields))
     jobs = [(Planned(name, "configs/quickstart.py", {}, executor), self._config) for name in plan]
-    return [*submit.start(self.folder, jobs, max_cost=max_cost)]
+    return [*submit.start(self.folder, jobs)]
 
   def go(self, name=""):
     """Lets jobs end that wait: all, or one."""
@@ -283,20 +283,6 @@ def test_what_died_with_its_queue_is_started_again(run):
   assert run.wait_for_end() == {"a": "done", "b": "done"}
   assert sorted(run.begun) == ["a", "a", "b"]
   assert run.notes("a")[1] == ("requeued", "its processes disappeared")
-
-
-def test_the_queue_stops_at_the_cost_and_a_later_start_goes_on(run):
-  # A second costs 278 dollars, and times are written in whole ones.
-  plan = {"a": ["sleep 1.1", "done"], "b": ["done"]}
-  fields = {"price_per_hour": 1e6}
-  run.start(plan, max_cost=200.0, **fields)
-  assert run.wait_for_end() == {"a": "done", "b": "pending"}
-  assert run.begun == ["a"] and sum(status.cost for status in run.found) >= 277
-  printed = run.start(plan, max_cost=1e6, **fields)
-  assert "held back" not in printed[-1]
-  assert run.wait_for_end() == {"a": "done", "b": "done"}
-  words = (run.folder / "b" / "arguments").read_text().split()
-  assert "--config.cost_per_hour=1000000.0" in words
 
 
 def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):

@@ -1,6 +1,5 @@
 """A run's folder: run.json, its jobs in order, and its lock."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -22,21 +21,19 @@ def holder(tmp_path):
 
 
 def test_a_run_is_read_as_it_was_created(tmp_path):
-  assert runs.create_run(tmp_path / "b" / "a", 3.5)
+  assert runs.create_run(tmp_path / "b" / "a")
   found = runs.read_run(tmp_path / "b" / "a")
-  assert (found.name, found.max_cost, found.host) == ("a", 3.5, socket.gethostname())
+  assert (found.name, found.host) == ("a", socket.gethostname())
   assert (tmp_path / "b" / "a" / ".launch").is_dir()
-  assert not runs.create_run(tmp_path / "b" / "a", 7.0)
+  assert not runs.create_run(tmp_path / "b" / "a")
   assert runs.read_run(tmp_path / "b" / "a") == found
-  runs.change_max_cost(tmp_path / "b" / "a", 7.0)
-  assert runs.read_run(tmp_path / "b" / "a") == dataclasses.replace(found, max_cost=7.0)
 
 
 def test_a_run_without_jobs_is_removed_but_nothing_else(tmp_path):
-  runs.create_run(tmp_path / "a", 0.0)
+  runs.create_run(tmp_path / "a")
   runs.remove_run(tmp_path / "a")
   assert not (tmp_path / "a").exists()
-  runs.create_run(tmp_path / "a", 0.0)
+  runs.create_run(tmp_path / "a")
   (tmp_path / "a" / "notes").touch()
   runs.remove_run(tmp_path / "a")
   assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes"]
@@ -47,11 +44,11 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
   with pytest.raises(
     UserError, match=r"is not empty and holds no run .*\(notes.txt\): choose anoth"
   ):
-    runs.create_run(tmp_path, 0.0)
+    runs.create_run(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
   # A submission that died before it wrote run.json may be repeated.
   (tmp_path / "a" / ".launch").mkdir(parents=True)
-  runs.create_run(tmp_path / "a", 0.0)
+  runs.create_run(tmp_path / "a")
 
 
 def test_a_folder_that_cannot_be_created(tmp_path):
@@ -59,7 +56,7 @@ def test_a_folder_that_cannot_be_created(tmp_path):
   with pytest.raises(
     UserError, match="file/run cannot be created or written .Not a directory.*root"
   ):
-    runs.create_run(tmp_path / "file" / "run", 0.0)
+    runs.create_run(tmp_path / "file" / "run")
 
 
 def test_a_user_without_a_name(tmp_path, monkeypatch):
@@ -67,7 +64,7 @@ def test_a_user_without_a_name(tmp_path, monkeypatch):
     raise KeyError("uid not found")
 
   monkeypatch.setattr(runs.getpass, "getuser", nobody)
-  runs.create_run(tmp_path / "a", 0.0)
+  runs.create_run(tmp_path / "a")
   assert runs.read_run(tmp_path / "a").user == str(os.getuid())
 
 
@@ -82,7 +79,7 @@ def test_a_damaged_run(tmp_path, text, reason):
     runs.read_run(folder)
 
 
-@pytest.mark.parametrize("name, value", [("format", 2), ("max_cost", -1.0), ("created", "now")])
+@pytest.mark.parametrize("name, value", [("format", 2), ("created", "now")])
 def test_a_value_of_a_run_that_is_not_valid(tmp_path, name, value):
   folder = write_run(tmp_path, **{name: value})
   with pytest.raises(UserError, match=rf"run.json cannot be used \({name}"):

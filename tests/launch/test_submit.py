@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from fake_jobs import NOW, QUICKSTART, event, facts_of, lock_elsewhere, result_of
+from fake_jobs import NOW, QUICKSTART, facts_of, lock_elsewhere, result_of
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import Run, runs
@@ -198,72 +198,20 @@ def test_a_second_process_is_refused(make, fake, root):
   make("ab").start()
 
 
-# Cost
-
-
-def test_jobs_beyond_the_cost_are_held_back_until_there_is_room(make, fake, root, capsys):
-  executor = fake(price_per_hour=10.0, hours=1.0)
-  make(executor=executor, max_cost=25.0).start()
-  submitted = [ask[1] for ask in fake.asked if ask[0] == "submit"]
-  assert submitted == ["a", "b"]
-  assert "2 jobs submitted, 1 held back by max_cost; " in capsys.readouterr().out
-  assert [status.detail for status in Run.load(root / "run").status()] == ["", "", "not submitted"]
-  # What has not ended may cost its whole time.
-  make(executor=executor, max_cost=25.0).start()
-  assert "0 jobs submitted, 2 were there before, 1 held back" in capsys.readouterr().out
-  for name in "ab":
-    token = facts_of(root / "run" / name).submission.token
-    notes = [event("started", 1800, token=token), event("done", 0, token=token)]
-    lines = ["\t".join([f"{note.time:.0f}", *map(str, note[1:])]) for note in notes]
-    (root / "run" / name / "launch" / "job.tsv").write_text("".join(f"{line}\n" for line in lines))
-    finish(root / "run" / name)
-  # Nothing is left that would go on by itself.
-  assert [status.state for status in Run.load(root / "run").wait()] == ["done", "done", "pending"]
-  make(executor=executor, max_cost=25.0).start()
-  assert "submitted c as 100" in capsys.readouterr().out
-  assert sum(status.cost for status in Run.load(root / "run").status()) == pytest.approx(10.0)
-  words = facts_of(root / "run" / "c").job.command
-  assert words[-1] == "--config.cost_per_hour=10.0"
-
-
-def test_another_try_needs_room_too(make, fake, root):
-  executor = fake(price_per_hour=10.0, hours=1.0)
-  make("ab", executor=executor, max_cost=20.0).start()
-  run = Run.load(root / "run")
-  run.cancel(every=True)
-  make("ab", executor=executor, max_cost=15.0).start()
-  with pytest.raises(UserError, match="max_cost=15 of .* has room for 1 of 2 jobs: raise it"):
-    run.retry(failed=True)
-  assert run.retry(["a"]) == ["a"]
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    ({}, r"^max_cost=5: Fake\(price_per_hour=...\) is missing, so that no cost is known"),
-    ({"price_per_hour": 1.0}, "^max_cost=5: Fake has no time limit, so that its jobs may cost any"),
-  ],
-)
-def test_a_cost_that_cannot_be_kept(make, fake, root, fields, message):
-  with pytest.raises(UserError, match=message):
-    make("a", executor=fake(**fields), max_cost=5.0).start()
-  assert not root.exists()
-
-
 # Later
 
 
 def test_a_run_is_loaded_and_asked(make, fake, root, monkeypatch):
-  make("ab", max_cost=0.0).start()
+  make("ab").start()
   monkeypatch.chdir(root)
   run = Run.load("run")
-  assert (run.name, run.root, run.executor, run.max_cost) == ("run", root, fake(), 0.0)
+  assert (run.name, run.root, run.executor) == ("run", root, fake())
   fake.said = {"a": RUNNING, "b": PENDING}
   assert [status.state for status in run.status()] == ["pending", "pending"]
   assert [status.id for status in run.status()] == ["100", "101"]
   with pytest.raises(UserError, match="holds no run of jaxspeed.launch"):
     Run.load(root)
-  runs.create_run(root / "empty", 0.0)
+  runs.create_run(root / "empty")
   with pytest.raises(UserError, match="empty holds a run without jobs: submit it again."):
     Run.load("empty")
 
