@@ -205,8 +205,10 @@ def test_the_commands_take_the_best_step(whole, monkeypatch):
     asked.append(step)
     return [{"worst_classes": [], "macro_top1": 0.5, "confusions": []}]
 
-  for module, name in ((evaluation, "evaluate"), (predict_lib, "predict"), (export_lib, "export")):
+  for module, name in ((evaluation, "evaluate"), (export_lib, "export")):
     monkeypatch.setattr(module, name, answer)
+  monkeypatch.setattr(predict_lib, "run_predictor", lambda _, step: asked.append(step))
+  monkeypatch.setattr(predict_lib, "predict", lambda *_, **__: [[]])
   monkeypatch.setattr(export_lib, "check_export", answer)
   workdir = f"--workdir={whole}"
   for word in ("best", "6"):
