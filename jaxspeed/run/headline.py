@@ -28,7 +28,10 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
-  if cpu_options.libraries(jax.default_backend()):
+  backend = jax.default_backend()
+  libraries = cpu_options.libraries(backend)
+  # `config.compiler_options` may choose others.
+  if libraries and libraries.items() <= spec.compiler_options(backend).items():
     device += ", convolutions by Eigen, sums by YNNPACK"
   if spec.devices > 1:
     device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
