@@ -25,8 +25,9 @@ def fresh_flags() -> Iterator[None]:
   """absl's flags are global: only its own are there inside, and those from before come back."""
   module_of = flags.FLAGS.find_module_defining_flag
   own = {name for name in flags.FLAGS if str(module_of(name)).startswith("absl")}
-  before = {name: flags.FLAGS[name] for name in set(flags.FLAGS) - own}
-  for name in before:
+  there = {name: flags.FLAGS[name] for name in set(flags.FLAGS) - own}
+  before = {flag.name: flag for flag in there.values()}  # without short names: they come along
+  for name in there:
     delattr(flags.FLAGS, name)
   try:
     yield
