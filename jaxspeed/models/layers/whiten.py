@@ -9,11 +9,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.devices.precision import accumulation
-from jaxspeed.models.layers.conv import conv_init, plain_convolution
+from jaxspeed.models.layers.conv import conv_init, convolve_in_loops
 
 
 def _whiten_on_cpu(x, kernel, padding):
-  return plain_convolution(x, kernel.astype(x.dtype), 1, padding)
+  return convolve_in_loops(x, kernel.astype(x.dtype), 1, padding)
 
 
 def _sum_of_products(x, kernel, padding):
