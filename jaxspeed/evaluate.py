@@ -14,17 +14,17 @@ frequent confusions, as "cat -> dog: 57 of 1,000"; --quiet leaves both out.
 """
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, fields, output
+from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
-from jaxspeed.config.run_argument import take_run
+from jaxspeed.config.overrides import with_overrides
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import expanded
+from jaxspeed.files import dump_json, expanded
 
 # The columns of the table, and how each is printed.
 _COLUMNS = {"mode": "", "images": ",", "loss": ".4f"}
@@ -40,60 +40,61 @@ def main() -> None:
   )
   as_json = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
   command_line.define_quiet("notes, classes and confusions to be read")
-  define_import_flag()
-  config_flag = command_line.define_config_flag()
 
-  def define(rest: list[str]) -> None:
+  def of_run(arguments: list[str]) -> ConfigDict | None:
     from jaxspeed.run.restore import load_config
 
-    folder, _ = take_run(workdir.value, [*command_line.positionals(rest)])
-    if not folder:
-      return
-    if recipe := flags.FLAGS["config"].value:
-      raise UserError(
-        f"--config={recipe} names a recipe and {'--workdir=' * bool(workdir.value)}{folder} a run, "
-        "which has its own config: leave out one of them."
-      )
-    config = load_config(pathlib.Path(folder))
-    if changed := command_line.overridden_in(rest, "model"):
-      raise UserError(
-        f"--config.{changed[0]}: the weights in {folder} belong to the model that was trained: "
-        f"its fields cannot be changed."
-      )
-    help_text = "--config.FIELD=VALUE changes a field of the run: data.path, eval.mode, ..."
-    command_line.define_config(config, rest, help_text)
+    folder, _ = command_line.take_run(workdir.value, arguments)
+    return load_config(pathlib.Path(folder)) if folder else None
+
+  config_flag = command_line.define_config_flag(of_run, _merged)
+
+  def define(_: list[str]) -> None:
+    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run import export as export_lib
     from jaxspeed.run.evaluation import evaluate, evaluate_pretrained
-    from jaxspeed.run.restore import with_last_mode
 
-    run_named, others = take_run(workdir.value, arguments)
+    named, others = command_line.take_run(workdir.value, arguments)
     command_line.nothing_left(others)
-    config = config_flag.value
+    config, given = config_flag.value, config_flag.overridden
+    if named and (own := [name for name in given if name.startswith("model.")]):
+      raise UserError(
+        f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
+        "fields cannot be changed."
+      )
     if config is not None:
-      effects.check(config, fields.overridden(), command="evaluate")
+      effects.check(config, given, command="evaluate")
     with exit_on_sigterm():
-      if config is not None and not (run_named or export.value):
-        rows = evaluate_pretrained(with_last_mode(config), given=fields.overridden())
+      if config is not None and not (named or export.value):
+        rows = evaluate_pretrained(config, given=given)
       else:
-        folder = pathlib.Path(command_line.required("workdir", run_named))
+        folder = pathlib.Path(command_line.required("workdir", named))
         exported = expanded(export.value, "--export")
         if export.value:
           # Before an evaluation that may take hours.
           export_lib.check_export(folder, exported)
         rows = evaluate(folder, step=step.value, config=config)
-      if as_json.value:
-        for row in rows:
-          output.print_json(row)
-      else:
-        print("\n".join(map(printable, _table(rows))))
+      lines = map(dump_json, rows) if as_json.value else map(printable, _table(rows))
+      print("\n".join(lines))
       if export.value:
         # The checkpoint that was evaluated, even if the run has saved a newer one since.
         export_lib.export(folder, exported, step=step.value or rows[0]["step"])
 
   command_line.run(run, define=define, command="evaluate")
+
+
+def _merged(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+  """A config with changes, each of the modes in eval.mode checked; commas separate them."""
+  from jaxspeed.run.restore import with_last_mode
+
+  config = with_last_mode(config)
+  modes = str(changes.get("eval.mode", config.eval.mode)).split(",")
+  merged = [with_overrides(config, {**changes, "eval.mode": mode}) for mode in modes][0]
+  merged.eval.mode = ",".join(modes)
+  return with_last_mode(merged)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -10,16 +10,14 @@ counts the images there: it reads their headers from disk, and caches their size
 
 from absl import flags
 
-from jaxspeed.config import checks, effects, fields, output
+from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import UserError
 
 
 def main() -> None:
   """Reads the flags and prints the plan."""
   config_flag = command_line.define_config_flag()
-  define_import_flag()
   command_line.define_quiet("notes")
   csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
@@ -46,7 +44,6 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("name the recipe to plan, as in: jaxspeed plan quickstart.")
-    checks.check(config)
     if csv.value:
       command_line.without_effect("beside --csv", bandwidth, latency, step_ms, parameters)
     network = None
@@ -56,9 +53,10 @@ def main() -> None:
       network = planned.Network(bandwidth.value, latency.value, step_ms.value)
     else:
       command_line.without_effect("without --bandwidth", latency, step_ms)
-    notes = effects.check(config, fields.overridden())
+    given = config_flag.overridden
+    notes = effects.check(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
-    found = planned.planned(config, devices=devices.value, given=fields.overridden())
+    found = planned.planned(config, devices=devices.value, given=given)
     config, plan = found.config, found.plan
     for note in notes:
       output.note(note)

@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxspeed.config import effects, fields, output
+from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
-from jaxspeed.config.run_argument import take_run
 from jaxspeed.errors import MISTAKE, UserError, printable
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ def main() -> None:
   )
   command_line.define_quiet("notes and progress")
   config_flag = command_line.define_config_flag()
-  define_import_flag()
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
@@ -55,11 +52,11 @@ def main() -> None:
     if workdir.value and config is not None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
-      given = fields.overridden()
+      given = config_flag.overridden
       effects.check(config, given, command="predict")
       opened = run_predict.pretrained_predictor(with_last_mode(config), given)
     elif workdir.value or os.path.isdir(images[0] if images else ""):
-      folder, images = take_run(workdir.value, images)
+      folder, images = command_line.take_run(workdir.value, images)
       assert folder is not None
       opened = run_predict.run_predictor(pathlib.Path(folder), step.value)
     elif images:

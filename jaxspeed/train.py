@@ -30,16 +30,14 @@ import sys
 
 from absl import flags
 
-from jaxspeed.config import checks, fields, output
+from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
 from jaxspeed.errors import FAULT, MISTAKE, UserError
 
 
 def main() -> None:
   """Reads the flags and trains."""
   config_flag = command_line.define_config_flag()
-  define_import_flag()
   workdir_flag = flags.DEFINE_string(
     "workdir", "", "The run's folder; the default is runs/NAME_OF_THE_RECIPE."
   )
@@ -64,7 +62,6 @@ def main() -> None:
     from jaxspeed.cluster import processes
     from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
-    from jaxspeed.config import effects
     from jaxspeed.devices.mesh import keep_host_memory
     from jaxspeed.records.console import JsonScreen, Screen
     from jaxspeed.run.hooks import COMMAND
@@ -80,8 +77,8 @@ def main() -> None:
     steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
-    checks.check(config)
-    notes = effects.check(config, fields.overridden(), command="train")
+    given = config_flag.overridden
+    notes = effects.check(config, given, command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:
@@ -93,7 +90,7 @@ def main() -> None:
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.exit_on_lost_peer():
-        train(config, workdir, peers, given=fields.overridden(), hooks=hooks)
+        train(config, workdir, peers, given=given, hooks=hooks)
     except Stopped as stopped:
       if processes.is_primary():
         output.say(stopped)

@@ -205,7 +205,7 @@ def mlperf_runs() -> tuple[Published, ...]:
 
 def recipe(file: str, variant: str) -> ConfigDict:
   """Load a shipped recipe."""
-  return load_recipe(file.removesuffix(".py"), variant or None)
+  return load_recipe(file.removesuffix(".py") + f":{variant}" * bool(variant))
 
 
 def _row(predicted: float, published: float) -> dict[str, float]:

@@ -223,7 +223,7 @@ def fake_executor() -> Iterator[type[Fake]]:
 
 def config_of(overrides: Mapping[str, Any]) -> ConfigDict:
   """The checked config of a job of the quickstart."""
-  return with_overrides(load_recipe(QUICKSTART, None), overrides)
+  return with_overrides(load_recipe(QUICKSTART), overrides)
 
 
 _HOLD = """

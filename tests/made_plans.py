@@ -1,5 +1,7 @@
 """Configs and plans with given fields."""
 
+import jaxspeed.models.make  # noqa: F401  the families of models
+from jaxspeed.config import checks
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.planning.make import make_plan
 
@@ -12,4 +14,10 @@ def config_with(**fields):
 
 
 def plan_with(*, devices=1, **fields):
-  return make_plan(config_with(**fields), devices=devices)
+  return make_plan(checked(config_with(**fields)), devices=devices)
+
+
+def checked(config):
+  """A config as `checks.checked` has it, of a ResNet-9 where it names no model."""
+  values = config.to_dict()
+  return checks.checked(values | {"model": values["model"] or {"name": "resnet9"}})

@@ -55,7 +55,7 @@ def test_a_command_names_flags_recipes_and_fields_that_there_are(page, words):
     if flag.startswith("--config."):
       known = dict(leaves(config))
       field = flag.removeprefix("--config.")
-      model = families.with_defaults({"name": known["model.name"]})
+      model = families.FAMILIES[known["model.name"]].fields.model_fields
       assert field in known or field.removeprefix("model.") in model, (page, word)
     elif flag.startswith("--"):
       assert flag in help_of(name), (page, word)

@@ -1,96 +1,97 @@
 """Checks of a config: the value of each field, and values that contradict each other.
 
-`fields` declares the values of each field; `planning.make` checks what depends on the data's size.
+`run_fields` declares the values of each field; `planning.make` checks what depends on the size of
+the data. A config is checked where it enters, with the file that it comes from, and once more when
+it is merged with overrides, or with what the data decide.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.config import families, fields, names, schema
+from jaxspeed.config import families, names, run_fields, schema
 from jaxspeed.config.conditions import WHITENS, View
-from jaxspeed.config.given import Given, given_in
-from jaxspeed.config.schema import Problem, shown
+from jaxspeed.config.schema import Group, shown
 from jaxspeed.errors import UserError
 
 # The largest number of images of noise: each takes 60 bytes of memory.
 _MOST_NOISE = 20_000_000
-# The largest number of missing fields named in a message.
-_NAMED = 3
 
 
-def check(config: ConfigDict | Mapping[str, Any], *, source: str = "", model: bool = True) -> None:
-  """Checks that a config has exactly the fields of `fields.Config`, each with a valid value.
+def check(config: ConfigDict, *, source: str = "") -> None:
+  """Checks a config as `checked` does."""
+  checked(config.copy_and_resolve_references().to_dict(), source=source)
+
+
+def checked(values: Mapping[str, Any], *, source: str = "") -> ConfigDict:
+  """The config with the values of fields, nested, and with defaults for those that are not there.
+
+  Lists become tuples, and numbers and arrays of NumPy those of Python.
 
   Args:
-    config: the config of a recipe, with or without overrides, or of a config.json.
-    source: the file that the config comes from, for the message.
-    model: whether to check the fields of the model too.
+    values: of a recipe, with or without overrides, or of a config.json.
+    source: the file that they come from, for the message.
 
   Raises:
-    UserError: names the first invalid field and the values that it accepts.
+    UserError: names the first invalid field and the values that it accepts, or those that
+      contradict each other.
   """
   try:
-    if isinstance(config, ConfigDict):
-      config = config.copy_and_resolve_references().to_dict()
-    # Not a field that a recipe could lack.
-    values = {"given": Given().model_dump()} | dict(config)
-    given = values.get("model")
-    name = str(given.get("name", "")) if isinstance(given, Mapping) else ""
-    _raise_first(schema.problems(fields.Config, values, complete=True), name)
-    if model and not given_in(values).get("model"):
-      check_model(values["model"])
-    view = View(values)
+    plain = to_plain(values)
+    found = _valid(run_fields.Config, plain, "", plain.get("model"))
+    if not found["given"]["model"]:
+      found["model"] = _valid_model(found["model"])
+    view = View(found)
     for clash in _CLASHES:
       if clash.where(view):
-        raise UserError(re.sub(r"\[(\D[\w.]+)\]", lambda m: _given(view, m[1]), clash.sentence))
+        named = " with ".join(f"config.{name}={shown(view[name])}" for name in clash.names)
+        raise UserError(f"{named}: {clash.sentence}.")
   except UserError as error:
     raise UserError(f"{source}: {error}" if source else str(error)) from None
-  except RecursionError:
-    raise UserError(f"{source or 'the config'}: groups of fields nest without an end.") from None
+  return ConfigDict(found).lock()
 
 
-def _given(view: View, name: str) -> str:
-  return f"config.{name}={shown(view[name])}"
+def to_plain(value: Any) -> Any:
+  """A value, or the values of groups, with lists as tuples and in Python's own types."""
+  if isinstance(value, Mapping):
+    return {name: to_plain(each) for name, each in value.items()}
+  if isinstance(value, list | tuple):
+    return tuple(map(to_plain, value))
+  return to_plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def check_model(values: Mapping[str, Any]) -> None:
-  """Checks that `config.model` names a family and has only fields of that family.
+def _valid(group: type[Group], values: Mapping[str, Any], prefix: str, model: Any) -> Any:
+  """The values of a group as its schema has them."""
+  try:
+    return group.model_validate(values).model_dump()
+  except pydantic.ValidationError as error:
+    found = schema.first_mistake(error, group, values)
+  name = f"{prefix}{found.name}"
+  if found.kind == "unknown":
+    raise UserError(names.no_field(name, str(dict(model or {}).get("name"))))
+  if found.kind == "missing":
+    raise UserError(f"there is no config.{name}: it has no default, so the recipe sets it.")
+  raise UserError(f"config.{name}={shown(found.value)}: {found.text}")
 
-  Raises:
-    UserError: as `check`.
-  """
-  if "name" not in values:
+
+def _valid_model(values: Mapping[str, Any]) -> Any:
+  """The values of `config.model` as its family has them."""
+  if (name := values.get("name")) is None:
     raise UserError(
       "config.model has no name: the recipe sets config.model = dict(name=NAME, ...) with one of "
       f"{', '.join(families.FAMILIES)}."
     )
-  name = values["name"]
   if not isinstance(name, str) or name not in families.FAMILIES:
     raise UserError(f"config.model.name={shown(name)}: {schema.choose(families.FAMILIES)}")
-  _raise_first(schema.problems(families.FAMILIES[name].fields, values, prefix="model."), name)
-
-
-def _raise_first(found: Sequence[Problem], model: str) -> None:
-  """Raises a UserError for the first problem; one error names all missing fields."""
-  if not found:
-    return
-  first = found[0]
-  if first.kind == "unknown":
-    raise UserError(names.no_field(first.name, model))
-  if first.kind == "missing":
-    missing = [f"config.{problem.name}" for problem in found if problem.kind == "missing"]
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    listed = f"{', '.join(missing[:_NAMED])}{more}"
-    raise UserError(f"there is no {listed}: a recipe starts from base() of jaxspeed.config.fields.")
-  raise UserError(f"config.{first.name}={shown(first.value)}: {first.text}")
+  return _valid(families.FAMILIES[name].fields, values, "model.", values)
 
 
 class _Clash(NamedTuple):
-  """Values that contradict each other; in the sentence, [FIELD] becomes config.FIELD=VALUE."""
+  """Values that contradict each other: the fields to name, and what to do about them."""
 
+  names: tuple[str, ...]
   where: Callable[[View], Any]
   sentence: str
 
@@ -102,7 +103,7 @@ def _of_feed(feed: str, name: str, *allowed: str) -> _Clash:
     found = c[name] if isinstance(c[name], tuple) else (c[name],)
     return c["data.feed"] == feed and any(each not in allowed for each in found)
 
-  return _Clash(clashes, f"[{name}]: choose one of {', '.join(allowed)}.")
+  return _Clash((name, "data.feed"), clashes, f"choose one of {', '.join(allowed)}")
 
 
 def _segments(name: str) -> Iterator[_Clash]:
@@ -113,12 +114,12 @@ def _segments(name: str) -> Iterator[_Clash]:
     begins = [segment[0] for segment in c[name]]
     return begins != ends[:-1] or any(a >= b for a, b in zip(begins, ends[1:], strict=True))
 
-  field = fields.Schedule.model_fields["segments"]
-  yield _Clash(broken, f"[{name}]: it must be {schema.accepted(field.annotation, field.metadata)}.")
+  yield _Clash((name,), broken, f"it must be {names.declared()[name].accepted}")
   yield _Clash(
+    ("epochs", name),
     lambda c: c[name] and c[name][-1][1] != c["epochs"],
-    f"[epochs] with [{name}]: these do not scale with the run; set --config.{name} to segments of "
-    "that length, and --config.phases.first_epoch if the recipe has phases.",
+    f"these do not scale with the run; set --config.{name} to segments of that length, and "
+    "--config.phases.first_epoch if the recipe has phases",
   )
 
 
@@ -141,90 +142,97 @@ _CLASHES = (
   _of_feed("stream", "eval.mode", *_STREAM),
   _of_feed("resident", "phases.eval_mode", *_RESIDENT),
   _of_feed("stream", "phases.eval_mode", *_STREAM),
-  _Clash(
-    lambda c: c["data.feed"] == "stream" and c["warmup"] == "on",
-    "[warmup]: a stream has no warm-up: set --config.warmup=auto.",
-  ),
+  _of_feed("stream", "warmup", "auto", "off"),
   *(
     _Clash(
+      (name, "data.feed"),
       lambda c, name=name: c["data.feed"] == "stream" and not c[name],
-      f"[{name}]: it is not computed for a stream: set three numbers.",
+      "it is not computed for a stream: set three numbers",
     )
     for name in ("data.mean", "data.std")
   ),
   _Clash(
+    ("model.whiten", "data.feed"),
     lambda c: c["data.feed"] == "stream" and c["model.whiten"] is True,
-    "[model.whiten]: a stream has no first images, set it to False.",
+    "a stream has no first images, set it to False",
   ),
   _Clash(
+    ("data.image_size", "whitening.images"),
     lambda c: _whitened_pixels(c) >= 2**31,
-    "[data.image_size]: [whitening.images] of this size have too many pixels to whiten; set one of "
-    "them lower.",
+    "images of this size have too many pixels to whiten; set one of them lower",
   ),
   *(
     _Clash(
+      (name, "data.synthetic"),
       lambda c, name=name: c["data.synthetic"] and c[name] > _MOST_NOISE,
-      f"[{name}]: with [data.synthetic] it must be at most {_MOST_NOISE:,}.",
+      f"it must be at most {_MOST_NOISE:,}",
     )
     for name in ("data.train_images", "data.eval_images")
   ),
   _Clash(
+    ("optimizer.lars_clip",),
     lambda c: (
       c["optimizer.lars_clip"] and c["optimizer.lars_clip"][0] > c["optimizer.lars_clip"][1]
     ),
-    "[optimizer.lars_clip]: it must be the least and the most trust ratio, or ().",
+    "it must be the least and the most trust ratio, or ()",
   ),
   _Clash(
+    ("seed", "runs"),
     lambda c: c["seed"] + c["runs"] > 2**31,
-    "[seed]: the seeds of [runs] start there, and the largest seed is 2,147,483,647.",
+    "the seeds of the runs start there, and the largest seed is 2,147,483,647",
   ),
   _Clash(
+    ("optimizer.head_rate", "pretrained.freeze"),
     lambda c: (
       c["pretrained.path"]
       and c["pretrained.freeze"] == "backbone"
       and not (c["optimizer.head_rate"] or c["given.optimizer"])
     ),
-    "[optimizer.head_rate] with [pretrained.freeze]: nothing would be trained; set a rate above 0, "
-    "or freeze less.",
+    "nothing would be trained; set a rate above 0, or freeze less",
   ),
   _Clash(
+    ("optimizer.layer_decay", "model.name"),
     lambda c: c["optimizer.layer_decay"] != 1 and _has_no_layers(c),
-    "[optimizer.layer_decay]: the model of [model.name] does not say which layer each parameter "
-    "belongs to (its method param_layers): set it to 1.",
+    "the model does not say which layer each parameter belongs to (its method param_layers): set "
+    "the decay to 1",
   ),
   _Clash(
+    ("optimizer.layer_decay", "optimizer.name"),
     lambda c: (
       c["optimizer.layer_decay"] != 1 and c["optimizer.name"] == "muon" and not c["given.optimizer"]
     ),
-    "[optimizer.layer_decay]: Muon scales all kernels to one norm, whatever their learning rate: "
-    "set it to 1, or choose another config.optimizer.name.",
+    "Muon scales all kernels to one norm, whatever their learning rate: set the decay to 1, or "
+    "choose another optimizer",
   ),
   _Clash(
+    ("schedule.warmup", "epochs"),
     lambda c: c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]),
-    "[schedule.warmup]: the warm-up would take all of [epochs]: set a smaller share of the run, "
-    "such as 0.2.",
+    "the warm-up would take all of them: set a smaller share of the run, such as 0.2",
   ),
   *_segments("schedule.segments"),
   *_segments("optimizer.momentum_segments"),
   *(
     _Clash(
+      (name, "data.image_size"),
       lambda c, name=name: c[name] >= c["data.image_size"],
-      f"[{name}]: it must be less than [data.image_size].",
+      "it must be less than that",
     )
     for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix")
   ),
   *(
     _Clash(
+      (name, "augment.cutmix"),
       lambda c, name=name: c[name] and c["augment.cutmix"] and c["augment.cutmix_epochs"],
-      f"[{name}] with [augment.cutmix]: both mix an image with its neighbour; set one to 0.",
+      "both mix an image with its neighbour; set one to 0",
     )
     for name in ("augment.mixup", "augment.cutmix_alpha")
   ),
   *(
     _Clash(
+      (name, "proxy.keep"),
       lambda c, name=name: c[name] and c["proxy.keep"],
-      f"[{name}] with [proxy.keep]: a proxy chooses images by the loss of one label, and mixed "
-      "images have two; set one of them to 0.",
+      "a proxy chooses images by the loss of one label, and mixed images have two; set one of them "
+      "to 0",
     )
     for name in ("augment.mixup", "augment.cutmix_alpha")
   ),

@@ -19,10 +19,15 @@ def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator
 
 
 class View:
-  """The fields of a config by dotted name; None for one that it lacks. `read`: those looked at."""
+  """The fields of a config by dotted name; None for one that it lacks.
 
-  def __init__(self, config: ConfigDict | Mapping[str, Any]) -> None:
-    self._fields = dict(leaves(config))
+  Attributes:
+    field: the name of the field for which a condition is asked; '': none.
+    read: the fields that were looked at, with their values.
+  """
+
+  def __init__(self, config: ConfigDict | Mapping[str, Any], field: str = "") -> None:
+    self._fields, self.field = dict(leaves(config)), field
     self.read: dict[str, Any] = {}
 
   def __getitem__(self, name: str) -> Any:
@@ -47,6 +52,14 @@ def without(field: str, otherwise: str) -> When:
   return When(lambda c: not c[field], otherwise)
 
 
+LEAVE_OUT = "leave one of them out"
+
+
+def not_given(argument: str, *kept: str) -> When:
+  """Fields that an argument of `jaxspeed.fit` replaces, but for those that are `kept`."""
+  return When(lambda c: c.field in kept or not c[f"given.{argument}"], LEAVE_OUT)
+
+
 def phase_column(c: View, name: str) -> tuple:
   """A field's values by phase; () if all phases use the value of the whole run."""
   return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
@@ -61,6 +74,7 @@ def _first_layer(c: View) -> bool:
 
 STREAM = When(lambda c: c["data.feed"] == "stream", "it applies to streams only")
 READ = without("data.synthetic", "synthetic images are noise, and no file is read")
+NO_ARRAYS = not_given("data")
 LARS = only("optimizer.name", "lars")
 MUON = only("optimizer.name", "muon")
 ADAMW = only("optimizer.name", "adamw")

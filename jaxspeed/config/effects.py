@@ -5,6 +5,8 @@ override leaves without effect is accepted.
 """
 
 from collections.abc import Collection, Iterator
+from itertools import starmap
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -19,15 +21,14 @@ USED = {"evaluate": {Mark.EVALUATE, Mark.PREDICT}, "predict": {Mark.PREDICT}}
 
 def is_used(field: Declared, command: str) -> bool:
   """Whether a command uses a field."""
-  is_model = field.name.startswith("model.")
-  return command not in USED or is_model or bool(field.marks & USED[command])
+  return command not in USED or bool(field.marks & USED[command])
 
 
 def check(config: ConfigDict, overridden: Collection[str], *, command: str = "") -> list[str]:
   """Refuses overrides without an effect.
 
   Args:
-    config: the config with its overrides.
+    config: the config with its overrides, checked.
     overridden: names of the fields that the command line sets.
     command: "train", "evaluate" or "predict", for what holds for that command only; '': none.
 
@@ -38,21 +39,19 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   Raises:
     UserError: a field of the command line has no effect.
   """
-  given = {name.partition("[")[0] for name in overridden}
   known = names.declared(str(config.model.get("name", "")))
-  for name in sorted(given & set(known)):
-    if not is_used(known[name], command):
+  # A field of the recipe's model may be set although another model was given.
+  given = {name: known.get(name) or names.field_of(name) for name in sorted(overridden)}
+  for name, field in given.items():
+    if field and not is_used(field, command):
       raise UserError(
         f"config.{name} has no effect: {command} does not use it; --help=all lists what it uses."
       )
-  for name in sorted(given & set(known)):
-    for sentence, _ in _idle(config, known[name], command):
+  for field in filter(None, given.values()):
+    for sentence, _ in _idle(config, field, command):
       raise UserError(f"{sentence}.")
-  return [] if command in USED else _idle_in_recipe(config, given, known)
-
-
-def _idle_in_recipe(config: ConfigDict, given: set[str], known: dict[str, Declared]) -> list[str]:
-  """A sentence for each field that the recipe sets without effect, unless due to an override."""
+  if command in USED:
+    return []
   shared = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
   return [
     f"{sentence} (set in the recipe)."
@@ -60,7 +59,7 @@ def _idle_in_recipe(config: ConfigDict, given: set[str], known: dict[str, Declar
     if name in shared[0] and name in known and name not in given
     if value not in [defaults[name] for defaults in shared]
     for sentence, beside in _idle(config, known[name], "")
-    if not given & set(beside)
+    if not given.keys() & {*beside}  # who turns it off on the command line knows
   ]
 
 
@@ -69,11 +68,16 @@ def _idle(
 ) -> Iterator[tuple[str, Collection[str]]]:
   """Yields, if a field has no effect, a sentence and the names of the deciding fields."""
   for condition in field.conditions:
-    view = View(config)
+    view = View(config, field.name)
     if condition.command in ("", command) and not condition.works(view):
-      value = view[field.name]
       beside = {name: found for name, found in view.read.items() if name != field.name}
-      listed = " and ".join(f"config.{name}={shown(found)}" for name, found in beside.items())
-      effect = f"config.{field.name}={shown(value)} has no effect beside {listed}"
+      listed = " and ".join(starmap(_named, beside.items()))
+      effect = f"{_named(field.name, view[field.name])} has no effect beside {listed}"
       yield f"{effect}: {condition.otherwise}", beside
       return
+
+
+def _named(name: str, value: Any) -> str:
+  if name.startswith("given."):
+    return f"{name.removeprefix('given.')}= of jaxspeed.fit"
+  return f"config.{name}" if value is None else f"config.{name}={shown(value)}"

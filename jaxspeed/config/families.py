@@ -15,7 +15,7 @@ import dataclasses
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
@@ -53,11 +53,22 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
   """
 
   def add(module: _Module) -> _Module:
-    _check(name, module)
+    # Without importing flax: `config` does not know it.
+    if not (isinstance(module, type) and hasattr(module, "apply") and hasattr(module, "init")):
+      own = getattr(module, "__name__", repr(module))
+      raise UserError(f"the model {name!r} must be a flax.linen.Module, not {own}.")
+    attributes = {field.name: field for field in dataclasses.fields(module)}
+    if missing := {"classes", "dtype"} - {*attributes}:
+      raise UserError(
+        f"the model {name!r}: {module.__name__} has no attribute {' and '.join(sorted(missing))}; "
+        "a model has `classes: int` and `dtype: Any`, which config.data.classes and "
+        "config.precision set."
+      )
+    require_free(name, "model", module, FAMILIES[name].module if name in FAMILIES else module)
     named = Annotated[str, one_of(lambda: FAMILIES), Also("arch architecture"), Mark.COMMON]
     fields: dict[str, Any] = {"name": (named, pydantic.Field(name, description="the model"))}
     meanings = _meanings(module)
-    for field in dataclasses.fields(module):
+    for field in attributes.values():
       if field.name not in _NOT_FIELDS:
         default = ... if field.default is dataclasses.MISSING else field.default
         described = pydantic.Field(default, description=meanings.get(field.name))
@@ -69,25 +80,17 @@ def register(name: str, *, least_side: int = 1) -> Callable[[_Module], _Module]:
   return add
 
 
-def _check(name: str, module: type) -> None:
-  """Makes sure that a class can be the model `name`, or raises a UserError."""
-  own = module.__name__ if isinstance(module, type) else repr(module)
-  # Without importing flax: `config` does not know it.
-  if not (isinstance(module, type) and hasattr(module, "apply") and hasattr(module, "init")):
-    raise UserError(f"the model {name!r} must be a flax.linen.Module, not {own}.")
-  missing = {"classes", "dtype"} - {field.name for field in dataclasses.fields(module)}
-  if missing:
-    raise UserError(
-      f"the model {name!r}: {own} has no attribute {' and '.join(sorted(missing))}; a model has "
-      "`classes: int` and `dtype: Any`, which config.data.classes and config.precision set."
-    )
-  if name in FAMILIES and not is_same(FAMILIES[name].module, module):
-    raise UserError(f"the name {name!r} is that of another model already: choose another name.")
+def require_free(name: str, what: str, new: Any, there: Any) -> None:
+  """Makes sure that a name is free, or that a notebook runs one definition twice.
 
-
-def is_same(one: Any, other: Any) -> bool:
-  """Whether two functions or classes are one definition, which a notebook may run twice."""
-  return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+  Raises:
+    UserError: it is that of another definition.
+  """
+  same = new is there or (
+    there and (new.__module__, new.__qualname__) == (there.__module__, there.__qualname__)
+  )
+  if not same:
+    raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
 
 
 def _meanings(module: type) -> dict[str, str]:
@@ -106,22 +109,3 @@ def _meanings(module: type) -> dict[str, str]:
     and isinstance(below.value, ast.Constant)
     and isinstance(below.value.value, str)
   }
-
-
-def of_family(model: Mapping[str, Any], name: str) -> dict[str, Any]:
-  """The fields of a recipe's model, or the defaults of another family where `name` is that."""
-  is_other = name in FAMILIES and name != model.get("name")
-  return with_defaults({"name": name} if is_other else model)
-
-
-def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of a model, with defaults for those that the recipe does not set.
-
-  So the command line can override every field of the family.
-  """
-  family = FAMILIES.get(str(model.get("name")))
-  if family is None:
-    return dict(model)
-  fields = family.fields.model_fields
-  defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
-  return defaults | dict(model)

@@ -1,4 +1,4 @@
-"""The fields that every recipe shares, each stated once with value, type, range and meaning.
+"""What recipes start from: the shared fields with their defaults.
 
 A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
 
@@ -10,215 +10,16 @@ A recipe is a Python file whose `get_config(variant)` starts from `base()` and s
     return config
 
 A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
-`planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule. `--help`
-prints the strings below the fields. The groups of fields are here, in `image_fields.py` and in
-`training_fields.py`. The fields of `config.model` are its family's (`families.py`).
+`planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule.
 """
 
-import math
 import os
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
-from pydantic import Field
+from ml_collections import ConfigDict
 
-from jaxspeed.config import conditions as on
-from jaxspeed.config import kinds
-from jaxspeed.config.given import Given
-from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
-from jaxspeed.config.schema import Also, Group, Mark, When
-from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
+from jaxspeed.config.run_fields import Config
 from jaxspeed.errors import UserError
-
-
-class Eval(Group):
-  """Evaluation."""
-
-  mode: Annotated[
-    kinds.EvalMode,
-    on.by_phase("eval_mode", "--config.phases.eval_mode, to '()' for one in all of them"),
-    Also("tta"),
-    Mark.COMMON,
-    Mark.PREDICT,
-  ] = "center"
-  """which views of an image are evaluated: see `steps/eval_step.py`; per phase: phases.eval_mode"""
-  batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
-  """images per device and step of an evaluation"""
-  image_size: Annotated[kinds.Pixels, on.STREAM, Mark.PREDICT] = 0
-  """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
-  resize: Annotated[float, Field(ge=1, le=10), on.STREAM, Mark.PREDICT] = 1.14
-  """short side of a stream's image before its crop, in multiples of the image size"""
-  shapes: Annotated[int, Field(ge=1, le=1000), on.RECTANGLES] = 16
-  """largest number of shapes of rectangles"""
-  multiple: Annotated[int, Field(ge=1, le=1024), on.RECTANGLES] = 8
-  """pixels of which the sides of rectangles are multiples"""
-  every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
-  """epochs from one evaluation to the next; the last epoch is always evaluated"""
-
-
-class Allreduce(Group):
-  """The all-reduce of the gradients, on several devices."""
-
-  group_mb: Annotated[kinds.NotNegative, Mark.PLACE] = 8.0
-  """megabytes of gradients after which a group of layers is sent; 0: all layers at once"""
-  dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-  """dtype in which gradients are sent and summed"""
-
-
-class Checkpoint(Group):
-  """Checkpoints."""
-
-  every_seconds: Annotated[kinds.Factor, Also("save_every")] = 60.0
-  """seconds of training between two checkpoints; the end of a run is always saved"""
-  keep: kinds.Every = 2
-  """number of newest checkpoints that are kept"""
-  keep_best: Annotated[
-    Literal["none", "top1", "top5", "macro_top1", "loss"], Also("save_best save_best_only")
-  ] = "none"
-  """metric of which the best evaluation's checkpoint is kept too, for --step=best; the result stays
-  that of the last epoch: the best one is chosen on the evaluation images, which flatters it"""
-  on_error: Literal["continue", "stop"] = "continue"
-  """whether a run continues or stops when a checkpoint cannot be written"""
-
-
-class Records(Group):
-  """What follows a run, and facts for its DAWNBench entry."""
-
-  loggers: kinds.Loggers = ("tensorboard",)
-  """what follows the rows of metrics.jsonl besides TensorBoard: Weights & Biases, Trackio; both as
-  in "('wandb', 'trackio')"; (): nothing, TensorBoard neither"""
-  thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
-  """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
-  highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
-  author: Annotated[kinds.Text, on.TESTED] = "jaxspeed"
-  """author in the DAWNBench entry"""
-  author_email: Annotated[kinds.Text, on.TESTED] = "jaxspeed@example.org"
-  """e-mail address in the DAWNBench entry"""
-  code_url: Annotated[kinds.Text, on.TESTED] = ""
-  """address of the code in the DAWNBench entry"""
-
-
-class Config(Group):
-  """Every field of a config."""
-
-  name: kinds.Name = ""
-  """name of the run and of its folder"""
-  seed: Annotated[int, Field(ge=0, le=2**31 - 1), Also("random_seed"), Mark.COMMON] = 0
-  """seed of initialisation, shuffling and augmentation"""
-  runs: Annotated[int, Field(ge=1, le=10_000)] = 1
-  """number of runs, which share one compilation; their seeds are seed, seed + 1, ..."""
-  epochs: Annotated[float, Field(gt=0, le=100_000), Also("n_epochs num_epochs"), Mark.COMMON] = 1.0
-  """number of epochs; may be fractional: steps = ceil(epochs * steps per epoch)"""
-  batch_size: Annotated[
-    kinds.Batch,
-    Also("batch bs"),
-    Mark.COMMON,
-    When(
-      lambda c: on.phase_column(c, "batch_size")[:1] in ((), (c["batch_size"],)),
-      "each phase has its own, which its learning rate fits; set --config.phases.batch_size",
-    ),
-  ] = 512
-  """images in a batch, summed over all devices"""
-  accumulate: Annotated[
-    kinds.Splits,
-    Also(
-      "accum accum_steps accumulation accumulation_steps grad_accum gradient_accumulation_steps"
-    ),
-  ] = 1
-  """micro-batches per device, run one after the other, each with its own batch norm"""
-  precision: Annotated[
-    Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"],
-    Also("amp dtype fp16 mixed_precision"),
-    Mark.COMMON,
-    Mark.PREDICT,
-  ] = "auto"
-  """auto: the fastest for the device; tf32: float32 with products that GPUs round to TF32;
-  float64: for CPUs, to compare programs"""
-  loss_scale: Annotated[
-    float,
-    Field(ge=0, le=1e38),
-    When(lambda c: c["precision"] in ("auto", "float16"), "only float16 has a loss scale"),
-  ] = 0.0
-  """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
-  label_smoothing: Annotated[kinds.ShareBelowOne, Also("smoothing")] = 0.0
-  """share of the target that is spread evenly over all classes"""
-  target: Annotated[
-    kinds.Share,
-    When(
-      lambda c: c["target_metric"] != "top5" or c["data.classes"] > 5,
-      "all classes are among the five likeliest; set --config.target_metric=top1",
-    ),
-  ] = 0.94
-  """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
-  target_metric: Literal["top1", "top5"] = "top1"
-  """accuracy that is compared with the target, and that patience watches"""
-  stop_at_target: Annotated[bool, on.given("target", "there is no target")] = False
-  """whether the run ends once the target is reached"""
-  patience: Annotated[
-    int,
-    Field(ge=0, le=100_000),
-    Also("early_stopping early_stopping_patience"),
-    When(
-      lambda c: (
-        not c["patience"] or math.ceil(c["epochs"]) > c["patience"] * c["eval.every_epochs"]
-      ),
-      "there are no more evaluations than that",
-    ),
-  ] = 0
-  """evaluations without a better target_metric after which the run ends; 0: it never ends early. An
-  early end leaves out the low learning rates at the end of a schedule, which help most"""
-  tune_on: Annotated[Literal["test", "validation"], Mark.EVALUATE] = "test"
-  """images to evaluate on; validation: training images that are held out (data.hold_out)"""
-  warmup: Annotated[
-    Literal["auto", "on", "off"],
-    When(lambda c: c["data.feed"] != "stream" or c["warmup"] == "off", "a stream has none"),
-  ] = "auto"
-  """training on random labels before the clock starts; auto: on accelerators only"""
-  cost_per_hour: Annotated[kinds.Factor, Mark.PLACE] = 0.0
-  """price of all the hardware in USD; 0: not stated"""
-  compile_cache: Annotated[kinds.Text, Mark.PREDICT, Mark.PLACE] = ""
-  """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
-  ~/.cache/jaxspeed/programs"""
-  data: Annotated[Data, Mark.EVALUATE] = Data()
-  phases: Annotated[Phases, Mark.EVALUATE] = Phases()
-  pretrained: Pretrained = Pretrained()
-  augment: Augment = Augment()
-  model: dict[str, Any] = {}
-  """the model's name and fields"""
-  optimizer: Optimizer = Optimizer()
-  schedule: Schedule = Schedule()
-  average: Average = Average()
-  whitening: Whitening = Whitening()
-  proxy: Proxy = Proxy()
-  eval: Annotated[Eval, Mark.EVALUATE] = Eval()
-  allreduce: Allreduce = Allreduce()
-  compiler_options: tuple[kinds.XlaOption, ...] = ()
-  """XLA options for the training programs: ("NAME=VALUE", ...)"""
-  command_buffers: bool = False
-  """whether a GPU launches convolutions and loops from command buffers (CUDA graphs), as XLA does
-  with other kernels by default; not timed yet"""
-  deterministic: bool = False
-  """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
-  resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
-  checkpoint: Annotated[Checkpoint, Mark.PLACE] = Checkpoint()
-  watchdog_seconds: Annotated[kinds.WatchdogSeconds, Mark.PLACE] = 600.0
-  """seconds without progress after which a run is ended; 0: never"""
-  heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), Mark.PLACE] = 30
-  """seconds without a sign of life after which a process counts as lost"""
-  records: Annotated[Records, Mark.PLACE] = Records()
-  given: Given = Given()
-
-
-class _Fields(ConfigDict):
-  """Fields of a recipe, which refuse `epochs = True`: a ConfigDict takes it for 1.0."""
-
-  def __setitem__(self, key: str, value: Any) -> None:
-    if isinstance(value, bool) and isinstance(self.get(key), float):
-      raise TypeError(f"{key} = {value}: it must be a number")
-    # ml_collections wants the same class for a group that a recipe replaces.
-    super().__setitem__(key, _Fields(value.to_dict()) if type(value) is ConfigDict else value)
 
 
 def base() -> ConfigDict:
@@ -226,8 +27,7 @@ def base() -> ConfigDict:
 
   The config is locked: a recipe that assigns to an unknown field gets an error on that line.
   """
-  values = Config().model_dump().items()
-  return _Fields({n: _Fields(v) if isinstance(v, dict) else v for n, v in values}).lock()
+  return ConfigDict(Config().model_dump()).lock()
 
 
 def imagenet() -> ConfigDict:
@@ -272,12 +72,7 @@ def variant_of(variant: str | None, variants: Collection[str], file: str) -> str
   """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
   if variant in variants:
     return str(variant)
+  name = os.path.basename(file).removesuffix(".py")
   raise UserError(
-    f"{os.path.basename(file)} has no variant {variant!r}: write "
-    f"--config={os.path.basename(file)}:NAME with NAME one of {', '.join(variants)}."
+    f"there is no variant {variant!r}: write {name}:VARIANT with one of {', '.join(variants)}."
   )
-
-
-def overridden() -> tuple[str, ...]:
-  """Dotted names of the fields that the command line sets; call it after flags are parsed."""
-  return tuple(config_flags.get_override_values(flags.FLAGS["config"]))

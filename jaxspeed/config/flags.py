@@ -7,109 +7,101 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from jaxspeed.config import families, names, output, overrides, reference
-from jaxspeed.config.imports import import_modules
-from jaxspeed.config.recipe import load_recipe
-from jaxspeed.config.schema import shown
-from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError
+from jaxspeed.config import names, output, reference
+from jaxspeed.config.overrides import parse_value, with_overrides
+from jaxspeed.config.recipe import import_modules, load_recipe
+from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
-_CONFIG_HELP = (
-  "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field."
-)
-# --config.FIELD, -config.FIELD and --noconfig.FIELD.
-_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
-# Fields that the images may decide: not those of a recipe, where a message names them.
-_OF_DATA = {
-  f"data.{name}" for name in "classes image_size train_images eval_images mean std".split()
-}
+# --config.FIELD=VALUE and --noconfig.FIELD.
+_OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
+# The commands whose first argument may be a recipe.
+_OF_RECIPES = ("train", "plan")
 
 
 class ConfigFlag:
-  """The flag --config=FILE[:VARIANT] and its overrides --config.FIELD=VALUE."""
+  """--config=RECIPE with the fields that --config.FIELD=VALUE sets; `run` fills it.
 
-  @property
-  def value(self) -> ConfigDict | None:
-    """The recipe's config with the overrides; None where no recipe is named."""
-    value = flags.FLAGS["config"].value
-    if not isinstance(value, ConfigDict):
-      return None
-    overrides.scale_segments(value, config_flags.get_override_values(flags.FLAGS["config"]))
-    return value
-
-
-def define_config_flag() -> ConfigFlag:
-  """Defines --config; `run` executes and checks the recipe before it parses the other flags."""
-  flags.DEFINE_string("config", None, _CONFIG_HELP)
-  return ConfigFlag()
-
-
-def define_config(config: ConfigDict, argv: Sequence[str], help_text: str) -> ConfigFlag:
-  """Defines the flags --config.FIELD=VALUE, which override fields of `config`.
-
-  Where they choose another family of models, its defaults replace the fields of the recipe's own.
-
-  Raises:
-    UserError: an override names an unknown field.
+  Attributes:
+    value: the checked config; None where none is named.
+    overridden: the dotted names of the fields that the command line sets.
   """
-  before = config.model.to_dict()
-  if family := value_of("config.model.name", argv):
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-      config.model = families.of_family(before, family)
-    defaults = families.with_defaults({"name": before.get("name")})
-    own = [f"{name}={value!r}" for name, value in before.items() if value != defaults.get(name)]
-    if own and config.model.name != before.get("name"):
-      output.note(f"config.model.name={family}: not used are the recipe's {', '.join(own)}.")
-  model = str(config.model.get("name", ""))
-  for name in _overridden(argv):
-    plain = name.partition("[")[0]
-    if plain != name and plain in names.declared(model):
-      raise UserError(f"--config.{name}: set the whole tuple, as in --config.{plain}='(1, 2, 3)'.")
-    if name not in names.declared(model):
-      raise UserError(names.no_field(name, model))
-  if "config" in flags.FLAGS:
-    delattr(flags.FLAGS, "config")
-  config_flags.DEFINE_config_dict("config", config, help_text, sys_argv=[*argv])
-  return ConfigFlag()
+
+  value: ConfigDict | None = None
+  overridden: tuple[str, ...] = ()
+
+  def __init__(
+    self,
+    of_run: Callable[[list[str]], ConfigDict | None],
+    merge: Callable[[ConfigDict, Mapping[str, Any]], ConfigDict],
+  ) -> None:
+    self._of_run, self._merge = of_run, merge
+
+  def read(self, arguments: list[str], texts: Mapping[str, str], command: str) -> list[str]:
+    """Loads and merges the config, and returns the arguments that do not name it."""
+    recipe = flags.FLAGS["config"].value
+    if command in _OF_RECIPES and arguments and "=" not in arguments[0]:
+      if recipe is not None:
+        raise UserError(f"--config={recipe} and {arguments[0]} are two recipes: name one of them.")
+      recipe, *arguments = arguments
+    config = self._of_run(arguments)
+    if config is not None and recipe is not None:
+      raise UserError(f"--config={recipe} names a recipe beside a run: leave out one of them.")
+    if recipe is not None:
+      config = load_recipe(recipe)
+    if config is not None:
+      self.overridden = tuple(texts)
+      self.value = self._merge(config, {name: parse_value(name, texts[name]) for name in texts})
+    elif texts:
+      raise UserError(f"--config.{next(iter(texts))} changes a recipe: name it with --config=NAME.")
+    return arguments
 
 
-def overridden_in(argv: Sequence[str], group: str) -> list[str]:
-  """Dotted names of the fields of `group` that the command line sets."""
-  return [name for name in _overridden(argv) if name.partition(".")[0] == group]
+_CONFIG: list[ConfigFlag] = []  # the last that was defined, as absl's flags global
+
+
+def define_config_flag(
+  of_run: Callable[[list[str]], ConfigDict | None] = lambda _: None,
+  merge: Callable[[ConfigDict, Mapping[str, Any]], ConfigDict] = with_overrides,
+) -> ConfigFlag:
+  """Defines --config and --import.
+
+  Args:
+    of_run: the config of the run that the other arguments name, in place of a recipe's.
+    merge: makes a checked config of one and the values of overrides.
+  """
+  flags.DEFINE_string(
+    "config",
+    None,
+    "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field.",
+  )
+  define_import_flag()
+  _CONFIG[:] = [ConfigFlag(of_run, merge)]
+  return _CONFIG[0]
+
+
+def define_import_flag() -> None:
+  """Defines --import; `run` imports the modules before anything else is read."""
+  flags.DEFINE_list(
+    "import", [], "Modules to import first: they register a model, ... of your own."
+  )
 
 
 def define_number(
-  name: str,
-  default: float,
-  help_text: str,
-  *,
-  least: float = 0.0,
-  most: float = 1e9,
-  off: str = "",
+  name: str, default: float, help_text: str, *, least: float = 0.0, most: float = 1e9
 ) -> flags.FlagHolder:
-  """Defines a flag for a number from `least` to `most`; its default may lie outside that range.
-
-  Args:
-    name: the flag's name.
-    default: its default.
-    help_text: its meaning.
-    least: the least number.
-    most: the largest number.
-    off: what a message calls a default outside the range that users may give; "": they do not.
-  """
-
-  def accepts(value: float) -> bool:
-    return value == default or (math.isfinite(value) and least <= value <= most)
-
-  words = f"it must be {off and f'{off} or '}a number from {least:g} to {most:g}"
+  """Defines a flag for a number from `least` to `most`; its default may lie outside that range."""
   holder = flags.DEFINE_float(name, default, help_text)
-  flags.register_validator(name, accepts, message=words)
+  flags.register_validator(
+    name,
+    lambda value: value == default or (math.isfinite(value) and least <= value <= most),
+    message=f"it must be a number from {least:g} to {most:g}",
+  )
   return holder
 
 
@@ -117,10 +109,7 @@ class _StepParser(flags.IntegerParser):
   """Reads the number of a step, or "best"."""
 
   def parse(self, argument: str | int) -> Any:
-    try:
-      return argument if argument == "best" else super().parse(argument)
-    except (TypeError, ValueError):
-      raise ValueError("it must be the number of a step, or best") from None
+    return argument if argument == "best" else super().parse(argument)
 
 
 class _HelpParser(flags.BooleanParser):
@@ -145,6 +134,11 @@ def define_quiet(what: str) -> None:
   flags.DEFINE_bool("quiet", False, f"Prints results and errors only, no {what}.")
 
 
+def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
+  """The folder of a run, which --workdir or the first argument names, and the other arguments."""
+  return (arguments[0], arguments[1:]) if arguments and not workdir else (workdir, arguments)
+
+
 def required(flag: str, value: str | None) -> str:
   """Returns the value of a flag, or raises a UserError if it is missing."""
   if not value:
@@ -160,12 +154,7 @@ def nothing_left(arguments: list[str]) -> None:
 
 
 def without_effect(because: str, *holders: flags.FlagHolder) -> None:
-  """Refuses the flags `holders` if they are given, as they have no effect.
-
-  Args:
-    because: the end of the sentence, after "has no effect".
-    holders: the flags to refuse.
-  """
+  """Refuses those of the flags `holders` that are given; `because` ends the sentence."""
   for holder in holders:
     if flags.FLAGS[holder.name].present:
       raise UserError(f"--{holder.name}={holder.value} has no effect {because}.")
@@ -185,31 +174,20 @@ def run(
 
   Args:
     main: the command, which takes the arguments that are not flags.
-    define: takes the arguments that no flag has taken yet, to define flags that depend on others.
+    define: takes the words of the command line, to define flags that depend on them or on JAX.
     output_is_result: whether the command fails if standard output cannot be written; a pipe closed
       by its reader, such as `head`, is not a failure.
     command: its name, if --help lists only the config fields that it uses, or if its first argument
       may be a recipe.
   """
   output.guard()
-  begun = False
-
-  def run_main() -> None:
-    nonlocal begun
-    with _ends_at_once():
-      arguments = _parse(sys.argv, define, command)[1:]
-    begun = True
-    output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
-    main(arguments)
-
-  code = _exit_code_of(run_main)
+  code = _exit_code_of(lambda: main(_parsed(sys.argv, define, command)))
   output.be_quiet(False)
   lost = output.lost()
-  if code == DONE and lost and (output_is_result or not begun):
-    output.say(f"standard output could not be written ({lost}): send it to another place.")
-    code = MISTAKE
-  elif lost and code == DONE:
-    output.say(f"standard output could not be written ({lost}); the work itself is done.")
+  if code == DONE and lost:
+    more = ": send it to another place" if output_is_result else "; the work itself is done"
+    output.say(f"standard output could not be written ({lost}){more}.")
+    code = MISTAKE if output_is_result else DONE
   if code != DONE:
     sys.exit(code)
 
@@ -219,9 +197,9 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   try:
     function()
   except UserError as error:
-    for note in getattr(error, "__notes__", ()):
-      print(note, file=sys.stderr)
-    output.say(_with_origins(str(error), sys.argv))
+    for line in "".join(getattr(error, "__notes__", ())).splitlines():
+      print(printable(line), file=sys.stderr)
+    output.say(error)
     return MISTAKE
   except SystemExit as ended:
     if isinstance(ended.code, str):
@@ -231,10 +209,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
     output.say("stopped by Ctrl-C.")
     return INTERRUPTED
   except Exception as error:
-    if mistake := output.environment_mistake(error):
-      output.say(mistake)
-      return MISTAKE
-    output.report(error, None)
+    output.report(error)
     return FAULT
   return DONE
 
@@ -262,114 +237,57 @@ def _ends_at_once() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _with_origins(message: str, argv: Sequence[str]) -> str:
-  """A message on fields of the command line and of the recipe, with which are whose at its end."""
-  overridden, known = {*_overridden(argv)}, names.declared()
-  # Not --config.FIELD and "set config.FIELD", which are advice.
-  named = dict.fromkeys(
-    re.findall(r"(?<!-)(?<!set )\bconfig\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", message)
-  )
-  users = [f"config.{name}" for name in named if name in overridden]
-  recipes = [f"config.{name}" for name in named if name in known and name not in overridden]
-  recipes = [name for name in recipes if name.removeprefix("config.") not in _OF_DATA]
-  if not users or not recipes or "config" not in flags.FLAGS:
-    return message
-  whose = f"{' and '.join(users)}: from the command line, {' and '.join(recipes)}: the recipe's"
-  return f"{message.removesuffix('.')} ({whose})."
-
-
-def _parse(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
-  """Parses the flags in two rounds: the second has those that a recipe or a run decides."""
+def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
+  """Parses the flags, loads the config, and returns the arguments that are left."""
   flags.DEFINE_flag(
     flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all fields.", "h", True)
   )
-  try:
-    rest = _read(argv, known_only=True)
-    asked = flags.FLAGS["help"].value
-    if "import" in flags.FLAGS:
-      # Before a recipe or a run's folder is read, which may name what the modules register.
-      import_modules([name for name in str(flags.FLAGS["import"].value).split(",") if name])
-    if define is not None:
-      define(rest[:1] if asked else rest)
-    if "config" in flags.FLAGS and not isinstance(flags.FLAGS["config"].value, ConfigDict):
-      rest = _with_recipe(rest, command)
-    if asked:
-      print(reference.help_text(command, asked == "all"))
-      sys.exit(0)
-    return _read(rest)
-  except flags.IllegalFlagValueError as error:
-    raise UserError(_illegal(str(error))) from None
-  except flags.UnrecognizedFlagError as error:
-    raise UserError(_unknown(error)) from None
-  except flags.Error as error:
-    last = str(error).strip().splitlines()[-1].rstrip(".")
-    raise UserError(f"{last}; see --help for the flags.") from None
+  has_config = "config" in flags.FLAGS
+  with _ends_at_once():
+    try:
+      words = flags.FLAGS(argv, known_only=True)
+      if "import" in flags.FLAGS:
+        import_modules([*(flags.FLAGS["import"].value or ())])
+      if define is not None:
+        define(words)
+      words, texts = _split(argv) if has_config else (argv, {})
+      asked = flags.FLAGS["help"].value
+      _, *arguments = flags.FLAGS(words, known_only=bool(asked))
+    except flags.UnrecognizedFlagError as error:
+      raise UserError(_unknown(error)) from None
+    except flags.Error as error:
+      last = str(error).strip().splitlines()[-1].rstrip(".")
+      raise UserError(f"{last}; see --help for the flags.") from None
+    if has_config:
+      arguments = _CONFIG[0].read(arguments, texts, command)
+  if asked:
+    config = _CONFIG[0].value if has_config else None
+    print(reference.help_text(command, asked == "all", config))
+    sys.exit(0)
+  output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
+  return arguments
 
 
-def _read(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
-  """Reads flags and returns the other arguments; parsers' errors become flags.Error."""
-  try:
-    return flags.FLAGS(argv, known_only=known_only)
-  except (TypeError, ValueError) as error:
-    raise flags.Error(str(error)) from None
-  except (MemoryError, RecursionError):
-    # Python's parser does not say which argument: only a long one can be nested so deeply.
-    raise flags.Error(f"{shown(max(argv[1:], key=len, default=''))} is nested too deeply") from None
-
-
-def _with_recipe(rest: list[str], command: str) -> list[str]:
-  """Loads the recipe that --config or the first argument names; returns the other arguments."""
-  named = flags.FLAGS["config"].value
-  if command in ("train", "plan") and (first := next(positionals(rest), "")) and "=" not in first:
-    if named is not None:
-      raise UserError(f"--config={named} and {first} are two recipes: name one of them.")
-    named = first
-    rest = [*rest[: (place := rest.index(first, 1))], *rest[place + 1 :]]
-  if named is not None:
-    file, colon, variant = named.partition(":")
-    define_config(load_recipe(file, variant if colon else None), rest, _CONFIG_HELP)
-  elif overridden := next(_overridden(rest), None):
-    raise UserError(f"--config.{overridden} changes a recipe: name it with --config=NAME.")
-  return rest
-
-
-def positionals(argv: Sequence[str]) -> Iterator[str]:
-  """Yields the arguments that are neither flags nor their values, before overrides are parsed."""
-  words = iter(argv[1:])
-  for word in words:
+def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+  """The words of a command line without --config.FIELD=VALUE, and the text of each field."""
+  words: list[str] = []
+  texts: dict[str, str] = {}
+  rest = iter(argv)
+  for word in rest:
     if word == "--":
-      yield from words
-    elif not word.startswith("-") or word == "-":
-      yield word
-    elif "=" not in word and not word.startswith(("--no", "-no")):
-      next(words, None)
-
-
-def _overridden(argv: Sequence[str]) -> Iterator[str]:
-  """FIELD of each --config.FIELD."""
-  for argument in argv[1:]:
-    if argument == "--":
-      return
-    if found := _OVERRIDE.match(argument):
-      yield found[1]
-
-
-def value_of(name: str, argv: Sequence[str]) -> str | None:
-  """The value of the last --NAME=VALUE or --NAME VALUE, before flags are parsed; None if absent."""
-  found = None
-  for word, following in zip(argv, [*argv[1:], ""], strict=True):
-    flag, equals, value = word.partition("=")
-    if word.startswith("-") and flag.lstrip("-") == name:
-      found = value if equals else following
-  return found
-
-
-def _illegal(message: str) -> str:
-  """A sentence on a value that a flag refuses, from absl's message."""
-  found = re.match(r"flag --config\.([^=]*)=(.*?): ", message, re.DOTALL)
-  if found and (accepted := names.accepted(found[1], found[2])):
-    return f"config.{found[1]}={shown(found[2])}: it must be {accepted}."
-  return f"{message.splitlines()[-1].rstrip('.')}; see --help for the flags."
+      return [*words, word, *rest], texts
+    if (found := _OVERRIDE.fullmatch(word)) is None:
+      words.append(word)
+      continue
+    no, name, text = found.groups()
+    if text is None:
+      field = names.field_of(name)
+      is_bool = no or (field and isinstance(field.default, bool))
+      text = str(not no) if is_bool else next(rest, None)
+    if text is None:
+      raise UserError(f"{word} has no value: write {word}=VALUE.")
+    texts[name] = text
+  return words, texts
 
 
 def _unknown(error: flags.UnrecognizedFlagError) -> str:

@@ -2,25 +2,14 @@
 
 `jaxspeed.fit` fills these fields with a description of each object, so that the run's folder says
 what was trained, and a resume without the objects is refused. A command cannot set them.
+`conditions.not_given` is the condition of the fields that they replace.
 """
 
-import fnmatch
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspeed.config import kinds
 from jaxspeed.config.schema import Group
-from jaxspeed.errors import UserError
-
-# The fields that each argument replaces, as names with wildcards.
-_REPLACED = {
-  "model": ("model.*", "pretrained.*"),
-  "optimizer": ("optimizer.*",),
-  "schedule": ("schedule.*",),
-  "data": ("data.path", "data.name", "data.cache"),
-}
-# Fields that apply to an optimizer of the caller's own too.
-_KEPT = ("optimizer.clip_norm", "optimizer.layer_decay")
 
 
 class Given(Group):
@@ -37,25 +26,6 @@ def given_in(config: Mapping[str, Any]) -> dict[str, str]:
   return {name: str(value) for name, value in dict(config.get("given") or {}).items() if value}
 
 
-def refuse_replaced(arguments: Collection[str], names: Collection[str]) -> None:
-  """Refuses fields that an argument of `jaxspeed.fit` replaces.
-
-  Args:
-    arguments: the names of the arguments.
-    names: dotted names of the fields that the caller sets.
-
-  Raises:
-    UserError: a field would have no effect.
-  """
-  for argument in arguments:
-    for name in sorted(names):
-      replaced = any(fnmatch.fnmatchcase(name, pattern) for pattern in _REPLACED[argument])
-      if replaced and name not in _KEPT:
-        raise UserError(
-          f"config.{name} has no effect beside {argument}= of jaxspeed.fit: leave one of them out."
-        )
-
-
 def refusal(before: Mapping[str, str], now: Mapping[str, str], folder: object) -> str:
   """A sentence on a run that was given other objects than a later start of it; '' if the same.
 
@@ -64,17 +34,12 @@ def refusal(before: Mapping[str, str], now: Mapping[str, str], folder: object) -
     now: what this start is given.
     folder: the run's folder.
   """
-  for name, what in before.items():
-    if now.get(name) != what:
-      instead = f", not {now[name]}" if name in now else ""
+  for name in {**before, **now}:
+    if (was := before.get(name)) != (found := now.get(name)):
+      held = f"jaxspeed.fit(..., {name}=...) with {was}" if was else f"no {name}= of jaxspeed.fit"
+      remedy = f"pass the same {name}= to jaxspeed.fit" if was else f"leave {name}= out"
       return (
-        f"{folder} holds a run of jaxspeed.fit(..., {name}=...) with {what}: pass the same "
-        f"{name}= to jaxspeed.fit to resume it{instead}, or choose another workdir."
-      )
-  for name, what in now.items():
-    if name not in before:
-      return (
-        f"{folder} holds a run that was not given {name}= ({what}): leave it out to resume that "
-        "run, or choose another workdir."
+        f"{folder} holds a run of {held}{f', not of {found}' * bool(found)}: {remedy} to resume "
+        "it, or choose another workdir."
       )
   return ""

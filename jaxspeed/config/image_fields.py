@@ -16,10 +16,16 @@ class Data(Group):
 
   feed: Annotated[kinds.Text, _PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: Annotated[kinds.DataSetName, on.READ, Also("dataset"), _PREDICT] = "cifar10"
+  name: Annotated[kinds.DataSetName, on.READ, on.NO_ARRAYS, Also("dataset"), _PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: Annotated[
-    kinds.Text, on.READ, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
+    kinds.Text,
+    on.READ,
+    on.NO_ARRAYS,
+    Also("data_dir data_path"),
+    Mark.COMMON,
+    _PREDICT,
+    _PLACE,
   ] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
@@ -49,6 +55,7 @@ class Data(Group):
   cache: Annotated[
     kinds.Text,
     on.READ,
+    on.NO_ARRAYS,
     _PLACE,
     When(
       lambda c: c["data.feed"] == "stream" or c["data.name"] != "digits" or c["data.path"],

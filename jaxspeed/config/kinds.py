@@ -57,11 +57,11 @@ ColorRanges = Annotated[
   Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
 ]
 
-OptimizerName = Annotated[str, one_of(registry.optimizer_names)]
+OptimizerName = Annotated[str, one_of(lambda: [*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS])]
 Loggers = Annotated[
   tuple[Literal["tensorboard", "wandb", "trackio"], ...],
   must_be(
-    "some of tensorboard, wandb, trackio, each at most once",
+    "some of tensorboard, wandb, trackio, each at most once, as \"('wandb', 'trackio')\"",
     lambda names: len({*names}) == len(names),
   ),
 ]

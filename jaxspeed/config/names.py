@@ -3,7 +3,7 @@
 import difflib
 import functools
 
-from jaxspeed.config import families, fields, schema
+from jaxspeed.config import families, run_fields, schema
 from jaxspeed.config.schema import Declared, shown
 
 _NAMED = 3
@@ -15,35 +15,22 @@ def declared(model: str = "") -> dict[str, Declared]:
   """The shared fields by dotted name, and those of the model family `model` if given."""
   found = _shared()
   if family := families.FAMILIES.get(model):
-    found = found | {each.name: each for each in schema.declared(family.fields, "model.")}
+    model_field = run_fields.Config.model_fields["model"]
+    own = schema.declared(family.fields, "model.", tuple(model_field.metadata))
+    found = found | {each.name: each for each in own}
   return found
 
 
 @functools.cache
 def _shared() -> dict[str, Declared]:
   # `given` is filled by jaxspeed.fit, never set.
-  found = {each.name: each for each in schema.declared(fields.Config)}
-  return {
-    name: each for name, each in found.items() if name.partition(".")[0] not in ("model", "given")
-  }
+  found = {each.name: each for each in schema.declared(run_fields.Config)}
+  return {name: found[name] for name in found if name.partition(".")[0] not in ("model", "given")}
 
 
 def field_of(name: str) -> Declared | None:
   """The field of a dotted name; for a model's field, that of the first family with it."""
-  return next(
-    (found for family in ("", *families.FAMILIES) if (found := declared(family).get(name))), None
-  )
-
-
-def accepted(name: str, value: object = None) -> str:
-  """The values that a field accepts, in words; '' for an unknown field.
-
-  Args:
-    name: the dotted name of the field.
-    value: one that it does not accept, which decides whether the form of a tuple is shown.
-  """
-  field = field_of(name)
-  return field.accepted + schema.form(field.annotation, value) if field else ""
+  return next((d[name] for d in map(declared, ("", *families.FAMILIES)) if name in d), None)
 
 
 def nearest(name: str, model: str = "") -> list[str]:
@@ -57,36 +44,22 @@ def nearest(name: str, model: str = "") -> list[str]:
   last = name.rpartition(".")[2]
   meant: dict[str, list[str]] = {}
   for field in declared(model).values():
-    for word in (field.name, field.name.rpartition(".")[2], *field.also):
+    for word in {field.name, field.name.rpartition(".")[2], *field.also}:
       meant.setdefault(word, []).append(field.name)
   found = meant.get(name) or meant.get(last) or []
   for word in [] if found else (name, last):
     for alike in difflib.get_close_matches(word, meant, 1, _ALIKE):
       found = found or meant[alike]
   # Among names with the same last part, the one in the named group comes first.
-  return sorted(dict.fromkeys(found), key=lambda field: -_likeness(name, field))[:_NAMED]
-
-
-def _likeness(a: str, b: str) -> float:
-  return difflib.SequenceMatcher(None, a, b).ratio()
+  return sorted(found, key=lambda field: -difflib.SequenceMatcher(None, name, field).ratio())[
+    :_NAMED
+  ]
 
 
 def no_field(name: str, model: str = "") -> str:
-  """A sentence that a config has no field of this name, with suggestions.
-
-  Args:
-    name: a dotted name, or its last part.
-    model: the config's model family, to suggest its fields too.
-  """
-  plain = shown(name)[1:-1] if shown(name)[:1] in "'\"" else shown(name)
-  groups = {known.partition(".")[0] for known in declared(model) if "." in known}
-  if name in groups:
+  """A sentence that a config has no field of this name, with suggestions; arguments: `nearest`."""
+  if any(known.startswith(f"{name}.") for known in declared(model)):
     return f"config.{name} is a group of fields: set config.{name}.FIELD."
   near = nearest(name, model)
-  if "." not in name:
-    near = difflib.get_close_matches(name, groups, 1, 0.8) or near
-  if not near and model and name.startswith("model."):
-    own = (known.removeprefix("model.") for known in declared(model) if known.startswith("model."))
-    return f"the config has no field {plain}; those of {model} are {', '.join(own)}."
   meant = f": did you mean {' or '.join(near)}?" if near else "."
-  return f"the config has no field {plain}{meant}"
+  return f"the config has no field {shown(name)[1:-1]}{meant}"

@@ -1,6 +1,10 @@
-"""Recipe files: finding, running and checking them; a mistake is a sentence with its line."""
+"""Recipes and modules of the user's own: finding, running and checking them.
+
+A mistake in one is a sentence with the file and its line.
+"""
 
 import dataclasses
+import importlib
 import importlib.machinery
 import inspect
 import os
@@ -9,19 +13,21 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, families, names
+from jaxspeed.config import checks, names
 from jaxspeed.config.kinds import PositiveShare
-from jaxspeed.errors import UserError, did_you_mean, printable
+from jaxspeed.errors import UserError, did_you_mean
 
 # Longest text of a recipe's own exception in a message, in characters.
 _SHOWN = 300
 _PACKAGE = pathlib.Path(__file__).parents[1]
+# Where the frames of a traceback are not the user's.
+_NOT_OWN = ("<frozen", os.path.dirname(importlib.__file__), os.path.join(_PACKAGE, "config", ""))
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -92,8 +98,8 @@ def facts_of(name: str) -> Facts:
       than `Published`.
   """
   path = find_recipe(name)
-  module = import_file(path, "")
-  get_config = _get_config(module, path)
+  module = import_file(path)
+  get_config = _get_config(module)
   stated = getattr(module, "PUBLISHED", {})
   try:
     rows = {str(variant): Published(**row) for variant, row in stated.items()}
@@ -159,99 +165,102 @@ def find_recipe(name: str) -> str:
   raise UserError(f"{name or 'the recipe'}: there is no such recipe or file{meant or '.'}")
 
 
-def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
-  """The checked config of a recipe file, with every field of its model.
+def load_recipe(name: str) -> ConfigDict:
+  """The checked config of a recipe.
 
   Args:
-    file: the path of a Python file, or the name of a shipped recipe (`find_recipe`).
-    variant: the text after the colon of --config=FILE:VARIANT; None: no colon.
+    name: NAME of a shipped recipe or FILE.py (`find_recipe`), either with :VARIANT.
 
   Raises:
     UserError: there is no such file, it raises an exception, or its config is invalid.
   """
+  file, colon, variant = name.partition(":")
   path = find_recipe(file)
-  get_config = _get_config(import_file(path, ""), path)
-  arguments = [] if variant is None else [variant]
+  get_config = _get_config(import_file(path))
+  arguments = [variant] if colon else []
   try:
     inspect.signature(get_config).bind(*arguments)
   except TypeError:
-    wrong = "needs a variant: write" if variant is None else "has no variants: leave out the colon"
-    raise UserError(f"{file} {wrong}{f' {file}:VARIANT' * (variant is None)}.") from None
-  config = guarded(path, lambda: get_config(*arguments))
+    wrong = "has no variants: leave out the colon" if colon else f"needs one: write {file}:VARIANT"
+    raise UserError(f"{file} {wrong}.") from None
+  config = guarded(lambda: get_config(*arguments))
   if not isinstance(config, ConfigDict):
     raise UserError(
       f"{path}: get_config() returned {type(config).__name__}: it must return the config of base() "
       "of jaxspeed.config.fields."
     )
-  checks.check(config, source=path)
-  config = config.copy_and_resolve_references()
-  config.model = families.with_defaults(config.model.to_dict())
-  return config.lock()
+  return checks.checked(config.copy_and_resolve_references().to_dict(), source=path)
 
 
-def _get_config(module: types.ModuleType, path: str) -> Callable[..., Any]:
+def _get_config(module: types.ModuleType) -> Callable[..., Any]:
   found = getattr(module, "get_config", None)
   if not callable(found):
-    raise UserError(f"{path} defines no function get_config() that returns the config.")
+    raise UserError(f"{module.__file__} defines no function get_config() that returns the config.")
   return found
 
 
-def import_file(file: str, missing: str) -> types.ModuleType:
+def import_file(file: str) -> types.ModuleType:
   """Imports a Python file as a module.
-
-  Args:
-    file: the file's path.
-    missing: the sentence to raise if there is no such file.
 
   Raises:
     UserError: there is no such file, or it raises an exception; the message names the line.
   """
-  if not os.path.isfile(file):
-    raise UserError(missing)
   name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
   loader = _Loader(name, file)
   module = types.ModuleType(name)
   module.__file__ = file
   sys.modules[name] = module  # where dataclasses look for a class's module
-  guarded(file, lambda: loader.exec_module(module))
+  guarded(lambda: loader.exec_module(module))
   return module
 
 
-def guarded(file: str, run: Callable[[], Any], *, prefix: str = "") -> Any:
+def import_modules(modules: Sequence[str]) -> None:
+  """Imports modules from the installed packages and the current folder, as `python -m` does.
+
+  Args:
+    modules: names, as my_models; my_models.py is the same.
+
+  Raises:
+    UserError: there is no such module, or its own code raises an exception.
+  """
+  here = os.getcwd()
+  if here not in sys.path and "" not in sys.path:
+    sys.path.insert(0, here)
+  importlib.invalidate_caches()
+  for module in modules:
+    name = module.removesuffix(".py").strip("./").replace("/", ".")
+    guarded(lambda name=name: importlib.import_module(name), prefix=f"--import={module}: ")
+
+
+def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
 
   The last frame of Python's traceback is a note of the exception, which the commands print.
 
   Args:
-    file: the path of its file, whose innermost line in the traceback the message names.
     run: runs it.
     prefix: the beginning of the message.
   """
   try:
     return run()
-  except UserError as error:
-    if not prefix:
-      raise
-    raise UserError(f"{prefix}{_where(error, file)}: {error}") from None
   except (Exception, SystemExit) as error:
-    if isinstance(error, OSError) and _where(error, file) == file:
-      raise UserError(f"{prefix}{file} cannot be read ({error.strerror or error}).") from None
     text = traceback.format_exception_only(error)[-1]
     # ml_collections lists all fields that there are.
     unknown = re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL)
-    text = names.no_field(unknown[1]) if unknown else " ".join(text.split())
-    end = "." * (not text.endswith((".", "?")))
-    refused = UserError(f"{prefix}{_where(error, file)}: {text[:_SHOWN]}{end}")
-    if not unknown:
+    is_plain = isinstance(error, UserError)
+    text = names.no_field(unknown[1]) if unknown else str(error) if is_plain else text
+    text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
+    refused = UserError(f"{prefix}{_where(error)}{text}{'.' * (not text.endswith('?'))}")
+    if not (unknown or is_plain):
       last = traceback.format_exception(error, limit=0 if isinstance(error, SyntaxError) else -1)
-      refused.add_note("\n".join(map(printable, "".join(last).splitlines()[:12])))
+      refused.add_note("".join(last))
     raise refused from None
 
 
-def _where(error: BaseException, file: str) -> str:
-  """The file, with the innermost of its lines in an exception's traceback if there is one."""
+def _where(error: BaseException) -> str:
+  """The innermost line of the user's file in a traceback, as "FILE, line N: "; '' without one."""
   if isinstance(error, SyntaxError):
-    return f"{error.filename or file}, line {error.lineno}"
-  frames = traceback.walk_tb(error.__traceback__)
-  lines = [line for frame, line in frames if frame.f_code.co_filename == file]
-  return f"{file}, line {lines[-1]}" if lines else file
+    return f"{error.filename}, line {error.lineno}: "
+  frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+  own = [frame for frame in frames if not frame[0].startswith(_NOT_OWN)]
+  return next((f"{f}, line {line}: " for f, line in reversed(own) if f == own[0][0]), "")

@@ -11,25 +11,25 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxspeed.config import effects, families, names
-from jaxspeed.config.conditions import leaves
+from jaxspeed.config.conditions import LEAVE_OUT, leaves
 from jaxspeed.config.schema import Declared, Mark
 
 
-def help_text(command: str, all_fields: bool) -> str:
+def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
   """The text of --help: the command's docstring, its flags, and the fields of a config.
 
   Args:
     command: "evaluate" or "predict" for the fields that they use; else all.
     all_fields: whether all of these are listed, or the common ones.
+    config: the one whose values are shown; None: the defaults.
   """
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     if not module.startswith("absl"):
-      lines += [f"  --{flag.name}: {flag.help}" for flag in defined if "config." not in flag.name]
+      lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
   if "config" not in flags.FLAGS:
     return "\n".join(lines)
-  recipe = flags.FLAGS["config"].value
-  values = dict(leaves(recipe)) if isinstance(recipe, ConfigDict) else {}
+  values = {} if config is None else dict(leaves(config))
   whose = f"with the values of {values.get('name') or 'the recipe'}" if values else "with defaults"
   which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"
   lines += ["", f"{which}, {whose}:", ""]
@@ -75,7 +75,9 @@ def page() -> str:
         "|---|---|---|---|",
       ]
     default = "" if field.default is ... else f"`{field.default!r}`"
-    effect = "".join(f"; {each.otherwise}" for each in field.conditions)
+    effect = "".join(
+      f"; {each.otherwise}" for each in field.conditions if each.otherwise != LEAVE_OUT
+    )
     meaning = f"{field.meaning}{f' (without effect where not: {effect[2:]})' if effect else ''}"
     cells = (f"`{field.name}`", default, field.accepted, meaning)
     lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")

@@ -16,12 +16,10 @@ A module with such definitions is named on the command line with --import=MODULE
 docs/extending.md says what each must be. Nothing here imports JAX.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from jaxspeed.config import families
-from jaxspeed.config.schema import shown
-from jaxspeed.errors import UserError
 
 model = families.register
 
@@ -59,22 +57,13 @@ def data_set(name: str) -> Callable[[_Function], _Function]:
   return _adder("data set", DATA_SETS, name, DATA_NAMES)
 
 
-def optimizer_names() -> Iterator[str]:
-  """Yields the values of `config.optimizer.name`."""
-  yield from OPTIMIZER_NAMES
-  yield from OPTIMIZERS
-
-
 def _adder(
-  what: str, registered: dict[str, Callable[..., Any]], name: str, taken: Iterable[str]
+  what: str, registered: dict[str, Callable[..., Any]], name: str, own: tuple[str, ...]
 ) -> Callable[[_Function], _Function]:
   def add(function: _Function) -> _Function:
-    if not isinstance(name, str) or not name.isprintable() or not name:
-      raise UserError(f"the name of {what} {shown(name)} must be printable text.")
-    if not callable(function):
-      raise UserError(f"the {what} {name!r} must be a function.")
-    if name in taken or not families.is_same(registered.get(name, function), function):
-      raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
+    families.require_free(
+      name, what, function, None if name in own else registered.get(name, function)
+    )
     registered[name] = function
     return function
 

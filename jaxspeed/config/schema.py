@@ -1,6 +1,6 @@
 """Fields as they are declared: type, range, default, meaning, and what else is known of them.
 
-  momentum: Annotated[Share, Unless("optimizer.name", "adamw")] = 0.9
+  momentum: Annotated[Share, on.MOMENTUM, Also("beta")] = 0.9
   \"\"\"momentum of SGD and LARS\"\"\"
 
 Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this. pydantic in
@@ -9,7 +9,6 @@ values live in an `ml_collections.ConfigDict`, to which recipes assign.
 """
 
 import enum
-import functools
 import types
 import typing
 import unicodedata
@@ -20,14 +19,17 @@ import pydantic
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
-_STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class Group(pydantic.BaseModel):
   """Fields with their defaults; the string below a field is its meaning."""
 
   model_config = pydantic.ConfigDict(
-    **_STRICT, extra="forbid", use_attribute_docstrings=True, validate_default=False
+    strict=True,
+    allow_inf_nan=False,
+    arbitrary_types_allowed=True,
+    extra="forbid",
+    use_attribute_docstrings=True,
   )
 
 
@@ -44,7 +46,7 @@ class When(NamedTuple):
   """A condition without which a field has no effect.
 
   Attributes:
-    works: takes a view of the config (`effects.View`), which notes the fields that it reads.
+    works: takes a view of the config (`conditions.View`), which notes the fields that it reads.
     otherwise: the reason or the remedy, as the end of a sentence.
     command: the only command to which this applies; '': all.
   """
@@ -96,100 +98,42 @@ def is_plain(text: str) -> bool:
   return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
-class Problem(NamedTuple):
-  """An error in a field: its kind, name and value, and the end of a sentence about it."""
+class Mistake(NamedTuple):
+  """An error in a field: its kind, name and value, and a sentence about the value."""
 
   kind: Literal["unknown", "missing", "value"]
   name: str
-  value: Any = None
-  text: str = ""
+  value: Any
+  text: str
+
+
+def first_mistake(
+  error: pydantic.ValidationError, group: type[Group], values: Mapping[str, Any]
+) -> Mistake:
+  """The error to report first, an unknown field before all others; `values` are those refused."""
+  found = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+  names: list[str] = []
+  kind: Any = group
+  value: Any = values
+  metadata: list[Any] = []
+  for key in found["loc"]:
+    if not is_group(kind):
+      break  # what follows is a place in a tuple
+    names.append(str(key))
+    value = value.get(key) if isinstance(value, Mapping) else None
+    if field := kind.model_fields.get(names[-1]):
+      kind, metadata = field.annotation, field.metadata
+  words = accepted(kind, metadata)
+  text = f"choose {words}." if words.startswith("one of ") else f"it must be {words}."
+  if found["type"] in ("extra_forbidden", "invalid_key"):
+    return Mistake("unknown", ".".join(names), value, "")
+  # A tuple that is too short misses an element, which is another thing.
+  is_missing = found["type"] == "missing" and len(names) == len(found["loc"])
+  return Mistake("missing" if is_missing else "value", ".".join(names), value, text)
 
 
 def is_group(annotation: Any) -> bool:
   return isinstance(annotation, type) and issubclass(annotation, Group)
-
-
-def problems(
-  group: type[Group], values: Mapping[Any, Any], *, complete: bool = False, prefix: str = ""
-) -> list[Problem]:
-  """Errors in the values of a group: unknown fields first, then missing ones, then values.
-
-  Args:
-    group: the schema.
-    values: nested like the schema, with tuples instead of lists.
-    complete: whether every field must be present, even those with a default.
-    prefix: of the names in the result.
-  """
-  found = [Problem("unknown", f"{prefix}{n}", values[n]) for n in values if n not in _names(group)]
-  for name, field in group.model_fields.items():
-    full = prefix + name
-    if name not in values:
-      found += [Problem("missing", full)] if complete or field.is_required() else []
-    elif not is_group(field.annotation):
-      if not _fits(group, name, values[name]):
-        found.append(Problem("value", full, values[name], _sentence(field, values[name])))
-    elif isinstance(values[name], Mapping):
-      inner: Any = field.annotation
-      found += problems(inner, values[name], complete=complete, prefix=f"{full}.")
-    else:
-      found.append(Problem("value", full, values[name], "it must be a group of fields."))
-  kinds = ("unknown", "missing", "value")
-  return sorted(found, key=lambda problem: kinds.index(problem.kind))
-
-
-def _names(group: type[Group]) -> Iterable[str]:
-  return group.model_fields
-
-
-@functools.cache
-def _adapter(group: type[Group], name: str) -> pydantic.TypeAdapter[Any]:
-  field = group.model_fields[name]
-  kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-  return pydantic.TypeAdapter(kind, config=_STRICT)
-
-
-def _fits(group: type[Group], name: str, value: Any) -> bool:
-  try:
-    _adapter(group, name).validate_python(value)
-  except pydantic.ValidationError:
-    return False
-  return _is_own(value)
-
-
-def _is_own(value: Any) -> bool:
-  """Whether a value is of Python's own types: pydantic accepts a NumPy number, JSON does not."""
-  if isinstance(value, tuple | list | dict):
-    return all(map(_is_own, value))
-  return value is None or type(value) in (bool, int, float, str)
-
-
-def _sentence(field: Any, value: Any) -> str:
-  """The end of a sentence about a value that a field does not accept."""
-  words = accepted(field.annotation, field.metadata)
-  if words.startswith("one of "):
-    return f"choose {words}."
-  return f"it must be {words}{form(field.annotation, value)}."
-
-
-def form(annotation: Any, value: Any) -> str:
-  """How to type a tuple, in quotes for a shell, if the value is one that was typed otherwise.
-
-  A shell takes the quotes inside a value away: ("a", "b") becomes the one text "(a, b)".
-  """
-  text = value[0] if isinstance(value, tuple) and len(value) == 1 else value
-  if not isinstance(text, str) or "tuple" not in str(annotation):
-    return ""
-  of_texts = "str" in str(annotation) or "Literal" in str(annotation)
-  return """, as in '("a", "b")'""" if of_texts else ", as in '(1, 2)'"
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-  return typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
-
-
-def _choices(annotation: Any) -> list[str]:
-  is_literal = typing.get_origin(annotation) is Literal
-  return [str(choice) for choice in typing.get_args(annotation)] if is_literal else []
 
 
 def accepted(annotation: Any, metadata: Any = ()) -> str:
@@ -201,13 +145,16 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
     text = getattr(each.func if isinstance(each, pydantic.AfterValidator) else each, "text", None)
     if text is not None:
       return text() if callable(text) else str(text)
-  if choices := _choices(annotation):
-    return f"one of {', '.join(choices)}"
-  if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-    return ", or ".join(accepted(part) for part in typing.get_args(annotation))
-  if parts := _parts(annotation):
-    each = accepted(parts[0])
-    return f"a tuple, each {each}" if ... in parts else f"a tuple of {len(parts)}, each {each}"
+  origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+  if is_group(annotation):
+    return "a group of fields"
+  if origin is Literal:
+    return f"one of {', '.join(map(str, parts))}"
+  if origin in (typing.Union, types.UnionType):
+    return ", or ".join(map(accepted, parts))
+  if origin is tuple and parts:
+    many = "a tuple, as (1, 2)" if ... in parts else f"a tuple of {len(parts)}"
+    return f"{many}, each {accepted(parts[0])}"
   words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
   return words.get(annotation, "a value of its type") + _bounds(metadata)
 

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -26,17 +27,16 @@ _SHOWN = 80
 # Fields that cannot change a run's result: where it reads and writes, and how it is watched.
 PLACES = tuple(name for name, field in names.declared().items() if Mark.PLACE in field.marks)
 
-# Fields that are neither stored nor read from a config.json: a run's folder from somebody else
-# could name programs to execute. They come from the command line or the environment.
-NOT_STORED = ("compile_cache",)
-
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, with tuples as lists, without `NOT_STORED`.
+  """A config as JSON stores it: nested dicts, with tuples as lists.
 
-  `given` is left out where it is empty, as in every run of a command.
+  compile_cache is empty: a run's folder from somebody else could name programs to execute. `given`
+  is left out where it is empty, as in every run of a command.
   """
-  values = parse_json(dump_json(_without_paths_to_code(config).to_dict()))
+  values = parse_json(dump_json(config.copy_and_resolve_references().to_dict()))
+  if "compile_cache" in values:
+    values["compile_cache"] = ""
   if not given_in(values):
     values.pop("given", None)
   return values
@@ -56,7 +56,15 @@ def load(path: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
-  loaded = _read_object(path)
+  advice = "name the folder of a run, the --workdir of a jaxspeed.train"
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise UserError(f"{path} is not a file: {advice}.")
+  try:
+    loaded = load_json(path, dict[str, Any])
+  except FileNotFoundError:
+    raise UserError(f"{path} is missing: {advice}.") from None
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read as a config ({error}).") from None
   found = loaded.pop("format", None)
   if found != FORMAT or type(found) is not int:
     raise UserError(
@@ -64,14 +72,16 @@ def load(path: pathlib.Path) -> ConfigDict:
       "restore the file that jaxspeed.train wrote, use the version that trained the run, or train "
       "again in another --workdir."
     )
-  values = _tuples(loaded)
-  added = _add_defaults(values, fields.base())
-  checks.check(values, source=str(path))
+  config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
+  there = {name for name, _ in leaves(loaded)} | {"compile_cache"}
+  added = [
+    f"config.{name}={value!r}"
+    for name, value in leaves(fields.base())
+    if name not in there and not name.startswith("given.")
+  ]
   if added:
-    listed = ", ".join(f"config.{name}={value!r}" for name, value in added[:_LISTED])
-    more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
-    _note(f"{path} is of an earlier version: the defaults hold for {listed}{more}.")
-  return _without_paths_to_code(ConfigDict(values))
+    _note(f"{path} is of an earlier version: the defaults hold for {_shorten(added, ', ')}.")
+  return config
 
 
 @functools.cache  # once a process, which may read a config several times
@@ -80,61 +90,13 @@ def _note(sentence: str) -> None:
   (output.note if output.is_guarded() else _log.warning)(sentence)
 
 
-def _add_defaults(values: Any, base: ConfigDict, prefix: str = "") -> list[tuple[str, Any]]:
-  """Adds the fields of `base` that a stored config lacks, and returns their names and values."""
-  added: list[tuple[str, Any]] = []
-  for name, default in base.items():
-    if isinstance(default, ConfigDict) and isinstance(found := values.setdefault(name, {}), dict):
-      added += _add_defaults(found, default, f"{prefix}{name}.")
-    elif name not in values:
-      values[name] = default
-      added.append((f"{prefix}{name}", default))
-  return [(name, value) for name, value in added if not name.startswith("given.")]
-
-
-def _read_object(path: pathlib.Path) -> dict[str, Any]:
-  """The JSON object in a run's config.json, or a UserError that says why there is none."""
-  if os.path.exists(path) and not os.path.isfile(path):
-    raise UserError(
-      f"{path} is not a file: name the folder of a run, the --workdir of a jaxspeed.train."
-    )
-  try:
-    loaded = load_json(path)
-  except FileNotFoundError:
-    raise UserError(
-      f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
-    ) from None
-  except (OSError, ValueError) as error:
-    raise UserError(f"{path} cannot be read as a config ({error}).") from None
-  if not isinstance(loaded, dict):
-    raise UserError(f"{path} holds no config: expected a JSON object.")
-  return loaded
-
-
-def _without_paths_to_code(config: ConfigDict) -> ConfigDict:
-  """A copy in which the fields of `NOT_STORED` are empty."""
-  config = config.copy_and_resolve_references()
-  for name in NOT_STORED:
-    if name in config:
-      config[name] = ""
-  return config
-
-
-def _tuples(value: Any) -> Any:
-  if isinstance(value, dict):
-    return {k: _tuples(v) for k, v in value.items()}
-  return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """Lines 'field: old -> new' for the fields that differ and may change a result."""
   before, after = dict(leaves(old)), dict(leaves(new))
   rows = []
   for name in sorted(before.keys() | after.keys()):
-    if name.startswith(PLACES):
-      continue
     a, b = before.get(name, "absent"), after.get(name, "absent")
-    if a != b:
+    if a != b and not name.startswith(PLACES):
       rows.append(f"config.{name}: {_short(a)} -> {_short(b)}")
   return rows
 
@@ -147,5 +109,9 @@ def _short(value: Any) -> str:
 
 def listed(rows: list[str]) -> str:
   """The first few rows of `differences` and the number of the rest, for a message."""
-  more = f"; and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-  return "; ".join(rows[:_LISTED]) + more
+  return _shorten(rows, "; ")
+
+
+def _shorten(rows: list[str], mark: str) -> str:
+  more = f"{mark}and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+  return mark.join(rows[:_LISTED]) + more

@@ -24,9 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxspeed.config import checks
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
 from jaxspeed.config.recipe import Published, published
 from jaxspeed.doctor import data, devices, machine, software
 from jaxspeed.doctor.findings import Finding, mend, show
@@ -38,7 +36,6 @@ from jaxspeed.records.clock import process_age
 def main() -> None:
   """Reads the flags, examines the machine and prints the report."""
   config_flag = command_line.define_config_flag()
-  define_import_flag()
   data_flag = flags.DEFINE_string("data", "", "Folder of images, or of TFDS's shards, to decode.")
   json_flag = flags.DEFINE_bool("json", False, "Prints one JSON object.")
 
@@ -50,7 +47,6 @@ def main() -> None:
     command_line.nothing_left(arguments)
     config, folder = config_flag.value, data_flag.value
     if config is not None:
-      checks.check(config)
       folder = folder or _streamed(config)
     _check_folder("--data", folder)
     if not examine(config, folder, as_json=json_flag.value):
@@ -77,7 +73,7 @@ def _streamed(config: ConfigDict) -> str:
 
 def _published() -> Published:
   """What is published of the recipe that --config names."""
-  file, colon, variant = (command_line.value_of("config", sys.argv) or "").partition(":")
+  file, colon, variant = str(flags.FLAGS["config"].value).partition(":")
   return published(file, variant if colon else None)
 
 

@@ -17,12 +17,9 @@ import pathlib
 from absl import flags
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config import output
-from jaxspeed.config.imports import define_import_flag
-from jaxspeed.config.run_argument import take_run
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
-from jaxspeed.files import expanded
+from jaxspeed.files import dump_json, expanded
 
 
 def main() -> None:
@@ -38,13 +35,13 @@ def main() -> None:
   fold = flags.DEFINE_bool("fold", False, "Folds batch norms into convolutions, for onnx.")
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run, which may also come first.")
   step = command_line.define_step()
-  define_import_flag()
+  command_line.define_import_flag()
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run.export import export
 
-    folder, left = take_run(workdir.value, arguments)
+    folder, left = command_line.take_run(workdir.value, arguments)
     if folder is None:
       raise UserError("name the folder of a run, as in jaxspeed export runs/a --format=onnx.")
     command_line.nothing_left(left)
@@ -65,7 +62,7 @@ def main() -> None:
         input_dtype=input_dtype.value,
         fold=fold.value,
       )
-    output.print_json({"file": str(path), "format": wanted, **metadata})
+    print(dump_json({"file": str(path), "format": wanted, **metadata}))
 
   command_line.run(run)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, effects, stored
+from jaxspeed.config import effects, stored
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
@@ -76,9 +76,8 @@ class _Checker:
 
   def _recipe(self, recipe: str) -> ConfigDict:
     if recipe not in self._recipes:
-      file, colon, variant = recipe.partition(":")
       try:
-        self._recipes[recipe] = load_recipe(file, variant if colon else None)
+        self._recipes[recipe] = load_recipe(recipe)
       except UserError as error:
         self._recipes[recipe] = error
     found = self._recipes[recipe]
@@ -100,7 +99,6 @@ class _Checker:
     if isinstance(found, UserError):
       raise found
     decided = as_data_decide(config, found)
-    checks.check(decided)
     return plan_of(decided, found, devices=devices)
 
 

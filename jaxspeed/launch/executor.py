@@ -118,9 +118,9 @@ class Executor(Group, abc.ABC):
   def __init__(self, **values: Any) -> None:
     try:
       super().__init__(**values)
-    except pydantic.ValidationError:
-      found = schema.problems(type(self), values)
-      raise UserError(self._sentence(found[0])) from None
+    except pydantic.ValidationError as error:
+      found = schema.first_mistake(error, type(self), values)
+      raise UserError(self._sentence(found)) from None
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
@@ -132,7 +132,7 @@ class Executor(Group, abc.ABC):
           "in the jobs' folders: set it in the environment of the command that submits."
         )
 
-  def _sentence(self, problem: schema.Problem) -> str:
+  def _sentence(self, problem: schema.Mistake) -> str:
     name = type(self).__name__
     if problem.kind == "unknown":
       fields = ", ".join(type(self).model_fields)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config.overrides import plain_values
+from jaxspeed.config.checks import to_plain
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
 from jaxspeed.launch import root as root_lib
@@ -99,7 +99,7 @@ class Run(SubmittedRun):
     """
     if not isinstance(recipe, str) or not recipe:
       raise UserError(f"job({shown(recipe)}): name a recipe, as in configs/cifar10.py.")
-    overrides = {} if overrides is None else plain_values(overrides)
+    overrides = {} if overrides is None else to_plain(overrides)
     if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
       raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
     executor = self.executor if executor is None else executor

@@ -11,11 +11,11 @@ def load_sweep(file: str) -> Run:
   Raises:
     UserError: there is no such file, it raises an exception, or it returns no run.
   """
-  module = import_file(file, f"{file}: there is no such file.")
+  module = import_file(file)
   function = getattr(module, "sweep", None)
   if not callable(function):
     raise UserError(f"{file} defines no function sweep() that returns a Run of jaxspeed.launch.")
-  run = guarded(file, function)
+  run = guarded(function)
   if not isinstance(run, Run):
     kind = "nothing" if run is None else f"a value of type {type(run).__name__}"
     raise UserError(f"{file}: sweep() returned {kind}: it must return a Run of jaxspeed.launch.")

@@ -2,20 +2,11 @@
 
 import contextlib
 import logging
-import re
 import threading
 from collections.abc import Iterator
 
 from jaxspeed.errors import UserError
 
-# Words of the commands' messages, and what they are called in Python.
-_WORDS = (
-  (r"\bwrite --config=(\S+)", r"pass \1"),
-  (r"--config=(\S)", r"recipe \1"),
-  (r"--config\.", "config."),
-  (r"--(workdir|step|profile)\b", r"\1"),
-  (r"\bthe same command\b", "the same call"),
-)
 _FITTING = threading.Lock()
 
 
@@ -33,18 +24,11 @@ def library_call(*, quiet: bool = True) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    error.args = (in_python(str(error)),)
+    error.args = (error.in_python(),)
     raise
   finally:
     if quiet:
       log.removeHandler(silence)
-
-
-def in_python(message: str) -> str:
-  """A message of a command in the words of the library: config.epochs for --config.epochs."""
-  for pattern, words in _WORDS:
-    message = re.sub(pattern, words, message)
-  return message
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import checks, effects
-from jaxspeed.config.given import refuse_replaced
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
@@ -154,7 +153,6 @@ def _check(config: ConfigDict, changed: set[str], parts: Parts) -> None:
   for name, why in _UNUSED.items():
     if name in changed or (name == "runs" and config.runs > 1):
       raise UserError(f"config.{name}={config[name]} has no effect: {why}.")
-  refuse_replaced(parts.given(), changed)
   has_own = parts.data is not None and parts.data.evaluated_on == "test"
   if "data.hold_out" in changed and has_own and config.tune_on == "test":
     raise UserError(

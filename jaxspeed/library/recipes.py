@@ -56,8 +56,7 @@ def recipe(name: str, /, **changes: Any) -> ConfigDict:
   with library_call():
     if not isinstance(name, str):
       name = str(name)
-    file, colon, variant = name.partition(":")
-    loaded = load_recipe(file, variant if colon else None)
+    loaded = load_recipe(name)
     given = dict(_flat(changes, loaded))
     config = Recipe(with_overrides(loaded, given).to_dict())
     words = [repr(name), *(f"{key}={shown(value)}" for key, value in changes.items())]

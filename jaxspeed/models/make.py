@@ -3,7 +3,6 @@
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks
 from jaxspeed.config.families import FAMILIES
 from jaxspeed.config.given import given_in
 from jaxspeed.devices import precision
@@ -17,8 +16,7 @@ def make_model(config: ConfigDict) -> nn.Module:
   """Make the model of `config.model`, which computes in `config.precision` (not "auto").
 
   Raises:
-    UserError: the name is unknown, or the model lacks a field or rejects its value; or the run was
-      given its model by `jaxspeed.fit`.
+    UserError: the run was given its model by `jaxspeed.fit`.
   """
   if given := given_in(config).get("model"):
     raise UserError(
@@ -26,6 +24,5 @@ def make_model(config: ConfigDict) -> nn.Module:
       "jaxspeed.load(WORKDIR, model=...)."
     )
   fields = config.model.to_dict()
-  checks.check_model(fields)
   module = FAMILIES[fields.pop("name")].module
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, families
+from jaxspeed.config import families
 from jaxspeed.data.hold_out import held_out_count, require_training_images
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
@@ -62,7 +62,6 @@ def lay_out(
   Raises:
     UserError: a field has a value that no run can use.
   """
-  checks.check(config, model=False)
   if config.tune_on == "validation" and not train_images:
     require_training_images(config.data.hold_out)
     eval_images = held_out_count(config.data.train_images, config.data.hold_out)

@@ -24,7 +24,6 @@ def main() -> None:
     "Seconds between two reports, until all runs have ended; 0 writes one.",
     least=1.0,
     most=86400.0,
-    off="0",
   )
 
   def run(arguments: list[str]) -> None:

@@ -46,6 +46,8 @@ class Parts:
       words["data"] = self.data.source
       # What the config expects is checked before the data are.
       config.data.train_images, config.data.eval_images = self.data.counts
+    if self.schedule is not None:
+      words["schedule"] = "a schedule"  # `with_schedule` describes it
     with config.unlocked():
       config.given = ConfigDict(Given().model_dump() | words)
     return config

@@ -17,7 +17,6 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.cluster.signals import NOTHING_TO_SAVE, RunAction, Signals, Stopped
 from jaxspeed.cluster.watchdog import watchdog
-from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -76,7 +75,6 @@ def train(
   """
   clock = hooks.make_clock()
   config = parts.recorded(config)
-  checks.check(config)
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
   ensure_installed(config.records.loggers)

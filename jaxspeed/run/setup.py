@@ -17,6 +17,7 @@ from rich.console import Console
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
+from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.given import given_in, refusal
 from jaxspeed.data.balance import balance_lines
@@ -179,9 +180,10 @@ def open_data(
 
 
 def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
-  """A copy of a config with the fields that the data decide (`FOLLOWING`)."""
+  """A checked copy of a config with the fields that the data decide (`FOLLOWING`)."""
   config = config.copy_and_resolve_references()
   config.data.update(data.decides)
+  checks.check(config)
   return config
 
 

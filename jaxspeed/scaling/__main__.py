@@ -23,13 +23,11 @@ published runs (scripts/published_times.py).
 from typing import Any
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.imports import define_import_flag
 
 
 def main() -> None:
   """Parse the flags and print the predictions."""
   config_flag = command_line.define_config_flag()
-  define_import_flag()
   given: list[Any] = []
 
   # Imported inside these two, so that an error of JAX's import is reported as one sentence.
@@ -42,7 +40,7 @@ def main() -> None:
     from jaxspeed.scaling import command
 
     command_line.nothing_left(arguments)
-    command.run(config_flag.value, given[0])
+    command.run(config_flag.value, given[0], config_flag.overridden)
 
   command_line.run(run, define=define)
 

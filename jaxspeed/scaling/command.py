@@ -7,8 +7,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, effects
-from jaxspeed.config import fields as fields_lib
+from jaxspeed.config import effects
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
@@ -185,11 +184,10 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
     yield from describe(plan, prediction, memory, device.memory_gb)
 
 
-def run(config: ConfigDict | None, given: Flags) -> None:
+def run(config: ConfigDict | None, given: Flags, overridden: Sequence[str]) -> None:
   """Print the predictions of a recipe on more devices."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe.")
-  checks.check(config)
-  effects.check(config, fields_lib.overridden())
+  effects.check(config, overridden)
   find_devices()  # computing shapes needs JAX's backend; this reports its errors
   print("\n".join(_predictions(config, given)))

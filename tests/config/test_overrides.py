@@ -1,80 +1,47 @@
-"""Overrides from Python are those of the command line: same values, same mistakes."""
+"""Overrides: from the command line, Python and sweeps, the same values and mistakes."""
 
-import pathlib
-
+import numpy as np
 import pytest
-from in_process import command, fresh_flags
+from in_process import command
 
-from jaxspeed.config import checks, families, flags, names, stored
+from jaxspeed.config import families, stored
 from jaxspeed.config.overrides import parse_value, to_flags, with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-# A recipe of each family of models.
-RECIPES = ("imagenet18.py:1", "cifar10.py", "cifar10_airbench.py")
 
-
-def recipe(name="quickstart.py"):
-  file, _, variant = name.partition(":")
-  return load_recipe(str(CONFIGS / file), variant or None)
-
-
-def parsed(config, words):
-  """The config with the words of a command line."""
-  with fresh_flags():
-    argv = ["train", *words]
-    flags.define_config(config.copy_and_resolve_references(), argv, "")
-    flags.flags.FLAGS(argv)
-    return flags.flags.FLAGS["config"].value
-
-
-def changed(value):
-  """Another value of the same type."""
-  others = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v * 0.7 + 1e-5}
-  others |= {str: lambda v: f"{v}/a b='c', \\ü", tuple: lambda v: (*v, 0.25, 3)}
-  return others[type(value)](value)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_field_gets_what_the_command_line_gives_it(monkeypatch, name):
-  config = recipe(name)
-  monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-  known = [field for field in names.declared(config.model.name) if field != "model.name"]
-  leaves = dict(stored.leaves(config))
-  overrides = {field: changed(leaves[field]) for field in known}
-  assert len({type(value) for value in overrides.values()}) == 5
-  words = to_flags(overrides)
-  made = with_overrides(config, overrides)
-  assert dict(stored.leaves(made)) == dict(stored.leaves(parsed(config, words)))
-  assert dict(stored.leaves(made)) == leaves | overrides
-  texts = (word.removeprefix("--config.").partition("=")[::2] for word in words)
-  assert {field: parse_value(field, text) for field, text in texts} == overrides
+def test_the_command_line_takes_values_in_every_form():
+  flags = ["--config.epochs", "2", "--config.data.mean=(1,2,3.5)", "--noconfig.stop_at_target"]
+  done = command("plan", "--config", "quickstart", *flags, "--config.augment.flip", "random")
+  assert done.returncode == 0 and done.stdout.startswith("quickstart: 30 steps"), done.stderr
 
 
 @pytest.mark.parametrize(
-  "field, value",
+  "field, value, held",
   [
-    ("epochs", 3),
-    ("phases.first_epoch", [0, 2]),
-    ("schedule.segments", [[0, 0.1], [2.5, 0.0]]),
-    ("schedule.segments", ((0.0, 0.1), [2.5, 0])),
-    ("data.mean", []),
+    ("epochs", 3, 3.0),
+    ("epochs", np.float32(3), 3.0),
+    ("seed", np.int64(3), 3),
+    ("data.path", "a b='c', \\ü", "a b='c', \\ü"),
+    ("stop_at_target", False, False),
+    ("data.mean", [1, 2, 3], (1.0, 2.0, 3.0)),
+    ("data.mean", np.arange(3), (0.0, 1.0, 2.0)),
+    ("schedule.segments", ((0, 20, 0.1, 0),), ((0.0, 20.0, 0.1, 0.0),)),
   ],
 )
-def test_lists_and_whole_numbers_become_what_the_field_has(monkeypatch, field, value):
-  monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-  config = recipe()
+def test_values_become_what_the_field_has(field, value, held):
+  config = load_recipe("quickstart")
   made = dict(stored.leaves(with_overrides(config, {field: value})))[field]
-  before = dict(stored.leaves(config))[field]
-  assert type(made) is type(before) and "[" not in repr(made)
-  read = dict(stored.leaves(parsed(config, to_flags({field: value}))))[field]
-  assert made == read and type(made) is type(read)
+  assert repr(made) == repr(held)
+  (word,) = to_flags({field: value})
+  text = word.removeprefix(f"--config.{field}=")
+  read = with_overrides(config, {field: parse_value(field, text)})
+  assert repr(dict(stored.leaves(read))[field]) == repr(held)
 
 
 def test_the_recipe_keeps_its_values():
-  config = recipe()
+  config = load_recipe("quickstart")
   before = config.to_json_best_effort()
   assert with_overrides(config, {"schedule.peak": 2.0, "model.width": 8}).schedule.peak == 2.0
   assert config.to_json_best_effort() == before
@@ -83,28 +50,22 @@ def test_the_recipe_keeps_its_values():
 @pytest.mark.parametrize(
   "overrides, message",
   [
-    ({"lr": 0.1}, "the config has no field lr: did you mean schedule.peak?"),
     ({"schedule": {"peak": 1.0}}, "config.schedule is a group of fields: set config.schedule.FI"),
     ({3: 1}, "the config has no field 3"),
     ({"seed": 1.0}, "config.seed=1.0: it must be a whole number"),
-    ({"seed": True}, "config.seed=True: it must be a whole number"),
     ({"epochs": None}, "config.epochs=None: it must be a number"),
-    ({"stop_at_target": 1}, "config.stop_at_target=1: it must be True or False"),
-    ({"optimizer.name": "adam2"}, "config.optimizer.name='adam2': choose one of"),
-    ({"data.mean": 1.0}, "config.data.mean=1.0: it must be"),
-    ({"batch_size": 0}, "config.batch_size=0: it must be"),
     ({"model.depth": 50}, "the config has no field model.depth"),
   ],
 )
 def test_mistakes(overrides, message):
   with pytest.raises(UserError) as error:
-    with_overrides(recipe(), overrides)
+    with_overrides(load_recipe("quickstart"), overrides)
   assert str(error.value).startswith(message)
 
 
 def test_another_family_brings_its_defaults():
-  config = with_overrides(recipe("imagenet18.py:1"), {"model.name": "vit", "model.depth": 2})
-  assert config.model.to_dict() == families.with_defaults({"name": "vit", "depth": 2})
+  config = with_overrides(load_recipe("imagenet18:1"), {"model.name": "vit", "model.depth": 2})
+  assert config.model.to_dict() == families.FAMILIES["vit"].fields(depth=2).model_dump()
 
 
 @pytest.mark.parametrize(
@@ -125,16 +86,8 @@ def test_values_from_text(field, text, value):
   assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", ["", "a", "1 + 1", "__import__('os')", "(" * 999, "9" * 5000])
-def test_text_that_is_no_value(text):
-  with pytest.raises(UserError, match="^config.seed=.*: it must be a whole number"):
-    parse_value("seed", text)
-  with pytest.raises(UserError, match="no field sead: did you mean seed"):
-    parse_value("sead", "1")
-
-
 def test_a_peak_scales_the_segments_of_a_recipe():
-  config = recipe("imagenet18.py:4")
+  config = load_recipe("imagenet18:4")
   before = config.schedule.segments
   highest = max(rate for segment in before for rate in segment[2:])
   after = with_overrides(config, {"schedule.peak": highest / 4}).schedule.segments
@@ -144,7 +97,7 @@ def test_a_peak_scales_the_segments_of_a_recipe():
 
 
 def test_a_peak_is_scaled_to_once_and_segments_that_are_given_stay():
-  config = with_overrides(recipe("imagenet18.py:4"), {"schedule.peak": 0.7})
+  config = with_overrides(load_recipe("imagenet18:4"), {"schedule.peak": 0.7})
   segments = config.schedule.segments
   assert max(rate for segment in segments for rate in segment[2:]) == 0.7
   assert with_overrides(config, {"schedule.peak": 0.7}).schedule.segments == segments
@@ -154,8 +107,6 @@ def test_a_peak_is_scaled_to_once_and_segments_that_are_given_stay():
 
 
 def test_the_command_line_scales_them_too():
-  planned = command(
-    "plan", f"--config={CONFIGS}/imagenet18.py:4", "--config.schedule.peak=2.0", "--csv"
-  )
+  planned = command("plan", "imagenet18:4", "--config.schedule.peak=2.0", "--csv")
   rates = [float(line.split(",")[4]) for line in planned.stdout.splitlines()[1:]]
   assert max(rates) == 2.0

@@ -9,7 +9,6 @@ import pytest
 import jaxspeed
 from jaxspeed.config.recipe import shipped
 from jaxspeed.library.arrays import opened
-from jaxspeed.library.calling import in_python
 
 X = np.arange(12 * 4 * 4 * 3, dtype=np.uint8).reshape(12, 4, 4, 3)
 Y = np.arange(12) % 3
@@ -150,7 +149,7 @@ def test_an_own_recipe_inherits_from_a_shipped_one_in_two_lines(tmp_path):
 
 
 def test_messages_speak_of_fields_and_not_of_flags():
-  assert in_python("set --config.epochs=3, or choose another --workdir.") == (
+  assert jaxspeed.UserError("set --config.epochs=3, or choose another --workdir.").in_python() == (
     "set config.epochs=3, or choose another workdir."
   )
 

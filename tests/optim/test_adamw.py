@@ -9,9 +9,8 @@ import optax
 import pytest
 from tolerances import assert_equal
 
-from jaxspeed.config import checks
+from jaxspeed.config import checks, effects
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config.given import refuse_replaced
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the models
 from jaxspeed.models.layers.groups import groups_by_name
@@ -337,14 +336,17 @@ def test_a_model_without_layers_gets_one_sentence():
   config.name = "x"
   config.model = dict(name="resnet9", width=4)
   with pytest.raises(
-    UserError, match="layer_decay=0.5: the model of config.model.name='resnet9' does not say which"
+    UserError,
+    match="layer_decay=0.5 with config.model.name='resnet9': the model does not say which",
   ):
-    checks.check(config, model=False)
+    checks.check(config)
   config.model = dict(name="vit")
-  checks.check(config, model=False)
+  checks.check(config)
   config.optimizer.name = "muon"
-  with pytest.raises(UserError, match="^config.optimizer.layer_decay=0.5: Muon scales all kernels"):
-    checks.check(config, model=False)
+  with pytest.raises(
+    UserError, match="^config.optimizer.layer_decay=0.5 with .*: Muon scales all kernels"
+  ):
+    checks.check(config)
   with pytest.raises(UserError, match=r"layer_decay: object has no method param_layers\(params\)"):
     layers_of(object(), SHAPES_OF)
 
@@ -371,6 +373,8 @@ def test_layers_that_are_none_are_one_sentence(layers, sentence):
 
 
 def test_only_these_two_fields_go_with_an_optimizer_from_python():
-  refuse_replaced(["optimizer"], ["optimizer.clip_norm", "optimizer.layer_decay"])
-  with pytest.raises(UserError, match="config.optimizer.b1 has no effect beside optimizer="):
-    refuse_replaced(["optimizer"], ["optimizer.clip_norm", "optimizer.b1"])
+  config = make_config()
+  config.given.optimizer = "a gradient transformation"
+  assert effects.check(config, ["optimizer.clip_norm", "optimizer.layer_decay"]) == []
+  with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect beside optimizer="):
+    effects.check(config, ["optimizer.clip_norm", "optimizer.b1"])

@@ -52,7 +52,7 @@ def list_folders(
   if eval_name is None:
     raise UserError(
       f"{root} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, or "
-      "set --config.tune_on=validation, which holds a tenth of train/ out."
+      "set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
     )
   files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
   distinct(sorted({*files["train"], *files[eval_name]}), str(root))

@@ -47,7 +47,7 @@ def read_own(path: pathlib.Path, *, tune: bool, share: float = TENTH) -> dict[st
     elif split is None:
       raise UserError(
         f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
-        "or set --config.tune_on=validation, which holds a tenth of train/ out."
+        "or set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
       )
     else:
       eval_images, eval_labels, eval_grey = _read_pair(path / split)
