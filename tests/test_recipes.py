@@ -17,7 +17,7 @@ from jaxspeed.errors import UserError
 
 
 def header(name):
-  return import_file(str(shipped()[name]), "").__doc__
+  return import_file(str(shipped()[name])).__doc__
 
 
 def row_of(name, variant):

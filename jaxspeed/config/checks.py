@@ -5,8 +5,9 @@ the data. A config is checked where it enters, with the file that it comes from,
 it is merged with overrides, or with what the data decide.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pydantic
 from ml_collections import ConfigDict
@@ -44,10 +45,9 @@ def checked(values: Mapping[str, Any], *, source: str = "") -> ConfigDict:
     if not found["given"]["model"]:
       found["model"] = _valid_model(found["model"])
     view = View(found)
-    for clash in _CLASHES:
-      if clash.where(view):
-        named = " with ".join(f"config.{name}={shown(view[name])}" for name in clash.names)
-        raise UserError(f"{named}: {clash.sentence}.")
+    for clashing, sentence in _contradictions(view):
+      named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing)
+      raise UserError(f"{named}: {sentence}.")
   except UserError as error:
     raise UserError(f"{source}: {error}" if source else str(error)) from None
   return ConfigDict(found).lock()
@@ -88,152 +88,101 @@ def _valid_model(values: Mapping[str, Any]) -> Any:
   return _valid(families.FAMILIES[name].fields, values, "model.", values)
 
 
-class _Clash(NamedTuple):
-  """Values that contradict each other: the fields to name, and what to do about them."""
-
-  names: tuple[str, ...]
-  where: Callable[[View], Any]
-  sentence: str
-
-
-def _of_feed(feed: str, name: str, *allowed: str) -> _Clash:
-  """What a feed of the package allows in a field; any other feed checks its own."""
-
-  def clashes(c: View) -> bool:
-    found = c[name] if isinstance(c[name], tuple) else (c[name],)
-    return c["data.feed"] == feed and any(each not in allowed for each in found)
-
-  return _Clash((name, "data.feed"), clashes, f"choose one of {', '.join(allowed)}")
+# The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
+# feed checks its own.
+_OF_FEEDS = {
+  "resident": (("center", "flip", "six", "selective"), ("drop", "carry_over")),
+  "stream": (("center", "flip", "five", "rect", "rect_flip"), ("drop", "keep")),
+}
 
 
-def _segments(name: str) -> Iterator[_Clash]:
-  """Segments follow each other without gaps, and end with the run."""
+def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
+  """Yields the names of fields that contradict each other, and the end of a sentence about them."""
+  if c["data.feed"] in _OF_FEEDS:
+    modes, last_batches = _OF_FEEDS[c["data.feed"]]
+    for name, allowed in (
+      ("data.last_batch", last_batches),
+      ("eval.mode", modes),
+      ("phases.eval_mode", modes),
+    ):
+      found = c[name] if isinstance(c[name], tuple) else (c[name],)
+      if not {*found} <= {*allowed}:
+        yield (name, "data.feed"), f"choose one of {', '.join(allowed)}"
+  if c["data.feed"] == "stream":
+    if c["warmup"] == "on":
+      yield ("warmup", "data.feed"), "a stream has none: set --config.warmup=auto"
+    for name in ("data.mean", "data.std"):
+      if not c[name]:
+        yield (name, "data.feed"), "it is not computed for a stream: set three numbers"
+    if c["model.whiten"] is True:
+      yield ("model.whiten", "data.feed"), "a stream has no first images: set it to False"
+  whitened = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
+  if WHITENS.works(c) and whitened >= 2**31:
+    yield (
+      ("data.image_size", "whitening.images"),
+      "images of this size have too many pixels to whiten; set one of them lower",
+    )
+  for name in ("data.train_images", "data.eval_images"):
+    if c["data.synthetic"] and c[name] > _MOST_NOISE:
+      yield (name, "data.synthetic"), f"it must be at most {_MOST_NOISE:,}"
+  if c["seed"] + c["runs"] > 2**31:
+    yield ("seed", "runs"), "they begin there, and the largest seed is 2,147,483,647"
+  yield from _of_optimizer(c)
+  yield from _of_segments(c)
+  if c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]):
+    yield (
+      ("schedule.warmup", "epochs"),
+      "the warm-up would take all of them: set a smaller share of the run, such as 0.2",
+    )
+  for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):
+    if c[name] >= c["data.image_size"]:
+      yield (name, "data.image_size"), "it must be less than that"
+  for name in ("augment.mixup", "augment.cutmix_alpha"):
+    if c[name] and c["augment.cutmix"] and c["augment.cutmix_epochs"]:
+      yield (name, "augment.cutmix"), "both mix an image with its neighbour; set one to 0"
+    if c[name] and c["proxy.keep"]:
+      yield (
+        (name, "proxy.keep"),
+        "a proxy chooses images by the loss of one label, and mixed images have two; set one of "
+        "them to 0",
+      )
 
-  def broken(c: View) -> bool:
-    ends = [0, *(segment[1] for segment in c[name])]
-    begins = [segment[0] for segment in c[name]]
-    return begins != ends[:-1] or any(a >= b for a, b in zip(begins, ends[1:], strict=True))
 
-  yield _Clash((name,), broken, f"it must be {names.declared()[name].accepted}")
-  yield _Clash(
-    ("epochs", name),
-    lambda c: c[name] and c[name][-1][1] != c["epochs"],
-    f"these do not scale with the run; set --config.{name} to segments of that length, and "
-    "--config.phases.first_epoch if the recipe has phases",
-  )
-
-
-def _has_no_layers(c: View) -> bool:
+def _of_optimizer(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
+  if (clip := c["optimizer.lars_clip"]) and clip[0] > clip[1]:
+    yield ("optimizer.lars_clip",), "it must be the least and the most trust ratio, or ()"
+  head_rests = not (c["optimizer.head_rate"] or c["given.optimizer"])
+  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and head_rests:
+    yield (
+      ("optimizer.head_rate", "pretrained.freeze"),
+      "nothing would be trained; set a rate above 0, or freeze less",
+    )
+  if c["optimizer.layer_decay"] == 1:
+    return
   family = families.FAMILIES.get(c["model.name"])
-  return not (family is None or c["given.model"] or hasattr(family.module, "param_layers"))
+  if family and not (c["given.model"] or hasattr(family.module, "param_layers")):
+    yield (
+      ("optimizer.layer_decay", "model.name"),
+      "the model does not say which layer each parameter belongs to (its method param_layers): set "
+      "the decay to 1",
+    )
+  if c["optimizer.name"] == "muon" and not c["given.optimizer"]:
+    yield (
+      ("optimizer.layer_decay", "optimizer.name"),
+      "Muon scales all kernels to one norm, whatever their learning rate: set the decay to 1, or "
+      "choose another optimizer",
+    )
 
 
-def _whitened_pixels(c: View) -> int:
-  images = min(c["whitening.images"], c["data.train_images"])
-  return images * c["data.image_size"] ** 2 if WHITENS.works(c) else 0
-
-
-_RESIDENT = ("center", "flip", "six", "selective")
-_STREAM = ("center", "flip", "five", "rect", "rect_flip")
-_CLASHES = (
-  _of_feed("resident", "data.last_batch", "drop", "carry_over"),
-  _of_feed("stream", "data.last_batch", "drop", "keep"),
-  _of_feed("resident", "eval.mode", *_RESIDENT),
-  _of_feed("stream", "eval.mode", *_STREAM),
-  _of_feed("resident", "phases.eval_mode", *_RESIDENT),
-  _of_feed("stream", "phases.eval_mode", *_STREAM),
-  _of_feed("stream", "warmup", "auto", "off"),
-  *(
-    _Clash(
-      (name, "data.feed"),
-      lambda c, name=name: c["data.feed"] == "stream" and not c[name],
-      "it is not computed for a stream: set three numbers",
-    )
-    for name in ("data.mean", "data.std")
-  ),
-  _Clash(
-    ("model.whiten", "data.feed"),
-    lambda c: c["data.feed"] == "stream" and c["model.whiten"] is True,
-    "a stream has no first images, set it to False",
-  ),
-  _Clash(
-    ("data.image_size", "whitening.images"),
-    lambda c: _whitened_pixels(c) >= 2**31,
-    "images of this size have too many pixels to whiten; set one of them lower",
-  ),
-  *(
-    _Clash(
-      (name, "data.synthetic"),
-      lambda c, name=name: c["data.synthetic"] and c[name] > _MOST_NOISE,
-      f"it must be at most {_MOST_NOISE:,}",
-    )
-    for name in ("data.train_images", "data.eval_images")
-  ),
-  _Clash(
-    ("optimizer.lars_clip",),
-    lambda c: (
-      c["optimizer.lars_clip"] and c["optimizer.lars_clip"][0] > c["optimizer.lars_clip"][1]
-    ),
-    "it must be the least and the most trust ratio, or ()",
-  ),
-  _Clash(
-    ("seed", "runs"),
-    lambda c: c["seed"] + c["runs"] > 2**31,
-    "the seeds of the runs start there, and the largest seed is 2,147,483,647",
-  ),
-  _Clash(
-    ("optimizer.head_rate", "pretrained.freeze"),
-    lambda c: (
-      c["pretrained.path"]
-      and c["pretrained.freeze"] == "backbone"
-      and not (c["optimizer.head_rate"] or c["given.optimizer"])
-    ),
-    "nothing would be trained; set a rate above 0, or freeze less",
-  ),
-  _Clash(
-    ("optimizer.layer_decay", "model.name"),
-    lambda c: c["optimizer.layer_decay"] != 1 and _has_no_layers(c),
-    "the model does not say which layer each parameter belongs to (its method param_layers): set "
-    "the decay to 1",
-  ),
-  _Clash(
-    ("optimizer.layer_decay", "optimizer.name"),
-    lambda c: (
-      c["optimizer.layer_decay"] != 1 and c["optimizer.name"] == "muon" and not c["given.optimizer"]
-    ),
-    "Muon scales all kernels to one norm, whatever their learning rate: set the decay to 1, or "
-    "choose another optimizer",
-  ),
-  _Clash(
-    ("schedule.warmup", "epochs"),
-    lambda c: c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]),
-    "the warm-up would take all of them: set a smaller share of the run, such as 0.2",
-  ),
-  *_segments("schedule.segments"),
-  *_segments("optimizer.momentum_segments"),
-  *(
-    _Clash(
-      (name, "data.image_size"),
-      lambda c, name=name: c[name] >= c["data.image_size"],
-      "it must be less than that",
-    )
-    for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix")
-  ),
-  *(
-    _Clash(
-      (name, "augment.cutmix"),
-      lambda c, name=name: c[name] and c["augment.cutmix"] and c["augment.cutmix_epochs"],
-      "both mix an image with its neighbour; set one to 0",
-    )
-    for name in ("augment.mixup", "augment.cutmix_alpha")
-  ),
-  *(
-    _Clash(
-      (name, "proxy.keep"),
-      lambda c, name=name: c[name] and c["proxy.keep"],
-      "a proxy chooses images by the loss of one label, and mixed images have two; set one of them "
-      "to 0",
-    )
-    for name in ("augment.mixup", "augment.cutmix_alpha")
-  ),
-)
+def _of_segments(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
+  """Segments follow each other without gaps, and end with the run."""
+  for name in ("schedule.segments", "optimizer.momentum_segments"):
+    begins, ends = [s[0] for s in c[name]], [0, *(s[1] for s in c[name])]
+    if begins != ends[:-1] or any(a >= b for a, b in itertools.pairwise(ends)):
+      yield (name,), f"it must be {names.declared()[name].accepted}"
+    elif begins and ends[-1] != c["epochs"]:
+      yield (
+        ("epochs", name),
+        f"these do not scale with the run; set --config.{name} to segments of that length, and "
+        "--config.phases.first_epoch if the recipe has phases",
+      )

@@ -22,12 +22,11 @@ class View:
   """The fields of a config by dotted name; None for one that it lacks.
 
   Attributes:
-    field: the name of the field for which a condition is asked; '': none.
     read: the fields that were looked at, with their values.
   """
 
-  def __init__(self, config: ConfigDict | Mapping[str, Any], field: str = "") -> None:
-    self._fields, self.field = dict(leaves(config)), field
+  def __init__(self, config: ConfigDict | Mapping[str, Any]) -> None:
+    self._fields = dict(leaves(config))
     self.read: dict[str, Any] = {}
 
   def __getitem__(self, name: str) -> Any:
@@ -42,22 +41,22 @@ def only(field: str, *values: str) -> When:
   return When(lambda c: c[field] in values, what)
 
 
-def given(field: str, otherwise: str) -> When:
+def given(field: str, otherwise: str, but: tuple[str, ...] = ()) -> When:
   """Fields that have an effect where another field is set: not 0, empty or False."""
-  return When(lambda c: c[field], otherwise)
+  return When(lambda c: c[field], otherwise, but=but)
 
 
-def without(field: str, otherwise: str) -> When:
+def without(field: str, otherwise: str, but: tuple[str, ...] = ()) -> When:
   """Fields that have an effect where another field is not set."""
-  return When(lambda c: not c[field], otherwise)
+  return When(lambda c: not c[field], otherwise, but=but)
 
 
 LEAVE_OUT = "leave one of them out"
 
 
-def not_given(argument: str, *kept: str) -> When:
-  """Fields that an argument of `jaxspeed.fit` replaces, but for those that are `kept`."""
-  return When(lambda c: c.field in kept or not c[f"given.{argument}"], LEAVE_OUT)
+def not_given(argument: str, *but: str) -> When:
+  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields."""
+  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, but=but)
 
 
 def phase_column(c: View, name: str) -> tuple:
@@ -90,11 +89,14 @@ DECAYS = given("optimizer.weight_decay", "it is a factor on the weight decay")
 ONE_PIECE = without(
   "schedule.segments",
   "set --config.schedule.segments='()' for a learning rate that rises and falls once",
+  but=("segments", "peak"),
 )
 STEPWISE = only("schedule.name", "step", "exponential")
 FALLING = only("schedule.name", "linear", "cosine")
 AVERAGES = When(
-  lambda c: c["average.kind"] != "none", "set --config.average.kind to ema or lookahead"
+  lambda c: c["average.kind"] != "none",
+  "set --config.average.kind to ema or lookahead",
+  but=("kind",),
 )
 WHITENS = When(_first_layer, "this model does not begin with a whitening layer")
 WHITENING_BIAS = When(
@@ -105,11 +107,14 @@ BIAS_TRAINED = given(
   "whitening.bias_epochs",
   "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
 )
-PROXY = given("proxy.keep", "there is no proxy")
-PRETRAINED = given("pretrained.path", "name the weights with --config.pretrained.path")
+PROXY = given("proxy.keep", "there is no proxy", but=("keep",))
+PRETRAINED = given(
+  "pretrained.path", "name the weights with --config.pretrained.path", but=("path",)
+)
 PHASES = given(
   "phases.first_epoch",
   "there is one phase; give the first epoch of each as --config.phases.first_epoch",
+  but=("first_epoch",),
 )
 RECTANGLES = When(
   lambda c: any("rect" in mode for mode in phase_column(c, "eval_mode") or [c["eval.mode"]]),

@@ -68,7 +68,7 @@ def _idle(
 ) -> Iterator[tuple[str, Collection[str]]]:
   """Yields, if a field has no effect, a sentence and the names of the deciding fields."""
   for condition in field.conditions:
-    view = View(config, field.name)
+    view = View(config)
     if condition.command in ("", command) and not condition.works(view):
       beside = {name: found for name, found in view.read.items() if name != field.name}
       listed = " and ".join(starmap(_named, beside.items()))

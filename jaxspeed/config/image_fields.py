@@ -136,15 +136,15 @@ class Phases(Group):
     ),
   ] = ()
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
-  image_size: Annotated[tuple[kinds.Side, ...], on.PHASES, _PREDICT] = ()
+  image_size: Annotated[tuple[kinds.Side, ...], _PREDICT] = ()
   """[data.image_size]"""
-  batch_size: Annotated[tuple[kinds.Batch, ...], on.PHASES] = ()
+  batch_size: tuple[kinds.Batch, ...] = ()
   """[batch_size]"""
-  min_scale: Annotated[tuple[kinds.PositiveShare, ...], on.PHASES] = ()
+  min_scale: tuple[kinds.PositiveShare, ...] = ()
   """[augment.min_scale]"""
-  copies: Annotated[tuple[kinds.Pixels, ...], on.PHASES, on.READ] = ()
+  copies: Annotated[tuple[kinds.Pixels, ...], on.READ] = ()
   """short side in pixels of the resized copies to read; 0: the original images [0]"""
-  eval_mode: Annotated[tuple[kinds.EvalMode, ...], on.PHASES, _PREDICT] = ()
+  eval_mode: Annotated[tuple[kinds.EvalMode, ...], _PREDICT] = ()
   """[eval.mode]"""
 
 
@@ -153,9 +153,9 @@ class Pretrained(Group):
 
   path: Annotated[kinds.Text, Also("weights"), _PREDICT] = ""
   """a .safetensors file with torchvision's or timm's parameter names"""
-  head: Annotated[Literal["keep", "new"], on.PRETRAINED, _PREDICT] = "keep"
+  head: Annotated[Literal["keep", "new"], _PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
-  freeze: Annotated[kinds.Text, on.PRETRAINED, Also("freeze_layers")] = ""
+  freeze: Annotated[kinds.Text, Also("freeze_layers")] = ""
   """parts that never change: backbone (all but the last layer), or all up to the named one, as stem
   or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep their running
   statistics, as with timm's freeze; '': none"""

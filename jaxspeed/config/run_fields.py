@@ -166,18 +166,18 @@ class Config(Group):
   """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
   ~/.cache/jaxspeed/programs"""
   data: Annotated[Data, Mark.EVALUATE] = Data()
-  phases: Annotated[Phases, Mark.EVALUATE] = Phases()
-  pretrained: Annotated[Pretrained, on.not_given("model")] = Pretrained()
+  phases: Annotated[Phases, on.PHASES, Mark.EVALUATE] = Phases()
+  pretrained: Annotated[Pretrained, on.not_given("model"), on.PRETRAINED] = Pretrained()
   augment: Augment = Augment()
   model: Annotated[dict[str, Any], on.not_given("model"), Mark.PREDICT] = {}
   """the model's name and fields"""
-  optimizer: Annotated[
-    Optimizer, on.not_given("optimizer", "optimizer.clip_norm", "optimizer.layer_decay")
-  ] = Optimizer()
-  schedule: Annotated[Schedule, on.not_given("schedule")] = Schedule()
-  average: Average = Average()
-  whitening: Whitening = Whitening()
-  proxy: Proxy = Proxy()
+  optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
+    Optimizer()
+  )
+  schedule: Annotated[Schedule, on.not_given("schedule"), on.ONE_PIECE] = Schedule()
+  average: Annotated[Average, on.AVERAGES] = Average()
+  whitening: Annotated[Whitening, on.WHITENS] = Whitening()
+  proxy: Annotated[Proxy, on.PROXY] = Proxy()
   eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()

@@ -49,11 +49,13 @@ class When(NamedTuple):
     works: takes a view of the config (`conditions.View`), which notes the fields that it reads.
     otherwise: the reason or the remedy, as the end of a sentence.
     command: the only command to which this applies; '': all.
+    but: the fields of a group with this condition to which it does not apply.
   """
 
   works: Callable[[Any], Any]
   otherwise: str
   command: str = ""
+  but: tuple[str, ...] = ()
 
 
 class Also(NamedTuple):
@@ -198,7 +200,8 @@ class Declared(NamedTuple):
 
   @property
   def conditions(self) -> list[When]:
-    return [each for each in self.metadata if isinstance(each, When)]
+    last = self.name.rpartition(".")[2]
+    return [each for each in self.metadata if isinstance(each, When) and last not in each.but]
 
   @property
   def also(self) -> list[str]:

@@ -128,7 +128,6 @@ class Schedule(Group):
 
   name: Annotated[
     Literal["linear", "cosine", "constant", "step", "exponential"],
-    on.ONE_PIECE,
     Also("lr_scheduler sched scheduler"),
     Mark.COMMON,
   ] = "linear"
@@ -138,7 +137,6 @@ class Schedule(Group):
   """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
   read: Annotated[
     Literal["start", "end"],
-    on.ONE_PIECE,
     When(
       lambda c: c["schedule.name"] not in ("constant", "step") or c["schedule.warmup"] > 0,
       "the learning rate does not change within an epoch",
@@ -161,28 +159,23 @@ class Schedule(Group):
   """highest learning rate; an override of it scales the segments of a recipe"""
   start: Annotated[
     kinds.NotNegative,
-    on.ONE_PIECE,
     When(
       lambda c: c["schedule.warmup"] > 0 or c["schedule.start"] == 1,
       "without a warm-up the learning rate starts at its peak",
     ),
   ] = 0.0
   """initial learning rate, as a factor of the peak"""
-  final: Annotated[kinds.NotNegative, on.ONE_PIECE, on.FALLING, Also("min_lr")] = 0.0
+  final: Annotated[kinds.NotNegative, on.FALLING, Also("min_lr")] = 0.0
   """final learning rate of linear and cosine, as a factor of the peak"""
-  warmup: Annotated[kinds.Share, on.ONE_PIECE, Also("warmup_epochs")] = 0.2
+  warmup: Annotated[kinds.Share, Also("warmup_epochs")] = 0.2
   """share of the run after which the peak is reached"""
-  flat_epochs: Annotated[kinds.Epochs, on.ONE_PIECE, on.FALLING] = 0.0
+  flat_epochs: Annotated[kinds.Epochs, on.FALLING] = 0.0
   """number of epochs at the end with the final learning rate"""
-  power: Annotated[float, Field(gt=0, le=100), on.ONE_PIECE, on.only("schedule.name", "linear")] = (
-    1.0
-  )
+  power: Annotated[float, Field(gt=0, le=100), on.only("schedule.name", "linear")] = 1.0
   """exponent of the linear decay from the peak: 2 is the polynomial decay of LARS"""
-  step_size: Annotated[
-    float, Field(ge=0.001, le=100_000), on.ONE_PIECE, on.STEPWISE, Also("decay_epochs")
-  ] = 30.0
+  step_size: Annotated[float, Field(ge=0.001, le=100_000), on.STEPWISE, Also("decay_epochs")] = 30.0
   """epochs after which step and exponential have multiplied the learning rate by gamma"""
-  gamma: Annotated[kinds.PositiveShare, on.ONE_PIECE, on.STEPWISE, Also("decay_rate")] = 0.1
+  gamma: Annotated[kinds.PositiveShare, on.STEPWISE, Also("decay_rate")] = 0.1
   """factor on the learning rate in step_size epochs"""
 
 
@@ -191,12 +184,12 @@ class Average(Group):
 
   kind: Annotated[Literal["none", "ema", "lookahead"], Also("ema")] = "none"
   """ema: exponential moving average; lookahead: the model is also set back to its average"""
-  decay: Annotated[kinds.ShareBelowOne, on.AVERAGES, Also("ema_decay")] = 0.99
+  decay: Annotated[kinds.ShareBelowOne, Also("ema_decay")] = 0.99
   """share of the average kept at each step; lookahead raises it from 0 to this"""
   reach: Annotated[kinds.Share, on.only("average.kind", "ema")] = 0.0
   """ema: longest window of the average, as a share of the steps so far, so that early steps keep
   less of it, as with timm's EMA warm-up; 0: unbounded"""
-  every: Annotated[kinds.Every, on.AVERAGES] = 1
+  every: kinds.Every = 1
   """steps from one update of the average to the next; each uses decay ** every"""
   from_epoch: Annotated[int, Field(ge=0, le=100_000), on.only("average.kind", "lookahead")] = 0
   """epoch, counted from 0, in which lookahead begins"""
@@ -205,11 +198,11 @@ class Average(Group):
 class Whitening(Group):
   """The first layer of models that begin with a whitening convolution."""
 
-  images: Annotated[kinds.Images, on.WHITENS] = 10_000
+  images: kinds.Images = 10_000
   """number of training images, the first ones, from which the filters are computed"""
-  epsilon: Annotated[kinds.NotNegative, on.WHITENS] = 1e-2
+  epsilon: kinds.NotNegative = 1e-2
   """added to the eigenvalues of the patches' covariance"""
-  centered: Annotated[bool, on.WHITENS] = False
+  centered: bool = False
   """whether the mean is subtracted before the covariance is computed"""
   bias_epochs: Annotated[kinds.Epochs, on.WHITENING_BIAS] = 0.0
   """number of epochs, from the first, in which the whitening layer's bias is trained"""
@@ -227,7 +220,7 @@ class Proxy(Group):
   keep: Annotated[int, Field(ge=0, le=2**24)] = 0
   """images of a batch to train on, those with the highest loss, as many on each device; 0: no
   proxy"""
-  every: Annotated[kinds.Every, on.PROXY] = 4
+  every: kinds.Every = 4
   """steps from one update of the proxy to the next"""
-  widths: Annotated[tuple[kinds.Width, kinds.Width, kinds.Width], on.PROXY] = (32, 64, 64)
+  widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (32, 64, 64)
   """channels of the proxy's three groups of layers"""

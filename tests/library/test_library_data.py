@@ -123,7 +123,7 @@ def test_a_recipe_takes_changes_by_name_by_group_and_by_dotted_name():
     ("quikstart", {}, "quikstart: there is no such recipe or file: did you mean quickstart?"),
     ("zzz", {}, "zzz: there is no such recipe or file: choose one of cifar10,"),
     ("zzz.py", {}, "zzz.py: there is no such recipe or file."),
-    ("imagenet18:5", {}, "with NAME one of 1, 2, 4, 8, 16"),
+    ("imagenet18:5", {}, "write imagenet18:VARIANT with one of 1, 2, 4, 8, 16"),
     ("quickstart:5", {}, "quickstart has no variants"),
     ("quickstart", {"epoch": 3}, "did you mean epochs?"),
     ("quickstart", {"epochs": "x"}, "config.epochs='x': it must be a number above 0"),
