@@ -63,7 +63,7 @@ def main() -> None:
     from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.devices.mesh import keep_host_memory
-    from jaxspeed.records.console import JsonScreen, Screen
+    from jaxspeed.records.console import Screen
     from jaxspeed.run.hooks import COMMAND
     from jaxspeed.run.profile import parse_steps
     from jaxspeed.run.session import train
@@ -73,7 +73,7 @@ def main() -> None:
     config = config_flag.value
     if config is None:
       raise UserError("name the recipe to train, as in: jaxspeed train quickstart.")
-    screen = functools.partial(JsonScreen if json_flag.value else Screen, quiet=output.is_quiet())
+    screen = functools.partial(Screen, as_json=json_flag.value, quiet=output.is_quiet())
     steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()

@@ -39,7 +39,7 @@ class OpenData(Protocol):
 
   @property
   def evaluated_on(self) -> str:
-    """Which images are evaluated, as in `results.result_row`."""
+    """Which images are evaluated, as in `results.Result`."""
 
   @property
   def counts(self) -> tuple[int | Mapping[int, int], int]:

@@ -125,10 +125,7 @@ class Run:
         **evaluated.sums.means(self.config.data.classes),
       }
       predictions = predictions_of(evaluated, self.step)
-      figures = class_figures.figures_of(predictions, self.class_names)
-      if "confusion" in figures:
-        figures["confusion"] = figures["confusion"].tolist()
-      return metrics | figures
+      return metrics | class_figures.figures_of(predictions, self.class_names)
 
   def predict(self, images: Any) -> Float[np.ndarray, "n classes"]:
     """Probabilities of the classes, by label.

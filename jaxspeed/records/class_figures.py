@@ -1,8 +1,6 @@
 """Figures by class of an evaluation: accuracies, the confusion matrix, calibration."""
 
-import io
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
 from jaxspeed.errors import printable
-from jaxspeed.files import write_atomically
 from jaxspeed.records.predictions import Predictions
 
-# With more classes, only macro_top1 and ece are kept: a matrix of 1,000 classes has 4 MB.
+# With more classes, there are only macro_top1 and ece: a matrix of 1,000 classes has 4 MB.
 MOST_CLASSES = 1000
-# With more classes, result.json names the file of the confusion matrix.
+# With more classes, result.json has no confusion matrix; predictions.npz has each image.
 MOST_IN_JSON = 100
-CONFUSION_FILE = "confusion.npy"
 # `worst_classes` has all classes up to the first number, and the second number of more classes.
 _ALL_CLASSES, _WORST_CLASSES = 20, 10
 # As in Guo et al.
@@ -91,16 +87,19 @@ def confusion_matrix(
   return counts.astype(np.int32)
 
 
-def figures_of(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-  """Every figure of a run's last evaluation.
+def figures_of(
+  predictions: Predictions, names: Sequence[str], *, most_confused: int = MOST_CLASSES
+) -> dict[str, Any]:
+  """Every figure of an evaluation, in JSON's types.
 
   Args:
     predictions: of at least one image.
     names: the names of the classes.
+    most_confused: the most classes for which the result has the confusion matrix.
 
   Returns:
     {"macro_top1", "ece"}; up to `MOST_CLASSES` classes also "per_class", a dict by class name of
-    {"top1", "images"}, where top1 is None for a class without images, and "confusion", the array
+    {"top1", "images"}, where top1 is None for a class without images, and "confusion", the rows
     of `confusion_matrix`.
   """
   classes = len(names)
@@ -113,34 +112,15 @@ def figures_of(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]
     name: {"top1": accuracy if count else None, "images": count}
     for name, accuracy, count in zip(keys_of(names), accuracies, images, strict=True)
   }
-  return figures | {"confusion": confusion_matrix(predictions, classes)}
+  if classes <= most_confused:
+    figures["confusion"] = confusion_matrix(predictions, classes).tolist()
+  return figures
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
   """Class names as JSON can hold them, or numbers where two would become the same."""
   shown = [printable(name) for name in names]
   return shown if len(set(shown)) == len(shown) else list(map(str, range(len(names))))
-
-
-def for_json(figures: dict[str, Any]) -> dict[str, Any]:
-  """`figures_of` as result.json has it: the matrix as lists, or the name of its file."""
-  if "confusion" not in figures:
-    return figures
-  matrix = figures["confusion"]
-  held = len(matrix) <= MOST_IN_JSON
-  return figures | {"confusion": matrix.tolist() if held else CONFUSION_FILE}
-
-
-def write_confusion(folder: pathlib.Path, figures: dict[str, Any]) -> None:
-  """Writes the confusion matrix to `CONFUSION_FILE` if result.json only names it (`for_json`).
-
-  Raises:
-    OSError: the file cannot be written.
-  """
-  if for_json(figures).get("confusion") == CONFUSION_FILE:
-    content = io.BytesIO()
-    np.save(content, figures["confusion"], allow_pickle=False)
-    write_atomically(folder / CONFUSION_FILE, content.getvalue())
 
 
 def worst_confusions(

@@ -1,46 +1,25 @@
 """The printed output of a run: a header, a row per epoch, its progress, the result.
 
 A terminal and a notebook show the progress in a live line. A pipe or a file gets plain lines in
-fixed columns, without control characters or wrapping, and a line of progress every minute. In JSON,
-everything that is printed is an object on a line of its own.
+fixed columns, without control characters or wrapping, and a line of progress every minute; in JSON,
+each is an object. `formats` makes the lines.
 """
 
 import contextlib
-import datetime
 import sys
-import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import (
-  BarColumn,
-  MofNCompleteColumn,
-  Progress,
-  TextColumn,
-  TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxspeed.config import output
 from jaxspeed.errors import printable
-from jaxspeed.files import dump_json, to_json
-from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.row_lines import (
-  COLUMNS,
-  columns_within,
-  epoch_titles,
-  format_epoch,
-  format_missing,
-)
+from jaxspeed.records.formats import Event, JsonFormat, TextFormat
 
-# Drawing the live line takes 0.6 ms: four times a second is 0.25 % of one core.
-_SECONDS_BETWEEN_DRAWINGS = 0.25
 _SECONDS_BETWEEN_LINES = 60.0
-
-# A browser gets each drawing as a message, and keeps it.
-_SECONDS_BETWEEN_DRAWINGS_IN_A_NOTEBOOK = 1.0
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -88,12 +67,11 @@ def progress_bar(console: Console, verb: str) -> Iterator[Callable[[int, int], N
 
 
 class Screen:
-  """Prints one run.
+  """Prints the events of a session's runs, each as its format has it.
 
   Args:
-    console: the console to print on, with a live line if it is interactive or in a notebook.
-    total_epochs: the end of the progress line; may be fractional (airbench's 9.9).
-    evaluated: the weights that are evaluated, for the title of the rows.
+    console: the console to print on; None: standard output.
+    as_json: whether to print JSON, and no live line.
     quiet: whether to print the result only.
 
   Attributes:
@@ -101,27 +79,41 @@ class Screen:
   """
 
   def __init__(
-    self, console: Console, *, total_epochs: int | float, evaluated: str = "", quiet: bool = False
+    self, console: Console | None = None, *, as_json: bool = False, quiet: bool = False
   ) -> None:
-    self.console = silent_console() if quiet else console
-    self._out = console
-    self._quiet = quiet or console.quiet
-    self._notebook = _is_notebook(console.file)
-    self._live = console.is_interactive or self._notebook
-    self._evaluated = evaluated
-    self._total_epochs = total_epochs
-    self._columns = columns_within(console.width) if console.is_interactive else COLUMNS
-    self._printed_titles = False
-    self._progress: Progress | None = None
-    self._shown: Any = None  # the handle of a notebook's live line
-    self._next_drawing = 0.0
-    self._begun = (0.0, time.monotonic())
+    self._out = console or make_console()
+    self.console = silent_console() if quiet or as_json else self._out
+    self._quiet = quiet or self._out.quiet
+    width = self._out.width if self._out.is_interactive else None
+    self._format: JsonFormat | TextFormat = JsonFormat() if as_json else TextFormat(width)
+    self._live: _TerminalLine | _NotebookLine | None = None
+    if not as_json and self._out.is_interactive:
+      self._live = _TerminalLine(self._out)
+    elif not as_json and _is_notebook(self._out.file):
+      self._live = _NotebookLine()
+    self.begin()
+
+  def begin(self, done: float = 0.0, total: float = 0.0, evaluated: str = "") -> None:
+    """Marks the start of a run's training.
+
+    Args:
+      done: the epochs done, from which on the pace tells the time left.
+      total: the epochs of the whole run; may be fractional (airbench's 9.9).
+      evaluated: the weights that are evaluated, for the title of the rows.
+    """
+    self._total, self._begun = total, (done, time.monotonic())
+    if isinstance(self._format, TextFormat):
+      self._format.begin(evaluated)
+    self._next = 0.0
     self._wait_for_line()
+
+  def _wait_for_line(self) -> None:
+    if self._live is None:
+      self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
   def line(self, text: str) -> None:
     """Prints `text` above the live line, with control characters escaped."""
-    if not self._quiet:
-      self._print(text)
+    self._print("note", {"text": text})
 
   def warn(self, text: str) -> None:
     """Prints `text` as `line` does; where nothing is printed, it is a Python warning."""
@@ -129,50 +121,39 @@ class Screen:
       warnings.warn(printable(text), stacklevel=2)
     self.line(text)
 
-  def _print(self, text: str) -> None:
-    self._out.out(printable(text), highlight=False)
-
-  def begin(self, epochs: float) -> None:
-    """Marks the start of training, with `epochs` done, to estimate the time left from its pace."""
-    self._begun = (epochs, time.monotonic())
-    self._wait_for_line()
-
-  def _wait_for_line(self) -> None:
-    if not self._live:
-      self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_LINES
-
   def header(self, fields: Mapping[str, str]) -> None:
-    """Prints a line for each field, with aligned values; a terminal breaks them at words."""
-    width = max((len(name) for name in fields), default=0)
-    for name, value in fields.items():
-      lines = [value]
-      if self._out.is_interactive:
-        room = max(self._out.width - width - 2, 20)
-        # Neither paths nor words with hyphens are broken: they are copied from a terminal.
-        how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-        lines = textwrap.wrap(printable(value), room, **how) or [""]
-      for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
-        self.line(f"{first:<{width}}  {line}")
+    """Prints a line for each field."""
+    self._print("header", fields)
 
   def epoch(self, row: Mapping[str, Any]) -> None:
-    """Prints the row of an epoch, and the titles before the first row."""
-    if not self._printed_titles:
-      for title in epoch_titles(self._evaluated, self._columns):
-        self.line(title)
-      self._printed_titles = True
-    self.line(format_epoch(row, self._columns))
-    if missing := format_missing(row):
-      self.line(missing)
+    """Prints the row of an epoch."""
+    self._print("epoch", row)
     self._wait_for_line()
+
+  def result(self, result: Mapping[str, Any], *, finished_in: str = "") -> None:
+    """Prints the content of result.json, where quiet too.
+
+    Args:
+      result: the content.
+      finished_in: the folder of a run that an earlier start finished; '': this start finished it.
+    """
+    self.close()
+    self._print("result", {**result, **({"finished_in": finished_in} if finished_in else {})})
+
+  def _print(self, event: Event, content: Mapping[str, Any]) -> None:
+    if self._quiet and event != "result":
+      return
+    for line in self._format.lines(event, content):
+      self._out.out(line, highlight=False)
 
   def progress_due(self) -> bool:
     """Whether new progress would be shown; check it before fetching a loss from the device."""
-    return not self._quiet and time.monotonic() >= self._next_drawing
+    return not self._quiet and time.monotonic() >= self._next
 
   def progress(
     self, *, epoch: int, step: int, steps: int, loss: float, images_per_second: float
   ) -> None:
-    """Draws the live line; without a terminal, prints a line if one is due.
+    """Shows progress if it is due: in the live line, or in a line of its own.
 
     Args:
       epoch: the current epoch, from 1.
@@ -181,143 +162,86 @@ class Screen:
       loss: the loss of a recent step.
       images_per_second: the pace of recent steps.
     """
-    done = min(epoch - 1 + step / steps, self._total_epochs)
-    text = (
-      f"epoch {epoch}/{self._total_epochs:g}  step {step}/{steps}  loss {loss:.4f}  "
-      f"{images_per_second:,.0f} img/s"
-    )
-    if self._out.is_interactive:
-      self._draw(done, text)
-    elif self.progress_due():
-      text += f"  {self._time_left(done)} left"
-      if self._notebook:
-        self._show(text)
-        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS_IN_A_NOTEBOOK
-      else:
-        self.line(text)
-        self._wait_for_line()
-
-  def _draw(self, done: float, text: str) -> None:
-    """Draws the live line, with `done` epochs."""
-    self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
-    if self._progress is None:
-      self._progress = _start_progress(self._out, self._total_epochs)
-    self._progress.update(
-      self._progress.task_ids[0], completed=done, description=text, refresh=True
-    )
-
-  def _show(self, text: str) -> None:
-    """Shows a notebook's live line, above the rows; it has one output, which is replaced.
-
-    A line that "\\r" overwrites would be stored once for each drawing by programs that execute
-    notebooks, such as nbconvert.
-    """
-    content = {"text/plain": text}
-    if self._shown is not None:
-      self._shown.update(content, raw=True)
-    elif text:
-      from IPython.display import display
-
-      self._shown = display(content, raw=True, display_id=True)
-
-  def _time_left(self, done: float) -> str:
-    """The time left as H:MM:SS, from the pace since `begin`; "-" before there is one."""
+    if not self.progress_due():
+      return
+    done = min(epoch - 1 + step / steps, self._total)
     before, start = self._begun
-    if done <= before:
-      return "-"
-    seconds = (self._total_epochs - done) * (time.monotonic() - start) / (done - before)
-    return str(datetime.timedelta(seconds=round(seconds)))
-
-  def result(self, result: Mapping[str, Any], *, finished_in: str = "") -> None:
-    """Prints the result (`format_result`), where quiet too.
-
-    Args:
-      result: the content of result.json.
-      finished_in: the folder of a run that an earlier start finished, which is said above; '': this
-        start finished it.
-    """
-    self.close()
-    said = [f"{finished_in} holds this run, already finished:"] if finished_in else []
-    for line in [*said, *format_result(result)]:
-      self._print(line)
+    pace = (time.monotonic() - start) / (done - before) if done > before else None
+    now = {
+      "epoch": epoch,
+      "epochs": self._total,
+      "step": step,
+      "steps": steps,
+      "loss": loss,
+      "images_per_second": images_per_second,
+      "seconds_left": None if pace is None else (self._total - done) * pace,
+    }
+    if self._live is None:
+      self._print("progress", now)
+      self._wait_for_line()
+    else:
+      self._live.show(next(self._format.lines("progress", now)), done / self._total)
+      self._next = time.monotonic() + self._live.SECONDS
 
   def close(self) -> None:
     """Removes the live line."""
-    self._show("")
-    self._shown = None
+    if self._live is not None:
+      self._live.close()
+
+
+class _TerminalLine:
+  """A line with a bar, redrawn on a terminal."""
+
+  SECONDS = 0.25  # between two drawings: one takes 0.6 ms
+
+  def __init__(self, console: Console) -> None:
+    self._console = console
+    self._progress: Progress | None = None
+
+  def show(self, text: str, share: float) -> None:
+    if self._progress is None:
+      columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=16)
+      # No refresh thread: it would interrupt the training loop ten times a second.
+      how: dict[str, Any] = {"auto_refresh": False, "transient": True}
+      self._progress = Progress(*columns, console=self._console, **how)
+      self._progress.add_task("", total=1.0)
+      self._progress.start()
+    task = self._progress.task_ids[0]
+    self._progress.update(task, completed=share, description=text, refresh=True)
+
+  def close(self) -> None:
     if self._progress is not None:
       self._progress.stop()
       self._progress = None
 
 
-class JsonScreen(Screen):
-  """Prints one run as lines of JSON: objects whose "event" says what they are.
+class _NotebookLine:
+  """A notebook's live line, above the rows; it has one output, which is replaced.
 
-  {"event": "header", ...}, with texts; {"event": "note", "text"}; {"event": "epoch", ...}, with
-  the row of metrics.jsonl; {"event": "progress", "epoch", "step", "steps", "loss",
-  "images_per_second"} every minute; {"event": "result", ...}, with the content of result.json, and
-  "finished_in", the folder, if an earlier start had finished the run.
-
-  Args:
-    console: as in `Screen`, as are the others; never live.
+  A line that "\\r" overwrites would be stored once for each drawing by programs that execute
+  notebooks, such as nbconvert.
   """
 
-  def __init__(self, console: Console, **how: Any) -> None:
-    super().__init__(console, **how)
-    self.console = silent_console()
-    self._live = self._notebook = False
-    self._wait_for_line()
+  SECONDS = 1.0  # a browser gets each drawing as a message, and keeps it
 
-  def _event(self, event: str, content: Mapping[str, Any]) -> None:
-    self._out.out(dump_json({"event": event} | to_json(content)), highlight=False)
+  def __init__(self) -> None:
+    self._handle: Any = None
 
-  def line(self, text: str) -> None:
-    """Prints a note."""
-    if not self._quiet:
-      self._event("note", {"text": text})
+  def show(self, text: str, share: float) -> None:
+    content = {"text/plain": text}
+    if self._handle is not None:
+      self._handle.update(content, raw=True)
+    else:
+      from IPython.display import display
 
-  def header(self, fields: Mapping[str, str]) -> None:
-    """Prints the fields."""
-    if not self._quiet:
-      self._event("header", fields)
+      self._handle = display(content, raw=True, display_id=True)
 
-  def epoch(self, row: Mapping[str, Any]) -> None:
-    """Prints the row of an epoch."""
-    if not self._quiet:
-      self._event("epoch", row)
-    self._wait_for_line()
-
-  def progress(
-    self, *, epoch: int, step: int, steps: int, loss: float, images_per_second: float
-  ) -> None:
-    """Prints the progress if a line is due."""
-    if self.progress_due():
-      pace = {"loss": loss, "images_per_second": images_per_second}
-      self._event("progress", {"epoch": epoch, "step": step, "steps": steps} | pace)
-      self._wait_for_line()
-
-  def result(self, result: Mapping[str, Any], *, finished_in: str = "") -> None:
-    """Prints the result."""
-    self._event("result", {**result, **({"finished_in": finished_in} if finished_in else {})})
+  def close(self) -> None:
+    if self._handle is not None:
+      self.show("", 0.0)
+      self._handle = None
 
 
 def _is_notebook(file: Any) -> bool:
   """Whether a file is a cell of a Jupyter notebook, whose outputs can be replaced."""
   return type(file).__module__ == "ipykernel.iostream"
-
-
-def _start_progress(console: Console, total_epochs: int | float) -> Progress:
-  # No refresh thread: it would interrupt the training loop ten times a second.
-  progress = Progress(
-    TextColumn("{task.description}", markup=False),
-    BarColumn(bar_width=16),
-    TimeRemainingColumn(),
-    console=console,
-    # With rich's default, 30 s, longer steps would show no time left.
-    speed_estimate_period=300,
-    auto_refresh=False,
-    transient=True,
-  )
-  progress.add_task("", total=total_epochs)
-  progress.start()
-  return progress

@@ -33,11 +33,13 @@ class LoggedRun:
     folder: the run's folder.
     config: its config, as config.json has it.
     rows: the rows of the run so far; () if it is new.
+    say: prints a line, where the run prints.
   """
 
   folder: pathlib.Path
   config: dict[str, Any] = dataclasses.field(default_factory=dict)
   rows: Sequence[Row] = ()
+  say: Callable[[str], None] = lambda _: None
 
 
 @runtime_checkable
@@ -124,24 +126,15 @@ def _reason(error: BaseException) -> str:
 
 
 def check_loggers(loggers: Any) -> tuple[Logger, ...]:
-  """Makes sure that objects are loggers.
-
-  Raises:
-    UserError: one of them lacks a method, or is there twice.
-  """
+  """The objects as a tuple; raises a UserError where one is not a `Logger`."""
   if not isinstance(loggers, list | tuple):
     raise UserError("loggers= must be a list of objects with the methods init, log and finish.")
-  for logger in loggers:
-    if isinstance(logger, type):
-      raise UserError(f"loggers= holds the class {logger.__name__}: pass an object of it.")
-    if not all(callable(getattr(logger, name, None)) for name in ("init", "log", "finish")):
+  for each in loggers:
+    methods = (getattr(each, name, None) for name in ("init", "log", "finish"))
+    if isinstance(each, type) or not all(map(callable, methods)):
+      what = f"the class {each.__name__}" if isinstance(each, type) else f"a {type(each).__name__}"
       raise UserError(
-        f"loggers= holds an object of type {type(logger).__name__}, which lacks one of the methods "
-        "init(run), log(row) and finish()."
-      )
-    if sum(each is logger for each in loggers) > 1:
-      raise UserError(
-        f"loggers= holds one object of type {type(logger).__name__} twice: name it once."
+        f"loggers= holds {what}: pass objects with the methods init(run), log(row) and finish()."
       )
   return tuple(loggers)
 

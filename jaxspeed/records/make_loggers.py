@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from jaxspeed.records.loggers import Logger, ensure_installed
+from jaxspeed.records.loggers import Logger
 from jaxspeed.records.tensorboard import TensorBoardLogger
 from jaxspeed.records.tracking import TrackioLogger, WandbLogger
 
@@ -18,9 +18,7 @@ LOGGERS: dict[str, Callable[[], Logger]] = {
 def make_loggers(config: ConfigDict) -> list[Logger]:
   """New loggers: TensorBoard's and those that `config.records.loggers` names; none if it is ().
 
-  Raises:
-    UserError: the package of one of them is not installed.
+  `ensure_installed` has found their packages.
   """
   names = config.records.loggers
-  ensure_installed(names)
   return [LOGGERS[name]() for name in dict.fromkeys(("tensorboard", *names))] if names else []

@@ -7,14 +7,13 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, UInt8
 
-from jaxspeed.records.step_arrays import read_arrays, write_arrays
+from jaxspeed.records.arrays import read_arrays, require, write_arrays
 
 FILE = "predictions.npz"
 # ImageNet's 50,000 images with their paths take 4 MB before they are compressed.
 _MOST_BYTES = 1 << 30
-_COLUMNS = {"index": "i", "label": "i", "predicted": "i", "probability": "f", "loss": "f"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,9 +32,9 @@ class Predictions:
   """
 
   step: int
-  index: Int32[np.ndarray, "n"]
-  label: Int32[np.ndarray, "n"]
-  predicted: Int32[np.ndarray, "n"]
+  index: Int[np.ndarray, "n"]
+  label: Int[np.ndarray, "n"]
+  predicted: Int[np.ndarray, "n"]
   probability: Float[np.ndarray, "n"]
   loss: Float[np.ndarray, "n"]
   names: tuple[str, ...] = ()
@@ -44,6 +43,14 @@ class Predictions:
     """These predictions with the names of their images, given those of the whole split."""
     chosen = tuple(names[i] for i in self.index.tolist()) if names else ()
     return dataclasses.replace(self, names=chosen)
+
+
+_COLUMNS = {
+  each.name: each.type
+  for each in dataclasses.fields(Predictions)
+  if each.name not in ("step", "names")
+}
+_STORED = _COLUMNS | {"names": UInt8[np.ndarray, "bytes"]}
 
 
 def write_predictions(path: pathlib.Path, predictions: Predictions) -> None:
@@ -71,40 +78,23 @@ def read_predictions(path: pathlib.Path, classes: int) -> Predictions | None:
   """
   parse = functools.partial(_parsed, classes=classes)
   advice = "restore the file, or remove it, and reports go without"
-  return read_arrays(path, ("names", *_COLUMNS), parse, most_bytes=_MOST_BYTES, advice=advice)
+  return read_arrays(path, _STORED, parse, most_bytes=_MOST_BYTES, advice=advice)
 
 
-def _parsed(step: int, arrays: dict[str, np.ndarray], *, classes: int) -> Predictions:
+def _parsed(
+  step: int, *, names: UInt8[np.ndarray, "bytes"], classes: int, **columns: np.ndarray
+) -> Predictions:
   """The predictions in the arrays of a file; raises a ValueError where no evaluation gives them."""
-  columns = {name: arrays[name] for name in _COLUMNS}
-  _check_columns(columns)
-  if arrays["names"].dtype != np.uint8:
-    raise ValueError("its names have another type")
-  joined = arrays["names"].tobytes()
-  names = tuple(map(os.fsdecode, joined.split(b"\0"))) if joined else ()
-  if len(names) not in (0, len(columns["index"])):
-    raise ValueError(f"it names {len(names)} of {len(columns['index'])} images")
-  if max(columns["label"].max(), columns["predicted"].max()) >= classes:
+  joined = names.tobytes()
+  paths = tuple(map(os.fsdecode, joined.split(b"\0"))) if joined else ()
+  found = Predictions(step, **columns, names=paths)
+  if len(paths) not in (0, len(found.index)):
+    raise ValueError(f"it names {len(paths)} of {len(found.index)} images")
+  if max(found.label.max(), found.predicted.max()) >= classes:
     raise ValueError(f"it has more than {classes} classes")
-  return Predictions(step, **columns, names=names)
-
-
-def _check_columns(columns: dict[str, np.ndarray]) -> None:
-  """Makes sure that columns have one length, and values that an evaluation can give.
-
-  Raises:
-    ValueError: they do not.
-  """
-  for name, column in columns.items():
-    if column.shape != (len(columns["index"]),) or column.dtype.kind != _COLUMNS[name]:
-      raise ValueError(f"{name} is {column.dtype} of shape {column.shape}")
-  index, label, predicted, probability, loss = columns.values()
-  for name, right in {
-    "index": (index >= 0).all() and (np.diff(index) > 0).all(),
-    "label": (label >= 0).all(),
-    "predicted": (predicted >= -1).all(),
-    "probability": ((probability >= 0) & (probability <= 1)).all(),
-    "loss": (np.isfinite(loss) & (loss >= 0)).all() and len(loss) > 0,
-  }.items():
-    if not right:
-      raise ValueError(f"{name} has values that no evaluation gives")
+  require("index", [*(found.index >= 0), *(np.diff(found.index) > 0)])
+  require("label", found.label >= 0)
+  require("predicted", found.predicted >= -1)
+  require("probability", (found.probability >= 0) & (found.probability <= 1))
+  require("loss", np.isfinite(found.loss) & (found.loss >= 0))
+  return found

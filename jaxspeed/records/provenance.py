@@ -1,13 +1,34 @@
-"""Provenance of a result: devices, versions and commit."""
+"""Provenance of a result: device, versions, commit and command."""
 
 import functools
 import importlib.metadata
 import pathlib
 import platform
 import re
+import shlex
 import subprocess
+import sys
+from typing import Any
 
 from jaxspeed.devices.cpus import usable_cpus
+
+
+def of_this_process(command: str | None = None) -> dict[str, Any]:
+  """The device, versions, commit and command of a result; `command` None: the command line."""
+  return {
+    "device": describe_device(),
+    "versions": versions(),
+    "commit": commit(),
+    "command": command or _command_line(),
+  }
+
+
+def _command_line() -> str:
+  """The command line of this process, without the folders of Python and of `jaxspeed`."""
+  words = sys.orig_argv
+  if pathlib.Path((*words, "")[1]).name == "jaxspeed":  # Python runs the console script
+    words = words[1:]
+  return shlex.join([pathlib.Path(words[0]).name, *words[1:]])
 
 
 def describe_device() -> str:

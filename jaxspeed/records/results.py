@@ -1,117 +1,231 @@
-"""Results of runs: a run's row, result.json, and the mean pace of its epochs."""
+"""result.json: what a run, or several runs that differ in their seeds, came to."""
 
-import dataclasses
 import pathlib
 import re
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
-from jaxspeed.files import dump_json, read_json, write_atomically
-from jaxspeed.records.provenance import commit, describe_device, versions
-from jaxspeed.records.statistics import result_of
+from jaxspeed.files import dump_json, read_json, to_json, write_atomically
+from jaxspeed.records.statistics import interval, p_value_of_at_most
 
 FILE = "result.json"
-# Images of the accuracies: the data set's evaluation images; images held out of a data set without
-# any; or training images held out because of the config's `tune_on`.
-EVALUATED_ON = ("test", "held-out", "validation")
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+# The sum of larger numbers may not be finite.
+_Time = Annotated[float, Field(ge=0, le=1e100)]
+_Count = Annotated[int, Field(ge=0)]
 
 
-def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
-  """The means of images_per_second, images_per_second_per_device and data_wait over epochs.
+def _square(matrix: list[list[int]]) -> list[list[int]]:
+  if any(len(row) != len(matrix) for row in matrix):
+    raise ValueError("it is not a square matrix")
+  return matrix
 
-  Args:
-    rows: consecutive rows of `Records.epoch`; a row without a pace, of an epoch that an earlier
-      process finished, is skipped. The means are empty if no row has a pace.
-    examples: the number of images seen before the first row.
+
+_Matrix = Annotated[list[list[_Count]], AfterValidator(_square)]
+
+
+class Seconds(BaseModel):
+  """The clocks of a run (`Clock.summary`).
+
+  Attributes:
+    to_target: DAWNBench's seconds to the end of the first epoch with at least config.target; None
+      if the run did not reach it.
   """
-  images = seconds = device_seconds = waited = 0.0
-  for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
-    if row.get("images_per_second"):
-      # An epoch in which the run resumed was timed in part: its pace counts for all of it.
-      took = (row["examples"] - before) / row["images_per_second"]
-      images += row["examples"] - before
-      seconds += took
-      device_seconds += took * row["world"]
-      waited += took * row["data_wait"]
-  if not seconds:
-    return {}
-  return {
-    "images_per_second": images / seconds,
-    "images_per_second_per_device": images / device_seconds,
-    "data_wait": waited / seconds,
-  }
+
+  train: _Time
+  dawn: _Time
+  process: _Time
+  compile: dict[str, _Time | None]
+  to_target: _Time | None
 
 
-def result_row(
-  *,
-  config: Mapping[str, Any],
-  evaluated_on: str,
-  evaluated_weights: str,
-  top1: float,
-  top5: float | None,
-  seconds: Mapping[str, Any],
-  seed: int,
-  command: str | None = None,
-) -> dict[str, Any]:
-  """The result of one run, with the device, versions, commit and command that produced it.
+class Skipped(BaseModel):
+  """Steps skipped because their float16 gradients overflowed, and their share of all."""
+
+  number: float
+  share: float
+
+
+class OfClass(BaseModel):
+  """The accuracy on the images of a class; None for a class without any."""
+
+  top1: _Share | None
+  images: _Count
+
+
+class Best(BaseModel):
+  """A run's best evaluation (`run.best.best_of`)."""
+
+  metric: str
+  epoch: float
+  step: Annotated[int, Field(ge=1)]
+  top1: _Share | None = None
+  top5: _Share | None = None
+  macro_top1: _Share | None = None
+  loss: float | None = None
+
+
+class _Figures(BaseModel):
+  """What a result has, and each run in a result of several."""
+
+  seed: int
+  top1: _Share
+  top5: _Share | None  # None for five classes or fewer
+  seconds: Seconds
+  # `class_figures`; an earlier version wrote none.
+  macro_top1: _Share | None = None
+  ece: _Share | None = None
+  skipped_steps: Skipped | None = None  # of float16
+  best: Best | None = None  # with checkpoint.keep_best
+  stopped_by: Literal["target", "patience"] | None = None  # before its last step
+
+
+class Result(_Figures):
+  """The result of one run.
+
+  Attributes:
+    evaluated_on: the images of the accuracies: the data set's evaluation images; images held out of
+      a data set without any; or training images held out because of the config's `tune_on`.
+    evaluated_weights: "average" or "live"; earlier versions did not store it.
+    commit: that of a checkout, with "-dirty" if it was changed; None elsewhere.
+    cost_usd: DAWNBench's: of `seconds.dawn` and `seconds.to_target`, with config.cost_per_hour.
+    eval_images, eval_images_skipped, train_images_broken: images evaluated, left out, replaced.
+    per_class, confusion: up to 1,000 and 100 classes; a text is a file of an earlier version.
+  """
+
+  config: dict[str, Any]
+  evaluated_on: Literal["test", "held-out", "validation"]
+  evaluated_weights: str | None = None
+  device: str
+  versions: dict[str, str | None]
+  commit: str | None
+  command: str
+  cost_usd: dict[str, float | None] | None = None
+  eval_images: _Count | None = None
+  eval_images_skipped: _Count | None = None
+  train_images_broken: _Count | None = None
+  per_class: dict[str, OfClass] | None = None
+  confusion: _Matrix | str | None = None
+
+
+class Results(Result):
+  """The result of several runs; accuracies and seconds are means over the runs that have them.
+
+  Attributes:
+    n: the number of runs.
+    mean, sd: mean and standard deviation (n - 1) of the accuracy config.target_metric.
+    ci95: half the width of the 95 % interval of the mean, by Student's t.
+    target: config.target.
+    p_value: of the one-sided t-test of "the true mean is at most the target": small if it is above.
+    reached: the number of runs that reached the target.
+    seconds_min: the least of each of the seconds.
+    runs: each run's figures, and what differs between the runs; a run's folder has the rest.
+  """
+
+  n: int
+  mean: float
+  sd: float
+  ci95: float
+  target: float
+  p_value: float
+  reached: int
+  seconds_min: Seconds
+  runs: list[_Figures]
+
+
+# What the runs of several have in common, unless it differs.
+_SHARED = (
+  *("evaluated_weights", "device", "versions", "commit", "command"),
+  *("eval_images", "eval_images_skipped", "train_images_broken"),
+)
+
+
+def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
+  """The content of result.json, a `Result` or `Results`.
 
   Args:
-    config: the resolved config.
-    evaluated_on: the images that top1 and top5 refer to, one of `EVALUATED_ON`.
-    evaluated_weights: "average" or "live", as in `Plan.evaluated_weights`.
-    top1: the top-1 accuracy as a fraction.
-    top5: the top-5 accuracy as a fraction; None for five classes or fewer.
-    seconds: `Clock.summary`, and to_target: DAWNBench's seconds to the end of the first epoch with
-      at least config.target; None if the run did not reach it.
-    seed: the run's seed.
-    command: the command or call that trained; None: this process's command line.
+    rows: a result of each run.
+    cost_per_hour: US dollars for all the hardware; 0: unknown.
 
   Raises:
-    ValueError: `evaluated_on` is not in `EVALUATED_ON`.
+    ValueError: runs were evaluated on different images.
   """
-  if evaluated_on not in EVALUATED_ON:
-    raise ValueError(f"evaluated_on is {evaluated_on!r}, not one of {EVALUATED_ON}")
-  return {
-    "config": config,
-    "evaluated_on": evaluated_on,
-    "evaluated_weights": evaluated_weights,
-    "top1": top1,
-    "top5": top5,
-    "seconds": seconds,
-    "device": describe_device(),
-    "versions": versions(),
-    "seed": seed,
-    "commit": commit(),
-    "command": command or _command_line(),
+  plain = [to_json(row) for row in rows]
+  result = plain[0] if len(plain) == 1 else _summary(plain)
+  if cost_per_hour > 0:
+    seconds = {name: result["seconds"][name] for name in ("dawn", "to_target")}
+    result["cost_usd"] = {
+      name: None if value is None else value / 3600 * cost_per_hour
+      for name, value in seconds.items()
+    }
+  return result
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """The result of several runs, whose configs contain `target` and `target_metric`."""
+  if len({row["evaluated_on"] for row in rows}) > 1:
+    raise ValueError("rows of test images and of validation images have no common mean")
+  first = rows[0]
+  target, metric = (first["config"][name] for name in ("target", "target_metric"))
+  accuracies = [row[metric] for row in rows]
+  mean, sd, ci95 = interval(accuracies)
+  differing = [key for key in _SHARED if any(row.get(key) != first.get(key) for row in rows)]
+  own = [*_Figures.model_fields, *differing]
+  kept = {key: first[key] for key in ("config", "seed", "evaluated_on", *_SHARED) if key in first}
+  return kept | {
+    "config": first["config"] | {"runs": len(rows)},
+    **_over(statistics.fmean, rows, ("top1", "top5", "macro_top1", "ece", "skipped_steps")),
+    **_over(statistics.fmean, rows, ("seconds",)),
+    "n": len(rows),
+    "mean": mean,
+    "sd": sd,
+    "ci95": ci95,
+    "target": target,
+    "p_value": p_value_of_at_most(accuracies, target),
+    "reached": sum(row["seconds"]["to_target"] is not None for row in rows),
+    "seconds_min": _over(min, rows, ("seconds",))["seconds"],
+    "runs": [{key: row[key] for key in own if key in row} for row in rows],
+    **_classes_of(rows),
   }
 
 
-def _command_line() -> str:
-  """The command line of this process, without the folders of Python and of `jaxspeed`."""
-  words = sys.orig_argv
-  if pathlib.Path((*words, "")[1]).name == "jaxspeed":  # Python runs the console script
-    words = words[1:]
-  return shlex.join([pathlib.Path(words[0]).name, *words[1:]])
+def _over(
+  figure: Callable[[list[float]], float],
+  values: Sequence[Mapping[str, Any]],
+  names: Iterable[str],
+) -> dict[str, Any]:
+  """`figure` of each named value over the runs that have it, with the nesting kept."""
+  found: dict[str, Any] = {}
+  for name in names:
+    known = [each[name] for each in values if each.get(name) is not None]
+    if known and isinstance(known[0], Mapping):
+      found[name] = _over(figure, known, known[0])
+    elif known or name in values[0]:
+      found[name] = figure(known) if known else None
+  return found
+
+
+def _classes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """The mean accuracy of each class, if all runs have it."""
+  if any(row.get("per_class") is None for row in rows):
+    return {}
+  classes = {}
+  for name, one in rows[0]["per_class"].items():
+    mean = _over(statistics.fmean, [row["per_class"][name] for row in rows], ("top1",))
+    classes[name] = mean | {"images": one["images"]}
+  return {"per_class": classes}
 
 
 def write_result(
   workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
 ) -> dict[str, Any]:
-  """Writes `result_of` of the same arguments to result.json, atomically, and returns it.
-
-  Args:
-    workdir: an existing folder.
-    rows: as in `result_of`.
-    cost_per_hour: as in `result_of`.
-
-  Raises:
-    ValueError: as in `result_of`.
-  """
+  """Writes `result_of` of the same arguments to a folder's result.json, and returns it."""
   result = result_of(rows, cost_per_hour=cost_per_hour)
+  (Result if len(rows) == 1 else Results).model_validate(result)
   text = _ROW_OF_NUMBERS.sub(_on_a_line, dump_json(result, indent=2))
   write_atomically(workdir / FILE, text + "\n")
   return result
@@ -126,104 +240,6 @@ def _on_a_line(match: re.Match[str]) -> str:
   return f"[{', '.join(match[0][1:-1].replace(',', ' ').split())}]"
 
 
-_Share = Annotated[float, Field(ge=0, le=1)]
-# The sum of larger numbers may not be finite.
-_Time = Annotated[float, Field(ge=0, le=1e100)]
-_Count = Annotated[int, Field(ge=0)]
-
-
-def _square(matrix: list[list[int]]) -> list[list[int]]:
-  if any(len(row) != len(matrix) for row in matrix):
-    raise ValueError("it is no square matrix")
-  return matrix
-
-
-_Matrix = Annotated[list[list[_Count]], AfterValidator(_square)]
-
-
-@dataclasses.dataclass
-class _Seconds:
-  train: _Time
-  dawn: _Time
-  process: _Time
-  compile: dict[str, _Time | None]
-  to_target: _Time | None
-
-
-@dataclasses.dataclass
-class _Skipped:
-  number: float
-  share: float
-
-
-@dataclasses.dataclass
-class _OfClass:
-  top1: _Share | None
-  images: _Count
-
-
-@dataclasses.dataclass
-class _Best:
-  metric: str
-  epoch: float
-  step: Annotated[int, Field(ge=1)]
-  top1: _Share | None = None
-  top5: _Share | None = None
-  macro_top1: _Share | None = None
-  loss: float | None = None
-
-
-@dataclasses.dataclass
-class _Result:
-  config: dict[str, Any]
-  evaluated_on: Literal["test", "held-out", "validation"]
-  top1: _Share
-  top5: _Share | None
-  seconds: _Seconds
-  device: str
-  versions: dict[str, str | None]
-  seed: int
-  commit: str | None
-  command: str
-  evaluated_weights: str | None = None
-  skipped_steps: _Skipped | None = None
-  best: _Best | None = None
-  stopped_by: Literal["target", "patience"] | None = None
-  cost_usd: dict[str, float | None] | None = None
-  eval_images: _Count | None = None
-  eval_images_skipped: _Count | None = None
-  train_images_broken: _Count | None = None
-  macro_top1: _Share | None = None
-  ece: _Share | None = None
-  per_class: dict[str, _OfClass] | None = None
-  confusion: _Matrix | str | None = None
-
-
-@dataclasses.dataclass
-class _RunOfSeveral:
-  seed: int
-  top1: _Share
-  top5: _Share | None
-  seconds: _Seconds
-  macro_top1: _Share | None = None
-  ece: _Share | None = None
-
-
-@dataclasses.dataclass
-class _Several(_Result):
-  """The result of several runs; its fields have no defaults, since all of them are printed."""
-
-  n: int = dataclasses.field(kw_only=True)
-  mean: float = dataclasses.field(kw_only=True)
-  sd: float = dataclasses.field(kw_only=True)
-  ci95: float = dataclasses.field(kw_only=True)
-  target: float = dataclasses.field(kw_only=True)
-  p_value: float = dataclasses.field(kw_only=True)
-  reached: int = dataclasses.field(kw_only=True)
-  seconds_min: _Seconds = dataclasses.field(kw_only=True)
-  runs: list[_RunOfSeveral] = dataclasses.field(kw_only=True)
-
-
 def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any] | None:
   """The content of a finished run's result.json; None if the run is not finished.
 
@@ -235,4 +251,4 @@ def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any
     UserError: the file contains something else.
   """
   advice = "move it away, and the run's own command writes it again from the newest checkpoint"
-  return read_json(folder / FILE, _Several if several else _Result, advice)
+  return read_json(folder / FILE, Results if several else Result, advice)

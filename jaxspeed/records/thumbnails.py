@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 from jaxtyping import Float32, Int, Int32, UInt8
 
+from jaxspeed.records.arrays import read_arrays, require, write_arrays
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.step_arrays import read_arrays, write_arrays
 
 FILE = "thumbnails.npz"
 # Longest side of an image; evaluated or training images, and filters.
@@ -42,8 +42,7 @@ class Thumbnails:
   filters: UInt8[np.ndarray, "f h3 w3 3"]
 
 
-_ARRAYS = tuple(f.name for f in dataclasses.fields(Thumbnails) if f.name != "step")
-_LABELS = ("train_label", "train_partner", "train_share")
+_ARRAYS = {each.name: each.type for each in dataclasses.fields(Thumbnails) if each.name != "step"}
 
 
 def worst_rows(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
@@ -71,26 +70,14 @@ def read_thumbnails(path: pathlib.Path) -> Thumbnails | None:
   return read_arrays(path, _ARRAYS, _parsed, most_bytes=_MOST_BYTES, advice=advice)
 
 
-def _parsed(step: int, arrays: dict[str, np.ndarray]) -> Thumbnails:
+def _parsed(step: int, **arrays: np.ndarray) -> Thumbnails:
   """The thumbnails in the arrays of a file; raises a ValueError where no run gives them."""
+  found = Thumbnails(step, **arrays)
   for name in ("eval_image", "train_image", "filters"):
-    _check_images(name, arrays[name])
-  _check_column(arrays, "eval_index", "eval_image", np.int32)
-  for name in _LABELS:
-    _check_column(arrays, name, "train_image", np.float32 if name == "train_share" else np.int32)
-  return Thumbnails(step, **arrays)
-
-
-def _check_images(name: str, images: np.ndarray) -> None:
-  fits = images.ndim == 4 and images.shape[-1] == 3 and len(images) <= MOST_IMAGES
-  empty = len(images) > 0 and images.size == 0
-  if not fits or empty or images.dtype != np.uint8 or max(images.shape[1:3]) > MOST_PIXELS:
-    raise ValueError(f"{name} is {images.dtype} of shape {images.shape}")
-
-
-def _check_column(arrays: dict[str, np.ndarray], name: str, beside: str, kind: type) -> None:
-  column = arrays[name]
-  if column.shape != (len(arrays[beside]),) or column.dtype != kind:
-    raise ValueError(f"{name} is {column.dtype} of shape {column.shape}")
-  if not (column >= 0).all() or (kind is np.float32 and not (column <= 1).all()):
-    raise ValueError(f"{name} has values that no run gives")
+    count, *sides, _ = arrays[name].shape
+    if count > MOST_IMAGES or max(sides) > MOST_PIXELS or (count and not min(sides)):
+      raise ValueError(f"{name} is of shape {arrays[name].shape}")
+  for name in ("eval_index", "train_label", "train_partner"):
+    require(name, arrays[name] >= 0)
+  require("train_share", (found.train_share >= 0) & (found.train_share <= 1))
+  return found

@@ -1,41 +1,41 @@
-"""Loggers of experiment trackers: Weights & Biases and Trackio.
+"""Loggers of experiment trackers with wandb's functions: Weights & Biases and Trackio.
 
-Both keep a run's identity and the last step logged in FOLDER/loggers/NAME.json, so that a resumed
-run continues the same line, and the epochs that it repeats are logged once. Only the rows of the
-last seconds before a kill may be logged twice: trackers write a row some time after they took it.
+Both keep a run's identity, and the last step logged when a process ended, in
+FOLDER/loggers/NAME.json: a resumed run continues the same line, and an epoch that it repeats is
+logged once. After a kill, the rows of the killed process are logged again, as trackers write a row
+some time after they took it; a repeated row lies on the same point.
 """
 
 import contextlib
-import dataclasses
+import importlib
 import io
-import math
 import netrc
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxspeed.files import dump_json, read_json, write_atomically
+import pydantic
+
+from jaxspeed.files import read_json, write_atomically
 from jaxspeed.records.loggers import LateLogger, LoggedRun, Row
 
-# The project in which the runs lie, unless WANDB_PROJECT or TRACKIO_PROJECT names another.
-PROJECT = "jaxspeed"
 # Seconds to wait for a server before a run is logged offline.
 _SECONDS_FOR_SERVER = 15
-# Seconds after which a tracker has written a row: on a busy machine, wandb's process lost the rows
-# of the last 7 seconds before a kill.
-_SECONDS_TO_WRITE = 30.0
 
 
-@dataclasses.dataclass
-class _Memory:
+class _Memory(pydantic.BaseModel):
   id: str
   step: int
 
 
 class Tracker(LateLogger):
-  """A logger that sends the rows of a run and of its resumes under one identity."""
+  """A logger that sends the rows of a run and of its resumes under one identity.
+
+  The run lies in the project that NAME_PROJECT names, or "jaxspeed".
+  """
 
   name = ""
 
@@ -44,91 +44,80 @@ class Tracker(LateLogger):
     self._path = run.folder / "loggers" / f"{self.name}.json"
     advice = "delete it, and the run is logged under a new identity"
     stored = read_json(self._path, _Memory, advice) or {"id": secrets.token_hex(8), "step": 0}
-    self._memory = _Memory(stored["id"], stored["step"])
-    self._sent = [(-math.inf, self._memory.step)]  # times, and the last step that was sent
-    self._started = False
-    # Rows that were still waiting when an earlier process was killed; `write` drops the others.
+    self._memory, self._sent = _Memory(**stored), 0
+    self._opened: Any = None
+    # Rows that a killed process did not send, or may not have.
     self._waiting = [(time.time(), row) for row in run.rows]
+    self._project = os.environ.get(f"{self.name.upper()}_PROJECT", "jaxspeed")
+    self._title = run.config.get("name") or run.folder.name
 
   def write(self, rows: Sequence[tuple[float, Row]]) -> bool:
-    new = [row for _, row in rows if row["step"] > self._sent[-1][1]]
-    if not new:
-      return True
-    now = time.monotonic()
-    # Before the tracker has the identity, which a run keeps that is killed in between.
-    self._store(now - _SECONDS_TO_WRITE)
-    if not self._started:
-      self.start(self._memory.id)
-      self._started = True
-    for row in new:
+    for _, row in rows:
+      if row["step"] <= self._memory.step:
+        continue
+      if self._opened is None:
+        self._store()  # first: a run that is killed now keeps its identity
+        with _quiet():
+          self._opened = self.open(importlib.import_module(self.name), self._memory.id)
       # Both have a step of their own.
       values = {k: v for k, v in row.items() if k != "step" and v is not None}
-      self.send(values, row["step"])
-    self._sent.append((now, new[-1]["step"]))
+      self._opened.log(values, step=row["step"])
+      self._sent = row["step"]
     return True
 
-  def _store(self, until: float) -> None:
-    """Stores the last step of the rows that were sent `until` a time."""
-    self._memory.step = [step for sent, step in self._sent if sent <= until][-1]
+  def _store(self) -> None:
     self._path.parent.mkdir(exist_ok=True)
-    write_atomically(self._path, dump_json(dataclasses.asdict(self._memory)) + "\n")
+    write_atomically(self._path, self._memory.model_dump_json() + "\n")
 
   def finish(self) -> None:
     super().finish()
-    if self._started:
-      self.end()
-      self._store(math.inf)
+    if self._opened is not None:
+      with _quiet():
+        # The method of Trackio's run would be called once more at exit.
+        importlib.import_module(self.name).finish()
+      self._memory.step = self._sent
+      self._store()
+      self.run.say(f"{self.name}: {self.where()}")
 
-  def start(self, identity: str) -> None:
-    """Opens the run at the tracker."""
+  def open(self, tracker: Any, identity: str) -> Any:
+    """Opens the run with the tracker's package."""
     raise NotImplementedError
 
-  def send(self, row: Row, step: int) -> None:
-    """Sends a row."""
-    raise NotImplementedError
-
-  def end(self) -> None:
-    """Closes the run at the tracker."""
+  def where(self) -> str:
+    """Where the run is, and the command that shows it or sends it there."""
     raise NotImplementedError
 
 
 class WandbLogger(Tracker):
   """Logs to Weights & Biases: online with an API key and a network, else offline in loggers/wandb.
 
-  WANDB_MODE, WANDB_PROJECT and wandb's other variables count. `wandb sync` sends what was logged
-  offline.
+  WANDB_MODE and wandb's other variables count.
   """
 
   name = "wandb"
 
-  def start(self, identity: str) -> None:
-    import wandb
-
+  def open(self, tracker: Any, identity: str) -> Any:
     mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
+    how: dict[str, Any] = {"silent": True, "console": "off", "x_disable_stats": True}
+    how = {
+      "project": self._project,
+      "name": self._title,
+      "id": identity,
+      "resume": "allow",
+      "dir": str(self._path.parent),
+      "config": self.run.config,
+      "settings": tracker.Settings(init_timeout=_SECONDS_FOR_SERVER, **how),
+    }
     try:
-      self._run = self._open(wandb, identity, mode)
-    except (wandb.errors.CommError, wandb.errors.AuthenticationError):
-      self._run = self._open(wandb, identity, "offline")
+      return tracker.init(mode=mode, **how)
+    except (tracker.errors.CommError, tracker.errors.AuthenticationError):
+      return tracker.init(mode="offline", **how)
 
-  def _open(self, wandb: Any, identity: str, mode: str) -> Any:
-    return wandb.init(
-      project=os.environ.get("WANDB_PROJECT", PROJECT),
-      name=self.run.config.get("name") or self.run.folder.name,
-      id=identity,
-      resume="allow",
-      dir=str(self._path.parent),
-      mode=mode,
-      config=self.run.config,
-      settings=wandb.Settings(
-        silent=True, console="off", init_timeout=_SECONDS_FOR_SERVER, x_disable_stats=True
-      ),
-    )
-
-  def send(self, row: Row, step: int) -> None:
-    self._run.log(dict(row), step=step)
-
-  def end(self) -> None:
-    self._run.finish()
+  def where(self) -> str:
+    folder = self._opened.sync_dir
+    if self._opened.offline:
+      return f"the run is in {folder}, offline; to send it: wandb sync {shlex.quote(folder)}"
+    return f"the run is at {self._opened.url}"
 
 
 def _has_wandb_key() -> bool:
@@ -143,34 +132,23 @@ def _has_wandb_key() -> bool:
 
 
 class TrackioLogger(Tracker):
-  """Logs to Trackio's local database; `trackio show` opens it.
-
-  TRACKIO_PROJECT and Trackio's other variables count.
-  """
+  """Logs to Trackio's local database; Trackio's variables count."""
 
   name = "trackio"
 
-  def start(self, identity: str) -> None:
-    import trackio
+  def open(self, tracker: Any, identity: str) -> Any:
+    return tracker.init(
+      project=self._project,
+      name=f"{self._title}-{identity}",
+      resume="allow",
+      config=self.run.config,
+      auto_log_gpu=False,
+      auto_log_cpu=False,
+    )
 
-    with _quiet():
-      self._run = trackio.init(
-        project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-        name=f"{self.run.config.get('name') or self.run.folder.name}-{identity}",
-        resume="allow",
-        config=self.run.config,
-        auto_log_gpu=False,
-        auto_log_cpu=False,
-      )
-
-  def send(self, row: Row, step: int) -> None:
-    self._run.log(dict(row), step=step)
-
-  def end(self) -> None:
-    import trackio
-
-    with _quiet():
-      trackio.finish()  # the run's own method would be called once more at exit
+  def where(self) -> str:
+    shown = f"trackio show --project {shlex.quote(self._project)}"
+    return f"the run is in the project {self._project}; to look: {shown}"
 
 
 @contextlib.contextmanager

@@ -1,15 +1,15 @@
 """The curves of groups of runs over epochs and over seconds."""
 
 import collections
-import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxspeed.records.statistics import interval
-from jaxspeed.report.charts import COLOURS, Band, Line, line_chart
+from jaxspeed.report.charts import COLOURS, Chart, Line
 from jaxspeed.report.data import Group, RunData, number_in
-from jaxspeed.report.markup import Html, element, join
 from jaxspeed.report.words import number, percent
 
 # Groups whose curves are drawn, and seeds that are drawn beside their mean.
@@ -18,15 +18,13 @@ _MOST_SEEDS = 20
 
 
 class _Figure(NamedTuple):
-  """A chart: its title, the row's keys for evaluation and training, how a value is shown."""
+  """A chart: its title, the row's keys for evaluation and training, how it is drawn (`Chart`)."""
 
   title: str
   evaluated: str
   trained: str
   show: Callable[[float], str]
-  floor: float | None = None
-  ceiling: float = math.inf
-  least_top: float = -math.inf
+  how: dict[str, Any] = {}
 
 
 def _share(value: float) -> str:
@@ -34,64 +32,63 @@ def _share(value: float) -> str:
 
 
 _FIGURES = (
-  _Figure("Top-1 accuracy", "eval_top1", "train_top1", _share, ceiling=1.0),
-  _Figure("Loss", "eval_loss", "train_loss", number),
-  _Figure("Top-5 accuracy", "eval_top5", "train_top5", _share, ceiling=1.0),
-  _Figure("Learning rate", "learning_rate", "", number, 0.0),
+  _Figure("Top-1 accuracy", "eval_top1", "train_top1", _share, {"ceiling": 1.0}),
+  _Figure("Loss", "eval_loss", "train_loss", number, {"cuts": True}),
+  _Figure("Top-5 accuracy", "eval_top5", "train_top5", _share, {"ceiling": 1.0}),
+  _Figure("Learning rate", "learning_rate", "", number, {"floor": 0.0}),
   _Figure("Momentum", "momentum", "", number),
-  _Figure("Images per second in training", "images_per_second", "", number, 0.0),
-  _Figure("Share of training spent waiting for input", "data_wait", "", _share, 0.0, 1.0, 0.01),
+  _Figure("Images per second in training", "images_per_second", "", number, {"floor": 0.0}),
+  _Figure(
+    "Share of training spent waiting for input",
+    "data_wait",
+    "",
+    _share,
+    {"floor": 0.0, "ceiling": 1.0, "least_top": 0.01},
+  ),
 )
 
 
-def curves(groups: Sequence[Group]) -> Html:
-  """All charts, over epochs and over seconds of training; "" if no run has an epoch."""
+class Curves(NamedTuple):
+  """The charts over each x (the key of a row, and its label), and what is said below them."""
+
+  charts: list[tuple[str, str, list[Chart]]]
+  constant: str
+  note: str
+
+
+def curves(groups: Sequence[Group]) -> Curves | None:
+  """All charts, over epochs and over seconds of training; None if no run has an epoch."""
   shown = [group for group in groups if any(run.rows for run in group.runs)][:MOST_GROUPS]
   if not shown:
-    return Html("")
-  figures = [figure for figure in _FIGURES if _values(shown, figure)]
-  still = [figure for figure in figures if len(set(_values(shown, figure))) == 1]
-  moving = [figure for figure in figures if figure not in still]
-  parts = []
+    return None
+  moving: list[_Figure] = []
+  still: list[_Figure] = []
+  for figure in _FIGURES:
+    if values := _values(shown, figure):
+      (moving if len(set(values)) > 1 else still).append(figure)
+  charts = []
   for key, label in (("epoch", "epochs"), ("train_seconds", "seconds of training")):
-    charts = [chart for figure in moving if (chart := _chart(shown, figure, key, label))]
-    heading = element("h3", f"Over {label}")
-    parts.append(element("div", heading, element("div", *charts, class_="charts"), class_=key))
+    drawn = (_chart(shown, figure, key, label) for figure in moving)
+    charts.append((key, label, [chart for chart in drawn if chart is not None]))
   constant = [f"{figure.title}: {figure.show(_values(shown, figure)[0])}" for figure in still]
-  note = element("p", "The same in every epoch: ", "; ".join(constant), ".") if still else ""
-  return join([_switch(), *parts, note, _note(groups, shown)])
-
-
-def _switch() -> Html:
-  """Two buttons that choose the x axis, without a script; on paper both are shown."""
-  buttons = []
-  for key, label in (("epoch", "epochs"), ("train_seconds", "seconds")):
-    checked = "" if key == "epoch" else None
-    button = element("input", type="radio", name="x", id=f"x-{key}", checked=checked)
-    buttons.append(join([button, element("label", f"over {label}", for_=f"x-{key}")]))
-  return element("div", *buttons, class_="switch", role="group", aria_label="x axis of the curves")
-
-
-def _note(groups: Sequence[Group], shown: Sequence[Group]) -> Html:
-  words = []
+  notes = []
   if any(len(group.runs) > 1 for group in shown):
-    words.append("Thick lines are means over seeds.")
+    notes.append("Thick lines are means over seeds.")
   if any(len(group.runs) > 2 for group in shown):
-    words.append("Areas are the 95 % interval of the mean, from three seeds on.")
+    notes.append("Areas are the 95 % interval of the mean, from three seeds on.")
   if len(shown) < len(groups):
-    words.append(f"Curves show the best {len(shown)} of {len(groups)} settings.")
-  return element("p", " ".join(words), class_="quiet") if words else Html("")
+    notes.append(f"Curves show the best {len(shown)} of {len(groups)} settings.")
+  return Curves(charts, "; ".join(constant), " ".join(notes))
 
 
 def _values(groups: Sequence[Group], figure: _Figure) -> list[float]:
   """Every value of a figure."""
-  rows = [row for group in groups for run in group.runs for row in run.rows]
   keys = [key for key in (figure.evaluated, figure.trained) if key]
-  found = (number_in(row, key) for row in rows for key in keys)
-  return [value for value in found if value is not None]
+  points = (_points(run, key, "epoch") for group in groups for run in group.runs for key in keys)
+  return [y for each in points for _, _, y in each]
 
 
-def _chart(groups: Sequence[Group], figure: _Figure, key: str, label: str) -> Html:
+def _chart(groups: Sequence[Group], figure: _Figure, key: str, label: str) -> Chart | None:
   lines: list[Line] = []
   for place, group in enumerate(groups):
     alone = len(groups) == 1
@@ -106,20 +103,17 @@ def _chart(groups: Sequence[Group], figure: _Figure, key: str, label: str) -> Ht
         seeds = alone and field == figure.evaluated
         lines += _lines(group, field, key, name or figure.title, colour, dashed, seeds)
   if not any(line.x for line in lines):  # as of rows without train_seconds
-    return Html("")
-  metric = groups[0].runs[0].metric
-  target = groups[0].runs[0].target
-  level = (target, f"target {percent(target)}") if figure.evaluated == f"eval_{metric}" else None
-  return line_chart(
+    return None
+  first = groups[0].runs[0]
+  is_target = first.target and figure.evaluated == f"eval_{first.metric}"
+  return Chart(
     figure.title,
     lines,
-    x_label=label,
-    show=figure.show,
-    bands=_bands(groups[0].runs[0], key),
-    level=level if target else None,
-    floor=figure.floor,
-    ceiling=figure.ceiling,
-    least_top=figure.least_top,
+    label,
+    figure.show,
+    bands=_bands(first, key),
+    level=(first.target, f"target {percent(first.target)}") if is_target else None,
+    **figure.how,
   )
 
 
@@ -150,20 +144,32 @@ def _lines(
 
 
 def _points(run: RunData, field: str, key: str) -> list[tuple[float, float, float]]:
-  """Epoch, x and y of each row that has both."""
+  """Epoch, x and y of each row that has both; of the learning rate, of each step that is known."""
+  if field == "learning_rate" and run.rates:
+    return _rates(run, key)
   found = [(number_in(row, key), number_in(row, field), row["epoch"]) for row in run.rows]
   return [(epoch, x, y) for x, y, epoch in found if x is not None and y is not None]
 
 
-def _bands(run: RunData, key: str) -> list[Band]:
-  """A band for each range of epochs with one image size and batch size."""
-  bands: list[Band] = []
+def _rates(run: RunData, key: str) -> list[tuple[float, float, float]]:
+  """The learning rates of a run's steps so far, their seconds interpolated within an epoch."""
+  rows = [(row["epoch"], x) for row in run.rows if (x := number_in(row, key)) is not None]
+  ends = np.array([(0.0, 0.0), *rows])
+  epochs, rates = zip(*run.rates, strict=True)
+  xs = np.interp(epochs, ends[:, 0], ends[:, 1]).tolist()
+  found = zip(epochs, xs, rates, strict=True)
+  return [each for each in found if each[0] <= ends[-1, 0]]
+
+
+def _bands(run: RunData, key: str) -> list[tuple[float, float, str]]:
+  """The range of x of each phase with one image size and batch size, and its label."""
+  bands: list[tuple[float, float, str]] = []
   for row in run.rows:
     size, batch = (number(number_in(row, name)) for name in ("image_size", "batch_size"))
     label, end = f"{size} px, batch {batch}", number_in(row, key)
     if end is not None:
-      begin = bands[-1].last if bands else 0.0
-      if bands and bands[-1].label == label:
-        begin = bands.pop().first
-      bands.append(Band(begin, end, label))
+      begin = bands[-1][1] if bands else 0.0
+      if bands and bands[-1][2] == label:
+        begin = bands.pop()[0]
+      bands.append((begin, end, label))
   return bands

@@ -24,6 +24,7 @@ from jaxspeed.records.results import read_result
 from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.records.writer import read_metrics
+from jaxspeed.report.rates import rates_of
 from jaxspeed.run.checkpoint import load_manifest
 from jaxspeed.run.folder import CONFIG
 
@@ -74,6 +75,7 @@ class RunData:
     thumbnails: the images that it left; None without them.
     is_stopped: whether it has no result and its process has surely ended (`run_has_ended`).
     notes: sentences on files without which the report shows less.
+    rates: epochs and the learning rates of their steps; () where only the rows have rates.
   """
 
   folder: pathlib.Path
@@ -86,6 +88,7 @@ class RunData:
   thumbnails: Thumbnails | None
   is_stopped: bool
   notes: tuple[str, ...] = ()
+  rates: tuple[tuple[float, float], ...] = ()
 
   @property
   def metric(self) -> str:
@@ -234,8 +237,8 @@ def read_run(folder: pathlib.Path) -> RunData:
   if config is None:
     raise UserError(f"{folder / CONFIG} is missing: {advice}.")
   classes = config["data"]["classes"]
-  stored = os.path.lexists(folder / STORED)
-  names = stored_class_names(folder, classes) if stored else tuple(map(str, range(classes)))
+  is_named = os.path.lexists(folder / STORED)
+  names = stored_class_names(folder, classes) if is_named else tuple(map(str, range(classes)))
   result = read_result(folder)
   predictions = None
   if result is not None:
@@ -253,7 +256,17 @@ def read_run(folder: pathlib.Path) -> RunData:
   clock = _newest_clock(folder / "checkpoints")
   stopped = result is None and run_has_ended(folder)
   return RunData(
-    folder, config, rows, result, clock, names, predictions, thumbnails, stopped, tuple(notes)
+    folder,
+    config,
+    rows,
+    result,
+    clock,
+    names,
+    predictions,
+    thumbnails,
+    stopped,
+    tuple(notes),
+    rates_of(folder, rows),
   )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxspeed.records.result_lines import images_of
 from jaxspeed.report.data import Group, RunData
-from jaxspeed.report.markup import Html, element
 
 _MOST_SETS, _MOST_NAMES = 4, 3
 
@@ -29,10 +28,10 @@ def image_sets(groups: Sequence[Group]) -> list[int]:
   return numbers
 
 
-def warning(groups: Sequence[Group], numbers: Sequence[int]) -> Html:
-  """A line that names the sets if there are several of them; "" otherwise."""
+def named_sets(groups: Sequence[Group], numbers: Sequence[int]) -> str:
+  """The sets in words, if there are several of them; "" otherwise."""
   if len({*numbers}) < 2:
-    return Html("")
+    return ""
   parts = []
   for number in range(min(max(numbers) + 1, _MOST_SETS)):
     members = [group for group, own in zip(groups, numbers, strict=True) if own == number]
@@ -40,8 +39,7 @@ def warning(groups: Sequence[Group], numbers: Sequence[int]) -> Html:
     names = [group.name for group in members[:_MOST_NAMES]] + [f"{more} more"] * (more > 0)
     parts.append(f"{', '.join(names)}: {_in_words(members[0].counted[0])}")
   parts += ["..."] * (max(numbers) >= _MOST_SETS)
-  words = "Not all were evaluated on the same images, so these accuracies cannot be compared. "
-  return element("p", element("b", words), "; ".join(parts), class_="warning")
+  return "; ".join(parts)
 
 
 def evaluated_images(run: RunData) -> int:

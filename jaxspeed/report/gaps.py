@@ -4,17 +4,12 @@ from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records import thumbnails as thumbnails_lib
 from jaxspeed.records.class_figures import MOST_CLASSES
 from jaxspeed.report.data import Group, RunData
-from jaxspeed.report.markup import Html, element
 
 
-def gaps(group: Group) -> Html:
-  """A list of what no run of a group has left; "" if nothing is missing."""
+def gaps(group: Group) -> list[str]:
+  """What no run of a group has left."""
   by_run = [_of_run(run) for run in group.runs]
-  common = [line for line in by_run[0] if all(line in each for each in by_run)]
-  if not common:
-    return Html("")
-  items = [element("li", line) for line in common]
-  return element("div", element("h2", "What is missing"), element("ul", *items))
+  return [line for line in by_run[0] if all(line in each for each in by_run)]
 
 
 def _of_run(run: RunData) -> list[str]:

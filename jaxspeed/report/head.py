@@ -3,7 +3,7 @@
 import shlex
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxspeed.config.recipe import Published, published, shipped
 from jaxspeed.config.stored import PLACES
@@ -11,7 +11,6 @@ from jaxspeed.errors import UserError, plural
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
 from jaxspeed.report.data import Group, RunData
 from jaxspeed.report.evaluated import evaluated_images
-from jaxspeed.report.markup import Html, element, join, table
 from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
 
 # The parts of `seconds.compile` in words.
@@ -22,24 +21,25 @@ _COMPILE = {
 }
 
 
-def tiles(group: Group) -> Html:
-  """Boxes on a group of runs and on what is published, each with one figure to read first."""
-  boxes = [_how_good(group), _how_fast(group), _how_sure(group), _published(group)]
-  return element("div", *boxes, class_="tiles")
+class Tile(NamedTuple):
+  """A box: its title, the figure to read first, and small lines below it."""
+
+  title: str
+  figure: str
+  lines: list[str]
 
 
-def _tile(title: str, figure: str, *lines: object) -> Html:
-  small = [element("li", line) for line in lines if line]
-  return element(
-    "section",
-    element("h2", title),
-    element("p", figure, class_="figure"),
-    element("ul", *small),
-    class_="tile",
-  )
+def tiles(group: Group) -> list[Tile]:
+  """Boxes on a group of runs and on what is published."""
+  boxes = (_how_good(group), _how_fast(group), _how_sure(group), _published(group))
+  return [box for box in boxes if box is not None]
 
 
-def _how_good(group: Group) -> Html:
+def _tile(title: str, figure: str, *lines: str) -> Tile:
+  return Tile(title, figure, [line for line in lines if line])
+
+
+def _how_good(group: Group) -> Tile:
   run = group.runs[0]
   images = evaluated_images(run)
   on = f" of {images:,} {_split(run)} images" if images else ""
@@ -94,7 +94,7 @@ def _on_target(group: Group) -> str:
   return f"target {target}: reached in epoch {number(row['epoch'])}, after {after}"
 
 
-def _how_fast(group: Group) -> Html:
+def _how_fast(group: Group) -> Tile:
   mean = "mean of the " if len(group.runs) > 1 else ""
   so_far = " so far" if any(run.result is None for run in group.counted) else ""
   return _tile(
@@ -142,7 +142,7 @@ def _cost(group: Group) -> str:
   return f"cost{each}: ${cost:.3g}{to_target} (${price:g} an hour)"
 
 
-def _how_sure(group: Group) -> Html:
+def _how_sure(group: Group) -> Tile:
   values, run = group.finished, group.runs[0]
   if len(values) < 2:
     return _sure_of_one(group)
@@ -167,7 +167,7 @@ def _how_sure(group: Group) -> Html:
   )
 
 
-def _sure_of_one(group: Group) -> Html:
+def _sure_of_one(group: Group) -> Tile:
   """What one run says: how exact so many images are, and nothing on other seeds."""
   share, images = group.mean, evaluated_images(group.runs[0])
   if share is None or not images:
@@ -187,11 +187,11 @@ def _calibration(group: Group) -> str:
   return f"calibration error (ECE) {points(statistics.fmean(errors))}" if errors else ""
 
 
-def _published(group: Group) -> Html:
-  """The box of what is published of the recipe; "" where nothing is."""
+def _published(group: Group) -> Tile | None:
+  """The box of what is published of the recipe; None where nothing is."""
   name, variant, found = published_of(group.runs[0])
   if not found.accuracy_in_words and found.seconds is None:
-    return Html("")
+    return None
   recipe = f"{name}:{variant}" if variant else name
   seconds = duration(found.seconds, as_published=True)
   runs = f" (mean of {found.runs:,} runs)" if found.runs else ""
@@ -233,10 +233,10 @@ def _changed(run: RunData) -> str:
   return f"this run changed {', '.join(kept[:6])}{', ...' if len(kept) > 6 else ''}" if kept else ""
 
 
-def facts(groups: Sequence[Group]) -> Html:
-  """A table of device, versions, commit and command; of the first finished run."""
+def facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
+  """Names and values of device, versions, commit and command; of the first finished run."""
   run = next((run for group in groups for run in group.runs if run.result), groups[0].runs[0])
-  rows: list[tuple[str, object]] = [("folder", str(run.folder))]
+  rows = [("folder", str(run.folder))]
   if run.result is not None:
     rows += _of_result(run.result)
   sizes = ((row.get("image_size"), row.get("batch_size")) for row in run.rows)
@@ -244,22 +244,20 @@ def facts(groups: Sequence[Group]) -> Html:
     f"{number(side)} px in batches of {number(batch)}" for side, batch in dict.fromkeys(sizes)
   ]
   last = run.rows[-1] if run.rows else {}
-  rows += [
+  return rows + [
     ("epochs", f"{number(last.get('epoch'))} of {number(run.config.get('epochs'))}"),
     ("steps", number(last.get("step"))),
     ("images", "; ".join(phases[:8]) or "–"),
     ("devices", number(last.get("world"))),
     ("precision", str(run.config.get("precision", "–"))),
   ]
-  shown = table(("fact", "value"), rows, class_="facts")
-  return join([element("h2", "What was run"), element("div", shown, class_="wide")])
 
 
-def _of_result(result: dict[str, Any]) -> list[tuple[str, object]]:
+def _of_result(result: dict[str, Any]) -> list[tuple[str, str]]:
   known = {name: version for name, version in result["versions"].items() if version}
   versions = ", ".join(f"{name} {version}" for name, version in known.items())
-  rows: list[tuple[str, object]] = [
-    ("command", element("code", result["command"])),
+  rows = [
+    ("command", result["command"]),
     ("device", result["device"]),
     ("versions", versions),
     ("commit", result["commit"] or "not known"),

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -10,65 +11,80 @@ from PIL import Image
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.thumbnails import Thumbnails, worst_rows
 from jaxspeed.report.data import Group, RunData
-from jaxspeed.report.markup import Html, element, join
 from jaxspeed.report.words import percent
 
 # JPEG takes a third of PNG's bytes, and its blocks of 8 pixels spoil smaller pictures.
 _SMALL = 32
 
 
-def data_uri(content: bytes, kind: str) -> Html:
-  """Bytes of an image as an address that needs no network."""
-  return Html(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
+class Picture(NamedTuple):
+  """An image with its address, its words and its pixels; below it, a caption.
+
+  `truth`, `guess` and `small` are the caption: its class, the predicted one, and figures.
+  """
+
+  src: str
+  words: str
+  width: int
+  height: int
+  truth: str = ""
+  guess: str = ""
+  small: str = ""
+
+  @property
+  def is_small(self) -> bool:
+    """Whether a browser shows its pixels as squares."""
+    return max(self.width, self.height) <= _SMALL
 
 
-def encoded(pixels: UInt8[np.ndarray, "h w 3"]) -> Html:
-  """An image as a data URI."""
-  content, kind = io.BytesIO(), "png" if max(pixels.shape[:2]) <= _SMALL else "jpeg"
-  Image.fromarray(pixels).save(content, kind.upper(), **({} if kind == "png" else {"quality": 85}))
-  return data_uri(content.getvalue(), kind)
+class Images(NamedTuple):
+  """The images of a run: its seed if there are several, and titles, notes and pictures."""
+
+  seed: int | None
+  parts: list[tuple[str, str, list[Picture]]]
 
 
-def images(group: Group) -> Html:
-  """The images of the first run of a group that left some; "" without any."""
+def data_uri(pixels: UInt8[np.ndarray, "h w *channels"], *, kind: str = "png") -> str:
+  """An image as an address that needs no network."""
+  content = io.BytesIO()
+  how: dict[str, Any] = {"quality": 85} if kind == "jpeg" else {"optimize": True}
+  Image.fromarray(pixels).save(content, kind.upper(), **how)
+  return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def images(group: Group) -> Images | None:
+  """The images of the first run of a group that left some; None without any."""
   for run in group.runs:
     if run.thumbnails is not None and run.predictions is not None:
-      return _of_run(run, run.thumbnails, run.predictions, several=len(group.runs) > 1)
-  return Html("")
+      parts = _parts(run, run.thumbnails, run.predictions)
+      return Images(run.seed if len(group.runs) > 1 else None, parts) if parts else None
+  return None
 
 
-def _of_run(
-  run: RunData, thumbnails: Thumbnails, predictions: Predictions, *, several: bool
-) -> Html:
+def _parts(
+  run: RunData, thumbnails: Thumbnails, predictions: Predictions
+) -> list[tuple[str, str, list[Picture]]]:
   wrong, right = _evaluated(run, thumbnails, predictions)
-  trained = _trained(run, thumbnails)
   filters = [_picture(each, "a filter of the first layer") for each in thumbnails.filters]
-  seed = f" (seed {run.seed})" if several else ""
   parts = [
-    ("Highest loss", wrong, "label → prediction, its probability"),
-    ("Correct, drawn at random", right, "prediction, its probability"),
-    ("What augmentation makes of a batch", trained, "as the model sees it in the last epoch"),
-    ("Filters of the first layer", filters, "grey is zero"),
+    ("Highest loss", "label → prediction, its probability", wrong),
+    ("Correct, drawn at random", "prediction, its probability", right),
+    (
+      "What augmentation makes of a batch",
+      "as the model sees it in the last epoch",
+      _trained(run, thumbnails),
+    ),
+    ("Filters of the first layer", "grey is zero", filters),
   ]
-  shown = [
-    join(
-      [
-        element("h3", title, " ", element("small", note)),
-        element("div", *cards, class_="filters" if cards is filters else "cards"),
-      ]
-    )
-    for title, cards, note in parts
-    if cards
-  ]
-  return join([element("h2", f"Images{seed}"), *shown]) if shown else Html("")
+  return [part for part in parts if part[2]]
 
 
 def _evaluated(
   run: RunData, thumbnails: Thumbnails, predictions: Predictions
-) -> tuple[list[Html], list[Html]]:
-  """Cards of the images of the highest loss, and of correct ones; none of another evaluation."""
-  wrong: list[Html] = []
-  right: list[Html] = []
+) -> tuple[list[Picture], list[Picture]]:
+  """The images of the highest loss, and correct ones; none of another evaluation."""
+  wrong: list[Picture] = []
+  right: list[Picture] = []
   rows = {number: row for row, number in enumerate(predictions.index.tolist())}
   if thumbnails.step != predictions.step:
     return wrong, right
@@ -87,42 +103,32 @@ def _evaluated(
 
 def _card(
   run: RunData, predictions: Predictions, row: int, image: UInt8[np.ndarray, "h w 3"]
-) -> Html:
+) -> Picture:
   label, predicted = int(predictions.label[row]), int(predictions.predicted[row])
   guess = run.class_names[predicted] if predicted >= 0 else "nothing: not finite"
   truth = run.class_names[label]
   name = predictions.names[row] if predictions.names else f"image {predictions.index[row]}"
   share = percent(float(predictions.probability[row]), 1)
   words = f"label {truth}, predicted {guess} with probability {share}; {name}"
-  own = float(np.exp(-predictions.loss[row]))
-  head = (
-    element("b", truth)
-    if label == predicted
-    else join([element("b", truth), " → ", element("span", guess)])
-  )
-  small = f"{share}; label {percent(own, 1)}" if label != predicted else share
-  caption = element("figcaption", head, element("small", small))
-  kind = "card" if label == predicted else "card wrong"
-  return element("figure", _picture(image, words), caption, class_=kind)
+  if label == predicted:
+    return _picture(image, words, truth, "", share)
+  own = percent(float(np.exp(-predictions.loss[row])), 1)
+  return _picture(image, words, truth, guess, f"{share}; label {own}")
 
 
-def _trained(run: RunData, thumbnails: Thumbnails) -> list[Html]:
-  cards = []
+def _trained(run: RunData, thumbnails: Thumbnails) -> list[Picture]:
+  pictures = []
   columns = (thumbnails.train_label, thumbnails.train_partner, thumbnails.train_share)
   for image, label, partner, share in zip(thumbnails.train_image, *columns, strict=True):
     words = run.class_names[label]
     if share > 0:
       mixed = f"{run.class_names[partner]} ({percent(float(share), 0)})"
       words = f"{words} ({percent(1 - float(share), 0)}) + {mixed}"
-    caption = element("figcaption", words)
-    picture = _picture(image, f"training image, {words}")
-    cards.append(element("figure", picture, caption, class_="card"))
-  return cards
+    pictures.append(_picture(image, f"training image, {words}", "", words))
+  return pictures
 
 
-def _picture(pixels: UInt8[np.ndarray, "h w 3"], words: str) -> Html:
+def _picture(pixels: UInt8[np.ndarray, "h w 3"], words: str, *caption: str) -> Picture:
   height, width = pixels.shape[:2]
-  kind = "pixels" if max(height, width) <= _SMALL else None
-  return element(
-    "img", src=encoded(pixels), alt=words, title=words, width=width, height=height, class_=kind
-  )
+  kind = "png" if max(height, width) <= _SMALL else "jpeg"
+  return Picture(data_uri(pixels, kind=kind), words, width, height, *caption)

@@ -1,12 +1,17 @@
-"""The whole page: one HTML file without any address outside itself."""
+"""The whole page: one HTML file without any address outside itself, from the template page.html."""
 
 import collections
 import datetime
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.errors import plural
+import jinja2
+import markupsafe
+
+from jaxspeed.errors import plural, printable
+from jaxspeed.report import charts, compare
 from jaxspeed.report.classes import classes
 from jaxspeed.report.compare import comparison
 from jaxspeed.report.curves import curves
@@ -15,11 +20,7 @@ from jaxspeed.report.evaluated import image_sets
 from jaxspeed.report.gaps import gaps
 from jaxspeed.report.head import facts, state_of, tiles
 from jaxspeed.report.images import images
-from jaxspeed.report.markup import Html, element, join
 from jaxspeed.report.time_bar import time_bars
-
-# A browser loads nothing from anywhere, even if a name from a file were to become an element.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.0) -> str:
@@ -31,42 +32,46 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     refresh: seconds after which a browser loads the page again; 0: never.
   """
   best = groups[0]
-  title = str(best.runs[0].config.get("name", "run"))
-  several = len(groups) > 1
   alike = len({*image_sets(groups)}) == 1
   lead = "The best" if alike else "The highest accuracy (not all on the same images)"
-  body = [
-    element("h1", _title(groups)),
-    element("p", _subtitle(groups, now), class_="quiet"),
-    _repeated(groups),
-    element("h2", f"{lead}: {best.name}") if several else "",
-    tiles(best),
-    comparison(groups),
-    join([element("h2", "Curves"), drawn]) if (drawn := curves(groups)) else "",
-    time_bars(best),
-    images(best),
-    classes(best),
-    gaps(best),
-    facts(groups),
-    element("script", _file("page.js")),
-  ]
-  policy = element("meta", http_equiv="Content-Security-Policy", content=_POLICY)
-  again = element("meta", http_equiv="refresh", content=f"{refresh:g}") if refresh else ""
-  head = [
-    element("meta", charset="utf-8"),
-    policy,
-    element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-    again,
-    element("title", f"{title}: jaxspeed report"),
-    element("style", _file("page.css")),
-  ]
-  content = join([element("head", *head), Html("\n"), element("body", *body)])
-  return f"<!DOCTYPE html>\n{element('html', content, lang='en')}\n"
+  return _template().render(
+    name=str(best.runs[0].config.get("name", "run")),
+    title=_title(groups),
+    subtitle=_subtitle(groups, now),
+    repeated=_repeated(groups),
+    lead=f"{lead}: {best.name}" if len(groups) > 1 else "",
+    tiles=tiles(best),
+    compared=comparison(groups),
+    curves=curves(groups),
+    times=time_bars(best),
+    images=images(best),
+    classes=classes(best),
+    gaps=gaps(best),
+    facts=facts(groups),
+    refresh=f"{refresh:g}" if refresh else "",
+  )
 
 
-def _file(name: str) -> Html:
-  """The text of a file beside this one."""
-  return Html((pathlib.Path(__file__).parent / name).read_text(encoding="utf-8"))
+@functools.cache
+def _template() -> jinja2.Template:
+  """The template, in which every value is escaped and no name may be missing."""
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=_shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  return environment.get_template("page.html", globals={"charts": charts, "lines": compare})
+
+
+def _shown(value: Any) -> Any:
+  """A value as the page shows it: control characters as escapes, places to hundredths."""
+  if isinstance(value, float):
+    return f"{round(value, 2):g}" if abs(value) < 1e5 else f"{value:.0f}"
+  is_text = isinstance(value, str) and not isinstance(value, markupsafe.Markup)
+  return printable(value) if is_text else value
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -93,14 +98,10 @@ def _subtitle(groups: Sequence[Group], now: datetime.datetime) -> str:
   return " · ".join(part for part in parts if part)
 
 
-def _repeated(groups: Sequence[Group]) -> Html:
-  """A line on runs that are left out, as another one has their settings and seed; "" without."""
+def _repeated(groups: Sequence[Group]) -> str:
+  """The folders of runs that are left out, as another one has their settings and seed."""
   left = [str(run.folder) for group in groups for run in group.repeated]
-  if not left:
-    return Html("")
-  more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-  words = "A seed that was trained more than once with the same settings counts once; left out: "
-  return element("p", f"{words}{', '.join(left[:3])}{more}.")
+  return ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
 
 
 def _made_with(result: dict[str, Any]) -> list[str]:

@@ -2,12 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxspeed.report.data import Group, RunData
-from jaxspeed.report.markup import Html, element, join, table
-from jaxspeed.report.words import duration, percent
+from jaxspeed.report.words import Cell, Table, duration, percent
 
-_WIDTH, _HEIGHT = 1000, 40
+_WIDTH = 1000
 _MOST_BARS = 12
 # Names of the clock, by what the report calls them. `compile_cold` and `compile_cached` are sums
 # over threads inside `compile`.
@@ -21,6 +21,22 @@ _PARTS = {
   "checkpoints": ("checkpoint",),
 }
 _REST = "start of Python, and the rest"
+
+
+class Bar(NamedTuple):
+  """A bar: its caption, itself in words, and the left end, width and words of each piece."""
+
+  caption: str
+  words: str
+  pieces: list[tuple[float, float, str]]
+
+
+class Times(NamedTuple):
+  """Bars, which runs they are of if not of all, and a table of means."""
+
+  some: str
+  bars: list[Bar]
+  table: Table
 
 
 def parts_of(run: RunData) -> dict[str, float]:
@@ -37,55 +53,39 @@ def parts_of(run: RunData) -> dict[str, float]:
   return {_REST: max(rest, 0.0), **named}
 
 
-def time_bars(group: Group) -> Html:
+def time_bars(group: Group) -> Times | None:
   """A bar for each of the first runs of a group, with a table of the means over all of them."""
   known = {run: parts for run in group.runs if (parts := parts_of(run))}
   if not known:
-    return Html("")
+    return None
   drawn = list(known.items())[:_MOST_BARS]
   most = max(sum(parts.values()) for _, parts in drawn)
   bars = [_bar(run, parts, most, several=len(known) > 1) for run, parts in drawn]
   first = f": the first {len(drawn)} of {len(known)} runs" if len(drawn) < len(known) else ""
   some = f" of {len(known)} of {len(group.runs)} runs" if len(known) < len(group.runs) else ""
-  return join(
-    [
-      element("h2", f"Where the time went{first}"),
-      element("div", *bars),
-      _table(list(known.values()), f"mean{some}" if len(group.runs) > 1 else "time"),
-    ]
-  )
+  head = f"mean{some}" if len(group.runs) > 1 else "time"
+  return Times(first, bars, _table(list(known.values()), head))
 
 
-def _bar(run: RunData, parts: dict[str, float], most: float, *, several: bool) -> Html:
+def _bar(run: RunData, parts: dict[str, float], most: float, *, several: bool) -> Bar:
   pieces, left = [], 0.0
-  for number, (name, seconds) in enumerate(parts.items()):
+  for name, seconds in parts.items():
     width = seconds / most * _WIDTH
-    words = f"{name}: {duration(seconds)}"
-    box = dict(x=left, y=0, width=width, height=_HEIGHT, class_=f"piece c{number}")
-    pieces.append(element("rect", element("title", words), **box))
+    pieces.append((left, width, f"{name}: {duration(seconds)}"))
     left += width
-  total = sum(parts.values())
+  total = duration(sum(parts.values()))
   words = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
-  words = f"Seed {run.seed}, {duration(total)} in all: {words}."
-  size = f"0 0 {_WIDTH} {_HEIGHT}"
-  style = dict(viewBox=size, preserveAspectRatio="none", role="img", aria_label=words)
-  bar = element("svg", element("title", words), *pieces, **style)
-  name = f"seed {run.seed}, " if several else ""
-  return element("figure", element("figcaption", f"{name}{duration(total)}"), bar, class_="bar")
+  caption = f"seed {run.seed}, {total}" if several else total
+  return Bar(caption, f"Seed {run.seed}, {total} in all: {words}.", pieces)
 
 
-def _table(runs: Sequence[dict[str, float]], head: str) -> Html:
+def _table(runs: Sequence[dict[str, float]], head: str) -> Table:
   """The means over runs of each part that took a while in one of them, and their shares."""
   means = {name: statistics.fmean(parts[name] for parts in runs) for name in runs[0]}
-  total, places = sum(means.values()), [*means]
-  shown = [name for name in means if any(parts[name] >= 0.05 for parts in runs)]
+  total = sum(means.values()) or 1.0
   rows = [
-    (
-      join([element("i", class_=f"key c{places.index(name)}"), name]),
-      duration(means[name]),
-      percent(means[name] / total if total else 0.0, 1),
-    )
-    for name in shown
+    [Cell(name, key=place), Cell(duration(mean)), Cell(percent(mean / total, 1))]
+    for place, (name, mean) in enumerate(means.items())
+    if any(parts[name] >= 0.05 for parts in runs)
   ]
-  heads = ("part of the process", head, "share")
-  return element("div", table(heads, rows, class_="numbers"), class_="wide")
+  return Table(["part of the process", head, "share"], rows)

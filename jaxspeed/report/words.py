@@ -1,5 +1,7 @@
 """Numbers in words, as the report shows them."""
 
+from typing import NamedTuple
+
 from jaxspeed.records import durations
 
 _JOIN = "\u00a0"  # no line ends between a number and its unit
@@ -34,3 +36,19 @@ def number(value: float | None) -> str:
 def p_value(value: float) -> str:
   """A p as "p = 0.039"; a tiny one as "p < 0.0001"."""
   return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
+
+
+class Cell(NamedTuple):
+  """A cell of a table: its text, its class, its value from 0 to 1 as a shade, a colour's number."""
+
+  text: str
+  kind: str = ""
+  value: float | None = None
+  key: int | None = None
+
+
+class Table(NamedTuple):
+  """A table; the first cell of each row is its head."""
+
+  heads: list[str]
+  rows: list[list[Cell]]

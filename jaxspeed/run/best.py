@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
 from jaxspeed.records.results import read_result
-from jaxspeed.records.statistics import BEST
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.losses import has_top5
@@ -129,8 +128,8 @@ def best_step(folder: pathlib.Path, config: ConfigDict, checkpoints: Checkpoints
     UserError: no evaluation has the metric.
   """
   result, metric = read_result(folder), config.checkpoint.keep_best
-  if result is not None and result.get(BEST) is not None:
-    return int(result[BEST]["step"])
+  if result is not None and result.get("best") is not None:
+    return int(result["best"]["step"])
   metric = config.target_metric if metric == "none" else metric
   # A run that resumes drops the rows after its newest checkpoint, and repeats their epochs.
   last = math.inf if result is not None else max(checkpoints.steps(), default=0)

@@ -11,8 +11,7 @@ from jaxspeed.planning.plan import Phase, Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.make_loggers import make_loggers
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.results import mean_pace
-from jaxspeed.records.row_lines import format_phase
+from jaxspeed.records.rows import format_phase, mean_pace
 from jaxspeed.records.writer import Records, open_records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
@@ -55,18 +54,16 @@ class EpochReport:
     with open_records(
       self._run.folder,
       resume_step=step - unreported,
-      total_epochs=config.epochs,
-      evaluated=averaging.KINDS[config.average.kind],
-      console=self._run.console,
-      make_screen=self._run.hooks.make_screen,
+      screen=self._run.screen,
       primary=processes.is_primary(),
       loggers=(*make_loggers(config), *self._run.hooks.loggers),
       config=stored.to_dict(config),
     ) as self._records:
-      screen = self._records.screen
+      screen = self._run.screen
       screen.header({"starting": self._run.clock.starting()})
       epoch, step_in_epoch = plan.epoch_of(step)
-      screen.begin(epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch)
+      done = epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch
+      screen.begin(done, config.epochs, averaging.KINDS[config.average.kind])
       if step:
         screen.line(f"resumes from the checkpoint of step {step}")
       yield
@@ -79,7 +76,7 @@ class EpochReport:
   def lines(self, lines: Iterable[str]) -> None:
     """Prints lines."""
     for line in lines:
-      self._records.screen.line(line)
+      self._run.screen.line(line)
 
   def write_waiting(self) -> str:
     """Writes the rows that a full disk has delayed; returns why it cannot, or ''."""
@@ -114,12 +111,12 @@ class EpochReport:
 
   def progress_due(self) -> bool:
     """Whether new progress would be shown."""
-    return self._records.screen.progress_due()
+    return self._run.screen.progress_due()
 
   def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
     """Shows the progress after `step` steps."""
     epoch, number = self._run.plan.epoch_of(step - 1)
-    self._records.screen.progress(
+    self._run.screen.progress(
       epoch=epoch + 1,
       step=number + 1,
       steps=self._run.plan.steps_in_epoch(epoch),

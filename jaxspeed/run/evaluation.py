@@ -88,9 +88,9 @@ def evaluate(
     "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "worst_classes",
     "confusions", "seconds"}.
     Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
-    `results.EVALUATED_ON`, or "all" where data.hold_out is 1; "images" were evaluated,
+    `results.Result.evaluated_on`, or "all" where data.hold_out is 1; "images" were evaluated,
     "images_skipped" could not be read; "seconds" excludes compiling and finding images;
-    "worst_classes" and "confusions" are those of `class_figures`; `results.result_row` and
+    "worst_classes" and "confusions" are those of `class_figures`; `results.Result` and
     `class_figures.summary` explain the others.
 
   Raises:

@@ -11,20 +11,16 @@ from jaxspeed.errors import UserError
 from jaxspeed.records import class_figures
 from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.results import read_result, result_row, write_result
-from jaxspeed.records.statistics import (
-  BEST,
-  IMAGE_COUNTS,
-  OPTIONAL_KEYS,
-  RESULT_KEYS,
-  SKIPPED,
-  STOPPED_BY,
-)
+from jaxspeed.records.provenance import of_this_process
+from jaxspeed.records.results import read_result, write_result
 from jaxspeed.run.best import best_of, reaches_target
 from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.state import TrainState
+
+# What a result has of the row of the last epoch.
+_OF_LAST_ROW = ("eval_images", "eval_images_skipped", "train_images_broken", "stopped_by")
 
 
 def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
@@ -51,19 +47,6 @@ def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] 
   return found
 
 
-def finished_row(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
-  """The result row of a run that process 0 finds finished, as `finish` returns it.
-
-  All must call it; arguments and errors are those of `finished_result`.
-  """
-  finished = finished_result(folder, config)
-  if finished is None:
-    return None
-  # Earlier versions did not store which weights were evaluated.
-  row = {key: finished.get(key) for key in RESULT_KEYS}
-  return row | {key: finished[key] for key in OPTIONAL_KEYS if key in finished}
-
-
 def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
   result = read_result(folder, several=config.runs > 1)
   if result is None:
@@ -84,9 +67,9 @@ def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | Non
 def finish(
   run: Run, rows: list[dict[str, Any]], state: TrainState, predictions: Predictions
 ) -> dict[str, Any]:
-  """Returns the result row of a run after its last step; process 0 writes it to result.json.
+  """Returns the `Result` of a run after its last step; process 0 writes it to result.json.
 
-  Before that it writes the predictions, and a large confusion matrix, to files of their own.
+  Before that it writes the predictions to a file of their own.
 
   Args:
     run: the run.
@@ -113,19 +96,19 @@ def finish(
     )
   last = rows[-1]
   first = next((row for row in rows if reaches_target(row, config)), None)
-  row = result_row(
-    config=stored.to_dict(config),
-    evaluated_on=run.feed.evaluated_on,
-    evaluated_weights=run.plan.evaluated_weights(step),
-    top1=last["eval_top1"],
-    top5=last.get("eval_top5") if has_top5(config.data.classes) else None,
-    seconds=run.clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
-    seed=config.seed,
-    command=run.hooks.command,
-  )
-  row |= {name: last[name] for name in (*IMAGE_COUNTS, STOPPED_BY) if name in last}
+  row = {
+    "config": stored.to_dict(config),
+    "evaluated_on": run.feed.evaluated_on,
+    "evaluated_weights": run.plan.evaluated_weights(step),
+    "top1": last["eval_top1"],
+    "top5": last.get("eval_top5") if has_top5(config.data.classes) else None,
+    "seconds": run.clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
+    "seed": config.seed,
+    **of_this_process(run.hooks.command),
+    **{name: last[name] for name in _OF_LAST_ROW if name in last},
+  }
   if (best := best_of(rows, config)) is not None:
-    row[BEST] = best
+    row["best"] = best
   if state.loss_scale is not None:
     skipped = int(state.loss_scale.skipped)
     if skipped >= step:
@@ -133,11 +116,11 @@ def finish(
         f"all {step} steps of the run were skipped, as their float16 gradients overflowed: there "
         "is no result; set --config.loss_scale=0, which finds the scale by itself."
       )
-    row[SKIPPED] = {"number": skipped, "share": skipped / step}
-  figures = class_figures.figures_of(predictions, run.class_names)
-  row |= class_figures.for_json(figures)
+    row["skipped_steps"] = {"number": skipped, "share": skipped / step}
+  row |= class_figures.figures_of(
+    predictions, run.class_names, most_confused=class_figures.MOST_IN_JSON
+  )
   if processes.is_primary():
     predictions_lib.write_predictions(folder / predictions_lib.FILE, predictions)
-    class_figures.write_confusion(folder, figures)
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
   return row

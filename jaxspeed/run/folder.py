@@ -19,7 +19,6 @@ from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
-from jaxspeed.records.class_figures import CONFUSION_FILE
 from jaxspeed.records.predictions import FILE as PREDICTIONS_FILE
 from jaxspeed.records.thumbnails import FILE as THUMBNAILS_FILE
 from jaxspeed.run.profile import FOLDER as PROFILE
@@ -30,7 +29,7 @@ _FILES = (
   "metrics.jsonl",
   "classes.json",
   "result.json",
-  CONFUSION_FILE,
+  "confusion.npy",  # of an earlier version
   PREDICTIONS_FILE,
   THUMBNAILS_FILE,
   "broken_images.tsv",

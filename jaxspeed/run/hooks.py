@@ -5,12 +5,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from jaxspeed.cluster.folder_lock import end_superseded, raise_superseded
 from jaxspeed.cluster.signals import Signals, catch_interrupt, catch_signals
 from jaxspeed.records.clock import Clock
-from jaxspeed.records.console import Screen, make_console, silent_console
+from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import Logger
 
 # Gets the row of each epoch; True ends the run after it.
@@ -23,8 +21,7 @@ class Hooks:
 
   Attributes:
     command: the words of result.json; None: those of the command line.
-    make_console: makes the console that the run prints on.
-    make_screen: makes the screen of a run on that console.
+    make_screen: makes the screen that the runs print on.
     make_clock: makes the run's clock.
     signals: the block that collects the signals that end the run.
     superseded: as in `FolderLock`.
@@ -35,8 +32,7 @@ class Hooks:
   """
 
   command: str | None = None
-  make_console: Callable[[], Console] = make_console
-  make_screen: Callable[..., Screen] = Screen
+  make_screen: Callable[[], Screen] = Screen
   make_clock: Callable[[], Clock] = Clock
   signals: Callable[[], contextlib.AbstractContextManager[Signals]] = catch_signals
   superseded: Callable[[str], None] = end_superseded
@@ -60,7 +56,7 @@ def python_hooks(
   """Those of a caller in Python, whose process, screen and signal handlers are not the run's."""
   return Hooks(
     command=command,
-    make_console=make_console if progress else silent_console,
+    make_screen=Screen if progress else lambda: Screen(silent_console()),
     make_clock=lambda: Clock(later=True),
     signals=catch_interrupt,
     superseded=raise_superseded,

@@ -4,11 +4,11 @@ import dataclasses
 import pathlib
 
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.clock import Clock
+from jaxspeed.records.console import Screen
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.hooks import Hooks
 from jaxspeed.steps.spec import TrainSpec
@@ -25,7 +25,7 @@ class Run:
     clock: its clock.
     control: what may end it early.
     hooks: what its caller wants of it.
-    console: where it prints.
+    screen: where it prints.
     class_names: the names of its classes, by label.
   """
 
@@ -35,7 +35,7 @@ class Run:
   clock: Clock
   control: RunControl
   hooks: Hooks
-  console: Console
+  screen: Screen
   class_names: tuple[str, ...]
 
   @property

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.agreement import Agreement
@@ -27,8 +26,7 @@ from jaxspeed.planning.make import lay_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import ensure_installed
-from jaxspeed.records.results import write_result
-from jaxspeed.records.statistics import result_of
+from jaxspeed.records.results import result_of, write_result
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.folder import RunFolder
@@ -120,8 +118,7 @@ class Session:
     folder: the run's folder.
     owned: the folder as owned by this start; None except in process 0.
     incarnation: the number of this start of the run, the same in all processes.
-    screen: the screen on which the session prints.
-    console: where the session and its runs print.
+    screen: where the session and its runs print.
     hooks: what the caller of `train` wants.
   """
 
@@ -130,7 +127,6 @@ class Session:
   owned: RunFolder | None
   incarnation: int
   screen: Screen
-  console: Console
   hooks: Hooks = COMMAND
 
   @classmethod
@@ -153,8 +149,7 @@ class Session:
       with clock.measure("devices"):
         mesh_lib.find_devices()
       folder, owned = pathlib.Path(workdir), None
-      console = hooks.make_console() if processes.is_primary() else silent_console()
-      screen = hooks.make_screen(console, total_epochs=config.epochs)
+      screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
       with processes.all_or_none("taking the run's folder"):
         if processes.is_primary():
           taken = folder_lib.taken(workdir, data_path=config.data.path, superseded=hooks.superseded)
@@ -163,7 +158,7 @@ class Session:
       incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
       stack.enter_context(cache_settings_kept())
       use_cache(config.compile_cache)
-      yield cls(signals, folder, owned, incarnation, screen, console, hooks)
+      yield cls(signals, folder, owned, incarnation, screen, hooks)
 
   def stop_before_steps(self) -> None:
     """Ends the run if a signal reached any of its processes before there was anything to save.
@@ -232,7 +227,7 @@ def _run_all(
     # The runs take the same steps: a trace of the first one serves all.
     hooks = dataclasses.replace(session.hooks, profile=None) if index else session.hooks
     names = setup.data.class_names
-    run = Run(spec, folder, feed, clock, make_control(), hooks, session.console, names)
+    run = Run(spec, folder, feed, clock, make_control(), hooks, session.screen, names)
     rows.append(Trainer(run).run())
   return rows
 

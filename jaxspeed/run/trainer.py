@@ -15,7 +15,7 @@ from jaxspeed.devices.compile import warn_on_compile
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.evaluation import Evaluation
-from jaxspeed.run.finish import finish, finished_row
+from jaxspeed.run.finish import finish, finished_result
 from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.profile import Profile
 from jaxspeed.run.run import Run
@@ -45,7 +45,7 @@ class Trainer:
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    if (finished := finished_row(self._run.folder, self._run.config)) is not None:
+    if (finished := finished_result(self._run.folder, self._run.config)) is not None:
       return finished
     step = self._restore_or_start()
     with (

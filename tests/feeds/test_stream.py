@@ -26,7 +26,7 @@ from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.predictions import read_predictions
-from jaxspeed.records.results import mean_pace
+from jaxspeed.records.rows import mean_pace
 from jaxspeed.records.thumbnails import FILE as THUMBNAILS
 from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics

@@ -1,8 +1,11 @@
 """Loggers: the hook, and Weights & Biases and Trackio offline."""
 
+import io
 import json
 import re
 import sqlite3
+import sys
+import types
 import urllib.parse
 
 import pytest
@@ -12,7 +15,7 @@ from test_records import epoch_row
 import jaxspeed
 from jaxspeed.errors import UserError
 from jaxspeed.records import loggers as loggers_lib
-from jaxspeed.records import tracking
+from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import LoggedRun
 from jaxspeed.records.make_loggers import make_loggers
 from jaxspeed.records.tracking import Tracker, TrackioLogger, WandbLogger
@@ -36,14 +39,9 @@ class Listener:
 
 
 def write(folder, rows, logger, *, resume_step=0, console=None):
-  with open_records(
-    folder,
-    resume_step=resume_step,
-    total_epochs=4,
-    console=console or Console(quiet=True),
-    loggers=[logger],
-    config={"name": "toy", "epochs": 4.0},
-  ) as records:
+  screen = Screen(console or silent_console())
+  how = dict(screen=screen, loggers=[logger], config={"name": "toy", "epochs": 4.0})
+  with open_records(folder, resume_step=resume_step, **how) as records:
     for row in rows:
       records.epoch(row)
 
@@ -123,10 +121,8 @@ def test_a_run_from_python_tells_its_loggers(tmp_path):
 @pytest.mark.parametrize(
   "loggers, sentence",
   [
-    ([Listener], "holds the class Listener: pass an object of it"),
-    (2 * [Listener()], "holds one object of type Listener twice: name it once"),
-    ([Fields()], "lacks one of the methods init"),
-    ([object()], "lacks one of the methods init"),
+    ([Listener], "holds the class Listener: pass objects"),
+    ([Fields()], "holds a Fields: pass objects with the methods init"),
     (Listener(), "must be a list of objects"),
     ("wandb", "must be a list of objects"),
   ],
@@ -158,58 +154,44 @@ def test_each_name_adds_its_logger_to_tensorboard(monkeypatch):
 
 
 class Sent(Tracker):
-  """A tracker that keeps what it is sent in a list."""
+  """A tracker whose package, `sent`, keeps what it is sent in a list."""
 
   name = "sent"
 
-  def __init__(self, sent):
-    self.sent = sent
-
-  def start(self, identity):
+  def open(self, tracker, identity):
     assert json.loads((self.run.folder / "loggers" / "sent.json").read_text())["id"] == identity
-    self.sent.append(identity)
+    tracker.found.append(identity)
+    return tracker
 
-  def send(self, row, step):
-    self.sent.append(step)
-
-  def end(self):
-    self.sent.append("end")
+  def where(self):
+    return "the run is in a list"
 
 
-def test_rows_that_a_kill_kept_from_a_tracker_are_sent_by_the_next_process(tmp_path):
-  rows, sent = [epoch_row(number) for number in (1, 2, 3)], []
-  killed = Sent(sent)
-  killed.init(LoggedRun(tmp_path))
-  killed.log(rows[0])
-  assert sent == []  # the row waits until the package is imported
-  for before, row in ((1, rows[1]), (2, rows[2])):
-    resumed = Sent(sent)
-    resumed.init(LoggedRun(tmp_path, rows=rows[:before]))
-    resumed.log(row)
-    resumed.finish()
-  assert sent == [sent[0], 10, 20, "end", sent[0], 30, "end"]
-  finished = Sent(sent)
-  finished.init(LoggedRun(tmp_path, rows=rows))
-  finished.finish()
-  assert len(sent) == 7
-
-
-@pytest.mark.parametrize("seconds, again", [(30.0, [10, 20]), (0.0, [20])])
-def test_the_last_rows_before_a_kill_are_sent_again(tmp_path, monkeypatch, seconds, again):
-  """wandb had lost them: its own process writes a row later."""
-  monkeypatch.setattr(tracking, "_SECONDS_TO_WRITE", seconds)
-  monkeypatch.setattr(loggers_lib, "SECONDS_BEFORE_IMPORT", 0.0)
-  rows, sent = [epoch_row(number) for number in (1, 2, 3)], []
-  killed = Sent(sent)
+@pytest.mark.parametrize("seconds, first", [(10.0, []), (0.0, [10, 20])])
+def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch, seconds, first):
+  """They waited for the package's import, or the tracker had them, and may have lost them."""
+  monkeypatch.setattr(loggers_lib, "SECONDS_BEFORE_IMPORT", seconds)
+  rows, sent, said = [epoch_row(number) for number in (1, 2, 3, 4)], [], []
+  package = types.SimpleNamespace(
+    found=sent, log=lambda row, step: sent.append(step), finish=lambda: sent.append("end")
+  )
+  monkeypatch.setitem(sys.modules, "sent", package)
+  killed = Sent()
   killed.init(LoggedRun(tmp_path))
   killed.log(rows[0])
   killed.log(rows[1])
-  resumed = Sent(sent)
-  resumed.init(LoggedRun(tmp_path, rows=rows[:2]))
-  resumed.log(rows[2])
-  resumed.finish()
-  assert sent == [sent[0], 10, 20, sent[0], *again, 30, "end"]
-  assert json.loads((tmp_path / "loggers" / "sent.json").read_text())["step"] == 30
+  assert sent[1:] == first
+  before = len(sent)
+  for old, new in ((2, rows[2]), (2, rows[2]), (3, rows[3]), (4, None)):
+    resumed = Sent()
+    resumed.init(LoggedRun(tmp_path, rows=rows[:old], say=said.append))
+    if new:
+      resumed.log(new)
+    resumed.finish()
+  name = json.loads((tmp_path / "loggers" / "sent.json").read_text())["id"]
+  # A repeated epoch is sent once; nothing new, nothing sent.
+  assert sent[before:] == [name, 10, 20, 30, "end", name, 40, "end"]
+  assert said == ["sent: the run is in a list"] * 2
 
 
 def test_wandb_offline_holds_each_row_once(tmp_path, monkeypatch):
@@ -218,7 +200,9 @@ def test_wandb_offline_holds_each_row_once(tmp_path, monkeypatch):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv("NETRC", str(tmp_path / "no_netrc"))
   write(tmp_path, [epoch_row(1), epoch_row(2)], WandbLogger())
-  write(tmp_path, [epoch_row(2), epoch_row(3)], WandbLogger(), resume_step=10)
+  console = Console(file=io.StringIO(), width=300)
+  write(tmp_path, [epoch_row(2), epoch_row(3)], WandbLogger(), resume_step=10, console=console)
+  assert re.search(r"wandb: .*, offline; to send it: wandb sync \S+", console.file.getvalue())
   files = sorted((tmp_path / "loggers" / "wandb").glob("offline-run-*/*.wandb"))
   identity = json.loads((tmp_path / "loggers" / "wandb.json").read_text())
   assert identity["step"] == 30
@@ -237,8 +221,10 @@ def test_trackio_holds_each_row_once(tmp_path, monkeypatch, capsys):
   for module in (utils, pytest.importorskip("trackio.sqlite_storage")):
     monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
   write(tmp_path, [epoch_row(1), epoch_row(2)], TrackioLogger())
-  write(tmp_path, [epoch_row(2), epoch_row(3)], TrackioLogger(), resume_step=10)
+  console = Console(file=io.StringIO(), width=300)
+  write(tmp_path, [epoch_row(2), epoch_row(3)], TrackioLogger(), resume_step=10, console=console)
   assert capsys.readouterr().out == ""
+  assert "to look: trackio show --project tests\n" in console.file.getvalue()
   uri = urllib.parse.quote(str(tmp_path / "trackio" / "tests.db"))
   with sqlite3.connect(f"file:{uri}?mode=ro", uri=True) as database:
     rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()

@@ -94,7 +94,7 @@ DAMAGED = {
   "no step": (bytes_of(step=np.array(0)), "its step is 0"),
   "less than no loss": (bytes_of(loss=np.full(5, -1.0)), "loss has values"),
   "two names": (bytes_of(names=np.frombuffer(b"a\0b", np.uint8)), "it names 2 of 5 images"),
-  "names of floats": (bytes_of(names=np.zeros(5)), "another type"),
+  "names of floats": (bytes_of(names=np.zeros(5)), "names is float64"),
   "a step of text": (bytes_of(step=np.array("x")), "another type"),
 }
 

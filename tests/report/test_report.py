@@ -1,159 +1,34 @@
-"""Reports: their figures, names that look like HTML, many classes, comparisons, a real browser."""
+"""Reports: their figures, names that look like HTML, many classes, comparisons."""
 
 import contextlib
 import dataclasses
 import functools
-import html
-import html.parser
 import json
-import math
 import pathlib
-import random
 import re
 import shutil
-import subprocess
 import time
 
 import numpy as np
 import pytest
 from in_process import command, mistake
+from made_runs import EVIL, Parsed, write_run
 from scipy import stats
 
 from jaxspeed.cluster.folder_lock import FolderLock
-from jaxspeed.config import recipe, stored
+from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
-from jaxspeed.records.predictions import Predictions, write_predictions
+from jaxspeed.planning.make import make_plan
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.statistics import interval_of_share
-from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails, write_thumbnails
-from jaxspeed.report.charts import HEIGHT, Band, Line, _axes, line_chart, rounded_out, ticks
+from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails
 from jaxspeed.report.command import read_all
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
 from jaxspeed.report.images import images as draw_images
 from jaxspeed.report.page import page
 from jaxspeed.run.thumbnails import choose, filters_of, small
-
-EVIL = "<script>alert('1')</script>"
-NAMES = (
-  EVIL,
-  'a "quoted" & <em>name</em>',
-  "two\nlines",
-  "größe 猫",
-  "\udcff",
-  "line\u2028end",
-  "turned\u202eround",
-  "שלום",
-)
-
-
-def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, finished=True):
-  """A run's folder with made-up figures; returns it."""
-  folder.mkdir(parents=True)
-  config = stored.to_dict(recipe.load_recipe("quickstart"))
-  config["data"]["classes"], config["schedule"]["peak"] = len(names), peak
-  config |= {"seed": seed, "epochs": float(epochs), "target": 0.5, "format": stored.FORMAT}
-  (folder / "config.json").write_text(dump_json(config))
-  (folder / "classes.json").write_text(dump_json(list(names)))
-  random = np.random.default_rng(seed)
-  rows = [
-    {
-      "epoch": epoch,
-      "step": 10 * epoch,
-      "examples": 1000 * epoch,
-      "world": 1,
-      "batch_size": 100,
-      "image_size": 8 * (1 + epoch // 3),
-      "learning_rate": peak / epoch,
-      "momentum": 0.9,
-      "images_per_second": 900.0,
-      "data_wait": 0.0,
-      "train_loss": 2 / epoch,
-      "eval_loss": 2.1 / epoch,
-      "train_top1": 0.2 * epoch,
-      "eval_top1": 0.2 * epoch + 0.01 * random.random() + peak / 100,
-      "train_seconds": 2.0 * epoch,
-      "dawn_seconds": 1.9 * epoch,
-    }
-    for epoch in range(1, epochs + 1)
-  ]
-  (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in rows))
-  if not finished:
-    return folder
-  label = random.integers(0, len(names), images).astype(np.int32)
-  right = random.permutation(images) < round(rows[-1]["eval_top1"] * images)
-  predicted = np.where(right, label, (label + 1) % len(names)).astype(np.int32)
-  number = random.random(images).astype(np.float32)
-  index = np.arange(images, dtype=np.int32)
-  paths = tuple(f"val/{EVIL}/{i}\n.jpg" for i in range(images))
-  found = Predictions(40, index, label, predicted, number, 3 * number, paths)
-  write_predictions(folder / "predictions.npz", found)
-  rows_shown = choose(found, 24)
-  write_thumbnails(
-    folder / FILE,
-    Thumbnails(
-      step=40,
-      eval_index=index[rows_shown],
-      eval_image=random.integers(0, 255, (len(rows_shown), 64, 64, 3), np.uint8),
-      train_image=random.integers(0, 255, (4, 64, 64, 3), np.uint8),
-      train_label=np.arange(4, dtype=np.int32),
-      train_partner=np.zeros(4, np.int32),
-      train_share=np.full(4, 0.25, np.float32),
-      filters=random.integers(0, 255, (16, 3, 3, 3), np.uint8),
-    ),
-  )
-  result = {
-    "config": config,
-    "evaluated_on": "test",
-    "evaluated_weights": "live",
-    "top1": rows[-1]["eval_top1"],
-    "top5": None,
-    "seconds": {
-      "train": 8.0,
-      "dawn": 7.6,
-      "process": 20.0,
-      "compile": {"wall": 3.0, "cold": None, "cached": 3.0},
-      "to_target": 5.7,
-    },
-    "device": EVIL,
-    "versions": {"jax": EVIL},
-    "seed": seed,
-    "commit": None,
-    "command": f"train '{EVIL}'",
-  }
-  (folder / "result.json").write_text(dump_json(result))
-  return folder
-
-
-class Parsed(html.parser.HTMLParser):
-  """The elements of a page: balanced, with their attributes."""
-
-  VOID = {"meta", "img", "input", "br"}
-
-  def __init__(self, text):
-    super().__init__()
-    self.open, self.elements, self.text = [], [], []
-    self.feed(text)
-    assert self.open == []
-    # No element became text.
-    assert not re.search("</?(div|p|t[dhr]|h[1-6]|svg|figure|span|i|b)[ >]", "".join(self.text))
-
-  def handle_starttag(self, tag, attrs):
-    self.elements.append((tag, dict(attrs)))
-    if tag not in self.VOID:
-      self.open.append(tag)
-
-  def handle_startendtag(self, tag, attrs):
-    self.elements.append((tag, dict(attrs)))
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    self.text.append(data.replace("\xa0", " "))
-
-  def of(self, tag):
-    return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")
@@ -244,19 +119,6 @@ def test_a_run_counts_once_and_an_accuracy_of_zero_counts(tmp_path):
   (other / "predictions.npz").unlink()
   (group,) = groups_of(read_all([folder, other]))
   assert group.finished == group.values and 0.0 in group.finished
-
-
-def test_a_narrow_band_has_a_short_label():
-  bands = [Band(0, 20, "64 px, batch 8"), Band(20, 100, "96 px, batch 8"), Band(100, 101, "q, b")]
-  chart = line_chart("a", [Line("b", [0, 101], [1, 2])], x_label="s", show=str, bands=bands)
-  assert ">64 px<" in chart and ">96 px, batch 8<" in chart and ">q" not in chart
-
-
-def test_intervals_hold_what_is_possible_only():
-  line = Line("b", [1, 2], [0.1, 0.9], low=[-0.4, 0.5], high=[0.6, 1.3])
-  chart = line_chart("a", [line], x_label="epochs", show=lambda y: f"{y:.1f}", ceiling=1.0)
-  shown = [float(y) for y in re.findall(r">(-?[0-9]\.[0-9])</text>", chart)]
-  assert min(shown) == 0 and max(shown) == 1
 
 
 def test_a_run_without_result_or_epochs(tmp_path):
@@ -355,14 +217,15 @@ def test_images_are_shown_under_their_title_whatever_their_number(most, right):
     40, index[rows], images, one, column, column, np.zeros(1, np.float32), one
   )
   run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, thumbnails, False)
-  shown = draw_images(Group("a", {}, (run,), "top1"))
-  shown = shown.partition("What augmentation")[0]
-  highest, _, correct = shown.partition("Correct, drawn")
-  assert shown.count("<figure") == len(rows)
-  assert correct.count("<figure") >= len(rows) - most and "card wrong" not in correct
-  assert highest.count("card wrong") == np.sum(predicted[rows] != label[rows])
+  shown = {
+    title: pictures for title, _, pictures in draw_images(Group("a", {}, (run,), "top1")).parts
+  }
+  highest, correct = shown["Highest loss"], shown.get("Correct, drawn at random", [])
+  assert len(highest) + len(correct) == len(rows) and len(correct) >= len(rows) - most
+  assert not any(each.guess for each in correct)
+  assert sum(bool(each.guess) for each in highest) == np.sum(predicted[rows] != label[rows])
   if right in (0, 200):
-    assert highest.count("<figure") == most
+    assert len(highest) == most
 
 
 def test_mistakes_are_sentences(tmp_path):
@@ -464,63 +327,42 @@ def text_of_report(folder, out):
 def test_curves_show_an_interval_from_three_seeds_on(tmp_path, seeds, areas):
   for seed in range(seeds):
     write_run(tmp_path / f"run_{seed:03}", seed=seed)
-  shown = str(curves(groups_of(read_all([tmp_path]))))
-  assert ('class="interval' in shown, "Areas are" in shown) == (areas, areas)
+  shown = curves(groups_of(read_all([tmp_path])))
+  lines = [line for _, _, charts in shown.charts for chart in charts for line in chart.drawn]
+  assert (any(line.low for line in lines), "Areas are" in shown.note) == (areas, areas)
 
 
-def test_ticks_are_round_and_inside():
-  for low, high in ((0, 1), (0.012, 0.013), (-3, 1e6), (99.1, 99.9)):
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 7 and low - 1e-9 <= found[0] and found[-1] <= high * (1 + 1e-9)
+def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
+  folder = write_run(tmp_path / "a", finished=False)
+  config = stored.load(folder / "config.json")
+  plan = make_plan(config)
+  steps, rates = plan.phases[0].steps_per_epoch, plan.table["learning_rate"]
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][:3]
+  for row in rows:
+    row["step"] = steps * row["epoch"]
+    row["learning_rate"] = float(rates[row["step"] - 1])
+  write = (folder / "metrics.jsonl").write_text
+  write("".join(dump_json(row) + "\n" for row in rows))
 
+  def drawn():
+    shown = curves(groups_of([read_run(folder)]))
+    return [
+      chart.drawn[0]
+      for *_, found in shown.charts
+      for chart in found
+      if chart.title == "Learning rate"
+    ]
 
-def axis_of(chart):
-  """The numbers at the y axis of a chart whose y are shown with two decimals."""
-  return [float(y) for y in re.findall(r">(-?[0-9]+\.[0-9]{2})</text>", chart)]
-
-
-def test_an_axis_follows_the_lines_and_its_ends_are_ticks():
-  def chart(*lines, **how):
-    return line_chart("a", lines, x_label="epochs", show=lambda y: f"{y:.2f}", **how)
-
-  high = Line("b", [1, 2, 3], [0.61, 0.86, 0.93], low=[0.05, 0.8, 0.92], high=[1.2, 0.92, 0.94])
-  assert axis_of(chart(high, ceiling=1.0)) == [0.6, 0.7, 0.8, 0.9, 1.0]
-  # The interval is cut off where the axis ends.
-  outline = re.search('d="M(.*?)Z"', chart(high, ceiling=1.0))[1]
-  assert max(float(point.split(",")[1]) for point in outline.split()) == HEIGHT - 34
-  first = Line("b", [1, 2], [0.1, 0.93])
-  assert axis_of(chart(high, first, ceiling=1.0)) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-  assert axis_of(chart(Line("b", [1, 2], [0.61, 0.62]), level=(0.94, "t")))[0::4] == [0.6, 1.0]
-  assert axis_of(chart(Line("b", [1], [2.0]))) == [1.9, 1.95, 2.0, 2.05, 2.1]
-  assert axis_of(chart(Line("b", [1, 2], [2.0, 2.0 + 4e-16])))[::4] == [1.9, 2.1]
-  assert axis_of(chart(Line("b", [1, 2], [0.0, 0.0]), floor=0.0, least_top=0.01))[0] == 0
-
-
-@pytest.mark.parametrize(
-  "low, high", [(0, 1), (0.012, 0.013), (-3, 1e6), (99.1, 99.9), (1, 1.0001)]
-)
-def test_a_range_is_rounded_out_to_its_ticks(low, high):
-  outer = rounded_out(low, high)
-  found = ticks(*outer)
-  assert outer[0] <= low < high <= outer[1]
-  assert (found[0], found[-1]) == pytest.approx(outer)
-  assert outer[1] - outer[0] < 2 * (high - low)
-
-
-def test_no_narrow_range_hangs_a_chart():
-  draw = random.Random(0)
-  for _ in range(3000):
-    low = draw.uniform(-1, 1) * 10 ** draw.uniform(-12, 12)
-    high = low + abs(low) * 10 ** draw.uniform(-17, 0)
-    axes = _axes([Line("", [0.0, 1.0], [low, high])], None, None, -math.inf)
-    assert axes.y[0] <= low <= high <= axes.y[1] and 2 <= len(ticks(*axes.y)) <= 7
-
-
-def test_a_long_line_is_thinned_and_keeps_its_end():
-  x = list(range(10_000))
-  chart = line_chart("a", [Line("b", x, x)], x_label="epochs", show=str)
-  points = json.loads(html.unescape(re.search('data-chart="(.*?)"', chart)[1]))["series"][0]
-  assert len(points["x"]) <= 240 and points["y"][-1] == "9999"
+  over_epochs, over_seconds = drawn()
+  assert over_epochs.y == [rates[round(x * steps) - 1] for x in over_epochs.x]
+  assert len(over_epochs.x) == min(3 * steps, 240) and over_epochs.x[-1] == 3.0
+  assert over_seconds.y == over_epochs.y and over_seconds.x == pytest.approx(
+    [2.0 * x for x in over_epochs.x]
+  )
+  # Rows with other rates than the plan's, as of a schedule of one's own, are right.
+  rows[-1]["learning_rate"] *= 2
+  write("".join(dump_json(row) + "\n" for row in rows))
+  assert len(drawn()[0].x) == 3
 
 
 def test_small_images_are_means_and_filters_those_over_three_channels():
@@ -538,30 +380,3 @@ def test_small_images_are_means_and_filters_those_over_three_channels():
   patch[(4 * 1 + 2) * 3 + 0, 4] = 2
   vit = filters_of({"params": {"patch": {"kernel": patch}}, "other": {"kernel": np.ones((48, 5))}})
   assert vit.shape == (5, 4, 4, 3) and np.argwhere(vit == 255).tolist() == [[4, 1, 2, 0]]
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page is not loaded in a browser")
-def test_a_browser_runs_the_script_without_errors(one, tmp_path):
-  """The script reports in the title what it drew; any error or blocked load is logged."""
-  text = one[1].read_text()
-  probe = """<script>
-    const chart = document.querySelector('svg[data-chart]');
-    const box = chart.getBoundingClientRect();
-    chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2}));
-    const bare = [...document.querySelectorAll('svg, img')].filter(
-      (each) => !(each.getAttribute('aria-label') || each.alt));
-    document.title = `probe ${document.querySelectorAll('script').length} ${bare.length} ` +
-      document.querySelector('.tip').textContent.replaceAll('\\n', ' | ');
-  </script></body>"""
-  path = pathlib.Path(tmp_path / "probe.html")
-  path.write_text(text.replace("</body>", probe))
-  flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-  profile = f"--user-data-dir={tmp_path / 'profile'}"
-  words = [CHROMIUM, *flags, profile, path.as_uri()]
-  done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-  assert "CONSOLE" not in done.stderr, done.stderr
-  title = re.search("<title>(probe.*?)</title>", done.stdout)[1]
-  assert title.startswith("probe 2 0 ") and "epochs" in title and "evaluation" in title

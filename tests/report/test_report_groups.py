@@ -1,25 +1,15 @@
 """What tells the groups of a report apart, and what may not be compared."""
 
-import datetime
 import json
 import re
 
 import numpy as np
+from made_runs import change, text_of, write_run
 from recipes import get_config
-from test_report import Parsed, write_run
-from test_report_inputs import change
 
 from jaxspeed.report.command import read_all
 from jaxspeed.report.data import groups_of
 from jaxspeed.report.evaluated import image_sets
-from jaxspeed.report.page import page
-
-NOW = datetime.datetime(2026, 1, 1)
-
-
-def text_of(groups):
-  """The text of a report's page."""
-  return "".join(Parsed(page(groups, now=NOW)).text)
 
 
 def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_path):

@@ -3,10 +3,11 @@
 import io
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import jaxtyped
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import read_bytes, write_atomically
@@ -29,8 +30,8 @@ def write_arrays(
 
 def read_arrays(
   path: pathlib.Path,
-  names: Iterable[str],
-  parse: Callable[[int, dict[str, np.ndarray]], _Parsed],
+  types: Mapping[str, Any],
+  parse: Callable[..., _Parsed],
   *,
   most_bytes: int,
   advice: str,
@@ -39,8 +40,8 @@ def read_arrays(
 
   Args:
     path: the file.
-    names: the arrays that it must have.
-    parse: takes the step and the arrays by name; raises a ValueError if they are not right.
+    types: the jaxtyping type of each array that it must have; axes of one name have one size.
+    parse: takes the step, and the arrays by name; raises a ValueError if they are not right.
     most_bytes: the most that all arrays may take once they are unpacked.
     advice: what to do about a damaged file, as the end of a sentence.
 
@@ -48,7 +49,12 @@ def read_arrays(
     UserError: the file cannot be read, is damaged, or holds something else.
   """
   try:
-    return parse(*_unpacked(read_bytes(path), names, most_bytes))
+    step, arrays = _unpacked(read_bytes(path), types, most_bytes)
+    with jaxtyped("context"):
+      for name, array in arrays.items():
+        if not isinstance(array, types[name]):
+          raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
+    return parse(step, **arrays)
   except FileNotFoundError:
     return None
   # NumPy and zipfile raise errors of many kinds on damage.
@@ -58,7 +64,7 @@ def read_arrays(
 
 
 def _unpacked(
-  content: bytes, names: Iterable[str], most_bytes: int
+  content: bytes, names: Mapping[str, Any], most_bytes: int
 ) -> tuple[int, dict[str, np.ndarray]]:
   """The step and the arrays in the bytes of a file; raises an exception of any kind on damage."""
   stream = io.BytesIO(content)
@@ -73,3 +79,9 @@ def _unpacked(
   if step < 1:
     raise ValueError(f"its step is {step}")
   return int(step), arrays
+
+
+def require(name: str, right: Any) -> None:
+  """Raises a ValueError unless all of `right` are true: the values of an array are possible."""
+  if not np.all(right):
+    raise ValueError(f"{name} has values that no run gives")

@@ -1,0 +1,91 @@
+"""The events of a run as lines: to be read, or as JSON.
+
+header    fields by name, all texts
+note      {"text"}
+epoch     the row of metrics.jsonl
+progress  {"epoch", "epochs", "step", "steps", "loss", "images_per_second", "seconds_left"}
+result    the content of result.json; "finished_in" is the folder of a run that an earlier start
+          finished
+"""
+
+import datetime
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from jaxspeed.errors import printable
+from jaxspeed.files import dump_json, to_json
+from jaxspeed.records.result_lines import format_result
+from jaxspeed.records.rows import (
+  COLUMNS,
+  columns_within,
+  epoch_titles,
+  format_epoch,
+  format_missing,
+)
+
+Event = Literal["header", "note", "epoch", "progress", "result"]
+
+
+class JsonFormat:
+  """Each event as an object of JSON on a line, whose "event" says what it is."""
+
+  def lines(self, event: Event, content: Mapping[str, Any]) -> Iterator[str]:
+    yield dump_json({"event": event} | to_json(content))
+
+
+class TextFormat:
+  """Lines to be read: aligned fields, and rows in fixed columns below their titles.
+
+  Args:
+    width: the characters of a terminal, at which a header is broken and columns are left out;
+      None: none, as in a file.
+  """
+
+  def __init__(self, width: int | None) -> None:
+    self._width = width
+    self._columns = COLUMNS if width is None else columns_within(width)
+    self.begin()
+
+  def begin(self, evaluated: str = "") -> None:
+    """Begins a table of rows: of the evaluations of these weights."""
+    self._evaluated, self._has_titles = evaluated, False
+
+  def lines(self, event: Event, content: Mapping[str, Any]) -> Iterator[str]:
+    yield from map(printable, getattr(self, f"_{event}")(content))
+
+  def _note(self, content: Mapping[str, Any]) -> Iterator[str]:
+    yield content["text"]
+
+  def _header(self, fields: Mapping[str, str]) -> Iterator[str]:
+    margin = max(map(len, fields), default=0)
+    for name, value in fields.items():
+      lines = [value]
+      if self._width is not None:
+        room = max(self._width - margin - 2, 20)
+        # Neither paths nor words with hyphens are broken: they are copied from a terminal.
+        how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+        lines = textwrap.wrap(printable(value), room, **how) or [""]
+      for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
+        yield f"{first:<{margin}}  {line}"
+
+  def _epoch(self, row: Mapping[str, Any]) -> Iterator[str]:
+    if not self._has_titles:
+      yield from epoch_titles(self._evaluated, self._columns)
+    self._has_titles = True
+    yield format_epoch(row, self._columns)
+    if missing := format_missing(row):
+      yield missing
+
+  def _progress(self, now: Mapping[str, Any]) -> Iterator[str]:
+    left = now["seconds_left"]
+    time_left = "-" if left is None else str(datetime.timedelta(seconds=round(left)))
+    yield (
+      f"epoch {now['epoch']}/{now['epochs']:g}  step {now['step']}/{now['steps']}  "
+      f"loss {now['loss']:.4f}  {now['images_per_second']:,.0f} img/s  {time_left} left"
+    )
+
+  def _result(self, result: Mapping[str, Any]) -> Iterator[str]:
+    if "finished_in" in result:
+      yield f"{result['finished_in']} holds this run, already finished:"
+    yield from format_result(result)

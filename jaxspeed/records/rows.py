@@ -1,0 +1,223 @@
+"""The row of an epoch: its fields, each with its column on the screen and its tag in TensorBoard.
+
+A new field of `Row` is stored, checked, printed and logged from its one declaration here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
+from pydantic import Field
+
+from jaxspeed.records.result_lines import format_figure
+
+
+class Column(NamedTuple):
+  """A column on the screen: title, width in characters, format, and when narrow terminals drop it.
+
+  Those with the lowest `dropped` go first; the others, and those with 0, stay.
+  """
+
+  title: str
+  width: int
+  format: str
+  dropped: int = 0
+
+
+class Tag(NamedTuple):
+  """A tag in TensorBoard, and the factor from the row's unit to the tag's."""
+
+  name: str
+  factor: float = 1
+
+
+# Of larger numbers, squares and differences are not finite.
+_Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
+_Positive = Annotated[float, Field(ge=0, le=1e100)]
+_Pace = Annotated[float, Field(gt=0, le=1e100)]
+_Share = Annotated[float, Field(ge=0, le=1 + 1e-6)]  # a weighted mean of ones may round up
+_Count = Annotated[int, Field(ge=1)]
+
+
+class Row(pydantic.BaseModel):
+  """A line of metrics.jsonl; a metric of the user's own is one more key.
+
+  Accuracies are fractions, times seconds. `step`, `examples` and the seconds count since the start
+  of the run; paces are means over the epoch's training.
+
+  The tags, their units and the x axis (examples seen) are imagenet18's, to compare with its
+  published event files (cybertronai/imagenet18_old, training/logger.py): accuracies in percent,
+  steps in milliseconds. Here a value belongs to an epoch, not to a step, and epochs count from 1.
+  """
+
+  model_config = pydantic.ConfigDict(extra="allow")
+
+  # From 1; fractional if training ends inside one.
+  epoch: Annotated[_Positive, Column("epoch", 5, ".4g"), Tag("epoch")]
+  step: _Count
+  examples: _Count
+  world: Annotated[_Count, Tag("sizes/world")]  # devices
+  dawn_seconds: Annotated[_Positive, Tag("times/dawn_seconds")]
+  # Learning rate and momentum are those of the last step.
+  learning_rate: Annotated[_Figure | None, Column("lr", 8, ".3g", 5), Tag("sizes/lr")] = None
+  momentum: Annotated[_Figure | None, Tag("sizes/momentum")] = None
+  image_size: Annotated[_Count | None, Column("px", 4, ".0f", 1), Tag("sizes/image")] = None
+  batch_size: Annotated[_Count | None, Column("batch", 5, ".0f", 2), Tag("sizes/batch_total")] = (
+    None
+  )
+  train_loss: Annotated[_Figure | None, Column("train loss", 10, ".4f"), Tag("losses/xent")] = None
+  train_top1: Annotated[
+    _Share | None, Column("train top1", 10, ".2%", 3), Tag("losses/train_1", 100)
+  ] = None
+  train_top5: Annotated[_Share | None, Tag("losses/train_5", 100)] = None
+  eval_loss: Annotated[
+    _Figure | None, Column("eval loss", 9, ".4f", 4), Tag("losses/test_xent")
+  ] = None
+  eval_top1: Annotated[_Share | None, Column("eval top1", 9, ".2%"), Tag("losses/test_1", 100)] = (
+    None
+  )
+  eval_top5: Annotated[_Share | None, Column("eval top5", 9, ".2%"), Tag("losses/test_5", 100)] = (
+    None
+  )
+  # As in `class_figures.summary`.
+  eval_macro_top1: Annotated[_Share | None, Tag("losses/test_macro_1", 100)] = None
+  eval_ece: Annotated[_Share | None, Tag("losses/test_ece")] = None
+  eval_seconds: Annotated[_Positive | None, Tag("times/eval_sec")] = None
+  # Images in the accuracies, and images left out; images replaced by others in the run so far.
+  eval_images: int | None = None
+  eval_images_skipped: int | None = None
+  train_images_broken: int | None = None
+  skipped_steps: Annotated[int, Tag("losses/skipped_steps")] = 0  # of float16, in the run so far
+  # None for an epoch that an earlier process finished.
+  images_per_second: Annotated[
+    _Pace | None, Column("img/s", 7, ".0f"), Tag("times/images_per_sec")
+  ] = None
+  images_per_second_per_device: Annotated[_Positive | None, Tag("times/1gpu_images_per_sec")] = None
+  step_seconds: Annotated[_Positive | None, Tag("times/step", 1000)] = None
+  # The share of the training time in which the devices waited for a batch.
+  data_wait: Annotated[_Positive, Tag("times/data_wait")] = 0.0
+  train_seconds: Annotated[
+    _Positive | None, Column("total train s", 13, ".2f"), Tag("times/train_seconds")
+  ] = None
+  memory_gb: Annotated[_Positive | None, Tag("memory/max_allocated_gb")] = None  # peak of a device
+  net_recv_gbit: Annotated[_Figure | None, Tag("net/recv_gbit")] = None
+  net_transmit_gbit: Annotated[_Figure | None, Tag("net/transmit_gbit")] = None
+
+
+def _declared(kind: type) -> dict[str, Any]:
+  """The fields of `Row` with a piece of metadata of a kind, in their order."""
+  found = {
+    name: next((each for each in field.metadata if isinstance(each, kind)), None)
+    for name, field in Row.model_fields.items()
+  }
+  return {name: each for name, each in found.items() if each is not None}
+
+
+COLUMNS: dict[str, Column] = _declared(Column)  # 99 characters in all
+TAGS: dict[str, Tag] = _declared(Tag)
+
+
+def columns_within(width: int) -> dict[str, Column]:
+  """The columns that fit so many characters; those that are never left out may take more."""
+  columns = dict(COLUMNS)
+  for name in sorted((name for name in columns if columns[name].dropped), key=_dropped):
+    if len(_titles(columns)) <= width:
+      break
+    del columns[name]
+  return columns
+
+
+def _dropped(name: str) -> int:
+  return COLUMNS[name].dropped
+
+
+def epoch_titles(evaluated: str = "", columns: Mapping[str, Column] = COLUMNS) -> tuple[str, str]:
+  """The two title lines above the rows of `format_epoch`, which name the evaluated weights."""
+  titles = _titles(columns)
+  evaluation = f"evaluation: {evaluated}" if evaluated else "evaluation"
+  # Each group's name ends where its last column does.
+  training = titles.index("eval") - 1
+  end = titles.index("eval top5") + len("eval top5")
+  return f"{'training':>{training}}{evaluation:>{end - training}}", titles
+
+
+def _titles(columns: Mapping[str, Column]) -> str:
+  return " ".join(column.title.rjust(column.width) for column in columns.values())
+
+
+def format_epoch(row: Mapping[str, Any], columns: Mapping[str, Column] = COLUMNS) -> str:
+  """An epoch's row in fixed columns, with "-" for missing values; accuracies as percent."""
+  cells = []
+  for name, column in columns.items():
+    whole = name == "epoch" and float(row["epoch"]).is_integer()
+    cell = format_figure(row.get(name), "g" if whole else column.format)
+    cells.append(cell.rjust(column.width))
+  return " ".join(cells)
+
+
+def format_missing(row: Mapping[str, Any]) -> str:
+  """A line on the broken images of an epoch's row, to stand below it; '' if there are none."""
+  parts = []
+  if skipped := row.get("eval_images_skipped"):
+    parts.append(f"{skipped:,} of {row['eval_images'] + skipped:,} evaluation images skipped")
+  if broken := row.get("train_images_broken"):
+    parts.append(f"{broken:,} training image{'s' * (broken > 1)} replaced")
+  return f"      ({', '.join(parts)})" if parts else ""
+
+
+def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
+  """The values of a row by their tags, in the tags' units."""
+  found = {
+    tag.name: tag.factor * row[name] for name, tag in TAGS.items() if row.get(name) is not None
+  }
+  if row.get("data_wait") is not None and row.get("step_seconds") is not None:
+    found["times/data"] = 1000 * row["data_wait"] * row["step_seconds"]
+  if row.get("batch_size") is not None:
+    found["sizes/batch"] = row["batch_size"] / row["world"]  # of one device
+  return found
+
+
+def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
+  """The means of images_per_second, images_per_second_per_device and data_wait over epochs.
+
+  Args:
+    rows: consecutive rows; one without a pace, of an epoch that an earlier process finished, is
+      skipped. The means are empty if no row has a pace.
+    examples: the number of images seen before the first row.
+  """
+  images = seconds = device_seconds = waited = 0.0
+  for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
+    if row.get("images_per_second"):
+      # An epoch in which the run resumed was timed in part: its pace counts for all of it.
+      took = (row["examples"] - before) / row["images_per_second"]
+      images += row["examples"] - before
+      seconds += took
+      device_seconds += took * row["world"]
+      waited += took * row["data_wait"]
+  if not seconds:
+    return {}
+  return {
+    "images_per_second": images / seconds,
+    "images_per_second_per_device": images / device_seconds,
+    "data_wait": waited / seconds,
+  }
+
+
+def format_phase(
+  number: int, row: Mapping[str, Any], pace: Mapping[str, float], *, epochs: int | float
+) -> str:
+  """A line on a phase of training.
+
+  Args:
+    number: the phase's number, from 1.
+    row: the row of its last epoch.
+    pace: the mean pace of its epochs (`mean_pace`).
+    epochs: the number of its epochs so far; may be fractional.
+  """
+  return (
+    f"phase {number}: {row['image_size']} px, batch {row['batch_size']:,}: "
+    f"{epochs:.3g} {'epoch' if epochs == 1 else 'epochs'}, "
+    f"{pace['images_per_second']:,.0f} images/s, "
+    f"{pace['images_per_second_per_device']:,.0f} per device, "
+    f"waited for input {pace['data_wait']:.1%} of the time"
+  )

@@ -1,0 +1,42 @@
+"""The learning rates of a run's steps, within its epochs and with their warm-up."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspeed.config import stored
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Plan
+from jaxspeed.run.folder import CONFIG
+
+# Steps whose learning rate is drawn.
+_MOST = 240
+
+
+def rates_of(
+  folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[float, float], ...]:
+  """Epochs and learning rates of some steps of a run's plan, if the plan has the rates of its rows.
+
+  It has not with a schedule of the user's own, or by another version's rules.
+  """
+  try:
+    plan = make_plan(stored.load(folder / CONFIG))
+    rates = plan.table["learning_rate"]
+    ends = [(row["step"], row["learning_rate"]) for row in rows if "learning_rate" in row]
+    if not ends or not all(math.isclose(rates[step - 1], rate) for step, rate in ends):
+      return ()
+  except (UserError, IndexError, TypeError):
+    return ()
+  steps = np.unique(np.linspace(1, ends[-1][0], _MOST, dtype=int))
+  return tuple((_epochs(plan, int(step)), float(rates[step - 1])) for step in steps)
+
+
+def _epochs(plan: Plan, step: int) -> float:
+  """The epochs done after a step."""
+  epoch, place = plan.epoch_of(step - 1)
+  return epoch + (place + 1) / plan.phase_of(step - 1).steps_per_epoch

@@ -1,0 +1,146 @@
+"""TensorBoard's event files, read record by record."""
+
+import struct
+import time
+
+import pytest
+from test_records import epoch_row, write_epochs
+
+from jaxspeed.records import loggers
+from jaxspeed.records.console import Screen, silent_console
+from jaxspeed.records.rows import TAGS
+from jaxspeed.records.tensorboard import TensorBoardLogger
+from jaxspeed.records.writer import open_records
+
+
+def read_events(workdir):
+  """Every event of every file in TensorBoard's order, read record by record."""
+  event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+  for path in sorted((workdir / "tensorboard").iterdir()):
+    data = path.read_bytes()
+    while data:
+      # TFRecord: length (8 bytes), its checksum (4), the event, its checksum (4).
+      (length,) = struct.unpack("<Q", data[:8])
+      yield event_pb2.Event.FromString(data[12 : 12 + length])
+      data = data[12 + length + 4 :]
+
+
+def scalars(workdir):
+  """tag -> {x: value}, without what a later process has purged, as TensorBoard shows it."""
+  shown = {}
+  for event in read_events(workdir):
+    if event.HasField("session_log"):
+      for points in shown.values():
+        for x in [x for x in points if x >= event.step]:
+          del points[x]
+    for value in event.summary.value:
+      shown.setdefault(value.tag, {})[event.step] = value.simple_value
+  return shown
+
+
+def write(workdir, rows, resume_step=None):
+  write_epochs(workdir, rows, resume_step, loggers=[TensorBoardLogger()])
+
+
+# What imagenet18's training/logger.py and training/train_imagenet_nv.py write, but for the caches
+# of PyTorch's allocator; and, below, what it does not have.
+SHOWN = {
+  "sizes/world": 4,
+  "sizes/batch": 25,  # of one device
+  "sizes/batch_total": 100,
+  "sizes/image": 32,
+  "sizes/lr": 0.5,
+  "sizes/momentum": 0.875,
+  "losses/xent": 1.0,
+  "losses/train_1": 50.0,  # percent; metrics.jsonl keeps fractions
+  "losses/train_5": 75.0,
+  "losses/test_1": 50.0,
+  "losses/test_5": 75.0,
+  "times/step": 250,  # milliseconds, a quarter of which is waited for
+  "times/data": 62.5,
+  "times/1gpu_images_per_sec": 1250,
+  "times/eval_sec": 3.5,
+  "net/recv_gbit": 0.5,
+  "net/transmit_gbit": 0.25,
+  "memory/max_allocated_gb": 6.5,
+  "epoch": 2,
+  "losses/test_xent": 1.5,
+  "losses/test_macro_1": 25.0,
+  "losses/test_ece": 0.125,
+  "losses/skipped_steps": 4,
+  "times/images_per_sec": 5000,
+  "times/data_wait": 0.25,
+  "times/train_seconds": 1.0,
+  "times/dawn_seconds": 0.5,
+}
+
+
+def test_each_scalar_stands_over_the_examples_seen(tmp_path):
+  figures = dict(loss=1.5, top1=0.5, top5=0.75, macro_top1=0.25, ece=0.125, seconds=3.5)
+  more = {f"eval_{name}": value for name, value in figures.items()}
+  more |= dict(skipped_steps=4, memory_gb=6.5, net_recv_gbit=0.5, net_transmit_gbit=0.25)
+  write(tmp_path, [epoch_row(1), epoch_row(2, **more)])
+  shown = scalars(tmp_path)
+  assert {tag: points.get(2000) for tag, points in shown.items()} == SHOWN | {"first": None}
+  assert shown["losses/xent"][1000] == 2.0 and 1000 not in shown["losses/test_1"]
+  assert {tag.name for tag in TAGS.values()} <= set(SHOWN)
+
+
+def test_it_has_the_time_of_each_row_however_late_it_is_written(tmp_path, monkeypatch):
+  now = [1.5e9]
+  monkeypatch.setattr(loggers.time, "time", lambda: now[0])
+  how = dict(screen=Screen(silent_console()), loggers=[TensorBoardLogger()])
+  with open_records(tmp_path, resume_step=None, **how) as records:
+    for epoch in (1, 2):
+      now[0] += 60.0
+      records.epoch(epoch_row(epoch))
+    now[0] += 1000.0
+  times = {
+    (value.tag, event.step): event.wall_time
+    for event in read_events(tmp_path)
+    for value in event.summary.value
+  }
+  assert times["first", 0] == 1.5e9
+  assert times["epoch", 1000] == 1.5e9 + 60.0
+  assert times["losses/xent", 2000] == 1.5e9 + 120.0
+  assert scalars(tmp_path)["first"] == {0: pytest.approx(1.5e9, rel=1e-6)}
+
+
+def test_first_is_the_start_of_the_first_process(tmp_path, monkeypatch):
+  now = [1.5e9]
+  monkeypatch.setattr(loggers.time, "time", lambda: now[0])
+  write(tmp_path, [epoch_row(1)])
+  now[0] += 1e6
+  write(tmp_path, [epoch_row(2)], resume_step=10)
+  assert scalars(tmp_path)["first"] == {0: pytest.approx(1.5e9, rel=1e-6)}
+  assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2}
+
+
+def test_it_hides_what_a_resumed_run_does_again(tmp_path):
+  write(tmp_path, [epoch_row(1), epoch_row(2), epoch_row(3)])
+  # Within one second of the first: neither may overwrite the other's file.
+  write(tmp_path, [epoch_row(2, train_loss=9.0)], resume_step=15)
+  assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+  assert scalars(tmp_path)["losses/xent"] == {1000: 2.0, 2000: 9.0}
+
+
+def test_it_hides_an_earlier_run_when_a_new_one_starts(tmp_path):
+  write(tmp_path, [epoch_row(1), epoch_row(2)])
+  write(tmp_path, [epoch_row(1, train_loss=9.0)])
+  assert scalars(tmp_path)["losses/xent"] == {1000: 9.0}
+
+
+def test_it_waits_in_a_short_run_and_not_in_a_long_one(tmp_path, monkeypatch):
+  how = dict(screen=Screen(silent_console()), loggers=[TensorBoardLogger()])
+  with open_records(tmp_path, resume_step=None, **how) as records:
+    records.epoch(epoch_row(1))
+    assert not (tmp_path / "tensorboard").exists()
+    monkeypatch.setattr(loggers, "SECONDS_BEFORE_IMPORT", -1.0)
+    records.epoch(epoch_row(2))
+    deadline = time.monotonic() + 60
+    # tensorboardX writes from a thread of its own.
+    while scalars(tmp_path).get("epoch") != {1000: 1, 2000: 2} and time.monotonic() < deadline:
+      time.sleep(0.01)
+    assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2}
+    records.epoch(epoch_row(3))
+  assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2, 3000: 3}
