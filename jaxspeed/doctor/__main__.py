@@ -25,8 +25,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.recipe import Published, published
-from jaxspeed.doctor import data, devices, machine, software
+from jaxspeed.doctor import decode, devices, machine, software
 from jaxspeed.doctor.findings import Finding, mend, show
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import dump_json, expanded, to_json
@@ -64,17 +63,11 @@ def _check_folder(name: str, path: str) -> None:
 
 def _streamed(config: ConfigDict) -> str:
   """The folder of images that a recipe streams; "" for archives, CSV files, and data in memory."""
-  path = config.data.path
-  if path and not os.path.exists(expanded(path, "config.data.path")):
-    _check_folder("config.data.path", path)
-  is_folder = path and os.path.isdir(expanded(path, "config.data.path"))
-  return path if is_folder and config.data.feed == "stream" else ""
-
-
-def _published() -> Published:
-  """What is published of the recipe that --config names."""
-  file, colon, variant = str(flags.FLAGS["config"].value).partition(":")
-  return published(file, variant if colon else None)
+  path = expanded(config.data.path, "config.data.path")
+  if not path.exists():
+    _check_folder("config.data.path", config.data.path)
+  streams = config.data.path and path.is_dir() and config.data.feed == "stream"
+  return config.data.path if streams else ""
 
 
 Check = tuple[str, Callable[[], Iterable[Finding]]]
@@ -97,14 +90,14 @@ def checks_of(config: ConfigDict | None, folder: str, notes: dict[str, str]) -> 
   precision = config.precision if config is not None else ""
   yield "devices", lambda: devices.check(probed, precision)
   yield "ceilings", lambda: devices.check_ceilings(probed)
-  decoded = list(data.check(expanded(folder, "--data"))) if folder else []
+  decoded = list(decode.check(expanded(folder, "--data"))) if folder else []
   yield "data", lambda: decoded
   if config is not None and probed.ceilings:
     # Imports JAX, which the process above has shown to work.
     from jaxspeed.doctor import forecast
 
     rate = next((each.facts["images_per_s"] for each in decoded if each.facts), 0.0)
-    yield "recipe", lambda: forecast.check(config, _published(), probed, rate)
+    yield "recipe", lambda: forecast.check(config, probed, rate)
 
 
 def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:

@@ -36,30 +36,23 @@ class Ended:
 
 
 def run(module: str, job: Any, *, seconds: float, **variables: str) -> Ended:
-  """Runs a module with a job as JSON on standard input, and kills it when its time is over.
+  """Runs a module with a job as JSON in its argument, and kills it when its time is over.
 
   Its output goes to nameless files: with pipes, a grandchild that lives on could hold them open.
 
   Args:
     module: its name; it prints a JSON object a line.
-    job: what it reads.
+    job: what it is given.
     seconds: its time.
     variables: of its environment, beside this process's.
   """
   # What is imported here is imported there; nothing is cached, and no memory taken ahead.
   variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
   variables |= {"JAX_ENABLE_COMPILATION_CACHE": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-  with contextlib.ExitStack() as stack:
-    files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-    files[0].write(dump_json(job).encode())
-    files[0].seek(0)
+  words = [sys.executable, "-m", module, dump_json(job)]
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
     process = subprocess.Popen(
-      [sys.executable, "-m", module],
-      stdin=files[0],
-      stdout=files[1],
-      stderr=files[2],
-      start_new_session=True,
-      env=os.environ | variables,
+      words, stdout=out, stderr=error, start_new_session=True, env=os.environ | variables
     )
     code: int | None = None
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -71,11 +64,11 @@ def run(module: str, job: Any, *, seconds: float, **variables: str) -> Ended:
         if code is None:
           process.wait(timeout=0.5)  # longer, and it hangs in the kernel
     texts = []
-    for file in files[1:]:
+    for file in (out, error):
       file.seek(0)
       texts.append(file.read(_MOST_BYTES).decode(errors="replace"))
-    found = []
-    for line in texts[0].splitlines():
-      with contextlib.suppress(ValueError):  # what libraries print
-        found.append(parse_json(line, dict[str, Any]))
-    return Ended(code, found, texts[1])
+  found = []
+  for line in texts[0].splitlines():
+    with contextlib.suppress(ValueError):  # what libraries print
+      found.append(parse_json(line, dict[str, Any]))
+  return Ended(code, found, texts[1])

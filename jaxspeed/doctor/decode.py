@@ -1,12 +1,13 @@
-"""How fast this host decodes images of a data path, measured in a process of its own.
+"""How fast this host decodes images of a data path, and how many GPUs that feeds.
 
-It reads {"path": FOLDER, "side": PIXELS} from standard input and prints one JSON object.
-TensorFlow's import and threads, and images that crash it, stay in here.
+It is measured in a process of its own, in which TensorFlow's import and threads, and images that
+crash it, stay.
 """
 
 import itertools
 import os
 import pathlib
+import shlex
 import struct
 import sys
 import tempfile
@@ -18,13 +19,49 @@ import numpy as np
 
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds, parse_example
+from jaxspeed.doctor import child
+from jaxspeed.doctor.findings import Finding, figure, hint, mend
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, parse_json
+from jaxspeed.scaling.hardware import DEVICES, cluster_of
+from jaxspeed.scaling.predict import compute_s
 
 _IMAGES, _BATCH = 256, 32
 # Batches before the clock starts: the first ones wait for TensorFlow's threads.
 _WARM = 3
 _SECONDS = 1.0
+# Seconds for all of it: TensorFlow's import takes 3 to 8.
+_LIMIT = 30.0
+# The side in pixels of the decoded crops.
+_SIDE = 224
+
+
+def check(root: pathlib.Path) -> Iterator[Finding]:
+  """Decodes a sample of a data path as a run does, for a second; facts: `images_per_s`, ..."""
+  path, quoted = printable(str(root)), shlex.quote(str(root))
+  quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+  job = {"path": str(root.absolute()), "side": _SIDE}
+  ended = child.run("jaxspeed.doctor.decode", job, seconds=_LIMIT, **quiet)
+  if ended.code is None:
+    what = f"{path}: decoding did not end within {_LIMIT:.0f} s, as on a busy machine."
+    yield hint(what, f"python -m jaxspeed.doctor --data={quoted}")
+    return
+  failed: dict[str, Any] = {"problem": f"{path}: decoding failed: {ended.reason}"}
+  row = next(iter(ended.lines), failed)
+  index = f"python -m jaxspeed.prepare index {quoted}"
+  if problem := row.get("problem"):
+    yield mend(problem, "pip install 'jaxspeed[imagenet]'" if "TensorFlow" in problem else index)
+    return
+  kind = max(DEVICES, key=lambda each: DEVICES[each].images_per_s)
+  batch = DEVICES[kind].batch
+  feeds = row["images_per_s"] * compute_s(batch, _SIDE, cluster_of(DEVICES[kind])) / batch
+  yield Finding(
+    f"{path}: {figure(row['images_per_s'])} images/s of {_SIDE} px decoded, which feeds "
+    f"{feeds:.2g} {kind.upper()} with ResNet-50",
+    facts=row | {"gpu": kind, "gpus_fed": feeds},
+  )
+  if row["broken"]:
+    yield mend(f"{row['broken']} of {row['images']} sampled images cannot be decoded.", index)
 
 
 def sample(root: pathlib.Path) -> Iterator[bytes]:
@@ -91,8 +128,8 @@ def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Answers the job on standard input."""
-  job = parse_json(sys.stdin.read(), dict[str, Any])
+  """Answers the job in the argument with one JSON object."""
+  job = parse_json(sys.argv[1], dict[str, Any])
   try:
     found = rate(pathlib.Path(job["path"]), int(job["side"]))
   except (UserError, OSError, ValueError, IndexError) as error:

@@ -109,7 +109,7 @@ def check_ceilings(probed: Probed) -> Iterator[Finding]:
   for each in probed.ceilings:
     sheet = sheet_of(each["kind"])
     figures = ((each["tflops"], "TFLOP/s in " + each["dtype"]), (each["gb_s"], "GB/s of memory"))
-    peaks = (sheet.tflops, sheet.gb_s) if sheet else (0.0, 0.0)
+    peaks = sheet or (0.0, 0.0)
     named = ", ".join(
       f"{figure(value)} {unit}" + (f" ({value / peak:.0%} of the data sheet)" if peak else "")
       for (value, unit), peak in zip(figures, peaks, strict=True)

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config.recipe import Published
 from jaxspeed.doctor.devices import Probed
 from jaxspeed.doctor.findings import Finding, mend
 from jaxspeed.doctor.machine import cpus
-from jaxspeed.doctor.sheets import sheet_of
 from jaxspeed.planning.make import make_plan
-from jaxspeed.records.durations import duration
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.command import describe
 from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S, Cluster, cluster_of
@@ -31,8 +28,7 @@ CPU_SHARE = 0.7
 def cluster_for(probed: Probed) -> tuple[Cluster, str]:
   """This machine as `jaxspeed.scaling` describes one, and what its rate of ResNet-50 rests on."""
   best = probed.ceilings[0]
-  sheet = sheet_of(best["kind"])
-  kind = sheet.kind if sheet and sheet.kind else "a100"
+  kind = next((kind for kind in DEVICES if kind.upper() in best["kind"]), "a100")
   device = DEVICES[kind]
   if best["kind"] == "cpu":
     rate, launch = CPU_SHARE * best["tflops"] * 1e12 / (PASSES * RESNET50), 0.0
@@ -54,14 +50,11 @@ def cluster_for(probed: Probed) -> tuple[Cluster, str]:
   ), words
 
 
-def check(
-  config: ConfigDict, published: Published, probed: Probed, decoded: float
-) -> Iterator[Finding]:
+def check(config: ConfigDict, probed: Probed, decoded: float) -> Iterator[Finding]:
   """The predicted time of a recipe, what it rests on, and its memory.
 
   Args:
     config: the recipe.
-    published: what is published of it.
     probed: the measured devices, one at least.
     decoded: images/s of 224 px that this host decodes; 0: not measured.
   """
@@ -84,9 +77,6 @@ def check(
   yield Finding(f"{config.name} on {lines[0]}", facts=facts | {"needed_gb": max(needed)})
   yield from (Finding(line) for line in lines[1:])
   yield Finding(f"rests on {words}")
-  if published.seconds:
-    seconds = duration(published.seconds, as_published=True)
-    yield Finding(f"published: {seconds} on {published.hardware}")
   if 0 < there < max(needed):
     times = math.ceil(max(needed) / there) * max(1, config.accumulate)
     parts = [phase.batch_size // devices for phase in plan.phases]

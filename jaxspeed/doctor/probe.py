@@ -1,8 +1,8 @@
 """Asks the driver and JAX, and measures the devices; the doctor runs it as a process of its own.
 
 A driver can hang in the kernel, a plugin can crash, XLA ends a process for a flag that it does not
-know: all of that stays in here. It reads {"host_free": BYTES} from standard input,
-and prints a JSON object after each stage: `driver`, `jax`, `ceilings`, then the rest.
+know: all of that stays in here. Its argument is {"host_free": BYTES}; it prints a JSON object after
+each stage: `driver`, `jax`, `ceilings`, then the rest.
 """
 
 import logging
@@ -79,8 +79,8 @@ def find_devices() -> dict[str, Any]:
 
 
 def main() -> None:
-  """Answers the job on standard input."""
-  job = parse_json(sys.stdin.read(), dict[str, Any])
+  """Answers the job in the argument."""
+  job = parse_json(sys.argv[1], dict[str, Any])
   # gloo writes to descriptor 1.
   out = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)

@@ -9,12 +9,13 @@ import numpy as np
 
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
+from jaxspeed.models import make  # noqa: F401  registers the models that a config names
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.run.folder import CONFIG
 
-# Steps whose learning rate is drawn.
-_MOST = 240
+# Steps whose learning rate is drawn; of a run with more steps only the rows are.
+_MOST, _MOST_STEPS = 240, 10_000_000
 
 
 def rates_of(
@@ -25,10 +26,14 @@ def rates_of(
   It has not with a schedule of the user's own, or by another version's rules.
   """
   try:
+    ends = [
+      (row["step"], row["learning_rate"]) for row in rows if row.get("learning_rate") is not None
+    ]
     plan = make_plan(stored.load(folder / CONFIG))
+    if not ends or plan.total_steps > _MOST_STEPS:
+      return ()
     rates = plan.table["learning_rate"]
-    ends = [(row["step"], row["learning_rate"]) for row in rows if "learning_rate" in row]
-    if not ends or not all(math.isclose(rates[step - 1], rate) for step, rate in ends):
+    if not all(math.isclose(rates[step - 1], rate, abs_tol=1e-12) for step, rate in ends):
       return ()
   except (UserError, IndexError, TypeError):
     return ()

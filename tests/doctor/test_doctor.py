@@ -146,7 +146,7 @@ def test_a_runtime_that_raises_or_dies_is_a_finding(tmp_path, plugin, variables,
 def test_a_runtime_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
   (tmp_path / "hangs.py").write_text(
     "import subprocess, sys, time\n"
-    "print(sys.stdin.read(), flush=True)\n"
+    "print(sys.argv[1], flush=True)\n"
     "print('noise', flush=True)\n"
     "subprocess.Popen(['sleep', '60'])\n"
     "time.sleep(60)\n"

@@ -1,3 +1,5 @@
+"""The clock of a run, with a time that passes only when told to."""
+
 import pathlib
 import subprocess
 import sys
@@ -50,48 +52,49 @@ EACH_ONCE = {
 }
 
 
-def test_each_rule_counts_exactly_its_intervals(fake):
-  clock = Clock(now=fake)
-  spend(clock, fake, **EACH_ONCE)
-  assert clock.train_seconds == 1.0 + 2.0 + 8.0
-  assert clock.dawn_seconds == 1.0 + 2.0
-  assert clock.process_seconds == 7.0 + 1023.0
+def test_each_rule_counts_exactly_its_intervals_and_those_of_the_processes_before(fake):
+  first = Clock(now=fake)
+  spend(first, fake, **EACH_ONCE)
+  assert first.train_seconds == 1.0 + 2.0 + 8.0
+  assert first.dawn_seconds == 1.0 + 2.0
+  assert first.process_seconds == 7.0 + 1023.0
+  first.add("compile_cold", 5.0)
+  state = first.state()
+  nothing = dict.fromkeys(("compile_cached", "others", "devices", "model", "tracing"), 0.0)
+  assert state == EACH_ONCE | nothing | {"compile_cold": 5.0, "process": 7.0 + 1023.0}
+
+  second = Clock(now=fake)
+  spend(second, fake, load=10.0)
+  second.restore(state)
+  spend(second, fake, train=20.0)
+  fake.sleep(50.0)  # what no interval measures
+  assert second.train_seconds == (1.0 + 2.0 + 8.0) + 20.0
+  assert second.dawn_seconds == (1.0 + 2.0) + 20.0
+  assert second.process_seconds == (7.0 + 1023.0) + (7.0 + 10.0 + 20.0 + 50.0)
+  assert second.state()["load"] == 128.0 + 10.0
+  assert second.summary()["compile"]["cold"] == 5.0
 
 
-def test_intervals_of_one_name_add_up_and_time_between_them_does_not_count(fake):
-  clock = Clock(now=fake)
-  spend(clock, fake, train=1.5)
-  fake.sleep(50.0)
-  spend(clock, fake, train=2.5)
-  assert clock.train_seconds == clock.dawn_seconds == 1.5 + 2.5
-  assert clock.process_seconds == 7.0 + 1.5 + 50.0 + 2.5
-
-
-def test_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake, monkeypatch):
-  monkeypatch.setattr(clock_lib, "process_age", lambda: 5.0)
+def test_a_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fake):
   clock = Clock(now=fake)
   clock.restore({"load": 100.0, "init": 3.0})
   spend(clock, fake, load=1.5, others=0.5, restore=2.0, init=0.04)
   assert clock.starting() == (
-    "9.0 s after the process began: python and imports 5.0, load 1.5, others 0.5, restore 2.0"
+    "11.0 s after the process began: python and imports 7.0, load 1.5, others 0.5, restore 2.0"
   )
   spend(clock, fake, devices=0.5, model=0.25, compile=2.0)
   clock.add("tracing", 1.5)
   fake.sleep(0.75)
   assert clock.starting() == (
-    "12.5 s after the process began: python and imports 5.0, devices 0.5, load 1.5, model 0.2, "
+    "14.5 s after the process began: python and imports 7.0, devices 0.5, load 1.5, model 0.2, "
     "compile 2.0 (tracing 1.5 in its threads), others 0.5, restore 2.0, the rest 0.8"
   )
-
-
-def test_a_later_run_of_a_process_begins_its_own_clock(fake, monkeypatch):
-  monkeypatch.setattr(clock_lib, "process_age", lambda: 90.0)
-  clock = Clock(now=fake, later=True)
-  assert clock.starting() == "0.0 s after this run began"
-  spend(clock, fake, init=0.25)
+  later = Clock(now=fake, later=True)
+  assert later.starting() == "0.0 s after this run began"
+  spend(later, fake, init=0.25)
   fake.sleep(0.5)
-  assert clock.starting() == "0.8 s after this run began: init 0.2, the rest 0.5"
-  assert clock.process_seconds == 0.75
+  assert later.starting() == "0.8 s after this run began: init 0.2, the rest 0.5"
+  assert later.process_seconds == 0.75
 
 
 def test_the_last_evaluation_counts_once_it_is_known_to_be_the_last(fake):
@@ -100,14 +103,13 @@ def test_the_last_evaluation_counts_once_it_is_known_to_be_the_last(fake):
   spend(clock, fake, validate=8.0)
   assert clock.train_seconds == 2.0
   clock.rename_last("final_validate")
-  assert clock.train_seconds == 2.0 + 8.0
-  assert clock.dawn_seconds == 2.0
+  assert (clock.train_seconds, clock.dawn_seconds) == (2.0 + 8.0, 2.0)
   assert clock.state()["validate"] == 4.0
 
 
-def test_second_interval_while_one_runs_is_an_error_and_the_first_goes_on(fake):
+def test_a_second_interval_is_an_error_and_one_ends_where_its_block_raises(fake):
   clock = Clock(now=fake)
-  with clock.measure("train"):
+  with pytest.raises(KeyError), clock.measure("train"):
     fake.sleep(1.0)
     with (
       pytest.raises(RuntimeError, match="'validate' while it measures 'train'"),
@@ -115,25 +117,15 @@ def test_second_interval_while_one_runs_is_an_error_and_the_first_goes_on(fake):
     ):
       raise AssertionError("the block must not run")
     fake.sleep(1.0)
-  assert clock.state()["train"] == 1.0 + 1.0
-  assert clock.state()["validate"] == 0.0
-
-
-def test_interval_ends_when_its_block_raises(fake):
-  clock = Clock(now=fake)
-  with pytest.raises(KeyError), clock.measure("train"):
-    fake.sleep(3.0)
     raise KeyError
-  spend(clock, fake, validate=1.0)
-  assert clock.train_seconds == 3.0
+  spend(clock, fake, train=0.5)
+  assert (clock.state()["train"], clock.state()["validate"]) == (1.0 + 1.0 + 0.5, 0.0)
 
 
-def test_summary_tells_cold_from_cached(fake):
+def test_a_summary_tells_cold_from_cached(fake):
   clock = Clock(now=fake)
   assert clock.summary()["compile"] == {"wall": None, "cold": None, "cached": None}
-  clock.add("compile_cold", 2.0)
-  clock.add("compile_cold", 3.0)
-  assert clock.summary()["compile"] == {"wall": None, "cold": 2.0 + 3.0, "cached": None}
+  clock.add("compile_cold", 5.0)
   clock.add("compile_cached", 0.5)
   # Two threads compiled side by side; the run waited for half of the sum.
   spend(clock, fake, compile=2.75)
@@ -158,26 +150,6 @@ def test_add_loses_nothing_among_threads(fake):
   for thread in threads:
     thread.join()
   assert clock.state()["compile_cold"] == 4 * 2000
-
-
-def test_resumed_run_continues_its_clocks(fake):
-  first = Clock(now=fake)
-  spend(first, fake, **EACH_ONCE)
-  first.add("compile_cold", 5.0)
-  state = first.state()
-  seconds = {"compile_cold": 5.0, "process": 7.0 + 1023.0}
-  seconds |= dict.fromkeys(("compile_cached", "others", "devices", "model", "tracing"), 0.0)
-  assert state == EACH_ONCE | seconds
-
-  second = Clock(now=fake)
-  spend(second, fake, load=10.0)
-  second.restore(state)
-  spend(second, fake, train=20.0)
-  assert second.train_seconds == (1.0 + 2.0 + 8.0) + 20.0
-  assert second.dawn_seconds == (1.0 + 2.0) + 20.0
-  assert second.process_seconds == (7.0 + 1023.0) + (7.0 + 10.0 + 20.0)
-  assert second.state()["load"] == 128.0 + 10.0
-  assert second.summary()["compile"]["cold"] == 5.0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/self/stat")

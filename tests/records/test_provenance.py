@@ -69,39 +69,25 @@ def git(folder, *arguments):
   return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_commit_is_the_head(checkout):
+def test_a_commit_is_the_head_with_its_changes_asked_once(checkout):
   (checkout / "notes.txt").write_text("untracked files change no code\n")
   head = git(checkout, "rev-parse", "HEAD")
   assert len(head) == 40 and commit(checkout) == head
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_commit_tells_of_changes(checkout, staged):
   (checkout / "a.py").write_text("2\n")
-  if staged:
-    git(checkout, "add", "a.py")
-  assert commit(checkout) == git(checkout, "rev-parse", "HEAD") + "-dirty"
+  assert commit(checkout) == head
+  for staged in (False, True):
+    if staged:
+      git(checkout, "add", "a.py")
+    commit.cache_clear()
+    assert commit(checkout) == f"{head}-dirty"
 
 
-def test_commit_is_asked_once(checkout):
-  first = commit(checkout)
-  (checkout / "a.py").write_text("2\n")
-  assert commit(checkout) == first
-
-
-def test_no_commit_outside_a_checkout_of_ones_own(checkout, tmp_path):
+def test_no_commit_where_there_is_none_of_ones_own(checkout, tmp_path_factory, monkeypatch):
   # As site-packages of a virtual environment inside somebody else's repository.
   (checkout / "site-packages").mkdir()
   assert commit(checkout / "site-packages") is None
-
-
-def test_no_commit_before_the_first(tmp_path):
-  if shutil.which("git") is None:
-    pytest.skip("needs git")
-  git(tmp_path, "init")
-  assert commit(tmp_path) is None
-
-
-def test_no_commit_without_git(checkout, monkeypatch):
+  empty = tmp_path_factory.mktemp("empty")
+  git(empty, "init")
+  assert commit(empty) is None
   monkeypatch.setenv("PATH", "")
-  assert commit(checkout) is None
+  assert commit(checkout) is None  # without git
