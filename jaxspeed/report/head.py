@@ -3,7 +3,7 @@
 import shlex
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxspeed.config.recipe import Published, published, shipped
 from jaxspeed.config.stored import PLACES
@@ -30,9 +30,8 @@ class Tile(NamedTuple):
 
 
 def tiles(group: Group) -> list[Tile]:
-  """Boxes on a group of runs and on what is published."""
-  boxes = (_how_good(group), _how_fast(group), _how_sure(group), _published(group))
-  return [box for box in boxes if box is not None]
+  """Boxes on a group of runs."""
+  return [_how_good(group), _how_fast(group), _how_sure(group)]
 
 
 def _tile(title: str, figure: str, *lines: str) -> Tile:
@@ -187,41 +186,22 @@ def _calibration(group: Group) -> str:
   return f"calibration error (ECE) {points(statistics.fmean(errors))}" if errors else ""
 
 
-def _published(group: Group) -> Tile | None:
-  """The box of what is published of the recipe; None where nothing is."""
-  name, variant, found = published_of(group.runs[0])
-  if not found.accuracy_in_words and found.seconds is None:
-    return None
-  recipe = f"{name}:{variant}" if variant else name
-  seconds = duration(found.seconds, as_published=True)
-  runs = f" (mean of {found.runs:,} runs)" if found.runs else ""
-  return _tile(
-    "Published",
-    found.accuracy_in_words or seconds,
-    f"recipe {recipe}{runs}",
-    f"in {seconds}: {found.clock}" if found.seconds is not None else "",
-    found.epochs_in_words,
-    f"on {found.hardware}" if found.hardware else "",
-    found.source,
-    _changed(group.runs[0]),
-  )
-
-
-def published_of(run: RunData) -> tuple[str, str, Published]:
-  """Name and variant of a run's recipe, and what is published of it: only of a shipped recipe.
+def published_of(run: RunData) -> tuple[str, Published]:
+  """A run's recipe, and what is published of it: only of a shipped one.
 
   The name comes from a file, so it may select a recipe, but not a path.
   """
   name, _, variant = str(run.config.get("name", "")).partition("/")
+  recipe = f"{name}:{variant}" if variant else name
   if name not in shipped():
-    return name, variant, Published()
+    return recipe, Published()
   try:
-    return name, variant, published(name, variant or None)
+    return recipe, published(name, variant or None)
   except UserError:
-    return name, variant, Published()
+    return recipe, Published()
 
 
-def _changed(run: RunData) -> str:
+def changed(run: RunData) -> str:
   """The fields of the command line that may change a result, as what is published does not."""
   command = str(run.result["command"]) if run.result else ""
   try:
@@ -230,43 +210,4 @@ def _changed(run: RunData) -> str:
     words = command.split()
   own = [word.removeprefix("--config.") for word in words if word.startswith("--config.")]
   kept = [each for each in own if not each.startswith((*PLACES, "runs=", "seed="))]
-  return f"this run changed {', '.join(kept[:6])}{', ...' if len(kept) > 6 else ''}" if kept else ""
-
-
-def facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
-  """Names and values of device, versions, commit and command; of the first finished run."""
-  run = next((run for group in groups for run in group.runs if run.result), groups[0].runs[0])
-  rows = [("folder", str(run.folder))]
-  if run.result is not None:
-    rows += _of_result(run.result)
-  sizes = ((row.get("image_size"), row.get("batch_size")) for row in run.rows)
-  phases = [
-    f"{number(side)} px in batches of {number(batch)}" for side, batch in dict.fromkeys(sizes)
-  ]
-  last = run.rows[-1] if run.rows else {}
-  return rows + [
-    ("epochs", f"{number(last.get('epoch'))} of {number(run.config.get('epochs'))}"),
-    ("steps", number(last.get("step"))),
-    ("images", "; ".join(phases[:8]) or "–"),
-    ("devices", number(last.get("world"))),
-    ("precision", str(run.config.get("precision", "–"))),
-  ]
-
-
-def _of_result(result: dict[str, Any]) -> list[tuple[str, str]]:
-  known = {name: version for name, version in result["versions"].items() if version}
-  versions = ", ".join(f"{name} {version}" for name, version in known.items())
-  rows = [
-    ("command", result["command"]),
-    ("device", result["device"]),
-    ("versions", versions),
-    ("commit", result["commit"] or "not known"),
-    ("evaluated weights", str(result.get("evaluated_weights") or "–")),
-  ]
-  if best := result.get("best"):
-    metric = best["metric"]
-    shown = number(best.get(metric)) if metric == "loss" else percent(best.get(metric))
-    rows.append(("best epoch", f"{number(best['epoch'])}: {metric} {shown}"))
-  if stopped := result.get("stopped_by"):
-    rows.append(("stopped early by", stopped))
-  return rows
+  return f"{', '.join(kept[:6])}{', ...' if len(kept) > 6 else ''}"

@@ -18,9 +18,10 @@ from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
 from jaxspeed.report.evaluated import image_sets
 from jaxspeed.report.gaps import gaps
-from jaxspeed.report.head import facts, state_of, tiles
+from jaxspeed.report.head import changed, published_of, state_of, tiles
 from jaxspeed.report.images import images
 from jaxspeed.report.time_bar import time_bars
+from jaxspeed.report.words import duration, number, percent
 
 
 def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.0) -> str:
@@ -33,6 +34,9 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
   """
   best = groups[0]
   alike = len({*image_sets(groups)}) == 1
+  recipe, published = published_of(best.runs[0])
+  run = next((run for group in groups for run in group.runs if run.result), best.runs[0])
+  sizes = dict.fromkeys((row.get("image_size"), row.get("batch_size")) for row in run.rows)
   lead = "The best" if alike else "The highest accuracy (not all on the same images)"
   return _template().render(
     name=str(best.runs[0].config.get("name", "run")),
@@ -47,7 +51,11 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     images=images(best),
     classes=classes(best),
     gaps=gaps(best),
-    facts=facts(groups),
+    recipe=recipe,
+    published=published,
+    changed=changed(best.runs[0]),
+    run=run,
+    phases=[*sizes][:8],
     refresh=f"{refresh:g}" if refresh else "",
   )
 
@@ -63,15 +71,17 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  return environment.get_template("page.html", globals={"charts": charts, "lines": compare})
+  words = {"number": number, "percent": percent}
+  words["as_published"] = functools.partial(duration, as_published=True)
+  names = {"charts": charts, "lines": compare, **words}
+  return environment.get_template("page.html", globals=names)
 
 
 def _shown(value: Any) -> Any:
   """A value as the page shows it: control characters as escapes, places to hundredths."""
   if isinstance(value, float):
     return f"{round(value, 2):g}" if abs(value) < 1e5 else f"{value:.0f}"
-  is_text = isinstance(value, str) and not isinstance(value, markupsafe.Markup)
-  return printable(value) if is_text else value
+  return value if isinstance(value, markupsafe.Markup | int) else printable(str(value))
 
 
 def _title(groups: Sequence[Group]) -> str:
