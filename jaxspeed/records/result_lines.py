@@ -14,7 +14,7 @@ def format_result(result: Mapping[str, Any]) -> list[str]:
 
 
 def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-  rows = [("seed", "top1", "train s", "target s")]
+  rows: list[tuple[str, ...]] = [("seed", "top1", "train s", "target s")]
   for run in runs:
     seconds = [format_figure(run["seconds"][name], ".2f") for name in ("train", "to_target")]
     rows.append((str(run["seed"]), format_figure(run["top1"], ".3%"), *seconds))
