@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config.stored import PLACES
@@ -35,18 +35,15 @@ _NO_RUNS = {"checkpoints", "tensorboard", "loggers", "launch", "profile"}
 _NOT_COMPARED = (*(name for name in PLACES if name != "data.path"), "seed", "runs", "given")
 
 
-@dataclasses.dataclass
-class _OfData:
+class _OfData(BaseModel):
   classes: Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-@dataclasses.dataclass
-class _OfRecords:
+class _OfRecords(BaseModel):
   thumbnails: int = 1
 
 
-@dataclasses.dataclass
-class _Config:
+class _Config(BaseModel):
   """The fields of a config.json that the report computes with; it shows the others as text."""
 
   data: _OfData
@@ -57,7 +54,7 @@ class _Config:
   target: Annotated[float, Field(ge=0, le=1)] = 0.0
   target_metric: Literal["top1", "top5"] = "top1"
   cost_per_hour: float = 0.0
-  records: _OfRecords = dataclasses.field(default_factory=_OfRecords)
+  records: _OfRecords = _OfRecords()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
