@@ -51,6 +51,8 @@ def test_result_of_one_run(tmp_path):
   expected = one_result(0.5, config={"phases": [1, 2], "limit": None})
   assert returned == json.loads((tmp_path / "result.json").read_text()) == expected
   assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+  # Neither an interval nor a p.
+  assert set(returned) == set(one_result(0.5))
 
 
 def test_result_of_three_runs(tmp_path):
@@ -121,15 +123,12 @@ def test_p_value_is_small_only_for_a_mean_above_the_bound():
 def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
   with warnings.catch_warnings():
     warnings.simplefilter("error")
-    above = write_result(tmp_path, [one_result(0.94)] * 3)
-    at = write_result(tmp_path, [one_result(0.93)] * 3)
-    below = write_result(tmp_path, [one_result(0.1)] * 3)
-  assert [result["p_value"] for result in (above, at, below)] == [0.0, 1.0, 1.0]
-  assert [result["sd"] for result in (above, at, below)] == [0.0, 0.0, 0.0]
-  assert above["ci95"] == 0.0 and above["reached"] == 0
+    found = [write_result(tmp_path, [one_result(top1)] * 3) for top1 in (0.94, 0.93, 0.1)]
+  assert [result["p_value"] for result in found] == [0.0, 1.0, 1.0]
+  assert {(result["sd"], result["ci95"], result["reached"]) for result in found} == {(0.0, 0.0, 0)}
   # A row says what its run came to, also where all came to the same.
   own = ("top1", "top5", "seconds", "seed")
-  assert above["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
+  assert found[0]["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
 
 
 def test_figures_by_class_of_several_runs_are_means(tmp_path):
@@ -161,11 +160,6 @@ def test_figures_by_class_of_several_runs_are_means(tmp_path):
   assert older["macro_top1"] == 0.25 and "per_class" not in older
 
 
-def test_one_run_has_neither_interval_nor_p(tmp_path):
-  result = write_result(tmp_path, [one_result(0.94)])
-  assert not {"n", "sd", "ci95", "p_value", "seconds_min", "runs"} & set(result)
-
-
 def test_one_run_does_not_pay_for_scipy(tmp_path):
   code = (
     "import json, pathlib, sys\n"
@@ -184,24 +178,18 @@ def test_images_of_two_kinds_have_no_common_mean(tmp_path):
     write_result(tmp_path, rows)
 
 
-def test_sets_of_few_classes_have_no_top5(tmp_path):
-  assert write_result(tmp_path, [one_result(0.5, top5=None)])["top5"] is None
-  assert write_result(tmp_path, [one_result(0.5, top5=None)] * 2)["top5"] is None
-
-
-def test_cost_is_that_of_dawnbenchs_seconds(tmp_path):
+def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
   seconds = one_result(0.5)["seconds"] | {"dawn": 1800.0, "to_target": 900.0}
-  result = write_result(tmp_path, [one_result(0.94, seconds=seconds)], cost_per_hour=24.48)
-  assert result["cost_usd"] == pytest.approx({"dawn": 24.48 / 2, "to_target": 24.48 / 4})
-  assert json.loads((tmp_path / "result.json").read_text()) == result
-  missed = one_result(0.5, seconds=seconds | {"dawn": 5400.0, "to_target": None})
-  assert write_result(tmp_path, [missed], cost_per_hour=2.0)["cost_usd"] == {
-    "dawn": 3.0,
-    "to_target": None,
-  }
-  # Of several runs the mean.
-  several = write_result(tmp_path, [one_result(0.94, seconds=seconds), missed], cost_per_hour=2.0)
-  assert several["cost_usd"] == {"dawn": (1.0 + 3.0) / 2, "to_target": 0.5}
+  hit = one_result(0.94, top5=None, seconds=seconds)
+  missed = one_result(0.5, top5=None, seconds=seconds | {"dawn": 5400.0, "to_target": None})
+  for rows, dawn, to_target in (
+    ([hit], 1.0, 0.5),
+    ([missed], 3.0, None),
+    ([hit, missed], 2.0, 0.5),
+  ):
+    result = write_result(tmp_path, rows, cost_per_hour=2.0)
+    assert result["cost_usd"] == {"dawn": dawn, "to_target": to_target}
+    assert result["top5"] is None  # of a set of few classes
   assert "cost_usd" not in write_result(tmp_path, [missed])
 
 
