@@ -177,6 +177,11 @@ class Group:
     """The mean accuracy; None without any."""
     return statistics.fmean(self.values) if self.values else None
 
+  def mean_of(self, metric: str) -> float | None:
+    """The mean of another accuracy; None without any."""
+    found = [value for run in self.counted if (value := run.accuracy(metric)) is not None]
+    return statistics.fmean(found) if found else None
+
   def mean_seconds(self, name: str) -> float | None:
     """The mean of one of the seconds over the runs that have it."""
     known = [run.seconds[name] for run in self.counted if run.seconds.get(name) is not None]

@@ -1,17 +1,14 @@
-"""The first screen: how good, how fast, how sure, and what is published."""
+"""Sentences of the first screen: how good, how fast, and what is published."""
 
 import shlex
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jaxspeed.config.recipe import Published, published, shipped
 from jaxspeed.config.stored import PLACES
-from jaxspeed.errors import UserError, plural
-from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
+from jaxspeed.errors import UserError
 from jaxspeed.report.data import Group, RunData
-from jaxspeed.report.evaluated import evaluated_images
-from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
+from jaxspeed.report.words import METRICS, duration, number, percent, points
 
 # The parts of `seconds.compile` in words.
 _COMPILE = {
@@ -21,46 +18,8 @@ _COMPILE = {
 }
 
 
-class Tile(NamedTuple):
-  """A box: its title, the figure to read first, and small lines below it."""
-
-  title: str
-  figure: str
-  lines: list[str]
-
-
-def tiles(group: Group) -> list[Tile]:
-  """Boxes on a group of runs."""
-  return [_how_good(group), _how_fast(group), _how_sure(group)]
-
-
-def _tile(title: str, figure: str, *lines: str) -> Tile:
-  return Tile(title, figure, [line for line in lines if line])
-
-
-def _how_good(group: Group) -> Tile:
-  run = group.runs[0]
-  images = evaluated_images(run)
-  on = f" of {images:,} {_split(run)} images" if images else ""
-  mean = "mean " if len(group.values) > 1 else ""
-  other = "top5" if group.metric == "top1" else "top1"
-  others = [value for each in group.counted if (value := each.accuracy(other)) is not None]
-  return _tile(
-    "How good",
-    percent(group.mean),
-    f"{mean}{METRICS[group.metric]} accuracy{on}",
-    f"{METRICS[other]} {percent(statistics.fmean(others))}" if others else "",
-    _on_target(group),
-    _still_running(group),
-  )
-
-
-def _split(run: RunData) -> str:
-  """The evaluated images in a word."""
-  return run.result["evaluated_on"] if run.result else "evaluation"
-
-
-def _still_running(group: Group) -> str:
+def still_running(group: Group) -> str:
+  """How far runs without a result are, in words; "" if all have one."""
   running = [run for run in group.runs if run.result is None]
   if not running:
     return ""
@@ -76,7 +35,8 @@ def state_of(run: RunData) -> str:
   return "stopped without a result" if run.is_stopped else "still training"
 
 
-def _on_target(group: Group) -> str:
+def on_target(group: Group) -> str:
+  """When the target was reached, in words; "" without one."""
   run = group.runs[0]
   if not run.target:
     return ""
@@ -93,20 +53,6 @@ def _on_target(group: Group) -> str:
   return f"target {target}: reached in epoch {number(row['epoch'])}, after {after}"
 
 
-def _how_fast(group: Group) -> Tile:
-  mean = "mean of the " if len(group.runs) > 1 else ""
-  so_far = " so far" if any(run.result is None for run in group.counted) else ""
-  return _tile(
-    "How fast",
-    mean_duration(group, "train"),
-    f"{mean}training clock{so_far}: training and the last evaluation",
-    f"DAWNBench's clock (without evaluation): {mean_duration(group, 'dawn')}",
-    _compiling(group),
-    f"whole run, from its start: {mean_duration(group, 'process')}",
-    _cost(group),
-  )
-
-
 def mean_duration(group: Group, name: str) -> str:
   """The mean of one of the seconds in words, and of how many runs, if not of all."""
   return _mean_of([run.seconds.get(name) for run in group.counted])
@@ -118,7 +64,7 @@ def _mean_of(seconds: Sequence[float | None]) -> str:
   return duration(statistics.fmean(known) if known else None) + some
 
 
-def _compiling(group: Group) -> str:
+def compiling(group: Group) -> str:
   """The times of compilation in words, means over the runs that have them."""
   waits = [run.seconds.get("compile") or {} for run in group.counted]
   seconds = {key: [wait.get(key) for wait in waits] for key in _COMPILE}
@@ -130,58 +76,19 @@ def _compiling(group: Group) -> str:
   return f"compiling: {', '.join(parts)}" if parts else ""
 
 
-def _cost(group: Group) -> str:
+def cost(group: Group) -> str:
   """The mean cost of a run in words; "" without a price."""
   price, dawn = group.runs[0].config.get("cost_per_hour", 0.0), group.mean_seconds("dawn")
   if not price or dawn is None:
     return ""
-  cost, reached = dawn / 3600 * price, group.mean_seconds("to_target")
+  dollars, reached = dawn / 3600 * price, group.mean_seconds("to_target")
   to_target = "" if reached is None else f", ${reached / 3600 * price:.3g} to the target"
   each = " a run" if len(group.runs) > 1 else ""
-  return f"cost{each}: ${cost:.3g}{to_target} (${price:g} an hour)"
+  return f"cost{each}: ${dollars:.3g}{to_target} (${price:g} an hour)"
 
 
-def _how_sure(group: Group) -> Tile:
-  values, run = group.finished, group.runs[0]
-  if len(values) < 2:
-    return _sure_of_one(group)
-  mean, sd, width = interval(values)
-  test = ""
-  if run.target and run.metric == group.metric:
-    p = p_value(p_value_of_at_most(values, run.target))
-    test = f"{p} for “the true mean is at most {percent(run.target)}” (one-sided t-test)"
-  images = evaluated_images(run)
-  low, high = interval_of_share(mean, images) if images else (0.0, 0.0)
-  return _tile(
-    "How sure",
-    f"± {points(width)}",
-    f"95 % interval of the mean over {plural(len(values), 'seed')}: "
-    f"{percent(max(mean - width, 0.0))} to {percent(min(mean + width, 1.0))}",
-    f"on the same {images:,} images; other images: {percent(low, 1)} to {percent(high, 1)} (Wilson)"
-    if images
-    else "",
-    f"standard deviation {points(sd)}; least {percent(min(values))}, most {percent(max(values))}",
-    test,
-    _calibration(group),
-  )
-
-
-def _sure_of_one(group: Group) -> Tile:
-  """What one run says: how exact so many images are, and nothing on other seeds."""
-  share, images = group.mean, evaluated_images(group.runs[0])
-  if share is None or not images:
-    return _tile("How sure", "–", "no accuracy yet")
-  low, high = interval_of_share(share, images)
-  return _tile(
-    "How sure",
-    f"{percent(low, 1)} – {percent(high, 1)}",
-    f"95 % interval from {images:,} images (Wilson)",
-    "one seed: how much seeds differ is unknown; --config.runs=5 trains five",
-    _calibration(group),
-  )
-
-
-def _calibration(group: Group) -> str:
+def calibration(group: Group) -> str:
+  """The mean calibration error in words; "" if none is known."""
   errors = [run.result["ece"] for run in group.runs if run.result and run.result.get("ece")]
   return f"calibration error (ECE) {points(statistics.fmean(errors))}" if errors else ""
 

@@ -11,17 +11,18 @@ import jinja2
 import markupsafe
 
 from jaxspeed.errors import plural, printable
-from jaxspeed.report import charts, compare
+from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
+from jaxspeed.report import charts, compare, head
 from jaxspeed.report.classes import classes
 from jaxspeed.report.compare import comparison
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
-from jaxspeed.report.evaluated import image_sets
+from jaxspeed.report.evaluated import evaluated_images, image_sets
 from jaxspeed.report.gaps import gaps
-from jaxspeed.report.head import changed, published_of, state_of, tiles
+from jaxspeed.report.head import changed, published_of, state_of
 from jaxspeed.report.images import images
 from jaxspeed.report.time_bar import time_bars
-from jaxspeed.report.words import duration, number, percent
+from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
 
 
 def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.0) -> str:
@@ -44,7 +45,7 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     subtitle=_subtitle(groups, now),
     repeated=_repeated(groups),
     lead=f"{lead}: {best.name}" if len(groups) > 1 else "",
-    tiles=tiles(best),
+    best=best,
     compared=comparison(groups),
     curves=curves(groups),
     times=time_bars(best),
@@ -71,9 +72,11 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  words = {"number": number, "percent": percent}
-  words["as_published"] = functools.partial(duration, as_published=True)
-  names = {"charts": charts, "lines": compare, **words}
+  functions = (evaluated_images, interval, interval_of_share, p_value_of_at_most)
+  words = (number, p_value, percent, points)
+  names = {each.__name__: each for each in (*functions, *words)}
+  names |= {"charts": charts, "compare": compare, "head": head, "METRICS": METRICS}
+  names["as_published"] = functools.partial(duration, as_published=True)
   return environment.get_template("page.html", globals=names)
 
 
