@@ -74,7 +74,7 @@ def _template() -> jinja2.Template:
   )
   functions = (evaluated_images, interval, interval_of_share, p_value_of_at_most)
   words = (number, p_value, percent, points)
-  names = {each.__name__: each for each in (*functions, *words)}
+  names: dict[str, Any] = {each.__name__: each for each in (*functions, *words)}
   names |= {"charts": charts, "compare": compare, "head": head, "METRICS": METRICS}
   names["as_published"] = functools.partial(duration, as_published=True)
   return environment.get_template("page.html", globals=names)
