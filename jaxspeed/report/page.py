@@ -21,7 +21,7 @@ from jaxspeed.report.evaluated import evaluated_images, image_sets
 from jaxspeed.report.gaps import gaps
 from jaxspeed.report.head import changed, published_of, state_of
 from jaxspeed.report.images import images
-from jaxspeed.report.time_bar import time_bars
+from jaxspeed.report.time_bar import mean_table, times
 from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
 
 
@@ -48,7 +48,7 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     best=best,
     compared=comparison(groups),
     curves=curves(groups),
-    times=time_bars(best),
+    times=times(best),
     images=images(best),
     classes=classes(best),
     gaps=gaps(best),
@@ -72,8 +72,8 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  functions = (evaluated_images, interval, interval_of_share, p_value_of_at_most)
-  words = (number, p_value, percent, points)
+  functions = (evaluated_images, interval, interval_of_share, mean_table, p_value_of_at_most)
+  words = (duration, number, p_value, percent, points)
   names: dict[str, Any] = {each.__name__: each for each in (*functions, *words)}
   names |= {"charts": charts, "compare": compare, "head": head, "METRICS": METRICS}
   names["as_published"] = functools.partial(duration, as_published=True)

@@ -1,9 +1,9 @@
 """What a report refuses: places that it must not write, and files that are no run's."""
 
 import contextlib
+import dataclasses
 import json
 import os
-import pathlib
 import shutil
 
 import numpy as np
@@ -17,9 +17,8 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
 from jaxspeed.records.results import read_result
 from jaxspeed.report.command import read_all
-from jaxspeed.report.data import Group, RunData, find_runs, groups_of, read_run
+from jaxspeed.report.data import Group, find_runs, groups_of, read_run
 from jaxspeed.report.page import page
-from jaxspeed.report.time_bar import time_bars
 from jaxspeed.run.predict_csv import check_csv
 
 
@@ -145,18 +144,20 @@ def test_a_mean_over_fewer_runs_says_over_how_many(tmp_path):
   )
 
 
-def test_bars_and_their_means_say_of_how_many_runs_they_are():
+def test_bars_and_their_means_say_of_how_many_runs_they_are(tmp_path):
+  run = read_run(write_run(tmp_path / "a"))
   clock = dict(load=2.0, train=6.0, process=10.0)
-  runs = tuple(
-    RunData(pathlib.Path(str(seed)), {"seed": seed}, [], None, own, (), None, None, False)
-    for seed, own in enumerate([*13 * [clock], clock | dict(load=16.0, process=24.0), {}])
-  )
-  shown = time_bars(Group("a", {}, runs, "top1"))
-  assert shown.some == ": the first 12 of 14 runs" and len(shown.bars) == 12
-  assert shown.table.heads[1] == "mean of 14 of 15 runs"
-  assert shown.table.rows[1][1].text == "3.00\xa0s"
-  shown = time_bars(Group("a", {}, runs[:2], "top1"))
-  assert (shown.some, shown.table.heads[1]) == ("", "mean")
+  clocks = [*13 * [clock], clock | dict(load=16.0, process=24.0), {}]
+  runs = [dataclasses.replace(run, result=None, predictions=None, clock=own) for own in clocks]
+
+  def shown(*runs):
+    text = page([Group("a", {}, runs, "top1")], now=NOW).replace("\xa0", " ")
+    return text.partition("Where the time went")[2].partition("What is missing")[0]
+
+  found = shown(*runs)
+  assert found.startswith(": the first 12 of 14 runs<") and found.count('class="bar"') == 12
+  assert ">mean of 14 of 15 runs<" in found and ">3.00 s<" in found
+  assert shown(*runs[:2]).startswith("</h2>") and ">mean<" in shown(*runs[:2])
 
 
 def test_a_setting_says_whether_its_runs_still_run(tmp_path):
