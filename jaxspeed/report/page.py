@@ -14,10 +14,9 @@ from jaxspeed.errors import plural, printable
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
 from jaxspeed.report import charts, compare, head
 from jaxspeed.report.classes import classes
-from jaxspeed.report.compare import comparison
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
-from jaxspeed.report.evaluated import evaluated_images, image_sets
+from jaxspeed.report.evaluated import evaluated_images, image_sets, named_sets
 from jaxspeed.report.gaps import gaps
 from jaxspeed.report.head import changed, published_of, state_of
 from jaxspeed.report.images import images
@@ -46,7 +45,7 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     repeated=_repeated(groups),
     lead=f"{lead}: {best.name}" if len(groups) > 1 else "",
     best=best,
-    compared=comparison(groups),
+    groups=groups,
     curves=curves(groups),
     times=times(best),
     images=images(best),
@@ -72,7 +71,15 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  functions = (evaluated_images, interval, interval_of_share, mean_table, p_value_of_at_most)
+  functions = (
+    evaluated_images,
+    image_sets,
+    named_sets,
+    interval,
+    interval_of_share,
+    mean_table,
+    p_value_of_at_most,
+  )
   words = (duration, number, p_value, percent, points)
   names: dict[str, Any] = {each.__name__: each for each in (*functions, *words)}
   names |= {"charts": charts, "compare": compare, "head": head, "METRICS": METRICS}
