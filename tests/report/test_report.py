@@ -7,6 +7,8 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -337,6 +339,12 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   assert over_seconds.y == over_epochs.y and over_seconds.x == pytest.approx(
     [2.0 * x for x in over_epochs.x]
   )
+  # A process of its own knows the shipped models too.
+  code = (
+    f"from jaxspeed.report.data import *; print(len(read_run(pathlib.Path({str(folder)!r})).rates))"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+  assert done.stdout == f"{len(over_epochs.x)}\n", done.stderr
   # Rows with other rates than the plan's, as of a schedule of one's own, are right.
   rows[-1]["learning_rate"] *= 2
   write("".join(dump_json(row) + "\n" for row in rows))
