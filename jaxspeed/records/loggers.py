@@ -9,13 +9,12 @@ A logger is any object with three methods:
 A run that resumes begins again with `init`, which gets the rows so far.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from jaxspeed.errors import UserError
 
@@ -42,18 +41,14 @@ class LoggedRun:
   say: Callable[[str], None] = lambda _: None
 
 
-@runtime_checkable
 class Logger(Protocol):
   """Follows the rows of a run; an exception of it is printed, and the run continues."""
 
-  def init(self, run: LoggedRun) -> None:
-    """Begins to follow a run."""
+  def init(self, run: LoggedRun) -> None: ...
 
-  def log(self, row: Row) -> None:
-    """Logs the row of an epoch, with the keys of `Records.epoch`."""
+  def log(self, row: Row) -> None: ...
 
-  def finish(self) -> None:
-    """Logs what is left, when the run ends or stops."""
+  def finish(self) -> None: ...
 
 
 class LateLogger:
@@ -119,9 +114,7 @@ class Loggers:
 
 def _reason(error: BaseException) -> str:
   """The type of an exception and the first line of its text, if it has any."""
-  text = ""
-  with contextlib.suppress(Exception):  # of its own __str__
-    text = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
+  text = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
   return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

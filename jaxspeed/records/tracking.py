@@ -14,13 +14,15 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pydantic
+from ml_collections import ConfigDict
 
 from jaxspeed.files import read_json, write_atomically
-from jaxspeed.records.loggers import LateLogger, LoggedRun, Row
+from jaxspeed.records.loggers import LateLogger, LoggedRun, Logger, Row
+from jaxspeed.records.tensorboard import TensorBoardLogger
 
 # Seconds to wait for a server before a run is logged offline.
 _SECONDS_FOR_SERVER = 15
@@ -156,3 +158,16 @@ def _quiet() -> Iterator[None]:
   """Trackio prints a dozen lines, also where nobody asked a library to print."""
   with contextlib.redirect_stdout(io.StringIO()):
     yield
+
+
+LOGGERS: dict[str, Callable[[], Logger]] = {
+  "tensorboard": TensorBoardLogger,
+  "wandb": WandbLogger,
+  "trackio": TrackioLogger,
+}
+
+
+def make_loggers(config: ConfigDict) -> list[Logger]:
+  """New loggers: TensorBoard's and those that `config.records.loggers` names; none if it is ()."""
+  names = config.records.loggers
+  return [LOGGERS[name]() for name in dict.fromkeys(("tensorboard", *names))] if names else []

@@ -9,9 +9,9 @@ from jaxspeed.config import stored
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Phase, Plan, momenta
 from jaxspeed.records import class_figures
-from jaxspeed.records.make_loggers import make_loggers
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.rows import format_phase, mean_pace
+from jaxspeed.records.tracking import make_loggers
 from jaxspeed.records.writer import Records, open_records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
