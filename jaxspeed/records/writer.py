@@ -1,10 +1,11 @@
 """The records of a run: metrics.jsonl, the screen and the loggers.
 
-with open_records(workdir, resume_step=None, screen=screen) as records:
+with Records(workdir, resume_step=None, screen=screen) as records:
   for ...:
     records.epoch({"epoch": 1, "step": 98, "examples": 100352, "train_loss": 1.2, ...})
 """
 
+import io
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -57,16 +58,8 @@ def _is_cut_off(line: bytes) -> bool:
   return False
 
 
-def open_records(
-  workdir: pathlib.Path,
-  *,
-  resume_step: int | None,
-  screen: Screen,
-  primary: bool = True,
-  loggers: Sequence[Logger] = (),
-  config: Mapping[str, Any] | None = None,
-) -> "Records":
-  """Opens the records of a new or resumed run.
+class Records:
+  """The writer of a new or resumed run's epochs. Close it, or use `with`.
 
   Args:
     workdir: an existing folder.
@@ -78,44 +71,40 @@ def open_records(
     loggers: what else follows the rows.
     config: the run's config, for the loggers.
 
-  Raises:
-    UserError: metrics.jsonl of the run to resume is damaged.
-  """
-  path, rows = workdir / FILE, []
-  is_missing = bool(resume_step) and not os.path.lexists(path)
-  if resume_step is not None:
-    rows = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
-  if not primary:
-    return Records(None, rows, screen, Loggers((), screen.warn))
-  write_atomically(path, "".join(_json_line(row) for row in rows))
-  if is_missing:
-    screen.warn(
-      f"{path} is missing: it begins anew after step {resume_step}, and what was reached before "
-      "does not count; to keep it, stop, restore the file and start again"
-    )
-  following = Loggers(loggers, screen.warn)
-  following.init(LoggedRun(workdir, dict(config or {}), tuple(rows), screen.line))
-  return Records(path, rows, screen, following)
-
-
-class Records:
-  """The writer of a run's epochs, from `open_records`. Close it, or use `with`.
-
   Attributes:
     rows: a row for each epoch of the run so far, including those before a resume.
-    screen: the printed output of the run.
+
+  Raises:
+    UserError: metrics.jsonl of the run to resume is damaged.
   """
 
   def __init__(
     self,
-    path: pathlib.Path | None,
-    rows: list[dict[str, Any]],
+    workdir: pathlib.Path,
+    *,
+    resume_step: int | None,
     screen: Screen,
-    loggers: Loggers,
+    primary: bool = True,
+    loggers: Sequence[Logger] = (),
+    config: Mapping[str, Any] | None = None,
   ) -> None:
-    self.rows, self.screen, self._loggers = rows, screen, loggers
-    self._metrics = open(path, "ab", buffering=0) if path else None
+    path, self._screen = workdir / FILE, screen
+    self._metrics: io.FileIO | None = None
     self._unwritten = b""  # lines of metrics.jsonl for which the disk had no room
+    self._loggers = Loggers(loggers if primary else (), screen.warn)
+    is_missing = bool(resume_step) and not os.path.lexists(path)
+    found = [] if resume_step is None else read_metrics(workdir)
+    self.rows = [row for row in found if row["step"] <= (resume_step or 0)]
+    if not primary:
+      return
+    write_atomically(path, "".join(map(_json_line, self.rows)))
+    if is_missing:
+      screen.warn(
+        f"{path} is missing: it begins anew after step {resume_step}, and what was reached before "
+        "does not count; to keep it, stop, restore the file and start again"
+      )
+    self._metrics = open(path, "ab", buffering=0)
+    self._loggers.init(LoggedRun(workdir, dict(config or {}), tuple(self.rows), screen.line))
 
   def epoch(self, row: Mapping[str, Any]) -> None:
     """Records the end of an epoch in metrics.jsonl, on the screen and in the loggers.
@@ -128,14 +117,14 @@ class Records:
     Row.model_validate(plain)
     if self._metrics is None:
       return
-    self.screen.epoch(row)
+    self._screen.epoch(row)
     self._unwritten += _json_line(plain).encode()
     self._write_waiting()
     self._loggers.log(plain)
 
   def close(self) -> None:
     """Removes the live line and writes all that is not yet on the disk."""
-    self.screen.close()
+    self._screen.close()
     if self._metrics is not None:
       self._write_waiting()
       self._metrics.close()
@@ -165,7 +154,7 @@ class Records:
   def _write_waiting(self) -> None:
     """As `write_waiting`; on a full disk the run continues, and the lines wait."""
     if reason := self.write_waiting():
-      self.screen.line(f"{reason}: jaxspeed tries again after the next epoch")
+      self._screen.line(f"{reason}: jaxspeed tries again after the next epoch")
 
 
 def _json_line(row: Mapping[str, Any]) -> str:

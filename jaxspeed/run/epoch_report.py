@@ -12,7 +12,7 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.rows import format_phase, mean_pace
 from jaxspeed.records.tracking import make_loggers
-from jaxspeed.records.writer import Records, open_records
+from jaxspeed.records.writer import Records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
 from jaxspeed.run.divergence import check_evaluation
@@ -51,7 +51,7 @@ class EpochReport:
         after its checkpoint is dropped.
     """
     config, plan = self._run.config, self._run.plan
-    with open_records(
+    with Records(
       self._run.folder,
       resume_step=step - unreported,
       screen=self._run.screen,

@@ -18,7 +18,7 @@ from jaxspeed.records import loggers as loggers_lib
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import LoggedRun
 from jaxspeed.records.tracking import Tracker, TrackioLogger, WandbLogger, make_loggers
-from jaxspeed.records.writer import open_records
+from jaxspeed.records.writer import Records
 
 
 class Listener:
@@ -40,7 +40,7 @@ class Listener:
 def write(folder, rows, logger, *, resume_step=0, console=None):
   screen = Screen(console or silent_console())
   how = dict(screen=screen, loggers=[logger], config={"name": "toy", "epochs": 4.0})
-  with open_records(folder, resume_step=resume_step, **how) as records:
+  with Records(folder, resume_step=resume_step, **how) as records:
     for row in rows:
       records.epoch(row)
 

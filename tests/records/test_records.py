@@ -10,7 +10,7 @@ import pytest
 from jaxspeed.errors import UserError
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.rows import mean_pace
-from jaxspeed.records.writer import open_records, read_metrics
+from jaxspeed.records.writer import Records, read_metrics
 
 
 def epoch_row(epoch, **fields):
@@ -37,7 +37,7 @@ def epoch_row(epoch, **fields):
 
 def write_epochs(workdir, rows, resume_step=None, **how):
   how = {"screen": Screen(silent_console()), "resume_step": resume_step} | how
-  with open_records(workdir, **how) as records:
+  with Records(workdir, **how) as records:
     for number, row in enumerate(rows, start=1):
       before = len(records.rows)
       records.epoch(row)
@@ -85,7 +85,7 @@ def test_damage_elsewhere_leaves_the_file(tmp_path):
   text = "{half\n" + json.dumps(epoch_row(2)) + "\n"
   (tmp_path / "metrics.jsonl").write_text(text)
   with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is no row of a run .it is no JSON"):
-    open_records(tmp_path, resume_step=20, screen=Screen(silent_console()))
+    Records(tmp_path, resume_step=20, screen=Screen(silent_console()))
   assert (tmp_path / "metrics.jsonl").read_text() == text
 
 
@@ -133,7 +133,7 @@ def test_a_resume_without_metrics_starts_them(tmp_path):
 
 def test_all_processes_but_the_first_write_nothing(tmp_path):
   how = dict(resume_step=None, screen=Screen(silent_console()), primary=False)
-  with open_records(tmp_path, **how) as records:
+  with Records(tmp_path, **how) as records:
     records.epoch(epoch_row(1))
     assert records.rows == [epoch_row(1)]
   assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from jaxspeed.records import loggers
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.rows import TAGS
 from jaxspeed.records.tensorboard import TensorBoardLogger
-from jaxspeed.records.writer import open_records
+from jaxspeed.records.writer import Records
 
 
 def read_events(workdir):
@@ -90,7 +90,7 @@ def test_it_has_the_time_of_each_row_however_late_it_is_written(tmp_path, monkey
   now = [1.5e9]
   monkeypatch.setattr(loggers.time, "time", lambda: now[0])
   how = dict(screen=Screen(silent_console()), loggers=[TensorBoardLogger()])
-  with open_records(tmp_path, resume_step=None, **how) as records:
+  with Records(tmp_path, resume_step=None, **how) as records:
     for epoch in (1, 2):
       now[0] += 60.0
       records.epoch(epoch_row(epoch))
@@ -132,7 +132,7 @@ def test_it_hides_an_earlier_run_when_a_new_one_starts(tmp_path):
 
 def test_it_waits_in_a_short_run_and_not_in_a_long_one(tmp_path, monkeypatch):
   how = dict(screen=Screen(silent_console()), loggers=[TensorBoardLogger()])
-  with open_records(tmp_path, resume_step=None, **how) as records:
+  with Records(tmp_path, resume_step=None, **how) as records:
     records.epoch(epoch_row(1))
     assert not (tmp_path / "tensorboard").exists()
     monkeypatch.setattr(loggers, "SECONDS_BEFORE_IMPORT", -1.0)
