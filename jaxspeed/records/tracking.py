@@ -149,8 +149,9 @@ class TrackioLogger(Tracker):
     )
 
   def where(self) -> str:
+    folder = importlib.import_module("trackio.utils").TRACKIO_DIR
     shown = f"trackio show --project {shlex.quote(self._project)}"
-    return f"the run is in the project {self._project}; to look: {shown}"
+    return f"the run is in the project {self._project} in {folder}; to look: {shown}"
 
 
 @contextlib.contextmanager
