@@ -85,7 +85,7 @@ def checks_of(config: ConfigDict | None, folder: str, notes: dict[str, str]) -> 
   yield "machine", machine.check
   cache = config.compile_cache if config is not None else ""
   yield "compiled programs", lambda: machine.check_programs(cache)
-  probed = devices.probe(machine.host_memory()[1])
+  probed = devices.probe()
   notes["environment"] = probed.stages.get("environment", "")
   precision = config.precision if config is not None else ""
   yield "devices", lambda: devices.check(probed, precision)

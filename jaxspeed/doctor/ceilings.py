@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.devices.precision import resolve
+from jaxspeed.doctor.machine import host_memory
 
 # The sides of the matrices, the megabytes of the array that is read and written (more than a CPU's
 # caches), and those that each device adds in an all-reduce.
@@ -24,12 +25,8 @@ _SECONDS = 0.6
 _ROUNDS = 8
 
 
-def measure(device: jax.Device, host_free: int) -> dict[str, Any]:
+def measure(device: jax.Device) -> dict[str, Any]:
   """Times matrix products in the device's fastest dtype, and a pass over a large array.
-
-  Args:
-    device: the device; of its memory at most a quarter is used.
-    host_free: bytes that are free on the host, the memory of a CPU.
 
   Returns:
     `tflops` (1e12 operations/s of products), `gb_s` (read and written), and the device's `kind`,
@@ -38,11 +35,9 @@ def measure(device: jax.Device, host_free: int) -> dict[str, Any]:
   on_cpu = device.platform == "cpu"
   side, megabytes, _ = _CPU if on_cpu else _GPU
   stats = device.memory_stats() or {}
-  free = host_free if on_cpu else stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-  most = free // 4 if free else megabytes * 10**6
-  while side > 256 and 3 * 4 * side * side > most:
-    side //= 2
-  number, dtype = min(megabytes * 10**6, most) // 4, resolve("auto", device)
+  free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+  free = host_memory()[1] if on_cpu else free
+  number, dtype = megabytes * 10**6 // 4, resolve("auto", device)
   # Small random numbers: zeros would draw less power, and clocks would be higher.
   noise = np.random.default_rng(0).standard_normal((side, side), np.float32)
   multiply = jax.jit(jnp.matmul)

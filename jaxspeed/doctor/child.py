@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from jaxspeed.errors import printable
-from jaxspeed.files import dump_json, parse_json
+from jaxspeed.files import parse_json
 
 # A program that prints without end fills no memory here.
 _MOST_BYTES = 1 << 20
@@ -35,21 +35,21 @@ class Ended:
     return printable(telling.split("] ")[-1].strip()[:300])  # without abseil's time and place
 
 
-def run(module: str, job: Any, *, seconds: float, **variables: str) -> Ended:
-  """Runs a module with a job as JSON in its argument, and kills it when its time is over.
+def run(module: str, *arguments: str, seconds: float, **variables: str) -> Ended:
+  """Runs a module, and kills it when its time is over.
 
   Its output goes to nameless files: with pipes, a grandchild that lives on could hold them open.
 
   Args:
     module: its name; it prints a JSON object a line.
-    job: what it is given.
+    arguments: what it is given.
     seconds: its time.
     variables: of its environment, beside this process's.
   """
   # What is imported here is imported there; nothing is cached, and no memory taken ahead.
   variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
   variables |= {"JAX_ENABLE_COMPILATION_CACHE": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-  words = [sys.executable, "-m", module, dump_json(job)]
+  words = [sys.executable, "-m", module, *arguments]
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
     process = subprocess.Popen(
       words, stdout=out, stderr=error, start_new_session=True, env=os.environ | variables

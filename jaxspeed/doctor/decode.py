@@ -22,7 +22,7 @@ from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds, pars
 from jaxspeed.doctor import child
 from jaxspeed.doctor.findings import Finding, figure, hint, mend
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, parse_json
+from jaxspeed.files import dump_json
 from jaxspeed.scaling.hardware import DEVICES, cluster_of
 from jaxspeed.scaling.predict import compute_s
 
@@ -40,8 +40,7 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
   """Decodes a sample of a data path as a run does, for a second; facts: `images_per_s`, ..."""
   path, quoted = printable(str(root)), shlex.quote(str(root))
   quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-  job = {"path": str(root.absolute()), "side": _SIDE}
-  ended = child.run("jaxspeed.doctor.decode", job, seconds=_LIMIT, **quiet)
+  ended = child.run("jaxspeed.doctor.decode", str(root.absolute()), seconds=_LIMIT, **quiet)
   if ended.code is None:
     what = f"{path}: decoding did not end within {_LIMIT:.0f} s, as on a busy machine."
     yield hint(what, f"python -m jaxspeed.doctor --data={quoted}")
@@ -128,10 +127,9 @@ def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Answers the job in the argument with one JSON object."""
-  job = parse_json(sys.argv[1], dict[str, Any])
+  """Prints one JSON object on the path that is the argument."""
   try:
-    found = rate(pathlib.Path(job["path"]), int(job["side"]))
+    found = rate(pathlib.Path(sys.argv[1]), _SIDE)
   except (UserError, OSError, ValueError, IndexError) as error:
     found = {"problem": printable(str(error))}
   print(dump_json(found), flush=True)

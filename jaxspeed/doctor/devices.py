@@ -42,9 +42,9 @@ class Probed:
     return sorted(self.stages.get("ceilings", []), key=lambda each: -each["tflops"])
 
 
-def probe(host_free: int) -> Probed:
-  """Examines the devices within a limited time; `host_free` bytes are free on the host."""
-  ended = child.run("jaxspeed.doctor.probe", {"host_free": host_free}, seconds=_SECONDS)
+def probe() -> Probed:
+  """Examines the devices within a limited time."""
+  ended = child.run("jaxspeed.doctor.probe", seconds=_SECONDS)
   stages = {name: facts for line in ended.lines for name, facts in line.items()}
   if ended.code == 0:
     return Probed(stages)

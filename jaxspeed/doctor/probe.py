@@ -1,20 +1,19 @@
 """Asks the driver and JAX, and measures the devices; the doctor runs it as a process of its own.
 
 A driver can hang in the kernel, a plugin can crash, XLA ends a process for a flag that it does not
-know: all of that stays in here. Its argument is {"host_free": BYTES}; it prints a JSON object after
-each stage: `driver`, `jax`, `ceilings`, then the rest.
+know: all of that stays in here. It prints a JSON object after each stage: `driver`, `jax`,
+`ceilings`, then the rest.
 """
 
 import logging
 import os
-import sys
 import traceback
 from typing import Any
 
 import pynvml as nvml
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, parse_json, to_json
+from jaxspeed.files import dump_json, to_json
 
 
 def ask_driver() -> dict[str, Any]:
@@ -79,8 +78,7 @@ def find_devices() -> dict[str, Any]:
 
 
 def main() -> None:
-  """Answers the job in the argument."""
-  job = parse_json(sys.argv[1], dict[str, Any])
+  """Prints what it finds."""
   # gloo writes to descriptor 1.
   out = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
@@ -99,7 +97,7 @@ def main() -> None:
 
   devices = jax.devices()
   kinds = {device.device_kind: device for device in reversed(devices)}
-  tell(ceilings=[ceilings.measure(each, job["host_free"]) for each in kinds.values()])
+  tell(ceilings=[*map(ceilings.measure, kinds.values())])
   reduced = ceilings.all_reduce(devices) if len(devices) > 1 else None
   tell(all_reduce=reduced, environment=jax.print_environment_info(return_string=True))
 

@@ -144,7 +144,7 @@ def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, stages, code,
   ended = child.Ended(code, [{name: facts} for name, facts in stages.items()], error)
   monkeypatch.setattr(child, "run", lambda *_, **__: ended)
   monkeypatch.setattr(devices, "gpu_files", lambda: ())
-  found = [*devices.check(devices.probe(0), "")]
+  found = [*devices.check(devices.probe(), "")]
   (mended,) = [each for each in found if each.level == "mend"]
   assert words in mended.what
 
@@ -168,9 +168,8 @@ def test_what_is_measured(monkeypatch):
 
   monkeypatch.setattr(ceilings, "_CPU", (64, 1, 1))
   monkeypatch.setattr(ceilings, "_SECONDS", 0.0)
-  found = ceilings.measure(jax.devices()[0], 10**9)
-  assert found["tflops"] > 0 and found["gb_s"] > 0 and found["free_bytes"] == 10**9
-  assert ceilings.measure(jax.devices()[0], 40_000)["gb_s"] > 0
+  found = ceilings.measure(jax.devices()[0])
+  assert found["tflops"] > 0 and found["gb_s"] > 0 and found["free_bytes"] > 0
   reduced = ceilings.all_reduce(jax.devices()[:2])
   assert reduced["devices"] == 2 and reduced["gb_s"] > 0
 

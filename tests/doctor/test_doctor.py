@@ -28,7 +28,7 @@ PROBED = devices.Probed(
 def quick(monkeypatch, tmp_path):
   """A probed CPU, an own cache, and a quiet machine."""
   monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "programs"))
-  monkeypatch.setattr(devices, "probe", lambda _: PROBED)
+  monkeypatch.setattr(devices, "probe", lambda: PROBED)
   monkeypatch.setattr(devices, "gpu_files", lambda: ())
   monkeypatch.setattr(software, "check", lambda: [Finding("Python 3")])
   monkeypatch.setattr(machine, "check", lambda: [Finding("2 cores")])
@@ -153,5 +153,5 @@ def test_a_runtime_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatc
   )
   monkeypatch.syspath_prepend(str(tmp_path))
   start = time.monotonic()
-  ended = child.run("hangs", {"a": 1}, seconds=3.0)
+  ended = child.run("hangs", '{"a": 1}', seconds=3.0)
   assert (ended.code, ended.lines) == (None, [{"a": 1}]) and time.monotonic() - start < 30
