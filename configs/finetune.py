@@ -1,18 +1,19 @@
 """Your own images with the weights of a ResNet-50 that was trained on ImageNet.
 
   python -m jaxspeed.train --config=configs/finetune.py --config.data.path=PATH \\
-      --config.pretrained.path=resnet50.safetensors
+      --config.pretrained.path=hf://timm/resnet50.a1_in1k
 
 PATH holds images in any form of docs/data.md, 100 to 100,000 of them: train/CLASS/*.jpg and
-val/CLASS/*.jpg, or CLASS/*.jpg. The file of weights has torchvision's or timm's names, such as the
-model.safetensors of timm's ResNet-50s, or what `jaxspeed.evaluate --export` writes. Its last layer
-is replaced by one for your classes, whose learning rate is ten times that of the other layers.
+val/CLASS/*.jpg, or CLASS/*.jpg. The weights come from the Hugging Face hub (the extra `hub`), from
+a .safetensors file with torchvision's or timm's names, or from a run's folder. They decide depth
+and width. Their last layer is replaced by one for your classes, whose learning rate is ten times
+that of the other layers, unless it names the same classes.
 
 Thirty epochs of batches of 32 are 90 steps for 100 images and 90,000 for 100,000: with more than
 10,000 images, ten epochs (--config.epochs=10) are enough. What is changed most often:
 --config.schedule.peak (docs/training.md has values for AdamW), --config.pretrained.freeze,
 --config.data.balance for uneven classes, --config.checkpoint.keep_best=top1. For a smaller net,
---config.model.depth=18 with its weights.
+--config.pretrained.path=hf://timm/resnet18.a1_in1k.
 Source: our own choice. On a small scale, compared with training from scratch:
 results/finetune.json.
 """

@@ -152,7 +152,8 @@ class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
   path: Annotated[kinds.Text, Also("weights"), _PREDICT] = ""
-  """a .safetensors file with torchvision's or timm's parameter names"""
+  """a .safetensors file with torchvision's or timm's parameter names, hf://OWNER/NAME[@REVISION]
+  for one on the Hugging Face hub, or the folder of a run"""
   head: Annotated[Literal["keep", "new"], _PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
   freeze: Annotated[kinds.Text, Also("freeze_layers")] = ""

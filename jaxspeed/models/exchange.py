@@ -18,6 +18,8 @@ Place = tuple[str, ...]  # keys of an array in the variables: ("params" or "batc
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 # What a file of torch.save begins with: a .zip, or a pickle of protocols 2 to 5.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# The fields of `config.model` that weights may decide.
+SIZES = ("depth", "width", "mlp", "patch_size", "heads")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -32,6 +34,7 @@ class Layout:
     head: what the names of the last layer's tensors begin with.
     width: the name of a tensor whose first side is `config.model.width`.
     what: says what file is wanted, from the names of the model's tensors.
+    sizes: the fields of `config.model` that the names and shapes of a file decide.
     mismatch: an error for a file with the first names and a model with the second; None: no error.
     ignored: the end of names that are passed over.
   """
@@ -42,6 +45,7 @@ class Layout:
   head: str
   width: str
   what: Callable[[Iterable[str]], str]
+  sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, int]]
   mismatch: Callable[[Iterable[str], Iterable[str]], str | None] = lambda stored, wanted: None
   ignored: str = ".num_batches_tracked"
 
@@ -133,6 +137,22 @@ def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(parse_json(text, list[str]))
   except ValueError:  # another program's
     return ()
+
+
+def sizes_in(path: pathlib.Path, layout: Layout) -> dict[str, int]:
+  """The fields of `config.model` that a file decides; {} if it holds another model.
+
+  Raises:
+    UserError: the file does not open, as in `load_weights`.
+  """
+  with _open(path) as file:
+    sizes = layout.sizes({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})
+    text = (file.metadata() or {}).get("model", "")
+  try:
+    exported = parse_json(text, dict[str, Any])  # ours say what no shape tells
+  except ValueError:
+    exported = {}
+  return {name: found for name in sizes if type(found := exported.get(name, sizes[name])) is int}
 
 
 def check_file(path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -64,17 +63,12 @@ def check_pretrained(config: ConfigDict) -> None:
   path = expanded(config.pretrained.path, "config.pretrained.path")
   if not path.exists() and path.suffix == ".safetensors":
     raise UserError(
-      f"{path} does not exist: name the weights with --config.pretrained.path=FILE.safetensors, or "
-      "train from random ones with --config.pretrained.path= (nothing behind it)."
+      f"{path} does not exist: name the weights with --config.pretrained.path=FILE.safetensors, a "
+      "run's folder or the hub's, as hf://timm/resnet50.a1_in1k, or train from random ones with "
+      "--config.pretrained.path= (nothing behind it)."
     )
   if path.is_dir():
-    # Other packages' folders of weights have a config.json too, but no checkpoints.
-    if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
-      raise UserError(
-        f"{path} is the folder of a run: export its weights with `jaxspeed evaluate "
-        f"{shlex.quote(str(path))} --export=FILE.safetensors`."
-      )
-    raise UserError(f"{path} is a folder: name a .safetensors file of weights.")
+    raise UserError(f"{path} is a folder, and no run's: name a .safetensors file of weights.")
   check_file(path)
 
 
@@ -106,13 +100,11 @@ def check_fit(config: ConfigDict, *, with_head: bool = True) -> None:
 
 
 def load_pretrained(config: ConfigDict, variables: dict[str, Any]) -> dict[str, Any]:
-  """Return `variables` with the weights of `config.pretrained.path`, if that is set.
+  """Return `variables` with the weights of `config.pretrained.path`.
 
   Raises:
     UserError: as `check_pretrained` and `load_weights`.
   """
-  if not config.pretrained.path:
-    return variables
   check_pretrained(config)
   path = expanded(config.pretrained.path, "config.pretrained.path")
   layout, template = LAYOUTS[config.model.name], jax.device_get(variables)

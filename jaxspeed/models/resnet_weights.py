@@ -4,7 +4,7 @@ Both libraries use the same names: conv1, bn1, layer1.0.conv1 ..., downsample.0,
 Their kernels are OIHW, ours OHWI; their linear layers are [out, in].
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -65,6 +65,11 @@ def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
   )
 
 
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+  depth, stem = _depth_of(shapes), shapes.get("conv1.weight", ())
+  return {"depth": depth, "width": stem[0]} if depth and len(stem) == 4 else {}
+
+
 RESNET = Layout(
   _torch_name,
   _to_torch,
@@ -72,5 +77,6 @@ RESNET = Layout(
   head="fc.",
   width="conv1.weight",
   what=lambda names: f"torchvision's or timm's ResNet-{_depth_of(names)}",
+  sizes=_sizes,
   mismatch=_mismatch,
 )

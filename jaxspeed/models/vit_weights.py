@@ -4,7 +4,7 @@ timm's names: patch_embed.proj, cls_token, pos_embed, blocks.0.norm1, blocks.0.a
 head. Their patch kernel is OIHW, ours [h * w * i, o]; their linear layers are [out, in].
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -63,6 +63,17 @@ def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
   )
 
 
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+  """All but the number of heads, which no shape tells: timm's have 64 channels each."""
+  names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+  patches, mlp = (shapes.get(name, ()) for name in names)
+  if len(patches) != 4 or len(mlp) != 2:
+    return {}
+  width = patches[0]
+  sizes = {"depth": _depth_of(shapes), "width": width, "mlp": mlp[0], "patch_size": patches[2]}
+  return sizes | {"heads": max(width // 64, 1)}
+
+
 VIT = Layout(
   _torch_name,
   _to_torch,
@@ -70,5 +81,6 @@ VIT = Layout(
   head="head.",
   width="patch_embed.proj.weight",
   what=lambda names: f"timm's vision transformer of {_depth_of(names)} blocks",
+  sizes=_sizes,
   mismatch=_mismatch,
 )

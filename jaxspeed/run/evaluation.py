@@ -25,15 +25,13 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.restore import (
-  check_named,
   load_config,
   note_unfinished,
-  open_pretrained,
   open_run,
-  require_same_classes,
   stored_plan,
 )
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
+from jaxspeed.run.weights import named, open_pretrained, require_same_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
@@ -123,13 +121,13 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
   """
   configs = _one_a_mode(config)
   with precision.wide_enough(config.precision):
-    check_named(config)
+    configs = [named(each) for each in configs]
     last = stored_plan(configs[0]).phases[-1]
     with no_downloads():
       data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
     for line in decided(config, data):
       output.note(line)
-    require_same_classes(config, data.class_names)
+    require_same_classes(configs[0], data.class_names)
     configs = [as_data_decide(each, data) for each in configs]
     spec, variables = open_pretrained(configs[0])
     rows = _rows(configs, spec.mesh, spec.plan.total_steps, variables, data)

@@ -50,7 +50,8 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
     }
   )
   told = gpu_options.told(config.deterministic, jax.default_backend())
-  for note in (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan), *told):
+  of_data = (*data.notes, *balance_lines_of(config, data, plan))
+  for note in (*setup.notes, *of_data, *left_out(config, plan), *told):
     screen.line(note)
 
 

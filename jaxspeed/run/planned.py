@@ -13,6 +13,7 @@ from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
+from jaxspeed.models import hub
 from jaxspeed.models.make import make_model
 from jaxspeed.models.pretrained import check_fit
 from jaxspeed.planning.make import make_plan
@@ -25,6 +26,12 @@ from jaxspeed.run.setup import (
   feed_of,
   open_data,
   plan_of,
+)
+from jaxspeed.run.weights import (
+  decided_by_weights,
+  with_decided,
+  with_file,
+  with_known_head,
 )
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import Cluster
@@ -91,37 +98,40 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     UserError: a value that no run can have, or data that cannot be read.
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
+  recipe, missing = config, _missing_weights(config.pretrained.path)
+  has_weights = config.pretrained.path and not missing
+  if has_weights:
+    config = with_decided(config, given)
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
     check_metrics(config)
     plan = make_plan(config, devices=devices)
-    lines = (*left_out(config, plan), *_weights_lines(config, with_head=False))
-    return Planned(config, plan, lines)
+    if has_weights:
+      check_fit(with_file(config), with_head=False)
+      missing = decided_by_weights(recipe, config)
+    return Planned(config, plan, (*left_out(config, plan), *missing))
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
   check_metrics(config)
   plan = plan_of(config, data, devices=devices)
   counted = f"data: {data.source}, {plan.train_images} images to train on"
   lines = (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan))
-  lines += tuple(_weights_lines(config, with_head=True))
-  return Planned(config, plan, (counted, *lines))
+  if has_weights:
+    config = with_known_head(config, data.class_names, given)
+    check_fit(with_file(config))
+    missing = decided_by_weights(recipe, config)
+  return Planned(config, plan, (counted, *lines, *missing))
 
 
-def _weights_lines(config: ConfigDict, *, with_head: bool) -> list[str]:
-  """A line on pretrained weights that are not there yet; none if there are, and fit the model.
-
-  Raises:
-    UserError: as `check_fit`.
-  """
-  path = config.pretrained.path
-  if not path:
+def _missing_weights(path: str) -> list[str]:
+  """A line on pretrained weights that are not there yet; none if they are, or none are named."""
+  if path.startswith(hub.PREFIX):
+    return [] if hub.is_cached(path) else [f"weights: training downloads {path}"]
+  if not path or expanded(path, "config.pretrained.path").exists():
     return []
-  if not expanded(path, "config.pretrained.path").exists():
-    found = f"weights: {path} does not exist, and training needs it"
-    return [f"{found}; --config.pretrained.path=FILE.safetensors names another"]
-  check_fit(config, with_head=with_head)
-  return []
+  found = f"weights: {path} does not exist, and training needs it"
+  return [f"{found}; --config.pretrained.path=FILE.safetensors or hf://OWNER/NAME names others"]
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:

@@ -29,13 +29,11 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.image_file import BrokenImage, read_image
 from jaxspeed.run.restore import (
-  check_named,
   load_config,
   note_unfinished,
-  open_pretrained,
   open_run,
-  require_same_classes,
 )
+from jaxspeed.run.weights import named, open_pretrained, require_same_classes
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
@@ -194,8 +192,7 @@ def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Ite
   Raises:
     UserError: as `restore.open_pretrained`, or the data set has other classes.
   """
-  check_named(config)
-  config = for_images(config)
+  config = for_images(named(config))
   names = _class_names(config, given)
   with precision.wide_enough(config.precision):
     spec, variables = open_pretrained(config)

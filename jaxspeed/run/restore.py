@@ -1,9 +1,6 @@
-"""The weights in a run's folder, or published ones, on the devices."""
+"""The weights in a run's folder, on the devices."""
 
-import functools
 import pathlib
-from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,11 +10,9 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
 from jaxspeed.config.given import given_in
-from jaxspeed.data.formats.class_names import check_weights_classes
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.models.pretrained import check_pretrained, load_pretrained, pretrained_class_names
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
 from jaxspeed.run.best import CheckpointStep, best_step
@@ -132,53 +127,3 @@ def _abstract_carry(spec: TrainSpec) -> Carry:
       state = state.replace(proxy=state.proxy.replace(opt_state=None))
   carry = Carry(state, MetricSums.zero(spec.accumulation))
   return mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
-
-
-def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
-  """The specification of a recipe, and the weights at `config.pretrained.path` on every device.
-
-  Raises:
-    UserError: as `evaluate_pretrained`.
-  """
-  check_named(config)
-  use_cache(config.compile_cache)
-  mesh = mesh_lib.make_mesh()
-  spec = make_train_spec(config, stored_plan(config), mesh)
-  size = spec.plan.phases[-1].image_size
-  shapes = jax.eval_shape(
-    functools.partial(spec.model.init, train=False),
-    jax.random.key(0),
-    jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
-  )
-  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  return spec, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
-
-
-def check_named(config: ConfigDict) -> None:
-  """Makes sure that a config names weights with a last layer, and a model that can load them.
-
-  Raises:
-    UserError: as `evaluate_pretrained`.
-  """
-  if not config.pretrained.path or config.pretrained.head == "new":
-    raise UserError(
-      "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
-      "own last layer: set --config.pretrained.head=keep."
-    )
-  if not (len(config.data.mean) and len(config.data.std)):
-    raise UserError(
-      "config.data.mean and config.data.std are empty, and weights alone do not tell them: set "
-      "both to those that the weights were trained with, which a run's config.json holds."
-    )
-  check_pretrained(config)
-
-
-def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
-  """Makes sure that the weights of a config were trained on classes of these names, if they say so.
-
-  Raises:
-    UserError: they were not.
-  """
-  path, data = config.pretrained.path, config.data.path or config.data.name
-  if note := check_weights_classes(path, pretrained_class_names(config), data, names):
-    output.note(note)

@@ -29,7 +29,7 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.models.pretrained import check_fit, check_pretrained, load_pretrained
+from jaxspeed.models.pretrained import check_fit, load_pretrained
 from jaxspeed.planning.make import lay_out, make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
@@ -39,6 +39,13 @@ from jaxspeed.run.best import check_metrics
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
 from jaxspeed.run.parts import NONE, Parts
+from jaxspeed.run.weights import (
+  as_decided,
+  decided_by_weights,
+  with_decided,
+  with_file,
+  with_known_head,
+)
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import TrainState
@@ -65,12 +72,14 @@ class Setup:
     data: the open data of the config.
     finished: the content of result.json if no more steps are needed, else None.
     parts: the objects that the runs are given.
+    notes: lines on what the weights decide.
   """
 
   config: ConfigDict
   data: OpenData
   finished: dict[str, Any] | None
   parts: Parts = NONE
+  notes: Sequence[str] = ()
 
   @functools.cached_property
   def spec(self) -> TrainSpec:
@@ -118,9 +127,11 @@ def set_up(
     _ensure_shared(folder, incarnation)
     # Not where a run resumes, which has its weights.
     begins = not (folder / "config.json").exists() or is_untrained(folder)
-    loads_weights = config.pretrained.path and begins
-    if loads_weights:
-      check_pretrained(config)
+    recipe = config
+    if config.pretrained.path and begins:
+      config = with_decided(config, given)
+    elif config.pretrained.path:
+      config = as_decided(config, given, stored_lib.load(folder / "config.json"))
     follow = FOLLOWING - set(given)
     if parts.data is None:
       data = open_data(config, console, follow=follow)
@@ -128,15 +139,18 @@ def set_up(
       data = feed_of(config).take_data(parts.data, config, follow=follow)
   resolved = resolve(config, data, parts)
   check_metrics(resolved)
+  notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
-    if loads_weights:
-      check_fit(resolved)
+    if config.pretrained.path and begins:
+      resolved = with_known_head(resolved, data.class_names, given)
+      check_fit(with_file(resolved))
+      notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
       pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
-  return Setup(resolved, data, finished_result(folder, resolved), parts)
+  return Setup(resolved, data, finished_result(folder, resolved), parts, notes)
 
 
 def feed_of(config: ConfigDict) -> type[Feed]:
@@ -355,9 +369,9 @@ def _ensure_same(resolved: ConfigDict) -> None:
 def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
   """The first state, with the weights at `config.pretrained.path` if there are any."""
   variables = state.variables()
-  loaded = load_pretrained(spec.config, variables)
-  if loaded is variables:
+  if not spec.config.pretrained.path:
     return state
+  loaded = load_pretrained(with_file(spec.config), variables)
 
   def place() -> dict[str, Any]:
     # Copied: on a CPU, JAX uses a NumPy array's own memory, and a step would donate it.

@@ -1,0 +1,187 @@
+"""Where pretrained weights come from: a file, the Hugging Face hub, or the folder of a run."""
+
+import contextlib
+import functools
+import pathlib
+import tempfile
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.config import output
+from jaxspeed.data.formats.class_names import check_weights_classes, stored_class_names
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
+from jaxspeed.devices.compile import use_cache
+from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json, expanded
+from jaxspeed.models import hub
+from jaxspeed.models.exchange import SIZES, class_names_in, save_weights, sizes_in
+from jaxspeed.models.pretrained import (
+  LAYOUTS,
+  check_pretrained,
+  load_pretrained,
+  pretrained_class_names,
+)
+from jaxspeed.run.restore import load_config, open_run, stored_plan
+from jaxspeed.steps.spec import TrainSpec, make_train_spec
+
+_PATH = "config.pretrained.path"
+
+
+def with_file(config: ConfigDict) -> ConfigDict:
+  """The config with a local file in pretrained.path, downloaded or written from a run's folder.
+
+  Raises:
+    UserError: as `hub.fetch` and `restore.open_run`.
+  """
+  config = config.copy_and_resolve_references()
+  config.pretrained.path = str(_file(config.pretrained.path))
+  return config
+
+
+def with_decided(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+  """The config of a run that begins, with what its weights decide: the model's sizes.
+
+  The path of weights on the hub gets the commit that it has now.
+
+  Args:
+    config: a config with weights.
+    given: the fields that the command line sets, which the weights do not override.
+
+  Raises:
+    UserError: as `with_file` and `check_pretrained`.
+  """
+  local = with_file(config)
+  check_pretrained(local)
+  config = config.copy_and_resolve_references()
+  if config.pretrained.path.startswith(hub.PREFIX):
+    config.pretrained.path = hub.pinned(config.pretrained.path)
+  sizes = sizes_in(pathlib.Path(local.pretrained.path), LAYOUTS[config.model.name])
+  config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
+  return config
+
+
+def as_decided(config: ConfigDict, given: Collection[str], stored: ConfigDict) -> ConfigDict:
+  """The config of a run that resumes, with what its weights, which may be gone, decided then."""
+  config = config.copy_and_resolve_references()
+  path, then = config.pretrained.path, stored.pretrained.path
+  if hub.without_revision(path) == hub.without_revision(then):
+    config.pretrained.path = then
+  if "pretrained.head" not in given:
+    config.pretrained.head = stored.pretrained.head
+  if stored.model.name == config.model.name:
+    sizes = {name: stored.model[name] for name in SIZES if name in stored.model}
+    config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
+  return config
+
+
+def with_known_head(
+  config: ConfigDict, classes: Sequence[str], given: Collection[str]
+) -> ConfigDict:
+  """The config, with head="keep" where the weights are of just these classes, by their names."""
+  names = class_names_in(pathlib.Path(with_file(config).pretrained.path))
+  if "pretrained.head" not in given and names and names == tuple(classes):
+    config = config.copy_and_resolve_references()
+    config.pretrained.head = "keep"
+  return config
+
+
+def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
+  """A line on the fields of a recipe that its weights override; none if they agree."""
+  fields = [("model", name) for name in SIZES if name in recipe.model] + [("pretrained", "head")]
+  rows = [
+    f"{group}.{name}={config[group][name]} in place of the recipe's {recipe[group][name]}"
+    for group, name in fields
+    if config[group][name] != recipe[group][name]
+  ]
+  return [f"the weights decide: {', '.join(rows)}"] if rows else []
+
+
+def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
+  """The specification of a recipe, and the weights of its `named` config on every device.
+
+  Raises:
+    UserError: as `evaluate_pretrained`.
+  """
+  use_cache(config.compile_cache)
+  mesh = mesh_lib.make_mesh()
+  spec = make_train_spec(config, stored_plan(config), mesh)
+  size = spec.plan.phases[-1].image_size
+  shapes = jax.eval_shape(
+    functools.partial(spec.model.init, train=False),
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
+  )
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  return spec, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+
+
+def named(config: ConfigDict) -> ConfigDict:
+  """`with_file` of a config that names weights with a last layer, for a model that can load them.
+
+  Raises:
+    UserError: as `evaluate_pretrained`.
+  """
+  if not config.pretrained.path or config.pretrained.head == "new":
+    raise UserError(
+      "without --workdir, weights come from --config.pretrained.path=FILE.safetensors, with their "
+      "own last layer: set --config.pretrained.head=keep."
+    )
+  if not (len(config.data.mean) and len(config.data.std)):
+    raise UserError(
+      "config.data.mean and config.data.std are empty, and weights alone do not tell them: set "
+      "both to those that the weights were trained with, which a run's config.json holds."
+    )
+  config = with_file(config)
+  check_pretrained(config)
+  return config
+
+
+def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
+  """Makes sure that the weights of a config were trained on classes of these names, if they say so.
+
+  Raises:
+    UserError: they were not.
+  """
+  path, data = config.pretrained.path, config.data.path or config.data.name
+  if note := check_weights_classes(path, pretrained_class_names(config), data, names):
+    output.note(note)
+
+
+def _file(path: str) -> pathlib.Path:
+  if path.startswith(hub.PREFIX):
+    return hub.fetch(path)
+  place = expanded(path, _PATH)
+  # Other packages' folders of weights have a config.json too, but no checkpoints.
+  is_run = (place / "config.json").is_file() and (place / "checkpoints").is_dir()
+  return _exported(place) if is_run else place
+
+
+@functools.cache
+def _exported(folder: pathlib.Path) -> pathlib.Path:
+  """A file of the weights that a run is evaluated with; it is gone with this process."""
+  config = load_config(folder)
+  if config.model.name not in LAYOUTS:
+    raise UserError(
+      f"{_PATH}={folder} is a run with model.name={config.model.name}: only a ResNet's or a ViT's "
+      "weights can be taken."
+    )
+  with precision.wide_enough(config.precision):
+    _, restored = open_run(folder, config, None)
+    variables = jax.device_get(restored.tree.state.evaluated())
+  facts: dict[str, Any] = {"model": dict(config.model)}
+  with contextlib.suppress(UserError):  # a run may have lost its names
+    facts["class_names"] = stored_class_names(folder, config.data.classes)
+  path = pathlib.Path(_own_folder().name) / f"{folder.name}.safetensors"
+  metadata = {name: dump_json(fact) for name, fact in facts.items()}
+  save_weights(path, variables, LAYOUTS[config.model.name], metadata=metadata)
+  return path
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+  return tempfile.TemporaryDirectory(prefix="jaxspeed-weights-")
