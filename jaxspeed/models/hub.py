@@ -72,9 +72,7 @@ def fetch(path: str, *, download: bool = True) -> pathlib.Path:
       hub.hf_hub_download(name, file or _FILE, revision=revision, local_files_only=not download)
     )
   except errors.LocalEntryNotFoundError as error:
-    why = (
-      "the cache has no copy, and the hub cannot be reached: download it where there is a network"
-    )
+    why = "the hub cannot be reached, and the cache has no copy: try again with a network"
     raise UserError(f"{path}: {why}.") from error
   except errors.EntryNotFoundError as error:
     why = f"it holds no {file or _FILE}: name its file of weights with /FILE.safetensors behind it"

@@ -16,6 +16,7 @@ from jaxspeed.models.exchange import save_weights
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.run.planned import planned
 from jaxspeed.run.session import train
+from jaxspeed.run.weights import with_known_head
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -35,7 +36,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     self.answer(body=True)
 
   def answer(self, body):
-    owner, name, _, revision, file = self.path.strip("/").split("/", 4)
+    owner, name, _, revision, file = (self.path.strip("/").split("/", 4) + [""] * 5)[:5]
     missing = {"private": "RepoNotFound", "gated": "GatedRepo"}.get(name)
     missing = missing or ("RevisionNotFound" if revision == "v9" else None)
     content = self.files.get(f"{owner}/{name}/{file}")
@@ -79,7 +80,11 @@ def served(trained, tmp_path, monkeypatch):
   monkeypatch.setattr(Server, "files", {"timm/small/model.safetensors": content})
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
   threading.Thread(target=server.serve_forever, daemon=True).start()
-  monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+  # As HF_ENDPOINT sets it, where it is there before the library is imported.
+  endpoint = f"http://127.0.0.1:{server.server_port}"
+  form = "{repo_id}/resolve/{revision}/{filename}"
+  monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{form}")
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
   hub.fetch.cache_clear()
   yield server
@@ -126,7 +131,7 @@ def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(trained, se
   [
     ("hf://timm", "write hf://OWNER/NAME"),
     ("hf://timm/small/pytorch_model.bin", "write hf://OWNER/NAME.* pickles are not loaded"),
-    ("hf://timm/small/../a.safetensors", "write hf://OWNER/NAME"),
+    ("hf://timm/small/../a.safetensors", "cannot contain a '..'"),
     ("hf://timm/pickled", "holds no model.safetensors: .* pickles .* are not loaded"),
     ("hf://timm/small@v9", "has no revision v9"),
     ("hf://timm/private", "no such name, or it is private"),
@@ -140,7 +145,7 @@ def test_what_the_hub_lacks_is_a_sentence(served, path, words):
 
 def test_a_download_that_is_cut_off_is_no_file(served, monkeypatch):
   monkeypatch.setattr(Server, "cut", True)
-  with pytest.raises(UserError, match="hf://timm/small cannot be downloaded .*: try again"):
+  with pytest.raises(UserError, match="hf://timm/small cannot be downloaded .*: run the same"):
     hub.fetch("hf://timm/small")
   monkeypatch.setattr(Server, "cut", False)
   assert hub.fetch("hf://timm/small").stat().st_size == len(
@@ -155,8 +160,8 @@ def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   with pytest.raises(UserError, match="width 4, but the model's is 8: set config.model.width=4"):
     begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 8})
   # Its classes are ours: so is its last layer.
-  begun_with(trained, tmp_path / "c", **{"pretrained.head": "new"})
-  assert stored.load(tmp_path / "c" / "config.json").pretrained.head == "keep"
-  given = ["pretrained.head"]
-  begun_with(trained, tmp_path / "d", given, **{"pretrained.head": "new"})
-  assert stored.load(tmp_path / "d" / "config.json").pretrained.head == "new"
+  config = resnet(**{"pretrained.path": str(trained), "pretrained.head": "new"})
+  names = tuple(map(str, range(10)))
+  assert with_known_head(config, names, []).pretrained.head == "keep"
+  assert with_known_head(config, names[::-1], []).pretrained.head == "new"
+  assert with_known_head(config, names, ["pretrained.head"]).pretrained.head == "new"

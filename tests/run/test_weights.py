@@ -324,8 +324,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
     ({"pretrained.path": ""}, "weights come from --config.pretrained.path=FILE.safetensors"),
     ({"pretrained.path": "none.safetensors"}, "none.safetensors does not exist"),
     ({"pretrained.path": "net.pth"}, "net.pth is a pickle"),
-    ({"pretrained.path": "FOLDER/run"}, "the folder of a run: export its .* evaluate .*run --"),
-    ({"pretrained.path": "FOLDER"}, "is a folder: name a .safetensors file of weights"),
+    ({"pretrained.path": "FOLDER"}, "is a folder, and no run's: name a .safetensors"),
     ({"pretrained.head": "new"}, "set --config.pretrained.head=keep"),
     ({"model.name": "resnet9"}, "only a ResNet or a ViT has weights to load"),
   ],
@@ -375,7 +374,11 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_compiled(
   other.pretrained.path = str(folder / "net.safetensors")
   planned(other, devices=1)
   other.model.depth = 34
-  for check in (lambda: train(other, str(tmp_path / "run")), lambda: planned(other, devices=1)):
+  given = ["model.depth"]
+  for check in (
+    lambda: train(other, str(tmp_path / "run"), given=given),
+    lambda: planned(other, devices=1, given=given),
+  ):
     with pytest.raises(UserError, match="net.safetensors holds a ResNet-18, but .* a ResNet-34"):
       check()
   assert not (tmp_path / "run" / "config.json").exists()
