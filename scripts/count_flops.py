@@ -86,7 +86,7 @@ def main() -> None:
     config.precision = "float32"
     spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
     counted = count(spec)
-    with mock.patch("jaxspeed.models.layers.conv.plain_convolution", with_padding):
+    with mock.patch("jaxspeed.models.layers.conv.convolve_in_loops", with_padding):
       padded = count(spec)
     for name in counted:
       print(
