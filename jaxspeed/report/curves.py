@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspeed.records.statistics import interval
 from jaxspeed.report.charts import COLOURS, Chart, Line
-from jaxspeed.report.data import Group, RunData, number_in
+from jaxspeed.report.data import Group, RunData
 from jaxspeed.report.words import number, percent
 
 # Groups whose curves are drawn, and seeds that are drawn beside their mean.
@@ -147,13 +147,13 @@ def _points(run: RunData, field: str, key: str) -> list[tuple[float, float, floa
   """Epoch, x and y of each row that has both; of the learning rate, of each step that is known."""
   if field == "learning_rate" and run.rates:
     return _rates(run, key)
-  found = [(number_in(row, key), number_in(row, field), row["epoch"]) for row in run.rows]
+  found = [(row.get(key), row.get(field), row["epoch"]) for row in run.rows]
   return [(epoch, x, y) for x, y, epoch in found if x is not None and y is not None]
 
 
 def _rates(run: RunData, key: str) -> list[tuple[float, float, float]]:
   """The learning rates of a run's steps so far, their seconds interpolated within an epoch."""
-  rows = [(row["epoch"], x) for row in run.rows if (x := number_in(row, key)) is not None]
+  rows = [(row["epoch"], x) for row in run.rows if (x := row.get(key)) is not None]
   ends = np.array([(0.0, 0.0), *rows])
   epochs, rates = zip(*run.rates, strict=True)
   xs = np.interp(epochs, ends[:, 0], ends[:, 1]).tolist()
@@ -165,8 +165,8 @@ def _bands(run: RunData, key: str) -> list[tuple[float, float, str]]:
   """The range of x of each phase with one image size and batch size, and its label."""
   bands: list[tuple[float, float, str]] = []
   for row in run.rows:
-    size, batch = (number(number_in(row, name)) for name in ("image_size", "batch_size"))
-    label, end = f"{size} px, batch {batch}", number_in(row, key)
+    size, batch = (number(row.get(name)) for name in ("image_size", "batch_size"))
+    label, end = f"{size} px, batch {batch}", row.get(key)
     if end is not None:
       begin = bands[-1][1] if bands else 0.0
       if bands and bands[-1][2] == label:

@@ -112,8 +112,8 @@ class RunData:
     metric = metric or self.metric
     if self.result is not None:
       return self.result.get(metric)
-    values = [value for row in self.rows if (value := number_in(row, f"eval_{metric}")) is not None]
-    return values[-1] if values else None
+    found = (row.get(f"eval_{metric}") for row in reversed(self.rows))
+    return next((value for value in found if value is not None), None)
 
   @property
   def reached(self) -> dict[str, Any] | None:
@@ -128,8 +128,8 @@ class RunData:
       return self.result["seconds"]
     last, first = (self.rows or [{}])[-1], self.reached
     return {
-      "train": number_in(last, "train_seconds"),
-      "dawn": number_in(last, "dawn_seconds"),
+      "train": last.get("train_seconds"),
+      "dawn": last.get("dawn_seconds"),
       "process": self.clock.get("process"),
       "compile": {"wall": self.clock.get("compile")},
       "to_target": first["dawn_seconds"] if first else None,
@@ -175,7 +175,7 @@ class Group:
   @property
   def mean(self) -> float | None:
     """The mean accuracy; None without any."""
-    return statistics.fmean(self.values) if self.values else None
+    return self.mean_of(self.metric)
 
   def mean_of(self, metric: str) -> float | None:
     """The mean of another accuracy; None without any."""
@@ -186,12 +186,6 @@ class Group:
     """The mean of one of the seconds over the runs that have it."""
     known = [run.seconds[name] for run in self.counted if run.seconds.get(name) is not None]
     return statistics.fmean(known) if known else None
-
-
-def number_in(row: Mapping[str, Any], name: str) -> float | None:
-  """A number of a row; None where there is none."""
-  value = row.get(name)
-  return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
