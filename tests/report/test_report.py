@@ -30,7 +30,7 @@ from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
 from jaxspeed.report.images import images as draw_images
 from jaxspeed.report.page import page
-from jaxspeed.run.thumbnails import choose, filters_of, small
+from jaxspeed.run.thumbnails import choose
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,7 @@ def test_names_are_text_and_nothing_comes_from_a_network(one):
   outside = re.findall(r"(?:https?:)?//[a-z][^\s'\"<]*", re.sub('data:image[^"]*', "", text))
   assert set(outside) <= {"http://www.w3.org/2000/svg"}
   assert len(text) < 2_000_000
-
-
-def test_every_figure_has_a_text_alternative(one):
-  page = Parsed(one[1].read_text())
+  # Every figure has a text alternative.
   assert len(page.of("svg")) > 5 and len(page.of("img")) > 40
   assert all(each.get("role") == "img" and each["aria-label"] for each in page.of("svg"))
   assert all(each["alt"] for each in page.of("img"))
@@ -349,20 +346,3 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   rows[-1]["learning_rate"] *= 2
   write("".join(dump_json(row) + "\n" for row in rows))
   assert len(drawn()[0].x) == 3
-
-
-def test_small_images_are_means_and_filters_those_over_three_channels():
-  images = np.arange(2 * 130 * 65 * 3).reshape(2, 130, 65, 3) % 251
-  found = small(images.astype(np.uint8))
-  assert found.shape == (2, 43, 21, 3)
-  assert found[1, 2, 3, 0] == np.rint(images[1, 6:9, 9:12, 0].mean(dtype=np.float32))
-  ours, flax = np.full((5, 2, 2, 3), -1.0), np.ones((4, 4, 3, 6))
-  inner = np.ones((7, 3, 3, 9))
-  assert filters_of({"a": inner, "b": ours}).shape == (5, 2, 2, 3)
-  assert filters_of({"b": ours}).max() == 0 and filters_of({"b": flax}).shape == (6, 4, 4, 3)
-  assert len(filters_of({"b": np.ones((3, 3))})) == 0
-  # ViT's patches are rows of pixels, each with its channels.
-  patch = np.zeros((4 * 4 * 3, 5))
-  patch[(4 * 1 + 2) * 3 + 0, 4] = 2
-  vit = filters_of({"params": {"patch": {"kernel": patch}}, "other": {"kernel": np.ones((48, 5))}})
-  assert vit.shape == (5, 4, 4, 3) and np.argwhere(vit == 255).tolist() == [[4, 1, 2, 0]]

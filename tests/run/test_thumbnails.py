@@ -1,0 +1,22 @@
+"""Small images and filters that a run leaves for its report."""
+
+import numpy as np
+
+from jaxspeed.run.thumbnails import filters_of, small
+
+
+def test_small_images_are_means_and_filters_those_over_three_channels():
+  images = np.arange(2 * 130 * 65 * 3).reshape(2, 130, 65, 3) % 251
+  found = small(images.astype(np.uint8))
+  assert found.shape == (2, 43, 21, 3)
+  assert found[1, 2, 3, 0] == np.rint(images[1, 6:9, 9:12, 0].mean(dtype=np.float32))
+  ours, flax = np.full((5, 2, 2, 3), -1.0), np.ones((4, 4, 3, 6))
+  inner = np.ones((7, 3, 3, 9))
+  assert filters_of({"a": inner, "b": ours}).shape == (5, 2, 2, 3)
+  assert filters_of({"b": ours}).max() == 0 and filters_of({"b": flax}).shape == (6, 4, 4, 3)
+  assert len(filters_of({"b": np.ones((3, 3))})) == 0
+  # ViT's patches are rows of pixels, each with its channels.
+  patch = np.zeros((4 * 4 * 3, 5))
+  patch[(4 * 1 + 2) * 3 + 0, 4] = 2
+  vit = filters_of({"params": {"patch": {"kernel": patch}}, "other": {"kernel": np.ones((48, 5))}})
+  assert vit.shape == (5, 4, 4, 3) and np.argwhere(vit == 255).tolist() == [[4, 1, 2, 0]]
