@@ -12,7 +12,6 @@ from absl import flags
 
 from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import UserError
 
 
 def main() -> None:
@@ -22,15 +21,6 @@ def main() -> None:
   csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
-  bandwidth = command_line.define_number(
-    "bandwidth", 0.0, "GB/s between two devices, to time the all-reduces.", least=1e-3, most=1e6
-  )
-  latency = command_line.define_number(
-    "latency", 7.0, "Latency between two devices in microseconds."
-  )
-  step_ms = command_line.define_number(
-    "step-ms", 0.0, "Milliseconds of the first phase's step, without all-reduces.", least=1e-3
-  )
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
@@ -42,17 +32,9 @@ def main() -> None:
 
     command_line.nothing_left(arguments)
     config = config_flag.value
-    if config is None:
-      raise UserError("name the recipe to plan, as in: jaxspeed plan quickstart.")
+    assert config is not None
     if csv.value:
-      command_line.without_effect("beside --csv", bandwidth, latency, step_ms, parameters)
-    network = None
-    if bandwidth.value:
-      if not (step_ms.value and devices.value > 1):
-        raise UserError("--bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.")
-      network = planned.Network(bandwidth.value, latency.value, step_ms.value)
-    else:
-      command_line.without_effect("without --bandwidth", latency, step_ms)
+      command_line.without_effect("beside --csv", parameters)
     given = config_flag.overridden
     notes = effects.check(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
@@ -63,8 +45,7 @@ def main() -> None:
     if csv.value:
       print("\n".join(planned.csv_lines(config, plan)))
       return
-    lines = [planned.describe(config, plan), *found.lines]
-    lines += planned.exchange_lines(config, plan, devices=devices.value, network=network)
+    lines = [planned.describe(config, plan), *found.lines, planned.exchange_line(config)]
     if parameters.value:
       lines.append(planned.parameter_table(config))
     print("\n".join(lines))

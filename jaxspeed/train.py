@@ -71,8 +71,7 @@ def main() -> None:
     command_line.nothing_left(arguments)
 
     config = config_flag.value
-    if config is None:
-      raise UserError("name the recipe to train, as in: jaxspeed train quickstart.")
+    assert config is not None
     screen = functools.partial(Screen, as_json=json_flag.value, quiet=output.is_quiet())
     steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)

@@ -114,12 +114,6 @@ def test_predict_goes_on_past_a_file_that_is_no_image(trained, tmp_path):
   assert all(line.startswith("jaxspeed: ") for line in told)
 
 
-def test_plan_needs_no_data():
-  done = run("plan", "--config=configs/cifar10_resnet9.py:ema")
-  assert done.returncode == 0, done.stderr
-  assert "1261 steps" in done.stdout and "97 steps an epoch" in done.stdout
-
-
 def write_binary_cifar(folder: pathlib.Path) -> pathlib.Path:
   """A folder of the official binary version, all of it zeros: 307 MB are not needed to be wrong."""
   folder.mkdir()

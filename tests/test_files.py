@@ -239,7 +239,10 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path):
   assert read_json(path, Entry, "delete it") is None
   with pytest.raises(FileNotFoundError):
     load_json(path)
-  for content, reason in ((b"{}", "name: Field required"), (b"\xff\xfe", "it is no JSON: expected value at line 1 column 1")):
+  for content, reason in (
+    (b"{}", "name: Field required"),
+    (b"\xff\xfe", "it is no JSON: expected value at line 1 column 1"),
+  ):
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
       read_json(path, Entry, "delete it")

@@ -41,7 +41,7 @@ def test_a_command_gets_its_flags(monkeypatch):
   code, out, err = jaxspeed(monkeypatch, "plan", "--config=quickstart", "--config.epochs=2")
   assert (code, err) == (0, "") and "quickstart: 30 steps" in out
   code, out, _ = jaxspeed(monkeypatch, "plan", "--help")
-  assert code == 0 and out.startswith("Prints the plan of a config") and "--bandwidth" in out
+  assert code == 0 and out.startswith("Prints the plan of a config") and "--parameters" in out
   code, _, err = jaxspeed(monkeypatch, "plan", "--config=quikstart")
   assert code == 2 and "did you mean quickstart?" in err
 

@@ -86,7 +86,7 @@ plans = [["plan", f"--config={name}"] for name in ("quickstart", "configs/quicks
 for words in (["recipes"], *plans):
   sys.argv = ["jaxspeed", *words]
   from absl import flags
-  names = ("config", "import", "csv", "parameters", "devices", "bandwidth", "latency", "step-ms")
+  names = ("config", "import", "csv", "parameters", "devices")
   for name in (*names, "json", "quiet", "help", "h"):
     if name in flags.FLAGS:
       delattr(flags.FLAGS, name)

@@ -28,7 +28,7 @@ class ConfigFlag:
   """--config=RECIPE with the fields that --config.FIELD=VALUE sets; `run` fills it.
 
   Attributes:
-    value: the checked config; None where none is named.
+    value: the checked config; None where none is named, which `train` and `plan` refuse.
     overridden: the dotted names of the fields that the command line sets.
   """
 
@@ -59,6 +59,8 @@ class ConfigFlag:
       self.value = self._merge(config, {name: parse_value(name, texts[name]) for name in texts})
     elif texts:
       raise UserError(f"--config.{next(iter(texts))} changes a recipe: name it with --config=NAME.")
+    elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
+      raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
     return arguments
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.memory.arrays import known
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded
 from jaxspeed.models import hub
 from jaxspeed.models.make import make_model
@@ -34,8 +34,6 @@ from jaxspeed.run.weights import (
   with_known_head,
 )
 from jaxspeed.scaling.allreduce_time import exchange_of
-from jaxspeed.scaling.hardware import Cluster
-from jaxspeed.scaling.predict import measured_rate, step_of
 
 
 def describe(config: ConfigDict, plan: Plan) -> str:
@@ -156,47 +154,13 @@ def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
   return config
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-  """A network between devices, in GB/s and microseconds a hop; a step's milliseconds without it."""
-
-  bandwidth: float
-  latency: float
-  step_ms: float
-
-
-def exchange_lines(
-  config: ConfigDict, plan: Plan, *, devices: int, network: Network | None
-) -> Iterator[str]:
-  """Lines on the all-reduces of a step: their size, and their time on `network` if given."""
+def exchange_line(config: ConfigDict) -> str:
+  """A line on the all-reduces of a step: their number and size."""
   exchange = exchange_of(config)
   groups = exchange.groups(config.allreduce.group_mb)[1:]
-  how = f"{len(groups)} all-reduce{'s' if len(groups) > 1 else ''}"
-  yield (
-    f"gradients: {sum(exchange.tensors) / 1e6:.4g} MB a step in {how}, and "
-    f"{exchange.rest / 1e6:.2g} MB of statistics in one"
-  )
-  if network is None:
-    return
-  cluster = _cluster(network, plan, devices)
-  for phase in plan.phases:
-    step = step_of(phase, devices, cluster, exchange, group_mb=config.allreduce.group_mb)
-    epochs = f"epochs {phase.first_epoch + 1}-{phase.first_epoch + phase.epochs}"
-    yield (
-      f"{epochs} on {devices} devices: the "
-      f"all-reduces take {1e3 * step.exchange:.3g} ms beside {1e3 * step.compute:.3g} ms of "
-      f"compute, {step.exposed / step.seconds:.1%} of the step is spent waiting for them"
-    )
-
-
-def _cluster(network: Network, plan: Plan, devices: int) -> Cluster:
-  first = plan.phases[0]
-  return Cluster(
-    images_per_s=measured_rate(network.step_ms, first.batch_size / devices, first.image_size),
-    per_host=1,
-    network_gb_s=network.bandwidth,
-    local_gb_s=network.bandwidth,
-    hop_s=network.latency / 1e6,
+  return (
+    f"gradients: {sum(exchange.tensors) / 1e6:.4g} MB a step in {plural(len(groups), 'all-reduce')}"
+    f", and {exchange.rest / 1e6:.2g} MB of statistics in one"
   )
 
 

@@ -102,11 +102,7 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder
 --config.data.path=~nobody-here/x => config.data.path: ~nobody-here/x begins with a home
 --config.runs=1000000000000 => it must be a whole number from 1 to 10,000.
-plan quickstart --bandwidth=nan => flag --bandwidth=nan: it must be a number from 0.001 to 1e+06; see --help
-plan quickstart --bandwidth=abc => flag --bandwidth=abc: could not convert string to float
-plan quickstart --bandwidth=10 => --bandwidth needs --devices=N, 2 or more, and --step-ms=MILLISECONDS.
-plan quickstart --devices=2 --bandwidth=inf --step-ms=inf => =inf: it must be a number from 0.001 to
-plan quickstart --latency=3 => --latency=3.0 has no effect without --bandwidth.
+plan quickstart --csv --parameters => --parameters=True has no effect beside --csv.
 plan quickstart --devices=3 => does not divide over 3 devices
 plan quickstart --epochs=3 => --epochs is not a flag (did you mean --config.epochs?); see --help for the flags.
 plan quickstart --confi=x => --confi is not a flag (did you mean --config?); see --help for the flags.
@@ -125,6 +121,9 @@ train => name the recipe to train, as in: jaxspeed train quickstart.
 train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
+scaling --config=imagenet_lars:4096 --network=nan => flag --network=nan: it must be a number from 0.001 to
+scaling --config=imagenet_lars:4096 --network=abc => flag --network=abc: could not convert string to float
+scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: it must be a number from 0.001 to
 scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1.0: it must be a number
 scaling --config=imagenet_lars:4096 --config.data.path=/x => reads no images, it uses config.data.train
 evaluate => --workdir is missing: name the folder of a run
@@ -218,7 +217,10 @@ def test_a_mistake_is_one_sentence(line, module_folder):
   "content, words",
   [
     ("[" * 100_000, "cannot be read as a config (it is no JSON: recursion limit exceeded"),
-    ('"' + "x" * 1_000_001, "cannot be read as a config (it is no JSON: EOF while parsing a string"),
+    (
+      '"' + "x" * 1_000_001,
+      "cannot be read as a config (it is no JSON: EOF while parsing a string",
+    ),
   ],
 )
 def test_a_stored_config_that_is_long(content, words, tmp_path):

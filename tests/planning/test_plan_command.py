@@ -113,24 +113,13 @@ def plan_command(*arguments):
     return command("plan", *arguments)
 
 
-def test_the_exchange_of_a_step_is_told_and_timed():
-  flags = ["--config=configs/imagenet_lars.py:4096", "--config.allreduce.group_mb=1000"]
-  timed = [*flags, "--devices=16", "--bandwidth=10", "--latency=0", "--step-ms=105"]
-  done = plan_command(*timed)
+def test_the_exchange_of_a_step_is_told():
+  done = plan_command("imagenet_lars:4096", "--config.allreduce.group_mb=1000", "--devices=16")
   assert done.returncode == 0, done.stderr
-  *_, told, time = done.stdout.splitlines()
   # 25,557,032 weights of 4 bytes; 53,120 running statistics and 4 sums.
-  assert told == ("gradients: 102.2 MB a step in 1 all-reduce, and 0.21 MB of statistics in one")
-  # 15 / 16 of the bytes pass each link twice: 19.2 ms.
-  took = 2 * 15 / 16 * (102.228128 + 0.212496) / 10
-  assert f"the all-reduces take {took:.3g} ms beside 105 ms of compute" in time
-  assert "epochs 1-" in time and "on 16 devices" in time
-
-
-def test_timing_the_exchange_needs_devices_and_a_step():
-  done = plan_command("--config=configs/imagenet_lars.py:4096", "--bandwidth=10")
-  assert done.returncode == 2 and done.stdout == ""
-  assert "--bandwidth needs --devices=N" in done.stderr
+  assert done.stdout.splitlines()[-1] == (
+    "gradients: 102.2 MB a step in 1 all-reduce, and 0.21 MB of statistics in one"
+  )
 
 
 def test_the_parameters_are_listed():
