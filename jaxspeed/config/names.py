@@ -38,12 +38,15 @@ def nearest(name: str, model: str = "") -> list[str]:
 
   Args:
     name: a dotted name, or its last part.
-    model: the config's model family, to suggest its fields too.
+    model: the config's model family; '': the fields of all families are suggested too.
   """
   name = name.lower().replace("-", "_")
   last = name.rpartition(".")[2]
   meant: dict[str, list[str]] = {}
-  for field in declared(model).values():
+  known = dict(declared(model))
+  for family in () if model else families.FAMILIES:
+    known |= declared(family)
+  for field in known.values():
     for word in {field.name, field.name.rpartition(".")[2], *field.also}:
       meant.setdefault(word, []).append(field.name)
   found = meant.get(name) or meant.get(last) or []

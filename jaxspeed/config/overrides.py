@@ -51,10 +51,15 @@ def _scaled(rate: float, highest: float, peak: float) -> float:
 def parse_value(name: str, text: str) -> Any:
   """The value of a field from the text behind `--config.FIELD=`.
 
-  A text that is no value stays a text, which `with_overrides` refuses, as it does unknown fields.
+  A text that is no value stays a text, which `with_overrides` refuses.
+
+  Raises:
+    UserError: there is no such field.
   """
   field = names.field_of(name)
-  if field is None or isinstance(field.default, str):
+  if field is None:
+    raise UserError(names.no_field(name))
+  if isinstance(field.default, str):
     return text
   try:
     return ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)

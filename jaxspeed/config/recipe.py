@@ -205,6 +205,8 @@ def import_file(file: str) -> types.ModuleType:
   Raises:
     UserError: there is no such file, or it raises an exception; the message names the line.
   """
+  if not os.path.isfile(file):
+    raise UserError(f"{file}: there is no such file.")
   name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
   loader = _Loader(name, file)
   module = types.ModuleType(name)

@@ -99,9 +99,10 @@ class Run(SubmittedRun):
     """
     if not isinstance(recipe, str) or not recipe:
       raise UserError(f"job({shown(recipe)}): name a recipe, as in configs/cifar10.py.")
-    overrides = {} if overrides is None else to_plain(overrides)
+    overrides = {} if overrides is None else overrides
     if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
       raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
+    overrides = to_plain(overrides)
     executor = self.executor if executor is None else executor
     if not isinstance(executor, Executor):
       raise UserError(f"job(executor={shown(executor)}): give Local(...), Slurm(...) or Sky(...).")

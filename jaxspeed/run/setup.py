@@ -197,8 +197,7 @@ def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
   """A checked copy of a config with the fields that the data decide (`FOLLOWING`)."""
   config = config.copy_and_resolve_references()
   config.data.update(data.decides)
-  checks.check(config)
-  return config
+  return checks.checked(config.to_dict())
 
 
 def decided(config: ConfigDict, data: OpenData) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from recipes import FOLDER, LADDER, RECIPES, STREAMED, get_config
 
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
 from jaxspeed.data.batch import Batch, Order
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -96,7 +96,8 @@ def test_a_recipe_parses_locks_stores_and_plans(name, variant, tmp_path):
   assert shared <= {field for field, _ in stored.leaves(config)}
   assert config.name.split("/")[0] == name
   stored.save(config, tmp_path / "config.json")
-  assert stored.differences(config, stored.load(tmp_path / "config.json")) == []
+  whole = checks.checked(config.to_dict())
+  assert stored.differences(whole, stored.load(tmp_path / "config.json")) == []
   assert config.data.feed == ("stream" if (name, variant) in STREAMED else "resident")
   plan = make_plan(config)
   if config.data.feed == "resident":
