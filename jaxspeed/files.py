@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pydantic
-import pydantic_core
 
 from jaxspeed.errors import UserError
 
@@ -26,8 +25,9 @@ except ImportError:  # Windows
 # Prefix of a file's or folder's name until it is complete. The name is short, in case the final one
 # has the maximal length, and has 64 random bits, so that nobody can put a link there first.
 TEMPORARY = ".jaxspeed-"
-# The metrics.jsonl of 100,000 epochs is 60 MB.
+# The metrics.jsonl of 100,000 epochs is 60 MB; a config is nested 3 deep.
 _MOST_BYTES = 1 << 28
+_MOST_DEPTH = 64
 _MOST_WHOLE = 2**63
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 NOT_REGULAR = "it is no regular file"
@@ -278,12 +278,18 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
     ValueError: the text is not such a value; the message says why in a few words.
   """
   try:
-    pydantic_core.from_json(text)  # knows UTF-8 alone, and refuses what is nested 200 times
-  except ValueError as error:
-    raise ValueError(f"it is no JSON: {error}") from None
-  value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+    string = text if isinstance(text, str) else text.decode()
+    value = json.loads(string, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+    if _deep(value):
+      raise RecursionError
+  except json.JSONDecodeError as error:
+    raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
+  except UnicodeDecodeError:
+    raise ValueError("it is no text in UTF-8") from None
+  except RecursionError:
+    raise ValueError("it is nested too deeply") from None
   if kind is not Any:
-    _check_kind(text, kind)
+    _check_kind(string, kind)
   return value
 
 
@@ -339,7 +345,7 @@ def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
   return pydantic.TypeAdapter(kind)
 
 
-def _check_kind(text: str | bytes, kind: Any) -> None:
+def _check_kind(text: str, kind: Any) -> None:
   """Raises a ValueError that says in a few words why a JSON text does not have a type."""
   try:
     # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
@@ -348,6 +354,19 @@ def _check_kind(text: str | bytes, kind: Any) -> None:
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
     raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+
+def _deep(value: Any) -> bool:
+  """Whether lists and objects are nested more than `_MOST_DEPTH` times."""
+  level = [value]
+  for _ in range(_MOST_DEPTH):
+    level = [
+      item
+      for each in level
+      if isinstance(each, dict | list)
+      for item in (each.values() if isinstance(each, dict) else each)
+    ]
+  return any(isinstance(each, dict | list) for each in level)
 
 
 def _refuse(name: str) -> Any:

@@ -207,17 +207,17 @@ def test_a_value_of_the_type_comes_as_it_is_written():
 @pytest.mark.parametrize(
   "text, reason",
   [
-    ("", "it is no JSON: EOF while parsing a value"),
-    ("{} {}", "it is no JSON: trailing characters"),
+    ("", "it is no JSON: Expecting value in line 1"),
+    ("{} {}", "it is no JSON: Extra data in line 1"),
     ("[NaN]", "NaN is no number of JSON"),
     ('{"a": -Infinity}', "-Infinity is no number of JSON"),
     ("[1e999]", "1e999 is too large a number"),
-    ("[" + "9" * 5000 + "]", "it is no JSON: number out of range"),
+    ("[" + "9" * 5000 + "]", "99999999999999999999 is too large a number"),
     ("[9223372036854775809]", "9223372036854775809 is too large a number"),
-    ("[" * 100_000, "it is no JSON: recursion limit exceeded"),
-    ("[" * 300 + "]" * 300, "it is no JSON: recursion limit exceeded"),
-    (b'"\xff"', "it is no JSON: invalid unicode code point"),
-    (b'"\x00"', "it is no JSON: control character"),
+    ("[" * 100_000, "it is nested too deeply"),
+    ("[" * 65 + "]" * 65, "it is nested too deeply"),
+    (b'"\xff"', "it is no text in UTF-8"),
+    (b'"\x00"', "it is no JSON: Invalid control character at in line 1"),
   ],
 )
 def test_what_is_no_strict_json(text, reason):
@@ -241,7 +241,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path):
     load_json(path)
   for content, reason in (
     (b"{}", "name: Field required"),
-    (b"\xff\xfe", "it is no JSON: expected value at line 1 column 1"),
+    (b"\xff\xfe", "it is no text in UTF-8"),
   ):
     path.write_bytes(content)
     with pytest.raises(UserError) as error:

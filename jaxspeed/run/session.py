@@ -16,6 +16,7 @@ from jaxspeed.cluster.agreement import Agreement
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.cluster.signals import NOTHING_TO_SAVE, RunAction, Signals, Stopped
 from jaxspeed.cluster.watchdog import watchdog
+from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -72,7 +73,7 @@ def train(
     Stopped: a signal ended the run early, after saving it.
   """
   clock = hooks.make_clock()
-  config = parts.recorded(config)
+  config = checks.checked(parts.recorded(config).to_dict())
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
   ensure_installed(config.records.loggers)

@@ -516,10 +516,10 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
     ({"phases.batch_size": (16, 12)}, "config.phases.batch_size=12 does not divide over 8 devices"),
     ({"eval.mode": "six"}, "choose one of center, flip, five, rect, rect_flip"),
     ({"phases.eval_mode": ("six", "rect")}, "choose one of center, flip, five, rect, rect_flip"),
-    ({"data.mean": ()}, r"config.data.mean=\(\): it is not computed for a stream"),
+    ({"data.mean": ()}, r"config.data.mean=\(\) with .*: it is not computed for a stream"),
     ({"data.path": "nowhere"}, "nowhere does not exist"),
-    ({"model.whiten": True}, "whiten=True: a stream has no first images"),
-    ({"warmup": "on"}, "a stream has no warm-up"),
+    ({"model.whiten": True}, "whiten=True with .*: a stream has no first images"),
+    ({"warmup": "on"}, "config.warmup='on' with .*: a stream has none"),
     ({"data.feed": "resident", "data.name": "digits"}, "choose one of center, flip, six"),
   ],
 )

@@ -218,7 +218,7 @@ NONSENSE = {
   "clock.'?lunch": fields(clock=CLOCK | {"lunch": 1.0}),
   "Input should be an object": text("[]"),
   "it is no JSON": text('{"step": 2, "fi'),
-  "it is no JSON: recursion limit": text("[" * 100_000),
+  "it is nested too deeply": text("[" * 100_000),
 }
 
 

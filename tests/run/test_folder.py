@@ -285,7 +285,7 @@ RESULTS = {
   "[]": "Input should be an object",
   "{}": "config: Field required",
   '{"config": {}, "top1": NaN}': "NaN is no number of JSON",
-  "[" * 100_000: "it is no JSON: recursion limit",
+  "[" * 100_000: "it is nested too deeply",
 }
 METRICS = {
   row(step=None): "step: Field required",
