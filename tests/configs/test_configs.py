@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from recipes import FOLDER, LADDER, RECIPES, STREAMED, get_config
 
-from jaxspeed.config import fields as fields_lib
 from jaxspeed.config import checks, stored
+from jaxspeed.config import fields as fields_lib
 from jaxspeed.data.batch import Batch, Order
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
