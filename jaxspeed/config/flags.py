@@ -1,13 +1,9 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
-import contextlib
 import math
-import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -207,36 +203,20 @@ def _exit_code_of(function: Callable[[], None]) -> int:
     if isinstance(ended.code, str):
       output.say(ended.code)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-  except KeyboardInterrupt:
-    output.say("stopped by Ctrl-C.")
-    return INTERRUPTED
-  except Exception as error:
+  except (KeyboardInterrupt, Exception) as error:
+    if _is_interrupt(error):
+      output.say("stopped by Ctrl-C.")
+      return INTERRUPTED
     output.report(error)
     return FAULT
   return DONE
 
 
-@contextlib.contextmanager
-def _ends_at_once() -> Iterator[None]:
-  """Lets Ctrl-C end the process at once in a block that has nothing to save.
-
-  In the middle of an import an exception is lost, or becomes another: jaxlib makes an ImportError
-  of it. A process in the background ignores Ctrl-C, and others have handlers of their own.
-  """
-
-  def end(*_: Any) -> None:
-    output.write_error("stopped by Ctrl-C.")
-    os._exit(INTERRUPTED)
-
-  is_main = threading.current_thread() is threading.main_thread()
-  if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-    yield
-    return
-  signal.signal(signal.SIGINT, end)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _is_interrupt(error: BaseException | None) -> bool:
+  """Whether Ctrl-C is behind an exception: in an import, jaxlib makes an ImportError of it."""
+  while error is not None and not isinstance(error, KeyboardInterrupt):
+    error = error.__cause__ or error.__context__
+  return error is not None
 
 
 def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
@@ -245,23 +225,22 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
     flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all fields.", "h", True)
   )
   has_config = "config" in flags.FLAGS
-  with _ends_at_once():
-    try:
-      words = flags.FLAGS(argv, known_only=True)
-      if "import" in flags.FLAGS:
-        import_modules([*(flags.FLAGS["import"].value or ())])
-      if define is not None:
-        define(words)
-      words, texts = _split(argv) if has_config else (argv, {})
-      asked = flags.FLAGS["help"].value
-      _, *arguments = flags.FLAGS(words, known_only=bool(asked))
-    except flags.UnrecognizedFlagError as error:
-      raise UserError(_unknown(error)) from None
-    except flags.Error as error:
-      last = str(error).strip().splitlines()[-1].rstrip(".")
-      raise UserError(f"{last}; see --help for the flags.") from None
-    if has_config:
-      arguments = _CONFIG[0].read(arguments, texts, command)
+  try:
+    words = flags.FLAGS(argv, known_only=True)
+    if "import" in flags.FLAGS:
+      import_modules([*(flags.FLAGS["import"].value or ())])
+    if define is not None:
+      define(words)
+    words, texts = _split(argv) if has_config else (argv, {})
+    asked = flags.FLAGS["help"].value
+    _, *arguments = flags.FLAGS(words, known_only=bool(asked))
+  except flags.UnrecognizedFlagError as error:
+    raise UserError(_unknown(error)) from None
+  except flags.Error as error:
+    last = str(error).strip().splitlines()[-1].rstrip(".")
+    raise UserError(f"{last}; see --help for the flags.") from None
+  if has_config:
+    arguments = _CONFIG[0].read(arguments, texts, command)
   if asked:
     config = _CONFIG[0].value if has_config else None
     print(reference.help_text(command, asked == "all", config))

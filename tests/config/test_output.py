@@ -2,14 +2,12 @@
 
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
 import pytest
-from in_process import fresh_flags
 
-from jaxspeed.config import flags, output
+from jaxspeed.config import output
 from jaxspeed.errors import FAULT, INTERRUPTED, MISTAKE, UserError
 
 # A command that prints more than a pipe or a buffer holds, and ends as its first argument says.
@@ -121,19 +119,6 @@ def test_ctrl_c_while_jax_is_imported_is_a_sentence(tmp_path):
   )
   assert (done.returncode, done.stdout) == (INTERRUPTED, "")
   assert done.stderr == "jaxspeed: stopped by Ctrl-C.\n"
-
-
-def test_a_commands_own_part_gets_an_exception_for_ctrl_c(monkeypatch):
-  """`prepare` and `predict --csv` clean up behind it."""
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  seen = []
-  monkeypatch.setattr(sys, "argv", ["command"])
-  try:
-    with fresh_flags():
-      flags.run(lambda _: seen.append(signal.getsignal(signal.SIGINT)))
-  finally:
-    signal.signal(signal.SIGINT, before)
-  assert seen == [signal.default_int_handler]
 
 
 def test_the_traceback_goes_to_the_folder_or_where_there_is_room(tmp_path, capsys, monkeypatch):
