@@ -41,12 +41,12 @@ def only(field: str, *values: str) -> When:
   return When(lambda c: c[field] in values, what)
 
 
-def given(field: str, otherwise: str, but: tuple[str, ...] = ()) -> When:
+def given(field: str, otherwise: str, *but: str) -> When:
   """Fields that have an effect where another field is set: not 0, empty or False."""
   return When(lambda c: c[field], otherwise, but=but)
 
 
-def without(field: str, otherwise: str, but: tuple[str, ...] = ()) -> When:
+def without(field: str, otherwise: str, *but: str) -> When:
   """Fields that have an effect where another field is not set."""
   return When(lambda c: not c[field], otherwise, but=but)
 
@@ -89,7 +89,8 @@ DECAYS = given("optimizer.weight_decay", "it is a factor on the weight decay")
 ONE_PIECE = without(
   "schedule.segments",
   "set --config.schedule.segments='()' for a learning rate that rises and falls once",
-  but=("segments", "peak"),
+  "segments",
+  "peak",
 )
 STEPWISE = only("schedule.name", "step", "exponential")
 FALLING = only("schedule.name", "linear", "cosine")
@@ -107,14 +108,12 @@ BIAS_TRAINED = given(
   "whitening.bias_epochs",
   "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
 )
-PROXY = given("proxy.keep", "there is no proxy", but=("keep",))
-PRETRAINED = given(
-  "pretrained.path", "name the weights with --config.pretrained.path", but=("path",)
-)
+PROXY = given("proxy.keep", "there is no proxy", "keep")
+PRETRAINED = given("pretrained.path", "name the weights with --config.pretrained.path", "path")
 PHASES = given(
   "phases.first_epoch",
   "there is one phase; give the first epoch of each as --config.phases.first_epoch",
-  but=("first_epoch",),
+  "first_epoch",
 )
 RECTANGLES = When(
   lambda c: any("rect" in mode for mode in phase_column(c, "eval_mode") or [c["eval.mode"]]),

@@ -104,13 +104,10 @@ def facts_of(name: str) -> Facts:
   try:
     rows = {str(variant): Published(**row) for variant, row in stated.items()}
   except (AttributeError, TypeError, pydantic.ValidationError) as error:
-    what = ""
-    if isinstance(error, pydantic.ValidationError):
-      found = error.errors(include_url=False)[0]
-      what = f" ({found['loc'][0]}={found['input']!r}: {found['msg']})"
     known = ", ".join(field.name for field in dataclasses.fields(Published))
     raise UserError(
-      f"{path}: PUBLISHED must map each variant to a dict with fields of {known}{what}."
+      f"{path}: PUBLISHED must map each variant to a dict with fields of {known} "
+      f"({' '.join(str(error).split())[:_SHOWN]})."
     ) from None
   variants = [*rows] or [""]
   first = next(iter(inspect.signature(get_config).parameters.values()), None)
