@@ -40,14 +40,7 @@ def main() -> None:
   )
   as_json = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
   command_line.define_quiet("notes, classes and confusions to be read")
-
-  def of_run(arguments: list[str]) -> ConfigDict | None:
-    from jaxspeed.run.restore import load_config
-
-    folder, _ = command_line.take_run(workdir.value, arguments)
-    return load_config(pathlib.Path(folder)) if folder else None
-
-  config_flag = command_line.define_config_flag(of_run, _merged)
+  config_flag = command_line.define_config_flag()
 
   def define(_: list[str]) -> None:
     from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
@@ -56,16 +49,22 @@ def main() -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run import export as export_lib
     from jaxspeed.run.evaluation import evaluate, evaluate_pretrained
+    from jaxspeed.run.restore import load_config
 
     named, others = command_line.take_run(workdir.value, arguments)
     command_line.nothing_left(others)
-    config, given = config_flag.value, config_flag.overridden
-    if named and (own := [name for name in given if name.startswith("model.")]):
-      raise UserError(
-        f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
-        "fields cannot be changed."
-      )
+    config, given = config_flag.recipe, config_flag.overrides
+    if named:
+      if config is not None:
+        raise UserError(f"--config names a recipe and {named} a run: leave out one of them.")
+      if own := [name for name in given if name.startswith("model.")]:
+        raise UserError(
+          f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
+          "fields cannot be changed."
+        )
+      config = load_config(pathlib.Path(named))
     if config is not None:
+      config = _merged(config, given)
       effects.check(config, given, command="evaluate")
     with exit_on_sigterm():
       if config is not None and not (named or export.value):

@@ -35,7 +35,7 @@ def main() -> None:
     assert config is not None
     if csv.value:
       command_line.without_effect("beside --csv", parameters)
-    given = config_flag.overridden
+    given = config_flag.overrides
     notes = effects.check(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
     found = planned.planned(config, devices=devices.value, given=given)

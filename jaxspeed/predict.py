@@ -52,7 +52,7 @@ def main() -> None:
     if workdir.value and config is not None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
-      given = config_flag.overridden
+      given = config_flag.overrides
       effects.check(config, given, command="predict")
       opened = run_predict.pretrained_predictor(with_last_mode(config), given)
     elif workdir.value or os.path.isdir(images[0] if images else ""):

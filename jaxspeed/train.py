@@ -76,7 +76,7 @@ def main() -> None:
     steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
-    given = config_flag.overridden
+    given = config_flag.overrides
     notes = effects.check(config, given, command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:

@@ -1,5 +1,6 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
+import functools
 import math
 import re
 import sys
@@ -24,62 +25,47 @@ class ConfigFlag:
   """--config=RECIPE with the fields that --config.FIELD=VALUE sets; `run` fills it.
 
   Attributes:
-    value: the checked config; None where none is named, which `train` and `plan` refuse.
-    overridden: the dotted names of the fields that the command line sets.
+    recipe: the config of the recipe; None where none is named, which `train` and `plan` refuse.
+    overrides: the values that the command line sets, by dotted field name.
   """
 
-  value: ConfigDict | None = None
-  overridden: tuple[str, ...] = ()
+  recipe: ConfigDict | None = None
+  overrides: Mapping[str, Any] = {}
 
-  def __init__(
-    self,
-    of_run: Callable[[list[str]], ConfigDict | None],
-    merge: Callable[[ConfigDict, Mapping[str, Any]], ConfigDict],
-  ) -> None:
-    self._of_run, self._merge = of_run, merge
+  @functools.cached_property
+  def value(self) -> ConfigDict | None:
+    """The checked config of the recipe with the overrides; None where none is named."""
+    return None if self.recipe is None else with_overrides(self.recipe, self.overrides)
 
   def read(self, arguments: list[str], texts: Mapping[str, str], command: str) -> list[str]:
-    """Loads and merges the config, and returns the arguments that do not name it."""
+    """Loads the recipe, and returns the arguments that do not name it."""
     recipe = flags.FLAGS["config"].value
     if command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       if recipe is not None:
         raise UserError(f"--config={recipe} and {arguments[0]} are two recipes: name one of them.")
       recipe, *arguments = arguments
-    config = self._of_run(arguments)
-    if config is not None and recipe is not None:
-      raise UserError(f"--config={recipe} names a recipe beside a run: leave out one of them.")
     if recipe is not None:
-      config = load_recipe(recipe)
-    if config is not None:
-      self.overridden = tuple(texts)
-      self.value = self._merge(config, {name: parse_value(name, texts[name]) for name in texts})
-    elif texts:
+      self.recipe = load_recipe(recipe)
+    elif texts and command != "evaluate":  # which has the config of a run
       raise UserError(f"--config.{next(iter(texts))} changes a recipe: name it with --config=NAME.")
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
+    self.overrides = {name: parse_value(name, text) for name, text in texts.items()}
     return arguments
 
 
 _CONFIG: list[ConfigFlag] = []  # the last that was defined, as absl's flags global
 
 
-def define_config_flag(
-  of_run: Callable[[list[str]], ConfigDict | None] = lambda _: None,
-  merge: Callable[[ConfigDict, Mapping[str, Any]], ConfigDict] = with_overrides,
-) -> ConfigFlag:
-  """Defines --config and --import.
-
-  Args:
-    of_run: the config of the run that the other arguments name, in place of a recipe's.
-    merge: makes a checked config of one and the values of overrides.
-  """
+def define_config_flag() -> ConfigFlag:
+  """Defines --config and --import."""
   flags.DEFINE_string(
     "config",
     None,
     "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field.",
   )
   define_import_flag()
-  _CONFIG[:] = [ConfigFlag(of_run, merge)]
+  _CONFIG[:] = [ConfigFlag()]
   return _CONFIG[0]
 
 

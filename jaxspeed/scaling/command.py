@@ -1,7 +1,7 @@
 """The flags and the output of `jaxspeed.scaling`."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -184,7 +184,7 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
     yield from describe(plan, prediction, memory, device.memory_gb)
 
 
-def run(config: ConfigDict | None, given: Flags, overridden: Sequence[str]) -> None:
+def run(config: ConfigDict | None, given: Flags, overridden: Collection[str]) -> None:
   """Print the predictions of a recipe on more devices."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe.")

@@ -135,7 +135,7 @@ evaluate run --config.model.width=32 => --config.model.width: the weights in run
 evaluate run --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of center, flip
 evaluate run --config.eval.batch_size=0 => config.eval.batch_size=0: it must be a whole number from 1
 evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: evaluate does not use it
-evaluate run --config=quickstart => --config=quickstart names a recipe beside a run: leave out one of them.
+evaluate run --config=quickstart => --config names a recipe and run a run: leave out one of them.
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
 prepare index . --size=8193 => --size=8193: name a short side in pixels, 8,192 at most.
