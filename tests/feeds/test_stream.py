@@ -507,7 +507,7 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   "fields, words",
   [
     ({"data.classes": 5}, "has 4 classes, but config.data.classes is 5"),
-    ({"phases.image_size": (16,)}, "has 1 values, but config.phases.first_epoch=.0, 1. has 2"),
+    ({"phases.image_size": (16,)}, "has 1 values, but config.phases.first_epoch=.0.0, 1.0. has 2"),
     ({"phases.first_epoch": (1, 0)}, "epochs must start at 0, ascend"),
     (
       {"phases.batch_size": (16, 0)},

@@ -20,7 +20,7 @@ from toy import load_recipe, toy_config, toy_spec
 
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import Stopped
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
@@ -113,7 +113,7 @@ def digits(**fields) -> ConfigDict:
   config.model.width = 4
   config.checkpoint.every_seconds = 0.0
   config.update_from_flattened_dict(fields)
-  return config
+  return checks.checked(config.to_dict())
 
 
 @pytest.mark.parametrize(
