@@ -29,10 +29,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from faulty_runs import arrays_of  # noqa: E402
 from local_cluster import Slurm as Cluster  # noqa: E402
-from local_cluster import environment, local_slurm, wait_until  # noqa: E402
+from local_cluster import environment, local_slurm, trainers, wait_until  # noqa: E402
 
 from jaxspeed.files import is_locked  # noqa: E402
 from jaxspeed.launch import Run, Slurm  # noqa: E402
+from jaxspeed.launch.record import Event, read_events  # noqa: E402
 from jaxspeed.launch.state import Statuses  # noqa: E402
 from jaxspeed.launch.status import ENDED, JobStatus  # noqa: E402
 from jaxspeed.records.provenance import describe_device, versions  # noqa: E402
@@ -120,23 +121,12 @@ class Disturbed:
     )
 
 
-def trainers(cluster: Cluster, id: str) -> list[int]:
+def trainers_of(cluster: Cluster, id: str) -> list[int]:
   """Process numbers of a job's trainers; an array's job has the number that squeue shows."""
   shown = cluster.run("scontrol", "show", "job", id)
   number = re.search(r"JobId=(\d+)", shown)
   assert number is not None
-  found = {}
-  for process in pathlib.Path("/proc").iterdir():
-    try:
-      if not (process / "comm").read_text().startswith("python"):
-        continue
-      entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-      continue
-    variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-    if variables.get("SLURM_JOB_ID") == number[1]:
-      found[int(variables["SLURM_PROCID"])] = int(process.name)
-  return [found[rank] for rank in sorted(found)]
+  return trainers(number[1], cluster.variables["SLURM_CONF"])
 
 
 def on_slurm(cluster: Cluster, root: pathlib.Path, epochs: float) -> tuple[list[Moment], int]:
@@ -160,7 +150,7 @@ def on_slurm(cluster: Cluster, root: pathlib.Path, epochs: float) -> tuple[list[
   disturbed.wait_for_save("killed", "cancelled", "pushed-out")
   disturbed.look("all others train", calm="running", no_data="failed (exit code 2)")
 
-  os.kill(trainers(cluster, disturbed.status("killed").id)[0], signal.SIGKILL)
+  os.kill(trainers_of(cluster, disturbed.status("killed").id)[0], signal.SIGKILL)
   disturbed.wait("killed", "requeued")
   disturbed.look("kill -9 of a trainer", killed="requeued")
   disturbed.run.cancel(["cancelled"])
@@ -308,9 +298,9 @@ def on_this_machine(root: pathlib.Path, jobs: int, epochs: float) -> str:
   )
 
 
-def starts_of(folder: pathlib.Path) -> list[str]:
-  lines = (folder / "launch" / "job.tsv").read_text().splitlines()
-  return [line for line in lines if line.split("\t")[2] == "started"]
+def starts_of(folder: pathlib.Path) -> list[Event]:
+  events = read_events(folder / "launch" / "job.jsonl")
+  return [event for event in events if event.what == "started"]
 
 
 def count(folder: pathlib.Path, state: str) -> int:

@@ -20,11 +20,11 @@ from ml_collections import ConfigDict
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
-from jaxspeed.launch import cost, state
-from jaxspeed.launch.executor import Executor, SchedulerState, Task
+from jaxspeed.launch import state
+from jaxspeed.launch.executor import Executor, SchedulerState
 from jaxspeed.launch.executors import EXECUTORS
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import RECORD, Facts, Note, Request, read_facts
+from jaxspeed.launch.record import RECORD, Event, Facts, Job, read_facts
 from jaxspeed.launch.runs import LAUNCHER, RUN_FILE
 from jaxspeed.launch.seal import seal_of
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
@@ -32,20 +32,25 @@ from jaxspeed.models import make  # noqa: F401  registers the models, whose fiel
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
 NOW = 1_800_000_000
 TOKEN = "5b0f"
-SUBMITTED = (Request(NOW - 7200, "submit", TOKEN), Request(NOW - 7199, "submitted", TOKEN, "7"))
-CANCELLED = Request(NOW - 60, "cancel")
+SUBMITTED = (
+  Event(NOW - 7200, "submit", TOKEN),
+  Event(NOW - 7199, "submitted", TOKEN, detail="7"),
+)
+# A local queue has no numbers: the name of the submission stands for one.
+LOCAL = (SUBMITTED[0], Event(NOW - 7199, "submitted", TOKEN, detail=TOKEN))
+CANCELLED = Event(NOW - 60, "cancel")
 
 
-def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Note:
-  """A line of job.tsv or of a task's file, `ago` seconds before NOW."""
-  return Note(NOW - ago, more.pop("token", TOKEN), what, restart, "n1", detail)
+def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Event:
+  """A line of a record, `ago` seconds before NOW."""
+  return Event(NOW - ago, what, more.pop("token", TOKEN), restart, "n1", detail, **more)
 
 
 def write_run(root: pathlib.Path, name: str = "run", **values: Any) -> pathlib.Path:
   """A run's folder without jobs."""
   folder = root / name
   (folder / LAUNCHER).mkdir(parents=True)
-  about = {"format": 1, "name": name, "created": 0.0, "user": "a", "host": "b"} | values
+  about = {"format": 2, "name": name, "created": 0.0, "user": "a", "host": "b"} | values
   (folder / RUN_FILE).write_text(json.dumps(about))
   return folder
 
@@ -55,9 +60,9 @@ def write_job(
   name: str = "a",
   *,
   index: int = 0,
-  requests: Sequence[Request] = SUBMITTED,
-  notes: Sequence[Note] = (),
-  tasks: Mapping[int, Sequence[Note]] | None = None,
+  requests: Sequence[Event] = SUBMITTED,
+  notes: Sequence[Event] = (),
+  tasks: Mapping[int, Sequence[Event]] | None = None,
   logs: Mapping[str, str] | None = None,
   metrics: Sequence[Mapping[str, Any]] = (),
   result: Mapping[str, Any] | str | None = None,
@@ -69,29 +74,25 @@ def write_job(
   (record / "tasks").mkdir(parents=True)
   (record / "logs").mkdir()
   about = {
-    "format": 1,
+    "format": 2,
     "name": name,
     "index": index,
     "recipe": "configs/quickstart.py",
     "overrides": {},
-    "command": ["true", f"--workdir={folder}"],
+    "folder": str(folder),
     "cwd": str(run),
     "executor": {"kind": "slurm"},
     "created": float(NOW),
     "epochs": 20.0,
     "metric": "top1",
-    "sources": [],
+    "sources": "",
   } | job
   about = {"seal": seal_of(about)} | about
   (record / "job.json").write_text(json.dumps(about))
-  lines = [
-    json.dumps({key: value for key, value in vars(request.sealed(folder)).items() if value != ""})
-    for request in requests
-  ]
-  (record / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))
-  _write_notes(record / "job.tsv", notes)
+  write_events(record / "requests.jsonl", [each.sealed(folder) for each in requests])
+  write_events(record / "job.jsonl", notes)
   for number, own in (tasks or {}).items():
-    _write_notes(record / "tasks" / f"{number}.tsv", own)
+    write_events(record / "tasks" / f"{number}.jsonl", own)
   for file, text in (logs or {}).items():
     (record / "logs" / file).write_text(text)
   if metrics:
@@ -106,10 +107,10 @@ def write_job(
   return facts_of(folder)
 
 
-def _write_notes(path: pathlib.Path, notes: Sequence[Note]) -> None:
-  if notes:
-    lines = ["\t".join([f"{note.time:.0f}", *map(str, note[1:])]) for note in notes]
-    path.write_text("".join(f"{line}\n" for line in lines))
+def write_events(path: pathlib.Path, events: Sequence[Event]) -> None:
+  """Writes a record."""
+  rows = [{name: value for name, value in vars(each).items() if value != ""} for each in events]
+  path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def facts_of(folder: pathlib.Path) -> Facts:
@@ -149,9 +150,7 @@ def result_of(top1: float = 0.95, **values: Any) -> dict[str, Any]:
 
 def at_now(monkeypatch: pytest.MonkeyPatch, later: float = 0.0) -> None:
   """Lets the launcher's clock stand at NOW."""
-  clock = types.SimpleNamespace(time=lambda: NOW + later)
-  monkeypatch.setattr(state, "time", clock)
-  monkeypatch.setattr(cost, "time", clock)
+  monkeypatch.setattr(state, "time", types.SimpleNamespace(time=lambda: NOW + later))
 
 
 class Fake(Executor):
@@ -165,11 +164,6 @@ class Fake(Executor):
   dies_of: ClassVar[type[UserError]] = UserError
 
   gpus: int = 1
-  hours: float = 0.0
-
-  @property
-  def most_hours(self) -> float | None:
-    return self.hours or None
 
   def devices(self) -> int:
     return self.gpus
@@ -177,36 +171,32 @@ class Fake(Executor):
   def check(self, root: pathlib.Path) -> None:
     self.asked.append(("check", root))
 
-  def script(self, task: Task) -> tuple[str, str]:
-    return "script.sh", f"# {task.name}\n"
+  def script(self, jobs: Sequence[Job], token: str) -> str:
+    return "".join(f"# {job.name}\n" for job in jobs)
 
-  def submit(
-    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
-  ) -> Iterator[Mapping[str, str]]:
-    for i, task in enumerate(tasks):
+  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
+    for i, job in enumerate(jobs):
       if i == self.dies_after:
         raise self.dies_of("it refused (no more jobs).")
       # What a submission that dies leaves is read from the folder, so it must be there by now.
-      facts = facts_of(task.folder)
-      assert (task.record / "script.sh").exists() and facts.submission is not None
-      assert facts.submission.token == token
-      self.asked.append(("submit", task.name))
-      yield {task.name: f"{100 + i}"}
+      assert facts_of(pathlib.Path(job.folder)).token == token
+      self.asked.append(("submit", job.name))
+      yield {job.name: f"{100 + i}"}
 
   def states(
-    self, jobs: Mapping[str, str], folder: pathlib.Path
+    self, ids: Mapping[str, str], folder: pathlib.Path
   ) -> Mapping[str, SchedulerState] | None:
-    self.asked.append(("states", *sorted(jobs)))
-    return (
-      None if self.said is None else {name: self.said[name] for name in jobs if name in self.said}
-    )
+    self.asked.append(("states", *sorted(ids)))
+    said = self.said
+    return None if said is None else {name: said[name] for name in ids if name in said}
 
-  def find(self, token: str, tasks: Sequence[Task]) -> Mapping[str, str]:
-    self.asked.append(("find", *(task.name for task in tasks)))
-    return {task.name: self.known[task.name] for task in tasks if task.name in self.known}
+  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
+    names = [job.name for own in jobs.values() for job in own]
+    self.asked.append(("find", *names))
+    return {name: self.known[name] for name in names if name in self.known}
 
-  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
-    self.asked.append(("cancel", *sorted(jobs.items())))
+  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
+    self.asked.append(("cancel", *sorted(ids.items())))
 
 
 @contextlib.contextmanager
@@ -251,6 +241,8 @@ def lock_elsewhere(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
 # beside the runs say about it. `once` does the rest of its line at the first start only.
 _PYTHON = """\
 #!/usr/bin/env bash
+# The supervisor is the real one.
+[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
 for word in "$@"; do
   case "$word" in --workdir=*) workdir=${word#*=} ;; esac
 done
@@ -268,9 +260,9 @@ do_as() {
     sleep) sleep "$2" ;;
     exit) log - "$2"; exit "$2" ;;
     kill) log - kill; kill -9 $$ ;;
-    say) shift; echo "$*" ;;
     save) mkdir -p "$workdir/checkpoints/$starts" ;;
     times) n=$2; shift 2; [ "$starts" -gt "$n" ] || do_as "$@" ;;
+    say) shift; echo "$*" ;;
     once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
   esac
 }
@@ -288,7 +280,7 @@ def fake_python(root: pathlib.Path, plan: Mapping[str, Sequence[str]]) -> str:
   (root / "plan").write_text("".join(lines))
   (root / "result.json").write_text(json.dumps(result_of()))
   (root / "log").touch()
-  return program(root / "python", _PYTHON)
+  return program(root / "python", _PYTHON.replace("{python}", sys.executable))
 
 
 def program(path: pathlib.Path, text: str) -> str:

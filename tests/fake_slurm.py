@@ -1,11 +1,12 @@
 """Commands of Slurm that only remember, as shell scripts: what a test submits runs where it says.
 
-`calls` has a line for each call, `jobs` one for each job: ID|COMMENT|COMMAND|STATE.
+`calls` has a line for each call, `jobs` one for each job: ID|COMMENT|STATE.
 """
 
 import os
 import pathlib
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from fake_jobs import program
@@ -31,15 +32,12 @@ number=$(($(cat "$FAKE_SLURM/number") + 1))
 }
 echo "$number" >"$FAKE_SLURM/number"
 for word; do
-  case $word in
-    --comment=*) comment=${word#*=} ;;
-    --*) ;;
-    *) [ -n "${script-}" ] || script=$word ;;
-  esac
+  case $word in --comment=*) comment=${word#*=} ;; esac
 done
-last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
-for id in $([ -z "$last" ] && echo "$number" || seq -f "${number}_%.0f" 0 "$last"); do
-  echo "$id|$comment|$script ${!#}|PENDING" >>"$FAKE_SLURM/jobs"
+cat >"$FAKE_SLURM/script.$number"
+last=$(sed -n "s/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p" "$FAKE_SLURM/script.$number")
+for id in $(seq -f "${number}_%.0f" 0 "$last"); do
+  echo "$id|$comment|PENDING" >>"$FAKE_SLURM/jobs"
 done
 [ ! -e "$FAKE_SLURM/silent" ] || {
   cat "$FAKE_SLURM/silent" >&2
@@ -55,7 +53,7 @@ done
 awk -F'|' -v jobs=",${jobs-}," -v format="$format" '
   { split($1, id, "_") }
   jobs == ",," || index(jobs, "," id[1] ",") {
-    print (format ~ /%T/ ? $1 "|" $4 : $1 "|" $2 "|" $3)
+    print (format ~ /%T/ ? $1 "|" $3 : $1 "|" $2)
     found = 1
   }
   END { if (jobs != ",," && !found) exit 1 }' "$FAKE_SLURM/jobs" || {
@@ -67,26 +65,17 @@ awk -F'|' -v jobs=",${jobs-}," -v format="$format" '
   "scontrol": _UNLESS_DOWN
   + """
 case "$1" in
-  show) echo "   Requeue=$(cat "$FAKE_SLURM/requeue") Restarts=0 BatchFlag=1" ;;
   --oneliner) cat "$FAKE_SLURM/nodes" ;;
-  update) [[ "$*" != *Requeue=0* ]] || echo 0 >"$FAKE_SLURM/requeue" ;;
   requeue) [ ! -e "$FAKE_SLURM/refuses" ] ;;
 esac
 """,
   # Runs the tasks one after the other.
   "srun": """
-while [[ $1 == --* ]]; do
-  case $1 in --output=*) output=${1#*=} ;; esac
-  shift
-done
+while [[ $1 == --* ]]; do shift; done
 worst=0
 for ((SLURM_PROCID = 0; SLURM_PROCID < SLURM_NTASKS; SLURM_PROCID++)); do
   export SLURM_PROCID
-  if [ -n "${output-}" ]; then
-    "$@" >>"${output//%t/$SLURM_PROCID}" 2>&1
-  else
-    "$@"
-  fi
+  "$@"
   code=$?
   [ "$code" -le "$worst" ] || worst=$code
 done
@@ -98,6 +87,7 @@ exit "$worst"
 # (saves), or with 85 and a new checkpoint (new).
 _PYTHON = """\
 #!/usr/bin/env bash
+[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
 echo "$*" >>"$FAKE_SLURM/trained"
 for word; do
   case "$word" in --workdir=*) workdir=${word#*=} ;; esac
@@ -123,12 +113,11 @@ class FakeSlurm:
     self.bin.mkdir(parents=True)
     for name, text in _COMMANDS.items():
       program(self.bin / name, _HEAD + text)
-    self.python = program(folder / "python", _PYTHON)
+    self.python = program(folder / "python", _PYTHON.replace("{python}", sys.executable))
     for name in ("calls", "jobs", "trained"):
       self.write(name, "")
     self.write("number", "99")
     self.write("most", "9999")
-    self.write("requeue", "1")
     self.nodes("localhost")
 
   @property
@@ -150,13 +139,13 @@ class FakeSlurm:
     return [line for line in lines if line.startswith(command)]
 
   def jobs(self) -> list[list[str]]:
-    """Id, comment, command and state of each job."""
+    """Id, comment and state of each job."""
     return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
 
   def set_state(self, id: str, state: str) -> None:
     """Gives a job a state; '' lets Slurm forget it."""
-    rows = [[*row[:3], state] if row[0] == id else row for row in self.jobs()]
-    self.write("jobs", "\n".join("|".join(row) for row in rows if row[3]))
+    rows = [[*row[:2], state] if row[0] == id else row for row in self.jobs()]
+    self.write("jobs", "\n".join("|".join(row) for row in rows if row[2]))
 
   def run(
     self, script: pathlib.Path, *arguments: str, codes: Sequence[object], **variables: object

@@ -294,17 +294,22 @@ class SlurmJob:
 
   def tasks(self) -> list[int]:
     """Process numbers of the trainers that run now, in the order of their ranks."""
-    ranks = {}
-    for process in pathlib.Path("/proc").iterdir():
-      with contextlib.suppress(OSError):
-        if (process / "comm").read_text().startswith("python"):
-          entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-          variables = dict(e.split("=", 1) for e in entries if "=" in e)
-          if variables.get("SLURM_JOB_ID") == self.number and (
-            variables.get("SLURM_CONF") == self.slurm.variables["SLURM_CONF"]
-          ):
-            ranks[int(variables["SLURM_PROCID"])] = int(process.name)
-    return [ranks[rank] for rank in sorted(ranks)]
+    return trainers(self.number, self.slurm.variables["SLURM_CONF"])
+
+
+def trainers(number: str, configuration: str) -> list[int]:
+  """Process numbers of the trainers of a Slurm job, in the order of their ranks."""
+  ranks = {}
+  for process in pathlib.Path("/proc").iterdir():
+    with contextlib.suppress(OSError):
+      # Beside each trainer runs its supervisor.
+      if b"\0-m\0jaxspeed.train\0" in (process / "cmdline").read_bytes():
+        entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+        variables = dict(e.split("=", 1) for e in entries if "=" in e)
+        own = (variables.get("SLURM_JOB_ID"), variables.get("SLURM_CONF"))
+        if own == (number, configuration):
+          ranks[int(variables["SLURM_PROCID"])] = int(process.name)
+  return [ranks[rank] for rank in sorted(ranks)]
 
 
 @contextlib.contextmanager

@@ -9,9 +9,8 @@
   python -m jaxspeed.launch resume RUN                   # a local queue that was killed
   python -m jaxspeed.launch results RUN
   python -m jaxspeed.launch tensorboard RUN
-  python -m jaxspeed.launch script slurm                 # scripts/train.sbatch
-  python -m jaxspeed.launch script kubernetes --nodes=16 # scripts/train_k8s.yaml
-  python -m jaxspeed.launch script kubernetes            # scripts/train_k8s.yaml
+  python -m jaxspeed.launch script slurm                 # a batch job of one training
+  python -m jaxspeed.launch script kubernetes --nodes=16 # a JobSet
 
 RUN is the folder ROOT/NAME, by default the current one. With submit, --config.FIELD=VALUE sets a
 field of all jobs.

@@ -15,25 +15,13 @@ from jaxspeed.config import output
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, to_json
-from jaxspeed.launch import kubernetes, local, results, runs, slurm_script, state, submit
-from jaxspeed.launch import root as root_lib
+from jaxspeed.launch import jobset, local, results, runs, state, submit
 from jaxspeed.launch.local_queue import Queue, only_queue
 from jaxspeed.launch.record import RECORD
 from jaxspeed.launch.status import ENDED
+from jaxspeed.launch.submitted import ASK, LOOK
 
 _POLL = 0.5  # seconds between two looks at a log
-# What the commands take: the flags of each.
-_FLAGS: dict[str, tuple[str, ...]] = {
-  "submit": ("dry-run", "root", "wait"),
-  "status": ("json",),
-  "logs": ("follow", "task"),
-  "cancel": ("all",),
-  "retry": ("failed",),
-  "resume": ("here",),
-  "results": ("metric", "json"),
-  "tensorboard": ("port",),
-  "script": ("nodes", "gpus"),
-}
 _OVERRIDE = re.compile(r"--config\.([^=]+)=(.*)", re.DOTALL)
 
 
@@ -52,13 +40,8 @@ def define_flags(arguments: Sequence[str]) -> None:
   flags.DEFINE_integer("port", 6006, "tensorboard: the port.", lower_bound=1, upper_bound=65_535)
   flags.DEFINE_integer("nodes", 2, "script kubernetes: the number of machines.", lower_bound=1)
   flags.DEFINE_integer("gpus", 8, "script kubernetes: GPUs of each machine.", lower_bound=1)
-  for name, _ in _overrides(arguments):
-    if f"config.{name}" not in flags.FLAGS:
-      flags.DEFINE_string(f"config.{name}", None, "submit: a field of all jobs.")
-
-
-def _overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
-  return [(m[1], m[2]) for word in arguments if (m := _OVERRIDE.fullmatch(word))]
+  for name in {found[1] for word in arguments if (found := _OVERRIDE.fullmatch(word))}:
+    flags.DEFINE_string(f"config.{name}", None, "submit: a field of all jobs.")
 
 
 def _given() -> list[tuple[str, str]]:
@@ -73,29 +56,18 @@ def run(arguments: Sequence[str]) -> None:
   Raises:
     UserError: the command or its arguments are not valid, or it fails.
   """
-  commands: dict[str, Callable[[list[str]], None]] = {
-    "submit": _submit,
-    "status": _status,
-    "logs": _logs,
-    "cancel": _cancel,
-    "retry": _retry,
-    "resume": _resume,
-    "results": _results,
-    "tensorboard": _tensorboard,
-    "script": _script,
-  }
   command, *rest = arguments or [""]
-  if command not in commands:
+  if command not in _COMMANDS:
     raise UserError(
-      f"{command!r} is not a command: write one of {', '.join(commands)}; see --help."
+      f"{command!r} is not a command: write one of {', '.join(_COMMANDS)}; see --help."
     )
-  own = {*_FLAGS[command]}
-  for name in {name for names in _FLAGS.values() for name in names} - own:
+  function, own = _COMMANDS[command]
+  for name in sorted({name for _, names in _COMMANDS.values() for name in names} - {*own}):
     if flags.FLAGS[name].present:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
   if command != "submit" and (given := _given()):
     raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
-  commands[command]([*rest])
+  function(rest)
 
 
 def _submit(arguments: list[str]) -> None:
@@ -107,7 +79,7 @@ def _submit(arguments: list[str]) -> None:
 
   run = load_sweep(arguments[0])
   if flags.FLAGS["root"].present:
-    run.root = root_lib.absolute(str(flags.FLAGS["root"].value))
+    run.root = runs.absolute(str(flags.FLAGS["root"].value))
   run.override({name: parse_value(name, text) for name, text in _given()})
   if flags.FLAGS["dry-run"].value:
     for path, text in run.scripts().items():
@@ -135,28 +107,44 @@ def _logs(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("logs", arguments)
   if len(names) != 1:
     raise UserError("logs needs one job: logs RUN/JOB, or logs RUN JOB.")
-  record = folder / names[0] / RECORD
-  path = record / "logs" / f"{flags.FLAGS['task'].value}.log"
+  logs = folder / names[0] / RECORD / "logs"
+  path = logs / f"{flags.FLAGS['task'].value}.log"
   follow = bool(flags.FLAGS["follow"].value)
   # A job that could not start its tasks has only the log of its script.
   if not path.exists() and not follow:
-    path = record / "logs" / "batch.log"
-  if not path.exists() and not follow:
-    raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
+    path = logs / "batch.log"
+    if not path.exists():
+      raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
+  ended = _Ended(folder, names[0]) if follow else None
   while True:
-    ended = follow and _has_ended(folder, names[0])
+    is_last = ended is None or ended.now()
     content = _read_from(path, at)
     at += len(content)
-    print(decoder.decode(content, final=not follow or ended), end="", flush=True)
-    if not follow or ended or output.is_closed():
+    print(decoder.decode(content, final=is_last), end="", flush=True)
+    if is_last or output.is_closed():
       return
     time.sleep(_POLL)
 
 
-def _has_ended(folder: pathlib.Path, name: str) -> bool:
-  jobs = [facts for facts in runs.read_jobs(folder) if facts.job.name == name]
-  return state.statuses(folder, jobs)[0].state in ENDED
+class _Ended:
+  """Whether a job has ended: looks at its folder often, and asks its scheduler seldom."""
+
+  def __init__(self, folder: pathlib.Path, name: str) -> None:
+    self._folder, self._name = folder, name
+    self._looked = self._asked = -ASK
+
+  def now(self) -> bool:
+    if (now := time.monotonic()) < self._looked + LOOK:
+      return False
+    self._looked = now
+    (facts,) = submit.chosen(self._folder, [self._name])
+    if facts.submission and not facts.is_open:
+      return True
+    if facts.job.executor["kind"] != local.Local.kind and now < self._asked + ASK:
+      return False
+    self._asked = now
+    return state.statuses(self._folder, [facts])[0].state in ENDED
 
 
 def _read_from(path: pathlib.Path, at: int) -> bytes:
@@ -174,12 +162,9 @@ def _cancel(arguments: list[str]) -> None:
   every = bool(flags.FLAGS["all"].value)
   if every == bool(names):
     raise UserError("cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.")
-  cancelled = submit.cancel(folder, names, every=every)
-  print(
-    f"cancelled {printable(', '.join(cancelled))}"
-    if cancelled
-    else "none to cancel: all have ended or were cancelled before"
-  )
+  found = ", ".join(submit.cancel(folder, names, every=every))
+  nothing = "none to cancel: all have ended or were cancelled before"
+  print(f"cancelled {printable(found)}" if found else nothing)
 
 
 def _retry(arguments: list[str]) -> None:
@@ -187,29 +172,27 @@ def _retry(arguments: list[str]) -> None:
   failed = bool(flags.FLAGS["failed"].value)
   if failed == bool(names):
     raise UserError("retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed.")
-  again = submit.retry(folder, names, failed=failed)
-  print(f"submitted {printable(', '.join(again))} again" if again else "no job failed")
+  found = ", ".join(submit.retry(folder, names, failed=failed))
+  print(f"submitted {printable(found)} again" if found else "no job failed")
 
 
 def _resume(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("resume", arguments)
   if names:
     raise UserError("resume takes a run: resume RUN; a single job is started by retry RUN/JOB.")
-  launcher = folder / runs.LAUNCHER
-  if not any(facts.job.executor.get("kind") == "local" for facts in runs.read_jobs(folder)):
+  jobs = [f for f in runs.read_jobs(folder) if f.job.executor["kind"] == local.Local.kind]
+  if not jobs:
     raise UserError(f"{folder} has no jobs of a local queue: its scheduler starts them by itself.")
-  if host := local.queue_elsewhere(launcher):
-    output.say(f"the queue of {folder} last ran on {host}, and this machine takes it over.")
-  jobs = runs.read_jobs(folder)
-  waiting = [facts for facts in jobs if state.is_open(facts) and not facts.cancelled]
+  waiting = [facts for facts in jobs if facts.is_open and not facts.cancelled]
   if not waiting:
     print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
     return
   submit.check_own(waiting)
+  if host := local.queue_elsewhere(folder):
+    output.say(f"the queue of {folder} last ran on {host}, and this machine takes it over.")
   if not flags.FLAGS["here"].value:
-    running = local.queue_runs(launcher)
-    if not running:
-      local.start_queue(launcher)
+    running = local.queue_runs(folder)
+    local.start_queue(folder)
     print("the queue runs already" if running else "the queue runs again")
     return
   with only_queue(folder) as own:
@@ -239,18 +222,15 @@ def _tensorboard(arguments: list[str]) -> None:
 
 
 def _script(arguments: list[str]) -> None:
-  known = {"slurm": slurm_script.standalone, "kubernetes": _jobset}
-  if len(arguments) != 1 or arguments[0] not in known:
-    raise UserError(f"script needs one of {', '.join(known)}: see --help.")
-  if arguments[0] == "slurm" and (flags.FLAGS["nodes"].present or flags.FLAGS["gpus"].present):
+  numbers = {name: flags.FLAGS[name] for name in ("nodes", "gpus")}
+  if arguments == ["kubernetes"]:
+    print(jobset.jobset(*(int(str(flag.value)) for flag in numbers.values())), end="")
+  elif arguments != ["slurm"]:
+    raise UserError("script needs one of slurm, kubernetes: see --help.")
+  elif any(flag.present for flag in numbers.values()):
     raise UserError("script slurm takes no --nodes and no --gpus: sbatch does.")
-  print(known[arguments[0]](), end="")
-
-
-def _jobset() -> str:
-  nodes, gpus = (flags.FLAGS[name].value for name in ("nodes", "gpus"))
-  assert isinstance(nodes, int) and isinstance(gpus, int)
-  return kubernetes.jobset(nodes, gpus)
+  else:
+    print((jobset.FILES / "train.sbatch").read_text(), end="")
 
 
 def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:
@@ -266,9 +246,8 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
     try:
       os.stat(path)
     except PermissionError as error:
-      raise UserError(
-        f"{argument} cannot be read ({error.strerror or error}): ask its owner."
-      ) from None
+      reason = error.strerror or error
+      raise UserError(f"{argument} cannot be read ({reason}): ask its owner.") from None
     except (OSError, ValueError):
       pass
     if (path / runs.RUN_FILE).exists():
@@ -287,8 +266,19 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
     folder = found
     names += [name] if name else []
   assert folder is not None
-  known = [facts.job.name for facts in runs.read_jobs(folder)]
-  if unknown := [name for name in names if name not in known]:
-    shown = ", ".join([*known[:3], *["..."] * (len(known) > 3)])
-    raise UserError(f"{folder} has no job {unknown[0]}, but {shown}{'.' * (len(known) <= 3)}")
+  submit.chosen(folder, names)
   return folder, names
+
+
+# Each command with the flags that it takes.
+_COMMANDS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
+  "submit": (_submit, ("dry-run", "root", "wait")),
+  "status": (_status, ("json",)),
+  "logs": (_logs, ("follow", "task")),
+  "cancel": (_cancel, ("all",)),
+  "retry": (_retry, ("failed",)),
+  "resume": (_resume, ("here",)),
+  "results": (_results, ("metric", "json")),
+  "tensorboard": (_tensorboard, ("port",)),
+  "script": (_script, ("nodes", "gpus")),
+}

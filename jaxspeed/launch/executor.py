@@ -16,14 +16,10 @@ from pydantic import Field
 from jaxspeed.config import schema
 from jaxspeed.config.schema import Group, must_be
 from jaxspeed.errors import UserError
+from jaxspeed.launch.record import Job
 
 # Names of variables whose values must not be stored in a job's folder.
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|AUTH|PRIVATE", re.IGNORECASE)
-
-# Variables of the scripts that run jobs.
-_OF_SCRIPTS = set(
-  "code command flag job jobs max_restarts output record restarts script task token workdir".split()
-)
 
 
 def to_tuple(value: Any) -> Any:
@@ -38,7 +34,6 @@ Line = Annotated[
   str, must_be("text without line breaks or control characters", lambda text: schema.is_plain(text))
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Refused(UserError):  # noqa: N818  (a scheduler's answer)
@@ -53,47 +48,6 @@ class SchedulerState(enum.Enum):
   ABSENT = "absent"  # the scheduler answers, and does not know the job
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-  """What a job will train, before it has a folder.
-
-  Attributes:
-    name: the job's name.
-    recipe: FILE.py or FILE.py:VARIANT.
-    overrides: values by dotted field name.
-    executor: what runs it.
-  """
-
-  name: str
-  recipe: str
-  overrides: Mapping[str, Any]
-  executor: "Executor"
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-  """A job as an executor gets it.
-
-  Attributes:
-    name: the job's name.
-    run: the name of its run.
-    folder: the job's folder, absolute: the workdir of the training.
-    command: the words of the command.
-    cwd: the folder in which the command starts.
-  """
-
-  name: str
-  run: str
-  folder: pathlib.Path
-  command: tuple[str, ...]
-  cwd: pathlib.Path
-
-  @property
-  def record(self) -> pathlib.Path:
-    """The folder of the launcher's own files."""
-    return self.folder / "launch"
-
-
 class Executor(Group, abc.ABC):
   """What runs jobs. Its fields are checked when it is made."""
 
@@ -101,8 +55,8 @@ class Executor(Group, abc.ABC):
 
   kind: ClassVar[str]
 
-  price_per_hour: Price = 0.0
-  """price of one node in USD; 0: not stated"""
+  price_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+  """price of one node in USD, for the cost in results; 0: not stated"""
   max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
   """how often a job is restarted without a new checkpoint; 0: never"""
   python: Line = ""
@@ -124,8 +78,6 @@ class Executor(Group, abc.ABC):
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
-      if name in _OF_SCRIPTS:
-        raise UserError(f"{type(self).__name__}: env has {name}, which the scripts use themselves.")
       if SECRET.search(name):
         raise UserError(
           f"{type(self).__name__}: env has {name}, which looks like a secret and would be stored "
@@ -137,8 +89,6 @@ class Executor(Group, abc.ABC):
     if problem.kind == "unknown":
       fields = ", ".join(type(self).model_fields)
       return f"{name} has no field {problem.name}: it has {fields}."
-    if problem.kind == "missing":
-      return f"{name} needs {problem.name}: write {name}({problem.name}=...)."
     return f"{name}({problem.name}={schema.shown(problem.value)}): {problem.text}"
 
   def to_dict(self) -> dict[str, Any]:
@@ -146,28 +96,9 @@ class Executor(Group, abc.ABC):
     return {"kind": self.kind} | self.model_dump(mode="json")
 
   @property
-  def python_path(self) -> str:
-    return self.python or sys.executable
-
-  @property
-  def hourly(self) -> float:
-    """Price of one running job in USD per hour."""
-    return self.price_per_hour * self.job_nodes
-
-  @property
   def job_nodes(self) -> int:
     """Nodes of a job."""
     return 1
-
-  @property
-  def processes(self) -> int:
-    """Processes of a job."""
-    return self.job_nodes
-
-  @property
-  def most_hours(self) -> float | None:
-    """The most hours that a job can take between two restarts; None: no limit is known."""
-    return None
 
   @abc.abstractmethod
   def devices(self) -> int:
@@ -190,19 +121,26 @@ class Executor(Group, abc.ABC):
     """
 
   @abc.abstractmethod
-  def script(self, task: Task) -> tuple[str, str]:
-    """The name and the text of the file that describes a job, as it is submitted."""
+  def script(self, jobs: Sequence[Job], token: str) -> str:
+    """What is submitted for some jobs, as text; made when it is needed, and never stored."""
+
+  def supervisor(self, role: str, job: str, token: str) -> str:
+    """The line of shell that starts the supervisor of a job, whose folder is quoted already."""
+    python = shlex.quote(self.python or sys.executable)
+    return f"{python} -m jaxspeed.launch.supervisor {role} {job} {token}"
+
+  def preparation(self, cwd: str) -> list[str]:
+    """Lines of shell before the supervisor."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
+    return [f"cd {shlex.quote(cwd)} || exit 2", *exports, *self.setup]
 
   @abc.abstractmethod
-  def submit(
-    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
-  ) -> Iterator[Mapping[str, str]]:
-    """Submits jobs whose scripts are in place.
+  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
+    """Submits jobs.
 
     Args:
-      tasks: the jobs, all of executors equal to this one.
+      jobs: the jobs, all with an executor equal to this one.
       token: a new name for this submission, which the jobs write into their records.
-      folder: the run's folder for the launcher's own files.
 
     Yields:
       The scheduler's ids of the next jobs, by their names, as soon as they are submitted.
@@ -213,44 +151,55 @@ class Executor(Group, abc.ABC):
     """
 
   def begin(self, folder: pathlib.Path) -> None:
-    """Called once all jobs of a submission are recorded.
-
-    Args:
-      folder: as in `submit`.
-    """
+    """Called once all jobs of a submission in a run's folder are recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:
-    """What keeps waiting jobs from starting, as a sentence; '' if nothing does."""
+    """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""
     return ""
 
   @abc.abstractmethod
   def states(
-    self, jobs: Mapping[str, str], folder: pathlib.Path
+    self, ids: Mapping[str, str], folder: pathlib.Path
   ) -> Mapping[str, SchedulerState] | None:
-    """What the scheduler says about jobs, by name; None if it does not answer.
+    """What the scheduler says about jobs of a run, by name; None if it does not answer.
 
     Args:
-      jobs: the scheduler's ids by job name; '' for a job whose id was not recorded.
-      folder: as in `submit`.
+      ids: the scheduler's ids by job name; '' for a job whose id was not recorded.
+      folder: the run's folder.
     """
 
-  def find(self, token: str, tasks: Sequence[Task]) -> Mapping[str, str]:
-    """Ids, by name, of jobs that a submission which died had submitted and not recorded."""
+  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
+    """Ids, by name, of jobs of submissions that died before they had recorded them.
+
+    Args:
+      jobs: by token, all jobs of the submission, in order.
+
+    Raises:
+      UserError: the scheduler does not answer.
+    """
     return {}
 
   @abc.abstractmethod
-  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
-    """Ends jobs; they save first.
-
-    Args:
-      jobs: the scheduler's ids by job name.
-      folder: as in `submit`.
+  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
+    """Ends jobs, which are recorded as cancelled by now; they save first. Arguments as `states`.
 
     Raises:
       UserError: the scheduler refuses or does not answer.
     """
 
 
-def exports(env: Mapping[str, str]) -> list[str]:
-  """Lines of shell that set environment variables."""
-  return [f"export {name}={shlex.quote(value)}" for name, value in sorted(env.items())]
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """A job before it has a folder.
+
+  Attributes:
+    name: the job's name.
+    recipe: FILE.py or FILE.py:VARIANT.
+    overrides: values by dotted field name.
+    executor: what runs it.
+  """
+
+  name: str
+  recipe: str
+  overrides: Mapping[str, Any]
+  executor: Executor

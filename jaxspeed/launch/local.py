@@ -1,10 +1,8 @@
 """This machine: jobs as processes, each with its own GPUs and cores, from a queue on disk."""
 
-import contextlib
 import os
 import pathlib
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -20,10 +18,11 @@ from jaxspeed.config import schema
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import is_locked, load_json
-from jaxspeed.launch.executor import Count, Executor, SchedulerState, Task, exports, to_tuple
-from jaxspeed.launch.record import PROCESS, RECORD, read_facts
+from jaxspeed.launch.executor import Count, Executor, SchedulerState, to_tuple
+from jaxspeed.launch.record import RECORD, Job
 
-# In the run's folder for the launcher's own files.
+LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
+# In it: the lock of the process that runs the queue, that process, and its output.
 QUEUE_LOCK, QUEUE, QUEUE_LOG = "queue.lock", "queue.json", "queue.log"
 # In a job's record: locked while any process of the job lives, which inherits the open file; it
 # holds the number of the job's place.
@@ -73,7 +72,7 @@ class Local(Executor):
     visible, gpus = _visible(), self._gpus()
     if isinstance(self.gpus, int) and not 0 <= self.gpus <= len(visible):
       raise UserError(f"Local(gpus={self.gpus}): this machine has {len(visible)} GPUs.")
-    if unknown := [gpu for gpu in gpus if isinstance(self.gpus, tuple) and gpu not in visible]:
+    if unknown := [gpu for gpu in gpus if gpu not in visible]:
       known = ", ".join(visible) or "none"
       raise UserError(f"Local(gpus={self.gpus}): no GPU {unknown[0]}; there is {known}.")
     if len(set(gpus)) < len(gpus):
@@ -104,132 +103,57 @@ class Local(Executor):
     visible = _visible()
     if self.gpus is None:
       return visible
-    if isinstance(self.gpus, int):
-      return visible[: self.gpus]
-    return [str(gpu) for gpu in self.gpus]
+    return visible[: self.gpus] if isinstance(self.gpus, int) else [str(gpu) for gpu in self.gpus]
 
-  def script(self, task: Task) -> tuple[str, str]:
-    lines = [
-      "#!/usr/bin/env bash",
-      f"# Job {task.name} of the run {task.run}, written by jaxspeed.launch. After a failure",
-      "# `python -m jaxspeed.launch retry` starts it again; it resumes from its newest checkpoint.",
-      f"record={shlex.quote(str(task.record))}",
-      "# The submission that this start belongs to, and how often it was restarted.",
-      "token=${1:-by-hand} restarts=${2:-0}",
-      "note() {",
-      r"  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "
-      '"$(date +%s)" "$token" "$1" "$restarts" "$HOSTNAME" "$2" \\',
-      '    >>"$record/tasks/0.tsv"',
-      "}",
-      "# This shell stays to write the exit code down while the trainer uses a signal to save, and",
-      "# writes it down too if a line of the setup ends it.",
-      "ended= told=",
-      """trap 'code=$?; [ -n "$ended" ] || note ended "$code"' EXIT""",
-      "trap : USR1 INT HUP",
-      "trap told=1 TERM",
-      'note started "$$"',
-      f"cd {shlex.quote(str(task.cwd))} || exit 2",
-      *exports(self.env),
-      *self.setup,
-      "set +eu",
-      "# Cancelled during the setup.",
-      '[ -z "$told" ] || exit 0',
-      f'{shlex.join(task.command)} >>"$record/logs/0.log" 2>&1',
-      "code=$? ended=1",
-      'note ended "$code"',
-      'exit "$code"',
-    ]
-    return "script.sh", "\n".join(lines) + "\n"
+  def script(self, jobs: Sequence[Job], token: str) -> str:
+    (job,) = jobs
+    task = self.supervisor("task", shlex.quote(job.folder), token)
+    return "\n".join([*self.preparation(job.cwd), f'exec {task} "${{1:-0}}"']) + "\n"
 
-  def submit(
-    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
-  ) -> Iterator[Mapping[str, str]]:
+  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
     # The queue takes what is recorded as submitted.
-    yield {task.name: token for task in tasks}
+    yield {job.name: token for job in jobs}
 
   def begin(self, folder: pathlib.Path) -> None:
     start_queue(folder)
 
   def states(
-    self, jobs: Mapping[str, str], folder: pathlib.Path
+    self, ids: Mapping[str, str], folder: pathlib.Path
   ) -> Mapping[str, SchedulerState] | None:
     if queue_elsewhere(folder):
       return None
-    return {
-      name: SchedulerState.RUNNING
-      if is_locked(folder.parent / name / RECORD / ALIVE)
-      else SchedulerState.PENDING
-      for name in jobs
-    }
+    alive = {name: is_locked(folder / name / RECORD / ALIVE) for name in ids}
+    return {name: SchedulerState.RUNNING if alive[name] else SchedulerState.PENDING for name in ids}
 
-  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
-    """Ends jobs: what runs is told to save; the queue skips what does not run."""
-    host = queue_elsewhere(folder)
-    if host:
-      raise UserError(f"the queue of {folder.parent} runs on {host}: cancel there.")
-    for name in jobs:
-      stop(folder.parent / name)
+  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
+    """Does nothing more: the queue and the supervisors of jobs read what is recorded."""
+    if host := queue_elsewhere(folder):
+      raise UserError(f"the queue of {folder} runs on {host}: cancel there.")
 
   def warning(self, folder: pathlib.Path) -> str:
-    """What keeps waiting jobs from starting, as a sentence; '' if nothing does."""
     if queue_elsewhere(folder) or queue_runs(folder):
       return ""
-    return (
-      f"the queue does not run: python -m jaxspeed.launch resume {shlex.quote(str(folder.parent))}"
-    )
-
-
-def stop(folder: pathlib.Path) -> bool:
-  """Tells the processes of a job on this machine to save and end; whether there are any to tell."""
-  if not is_locked(folder / RECORD / ALIVE):
-    return False
-  facts = read_facts(folder)
-  starts = facts.own(facts.notes) if facts else []
-  if not facts or not starts:
-    return False
-  # The numbers of earlier starts may be those of other processes by now.
-  started = [
-    n
-    for n in facts.own(facts.tasks.get(0, ()))
-    if n.what == "started" and n.restart == starts[-1].restart and PROCESS.fullmatch(n.detail)
-  ]
-  if not started or not _is_of(int(started[-1].detail), started[-1].token):
-    return False
-  with contextlib.suppress(ProcessLookupError, PermissionError):
-    os.killpg(int(started[-1].detail), signal.SIGTERM)
-  return True
-
-
-def _is_of(process: int, token: str) -> bool:
-  """Whether a process runs the script of a submission, which is in its arguments."""
-  if process < 2:
-    return False
-  with contextlib.suppress(OSError):
-    command = ["ps", "-ww", "-o", "args=", "-p", str(process)]
-    return token in subprocess.run(command, capture_output=True, text=True).stdout.split()
-  return False
+    return f"the queue does not run: python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
 
 
 def start_queue(folder: pathlib.Path) -> None:
-  """Starts the process that runs a queue, unless there is one.
-
-  Args:
-    folder: the run's folder for the launcher's own files.
+  """Starts the process that runs a run's queue, unless there is one.
 
   Raises:
     UserError: the process ended at once.
   """
   if queue_runs(folder):
     return
+  path = folder / LAUNCHER / QUEUE_LOG
   try:
-    log = open(folder / QUEUE_LOG, "ab")
+    log = open(path, "ab")
   except OSError as error:
     raise UserError(
-      f"{folder / QUEUE_LOG} cannot be written ({error.strerror or error}): only who submitted the "
-      "run can start its queue."
+      f"{path} cannot be written ({error.strerror or error}): only who submitted the run can start "
+      "its queue."
     ) from None
   with log:
-    command = [sys.executable, "-m", "jaxspeed.launch", "resume", str(folder.parent), "--here"]
+    command = [sys.executable, "-m", "jaxspeed.launch", "resume", str(folder), "--here"]
     # A session of its own outlives the terminal.
     process = subprocess.Popen(
       command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -241,25 +165,20 @@ def start_queue(folder: pathlib.Path) -> None:
       return
     if process.poll() is not None or time.monotonic() > deadline:
       raise UserError(
-        f"the queue did not start, see {folder / QUEUE_LOG}; then: python -m jaxspeed.launch "
-        f"resume {folder.parent}."
+        f"the queue did not start, see {path}; then: python -m jaxspeed.launch resume {folder}."
       )
     time.sleep(0.05)
 
 
 def queue_runs(folder: pathlib.Path) -> bool:
-  """Whether a queue runs on this machine.
-
-  Args:
-    folder: the run's folder for the launcher's own files.
-  """
-  return is_locked(folder / QUEUE_LOCK)
+  """Whether a run's queue runs on this machine."""
+  return is_locked(folder / LAUNCHER / QUEUE_LOCK)
 
 
 def queue_elsewhere(folder: pathlib.Path) -> str:
   """The other machine on which a queue was last started; '' for this one, or without a queue."""
   try:
-    host = load_json(folder / QUEUE, dict[str, str])["host"]
+    host = load_json(folder / LAUNCHER / QUEUE, dict[str, str])["host"]
   except (OSError, ValueError, KeyError):
     return ""
   return "" if host == socket.gethostname() else host

@@ -2,7 +2,7 @@
 
 The queue is the run's folder. This process holds `queue.lock`, and every process of a job inherits
 the lock `alive.lock` of its job: another process of this kind, started after this one was killed,
-knows which jobs still run.
+knows which jobs still run. It reads the folders again only when a command has changed the run.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspeed.config import output
-from jaxspeed.errors import LOST_PEER, REQUEUE, UserError, printable
+from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
-from jaxspeed.launch.local import ALIVE, QUEUE, QUEUE_LOCK, Local, stop
-from jaxspeed.launch.record import RECORD, Facts, note, read_facts, task_of, write_script
-from jaxspeed.launch.runs import LAUNCHER, lock_run
+from jaxspeed.launch.decision import decide
+from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.local import ALIVE, LAUNCHER, QUEUE, QUEUE_LOCK, Local
+from jaxspeed.launch.record import RECORD, Facts, read_facts
+from jaxspeed.launch.runs import job_folders, last_change, lock_run
+from jaxspeed.launch.supervisor import Start
 
-_POLL = 0.2  # seconds between two looks at the jobs
-_SAVED = ", with a new checkpoint"  # a restart after which does not count against the bound
-_KILLED = range(128, 256)  # exit codes of processes that a signal ended
+_POLL = 0.3  # seconds between two looks at the jobs
 
 
 @dataclasses.dataclass
 class _Running:
   """A job that runs: its folder, its place, and its process unless an earlier queue started it."""
 
-  facts: Facts
+  folder: pathlib.Path
   slot: int
   process: subprocess.Popen[bytes] | None
-  told: bool = False
 
 
 class Queue:
@@ -49,130 +49,128 @@ class Queue:
   def __init__(self, folder: pathlib.Path) -> None:
     self._folder = folder
     self._running: list[_Running] = []
-    self._finished: dict[str, int] = {}  # job: size of its requests when it was seen finished
+    self._waiting: dict[pathlib.Path, Facts] = {}
+    self._given_up: set[pathlib.Path] = set()
+    self._seen: object = None
+    self._look = False  # whether a job may have to be started
 
   def run(self) -> None:
     """Returns when no job runs or waits.
 
     Raises:
-      UserError: a job's folder or the run's is damaged.
+      UserError: the run's folder is damaged.
     """
     while True:
       self._reap()
-      jobs = [*self._unfinished()]
-      self._adopt(jobs)
-      self._stop_cancelled(jobs)
-      self._start(jobs)
-      if not self._running and self._done():
+      if (change := last_change(self._folder)) != self._seen:
+        self._seen = change
+        self._read()
+      if self._look:
+        self._start()
+      if not self._running and not self._waiting and self._done():
         return
       time.sleep(_POLL)
 
-  def _unfinished(self) -> Iterator[Facts]:
-    """The submitted jobs that wait or run."""
-    for path in sorted(self._folder.iterdir()):
-      size = _size(path / RECORD / "requests.jsonl")
-      if not size or self._finished.get(path.name) == size:
-        continue
-      try:
-        facts = read_facts(path)
-      except UserError as error:
-        # It does not stop the others.
-        output.say(error)
-        self._finished[path.name] = size
-        continue
-      if facts is None or not facts.submission or facts.job.executor.get("kind") != Local.kind:
-        continue
-      if _waits(facts) or _runs(facts):
-        yield facts
-      else:
-        self._finished[path.name] = size
-
-  def _adopt(self, jobs: list[Facts]) -> None:
-    """Takes over jobs that an earlier queue started and that still run."""
-    known = {running.facts.folder for running in self._running}
-    for facts in jobs:
-      if facts.folder not in known and _runs(facts):
-        self._running.append(_Running(facts, _slot_of(facts.folder), None))
-
-  def _free(self, facts: Facts) -> list[int]:
-    slots = range(_executor(facts).parallel)
-    return [i for i in slots if all(running.slot != i for running in self._running)]
+  def _read(self) -> None:
+    """Reads which jobs wait, and takes over those that an earlier queue started and that run."""
+    running = {each.folder for each in self._running}
+    self._waiting, self._look = {}, True
+    for folder in job_folders(self._folder):
+      with self._without(folder):
+        facts = read_facts(folder)
+        if facts is None or facts.job.executor.get("kind") != Local.kind:
+          continue
+        if folder not in running and _runs(facts):
+          self._running.append(_Running(folder, _slot_of(folder), None))
+        elif folder not in running and _waits(facts):
+          self._waiting[folder] = facts
 
   def _reap(self) -> None:
-    for running in [*self._running]:
-      folder = running.facts.folder
-      if running.process is not None:
-        ended = running.process.poll() is not None
-        if ended:
-          # What it leaves in the background would keep the job's lock from its next start.
-          with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.process.pid, signal.SIGTERM)
+    for each in [*self._running]:
+      code = None
+      if each.process is None:
+        if is_locked(each.folder / RECORD / ALIVE):
+          continue
       else:
-        ended = not is_locked(folder / RECORD / ALIVE)
-      if ended:
-        self._running.remove(running)
-        with self._without(running.facts):
-          facts = read_facts(folder)
-          if facts is not None:
-            conclude(facts)
+        if each.process.poll() is None:
+          continue
+        code = each.process.returncode
+        code = code if code >= 0 else 128 - code
+        # What it leaves in the background would keep the job's lock from its next start.
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(each.process.pid, signal.SIGTERM)
+      self._running.remove(each)
+      self._conclude(each.folder, code)
 
-  def _stop_cancelled(self, jobs: list[Facts]) -> None:
-    cancelled = {facts.folder for facts in jobs if facts.cancelled}
-    for running in self._running:
-      if running.facts.folder in cancelled and not running.told:
-        running.told = stop(running.facts.folder)
+  def _conclude(self, folder: pathlib.Path, code: int | None) -> None:
+    """Writes down how the last start of a job ended; it waits again if it is restarted."""
+    self._waiting.pop(folder, None)
+    self._look = True
+    with self._without(folder):
+      if (facts := read_facts(folder)) is None:
+        return
+      code = facts.ends().get(0, code)
+      most, restart = executor_of(facts.job.executor, str(folder)).max_restarts, facts.restarts
+      rules: dict[str, Any] = {"is_cancelled": facts.cancelled, "sigterm_ends": True}
+      verdict = decide(folder, facts.token, restart, code, max_restarts=most, **rules)
+      Start(folder, facts.token, restart).conclude(verdict)
+      if (now := read_facts(folder)) and _waits(now):
+        self._waiting[folder] = now
 
-  def _start(self, jobs: list[Facts]) -> None:
-    for facts in sorted(jobs, key=lambda facts: facts.job.index):
-      if not _waits(facts) or any(each.facts.folder == facts.folder for each in self._running):
-        continue
-      with self._without(facts):
-        free = self._free(facts)
+  def _start(self) -> None:
+    self._look = False
+    for folder in sorted(self._waiting, key=lambda each: self._waiting[each].job.index):
+      with self._without(folder):
+        facts = read_facts(folder)
+        if facts is None or not _waits(facts):
+          del self._waiting[folder]
+          continue
+        executor = executor_of(facts.job.executor, str(folder))
+        assert isinstance(executor, Local)
+        taken = {each.slot for each in self._running}
+        free = [slot for slot in range(executor.parallel) if slot not in taken]
         if not free:
           return
-        last = facts.own(facts.notes)[-1:]
-        if last and last[0].what == "started":
+        if facts.own_notes and facts.own_notes[-1].what == "started":
           # The queue was killed together with the job: its end is not written down yet.
-          conclude(facts)
+          if not is_locked(folder / RECORD / ALIVE):
+            self._conclude(folder, None)
         else:
-          self._spawn(facts, free[0])
+          self._spawn(facts, executor, free[0])
 
   @contextlib.contextmanager
-  def _without(self, facts: Facts) -> Iterator[None]:
+  def _without(self, folder: pathlib.Path) -> Iterator[None]:
     """Ends a job for which the block fails; the other jobs go on."""
     try:
       yield
     except (OSError, UserError) as error:
-      output.say(f"{facts.folder}: {error}; the other jobs go on.")
-      self._finished[facts.folder.name] = _size(facts.folder / RECORD / "requests.jsonl")
-      submission = facts.submission
-      with contextlib.suppress(UserError):
-        if submission is not None:
+      self._waiting.pop(folder, None)
+      if folder not in self._given_up:
+        output.say(f"{folder}: {error}; the other jobs go on.")
+      self._given_up.add(folder)
+      with contextlib.suppress(OSError, UserError):
+        if (facts := read_facts(folder)) and _waits(facts):
           reason = printable(" ".join(str(error).split()))
-          note(facts.folder, submission.token, "failed", _restart_of(facts), f"2 {reason}")
+          Start(folder, facts.token, _next_restart(facts)).note("failed", f"2 {reason}")
 
-  def _spawn(self, facts: Facts, slot: int) -> None:
-    submission = facts.submission
-    assert submission is not None
-    restart = _restart_of(facts)
-    record = facts.folder / RECORD
+  def _spawn(self, facts: Facts, executor: Local, slot: int) -> None:
     if facts.foreign:
-      note(facts.folder, submission.token, "failed", restart, f"2 {facts.foreign}")
-      return
-    # Written again, so that what runs never is what lay in the folder.
-    script = write_script(_executor(facts), task_of(facts))
+      raise UserError(facts.foreign)
+    record = facts.folder / RECORD
     descriptor = open_locked(record / ALIVE)
-    if descriptor is None:
+    if descriptor is None:  # what was told to end still saves
+      self._look = True
       return
     try:
       os.ftruncate(descriptor, 0)
       os.write(descriptor, str(slot).encode())
-      place = _executor(facts).slots()[slot]
+      place, restart = executor.slots()[slot], _next_restart(facts)
       gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
+      script = executor.script([facts.job], facts.token)
       with open(record / "logs" / "batch.log", "ab") as log:
-        note(facts.folder, submission.token, "started", restart)
+        Start(facts.folder, facts.token, restart).note("started")
         process = subprocess.Popen(
-          ["bash", str(script), submission.token, str(restart)],
+          ["bash", "-c", script, facts.job.name, str(restart)],
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=log,
@@ -184,21 +182,22 @@ class Queue:
     finally:
       # From here on the job's processes hold the lock, if there are any.
       os.close(descriptor)
-    self._running.append(_Running(facts, slot, process))
+    del self._waiting[facts.folder]
+    self._running.append(_Running(facts.folder, slot, process))
 
   def _done(self) -> bool:
     """Whether nothing waits; if so, the lock of the queue is given back under the run's lock."""
     with lock_run(self._folder, wait=30.0):
-      waiting = [facts for facts in self._unfinished() if _waits(facts)]
-      if waiting:
+      self._read()
+      if self._waiting or self._running:
         return False
       (self._folder / LAUNCHER / QUEUE_LOCK).unlink()
       return True
 
 
-def _restart_of(facts: Facts) -> int:
+def _next_restart(facts: Facts) -> int:
   """How often a job was put back into the queue since its submission."""
-  return sum(n.what == "requeued" for n in facts.own(facts.notes))
+  return sum(note.what == "requeued" for note in facts.own_notes)
 
 
 def _pin(cores: Any) -> Any:
@@ -211,79 +210,21 @@ def _pin(cores: Any) -> Any:
 def _slot_of(folder: pathlib.Path) -> int:
   """The place of a job that runs."""
   with contextlib.suppress(OSError, ValueError):
-    return int((folder / RECORD / ALIVE).read_text())
+    return int((folder / RECORD / ALIVE).read_bytes()[:8])
   return 0
-
-
-def _executor(facts: Facts) -> Local:
-  return Local(**{name: value for name, value in facts.job.executor.items() if name != "kind"})
 
 
 def _waits(facts: Facts) -> bool:
   """Whether a job's last submission has not come to an end."""
-  notes = facts.own(facts.notes)
-  ended = bool(notes) and notes[-1].what in ("done", "failed")
-  return not ended and not facts.cancelled
+  ended = any(note.what in ("failed", "done") for note in facts.own_notes[-1:])
+  return facts.submission is not None and not ended and not facts.cancelled
 
 
 def _runs(facts: Facts) -> bool:
   """Whether the last start of a job has not come to an end, as its notes and its lock say."""
-  notes = facts.own(facts.notes)
+  notes = facts.own_notes
   started = bool(notes) and notes[-1].what == "started"
   return started and is_locked(facts.folder / RECORD / ALIVE)
-
-
-def _size(path: pathlib.Path) -> int:
-  try:
-    return path.stat().st_size
-  except OSError:
-    return 0
-
-
-def conclude(facts: Facts) -> None:
-  """Writes down how the last start of a job ended, and whether it is started again."""
-  submission = facts.submission
-  assert submission is not None
-  restart = max((n.restart for n in facts.own(facts.notes)), default=0)
-  write = functools.partial(note, facts.folder, submission.token)
-  ended = [n for n in facts.own(facts.tasks.get(0, ())) if n.restart == restart]
-  code = None
-  if ended and ended[-1].what == "ended" and ended[-1].detail.isdecimal():
-    code = int(ended[-1].detail)
-  if (facts.folder / "result.json").exists():
-    write("done", restart)
-  elif facts.cancelled:
-    write("failed", restart, f"{code or 0} cancelled")
-  elif code == 0:
-    write("failed", restart, "0 ended by SIGTERM, after saving")
-  elif code is None or code in (LOST_PEER, REQUEUE) or code in _KILLED:
-    reason = _reason(code)
-    most, saved = _executor(facts).max_restarts, _left_checkpoint(facts.folder)
-    vain = sum(n.what == "requeued" and _SAVED not in n.detail for n in facts.own(facts.notes))
-    if vain >= most and not (most and saved):
-      times = f"after {vain} restarts without a new checkpoint"
-      write("failed", restart, f"{code or 137} {reason}, {times}")
-    else:
-      write("requeued", restart, reason + _SAVED * saved)
-  else:
-    write("failed", restart, f"{code} ended with exit code {code}")
-
-
-def _left_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a checkpoint is newer than the last start of a job, whose lock was written then."""
-  with contextlib.suppress(OSError):
-    begun = (folder / RECORD / ALIVE).stat().st_mtime_ns
-    paths = (folder / "checkpoints").iterdir()
-    return any(path.name.isdecimal() and path.lstat().st_mtime_ns > begun for path in paths)
-  return False
-
-
-def _reason(code: int | None) -> str:
-  if code is None:
-    return "its processes disappeared"
-  if code in _KILLED:
-    return f"killed by signal {code - 128}"
-  return "a process was lost" if code == LOST_PEER else "saved to be started again"
 
 
 @contextlib.contextmanager

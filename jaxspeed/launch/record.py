@@ -1,15 +1,13 @@
 """A job's folder as the launcher keeps it: what was submitted, and what happened since.
 
 `JOB/launch/` holds
-  job.json          recipe, overrides, command, executor, commits
-  config.json       the checked config
-  script.sh         the script as it was submitted (task.yaml for clouds)
-  environment.json  variables that can change a run; secrets are left out
-  diff.patch        changes of the working trees since their commits
-  requests.jsonl    what was asked: submissions with the scheduler's ids, cancellations
-  job.tsv           what happened: starts and ends, written where the job runs
-  tasks/N.tsv       the same of task N, with its exit codes
-  logs/             the output of each task, and of the batch script
+  job.json        recipe, overrides, executor; a command is made from it and never stored
+  config.json     the checked config
+  requests.jsonl  what was asked: submissions with the scheduler's ids, cancellations
+  job.jsonl       what happened: starts and ends, written where the job runs
+  tasks/N.jsonl   the same of task N, with its exit codes
+  logs/           the output of each task, and of the batch script
+Each line of a .jsonl is an `Event`. They are apart because different hosts append to them.
 """
 
 import contextlib
@@ -18,13 +16,14 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 from pydantic import Field
 
 from jaxspeed.config import stored
+from jaxspeed.config.overrides import to_flags
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, mend
 from jaxspeed.files import (
@@ -36,18 +35,14 @@ from jaxspeed.files import (
   read_bytes,
   write_atomically,
 )
-from jaxspeed.launch.executor import Executor, Planned, Task
 from jaxspeed.launch.seal import seal_of
-from jaxspeed.launch.sources import environment
 
 RECORD = "launch"
-FORMAT: Literal[1] = 1
-_NUMBER = re.compile(r"[0-9]{1,12}")
-PROCESS = re.compile(r"[0-9]{1,7}")  # Linux has at most 4 million
+FORMAT: Literal[2] = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class JobFile:
+class Job:
   """The content of job.json.
 
   Attributes:
@@ -56,77 +51,85 @@ class JobFile:
     index: the job's place in its run.
     recipe: FILE.py or FILE.py:VARIANT.
     overrides: values by dotted field name.
-    command: the words of the command.
-    cwd: the folder in which the command starts.
+    folder: the job's folder, absolute: the workdir of the training.
+    cwd: the folder in which the training starts.
     executor: the executor's kind and fields.
     created: Unix time.
     epochs: config.epochs.
     metric: config.target_metric.
-    sources: folder, commit and whether files had changed, of each working tree.
+    sources: the folder of the code's state in the run's `.launch/sources`.
     seal: `seal_of` the other fields.
   """
 
-  format: Literal[1]
+  format: Literal[2]
   name: str
   index: Annotated[int, Field(ge=0)]
   recipe: str
   overrides: dict[str, Any]
-  command: list[str]
+  folder: str
   cwd: str
   executor: dict[str, Any]
   created: float
   epochs: float
   metric: Literal["top1", "top5"]
-  sources: list[dict[str, Any]]
+  sources: str
   seal: str = ""
 
+  @property
+  def record(self) -> pathlib.Path:
+    """The folder of the launcher's own files."""
+    return pathlib.Path(self.folder) / RECORD
 
-# What a job writes to in its record: a link there would lead it elsewhere.
-_WRITTEN = ("", "logs", "logs/batch.log", "tasks")
+  @property
+  def run(self) -> str:
+    """The name of the job's run."""
+    return pathlib.Path(self.folder).parent.name
+
+  def command(self, python: str) -> list[str]:
+    """The words of the command that trains the job."""
+    flags = to_flags(self.overrides)
+    fixed = [f"--config={self.recipe}", f"--workdir={self.folder}"]
+    return [python, "-m", "jaxspeed.train", *fixed, *flags]
+
+  def same_start(self, other: "Job") -> bool:
+    """Whether two jobs start the same training in the same way."""
+    own = (self.recipe, self.overrides, self.folder, self.cwd, self.executor)
+    return own == (other.recipe, other.overrides, other.folder, other.cwd, other.executor)
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-  """A line of requests.jsonl.
+class Event:
+  """A line of a record.
 
   Attributes:
-    time: Unix time.
-    what: "submit" before a submission, "submitted" with the id after it, or "cancel".
-    token: the name of the submission.
-    id: the scheduler's id of the job.
-    seal: the user's, for this line in this job: what it names may be cancelled.
+    time: Unix time on the host that wrote it.
+    what: a request is "submit" before a submission, "submitted" after it, or "cancel"; a job is
+      "started", "requeued", "failed" or "done"; a task is "started" or "ended".
+    token: the name of the submission that it belongs to.
+    restart: how often the job was restarted before.
+    where: the host or hosts.
+    detail: the scheduler's id; a reason, after an exit code if it failed; a task's exit code.
+    progress: of a requeued job, its newest checkpoint (`progress_of`).
+    seal: of a request, the user's for this line in this job: what it names may be cancelled.
   """
 
   time: float
-  what: Literal["submit", "submitted", "cancel"]
+  what: str
   token: str = ""
-  id: str = ""
+  restart: int = 0
+  where: str = ""
+  detail: str = ""
+  progress: str = ""
   seal: str = ""
 
-  def sealed(self, folder: pathlib.Path) -> "Request":
+  def sealed(self, folder: pathlib.Path) -> "Event":
     """The request of the job in `folder` with its seal."""
     content = dataclasses.asdict(self) | {"job": folder.name}
     return dataclasses.replace(self, seal=seal_of(content))
 
 
-class Note(NamedTuple):
-  """A line of job.tsv or of a task's file.
-
-  Attributes:
-    time: Unix time on the host that wrote it.
-    token: the submission that it belongs to.
-    what: of a job "started", "requeued", "failed" or "done"; of a task "started" or "ended".
-    restart: how often the job was restarted before.
-    where: the host or hosts.
-    detail: a reason; the exit code of a task.
-  """
-
-  time: float
-  token: str
-  what: str
-  restart: int
-  where: str
-  detail: str
+# What a job writes to in its record: a link there would lead it elsewhere.
+_WRITTEN = ("", "logs", "logs/batch.log", "tasks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,23 +141,28 @@ class Facts:
     job: its job.json.
     requests: what was asked, in order.
     notes: what happened to the job, in order.
-    tasks: what happened to each task, by its number.
   """
 
   folder: pathlib.Path
-  job: JobFile
-  requests: tuple[Request, ...]
-  notes: tuple[Note, ...]
-  tasks: Mapping[int, tuple[Note, ...]]
+  job: Job
+  requests: Sequence[Event]
+  notes: Sequence[Event]
 
   @property
-  def submission(self) -> Request | None:
-    """The last submission; its id is '' if it was not recorded. None: there was none."""
-    asked = [request for request in self.requests if request.what == "submit"]
-    if not asked:
-      return None
-    ids = [r for r in self.requests if r.what == "submitted" and r.token == asked[-1].token]
-    return ids[-1] if ids else asked[-1]
+  def submission(self) -> Event | None:
+    """The last "submit"; None: there was none."""
+    return next((r for r in reversed(self.requests) if r.what == "submit"), None)
+
+  @property
+  def token(self) -> str:
+    """The name of the last submission; '' if there was none."""
+    return self.submission.token if self.submission else ""
+
+  @property
+  def id(self) -> str:
+    """The scheduler's id of the last submission; '' if it was not recorded."""
+    ids = [r.detail for r in self.requests if r.what == "submitted" and r.token == self.token]
+    return ids[-1] if ids else ""
 
   @property
   def cancelled(self) -> bool:
@@ -163,13 +171,38 @@ class Facts:
     return kinds[-1:] == ["cancel"]
 
   @property
+  def own_notes(self) -> list[Event]:
+    """What happened since the last submission."""
+    return [note for note in self.notes if note.token == self.token]
+
+  @property
+  def restarts(self) -> int:
+    """How often the last submission was restarted."""
+    return max((note.restart for note in self.own_notes), default=0)
+
+  @property
+  def is_open(self) -> bool:
+    """Whether a scheduler may still have the job."""
+    if not self.submission or (self.folder / "result.json").exists():
+      return False
+    return not any(note.what in ("failed", "done") for note in self.own_notes[-1:])
+
+  def ends(self) -> dict[int, int]:
+    """Exit codes of the tasks of the last start, by their numbers."""
+    return ends_of(self.folder, self.token, self.restarts)
+
+  @property
+  def is_requested_by_others(self) -> bool:
+    """Whether a request is not sealed by the user."""
+    return any(request != request.sealed(self.folder) for request in self.requests)
+
+  @property
   def foreign(self) -> str:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
-    requested = all(request == request.sealed(self.folder) for request in self.requests)
-    sealed = self.job.seal == seal_of(dataclasses.asdict(self.job))
-    if sealed and not _is_at(self.folder, self.job.command):
+    is_sealed = self.job.seal == seal_of(dataclasses.asdict(self.job))
+    if is_sealed and not _is_same(self.job.folder, self.folder):
       reason = "was copied or moved"
-    elif not (sealed and requested):
+    elif not is_sealed or self.is_requested_by_others:
       reason = "was submitted by somebody else or changed since"
     elif any((self.folder / RECORD / part).is_symlink() for part in _WRITTEN):
       reason = "has links in its record"
@@ -177,17 +210,10 @@ class Facts:
       return ""
     return f"{reason}: submit the sweep's own file again with this root, and retry"
 
-  def own(self, notes: Sequence[Note]) -> list[Note]:
-    """The notes of the last submission."""
-    token = self.submission.token if self.submission else ""
-    return [note for note in notes if note.token == token]
 
-
-def _is_at(folder: pathlib.Path, command: Sequence[str]) -> bool:
-  """Whether a command trains in a folder."""
-  workdirs = [word[10:] for word in command if word.startswith("--workdir=")]
-  with contextlib.suppress(OSError):
-    return len(workdirs) == 1 and os.path.samefile(workdirs[0], folder)
+def _is_same(first: str, second: pathlib.Path) -> bool:
+  with contextlib.suppress(OSError, ValueError):
+    return os.path.samefile(first, second)
   return False
 
 
@@ -195,107 +221,106 @@ def read_facts(folder: pathlib.Path) -> Facts | None:
   """What a job's folder says; None if it is no job's.
 
   Raises:
-    UserError: job.json or requests.jsonl is damaged.
+    UserError: job.json is damaged.
   """
-  record = folder / RECORD
+  path = folder / RECORD / "job.json"
   try:
-    found = load_json(record / "job.json", JobFile)
+    found = load_json(path, Job)
+    if not isinstance(kind := found["executor"].get("kind"), str):
+      raise ValueError(f"executor.kind={shown(kind)}")
+    job = Job(**found)
   except FileNotFoundError:
     return None
-  except ValueError as error:
+  except (TypeError, ValueError) as error:
     raise UserError(
-      f"{record / 'job.json'} cannot be used ({error}): put the file back, or remove {record} and "
-      "submit the job again, which resumes it."
+      f"{path} cannot be used ({error}): put the file back, or remove {path.parent} and submit the "
+      "job again, which resumes it."
     ) from None
-  if not isinstance(kind := found["executor"].get("kind"), str):
-    raise UserError(f"{record / 'job.json'} names the executor {shown(kind)}: submit it again.")
-  tasks = {}
+  events = (read_events(path.parent / f"{name}.jsonl") for name in ("requests", "job"))
+  return Facts(folder, job, *events)
+
+
+def read_events(path: pathlib.Path) -> list[Event]:
+  """The events of a record; damaged lines, and a last one that was cut off, do not count."""
+  events = []
+  with contextlib.suppress(FileNotFoundError, ValueError):
+    for line in read_bytes(path).rpartition(b"\n")[0].splitlines():
+      with contextlib.suppress(TypeError, ValueError):
+        events.append(Event(**parse_json(line, Event)))
+  return events
+
+
+def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
+  """Exit codes of the tasks of a job's start, by their numbers."""
+  found = {}
   with contextlib.suppress(OSError):
-    for path in (record / "tasks").iterdir():
-      if path.suffix == ".tsv" and path.stem.isdecimal():
-        tasks[int(path.stem)] = tuple(_notes(path))
-  known = {field.name for field in dataclasses.fields(JobFile)}
-  return Facts(
-    folder,
-    JobFile(**{name: value for name, value in found.items() if name in known}),
-    tuple(_requests(record / "requests.jsonl")),
-    tuple(_notes(record / "job.tsv")),
-    dict(sorted(tasks.items())),
-  )
+    for path in (folder / RECORD / "tasks").iterdir():
+      if re.fullmatch(r"\d{1,7}\.jsonl", path.name):
+        ended = [
+          e for e in read_events(path) if (e.what, e.token, e.restart) == ("ended", token, restart)
+        ]
+        if ended and re.fullmatch(r"\d{1,3}", ended[-1].detail):
+          found[int(path.stem)] = int(ended[-1].detail)
+  return dict(sorted(found.items()))
 
 
-def _requests(path: pathlib.Path) -> Iterator[Request]:
-  for number, line in enumerate(_lines(path), start=1):
-    try:
-      yield Request(**parse_json(line, Request))
-    except (TypeError, ValueError) as error:
-      raise UserError(
-        f"{path}, line {number}, is no request ({error}): repair or delete the line."
-      ) from None
-
-
-def _notes(path: pathlib.Path) -> Iterator[Note]:
-  """The notes of a record that shells write; damaged lines do not count."""
-  for line in _lines(path):
-    found = line.decode("utf-8", "replace").split("\t")
-    if len(found) == 6 and _NUMBER.fullmatch(found[0]) and _NUMBER.fullmatch(found[3]):
-      yield Note(float(found[0]), found[1], found[2], int(found[3]), found[4], found[5])
-
-
-def _lines(path: pathlib.Path) -> list[bytes]:
-  """The lines of a record; a last one that a kill or a full disk cut off does not count."""
-  try:
-    return read_bytes(path).rpartition(b"\n")[0].splitlines()
-  except FileNotFoundError:
-    return []
-  except ValueError as error:
-    raise UserError(f"{path} cannot be read ({error}): move it away.") from None
-
-
-def request(folder: pathlib.Path, **values: Any) -> None:
-  """Appends a `Request` to a job's record.
+def add_event(path: pathlib.Path, event: Event) -> None:
+  """Appends an event to a record, without its empty fields.
 
   Raises:
     UserError: it cannot be written.
   """
-  made = Request(time.time(), **values).sealed(folder)
-  _append(folder / RECORD / "requests.jsonl", dump_json(dataclasses.asdict(made)))
-
-
-def note(folder: pathlib.Path, token: str, what: str, restart: int, detail: str = "") -> None:
-  """Appends a `Note` to a job's record, for the executor that runs jobs itself.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  words = (f"{time.time():.0f}", token, what, str(restart), os.uname().nodename, detail)
-  _append(folder / RECORD / "job.tsv", "\t".join(words))
-
-
-def _append(path: pathlib.Path, line: str) -> None:
+  values = {name: value for name, value in dataclasses.asdict(event).items() if value != ""}
   try:
-    append_line(path, line)
+    append_line(path, dump_json(values))
   except OSError as error:
     raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): {mend(error)}, and repeat "
-      "the command."
+      f"{path} cannot be written ({error.strerror or error}): {mend(error)}, and repeat the "
+      "command."
     ) from None
 
 
-def write_job(
-  folder: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
-) -> None:
-  """Creates a job's folder with all that is known before its submission.
+def request(folder: pathlib.Path, what: str, token: str = "", id: str = "") -> None:
+  """Appends what was asked to a job's record.
 
   Raises:
-    UserError: it cannot be written; nothing is left of it.
+    UserError: it cannot be written.
   """
+  asked = Event(time.time(), what, token, detail=id).sealed(folder)
+  add_event(folder / RECORD / "requests.jsonl", asked)
+
+
+def progress_of(folder: pathlib.Path) -> str:
+  """The newest checkpoint of a job, as text that changes with each; '' without one."""
+  steps = [path for path in folder.glob("checkpoints/*") if path.name.isdecimal()]
+  steps += [path for path in folder.glob("run_*/checkpoints/*") if path.name.isdecimal()]
+  places = ((path.parent.parent.name, int(path.name[:15])) for path in steps)
+  run, step = max(places, default=("", 0))
+  return f"{run} {step}" if steps else ""
+
+
+def write_job(job: Job, config: ConfigDict, before: Facts | None = None) -> None:
+  """Writes all that is known of a job before its submission; job.json last.
+
+  Args:
+    job: the job.
+    config: its checked config.
+    before: what its folder says; None: there is none, and it is created whole or not at all.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  folder = pathlib.Path(job.folder)
   try:
-    with new_folder(folder) as partial:
-      record = partial / RECORD
-      (record / "tasks").mkdir(parents=True)
-      (record / "logs").mkdir()
-      _write_files(record, job, config, script, diff)
+    with contextlib.nullcontext(folder) if before else new_folder(folder) as place:
+      record = place / RECORD
+      for name in ("tasks", "logs"):
+        (record / name).mkdir(parents=True, exist_ok=True)
+      if before and before.is_requested_by_others:
+        (record / "requests.jsonl").unlink()
+      stored.save(config, record / "config.json", sync=False)
+      about = dump_json(dataclasses.asdict(job), indent=1) + "\n"
+      write_atomically(record / "job.json", about, sync=False)
   except OSError as error:
     raise UserError(
       f"{folder} cannot be written ({error.strerror or error}): {mend(error)} or choose another "
@@ -303,86 +328,11 @@ def write_job(
     ) from None
 
 
-def task_of(facts: Facts) -> Task:
-  """A job as its executor gets it, from its folder."""
-  job = facts.job
-  run, cwd = facts.folder.parent.name, pathlib.Path(job.cwd)
-  return Task(job.name, run, facts.folder, tuple(job.command), cwd)
-
-
-def write_script(executor: Executor, task: Task) -> pathlib.Path:
-  """Writes the script of a job; returns its path.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  name, text = executor.script(task)
-  try:
-    write_atomically(task.record / name, text, sync=False)
-  except OSError as error:
-    raise UserError(
-      f"{task.record / name} cannot be written ({error.strerror or error})."
-    ) from None
-  return task.record / name
-
-
-def update_job(
-  folder: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
-) -> None:
-  """Gives a job that does not run another command, for its next submission.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  try:
-    _write_files(folder / RECORD, job, config, script, diff)
-  except OSError as error:
-    raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): {mend(error)} and repeat the "
-      "command."
-    ) from None
-
-
-def _write_files(
-  record: pathlib.Path, job: JobFile, config: ConfigDict, script: tuple[str, str], diff: bytes
-) -> None:
-  """Writes job.json last: a folder without it is no job's."""
-  stored.save(config, record / "config.json", sync=False)
-  variables = dump_json(environment(), indent=1) + "\n"
-  about = dump_json(dataclasses.asdict(job), indent=1) + "\n"
-  for name, content in (
-    script,
-    ("diff.patch", diff),
-    ("environment.json", variables),
-    ("job.json", about),
-  ):
-    write_atomically(record / name, content, sync=False)
-
-
-def make_job(
-  planned: Planned, *, index: int, task: Task, config: ConfigDict, trees: list[dict[str, Any]]
-) -> JobFile:
-  """The content of job.json of a job.
-
-  Args:
-    planned: what it trains.
-    index: its place in its run.
-    task: its command and folder.
-    config: its checked config.
-    trees: as in `Sources`.
-  """
-  job = JobFile(
-    format=FORMAT,
-    name=planned.name,
-    index=index,
-    recipe=planned.recipe,
-    overrides=parse_json(dump_json(dict(planned.overrides))),
-    command=list(task.command),
-    cwd=str(task.cwd),
-    executor=planned.executor.to_dict(),
-    created=time.time(),
-    epochs=float(config.epochs),
-    metric=config.target_metric,
-    sources=trees,
-  )
+def sealed(job: Job) -> Job:
+  """A job with its seal."""
   return dataclasses.replace(job, seal=seal_of(dataclasses.asdict(job)))
+
+
+def named(jobs: Iterable[Facts]) -> Mapping[str, Facts]:
+  """Jobs by their names."""
+  return {facts.job.name: facts for facts in jobs}

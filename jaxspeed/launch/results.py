@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspeed.files import dump_json, to_json
-from jaxspeed.launch import cost
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import result_of_job
-from jaxspeed.launch.tables import table
+from jaxspeed.launch.status import table
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
 # Figures by which results are sorted, and whether larger is better.
@@ -32,7 +31,7 @@ class JobResult:
     top5: the same; None for five classes or fewer.
     train: seconds on the training clock.
     to_target: seconds until the target was reached; None if it was not.
-    cost: USD; 0 without a price.
+    cost: USD for the seconds of the `dawn` clock; None without a price.
   """
 
   name: str
@@ -46,7 +45,7 @@ class JobResult:
   top5: float | None
   train: float
   to_target: float | None
-  cost: float
+  cost: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _result(facts: Facts) -> JobResult | None:
     top5=result["top5"],
     train=result["seconds"]["train"],
     to_target=result["seconds"]["to_target"],
-    cost=cost.of_job(facts, running=False),
+    cost=(result.get("cost_usd") or {}).get("dawn"),
   )
 
 

@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 from jaxspeed.config.checks import to_plain
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
-from jaxspeed.launch import root as root_lib
 from jaxspeed.launch import runs, submit
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.local import Local
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.submitted import SubmittedRun
 
@@ -55,12 +55,11 @@ class Run(SubmittedRun):
       raise UserError(f"executor={shown(executor)}: give Local(...), Slurm(...) or Sky(...).")
     if exist not in _EXIST:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
-    super().__init__(runs.check_name("run", name), root_lib.absolute(root))
+    super().__init__(runs.check_name("run", name), runs.absolute(root))
     self.executor = executor
     self.exist = exist
     self.check_data = check_data
     self._planned: list[Planned] = []
-    self._common: dict[str, Any] = {}
     self._configs: dict[str, ConfigDict] | None = None
 
   @classmethod
@@ -70,7 +69,7 @@ class Run(SubmittedRun):
     Raises:
       UserError: the folder holds no run.
     """
-    path = root_lib.absolute(folder)
+    path = runs.absolute(folder)
     runs.read_run(path)
     jobs = runs.read_jobs(path)
     if not jobs:
@@ -118,7 +117,7 @@ class Run(SubmittedRun):
     return name
 
   def override(self, overrides: Mapping[str, Any]) -> None:
-    """Sets fields of all jobs, which keep their names.
+    """Sets fields of all jobs so far, which keep their names.
 
     Raises:
       UserError: a job sets one of the fields itself.
@@ -128,7 +127,10 @@ class Run(SubmittedRun):
         raise UserError(
           f"config.{both[0]} is set by the job {planned.name} itself: change it in the script."
         )
-    self._common |= overrides
+    self._planned = [
+      Planned(each.name, each.recipe, {**overrides, **each.overrides}, each.executor)
+      for each in self._planned
+    ]
     self._configs = None
 
   def __enter__(self) -> "Run":
@@ -143,8 +145,8 @@ class Run(SubmittedRun):
     if kind is None:
       self.check()
 
-  def check(self) -> None:
-    """Checks every job as `jaxspeed.plan` does.
+  def check(self) -> dict[str, ConfigDict]:
+    """Checks every job as `jaxspeed.plan` does; returns the jobs' configs by name.
 
     Raises:
       UserError: all the mistakes, in one sentence each.
@@ -155,7 +157,8 @@ class Run(SubmittedRun):
     if self._configs is None:
       if not self._planned:
         raise UserError(f"the run {self.name} has no jobs: add some with run.job(RECIPE).")
-      self._configs = check_jobs(self._complete(), data=self.check_data)
+      self._configs = check_jobs(self._planned, data=self.check_data)
+    return self._configs
 
   def check_executors(self) -> None:
     """Checks that the executors can be used from here, and that they see the root.
@@ -163,18 +166,18 @@ class Run(SubmittedRun):
     Raises:
       UserError: a program or a package is missing, or the root is not writable or not shared.
     """
-    root_lib.check_executors(self._executors(), self.root)
-
-  def _complete(self) -> list[Planned]:
-    """The jobs with the overrides that all have."""
-    return [submit.complete(planned, self._common) for planned in self._planned]
-
-  def _executors(self) -> list[Executor]:
-    found: list[Executor] = []
+    executors: list[Executor] = []
     for planned in self._planned:
-      if planned.executor not in found:
-        found.append(planned.executor)
-    return found
+      if planned.executor not in executors:
+        executors.append(planned.executor)
+    if sum(isinstance(executor, Local) for executor in executors) > 1:
+      raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
+    for executor in executors:
+      executor.check(self.root)
+    place = next(each for each in (self.root, *self.root.parents) if os.path.lexists(each))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+      reason = f"{place} may not be written" if place.is_dir() else f"{place} is no folder"
+      raise UserError(f"root {self.root} cannot be written ({reason}): choose another root.")
 
   def start(self, *, detach: bool = True) -> None:
     """Submits the jobs that are missing, and prints how to look at them.
@@ -187,18 +190,22 @@ class Run(SubmittedRun):
         submitted before stays.
     """
     self.check_executors()
-    self.check()
-    assert self._configs is not None
+    configs = self.check()
     self.name = submit.free_name(self.root, self.name, self.exist)
-    jobs = [(planned, self._configs[planned.name]) for planned in self._complete()]
+    jobs = [(planned, configs[planned.name]) for planned in self._planned]
     for line in submit.start(self.folder, jobs):
       print(printable(line))
     if not detach:
       self.wait()
 
   def scripts(self) -> dict[str, str]:
-    """The scripts that `start` would submit, by the paths that they would have."""
-    self.check()
-    name = submit.free_name(self.root, self.name, self.exist)
-    folder = self.root / name
-    return submit.scripts(folder, self._complete())
+    """What `start` would submit for each job, and the command that trains it, by its folder."""
+    configs = self.check()
+    folder = self.root / submit.free_name(self.root, self.name, self.exist)
+    found = {}
+    for planned in self._planned:
+      job = submit.job_of(folder, planned, configs[planned.name])
+      command = " ".join(job.command(planned.executor.python or "python"))
+      script = planned.executor.script([job], "TOKEN")
+      found[job.folder] = f"{script}# which runs: {printable(command)}\n"
+    return found

@@ -12,31 +12,49 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from jaxspeed.errors import UserError
-from jaxspeed.files import TEMPORARY, dump_json, load_json, open_locked, write_atomically
+from jaxspeed.config import schema
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import (
+  TEMPORARY,
+  dump_json,
+  expanded,
+  load_json,
+  open_locked,
+  read_bytes,
+  write_atomically,
+)
+from jaxspeed.launch.local import LAUNCHER
 from jaxspeed.launch.record import RECORD, Facts, read_facts
 
-# The folder of the launcher's own files in a run's folder.
-LAUNCHER = ".launch"
 RUN_FILE = "run.json"
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
+_LOCK = "lock"  # it holds who has the lock
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
 
 
+def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
+  """The root of runs as an absolute path, with ~ replaced.
+
+  Raises:
+    UserError: it is no path, or names no local folder.
+  """
+  if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+    raise UserError(f"root={folder!r}: name a folder that all machines of the jobs share.")
+  if "://" in os.fspath(folder):
+    raise UserError(f"root {folder} is no local folder: mount the bucket, and name the folder.")
+  path = pathlib.Path(os.path.abspath(expanded(folder, "root")))
+  # Scripts name it, line by line.
+  if not schema.is_plain(str(path)):
+    raise UserError(f"root {str(path)!r} has characters that no script can name: choose another.")
+  return path
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFile:
-  """The content of run.json.
+  """The content of run.json: format, name, Unix time, and by whom and where it was created."""
 
-  Attributes:
-    format: `FORMAT`.
-    name: the run's name, which is its folder's.
-    created: Unix time.
-    user: who created the run.
-    host: where it was created.
-  """
-
-  format: Literal[1]
+  format: Literal[2]
   name: str
   created: float
   user: str
@@ -53,21 +71,16 @@ def check_name(kind: str, name: object) -> str:
   Raises:
     UserError: it is not.
   """
-  if name == RUN_FILE:
-    raise UserError(f"the name {name!r} of a {kind} is that of a run's own file: choose another.")
-  if not isinstance(name, str) or not NAME.fullmatch(name):
+  if not isinstance(name, str) or not NAME.fullmatch(name) or name == RUN_FILE:
     raise UserError(
       f"the name {name!r} of a {kind} is no folder's name: use up to 120 letters, digits and "
-      "._=+,- and begin with a letter, a digit or _."
+      f"._=+,- and begin with a letter, a digit or _; {RUN_FILE} is a run's own file."
     )
   return name
 
 
 def create_run(folder: pathlib.Path) -> bool:
-  """Creates a run's folder, its folder for the launcher's files, and run.json, if they are missing.
-
-  Returns:
-    Whether the run is new.
+  """Creates a run's folder and run.json, if they are missing; returns whether the run is new.
 
   Raises:
     UserError: it cannot be written, or holds something else.
@@ -78,24 +91,21 @@ def create_run(folder: pathlib.Path) -> bool:
   try:
     if folder.is_dir():
       # What a killed submission left half-written is not foreign.
-      names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
-      foreign = [name for name in names if name != LAUNCHER]
+      known = (TEMPORARY, LAUNCHER)
+      foreign = sorted(name for name in os.listdir(folder) if not name.startswith(known))
       if foreign:
         raise UserError(
           f"{folder} is not empty and holds no run of jaxspeed.launch ({foreign[0]}): choose "
           "another name or root."
         )
     (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
-    _write_run(folder, RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname()))
+    found = RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname())
+    write_atomically(folder / RUN_FILE, dump_json(dataclasses.asdict(found), indent=1) + "\n")
   except OSError as error:
     raise UserError(
       f"{folder} cannot be created or written ({error.strerror or error}): choose another root."
     ) from None
   return True
-
-
-def _write_run(folder: pathlib.Path, found: RunFile) -> None:
-  write_atomically(folder / RUN_FILE, dump_json(dataclasses.asdict(found), indent=1) + "\n")
 
 
 def remove_run(folder: pathlib.Path) -> None:
@@ -113,23 +123,34 @@ def _user() -> str:
     return str(os.getuid())
 
 
-def read_run(folder: pathlib.Path) -> RunFile:
-  """The content of a run's run.json.
+def read_run(folder: pathlib.Path) -> None:
+  """Makes sure that a folder is a run's.
 
   Raises:
-    UserError: there is none, or it is damaged.
+    UserError: it has no run.json, or a damaged one.
   """
   path = folder / RUN_FILE
   try:
-    found = load_json(path, RunFile)
+    load_json(path, RunFile)
   except FileNotFoundError:
     raise UserError(
       f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
     ) from None
   except ValueError as error:
     raise UserError(f"{path} cannot be used ({error}): put the file back.") from None
-  known = {field.name for field in dataclasses.fields(RunFile)}
-  return RunFile(**{name: value for name, value in found.items() if name in known})
+
+
+def job_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The folders of a run that may be jobs.
+
+  Raises:
+    UserError: the run's folder cannot be read.
+  """
+  try:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
+  except OSError as error:
+    raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from None
+  return [folder / name for name in names if (folder / name / RECORD).is_dir()]
 
 
 def read_jobs(folder: pathlib.Path) -> list[Facts]:
@@ -138,11 +159,7 @@ def read_jobs(folder: pathlib.Path) -> list[Facts]:
   Raises:
     UserError: a job's folder is damaged, or the run's cannot be read.
   """
-  try:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
-  except OSError as error:
-    raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from None
-  found = (read_facts(folder / name) for name in names if (folder / name / RECORD).is_dir())
+  found = (read_facts(each) for each in job_folders(folder))
   return sorted((facts for facts in found if facts), key=lambda f: (f.job.index, f.job.name))
 
 
@@ -157,28 +174,32 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
   Raises:
     UserError: another process is at it, or nothing can be written.
   """
-  path = folder / LAUNCHER / "lock"
-  who = folder / LAUNCHER / "locked_by.json"
+  path = folder / LAUNCHER / _LOCK
   deadline = time.monotonic() + wait
   try:
     while (descriptor := open_locked(path)) is None:
       if time.monotonic() > deadline:
-        raise UserError(f"{folder} is being submitted or changed by {_holder(who)}: wait for it.")
+        raise UserError(f"{folder} is being submitted or changed by {_holder(path)}: wait for it.")
       time.sleep(0.05)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{_user()} (process {os.getpid()} on {socket.gethostname()})".encode())
   except OSError as error:
     raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
   try:
-    with contextlib.suppress(OSError):
-      found = {"user": _user(), "host": socket.gethostname(), "pid": str(os.getpid())}
-      write_atomically(who, dump_json(found) + "\n", sync=False)
     yield
   finally:
+    os.utime(descriptor)
     os.close(descriptor)
 
 
+def last_change(folder: pathlib.Path) -> object:
+  """What differs after each block of `lock_run`."""
+  with contextlib.suppress(OSError):
+    return os.stat(folder / LAUNCHER / _LOCK).st_mtime_ns
+  return None
+
+
 def _holder(path: pathlib.Path) -> str:
-  try:
-    found = load_json(path, dict[str, str])
-    return f"{found['user']} (process {found['pid']} on {found['host']})"
-  except (OSError, ValueError, KeyError):
-    return "another process"
+  with contextlib.suppress(OSError, ValueError):
+    return printable(read_bytes(path)[:200].decode()) or "another process"
+  return "another process"

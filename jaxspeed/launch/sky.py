@@ -1,10 +1,10 @@
 """SkyPilot: managed jobs on clouds and Kubernetes, which move to new machines after a loss."""
 
-import hashlib
 import importlib.util
 import os
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -12,34 +12,24 @@ from pydantic import Field
 
 from jaxspeed.config import schema
 from jaxspeed.config.schema import must_be
-from jaxspeed.errors import UserError
+from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch import shared_disk
-from jaxspeed.launch.executor import Count, Executor, Line, SchedulerState, Task, Words
-from jaxspeed.launch.sky_task import TOKEN, slug, task_yaml
+from jaxspeed.launch.executor import Count, Executor, Line, SchedulerState, Words
+from jaxspeed.launch.record import Job
 
 # SkyPilot's ManagedJobStatus; all others are ends.
 _PENDING = {"PENDING", "SUBMITTED", "STARTING", "RECOVERING"}
 _RUNNING = {"RUNNING", "WINDING_DOWN", "CANCELLING"}
 # Buckets that SkyPilot mounts; https: a container of Azure.
-_SCHEMES = ("s3", "gs", "r2", "https", "cos", "oci", "nebius", "cw")
+_SCHEMES = "s3|gs|r2|https|cos|oci|nebius|cw"
 _UPLOAD = 600  # seconds that a cancelled job has to upload what it saved
 # An address for documentation (RFC 5737): no machine of this network has it.
 _ELSEWHERE = "192.0.2.1"
 
-Accelerators = Annotated[
-  str,
-  must_be(
-    "a kind of GPU and how many each node has, such as H100:8",
-    lambda text: not text or bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?", text)),
-  ),
-]
-Cpus = Annotated[
-  str,
-  must_be(
-    "a number of CPUs, such as 4, or 4+ for at least 4",
-    lambda text: not text or bool(re.fullmatch(r"\d{1,4}(\.\d)?\+?", text)),
-  ),
-]
+
+def _text(words: str, pattern: str) -> Any:
+  """A text that is empty or has a form."""
+  return Annotated[str, must_be(words, lambda text: not text or bool(re.fullmatch(pattern, text)))]
 
 
 class Sky(Executor):
@@ -52,9 +42,12 @@ class Sky(Executor):
 
   kind: ClassVar[str] = "sky"
 
-  accelerators: Accelerators = ""
+  accelerators: _text(
+    "a kind of GPU and how many each node has, such as H100:8",
+    r"[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?",
+  ) = ""
   """kind of GPU and how many on each node, as in H100:8; '': none, the job trains on CPUs"""
-  cpus: Cpus = ""
+  cpus: _text("a number of CPUs, such as 4, or 4+ for at least 4", r"\d{1,4}(\.\d)?\+?") = ""
   """CPUs of each node, as in 4 or 4+; '': SkyPilot's default"""
   nodes: Count = 1
   """machines of one job; one process on each drives all its GPUs"""
@@ -88,24 +81,19 @@ class Sky(Executor):
           f"Sky: mounts has the path {path!r}: write it absolute and in letters, digits and "
           "._=,@+-, without a / at its end."
         )
-      bucket = re.fullmatch(rf"({'|'.join(_SCHEMES)})://[^/\s$]+[^\s$]*", source)
-      if not bucket and not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", source):
+      forms = rf"({_SCHEMES})://[^/\s$]+[^\s$]*|[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+      if not re.fullmatch(forms, source):
         raise UserError(
           f"Sky: mounts[{path!r}] is {source!r}: give the name of a volume of SkyPilot, or the URL "
-          f"of a bucket ({', '.join(scheme + '://' for scheme in _SCHEMES)})."
+          f"of a bucket ({_SCHEMES.replace('|', '://, ')}://)."
         )
-
-  @property
-  def python_path(self) -> str:
-    return self.python or "python"
 
   @property
   def job_nodes(self) -> int:
     return self.nodes
 
   def devices(self) -> int:
-    _, _, count = self.accelerators.partition(":")
-    return self.nodes * int(count or 1)
+    return self.nodes * int(self.accelerators.partition(":")[2] or 1)
 
   def accelerator(self) -> str:
     return self.accelerators.partition(":")[0]
@@ -121,7 +109,7 @@ class Sky(Executor):
       )
     self._mount_of(root)
     if not self.shared_root:
-      shared_disk.check(root, [_ELSEWHERE], escape="Sky(shared_root=True)", exports=())
+      shared_disk.check(root, [_ELSEWHERE], escape="Sky(shared_root=True)")
 
   def _mount_of(self, folder: pathlib.Path) -> str:
     """The mount on which a folder lies.
@@ -138,59 +126,75 @@ class Sky(Executor):
       )
     return max(found, key=len)
 
-  def script(self, task: Task) -> tuple[str, str]:
-    own = self._mount_of(task.folder)
-    sync = pathlib.Path(os.path.abspath(os.path.expanduser(self.sync or task.cwd)))
-    if not task.cwd.is_relative_to(sync):
+  def task(self, job: Job, token: str) -> dict[str, Any]:
+    """A job as a task of SkyPilot: its fields.
+
+    Raises:
+      UserError: the folder that is copied to the machines does not hold the job's.
+    """
+    own, cwd = self._mount_of(pathlib.Path(job.folder)), pathlib.Path(job.cwd)
+    sync = pathlib.Path(os.path.abspath(os.path.expanduser(self.sync or cwd)))
+    if not cwd.is_relative_to(sync):
       raise UserError(
-        f"Sky(sync={self.sync!r}): jobs are submitted in {task.cwd}, which is not inside that "
+        f"Sky(sync={self.sync!r}): jobs are submitted in {cwd}, which is not inside that "
         "folder: submit from there, or leave sync out."
       )
-    buckets = {
-      path: (source, "MOUNT_CACHED" if path == own else "MOUNT")
-      for path, source in self.mounts.items()
-      if "://" in source
+    machine = {
+      "infra": self.infra,
+      "accelerators": self.accelerators,
+      "cpus": self.cpus,
+      "use_spot": self.use_spot,
+      "image_id": self.image,
+      "disk_size": self.disk_size,
     }
-    text = task_yaml(
-      task,
-      self,
-      nodes=self.nodes,
-      resources={
-        "infra": self.infra,
-        "accelerators": self.accelerators,
-        "cpus": self.cpus,
-        "use_spot": self.use_spot,
-        "image_id": self.image,
-        "disk_size": self.disk_size,
-      },
-      sync=str(sync),
-      folder=str(task.cwd.relative_to(sync)),
-      buckets=buckets,
-      volumes={path: name for path, name in self.mounts.items() if path not in buckets},
-    )
-    return "task.yaml", text
+    # After other codes, those of mistakes and faults, another start would do the same.
+    recovery = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [REQUEUE, LOST_PEER]}
+    # MOUNT_CACHED: written on the machine's disk, and uploaded from there.
+    buckets = {
+      path: {"source": url, "mode": "MOUNT_CACHED" if path == own else "MOUNT"}
+      for path, url in self.mounts.items()
+      if "://" in url
+    }
+    supervisor = self.supervisor("sky", shlex.quote(job.folder), token)
+    place = str(cwd.relative_to(sync))
+    run = [f"cd {shlex.quote(place)} || exit 2"] if place != "." else []
+    # The parentheses: SkyPilot appends lines that wait for uploads.
+    task = {
+      "name": f"jaxspeed-{slug(job.name)}",
+      "num_nodes": self.nodes,
+      "resources": {name: value for name, value in machine.items() if value}
+      | {"job_recovery": recovery},
+      "workdir": str(sync),
+      "file_mounts": buckets,
+      "volumes": {path: name for path, name in self.mounts.items() if path not in buckets},
+      "envs": dict(self.env),
+      "setup": "\n".join(["set -e", *self.setup]) if self.setup else "",
+      "run": "\n".join([*run, f"( exec {supervisor} )"]),
+    }
+    return {name: value for name, value in task.items() if value}
 
-  def submit(
-    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
-  ) -> Iterator[Mapping[str, str]]:
-    for task in tasks:
-      yield {task.name: self._launch(task, token)}
+  def script(self, jobs: Sequence[Job], token: str) -> str:
+    import yaml
 
-  def _launch(self, task: Task, token: str) -> str:
-    def launch(sky: Any) -> Any:
-      job = sky.Task.from_yaml(str(task.record / "task.yaml"))
-      job.update_envs({TOKEN: token})
-      return sky.get(sky.jobs.launch(job, name=job_name(task, token)))
+    return yaml.safe_dump_all([self.task(job, token) for job in jobs], sort_keys=False)
 
-    ids, _ = _asked(launch, f"did not take the job {task.name}", "submit again when that is mended")
-    if not ids:
-      raise UserError(f"SkyPilot took the job {task.name} without a number: see sky jobs queue.")
-    return str(ids[0])
+  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
+    for job in jobs:
+      fields, name = self.task(job, token), job_name(job, token)
+
+      def launch(sky: Any, fields: Any = fields, name: str = name) -> Any:
+        return sky.get(sky.jobs.launch(sky.Task.from_yaml_config(fields), name=name))
+
+      failure = f"did not take the job {job.name}"
+      ids, _ = _asked(launch, failure, "submit again when that is mended")
+      if not ids:
+        raise UserError(f"SkyPilot took the job {job.name} without a number: see sky jobs queue.")
+      yield {job.name: str(ids[0])}
 
   def states(
-    self, jobs: Mapping[str, str], folder: pathlib.Path
+    self, ids: Mapping[str, str], folder: pathlib.Path
   ) -> Mapping[str, SchedulerState] | None:
-    numbers = {name: int(id) for name, id in jobs.items() if id.isdecimal()}
+    numbers = _numbers(ids)
     if not numbers:
       return {}
     try:
@@ -209,19 +213,17 @@ class Sky(Executor):
       return dict.fromkeys(numbers, SchedulerState.ABSENT) if stopped else None
     return {name: _state(listed.get(number, "")) for name, number in numbers.items()}
 
-  def find(self, token: str, tasks: Sequence[Task]) -> Mapping[str, str]:
+  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
     def listed(sky: Any) -> Any:
-      request = sky.jobs.queue_v2(
-        refresh=True, name_match="jaxspeed-", fields=["job_id", "job_name"]
-      )
-      return sky.get(request)[0]
+      fields = ["job_id", "job_name"]
+      return sky.get(sky.jobs.queue_v2(refresh=True, name_match="jaxspeed-", fields=fields))[0]
 
-    names = {job_name(task, token): task.name for task in tasks}
+    names = {job_name(job, token): job.name for token, own in jobs.items() for job in own}
     rows = _asked(listed, "does not answer", "repeat the command when it does")
     return {names[row.job_name]: str(row.job_id) for row in rows if row.job_name in names}
 
-  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
-    numbers = sorted({int(id) for id in jobs.values() if id.isdecimal()})
+  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
+    numbers = sorted(set(_numbers(ids).values()))
 
     def cancel(sky: Any) -> Any:
       # Graceful: what the jobs save is uploaded before their machines are given back.
@@ -231,10 +233,19 @@ class Sky(Executor):
       _asked(cancel, "did not cancel", "cancel again when it answers")
 
 
-def job_name(task: Task, token: str) -> str:
+def slug(name: str) -> str:
+  """A name in the characters that SkyPilot allows, which no two of ._- follow each other in."""
+  short = re.sub("[^A-Za-z0-9]+", lambda found: "." if found[0] == "." else "-", name)
+  return short[:40].strip("-.") or "job"
+
+
+def job_name(job: Job, token: str) -> str:
   """The name of a submitted job in SkyPilot's queue; no other submission of any job has it."""
-  digest = hashlib.sha256(f"{token}\0{task.folder}".encode()).hexdigest()[:12]
-  return f"jaxspeed-{slug(task.name)}-{digest}"
+  return f"jaxspeed-{slug(job.name)}-{token}-{job.index}"
+
+
+def _numbers(ids: Mapping[str, str]) -> dict[str, int]:
+  return {name: int(id) for name, id in ids.items() if re.fullmatch("[0-9]{1,15}", id)}
 
 
 def _state(status: str) -> SchedulerState:

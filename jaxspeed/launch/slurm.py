@@ -1,4 +1,4 @@
-"""Slurm: arrays of single-node jobs, and jobs of several nodes, submitted with sbatch."""
+"""Slurm: jobs as parts of arrays, submitted with sbatch."""
 
 import pathlib
 import re
@@ -13,10 +13,9 @@ from pydantic import Field
 from jaxspeed.config import schema
 from jaxspeed.config.schema import must_be
 from jaxspeed.errors import UserError
-from jaxspeed.files import write_atomically
 from jaxspeed.launch import shared_disk
-from jaxspeed.launch.executor import Count, Executor, Line, Refused, SchedulerState, Task, Words
-from jaxspeed.launch.slurm_script import SIGNAL, array_script, job_script
+from jaxspeed.launch.executor import Count, Executor, Line, Refused, SchedulerState, Words
+from jaxspeed.launch.record import Job
 
 # MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS and so on: man sbatch.
 _TIME = r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
@@ -30,6 +29,11 @@ _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its t
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED", "RESIZING"}
 # Jobs that have ended stay in squeue's memory for some minutes, with these states among others.
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+# Options of sbatch that `Slurm` sets; a short one's value may follow without a space.
+_OWN = (
+  "--array --output --nodes --comment --signal --requeue --no-requeue --time --wait".split(),
+  ("-a", "-o", "-N", "-t", "-W"),
+)
 
 Time = Annotated[
   str,
@@ -44,7 +48,7 @@ class Slurm(Executor):
   """Jobs on a Slurm cluster, from a machine with sbatch, squeue and scancel.
 
   A job saves before its time limit, on a preemption and on `scontrol requeue`, and resumes by
-  itself. Jobs on one node are submitted as an array.
+  itself.
   """
 
   kind: ClassVar[str] = "slurm"
@@ -76,15 +80,12 @@ class Slurm(Executor):
 
   def __init__(self, **values: object) -> None:
     super().__init__(**values)
-    own = "--array --output --nodes --comment --signal --requeue --no-requeue --time --wait".split()
     for option in self.options:
       if not option.startswith("-") or not schema.is_plain(option):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
-      # A short option's value may follow without a space.
-      if option.partition("=")[0] in own or option[:2] in ("-a", "-o", "-N", "-t", "-W"):
+      if option.partition("=")[0] in _OWN[0] or option[:2] in _OWN[1]:
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
-
-    hours = self.most_hours
+    hours = self._hours()
     # Slurm may send the signal a minute early.
     if hours is not None and 3600 * hours <= self.save_seconds + 60:
       raise UserError(
@@ -96,12 +97,8 @@ class Slurm(Executor):
   def job_nodes(self) -> int:
     return self.nodes
 
-  @property
-  def processes(self) -> int:
-    return self.nodes * self.tasks_per_node
-
-  @property
-  def most_hours(self) -> float | None:
+  def _hours(self) -> float | None:
+    """The time limit in hours; None without one."""
     found = re.fullmatch(_TIME, self.time)
     if not self.time or found is None:
       return None
@@ -115,7 +112,7 @@ class Slurm(Executor):
     return hours or None  # sbatch takes 0 for no limit
 
   def devices(self) -> int:
-    return self.nodes * self.gpus_per_node if self.gpus_per_node else self.processes
+    return self.nodes * (self.gpus_per_node or self.tasks_per_node)
 
   def accelerator(self) -> str:
     return self.gpu
@@ -130,139 +127,104 @@ class Slurm(Executor):
     if "%" in str(root):
       raise UserError(f"root {root} has a %, which Slurm replaces: choose another.")
     if not self.shared_root:
-      shared_disk.check(root, self._hosts(), escape="Slurm(shared_root=True)")
+      done = _slurm("scontrol", "--oneliner", "show", "nodes")
+      if done.returncode:
+        raise UserError(f"Slurm does not answer ({_reason(done)}): submit again when it does.")
+      hosts = re.findall(r"\bNodeAddr=(\S+)", done.stdout)
+      shared_disk.check(root, hosts, escape="Slurm(shared_root=True)")
 
-  def _hosts(self) -> list[str]:
-    """Addresses of the cluster's nodes.
-
-    Raises:
-      UserError: the controller does not answer.
-    """
-    done = _slurm("scontrol", "--oneliner", "show", "nodes")
-    if done.returncode:
-      raise UserError(f"Slurm does not answer ({_reason(done)}): submit again when it does.")
-    return re.findall(r"\bNodeAddr=(\S+)", done.stdout)
-
-  def script(self, task: Task) -> tuple[str, str]:
-    return "script.sh", job_script(task, self, self._options(f"jaxspeed-{task.name}"))
-
-  def _options(self, name: str) -> list[str]:
+  def script(self, jobs: Sequence[Job], token: str) -> str:
     fields = {
-      "job-name": name,
+      "job-name": f"jaxspeed-{jobs[0].run if len(jobs) > 1 else jobs[0].name}",
       "partition": self.partition,
       "account": self.account,
       "nodes": self.nodes,
       "ntasks-per-node": self.tasks_per_node,
-      "cpus-per-task": self.cpus_per_task or "",
+      "cpus-per-task": self.cpus_per_task,
       "time": self.time,
+      "gpus-per-node": f"{self.gpu}:{self.gpus_per_node}".lstrip(":") if self.gpus_per_node else "",
+      # Slurm looks every 60 s or so and may be as much early, never late.
+      "signal": f"USR1@{self.save_seconds}",
+      "array": f"0-{len(jobs) - 1}" + (f"%{self.parallel}" if self.parallel else ""),
+      # What happens before a job's own log is open.
+      "output": pathlib.Path(jobs[0].folder).parent / ".launch" / "slurm" / "%A_%a.log",
     }
-    if self.gpus_per_node:
-      fields["gpus-per-node"] = f"{self.gpu}:{self.gpus_per_node}".lstrip(":")
-    given = [f"--{name}={value}" for name, value in fields.items() if value]
-    signal = SIGNAL.format(seconds=self.save_seconds)
-    return [*given, "--open-mode=append", "--requeue", signal, *self.options]
+    options = [f"--{name}={value}" for name, value in fields.items() if value]
+    options += ["--open-mode=append", "--requeue", *self.options]
+    folders = [f"  {shlex.quote(job.folder)} \\" for job in jobs]
+    lines = [
+      "#!/usr/bin/env bash",
+      f"# {len(jobs)} jobs of the run {jobs[0].run}: part i of the array is the job i.",
+      # sbatch splits a directive like a shell does, without its variables.
+      *(f"#SBATCH {shlex.quote(option)}" for option in options),
+      "set -- \\",
+      *folders[:-1],
+      folders[-1].removesuffix(" \\"),
+      'shift "$SLURM_ARRAY_TASK_ID"',
+      'exec >>"$1/launch/logs/batch.log" 2>&1',
+      *self.preparation(jobs[0].cwd),
+      "exec " + self.supervisor("slurm", '"$1"', token),
+    ]
+    return "\n".join(lines) + "\n"
 
-  def submit(
-    self, tasks: Sequence[Task], token: str, folder: pathlib.Path
-  ) -> Iterator[Mapping[str, str]]:
-    if self.nodes > 1:
-      for task in tasks:
-        yield {task.name: self._sbatch(task.record / "script.sh", token)}
-      return
-    for first in range(0, len(tasks), _MOST_IN_ARRAY):
-      part = tasks[first : first + _MOST_IN_ARRAY]
-      if len(part) == 1:
-        yield {part[0].name: self._sbatch(part[0].record / "script.sh", token)}
-        continue
-      options = self._options(f"jaxspeed-{part[0].run}")
-      place = folder / "arrays" / f"{token}-{first}"
-      script = _write_array(place, part, options, at_once=self.parallel)
-      number = self._sbatch(script, token)
-      yield {task.name: f"{number}_{i}" for i, task in enumerate(part)}
-
-  def _sbatch(self, script: pathlib.Path, token: str) -> str:
-    # The comment finds the job again if this process dies before it has written the number down.
-    done = _slurm("sbatch", "--parsable", f"--comment=jaxspeed:{token}", str(script), token)
-    number = done.stdout.strip().partition(";")[0]
-    refused = _REFUSED.search(done.stderr) and not _UNSURE.search(done.stderr)
-    if done.returncode and refused:
-      raise Refused(f"sbatch refused {script} ({_reason(done)}).")
-    if done.returncode or not number.isdecimal():
-      raise UserError(
-        f"sbatch did not submit {script} ({_reason(done)}): repeat the command, which submits what "
-        "is missing."
-      )
-    return number
+  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
+    logs = pathlib.Path(jobs[0].folder).parent / ".launch" / "slurm"
+    try:
+      logs.mkdir(exist_ok=True)
+    except OSError as error:
+      raise Refused(f"{logs} cannot be written ({error.strerror or error}).") from None
+    for first in range(0, len(jobs), _MOST_IN_ARRAY):
+      part = jobs[first : first + _MOST_IN_ARRAY]
+      # The comment finds jobs again if this process dies before it has written their ids down.
+      comment = f"--comment=jaxspeed:{token}:{first}"
+      done = _slurm("sbatch", "--parsable", comment, script=self.script(part, token))
+      number = done.stdout.strip().partition(";")[0]
+      what = f"the job{'s' * (len(part) > 1)} {part[0].name}" + (" ..." if len(part) > 1 else "")
+      refused = _REFUSED.search(done.stderr) and not _UNSURE.search(done.stderr)
+      if done.returncode and refused:
+        raise Refused(f"sbatch refused {what} ({_reason(done)}).")
+      if done.returncode or not number.isdecimal():
+        raise UserError(
+          f"sbatch did not submit {what} ({_reason(done)}): repeat the command, which submits what "
+          "is missing."
+        )
+      yield {job.name: f"{number}_{i}" for i, job in enumerate(part)}
 
   def states(
-    self, jobs: Mapping[str, str], folder: pathlib.Path
+    self, ids: Mapping[str, str], folder: pathlib.Path
   ) -> Mapping[str, SchedulerState] | None:
-    numbers = {id.partition("_")[0] for id in jobs.values() if id}
+    numbers = {id.partition("_")[0] for id in ids.values() if id}
     if not numbers:
       return {}
-    done = _slurm(
-      "squeue", "--noheader", "--array", "--states=all", "--format=%i|%T",
-      f"--jobs={','.join(sorted(numbers))}",
-    )  # fmt: skip
+    done = _slurm(*_SQUEUE, "--format=%i|%T", f"--jobs={','.join(sorted(numbers))}")
     # Slurm forgets a job some minutes after its end.
     if done.returncode and "Invalid job id" not in done.stderr:
       return None
     listed = dict(line.split("|") for line in done.stdout.split() if line.count("|") == 1)
-    return {name: _state(listed.get(id, "")) for name, id in jobs.items() if id}
+    return {name: _state(listed.get(id, "")) for name, id in ids.items() if id}
 
-  def find(self, token: str, tasks: Sequence[Task]) -> Mapping[str, str]:
-    done = _slurm("squeue", "--noheader", "--array", "--states=all", "--format=%i|%k|%o")
+  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
+    done = _slurm(*_SQUEUE, "--format=%i|%k")
     if done.returncode:
       raise UserError(f"Slurm does not answer ({_reason(done)}): repeat the command when it does.")
-    rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
-    # squeue prints the command without quotes: its last word is the token.
-    scripts = {
-      id: pathlib.Path(command.removesuffix(f" {token}"))
-      for id, comment, command in rows
-      if comment == f"jaxspeed:{token}"
-    }
-    folders = {str(task.folder): task.name for task in tasks}
-    found = {_folder_of(id, script): id for id, script in scripts.items()}
-    return {folders[folder]: id for folder, id in found.items() if folder in folders}
+    found = {}
+    for id, token, first in re.findall(
+      r"^(\d+_\d+)\|jaxspeed:(\w+):(\d+)$", done.stdout, re.MULTILINE
+    ):
+      place = int(first) + int(id.rpartition("_")[2])
+      if place < len(own := jobs.get(token, ())):
+        found[own[place].name] = id
+    return found
 
-  def cancel(self, jobs: Mapping[str, str], folder: pathlib.Path) -> None:
-    ids = [id for id in jobs.values() if id]
-    if not ids:
-      return
+  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
+    known = [id for id in ids.values() if id]
     # --quiet: jobs that have ended in the meantime are no errors.
-    done = _slurm("scancel", "--quiet", *ids)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    done = _slurm("scancel", "--quiet", *known) if known else None
+    if done and done.returncode and "Invalid job id" not in done.stderr:
       raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
 
 
-def _write_array(
-  place: pathlib.Path, tasks: Sequence[Task], options: Sequence[str], *, at_once: int
-) -> pathlib.Path:
-  """Writes the script of an array into a new folder; returns its path.
-
-  Raises:
-    Refused: it cannot be written.
-  """
-  script = place / "script.sh"
-  text = array_script(tasks, tasks[0].run, options, log=str(place / "%a.log"), at_once=at_once)
-  try:
-    place.mkdir(parents=True)
-    write_atomically(script, text, sync=False)
-  except OSError as error:
-    raise Refused(f"{script} cannot be written ({error.strerror or error}).") from None
-  return script
-
-
-def _folder_of(id: str, script: pathlib.Path) -> str:
-  """The folder of the job that a submitted script runs; '' if it cannot be found."""
-  if "_" not in id:
-    return str(script.parent.parent)
-  index = id.rpartition("_")[2]
-  try:
-    lines = re.findall(r"^  (.+)$", script.read_text(), re.MULTILINE)
-  except OSError:
-    return ""
-  return shlex.split(lines[int(index)])[0] if index.isdecimal() and int(index) < len(lines) else ""
+_SQUEUE = ("squeue", "--noheader", "--array", "--states=all")
 
 
 def _state(words: str) -> SchedulerState:
@@ -271,11 +233,11 @@ def _state(words: str) -> SchedulerState:
   return SchedulerState.RUNNING if words in _RUNNING else SchedulerState.ABSENT
 
 
-def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
+def _slurm(*command: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
   """Runs a command of Slurm; its failure is in the result, also when there is no such command."""
   try:
     return subprocess.run(
-      command, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+      command, input=script, capture_output=True, text=True, errors="replace", timeout=_SECONDS
     )
   except subprocess.TimeoutExpired:
     return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS} s")
@@ -284,8 +246,7 @@ def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-  lines = (
-    done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-  ).splitlines()
+  text = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+  lines = text.splitlines()
   # An unknown option is named in the first line; the last one points to --help.
   return lines[0 if "--help" in lines[-1] else -1].rstrip(".")

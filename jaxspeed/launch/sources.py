@@ -1,13 +1,17 @@
-"""Where a job's code comes from: its working trees, their changes, and the environment."""
+"""The state of the code and the environment at a submission, stored once for all its jobs."""
 
+import hashlib
 import os
 import pathlib
 import re
 import subprocess
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from jaxspeed.errors import UserError, mend
+from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.launch.executor import SECRET
+from jaxspeed.launch.local import LAUNCHER
 
 # Variables that change what a run computes or where it finds its libraries and data.
 _ENVIRONMENT = re.compile(
@@ -19,6 +23,35 @@ _ENVIRONMENT = re.compile(
 _MOST_DIFF, _NAMED = 20_000_000, 100
 
 
+def store(run: pathlib.Path, *folders: pathlib.Path) -> str:
+  """Writes down the working trees of some folders and the environment; returns the folder's name.
+
+  `RUN/.launch/sources/NAME` has trees.json (folder and commit of each), diff.patch (changes since)
+  and environment.json (`environment`). The same state has the same name.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  trees, diff = working_trees(*folders)
+  files = {
+    "trees.json": dump_json(trees, indent=1).encode() + b"\n",
+    "diff.patch": diff,
+    "environment.json": dump_json(environment(), indent=1).encode() + b"\n",
+  }
+  name = hashlib.sha256(b"\0".join(files.values())).hexdigest()[:12]
+  place = run / LAUNCHER / "sources" / name
+  try:
+    place.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+      write_atomically(place / file, content, sync=False)
+  except OSError as error:
+    raise UserError(
+      f"{place} cannot be written ({error.strerror or error}): {mend(error)} or choose another "
+      "root."
+    ) from None
+  return name
+
+
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
   """The variables that can change a run; what may be a secret is left out, name and value."""
   return {
@@ -28,15 +61,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
   }
 
 
-class Sources(NamedTuple):
-  """The working trees that a job's code comes from, and their changes as a patch."""
-
-  trees: list[dict[str, Any]]
-  diff: bytes
-
-
-def sources(*folders: pathlib.Path) -> Sources:
-  """The git working trees of some folders; folders outside of any are left out."""
+def working_trees(*folders: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
+  """Folder and commit of the git working trees of some folders, and their changes as a patch."""
   trees: list[dict[str, Any]] = []
   diff = b""
   roots = [_git(folder, "rev-parse", "--show-toplevel").decode().strip() for folder in folders]
@@ -49,15 +75,14 @@ def sources(*folders: pathlib.Path) -> Sources:
     untracked = _git(tree, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
     names = untracked.splitlines()
     trees.append({"folder": root, "commit": commit, "changed": bool(changes or names)})
-    if not (changes or names):
-      continue
-    diff += f"# changes of {root} since {commit}\n".encode()
-    diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
-    if len(names) > _NAMED:
-      diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
-    whole = len(changes) <= _MOST_DIFF
-    diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
-  return Sources(trees, diff)
+    if changes or names:
+      diff += f"# changes of {root} since {commit}\n".encode()
+      diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
+      if len(names) > _NAMED:
+        diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
+      whole = len(changes) <= _MOST_DIFF
+      diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
+  return trees, diff
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> bytes:

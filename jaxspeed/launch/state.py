@@ -1,27 +1,25 @@
 """The state of jobs: from their folders first, from the scheduler second."""
 
 import contextlib
-import dataclasses
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.errors import FAULT, LOST_PEER, MISTAKE, REQUEUE, UserError
-from jaxspeed.files import open_regular, parse_json
-from jaxspeed.launch import cost
+from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
+from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
-from jaxspeed.launch.record import RECORD, Facts, Note
-from jaxspeed.launch.runs import LAUNCHER
-from jaxspeed.launch.status import JobStatus
-from jaxspeed.launch.tables import status_table
+from jaxspeed.launch.local import Local
+from jaxspeed.launch.record import RECORD, Facts
+from jaxspeed.launch.status import JobStatus, status_table
 from jaxspeed.records.results import read_result
+from jaxspeed.records.writer import read_metrics
 
-# Bytes at the end of a log that are searched for its last lines.
-_TAIL = 8192
-_LINES = 3
+# Bytes at the end of a log that are searched for its last lines, and how many are shown.
+_TAIL, _LINES = 8192, 3
 # Seconds after its last note in which a job may be between two states, such as a start that the
 # scheduler does not list yet.
 _SETTLING = 20.0
@@ -33,10 +31,12 @@ class Statuses(tuple[JobStatus, ...]):
   Attributes:
     notes: sentences about the run, such as a scheduler that does not answer.
     stopped: whether nothing starts the jobs that wait, until a command does.
+    is_local: whether no scheduler was asked.
   """
 
   notes: tuple[str, ...] = ()
   stopped: bool = False
+  is_local: bool = True
 
   def __str__(self) -> str:
     return status_table(self, self.notes)
@@ -53,32 +53,25 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   """
   said: dict[str, SchedulerState] = {}
   notes, stopped = [], False
-  for kind in dict.fromkeys(facts.job.executor.get("kind") for facts in jobs):
-    own = [facts for facts in jobs if facts.job.executor.get("kind") == kind and is_open(facts)]
-    if not own:
-      continue
+  kinds = dict.fromkeys(facts.job.executor["kind"] for facts in jobs if facts.is_open)
+  for kind in kinds:
+    own = [facts for facts in jobs if facts.job.executor["kind"] == kind and facts.is_open]
     executor = executor_of(own[0].job.executor, str(own[0].folder))
-    ids = {facts.job.name: facts.submission.id for facts in own if facts.submission}
-    found = executor.states(ids, folder / LAUNCHER)
+    # A stranger's folder has no jobs of ours.
+    ids = {facts.job.name: facts.id for facts in own}
+    found = executor.states(ids, folder)
     if found is None:
       notes.append(f"{kind} does not answer: the states are those that the jobs wrote last")
     said |= found or {}
-    # No command is advised that would act on a stranger's folder.
+    # Nor is a command advised that would act on it.
     waiting = any(not facts.cancelled and not facts.foreign for facts in own)
-    if waiting and (warning := executor.warning(folder / LAUNCHER)):
+    if waiting and (warning := executor.warning(folder)):
       notes.append(warning)
       stopped = True
   result = Statuses(status_of(facts, said.get(facts.job.name)) for facts in jobs)
   result.notes, result.stopped = tuple(notes), stopped
+  result.is_local = {*kinds} <= {Local.kind}
   return result
-
-
-def is_open(facts: Facts) -> bool:
-  """Whether the scheduler may still have a job."""
-  if facts.submission is None or (facts.folder / "result.json").exists():
-    return False
-  notes = facts.own(facts.notes)
-  return not (notes and notes[-1].what in ("failed", "done"))
 
 
 def status_of(facts: Facts, scheduler: SchedulerState | None) -> JobStatus:
@@ -88,54 +81,48 @@ def status_of(facts: Facts, scheduler: SchedulerState | None) -> JobStatus:
     facts: what its folder says.
     scheduler: what the scheduler says; None: it was not asked, or does not answer.
   """
-  job, submission = facts.job, facts.submission
-  notes = facts.own(facts.notes)
-  status = JobStatus(
-    job.name,
-    facts.folder,
-    "pending",
-    # A local queue has no numbers: the name of the submission stands there.
-    id=submission.id if submission and submission.id != submission.token else "",
-    restarts=max((note.restart for note in notes), default=0),
-    epochs=job.epochs,
-  )
-  status = dataclasses.replace(status, **_progress(facts))
-  state, detail = _state(facts, notes, scheduler)
-  status = dataclasses.replace(status, state=state, detail=detail)
+  job = facts.job
+  state, detail = _state(facts, scheduler)
+  found = _progress(facts)
   if state == "done":
     result = result_of_job(facts) or {}
-    accuracy = result.get("mean", result.get(job.metric))
-    status = dataclasses.replace(status, accuracy=accuracy)
+    found["accuracy"] = result.get("mean", result.get(job.metric))
   if state != "running":
-    status = dataclasses.replace(status, remaining=None)
+    found["remaining"] = None
   if state == "failed":
-    status = dataclasses.replace(status, **_failure(facts, notes))
-  running = state == "running"
-  return dataclasses.replace(status, cost=cost.of_job(facts, running=running))
+    found |= _failure(facts)
+  return JobStatus(
+    job.name,
+    facts.folder,
+    state,
+    detail,
+    # A local queue has no numbers: the name of the submission stands there.
+    id=facts.id if facts.id != facts.token else "",
+    restarts=facts.restarts,
+    epochs=job.epochs,
+    **found,
+  )
 
 
-def _state(
-  facts: Facts, notes: Sequence[Note], scheduler: SchedulerState | None
-) -> tuple[str, str]:
+def _state(facts: Facts, scheduler: SchedulerState | None) -> tuple[str, str]:
   """State and detail, by the first rule that applies."""
-  result, damaged = _result(facts)
-  if result is not None:
-    return "done", ""
-  if damaged:
-    return "failed", damaged
+  try:
+    if result_of_job(facts) is not None:
+      return "done", ""
+  except UserError as error:
+    return "failed", str(error)
   if facts.cancelled:
     return "cancelled", "saving" if scheduler is SchedulerState.RUNNING else ""
   if facts.submission is None:
     return "pending", "not submitted"
-  last = notes[-1] if notes else None
-  settling = last is not None and time.time() - last.time < _SETTLING
-  if last is None and not facts.submission.id:
-    return "pending", "not submitted, or not written down: submit again"
+  last = facts.own_notes[-1] if facts.own_notes else None
   if last is None:
-    asked = facts.submission.time
-    if scheduler is not SchedulerState.ABSENT or time.time() - asked < _SETTLING:
+    if not facts.id:
+      return "pending", "not submitted, or not written down: submit again"
+    if scheduler is not SchedulerState.ABSENT or time.time() - facts.submission.time < _SETTLING:
       return "pending", ""
     return "failed", "the scheduler no longer has it, and it never started"
+  settling = time.time() - last.time < _SETTLING
   if last.what == "failed":
     code, _, reason = last.detail.partition(" ")
     # A trainer ends with 0 and without a result only after SIGTERM.
@@ -148,44 +135,15 @@ def _state(
     return "requeued", last.detail
   if scheduler is SchedulerState.PENDING:
     return "requeued", "interrupted"
-  silent = scheduler is None and not settling and _all_ended(facts, last.restart)
-  if scheduler is not SchedulerState.ABSENT and not silent:
+  if scheduler is not SchedulerState.ABSENT:
     return "running", ""
-  return _vanished(facts, last, settling=settling)
-
-
-def _vanished(facts: Facts, last: Note, *, settling: bool) -> tuple[str, str]:
-  """The state of a job whose last note is a start, and which the scheduler does not have."""
-  ends = _ends(facts, last.restart)
-  if ends and set(ends.values()) == {0}:
+  # The scheduler does not have it, and it did not say how it ended.
+  ends = facts.ends()
+  if ends and {*ends.values()} == {0}:
     return "cancelled", "outside of jaxspeed.launch"
   if settling and not ends:
     return "running", ""
   return "failed", "it is gone, and did not say how it ended"
-
-
-def _all_ended(facts: Facts, restart: int) -> bool:
-  """Whether every task of a start has written how it ended."""
-  executor = executor_of(facts.job.executor, str(facts.folder))
-  return len(_ends(facts, restart)) >= executor.processes
-
-
-def _ends(facts: Facts, restart: int) -> dict[int, int]:
-  """Exit codes of the tasks of a start, by their numbers."""
-  found = {}
-  for number, notes in facts.tasks.items():
-    ended = [n for n in facts.own(notes) if n.what == "ended" and n.restart == restart]
-    if ended and ended[-1].detail.isdecimal():
-      found[number] = int(ended[-1].detail)
-  return found
-
-
-def _result(facts: Facts) -> tuple[dict[str, Any] | None, str]:
-  """The job's result, or why there is a damaged one."""
-  try:
-    return result_of_job(facts), ""
-  except UserError as error:
-    return None, str(error)
 
 
 def result_of_job(facts: Facts) -> dict[str, Any] | None:
@@ -202,70 +160,37 @@ def result_of_job(facts: Facts) -> dict[str, Any] | None:
 def _progress(facts: Facts) -> dict[str, Any]:
   """Epoch, accuracy and remaining seconds, from the last rows of metrics.jsonl."""
   folders = [facts.folder, *sorted(facts.folder.glob("run_[0-9]*"))[-1:]]
-  rows = _last_rows(folders[-1] / "metrics.jsonl")
+  rows: list[dict[str, Any]] = []
+  with contextlib.suppress(UserError):  # a damaged one is named where a run needs it
+    rows = read_metrics(folders[-1])[-10:]
   if not rows:
     return {}
-  last = rows[-1]
-  accuracies = [row.get(f"eval_{facts.job.metric}") for row in rows]
-  known = [value for value in accuracies if isinstance(value, int | float)]
-  found: dict[str, Any] = {
-    "epoch": float(last["epoch"]),
-    "accuracy": float(known[-1]) if known else None,
-  }
-  pace = _seconds_per_epoch(rows)
-  if pace is not None and len(folders) == 1:
-    found["remaining"] = max(0.0, facts.job.epochs - last["epoch"]) * pace
-  return found
-
-
-def _seconds_per_epoch(rows: Sequence[Mapping[str, Any]]) -> float | None:
   first, last = rows[0], rows[-1]
-  begin, end = first.get("train_seconds"), last.get("train_seconds")
-  if not isinstance(begin, int | float) or not isinstance(end, int | float) or not last["epoch"]:
-    return None
+  accuracies = [row.get(f"eval_{facts.job.metric}") for row in rows]
+  known = [value for value in accuracies if value is not None]
+  found = {"epoch": float(last["epoch"]), "accuracy": float(known[-1]) if known else None}
+  seconds, epochs = last.get("train_seconds"), last["epoch"]
+  if seconds is None or not epochs or len(folders) > 1:
+    return found
+  if epochs > first["epoch"] and first.get("train_seconds") is not None:
+    seconds, epochs = seconds - first["train_seconds"], epochs - first["epoch"]
   evaluation = last.get("eval_seconds")
-  if not isinstance(evaluation, int | float):
-    evaluation = 0.0
-  if last["epoch"] > first["epoch"]:
-    return (end - begin) / (last["epoch"] - first["epoch"]) + evaluation
-  return end / last["epoch"] + evaluation
+  pace = seconds / epochs + (evaluation if isinstance(evaluation, int | float) else 0.0)
+  return found | {"remaining": max(0.0, facts.job.epochs - last["epoch"]) * pace}
 
 
-def _last_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The last whole rows of metrics.jsonl; rows that are damaged are left out."""
-  rows = []
-  for line in _tail(path, 64 * 1024).splitlines():
-    with contextlib.suppress(ValueError):
-      row = parse_json(line)
-      if isinstance(row, dict) and isinstance(row.get("epoch"), int | float):
-        rows.append(row)
-  return rows[-10:]
-
-
-def _failure(facts: Facts, notes: Sequence[Note]) -> dict[str, Any]:
+def _failure(facts: Facts) -> dict[str, Any]:
   """Exit code, task and last lines of a failed job."""
-  last = notes[-1] if notes else None
-  restart = max((note.restart for note in notes), default=0)
-  ends = _ends(facts, restart)
+  ends = facts.ends()
+  number = culprit(ends)
   found: dict[str, Any] = {}
-  if last and last.what == "failed":
-    code = last.detail.partition(" ")[0]
-    found["exit_code"] = int(code) if code.isdecimal() else None
-  # 143: ended because another task had ended; 75: lost another task.
-  order = (MISTAKE, FAULT)
-  culprits = sorted(
-    (number for number, code in ends.items() if code not in (0, REQUEUE)),
-    key=lambda number: (
-      ends[number] not in order,
-      ends[number] in (143, LOST_PEER),
-      number,
-    ),
-  )
-  number = culprits[0] if culprits else 0
-  if culprits:
-    found |= {"task": number, "exit_code": found.get("exit_code") or ends[number]}
+  last = facts.own_notes[-1:]
+  if last and last[0].what == "failed" and (said := re.match(r"\d{1,3}\b", last[0].detail)):
+    found["exit_code"] = int(said[0])
+  if number is not None:
+    found = {"exit_code": ends[number]} | found | {"task": number}
   logs = facts.folder / RECORD / "logs"
-  lines = _last_lines(logs / f"{number}.log") or _last_lines(logs / "batch.log")
+  lines = _last_lines(logs / f"{number or 0}.log") or _last_lines(logs / "batch.log")
   return found | {"last_lines": tuple(lines)}
 
 

@@ -9,8 +9,8 @@ from jaxspeed.launch import runs, state, submit
 from jaxspeed.launch.state import Statuses
 from jaxspeed.launch.status import ENDED
 
-# Seconds between two looks at the jobs by a process that waits for them.
-_LOOK = 2.0
+# Seconds between two looks of a process that waits: at folders alone, and at a scheduler.
+LOOK, ASK = 2.0, 30.0
 
 
 class SubmittedRun:
@@ -43,9 +43,11 @@ class SubmittedRun:
           detail = f", {status.detail}" if status.detail else ""
           print(printable(f"{status.name}: {status.state}{detail}"))
         seen[status.name] = status.state
-      if all(status.state in ENDED for status in found) or _is_stuck(found):
+      going = [status for status in found if status.state not in ENDED]
+      stuck = [s for s in going if s.detail.startswith("not submitted") or _waits(s, found)]
+      if len(stuck) == len(going):
         return found
-      time.sleep(_LOOK)
+      time.sleep(LOOK if found.is_local else ASK)
 
   def status(self) -> Statuses:
     """The states of the jobs, in their order; `print` shows a table.
@@ -64,7 +66,7 @@ class SubmittedRun:
       every: whether to cancel all jobs.
 
     Raises:
-      UserError: there is no such job, or a scheduler refuses.
+      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
     """
     return submit.cancel(self.folder, names, every=every)
 
@@ -76,14 +78,12 @@ class SubmittedRun:
       failed: whether to retry all jobs that failed or were cancelled.
 
     Raises:
-      UserError: there is no such job, it has not ended or is done, or a scheduler refuses.
+      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
+        scheduler refuses.
     """
     return submit.retry(self.folder, names, failed=failed)
 
 
-def _is_stuck(found: Statuses) -> bool:
-  """Whether jobs only wait, for a submission or for a queue that does not run."""
-  waiting = [status for status in found if status.state not in ENDED]
-  held = [status for status in waiting if status.detail.startswith("not submitted")]
-  queued = [status for status in waiting if status.state != "running" and found.stopped]
-  return len({*map(id, held), *map(id, queued)}) == len(waiting)
+def _waits(status: state.JobStatus, found: Statuses) -> bool:
+  """Whether a job waits for a queue that does not run."""
+  return found.stopped and status.state != "running"

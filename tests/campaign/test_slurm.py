@@ -75,7 +75,7 @@ class Run:
       90,
       f"restart {restarts}: {self.job.printed}",
     )
-    return self.job.printed.split("train.sbatch: job ")[restarts]
+    return self.job.printed.split("run: Slurm job ")[restarts]
 
   def wait_for_end(self) -> str:
     """The state in which the job has ended."""
@@ -85,7 +85,7 @@ class Run:
   def rows(self) -> list[dict]:
     """The epochs' rows, without their times, of a job that has to finish."""
     assert self.wait_for_end() == "COMPLETED", self.job.printed
-    assert self.job.printed.rstrip().endswith("train.sbatch: done."), self.job.printed
+    assert self.job.printed.rstrip().endswith("run: done"), self.job.printed
     assert (self.workdir / "result.json").exists() and self.saved() == STEPS
     rows = [json.loads(line) for line in (self.workdir / "metrics.jsonl").read_text().splitlines()]
     kept = ("step", "train_loss", "train_top1", "eval_loss", "eval_top1")
@@ -140,17 +140,17 @@ def test_interrupted_in_four_ways_a_run_ends_as_the_one_that_was_not(
 
   run.wait_for_a_checkpoint()
   stop_for_the_time_limit(run, slurm)
-  assert "saved before the time limit; back into the queue" in run.wait_for_restart(2)
+  assert "run: requeued: saved, to be started again" in run.wait_for_restart(2)
   slurm.run("scontrol", "update", job, "TimeLimit=UNLIMITED")
 
   run.wait_for_a_checkpoint()
   os.kill(run.job.tasks()[1], signal.SIGKILL)
-  assert "a task was killed by signal 9; back into the queue" in run.wait_for_restart(3)
+  assert "run: requeued: task 1: killed by signal 9" in run.wait_for_restart(3)
 
   run.wait_for_a_checkpoint()
   urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
   slurm.run("sbatch", *urgent, "--wrap=sleep 1")
-  assert "saved after SIGTERM, not finished; back into the queue" in run.wait_for_restart(4)
+  assert "run: requeued: saved after SIGTERM, not finished" in run.wait_for_restart(4)
 
   assert run.rows() == undisturbed
   record_property("printed", run.job.printed)
@@ -161,7 +161,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm, programs, tmp_path):
   run.wait_for_a_checkpoint()
   slurm.run("scancel", run.job.number)
   assert run.wait_for_end() == "CANCELLED" and run.job.field("Restarts") == "0"
-  assert 0 < run.saved() < STEPS and "back into the queue" not in run.job.printed
+  assert 0 < run.saved() < STEPS and "requeued" not in run.job.printed
 
 
 def test_a_mistake_of_one_process_is_not_tried_again(slurm, programs, tmp_path):
@@ -171,7 +171,7 @@ def test_a_mistake_of_one_process_is_not_tried_again(slurm, programs, tmp_path):
   run = Run(slurm, programs, tmp_path)
   assert run.wait_for_end() == "FAILED"
   assert run.job.field("ExitCode") == f"{MISTAKE}:0" and run.job.field("Restarts") == "0"
-  assert "config.json: config.seed" in run.job.printed and "not restarted" in run.job.printed
+  assert "config.json: config.seed" in run.job.printed and "run: failed: task" in run.job.printed
 
 
 def test_a_limit_on_restarts(slurm, programs, tmp_path):
@@ -181,4 +181,4 @@ def test_a_limit_on_restarts(slurm, programs, tmp_path):
   run.wait_for_a_checkpoint()
   os.kill(run.job.tasks()[0], signal.SIGKILL)
   assert run.wait_for_end() == "FAILED" and run.job.field("ExitCode") == "137:0"
-  assert "not put back into the queue after 0 restarts" in run.job.printed
+  assert "not restarted after 0 restarts without a new checkpoint" in run.job.printed

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import threading
 
 import pytest
+from commands import ROOT
 from fake_jobs import (
+  LOCAL,
   QUICKSTART,
-  SUBMITTED,
-  TOKEN,
   event,
   facts_of,
   fake_executor,
@@ -16,6 +15,7 @@ from fake_jobs import (
   lock_elsewhere,
   program,
   result_of,
+  write_events,
   write_job,
   write_run,
 )
@@ -23,9 +23,8 @@ from in_process import command, mistake
 from local_cluster import wait_until
 
 from jaxspeed.launch import command as module
-from jaxspeed.launch import local, runs, slurm_script
-from jaxspeed.launch.kubernetes import jobset
-from jaxspeed.launch.record import Request
+from jaxspeed.launch import local, runs
+from jaxspeed.launch.jobset import FILES, jobset
 
 SWEEP = """
 from fake_jobs import Fake
@@ -60,11 +59,9 @@ def run(fake, tmp_path):
   write_job(folder, "a", index=0, result=result_of(), overrides={"seed": 0}, **FAKE)
   failed = [event("started"), event("failed", detail="1 a task ended with exit code 1")]
   write_job(folder, "b", index=1, notes=failed, logs={"0.log": "zero\n", "1.log": "one\n"}, **FAKE)
-  rows = [{"epoch": 3, "eval_top1": 0.25}]
-  write_job(folder, "c", index=2, notes=[event("started")], metrics=rows, **FAKE)
+  row = {"epoch": 3, "step": 3, "examples": 3, "world": 1, "dawn_seconds": 1.0, "eval_top1": 0.25}
+  write_job(folder, "c", index=2, notes=[event("started")], metrics=[row], **FAKE)
   write_job(folder, "d", index=3, logs={"batch.log": "the script\n"}, **FAKE)
-  for name in "abcd":
-    (folder / name / "launch" / "script.sh").touch()
   return folder
 
 
@@ -127,7 +124,7 @@ def test_flags_with_values_that_are_not_valid(run, flag):
     (["retry", "{run}"], "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --fail"),
     (["retry", "{run}/b", "--failed"], "retry needs either jobs or --failed"),
     (["retry", "{run}/a"], "{run}/a is done: only failed jobs are retried."),
-    (["status", "{run}/x"], "{run} has no job x, but a, b, c, ..."),
+    (["status", "{run}/x"], "{run} has no job x: it has a, b, c, ..."),
     (["status", "{run}", "x"], "x is neither a run nor a job of one"),
     (["status", "{run}/a", "{run}/../other/a"], "{run}/../other/a is neither a run nor a job"),
     (["resume", "{run}"], "{run} has no jobs of a local queue: its scheduler starts them by itsel"),
@@ -150,7 +147,7 @@ def test_jobs_of_two_runs(run, tmp_path):
 
 def test_a_dry_run_prints_the_scripts_and_writes_nothing(fake, sweep, tmp_path, monkeypatch):
   out = launch("submit", sweep, "--dry-run")
-  head = f"# ---- {tmp_path}/runs/run/quickstart_seed=0/launch/script.sh\n# quickstart_seed=0\n"
+  head = f"# ---- {tmp_path}/runs/run/quickstart_seed=0\n# quickstart_seed=0\n# which runs: "
   assert out.startswith(head) and out.count("# ---- ") == 2
   out = launch("submit", sweep, "--dry-run", f"--root={tmp_path}/elsewhere")
   assert f"# ---- {tmp_path}/elsewhere/run/" in out
@@ -169,7 +166,7 @@ def test_submit(fake, sweep, tmp_path):
   folder = tmp_path / "other" / "run"
   assert lines[-1].startswith("2 jobs submitted; ") and lines[-1].endswith(f" status {folder}")
   job = facts_of(folder / "quickstart_seed=1").job
-  assert job.epochs == 3.0 and job.command[-2:] == ["--config.epochs=3", "--config.seed=1"]
+  assert job.epochs == 3.0 and job.overrides == {"epochs": 3, "seed": 1}
   assert launch("status", folder).splitlines()[-1] == "2 jobs: 2 pending"
 
 
@@ -243,33 +240,26 @@ def test_logs(run):
   assert launch("logs", run / "d") == "the script\n"
 
 
-def test_a_log_is_followed_until_the_job_ends(run, monkeypatch):
-  monkeypatch.setattr(module, "_POLL", 0.01)
+def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):
   log = run / "c" / "launch" / "logs" / "0.log"
-  seen = threading.Event()
-  looked = module._has_ended
+  looks = []
 
-  def look(folder, name):
-    seen.set()
-    return looked(folder, name)
+  def sleep(seconds):
+    looks.append(seconds)
+    if len(looks) <= 3:
+      with log.open("ab") as file:
+        file.write((b"one\n", b"two \xc3", b"\xbc\n")[len(looks) - 1])
+    if len(looks) == 100:
+      notes = [event("started"), event("failed", detail="1 why")]
+      write_events(run / "c" / "launch" / "job.jsonl", notes)
 
-  monkeypatch.setattr(module, "_has_ended", look)
-
-  def write():
-    seen.wait(60)
-    with log.open("ab") as file:
-      for text in (b"one\n", b"two \xc3", b"\xbc\n"):
-        file.write(text)
-        file.flush()
-    notes = run / "c" / "launch" / "job.tsv"
-    with notes.open("a") as file:
-      file.write("\t".join(["1800000000", TOKEN, "failed", "0", "n1", "1 why"]) + "\n")
-
-  writer = threading.Thread(target=write)
-  writer.start()
-  out = launch("logs", run / "c", "-f")
-  writer.join()
-  assert out.startswith("one\ntwo ") and out.endswith("\n")
+  # No second passes; the clock goes on with each look.
+  monkeypatch.setattr(module.time, "sleep", sleep)
+  monkeypatch.setattr(module.time, "monotonic", lambda: 1000 + sum(looks))
+  assert launch("logs", run / "c", "-f") == "one\ntwo \u00fc\n"
+  assert 100 <= len(looks) <= 104
+  # The scheduler was asked twice a minute at most.
+  assert [ask for ask in fake.asked if ask[0] == "states"] == [("states", "c")] * 2
 
 
 def test_the_log_of_a_job_that_has_ended_is_not_waited_for(run):
@@ -299,7 +289,7 @@ def test_tensorboard(run, tmp_path, monkeypatch):
 
 
 def test_scripts():
-  assert launch("script", "slurm") == slurm_script.standalone()
+  assert launch("script", "slurm") == (FILES / "train.sbatch").read_text()
   assert launch("script", "kubernetes") == jobset()
 
 
@@ -334,9 +324,7 @@ def stopped(tmp_path):
   python = fake_python(tmp_path, {"a": ["done"]})
   executor = local.Local(python=python, gpus=0)
   folder = write_run(tmp_path)
-  requests = (SUBMITTED[0], Request(SUBMITTED[0].time, "submitted", TOKEN, TOKEN))
-  words = [python, f"--workdir={folder / 'a'}"]
-  write_job(folder, "a", executor=executor.to_dict(), requests=requests, command=words)
+  write_job(folder, "a", executor=executor.to_dict(), requests=LOCAL, cwd=str(ROOT))
   return folder
 
 
@@ -344,7 +332,7 @@ def test_resume(stopped):
   note = f"note: the queue does not run: python -m jaxspeed.launch resume {stopped}"
   assert launch("status", stopped).splitlines()[-1] == note
   assert launch("resume", stopped) == "the queue runs again\n"
-  wait_until(lambda: not local.queue_runs(stopped / ".launch"), 60, "the end of the queue")
+  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the queue")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
 
 
@@ -361,7 +349,7 @@ def test_resume_says_whose_queue_it_takes_over(stopped):
   expected = f"the queue of {stopped} last ran on elsewhere, and this machine takes it over."
   assert (done.returncode, done.stdout) == (0, "the queue runs again\n")
   assert expected in " ".join(done.stderr.split())
-  wait_until(lambda: not local.queue_runs(stopped / ".launch"), 60, "the end of the queue")
+  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the queue")
 
 
 def test_fields_of_a_file_of_flags_count_and_a_recipe_is_refused(fake, sweep, tmp_path):

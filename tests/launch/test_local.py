@@ -1,15 +1,14 @@
-"""This machine as an executor: places of jobs, their script, and what is refused."""
+"""This machine as an executor: places of jobs, and what is refused."""
 
 import os
 import pathlib
-import subprocess
 
 import pytest
-from fake_jobs import facts_of, lock_elsewhere, program, write_job, write_run
+from fake_jobs import lock_elsewhere, program, write_job, write_run
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import local as module
-from jaxspeed.launch.executor import SchedulerState, Task
+from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.local import Local
 
 
@@ -115,84 +114,6 @@ def test_fields_that_are_refused(fields, message):
   assert str(error.value).startswith(message)
 
 
-# The script
-
-
-def run_script(root, executor, text, *arguments, cwd=None):
-  """Runs a job's script with a program in place of Python; the job's facts, log and exit code."""
-  python = program(root / "python", f"#!/usr/bin/env bash\n{text}\n")
-  folder = root / "a 'b'" / "a"
-  if not folder.exists():
-    write_job(folder.parent, "a")
-  task = Task("a", "run", folder, (python, "-m", "x y"), cwd or root)
-  name, script = executor.script(task)
-  path = task.record / name
-  path.write_text(script)
-  assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-  done = subprocess.run(["bash", str(path), *arguments], capture_output=True, text=True, timeout=60)
-  log = task.record / "logs" / "0.log"
-  return facts_of(folder), log.read_text() if log.exists() else "", done
-
-
-def test_the_script_writes_down_start_end_and_output(tmp_path):
-  fields = {"env": {"A": "it's $HOME"}, "setup": ["module() { export B=$1; }", "module x"]}
-  text = 'echo "$1 $2 $3 in $PWD A=$A B=$B"; exit 85'
-  facts, log, done = run_script(tmp_path, Local(**fields), text, "t1", "3")
-  assert done.returncode == 85 and log == f"-m x y  in {tmp_path} A=it's $HOME B=x\n"
-  (started, ended) = facts.tasks[0]
-  assert (started.token, started.what, started.restart) == ("t1", "started", 3)
-  assert started.detail.isdecimal() and started.where
-  assert (ended.token, ended.what, ended.restart, ended.detail) == ("t1", "ended", 3, "85")
-  assert facts.notes == ()
-
-
-@pytest.mark.parametrize("code", [0, 1, 2, 75, 127])
-def test_the_script_ends_as_the_trainer(tmp_path, code):
-  facts, _, done = run_script(tmp_path, Local(), f"exit {code}", "t1")
-  assert (done.returncode, facts.tasks[0][-1].detail) == (code, str(code))
-
-
-def test_a_kill_of_the_trainer_is_written_down(tmp_path):
-  facts, _, done = run_script(tmp_path, Local(), "kill -9 $$", "t1")
-  assert (done.returncode, facts.tasks[0][-1].detail) == (137, "137")
-
-
-@pytest.mark.parametrize("signal", ["TERM", "USR1", "INT", "HUP"])
-def test_the_script_outlives_signals_that_make_the_trainer_save(tmp_path, signal):
-  facts, _, _ = run_script(tmp_path, Local(), f"kill -{signal} $PPID; exit 85", "t1")
-  assert facts.tasks[0][-1].detail == "85"
-
-
-def test_a_folder_that_is_gone_is_a_failure_that_is_written_down(tmp_path):
-  facts, _, done = run_script(tmp_path, Local(), "exit 0", "t1", cwd=tmp_path / "gone")
-  assert done.returncode == 2 and facts.tasks[0][-1].detail == "2"
-  assert "gone" in done.stderr
-
-
-@pytest.mark.parametrize(
-  "setup, code",
-  [
-    ("set -euo pipefail", 85),
-    ("trap : EXIT; set -e", 85),
-    ("exit 3", 3),
-    ("set -e; false", 1),
-    # A cancellation tells all of the job's processes; the trainer does not start.
-    ("kill $$", 0),
-    ("set -e; kill $$; exit 143", 143),
-  ],
-)
-def test_the_script_ends_with_a_note_whatever_its_setup_does(tmp_path, setup, code):
-  facts, log, done = run_script(tmp_path, Local(setup=[setup]), "echo trains; exit 85", "t1")
-  assert (done.returncode, facts.tasks[0][-1].detail) == (code, str(code))
-  assert [note.what for note in facts.tasks[0]] == ["started", "ended"]
-  assert log == ("trains\n" if code == 85 else "")
-
-
-def test_the_script_can_be_run_by_hand(tmp_path):
-  facts, _, _ = run_script(tmp_path, Local(), "exit 0")
-  assert [(note.token, note.restart) for note in facts.tasks[0]] == [("by-hand", 0)] * 2
-
-
 # The queue, as other processes see it
 
 
@@ -201,41 +122,41 @@ def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
   write_job(run, "a")
   write_job(run, "b")
   with lock_elsewhere(run / "a" / "launch" / "alive.lock"):
-    found = Local().states({"a": "t", "b": "t"}, run / ".launch")
+    found = Local().states({"a": "t", "b": "t"}, run)
   assert found == {"a": SchedulerState.RUNNING, "b": SchedulerState.PENDING}
-  assert Local().states({"a": "t"}, run / ".launch") == {"a": SchedulerState.PENDING}
+  assert Local().states({"a": "t"}, run) == {"a": SchedulerState.PENDING}
 
 
 def test_a_queue_that_does_not_run_is_said(tmp_path):
   run = write_run(tmp_path)
   command = f"python -m jaxspeed.launch resume {run}"
-  assert Local().warning(run / ".launch") == f"the queue does not run: {command}"
+  assert Local().warning(run) == f"the queue does not run: {command}"
   with lock_elsewhere(run / ".launch" / "queue.lock"):
-    assert Local().warning(run / ".launch") == ""
+    assert Local().warning(run) == ""
 
 
 def test_a_queue_of_another_machine(tmp_path):
   run = write_run(tmp_path)
   write_job(run, "a")
   (run / ".launch" / "queue.json").write_text('{"host": "elsewhere", "pid": "1"}')
-  assert Local().states({"a": "t"}, run / ".launch") is None
-  assert Local().warning(run / ".launch") == ""
+  assert Local().states({"a": "t"}, run) is None
+  assert Local().warning(run) == ""
   with pytest.raises(UserError, match=f"^the queue of {run} runs on elsewhere: cancel there."):
-    Local().cancel({"a": "t"}, run / ".launch")
+    Local().cancel({"a": "t"}, run)
   (run / ".launch" / "queue.json").write_text("damaged")
-  assert Local().states({"a": "t"}, run / ".launch") is not None
+  assert Local().states({"a": "t"}, run) is not None
 
 
 def test_a_queue_that_does_not_start(tmp_path, monkeypatch):
   run = write_run(tmp_path)
   monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
   with pytest.raises(UserError) as error:
-    module.start_queue(run / ".launch")
+    module.start_queue(run)
   assert str(error.value) == (
     f"the queue did not start, see {run}/.launch/queue.log; then: python -m jaxspeed.launch "
     f"resume {run}."
   )
   # One that was short enough to be done already is no error.
   program(tmp_path / "python", "#!/bin/sh\nexit 0\n")
-  module.start_queue(run / ".launch")
+  module.start_queue(run)
   assert os.path.exists(run / ".launch" / "queue.log")

@@ -58,7 +58,7 @@ class LocalRun:
     wait_until(lambda: {*names} <= {*self.begun}, 60, f"{names} run: {self.log}")
 
   def wait_for_end(self):
-    wait_until(lambda: not local.queue_runs(self.launcher), 60, f"the end: {self.log}")
+    wait_until(lambda: not local.queue_runs(self.folder), 60, f"the end: {self.log}")
     return self.states
 
   @property
@@ -68,7 +68,7 @@ class LocalRun:
 
   def kill_queue(self):
     os.kill(self.queue, signal.SIGKILL)
-    wait_until(lambda: not local.queue_runs(self.launcher), 60, "the queue's end")
+    wait_until(lambda: not local.queue_runs(self.folder), 60, "the queue's end")
 
   @property
   def log(self):
@@ -91,7 +91,7 @@ def run(tmp_path, config):
   yield made
   # Nothing outlives a test, whatever it left running.
   with contextlib.suppress(OSError, ValueError):
-    if local.queue_runs(made.launcher):
+    if local.queue_runs(made.folder):
       os.kill(made.queue, signal.SIGKILL)
   for _, group, *_ in made.events() if (made.root / "log").exists() else []:
     with contextlib.suppress(ProcessLookupError):
@@ -144,7 +144,7 @@ def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
   assert (status["c"].restarts, status["d"].restarts, status["f"].restarts) == (1, 1, 0)
   assert run.notes("c") == [
     ("started", ""),
-    ("requeued", "saved to be started again"),
+    ("requeued", "saved, to be started again"),
     ("started", ""),
     ("done", ""),
   ]
@@ -157,23 +157,27 @@ def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
   assert sorted(run.begun) == sorted("abccddef")
 
 
+def test_a_job_with_a_new_checkpoint_each_time_is_restarted_as_often_as_it_likes(run):
+  run.start({"a": ["save", "times 5 exit 85", "done"]}, max_restarts=1)
+  assert run.wait_for_end() == {"a": "done"} and run.begun == ["a"] * 6
+
+
 def test_restarts_have_an_end(run):
   plan = {"a": ["kill"], "b": ["exit 75"], "c": ["exit 85"]}
-  # Starts that left a new checkpoint do not count.
-  run.start(plan | {"d": ["save", "times 4 exit 85", "done"]}, parallel=4, max_restarts=1)
-  assert run.wait_for_end() == dict.fromkeys("abc", "failed") | {"d": "done"}
-  assert sorted(run.begun) == sorted("aabbcc" + "d" * 5)
+  run.start(plan, parallel=3, max_restarts=1)
+  assert run.wait_for_end() == dict.fromkeys("abc", "failed")
+  assert sorted(run.begun) == sorted("aabbcc")
   assert run.notes("a")[-1] == (
     "failed",
-    "137 killed by signal 9, after 1 restarts without a new checkpoint",
+    "137 killed by signal 9; not restarted after 1 restarts without a new checkpoint",
   )
   assert run.notes("b")[-1] == (
     "failed",
-    "75 a process was lost, after 1 restarts without a new checkpoint",
+    "75 a process was lost; not restarted after 1 restarts without a new checkpoint",
   )
   assert run.notes("c")[-1] == (
     "failed",
-    "85 saved to be started again, after 1 restarts without a new checkpoint",
+    "85 saved, to be started again; not restarted after 1 restarts without a new checkpoint",
   )
 
 
@@ -235,12 +239,12 @@ def test_another_queue_takes_over_what_a_killed_one_left(run, monkeypatch):
   # One ends in the meantime, and writes its end down itself.
   run.go("c")
   wait_until(lambda: ["c", "0"] in run.events("-"), 60, "the end of c")
-  local.start_queue(run.launcher)
+  local.start_queue(run.folder)
   run.wait("d")
   # d has the place of c; b, which goes on, keeps its own.
   assert {words[0]: words[3] for words in run.events()} == {"a": "4", "b": "5", "c": "4", "d": "4"}
   assert run.states == {"a": "done", "b": "running", "c": "done", "d": "running"}
-  local.start_queue(run.launcher)
+  local.start_queue(run.folder)
   run.go()
   assert run.wait_for_end() == dict.fromkeys("abcd", "done")
   assert run.begun == ["a", "b", "c", "d"] or run.begun == ["b", "a", "c", "d"]
@@ -250,10 +254,10 @@ def test_a_submission_that_dies_while_the_queue_runs_is_not_repeated(run, monkey
   plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "exit 2"]}
   request = record.request
 
-  def killed(folder, **values):
-    if values["what"] == "submitted":
+  def killed(folder, what, *values):
+    if what == "submitted":
       raise KeyboardInterrupt
-    request(folder, **values)
+    request(folder, what, *values)
 
   run.start({"a": plan["a"]}, parallel=2)
   run.wait("a")

@@ -5,7 +5,7 @@ import json
 import statistics
 
 import pytest
-from fake_jobs import event, result_of, seconds, write_job
+from fake_jobs import result_of, seconds, write_job
 from scipy import stats
 
 from jaxspeed.errors import UserError
@@ -24,17 +24,13 @@ def several_of(values, **more):
 
 
 def test_a_row_of_a_finished_job(tmp_path):
-  result = result_of(0.951, seconds=seconds(train=31.5, to_target=None))
-  notes = [event("started", 7200), event("done", 3600)]
-  executor = {"kind": "slurm", "price_per_hour": 2.0, "nodes": 2}
-  overrides = {"schedule.peak": 2.0, "seed": 3}
-  facts = write_job(
-    tmp_path, "a", result=result, notes=notes, executor=executor, overrides=overrides
-  )
+  cost = {"dawn": 4.0, "process": 5.0}
+  result = result_of(0.951, seconds=seconds(train=31.5, to_target=None), cost_usd=cost)
+  facts = write_job(tmp_path, "a", result=result, overrides={"schedule.peak": 2.0, "seed": 3})
   (row,) = results_of([facts, write_job(tmp_path, "b")], "top1")
   assert (row.name, row.group, row.metric, row.target) == ("a", "quickstart_peak=2.0", "top1", 0.94)
   assert (row.values, row.top1, row.top5) == ((0.951,), 0.951, 0.99)
-  assert (row.train, row.to_target, row.cost) == (31.5, None, pytest.approx(4.0))
+  assert (row.train, row.to_target, row.cost) == (31.5, None, 4.0)
 
 
 def test_a_job_of_several_runs(tmp_path):
@@ -139,9 +135,7 @@ def test_the_best_come_first_and_missing_values_last(tmp_path, metric, order):
   jobs = []
   for name, (top1, top5, train, to_target, hours) in figures.items():
     result = result_of(top1, top5=top5, seconds=seconds(train, to_target))
-    notes = [event("started", 36000), event("done", 36000 - 3600 * hours)]
-    executor = {"kind": "slurm", "price_per_hour": 1.0}
-    jobs.append(write_job(tmp_path, name, result=result, notes=notes, executor=executor))
+    jobs.append(write_job(tmp_path, name, result=result | {"cost_usd": {"dawn": 1.0 * hours}}))
   assert "".join(row.name for row in results_of(jobs, metric)) == order
 
 

@@ -41,8 +41,9 @@ def test_an_error_in_the_block_is_not_covered_by_the_check(make):
 
 def test_scripts_write_nothing(make, root):
   found = make("ab").scripts()
-  assert found == {f"{root}/run/{name}/launch/script.sh": f"# {name}\n" for name in "ab"}
-  assert not root.exists()
+  assert [*found] == [f"{root}/run/{name}" for name in "ab"] and not root.exists()
+  words = f"--config={QUICKSTART} --workdir={root}/run/a --config.seed=0"
+  assert found[f"{root}/run/a"] == f"# a\n# which runs: python -m jaxspeed.train {words}\n"
 
 
 def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
@@ -50,6 +51,7 @@ def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
   run.override({"epochs": 3.0})
   run.start()
   assert facts_of(root / "run" / "a").job.epochs == 3.0
+  run = make("a")
   name = run.job(QUICKSTART, {"epochs": 5.0})
   with pytest.raises(UserError, match=f"^config.epochs is set by the job {name} itself"):
     run.override({"epochs": 4.0})

@@ -1,8 +1,10 @@
-"""Roots that other machines do not see, by the tables of mounted and exported folders."""
+"""Roots that other machines do not see, by the mounted file systems."""
 
 import os
 import socket
+import types
 
+import psutil
 import pytest
 
 from jaxspeed.errors import UserError
@@ -13,29 +15,28 @@ ELSEWHERE = "192.0.2.7"
 
 
 @pytest.fixture
-def disk(tmp_path):
-  """Checks a folder below `tmp_path`, with tables that a test writes."""
-
-  class Disk:
-    root = tmp_path.resolve()
-    mounts = tmp_path / "mounts"
-    exports = (tmp_path / "exports", tmp_path / "none")
-
-    def mount(self, *rows):
-      lines = [f"/dev/x {point} {kind} rw 0 0\n" for point, kind in rows]
-      self.mounts.write_text("".join(lines))
-
-    def check(self, folder, hosts=(ELSEWHERE,)):
-      shared_disk.check(
-        folder, hosts, escape="Slurm(shared_root=True)", mounts=self.mounts, exports=self.exports
-      )
-
-  return Disk()
+def root(tmp_path):
+  return tmp_path.resolve()
 
 
-def refused(disk, folder, kind, hosts=(ELSEWHERE,)):
+@pytest.fixture
+def mount(monkeypatch):
+  """Lets file systems of some kinds be mounted at some places."""
+
+  def mount(*rows):
+    places = [types.SimpleNamespace(mountpoint=str(point), fstype=kind) for point, kind in rows]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: places)
+
+  return mount
+
+
+def check(folder, *hosts):
+  shared_disk.check(folder, hosts or [ELSEWHERE], escape="Slurm(shared_root=True)")
+
+
+def refused(folder, kind, *hosts):
   with pytest.raises(UserError) as error:
-    disk.check(folder, hosts)
+    check(folder, *hosts)
   assert str(error.value) == (
     f"root {folder} lies on a {kind} file system of this machine alone, which the nodes do not "
     "see: choose a folder on a disk that they share, or, if they do see it, write "
@@ -45,60 +46,51 @@ def refused(disk, folder, kind, hosts=(ELSEWHERE,)):
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"])
-def test_a_disk_of_this_machine_is_refused(disk, kind):
-  disk.mount(("/", kind))
-  assert refused(disk, disk.root / "runs" / "new", kind)
-  assert refused(disk, disk.root, kind, ["localhost", ELSEWHERE])
-  assert refused(disk, disk.root, kind, ["a-name-that-does-not-resolve.invalid"])
+def test_a_disk_of_this_machine_is_refused(root, mount, kind):
+  mount(("/", kind))
+  assert refused(root / "runs" / "new", kind)
+  assert refused(root, kind, "localhost", ELSEWHERE)
+  assert refused(root, kind, "a-name-that-does-not-resolve.invalid")
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "beegfs", "new"])
-def test_shared_and_unknown_file_systems_are_taken(disk, kind):
-  disk.mount(("/", "ext4"), (disk.root, kind))
-  disk.check(disk.root / "runs")
-  assert refused(disk, disk.root.parent, "ext4")
+def test_shared_and_unknown_file_systems_are_taken(root, mount, kind):
+  mount(("/", "ext4"), (root, kind))
+  check(root / "runs")
+  assert refused(root.parent, "ext4")
 
 
-def test_nodes_that_are_this_machine_see_its_disks(disk):
-  disk.mount(("/", "ext4"))
+def test_nodes_that_are_this_machine_see_its_disks(root, mount):
+  mount(("/", "ext4"))
   own = ["localhost", "127.0.0.1", "127.0.1.1", socket.gethostname()]
   for host in own:
-    disk.check(disk.root, [host])
-  disk.check(disk.root, [*own, f"{socket.gethostname().partition('.')[0]}.cluster"])
-  disk.check(disk.root, [])
+    check(root, host)
+  check(root, *own, f"{socket.gethostname().partition('.')[0]}.cluster")
+  shared_disk.check(root, [], escape="")
 
 
-def test_exported_disks_are_seen(disk):
-  disk.mount(("/", "ext4"))
-  # A name that begins in the same way is another folder.
-  disk.exports[0].write_text(f"# all\n\n{disk.root}/a 10.0.0.0/8(rw)\nnothing\n")
-  disk.check(disk.root / "a" / "runs")
-  assert refused(disk, disk.root / "ab", "ext4")
-  # Memory and containers' layers cannot be exported.
-  disk.mount(("/", "overlay"))
-  assert refused(disk, disk.root / "a" / "runs", "overlay")
+def test_the_file_system_of_the_longest_and_last_place_counts(root, mount):
+  place = root / "a b"
+  mount(("/", "ext4"), (place, "nfs4"), (root, "xfs"))
+  assert shared_disk.file_system(place / "c") == "nfs4"
+  assert shared_disk.file_system(root / "a") == "xfs"
+  mount(("/", "ext4"), (place, "nfs4"), (place, "tmpfs"), ("/", "xfs"))
+  assert (shared_disk.file_system(place), shared_disk.file_system(root)) == ("tmpfs", "xfs")
 
 
-def test_the_file_system_of_the_longest_and_last_place_counts(disk):
-  place = disk.root / "a b"
-  escaped = str(place).replace(" ", "\\040")
-  disk.mount(("/", "ext4"), (escaped, "nfs4"), (disk.root, "xfs"))
-  kind = shared_disk.file_system
-  assert kind(place / "c", disk.mounts) == "nfs4"
-  assert kind(disk.root / "a", disk.mounts) == "xfs"
-  disk.mount(("/", "ext4"), (escaped, "nfs4"), (escaped, "tmpfs"), ("/", "xfs"))
-  assert kind(place, disk.mounts) == "tmpfs"
-  assert kind(disk.root, disk.mounts) == "xfs"
+def test_links_lead_to_their_file_system(root, mount):
+  mount(("/", "ext4"), (root / "nfs", "nfs4"))
+  (root / "nfs").mkdir()
+  os.symlink(root / "nfs", root / "link")
+  check(root / "link" / "runs")
 
 
-def test_links_lead_to_their_file_system(disk):
-  disk.mount(("/", "ext4"), (disk.root / "nfs", "nfs4"))
-  (disk.root / "nfs").mkdir()
-  os.symlink(disk.root / "nfs", disk.root / "link")
-  disk.check(disk.root / "link" / "runs")
+def test_without_a_table_nothing_is_refused(root, mount, monkeypatch):
+  mount()
+  check(root)
 
+  def fail(all):
+    raise FileNotFoundError("/proc/filesystems")
 
-def test_without_a_table_nothing_is_refused(disk):
-  disk.check(disk.root)
-  disk.mounts.write_text("damaged\n\n")
-  disk.check(disk.root)
+  monkeypatch.setattr(psutil, "disk_partitions", fail)
+  check(root)

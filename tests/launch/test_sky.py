@@ -15,15 +15,16 @@ import types
 from typing import Any
 
 import pytest
+from fake_jobs import facts_of
 
-from jaxspeed.errors import UserError
-from jaxspeed.launch import Run
-from jaxspeed.launch.executor import SchedulerState, Task
+from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
+from jaxspeed.launch import Run, record
+from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
-from jaxspeed.launch.record import read_facts
-from jaxspeed.launch.sky import Sky, job_name
+from jaxspeed.launch.sky import Sky, job_name, slug
 
 MOUNTS = {"/runs": "gs://bucket/runs"}
+HERE = pathlib.Path("/")
 
 
 class Cloud(types.ModuleType):
@@ -41,12 +42,7 @@ class Cloud(types.ModuleType):
       queue_v2=lambda *a, **k: self.asked("queue_v2", a, k),
       cancel=lambda *a, **k: self.asked("cancel", a, k),
     )
-    self.Task = types.SimpleNamespace(from_yaml=self.from_yaml)
-
-  def from_yaml(self, path: str) -> Any:
-    task = types.SimpleNamespace(path=path, envs={})
-    task.update_envs = task.envs.update
-    return task
+    self.Task = types.SimpleNamespace(from_yaml_config=lambda fields: fields)
 
   def asked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     self.calls.append((name, args, kwargs))
@@ -80,9 +76,19 @@ def cloud(monkeypatch) -> Cloud:
   return found
 
 
-def task(name: str = "lr=1", root: str = "/runs") -> Task:
-  folder = pathlib.Path(root, "sweep", name)
-  return Task(name, "sweep", folder, ("python", "-m", "jaxspeed.train"), pathlib.Path.cwd())
+def job(
+  name: str = "lr=1", index: int = 0, root: str = "/runs", cwd: pathlib.Path | None = None
+) -> record.Job:
+  place = str(pathlib.Path(root, "sweep", name))
+  fixed = {"created": 0.0, "epochs": 1.0, "metric": "top1", "sources": "", "overrides": {}}
+  named = {
+    "name": name,
+    "index": index,
+    "recipe": "a.py",
+    "folder": place,
+    "executor": {"kind": "sky"},
+  }
+  return record.Job(format=2, cwd=str(cwd or pathlib.Path.cwd()), **fixed, **named)  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -96,12 +102,11 @@ def task(name: str = "lr=1", root: str = "/runs") -> Task:
   ],
 )
 def test_devices_and_nodes(fields, devices, nodes, gpu):
-  sky = Sky(price_per_hour=2.5, **fields)
-  assert (sky.devices(), sky.job_nodes, sky.processes) == (devices, nodes, nodes)
-  assert sky.accelerator() == gpu
-  assert (sky.hourly, sky.most_hours, sky.sees_data()) == (2.5 * nodes, None, False)
+  sky = Sky(**fields)
+  assert (sky.devices(), sky.job_nodes) == (devices, nodes)
+  assert (sky.accelerator(), sky.sees_data()) == (gpu, False)
   # The path of the Python that submits means nothing on the machines.
-  assert (sky.python_path, Sky(python="python3.12").python_path) == ("python", "python3.12")
+  assert sky.python == "python"
   stored = json.loads(json.dumps(sky.to_dict()))
   assert stored["kind"] == "sky" and executor_of(stored, "a") == sky
 
@@ -143,7 +148,7 @@ def test_the_root_lies_in_a_mount(cloud):
   with pytest.raises(UserError, match=r"which has none\.$"):
     Sky().check(pathlib.Path("/runs"))
   with pytest.raises(UserError, match="is not on storage that the machines share"):
-    Sky(mounts=MOUNTS).script(task(root="/elsewhere"))
+    Sky(mounts=MOUNTS).script([job(root="/elsewhere")], "t")
 
 
 def test_this_machine_sees_the_root_too(cloud, monkeypatch):
@@ -179,35 +184,72 @@ def test_nothing_imports_skypilot_before_it_is_asked(tmp_path):
   assert subprocess.run([*run, "import sky"], env=environment, timeout=120).returncode == 7
 
 
+def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
+  sky = Sky(
+    accelerators="H100:8",
+    nodes=16,
+    infra="gcp/us-central1",
+    use_spot=True,
+    mounts={"/runs": "gs://bucket/runs", "/data": "s3://imagenet", "/disk": "team-disk"},
+    setup=("pip install -e .[cuda13]", "nvidia-smi"),
+    env={"A": "b: #"},
+  )
+  monkeypatch.chdir(tmp_path)
+  assert sky.task(job(), "t0ken") == {
+    "name": "jaxspeed-lr-1",
+    "num_nodes": 16,
+    "resources": {
+      "infra": "gcp/us-central1",
+      "accelerators": "H100:8",
+      "use_spot": True,
+      "job_recovery": {
+        "max_restarts_on_errors": 0,
+        "recover_on_exit_codes": [REQUEUE, LOST_PEER],
+      },
+    },
+    "workdir": str(tmp_path),
+    "file_mounts": {
+      "/runs": {"source": "gs://bucket/runs", "mode": "MOUNT_CACHED"},
+      "/data": {"source": "s3://imagenet", "mode": "MOUNT"},
+    },
+    "volumes": {"/disk": "team-disk"},
+    "envs": {"A": "b: #"},
+    "setup": "set -e\npip install -e .[cuda13]\nnvidia-smi",
+    "run": "( exec python -m jaxspeed.launch.supervisor sky /runs/sweep/lr=1 t0ken )",
+  }
+
+
 def test_the_folder_that_is_copied(tmp_path, monkeypatch):
-  yaml = pytest.importorskip("yaml")
   monkeypatch.chdir(tmp_path)
   (tmp_path / "code" / "configs").mkdir(parents=True)
-  inside = Task("a", "b", pathlib.Path("/runs/b/a"), ("true",), tmp_path / "code" / "configs")
+  inside = job(cwd=tmp_path / "code" / "configs")
   for fields, workdir, line in (
-    ({}, "code/configs", ""),
-    ({"sync": "code"}, "code", "cd configs || exit 2"),
-    ({"sync": str(tmp_path / "code")}, "code", "cd configs || exit 2"),
+    ({}, "code/configs", "("),
+    ({"sync": "code"}, "code", "cd configs || exit 2\n("),
+    ({"sync": str(tmp_path / "code")}, "code", "cd configs || exit 2\n("),
   ):
-    found = yaml.safe_load(Sky(mounts=MOUNTS, **fields).script(inside)[1])
-    assert found["workdir"] == str(tmp_path / workdir)
-    assert (line in found["run"]) and ("cd configs" in found["run"]) == bool(line)
+    found = Sky(mounts=MOUNTS, **fields).task(inside, "t")
+    assert found["workdir"] == str(tmp_path / workdir) and found["run"].startswith(line)
   with pytest.raises(UserError, match=r"^Sky\(sync='code'\): jobs are submitted in .*not inside"):
-    Sky(mounts=MOUNTS, sync="code").script(task())
+    Sky(mounts=MOUNTS, sync="code").task(job(), "t")
+
+
+def test_names_are_short_and_distinct_from_flags():
+  assert slug("imagenet18-4_peak=2.0_seed=1") == "imagenet18-4-peak-2.0-seed-1"
+  assert slug("_=_") == "job" and len(slug("x" * 100)) == 40
 
 
 def test_jobs_are_submitted_one_by_one_and_found_again(cloud):
-  sky, jobs = Sky(mounts=MOUNTS), [task("a=1"), task("a-1")]
-  found = sky.submit(jobs, "t0ken", pathlib.Path("/runs/sweep/.launch"))
+  sky, jobs = Sky(mounts=MOUNTS), [job("a=1"), job("a-1", 1)]
+  found = sky.submit(jobs, "t0ken")
   assert next(found) == {"a=1": "40"} and len(cloud.queue) == 1
   assert [*found] == [{"a-1": "41"}]
-  assert [t.path for t in cloud.tasks] == [str(j.record / "task.yaml") for j in jobs]
-  assert all(t.envs == {"JAXSPEED_TOKEN": "t0ken"} for t in cloud.tasks)
+  assert cloud.tasks == [sky.task(each, "t0ken") for each in jobs]
   names = [name for name, _ in cloud.queue.values()]
   assert len({*names, job_name(jobs[0], "other")}) == 3
   assert all(name.startswith("jaxspeed-a-1-") for name in names)
-  assert sky.find("t0ken", jobs) == {"a=1": "40", "a-1": "41"}
-  assert sky.find("t0ken", jobs[1:]) == {"a-1": "41"} and sky.find("other", jobs) == {}
+  assert sky.find({"t0ken": jobs, "other": jobs}) == {"a=1": "40", "a-1": "41"}
+  assert sky.find({"t0ken": jobs[1:]}) == {"a-1": "41"} and sky.find({"other": jobs}) == {}
 
 
 def test_states_by_one_question(cloud):
@@ -222,7 +264,7 @@ def test_states_by_one_question(cloud):
   }
   cloud.queue = {i: (f"job{i}", status) for i, status in enumerate(statuses)}
   jobs = {status: str(i) for i, status in enumerate(statuses)} | {"gone": "99", "unknown": ""}
-  found = Sky().states(jobs, pathlib.Path("/"))
+  found = Sky().states(jobs, HERE)
   assert found == statuses | {"gone": SchedulerState.ABSENT}
   ((name, _, asked),) = cloud.calls
   assert name == "queue_v2" and asked["job_ids"] == [*range(len(statuses)), 99]
@@ -230,59 +272,36 @@ def test_states_by_one_question(cloud):
 
 def test_states_when_skypilot_does_not_answer(cloud):
   cloud.error = ConnectionError("no server")
-  assert Sky().states({"a": "40"}, pathlib.Path("/")) is None
+  assert Sky().states({"a": "40"}, HERE) is None
   # The controller of managed jobs stops itself when none is left.
   stopped = RuntimeError("the controller is stopped")
   stopped.cluster_status = types.SimpleNamespace(value="STOPPED")  # type: ignore[attr-defined]
   cloud.error = stopped
-  assert Sky().states({"a": "40"}, pathlib.Path("/")) == {"a": SchedulerState.ABSENT}
+  assert Sky().states({"a": "40"}, HERE) == {"a": SchedulerState.ABSENT}
 
 
 def test_a_refusal_is_a_sentence(cloud):
   cloud.error = ValueError("no cloud is enabled.\nsecond line")
   sky, jobs = Sky(mounts=MOUNTS), {"lr=1": "40"}
   with pytest.raises(UserError) as refused:
-    [*sky.submit([task()], "t", pathlib.Path("/"))]
+    [*sky.submit([job()], "t")]
   sentence = "SkyPilot did not take the job lr=1 (no cloud is enabled): submit again when that is"
   assert str(refused.value).startswith(sentence)
   with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
-    sky.cancel(jobs, pathlib.Path("/"))
+    sky.cancel(jobs, HERE)
   with pytest.raises(UserError, match=r"^SkyPilot does not answer \(no cloud is enabled\): repeat"):
-    sky.find("t", [task()])
+    sky.find({"t": [job()]})
 
 
 def test_cancelled_jobs_upload_what_they_saved(cloud):
   cloud.queue = {3: ("a", "RUNNING"), 4: ("b", "RUNNING")}
-  Sky().cancel({"a": "3", "b": "4", "c": ""}, pathlib.Path("/"))
+  Sky().cancel({"a": "3", "b": "4", "c": ""}, HERE)
   assert cloud.calls[0][2] == {"job_ids": [3, 4], "graceful": True, "graceful_timeout": 600}
-  Sky().cancel({"c": ""}, pathlib.Path("/"))
+  Sky().cancel({"c": ""}, HERE)
   assert len(cloud.calls) == 1
 
 
-def test_skypilots_functions_take_these_arguments(cloud, tmp_path):
-  sky = Sky(mounts=MOUNTS)
-  [*sky.submit([task()], "t", pathlib.Path("/"))]
-  sky.states({"lr=1": "40"}, pathlib.Path("/"))
-  sky.find("t", [task()])
-  sky.cancel({"lr=1": "40"}, pathlib.Path("/"))
-  assert [name for name, _, _ in cloud.calls] == ["launch", "queue_v2", "queue_v2", "cancel"]
-  del sys.modules["sky"]
-  if importlib.util.find_spec("sky") is None:
-    pytest.skip("SkyPilot is missing: pip install .[sky]")
-  calls = json.dumps([(name, len(args), kwargs) for name, args, kwargs in cloud.calls])
-  code = (
-    "import inspect, json, sys, sky\n"
-    "for name, args, kwargs in json.loads(sys.argv[1]):\n"
-    "  inspect.signature(getattr(sky.jobs, name)).bind(*[None] * args, **kwargs)\n"
-    "inspect.signature(sky.Task.update_envs).bind(None, {})\n"
-    "inspect.signature(sky.get).bind('')\n"
-  )
-  environment = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-  subprocess.run([sys.executable, "-c", code, calls], env=environment, check=True, timeout=120)
-
-
 def test_a_run_on_skypilot_from_submission_to_cancellation(cloud, tmp_path, capsys):
-  pytest.importorskip("jax")
   recipe = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
 
   def run() -> Run:
@@ -308,9 +327,7 @@ def test_a_run_on_skypilot_from_submission_to_cancellation(cloud, tmp_path, caps
   run().start()
   assert "0 jobs submitted, 2 were there before" in capsys.readouterr().out
   assert [name for name, _, _ in cloud.calls].count("launch") == 2
-  assert (tmp_path / "r" / "s0" / "launch" / "task.yaml").is_file()
-  facts = read_facts(tmp_path / "r" / "s1")
-  assert facts is not None and facts.submission is not None and facts.submission.id == "41"
+  assert facts_of(tmp_path / "r" / "s1").id == "41"
   loaded = Run.load(tmp_path / "r")
   assert [status.state for status in loaded.status()] == ["pending", "pending"]
   assert sorted(loaded.cancel(every=True)) == ["s0", "s1"]

@@ -1,11 +1,10 @@
 """Submission: nothing is lost, asked twice or half-written, whatever ends it in between."""
 
 import json
-import os
 import shutil
 
 import pytest
-from fake_jobs import NOW, QUICKSTART, facts_of, lock_elsewhere, result_of
+from fake_jobs import QUICKSTART, event, facts_of, lock_elsewhere, result_of, write_events
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import Run, runs
@@ -15,15 +14,13 @@ PENDING, RUNNING, ABSENT = SchedulerState
 
 
 def requests_of(folder):
-  return [(r.what, r.id) for r in facts_of(folder).requests]
+  return [(r.what, r.detail) for r in facts_of(folder).requests]
 
 
 def everything(folder):
   """All files below a folder with their contents."""
-  files = (path for path in folder.rglob("*") if path.is_file())
-  return {
-    str(path): path.read_bytes() for path in files if path.name not in ("lock", "locked_by.json")
-  }
+  files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+  return {str(path): path.read_bytes() for path in files}
 
 
 def finish(folder):
@@ -41,13 +38,8 @@ def test_a_start_writes_all_down_before_it_asks_the_scheduler(make, fake, root, 
     assert requests_of(root / "run" / name) == [("submit", ""), ("submitted", f"{100 + i}")]
     job = facts_of(root / "run" / name).job
     assert (job.index, job.overrides, job.recipe) == (i, {"seed": i}, QUICKSTART)
-    assert job.command[1:] == [
-      "-m",
-      "jaxspeed.train",
-      f"--config={QUICKSTART}",
-      f"--workdir={root}/run/{name}",
-      f"--config.seed={i}",
-    ]
+    words = f"-m jaxspeed.train --config={QUICKSTART} --workdir={root}/run/{name} --config.seed={i}"
+    assert job.command("python") == ["python", *words.split()]
   lines = capsys.readouterr().out.splitlines()
   assert lines[:3] == [f"submitted {name} as {100 + i}" for i, name in enumerate("abc")]
   tail = f"look at them with: python -m jaxspeed.launch status {root}/run"
@@ -71,7 +63,8 @@ def test_a_submission_that_dies_is_repeated_and_submits_only_what_is_missing(mak
   fake.asked.clear()
   make().start()
   asked = [ask for ask in fake.asked if ask[0] in ("find", "submit")]
-  assert asked == [("find", "b"), ("find", "c"), ("submit", "c")]
+  # One question for all.
+  assert asked == [("find", "a", "b", "c"), ("submit", "c")]
   assert requests_of(root / "run" / "b") == [("submit", ""), ("submitted", "55")]
   expected = [("submit", ""), ("submit", ""), ("submitted", "100")]
   assert requests_of(root / "run" / "c") == expected
@@ -98,9 +91,9 @@ def test_a_job_that_has_begun_is_not_submitted_again(make, fake, root):
   with pytest.raises(UserError):
     make("a").start()
   fake.dies_after = None
-  token = facts_of(root / "run" / "a").submission.token
-  note = "\t".join([str(NOW), token, "started", "0", "n1", "77"])
-  (root / "run" / "a" / "launch" / "job.tsv").write_text(f"{note}\n")
+  token = facts_of(root / "run" / "a").token
+  note = event("started", token=token, detail="77")
+  write_events(root / "run" / "a" / "launch" / "job.jsonl", [note])
   make("a").start()
   assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "77")]
 
@@ -135,7 +128,7 @@ def test_executors_that_differ_are_asked_each(make, fake, root):
   run = make("ab")
   run.job(QUICKSTART, name="c", executor=fake(gpus=2))
   run.start()
-  tokens = [facts_of(root / "run" / name).submission.token for name in "abc"]
+  tokens = [facts_of(root / "run" / name).token for name in "abc"]
   assert tokens[0] == tokens[1] != tokens[2]
   assert facts_of(root / "run" / "c").job.executor["gpus"] == 2
 
@@ -157,7 +150,7 @@ def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):
   finish(root / "run" / "a")
   Run.load(root / "run").cancel(["b"])
   fake.said = {"c": RUNNING, "d": PENDING}
-  before = {name: facts_of(root / "run" / name).job.command for name in "abcd"}
+  before = {name: facts_of(root / "run" / name).job for name in "abcd"}
   capsys.readouterr()
   make("abcd", executor=fake(python="/opt/python")).start()
   lines = capsys.readouterr().out.splitlines()
@@ -166,9 +159,9 @@ def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):
     "c was submitted with another command or executor, and keeps it",
     "d was submitted with another command or executor, and keeps it",
   ]
-  commands = {name: facts_of(root / "run" / name).job.command for name in "abcd"}
-  assert commands["b"][0] == "/opt/python"
-  assert {**commands, "b": None} == {**before, "b": None}
+  now = {name: facts_of(root / "run" / name).job for name in "abcd"}
+  assert now["b"].executor["python"] == "/opt/python" and not before["b"].executor["python"]
+  assert {**now, "b": None} == {**before, "b": None}
 
 
 @pytest.mark.parametrize("exist, names", [("continue", {"run"}), ("new", {"run", "run.01"})])
@@ -280,8 +273,8 @@ def test_waiting_prints_each_change_once(make, fake, root, capsys, monkeypatch):
   capsys.readouterr()
   looks = []
 
-  def look(_):
-    looks.append(1)
+  def look(seconds):
+    looks.append(seconds)
     if len(looks) == 2:
       finish(root / "run" / "a")
     if len(looks) == 3:
@@ -296,7 +289,8 @@ def test_waiting_prints_each_change_once(make, fake, root, capsys, monkeypatch):
     "a: done",
     "b: cancelled",
   ]
-  assert len(looks) == 3 and os.path.exists(root)
+  # A scheduler is asked twice a minute at most.
+  assert looks == [30.0] * 3
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b"\x00\xff"])

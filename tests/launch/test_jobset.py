@@ -1,25 +1,24 @@
-"""scripts/train_k8s.yaml: known fields only, and the parts that must agree with each other do."""
+"""train_k8s.yaml: known fields only, and the parts that must agree with each other do."""
 
-import pathlib
 import re
 from typing import Any
 
 import pytest
+import yaml
 
 from jaxspeed.cluster.peers import find_peers
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
+from jaxspeed.launch.executor import Executor
+from jaxspeed.launch.jobset import jobset as text_of
 
 models = pytest.importorskip(
   "kubeflow_trainer_api.models", reason="JobSet's schema is missing: pip install .[test]"
 )
-yaml = pytest.importorskip("yaml", reason="PyYAML is missing: pip install .[test]")
-
-FILE = pathlib.Path(__file__).parents[2] / "scripts" / "train_k8s.yaml"
 
 
 @pytest.fixture
 def jobset() -> dict[str, Any]:
-  return yaml.safe_load(FILE.read_text())
+  return yaml.safe_load(text_of())
 
 
 def unknown(given: Any, kept: Any, path: str = "") -> list[str]:
@@ -115,7 +114,8 @@ def test_what_follows_an_exit_code(jobset):
   assert outcome(jobset, REQUEUE) == "RestartJobSetAndIgnoreMaxRestarts"
   assert outcome(jobset, LOST_PEER) == "RestartJobSet"
   assert outcome(jobset, 137) == "RestartJobSet"
-  assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+  default = Executor.model_fields["max_restarts"].default
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == default
   # All pods of the last start are gone before one of the next writes.
   assert jobset["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
 
@@ -138,3 +138,18 @@ def test_one_pod_a_host_with_all_its_gpus_and_every_mount_has_its_volume(jobset)
   mounts = tuple(m["mountPath"] for m in trainer["volumeMounts"])
   folders = [a.split("=", 1)[1] for a in trainer["args"] if re.match(r"--\S+=/", a)]
   assert len(folders) == 3 and all(f.startswith(mounts) for f in folders)
+
+
+@pytest.mark.parametrize("nodes, gpus", [(1, 8), (2, 4), (16, 8)])
+def test_the_numbers_of_machines_and_gpus_agree_wherever_they_stand(nodes, gpus):
+  text = text_of(nodes, gpus)
+  loaded = yaml.safe_load(text)
+  job, trainer = job_of(loaded), trainer_of(loaded)
+  environment = {v["name"]: v["value"] for v in trainer["env"] if "value" in v}
+  counted = (job["parallelism"], job["completions"], int(environment["JAX_NUM_PROCESSES"]))
+  assert counted == (nodes, nodes, nodes)
+  assert f"--config=configs/imagenet18.py:{nodes}" in trainer["args"]
+  assert trainer["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+  assert f"on {nodes} machines of {gpus} GPUs" in text
+  peers = find_peers(environment=environment | {"JOB_COMPLETION_INDEX": str(nodes - 1)})
+  assert (peers.processes if peers else 1) == nodes

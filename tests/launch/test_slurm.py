@@ -4,13 +4,13 @@ import pathlib
 import subprocess
 
 import pytest
-from fake_jobs import write_job
+from fake_jobs import write_job, write_run
 from fake_slurm import FakeSlurm
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import shared_disk
 from jaxspeed.launch import slurm as module
-from jaxspeed.launch.executor import Refused, SchedulerState, Task
+from jaxspeed.launch.executor import Refused, SchedulerState
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.slurm import Slurm
 
@@ -25,16 +25,11 @@ def slurm(tmp_path, monkeypatch):
   return fake
 
 
-def tasks_of(root, executor, names="abc"):
-  """Jobs with their scripts in place."""
-  tasks = []
-  for name in names:
-    write_job(root / "run", name)
-    folder = root / "run" / name
-    task = Task(name, "run", folder, ("python", f"--workdir={folder}"), pathlib.Path("/"))
-    (task.record / "script.sh").write_text(executor.script(task)[1])
-    tasks.append(task)
-  return tasks
+@pytest.fixture
+def jobs(tmp_path):
+  """The records of five jobs of the run `tmp_path`/the run."""
+  run = write_run(tmp_path, "the run")
+  return [write_job(run, name, cwd=str(tmp_path)).job for name in "abcde"]
 
 
 # Fields
@@ -56,7 +51,7 @@ def tasks_of(root, executor, names="abc"):
   ],
 )
 def test_time_limits(time, hours):
-  found = Slurm(time=time).most_hours
+  found = Slurm(time=time)._hours()
   assert found == (None if hours is None else pytest.approx(hours))
 
 
@@ -82,7 +77,6 @@ def test_time_limits(time, hours):
     ({"options": ["-N4"]}, "Slurm: options has -N4, which jaxspeed.launch sets itself."),
     ({"options": ["--signal=TERM@9"]}, "Slurm: options has --signal=TERM@9, which jaxspeed.launch"),
     ({"options": ["--no-requeue"]}, "Slurm: options has --no-requeue, which jaxspeed.launch"),
-    ({"env": {"workdir": "/x"}}, "Slurm: env has workdir, which the scripts use themselves."),
     ({"options": ["--time=1:00"]}, "Slurm: options has --time=1:00, which jaxspeed.launch sets"),
     ({"options": ["-t1"]}, "Slurm: options has -t1, which jaxspeed.launch sets"),
     ({"env": {"MY_TOKEN": "x"}}, "Slurm: env has MY_TOKEN, which looks like a secret"),
@@ -109,18 +103,16 @@ def test_fields_come_back_from_a_jobs_folder():
 
 
 @pytest.mark.parametrize(
-  "fields, devices, processes, hourly",
+  "fields, devices",
   [
-    ({}, 1, 1, 2.0),
-    ({"nodes": 2, "gpus_per_node": 8}, 16, 2, 4.0),
-    ({"nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}, 16, 16, 4.0),
-    ({"nodes": 3, "tasks_per_node": 2}, 6, 6, 6.0),
+    ({}, 1),
+    ({"nodes": 2, "gpus_per_node": 8}, 16),
+    ({"nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}, 16),
+    ({"nodes": 3, "tasks_per_node": 2}, 6),
   ],
 )
-def test_devices_and_price(fields, devices, processes, hourly):
-  executor = Slurm(price_per_hour=2.0, **fields)
-  found = (executor.devices(), executor.processes, executor.hourly)
-  assert found == (devices, processes, hourly)
+def test_devices(fields, devices):
+  assert Slurm(**fields).devices() == devices
 
 
 def directives(text):
@@ -134,12 +126,11 @@ def directives(text):
   return words.stdout.splitlines()
 
 
-def test_options_of_a_job(tmp_path):
-  task = Task("a", "run", tmp_path / "a b" / "a", ("true",), tmp_path)
+def test_options_of_a_job(jobs):
   fields = {"partition": "gpu", "nodes": 2, "gpus_per_node": 8, "gpu": "h100", "time": "4:00:00"}
   more = {"cpus_per_task": 12, "account": "me", "save_seconds": 60, "options": ["--exclusive"]}
-  name, text = Slurm(**fields, **more).script(task)
-  assert name == "script.sh" and directives(text) == [
+  found = directives(Slurm(**fields, **more).script(jobs[:1], "t1"))
+  assert found == [
     "--job-name=jaxspeed-a",
     "--partition=gpu",
     "--account=me",
@@ -148,17 +139,18 @@ def test_options_of_a_job(tmp_path):
     "--cpus-per-task=12",
     "--time=4:00:00",
     "--gpus-per-node=h100:8",
+    "--signal=USR1@60",
+    "--array=0-0",
+    f"--output={jobs[0].record.parents[1]}/.launch/slurm/%A_%a.log",
     "--open-mode=append",
     "--requeue",
-    "--signal=USR1@60",
     "--exclusive",
-    f"--output={tmp_path}/a b/a/launch/logs/batch.log",
   ]
-  assert "--gpus-per-node=8" in directives(Slurm(gpus_per_node=8).script(task)[1])
-  plain = directives(Slurm().script(task)[1])
-  assert not any(
-    word.startswith(("--gpus", "--time", "--part", "--acc", "--cpus")) for word in plain
-  )
+  assert "--gpus-per-node=8" in directives(Slurm(gpus_per_node=8).script(jobs, "t1"))
+  plain = directives(Slurm(parallel=2).script(jobs, "t1"))
+  assert plain[0] == "--job-name=jaxspeed-the run" and "--array=0-4%2" in plain
+  unset = ("--gpus", "--time", "--part", "--acc", "--cpus")
+  assert not any(word.startswith(unset) for word in plain)
 
 
 # Checks
@@ -175,7 +167,6 @@ def test_a_command_that_is_missing(slurm, monkeypatch, command):
 
 def test_a_root_that_the_nodes_do_not_see(slurm, monkeypatch, tmp_path):
   monkeypatch.setattr(shared_disk, "file_system", lambda *_: "ext4")
-  monkeypatch.setattr(shared_disk, "_exported", lambda *_: [])
   slurm.nodes("127.0.0.1", "192.0.2.7")
   with pytest.raises(UserError, match=r"lies on a ext4 file system .*Slurm\(shared_root=True\)"):
     Slurm().check(tmp_path)
@@ -196,96 +187,55 @@ def test_a_controller_that_does_not_answer_the_check(slurm, tmp_path):
 # Submission
 
 
-def submitted(executor, tasks, root, token="t1"):
-  (root / ".launch").mkdir(exist_ok=True)
-  return list(executor.submit(tasks, token, root / ".launch"))
-
-
-def test_jobs_of_one_node_are_an_array(slurm, tmp_path):
-  executor = Slurm(parallel=2)
-  tasks = tasks_of(tmp_path, executor)
-  assert submitted(executor, tasks, tmp_path) == [{"a": "100_0", "b": "100_1", "c": "100_2"}]
-  script = tmp_path / ".launch" / "arrays" / "t1-0" / "script.sh"
-  assert slurm.calls() == [f"sbatch --parsable --comment=jaxspeed:t1 {script} t1"]
-  found = directives(script.read_text())
-  assert found[0] == "--job-name=jaxspeed-run" and "--array=0-2%2" in found
-  assert f"--output={script.parent}/%a.log" in found
-
-
-def test_one_job_of_one_node_and_jobs_of_several_have_scripts_of_their_own(slurm, tmp_path):
-  tasks = tasks_of(tmp_path, Slurm())
-  assert submitted(Slurm(), tasks[:1], tmp_path) == [{"a": "100"}]
-  found = submitted(Slurm(nodes=2), tasks, tmp_path, "t2")
-  assert found == [{"a": "101"}, {"b": "102"}, {"c": "103"}]
-  scripts = [f"{task.folder}/launch/script.sh t2" for task in tasks]
-  assert [job[2] for job in slurm.jobs()][1:] == scripts
-  assert not (tmp_path / ".launch" / "arrays").exists()
-
-
-def test_arrays_stay_below_the_limit_of_slurm(slurm, tmp_path, monkeypatch):
+def test_jobs_are_arrays_below_the_limit_of_slurm(slurm, jobs, monkeypatch):
   monkeypatch.setattr(module, "_MOST_IN_ARRAY", 2)
-  tasks = tasks_of(tmp_path, Slurm(), "abcde")
-  found = submitted(Slurm(), tasks, tmp_path)
-  assert found == [{"a": "100_0", "b": "100_1"}, {"c": "101_0", "d": "101_1"}, {"e": "102"}]
-  # No two scripts have the same place.
-  assert len({job[2] for job in slurm.jobs()}) == 3
+  found = [*Slurm(nodes=2).submit(jobs, "t1")]
+  assert found == [{"a": "100_0", "b": "100_1"}, {"c": "101_0", "d": "101_1"}, {"e": "102_0"}]
+  calls = [f"sbatch --parsable --comment=jaxspeed:t1:{first}" for first in (0, 2, 4)]
+  assert slurm.calls() == calls
+  script = (slurm.folder / "script.101").read_text()
+  assert script == Slurm(nodes=2).script(jobs[2:4], "t1")
 
 
-def test_a_refusal_comes_after_what_was_submitted(slurm, tmp_path):
-  tasks = tasks_of(tmp_path, Slurm())
+def test_a_refusal_comes_after_what_was_submitted(slurm, jobs, monkeypatch):
+  monkeypatch.setattr(module, "_MOST_IN_ARRAY", 2)
   slurm.write("most", "101")
-  ids = []
+  submission = Slurm().submit(jobs, "t1")
+  assert [next(submission), next(submission)] == [
+    {"a": "100_0", "b": "100_1"},
+    {"c": "101_0", "d": "101_1"},
+  ]
   with pytest.raises(Refused) as error:
-    for found in Slurm(nodes=2).submit(tasks, "t1", tmp_path / ".launch"):
-      ids.append(found)
-  script = tasks[2].record / "script.sh"
+    next(submission)
   assert str(error.value) == (
-    f"sbatch refused {script} (sbatch: error: Batch job submission failed: Job violates "
+    "sbatch refused the job e (sbatch: error: Batch job submission failed: Job violates "
     "accounting/QOS policy)."
   )
-  assert ids == [{"a": "100"}, {"b": "101"}]
-
-
-def test_a_lost_number_is_found_again(slurm, tmp_path):
-  slurm.write("silent")
-  several, single = Slurm(nodes=2), Slurm()
-  tasks = tasks_of(tmp_path / "the root", single)
-  (tmp_path / "the root" / ".launch").mkdir()
-  expected = (
-    r"^sbatch did not submit .*script.sh \(exit code 1\): repeat the command, which submits"
-  )
-  with pytest.raises(UserError, match=expected) as error:
-    submitted(single, tasks, tmp_path / "the root", "t1")
-  assert not isinstance(error.value, Refused)
-  with pytest.raises(UserError, match="exit code 1"):
-    submitted(several, tasks[:1], tmp_path / "the root", "t2")
-  assert single.find("t1", tasks) == {"a": "100_0", "b": "100_1", "c": "100_2"}
-  assert single.find("t1", tasks[1:2]) == {"b": "100_1"}
-  assert several.find("t2", tasks) == {"a": "101"}
-  assert single.find("t", tasks) == {}
-  slurm.write("down")
-  with pytest.raises(
-    UserError, match="^Slurm does not answer .*: repeat the command when it does."
-  ):
-    single.find("t1", tasks)
 
 
 @pytest.mark.parametrize(
   "reason",
   [
+    "",
     "Socket timed out on send/recv operation",
     "Zero Bytes were transmitted or received",
     "Unable to contact slurm controller (receive failure)",
     "Communication connection failure",
   ],
 )
-def test_a_lost_connection_is_no_refusal(slurm, tmp_path, reason):
-  slurm.write("silent", f"sbatch: error: Batch job submission failed: {reason}")
-  tasks = tasks_of(tmp_path, Slurm(), "a")
-  with pytest.raises(UserError, match="^sbatch did not submit .*: repeat the command") as error:
-    submitted(Slurm(), tasks, tmp_path, "t1")
+def test_a_lost_connection_is_no_refusal_and_the_jobs_are_found_again(slurm, jobs, reason):
+  slurm.write("silent", reason and f"sbatch: error: Batch job submission failed: {reason}")
+  with pytest.raises(
+    UserError, match=r"^sbatch did not submit the jobs a \.\.\. .*: repeat"
+  ) as error:
+    [*Slurm().submit(jobs, "t1")]
   assert not isinstance(error.value, Refused)
-  assert Slurm().find("t1", tasks) == {"a": "100"}
+  ids = {name: f"100_{i}" for i, name in enumerate("abcde")}
+  assert Slurm().find({"t1": jobs, "t2": jobs}) == ids and Slurm().find({"t": jobs}) == {}
+  slurm.write("down")
+  expected = "^Slurm does not answer .*: repeat the command when it does."
+  with pytest.raises(UserError, match=expected):
+    Slurm().find({"t1": jobs})
 
 
 # States
@@ -303,24 +253,23 @@ def test_a_lost_connection_is_no_refusal(slurm, tmp_path, reason):
     ("", ABSENT),
   ],
 )
-def test_states(slurm, tmp_path, word, state):
-  submitted(Slurm(nodes=2), tasks_of(tmp_path, Slurm()), tmp_path)
-  slurm.set_state("101", word)
-  found = Slurm().states({"a": "100", "b": "101"}, tmp_path)
+def test_states(slurm, jobs, tmp_path, word, state):
+  [*Slurm().submit(jobs, "t1")]
+  slurm.set_state("100_1", word)
+  found = Slurm().states({"a": "100_0", "b": "100_1"}, tmp_path)
   assert found == {"a": PENDING, "b": state}
 
 
-def test_one_question_for_all_jobs(slurm, tmp_path):
-  submitted(Slurm(), tasks_of(tmp_path, Slurm()), tmp_path)
-  submitted(Slurm(nodes=2), tasks_of(tmp_path / "more", Slurm()), tmp_path)
+def test_one_question_for_all_jobs(slurm, jobs, tmp_path):
+  [*Slurm().submit(jobs, "t1"), *Slurm(nodes=2).submit(jobs, "t2")]
   slurm.set_state("100_1", "RUNNING")
-  slurm.set_state("102", "")
+  slurm.set_state("101_2", "")
   slurm.write("calls")
-  ids = {"a": "100_0", "b": "100_1", "c": "100_7", "d": "101", "e": "102", "f": "", "g": "10"}
+  ids = {"a": "100_0", "b": "100_1", "c": "100_7", "d": "101_1", "e": "101_2", "f": "", "g": "10_0"}
   found = Slurm().states(ids, tmp_path)
   assert found == {"a": PENDING, "b": RUNNING, "c": ABSENT, "d": PENDING, "e": ABSENT, "g": ABSENT}
   (call,) = slurm.calls()
-  assert "--states=all" in call and "--array" in call and "--jobs=10,100,101,102" in call
+  assert "--states=all" in call and "--array" in call and "--jobs=10,100,101" in call
 
 
 def test_jobs_that_slurm_has_forgotten_are_absent(slurm, tmp_path):

@@ -1,0 +1,84 @@
+"""What follows the end of a job's start: the one rule of all executors by which jobs restart."""
+
+import pathlib
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxspeed.errors import LOST_PEER, REQUEUE
+from jaxspeed.launch.record import RECORD, ends_of, progress_of, read_events
+
+_ENDED_BY_OTHERS = 128 + signal.SIGTERM  # srun ends a task because another one has ended
+
+
+class Verdict(NamedTuple):
+  """What follows the end of a job's start: "done", "requeued" or "failed", the code, and why."""
+
+  what: str
+  code: int
+  reason: str
+
+
+def culprit(ends: Mapping[int, int]) -> int | None:
+  """The number of the task that failed first, by the exit codes of all; None if none did."""
+  failed = [number for number, code in ends.items() if code not in (0, REQUEUE)]
+  # A mistake or an error ended the others, which lost it or were killed.
+  order = {_ENDED_BY_OTHERS: 3, LOST_PEER: 2}
+  ranks = {number: order.get(ends[number], ends[number] >= 128) for number in failed}
+  return min(failed, key=lambda number: (ranks[number], number), default=None)
+
+
+def decide(
+  folder: pathlib.Path,
+  token: str,
+  restart: int,
+  code: int | None,
+  *,
+  max_restarts: int,
+  is_cancelled: bool = False,
+  sigterm_ends: bool = False,
+) -> Verdict:
+  """What follows the end of a start.
+
+  Args:
+    folder: the job's folder.
+    token: its submission.
+    restart: the number of the start.
+    code: the exit code of what ran the tasks; None: not known.
+    max_restarts: how often a job is restarted without a new checkpoint.
+    is_cancelled: whether the job was cancelled.
+    sigterm_ends: whether a trainer that was told to end stays ended.
+  """
+  if (folder / "result.json").exists():
+    return Verdict("done", 0, "")
+  ends = ends_of(folder, token, restart)
+  first = culprit(ends)
+  if first is not None:
+    code = ends[first]
+  elif code in (None, 0) and ends:
+    code = max(ends.values())
+  if is_cancelled:
+    return Verdict("failed", code or 0, "cancelled")
+  task = f"task {first}: " if len(ends) > 1 and first is not None else ""
+  if code == 0 and sigterm_ends:
+    return Verdict("failed", 0, "ended by SIGTERM, after saving")
+  if code is not None and code not in (0, REQUEUE, LOST_PEER) and code < 128:
+    return Verdict("failed", code, f"{task}ended with exit code {code}")
+  if code is None:
+    code, reason = 128 + signal.SIGKILL, "its processes disappeared"
+  elif code >= 128 and code != _ENDED_BY_OTHERS:
+    reason = f"{task}killed by signal {code - 128}"
+  else:
+    reasons = {0: "saved after SIGTERM, not finished", REQUEUE: "saved, to be started again"}
+    reason = reasons.get(code, "a process was lost")
+  # A job that gets on may be interrupted as often as it likes.
+  now = progress_of(folder)
+  notes = read_events(folder / RECORD / "job.jsonl")
+  before = [n for n in notes if n.token == token and n.what == "requeued" and n.restart < restart]
+  in_vain = 0
+  while in_vain < len(before) and before[-1 - in_vain].progress == now:
+    in_vain += 1
+  if in_vain >= max_restarts:
+    times = f"{in_vain} restarts without a new checkpoint"
+    return Verdict("failed", code or 1, f"{reason}; not restarted after {times}")
+  return Verdict("requeued", code, reason)

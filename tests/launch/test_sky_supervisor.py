@@ -1,0 +1,213 @@
+"""A task of SkyPilot, run here by bash as SkyPilot runs it; no server of SkyPilot is started."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from fake_jobs import event, facts_of, program, write_events, write_job, write_run
+from local_cluster import wait_until
+
+from jaxspeed.cluster.peers import find_peers
+from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
+from jaxspeed.launch.record import read_events
+from jaxspeed.launch.sky import Sky
+
+# Around `run` SkyPilot writes lines like these, and starts the file with `bash -i`.
+BEFORE = "unset RAY_RAYLET_PID; "
+AFTER = "\n\ncode_of_the_run=$?\necho flushed\nexit $code_of_the_run"
+# What the trainer does is a file for each process and each restart.
+PYTHON = """\
+#!/usr/bin/env bash
+[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
+echo "trainer $JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"
+cd {folder}
+. "acts/$JAX_PROCESS_ID.$JAXSPEED_RESTARTS"
+"""
+DONE = "echo {} >runs/lr=1/result.json"
+# Not for ever: a test that fails leaves no process behind for long.
+WAIT = "for _ in $(seq 1200); do sleep 0.05; done"
+SAVED = "saved, to be started again"
+
+
+class Job:
+  """A job whose `run` is started here, on one or more nodes."""
+
+  def __init__(self, folder: pathlib.Path, nodes: int = 1, **fields: Any) -> None:
+    self.nodes, self.base, self.acts = nodes, folder, folder / "acts"
+    self.acts.mkdir()
+    (folder / "home").mkdir()
+    text = PYTHON.format(python=sys.executable, folder=folder)
+    python = program(folder / "python", text)
+    self.executor = Sky(nodes=nodes, mounts={str(folder): "gs://b"}, python=python, **fields)
+    values = {"executor": self.executor.to_dict(), "cwd": str(folder)}
+    self.folder = write_job(write_run(folder, "runs"), "lr=1", **values).folder
+    self.record = self.folder / "launch"
+
+  def act(self, **texts: str) -> None:
+    """What the processes do: r0_1 is process 0 after one restart."""
+    for name, text in texts.items():
+      (self.acts / name[1:].replace("_", ".")).write_text(text + "\n")
+
+  def start(self, rank: int = 0, token: str = "abc") -> subprocess.Popen[str]:
+    script = self.base / f"script-{rank}.sh"
+    run = self.executor.task(facts_of(self.folder).job, token)["run"]
+    script.write_text(BEFORE + run + AFTER)
+    own = {
+      "HOME": str(self.base / "home"),
+      "PYTHONPATH": os.getcwd(),
+      "SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{1 + i}" for i in range(self.nodes)),
+      "SKYPILOT_NUM_NODES": str(self.nodes),
+      "SKYPILOT_NODE_RANK": str(rank),
+      "SKYPILOT_MANAGED_JOB_ID": "7",
+    }
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = ["bash", "-i", str(script)]
+    return subprocess.Popen(
+      command, env=os.environ | own, text=True, start_new_session=True, **pipes
+    )
+
+  def run(self, token: str = "abc") -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of all processes of one start."""
+    processes = [self.start(rank, token) for rank in range(self.nodes)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
+
+  def notes(self, name: str = "job") -> list[tuple[str, int, str]]:
+    """What, restart and detail of each line of a record."""
+    events = read_events(self.record / f"{name}.jsonl")
+    return [(each.what, each.restart, each.detail) for each in events]
+
+  def log(self, rank: int = 0) -> str:
+    path = self.record / "logs" / f"{rank}.log"
+    return path.read_text() if path.exists() else ""
+
+  def await_log(self, text: str, rank: int = 0) -> None:
+    wait_until(lambda: text in self.log(rank), 60, text)
+
+
+def below(pid: int) -> list[int]:
+  """The processes that a process started, and theirs; they form groups of their own."""
+  text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+  return [found for child in map(int, text.split()) for found in (child, *below(child))]
+
+
+@pytest.mark.parametrize(
+  "act, code, note",
+  [
+    ("exit 85", REQUEUE, ("requeued", 0, SAVED)),
+    ("kill -9 $$", LOST_PEER, ("requeued", 0, "killed by signal 9")),
+    ("exit 0", REQUEUE, ("requeued", 0, "saved after SIGTERM, not finished")),
+    ("exit 2", MISTAKE, ("failed", 0, "2 ended with exit code 2")),
+  ],
+)
+def test_what_follows_an_exit_code(tmp_path, act, code, note):
+  job = Job(tmp_path)
+  job.act(r0_0=act)
+  codes, (output,) = job.run()
+  assert codes == [code] and output.rstrip().endswith("flushed")
+  assert job.notes()[1:] == [note]
+  recovered = job.executor.task(facts_of(job.folder).job, "t")["resources"]["job_recovery"]
+  assert (code in recovered["recover_on_exit_codes"]) == (note[0] == "requeued")
+
+
+def test_two_processes_that_are_started_again_and_finish(tmp_path):
+  job = Job(tmp_path, nodes=2)
+  show = "env >env.$JAX_PROCESS_ID"
+  job.act(r0_0="exit 85", r1_0="exit 85", r0_1=f"{show}; {DONE}", r1_1=f"{show}; {DONE}")
+  assert job.run()[0] == [85, 85]
+  codes, outputs = job.run()
+  assert codes == [0, 0]
+  assert job.notes() == [
+    ("started", 0, "7"),
+    ("requeued", 0, SAVED),
+    ("started", 1, "7"),
+    ("done", 1, ""),
+  ]
+  for rank, output in enumerate(outputs):
+    starts = [("started", 0, ""), ("ended", 0, "85"), ("started", 1, ""), ("ended", 1, "0")]
+    assert job.notes(f"tasks/{rank}") == starts
+    line = f"trainer {rank} of 2 at 10.0.0.1:61447"
+    assert line in output and job.log(rank).count(line) == 2
+    rows = (tmp_path / f"env.{rank}").read_text().splitlines()
+    peers = find_peers(environment=dict(row.split("=", 1) for row in rows if "=" in row))
+    assert peers is not None
+    assert (peers.coordinator, peers.processes, peers.process) == ("10.0.0.1:61447", 2, rank)
+  # Another submission counts from 0.
+  job.act(r0_0="exit 2")
+  (job.folder / "result.json").unlink()
+  job.run("def")
+  assert job.notes()[-2][:2] == ("started", 0) and job.notes()[-1][:2] == ("failed", 0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_processes_agree_on_the_restart_whoever_is_first(tmp_path, first):
+  job = Job(tmp_path, nodes=2)
+  for name in ("0.0", "1.0", "0.1", "1.1"):
+    wait = f"for _ in $(seq 1200); do [ -e end.{name} ] && exit 85; sleep 0.05; done"
+    (job.acts / name).write_text(f'echo "act {name}"; {wait}\n')
+  for restart in (0, 1):
+    started = []
+    for rank in (first, 1 - first):
+      started.append(job.start(rank))
+      job.await_log(f"act {rank}.{restart}", rank)
+    for rank in (0, 1):
+      (tmp_path / f"end.{rank}.{restart}").touch()
+    codes = [process.communicate(timeout=60) and process.returncode for process in started]
+    assert codes == [85, 85]
+  assert job.notes("tasks/0") == job.notes("tasks/1")
+
+
+def test_a_job_that_was_told_to_end_too_often_is_no_success(tmp_path):
+  job = Job(tmp_path, max_restarts=0)
+  job.act(r0_0="exit 0")
+  assert job.run()[0] == [1]
+  assert "not restarted after 0 restarts without" in job.notes()[-1][2]
+
+
+def test_a_start_whose_machine_was_taken_away_counts(tmp_path):
+  job = Job(tmp_path)
+  job.act(r0_0=f"echo begun; {WAIT}", r0_1=DONE)
+  first = job.start()
+  job.await_log("begun")
+  for pid in (first.pid, *below(first.pid)):
+    os.kill(pid, signal.SIGKILL)
+  first.communicate(timeout=60)
+  assert job.run()[0] == [0]
+  assert job.notes() == [("started", 0, "7"), ("started", 1, "7"), ("done", 1, "")]
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_a_notice_saves(tmp_path, everyone):
+  """SIGTERM for the supervisor alone, and for all processes, as SkyPilot ends them."""
+  job = Job(tmp_path)
+  traps = "trap 'echo saved; exit 85' USR1; trap 'echo saved; exit 0' TERM"
+  job.act(r0_0=f"{traps}; echo begun; {WAIT}")
+  process = job.start()
+  job.await_log("begun")
+  supervisor, *others = below(process.pid)
+  for pid in (process.pid, supervisor, *others) if everyone else (supervisor,):
+    os.kill(pid, signal.SIGTERM)
+  output, _ = process.communicate(timeout=60)
+  assert process.returncode == REQUEUE and "saved\n" in output and "saved\n" in job.log()
+  assert job.notes()[-1][0] == "requeued"
+
+
+def test_a_mistake_of_another_process_is_no_lost_process(tmp_path):
+  job = Job(tmp_path, nodes=2)
+  job.act(r0_0="sleep 0.2; exit 75", r1_0="exit 2")
+  assert job.run()[0] == [MISTAKE, MISTAKE]
+  assert job.notes()[1:] == [("failed", 0, "2 task 1: ended with exit code 2")]
+
+
+def test_a_start_that_was_replaced_says_nothing(tmp_path):
+  job = Job(tmp_path)
+  # Another machine has begun the next start while this one ends.
+  later = [event("started", token="abc"), event("started", token="abc", restart=1)]
+  job.act(r0_0=f"cp {tmp_path / 'later'} {job.record / 'job.jsonl'}; exit 75")
+  write_events(tmp_path / "later", later)
+  job.run()
+  assert [note[0] for note in job.notes()] == ["started", "started"]

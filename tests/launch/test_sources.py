@@ -1,0 +1,123 @@
+"""The state of code and environment that a run stores, once for all of its jobs."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from jaxspeed.errors import UserError
+from jaxspeed.launch import sources
+
+
+def test_secrets_are_left_out_by_name_and_value():
+  secrets = {
+    "JAX_API_KEY": "k1", "SLURM_TOKEN": "k2", "PYTHON_PASSWORD": "k3", "TF_SECRET": "k4",
+    "SLURM_JWT_AUTH": "k5", "FI_CREDENTIALS": "k6", "TPU_private_x": "k7", "XLA_cookies": "k8",
+  }  # fmt: skip
+  plain = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--a", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}
+  others = {"HOME": "/root", "AWS_ACCESS_KEY_ID": "k9", "EDITOR": "vi", "JAXON": "1", "MY_JAX": "1"}
+  found = sources.environment(secrets | plain | others)
+  assert found.items() >= plain.items()
+  assert found.keys().isdisjoint(secrets) and found.keys().isdisjoint({*others} - {"JAXON"})
+  assert not any(value in str(found) for value in [*secrets.values(), "k9"])
+  assert [*found] == sorted(found)
+
+
+def git(folder, *arguments):
+  identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+  command = ["git", "-C", str(folder), *identity, *arguments]
+  done = subprocess.run(command, check=True, capture_output=True, text=True)
+  return done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+  """A working tree of one committed file."""
+  # Neither the user's settings nor a repository above count.
+  monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+  monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+  for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+    monkeypatch.delenv(name, raising=False)
+  folder = tmp_path / "tree"
+  (folder / "part").mkdir(parents=True)
+  git(folder, "init", "-q")
+  (folder / "part" / "a.py").write_text("one\n")
+  git(folder, "add", ".")
+  git(folder, "commit", "-qm", "A file")
+  return folder.resolve()
+
+
+def test_a_clean_tree(tree):
+  commit = git(tree, "rev-parse", "HEAD")
+  row = {"folder": str(tree), "commit": commit, "changed": False}
+  assert sources.working_trees(tree, tree / "part") == ([row], b"")
+
+
+def test_changes_and_files_that_are_not_in_git(tree):
+  (tree / "part" / "a.py").write_text("two\n")
+  (tree / "new.py").write_text("secret content\n")
+  (tree / ".gitignore").write_text("ignored\n")
+  (tree / "ignored").write_text("x")
+  (row,), diff = sources.working_trees(tree / "part")
+  assert row["changed"] and row["folder"] == str(tree)
+  text = diff.decode()
+  assert text.startswith(f"# changes of {tree} since {row['commit']}\n")
+  assert "# not in git: new.py\n" in text and "ignored" not in text.replace(".gitignore", "")
+  assert "-one\n+two\n" in text and "secret content" not in text
+  # The patch gives the changes back.
+  git(tree, "checkout", "-q", "part/a.py")
+  (tree.parent / "patch").write_bytes(diff)
+  git(tree, "apply", str(tree.parent / "patch"))
+  assert (tree / "part" / "a.py").read_text() == "two\n"
+
+
+def test_staged_changes_count_too(tree):
+  (tree / "part" / "a.py").write_text("two\n")
+  git(tree, "add", ".")
+  (row,), diff = sources.working_trees(tree)
+  assert row["changed"] and b"+two" in diff
+
+
+def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
+  monkeypatch.setattr(sources, "_MOST_DIFF", 50)
+  (tree / "part" / "a.py").write_text("two\n" * 100)
+  for i in range(103):
+    (tree / f"{i:03d}").touch()
+  text = sources.working_trees(tree)[1].decode()
+  assert text.count("# not in git: ") == 100 and "# and 3 more files that are not in git\n" in text
+  assert "+two" not in text and "bytes, too large to store\n" in text
+
+
+def test_a_repository_without_a_commit(tree):
+  bare = tree.parent / "empty"
+  bare.mkdir()
+  git(bare, "init", "-q")
+  (bare / "a.py").touch()
+  rows, diff = sources.working_trees(bare, tree)
+  assert [(row["commit"] != "", row["changed"]) for row in rows] == [(False, True), (True, False)]
+  assert b"# not in git: a.py" in diff
+
+
+def test_folders_outside_of_any_repository(tree, monkeypatch):
+  assert sources.working_trees(tree.parent, pathlib.Path("/nowhere")) == ([], b"")
+  monkeypatch.setenv("PATH", str(tree))
+  assert sources.working_trees(tree) == ([], b"")
+
+
+def test_a_state_is_stored_once_and_a_changed_one_beside_it(tree, tmp_path, monkeypatch):
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  run = tmp_path / "run"
+  first = sources.store(run, tree)
+  assert sources.store(run, tree) == first
+  (tree / "part" / "a.py").write_text("two\n")
+  second = sources.store(run, tree)
+  folder = run / ".launch" / "sources"
+  assert {path.name for path in folder.iterdir()} == {first, second}
+  assert b"+two" in (folder / second / "diff.patch").read_bytes()
+  assert json.loads((folder / first / "trees.json").read_text())[0]["folder"] == str(tree)
+  assert json.loads((folder / first / "environment.json").read_text())["JAX_PLATFORMS"] == "cpu"
+  (tmp_path / "file").touch()
+  with pytest.raises(UserError, match="sources/.* cannot be written .Not a directory.*: "):
+    sources.store(tmp_path / "file", tree)

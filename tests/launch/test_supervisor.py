@@ -1,0 +1,271 @@
+"""What a supervisor notes and decides: as a table, of real processes, and under a fake Slurm."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from fake_jobs import TOKEN, event, facts_of, program, write_job, write_run
+from fake_slurm import FakeSlurm
+from local_cluster import wait_until
+
+from jaxspeed.launch.decision import culprit, decide
+from jaxspeed.launch.jobset import FILES
+from jaxspeed.launch.local import Local
+from jaxspeed.launch.record import progress_of, read_events, request
+from jaxspeed.launch.slurm import Slurm
+
+LOST, SAVED = "a process was lost", "saved, to be started again"
+TERM = "saved after SIGTERM, not finished"
+# Exit codes of the tasks, that of what ran them, and what follows.
+ENDS = [
+  ((0,), 0, ("requeued", 0, TERM)),
+  ((85,), 85, ("requeued", 85, SAVED)),
+  ((0, 85), 85, ("requeued", 85, SAVED)),
+  ((75,), 75, ("requeued", 75, LOST)),
+  ((75, 137), 137, ("requeued", 137, "task 1: killed by signal 9")),
+  ((139,), 139, ("requeued", 139, "killed by signal 11")),
+  # srun ended the tasks because another one had ended.
+  ((75, 143), 143, ("requeued", 75, LOST)),
+  ((143,), 143, ("requeued", 143, LOST)),
+  ((1,), 1, ("failed", 1, "ended with exit code 1")),
+  ((127,), 127, ("failed", 127, "ended with exit code 127")),
+  ((76,), 76, ("failed", 76, "ended with exit code 76")),
+  ((2, 143), 143, ("failed", 2, "task 0: ended with exit code 2")),
+  ((137, 2), 137, ("failed", 2, "task 1: ended with exit code 2")),
+  # No task wrote how it ended.
+  ((), 3, ("failed", 3, "ended with exit code 3")),
+  ((), 137, ("requeued", 137, "killed by signal 9")),
+  ((), None, ("requeued", 137, "its processes disappeared")),
+]
+
+
+def ended(*codes, restart=0):
+  return {i: [event("ended", 30, restart, str(code))] for i, code in enumerate(codes)}
+
+
+@pytest.mark.parametrize("codes, code, verdict", ENDS)
+def test_what_follows_the_codes_of_all_tasks(tmp_path, codes, code, verdict):
+  facts = write_job(tmp_path, tasks=ended(*codes))
+  assert decide(facts.folder, TOKEN, 0, code, max_restarts=20) == verdict
+  # Of other starts nothing counts.
+  (facts.folder / "result.json").write_text("{}")
+  assert decide(facts.folder, TOKEN, 1, code, max_restarts=0).what == "done"
+
+
+def test_a_local_job_that_is_told_to_end_stays_ended(tmp_path):
+  folder = write_job(tmp_path, tasks=ended(0)).folder
+  found = decide(folder, TOKEN, 0, 0, max_restarts=9, sigterm_ends=True)
+  assert found == ("failed", 0, "ended by SIGTERM, after saving")
+  found = decide(folder, TOKEN, 0, 85, max_restarts=9, is_cancelled=True)
+  assert found == ("failed", 85, "cancelled")
+
+
+def test_the_task_that_failed_first():
+  for codes, task in (((143, 1), 1), ((75, 137), 1), ((137, 1), 1), ((0, 75), 1), ((85, 0), None)):
+    assert culprit(dict(enumerate(codes))) == task
+
+
+def test_restarts_without_a_new_checkpoint_are_bounded_and_others_are_not(tmp_path):
+  notes = [event("requeued", 60, i, progress=f"a {10 * i}") for i in range(50)]
+  folder = write_job(tmp_path, notes=notes).folder
+
+  def after(step, most):
+    for old in (folder / "checkpoints").glob("*"):
+      old.rmdir()
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    return decide(folder, TOKEN, 50, 85, max_restarts=most)
+
+  assert after(500, 1).what == "requeued"
+  assert after(490, 2).what == "requeued"
+  words = f"{SAVED}; not restarted after 1 restarts without a new checkpoint"
+  assert after(490, 1) == ("failed", 85, words)
+  # Another submission counts from 0.
+  assert decide(folder, "other", 0, 85, max_restarts=1).what == "requeued"
+
+
+def test_progress_is_the_newest_checkpoint_of_the_newest_run(tmp_path):
+  assert progress_of(tmp_path) == ""
+  for place in ("run_000/checkpoints/90", "run_001/checkpoints/9", "run_001/checkpoints/10"):
+    (tmp_path / place).mkdir(parents=True)
+  (tmp_path / "run_001/checkpoints/.part-1").mkdir()
+  assert progress_of(tmp_path) == "run_001 10"
+
+
+# Processes
+
+
+class Task:
+  """The supervisor of a local job, with a script in place of its trainer."""
+
+  def __init__(self, root, text, setup=()):
+    interception = f'[ "$2" != jaxspeed.launch.supervisor ] || exec {sys.executable} "$@"'
+    python = program(root / "python", f"#!/usr/bin/env bash\n{interception}\n{text}\n")
+    executor = Local(gpus=0, python=python, setup=setup, env={"A": "it's $HOME"})
+    run = write_run(root, "a 'b'")
+    self.folder = write_job(run, executor=executor.to_dict(), cwd=str(root)).folder
+    script = executor.script([facts_of(self.folder).job], TOKEN)
+    self.process = subprocess.Popen(
+      ["bash", "-c", script, "a", "3"], env=os.environ | {"PYTHONPATH": os.getcwd()}
+    )
+
+  def notes(self):
+    events = read_events(self.folder / "launch" / "tasks" / "0.jsonl")
+    return [(each.what, each.detail) for each in events if each.restart == 3]
+
+  @property
+  def log(self):
+    path = self.folder / "launch" / "logs" / "0.log"
+    return path.read_text() if path.exists() else ""
+
+  def wait_for(self, text):
+    wait_until(lambda: text in self.log, 60, text)
+
+
+def test_a_supervisor_starts_the_command_that_it_makes_itself(tmp_path):
+  setup = ["module() { export B=$1; }", "module x", "set -euo pipefail"]
+  task = Task(tmp_path, 'echo "$* in $PWD A=$A B=$B"; exit 85', setup)
+  assert task.process.wait(60) == 85
+  assert task.notes() == [("started", ""), ("ended", "85")]
+  words = f"-m jaxspeed.train --config=configs/quickstart.py --workdir={task.folder}"
+  assert task.log == f"{words} in {tmp_path} A=it's $HOME B=x\n"
+
+
+@pytest.mark.parametrize("text, code", [("exit 2", 2), ("kill -9 $$", 137), ("exit 0", 0)])
+def test_a_supervisor_ends_as_its_trainer(tmp_path, text, code):
+  task = Task(tmp_path, text)
+  assert task.process.wait(60) == code and task.notes()[-1] == ("ended", str(code))
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_a_signal_is_passed_on_and_the_end_is_noted(tmp_path, name):
+  wait = "for _ in $(seq 600); do sleep 0.05; done"
+  task = Task(tmp_path, f"trap 'echo saved; exit 85' {name}; echo begun; {wait}")
+  task.wait_for("begun")
+  task.process.send_signal(getattr(signal, f"SIG{name}"))
+  assert task.process.wait(60) == 85
+  assert task.log == "begun\nsaved\n" and task.notes()[-1] == ("ended", "85")
+
+
+def test_a_cancellation_that_is_written_down_ends_the_trainer(tmp_path):
+  wait = "for _ in $(seq 600); do sleep 0.05; done"
+  task = Task(tmp_path, f"trap 'echo saved; exit 0' TERM; echo begun; {wait}")
+  task.wait_for("begun")
+  request(task.folder, "cancel")
+  assert task.process.wait(60) == 0 and task.log == "begun\nsaved\n"
+
+
+# Slurm
+
+
+@pytest.fixture
+def slurm(tmp_path):
+  return FakeSlurm(tmp_path / "slurm")
+
+
+class Job:
+  """A job of the run `root`/the run, as part of an array."""
+
+  def __init__(self, slurm, root, **fields):
+    self.slurm = slurm
+    self.executor = Slurm(python=slurm.python, **fields)
+    run = write_run(root, "the 'run'")
+    values = {"executor": self.executor.to_dict(), "cwd": str(root)}
+    self.jobs = [write_job(run, name, **values) for name in "abc"]
+    self.folder = self.jobs[1].folder
+    self.script = root / "script.sh"
+    self.script.write_text(self.executor.script([facts.job for facts in self.jobs], TOKEN))
+
+  def run(self, *codes, **variables):
+    numbers = {"SLURM_ARRAY_JOB_ID": 40, "SLURM_ARRAY_TASK_ID": 1, "SLURM_JOB_ID": 42}
+    variables = {"PYTHONPATH": os.getcwd()} | numbers | variables
+    return self.slurm.run(self.script, codes=codes, **variables)
+
+  @property
+  def notes(self):
+    return [(note.what, note.detail) for note in facts_of(self.folder).notes]
+
+
+AGAIN = "scontrol requeue 40_1"
+
+
+@pytest.mark.parametrize(
+  "codes, code, note",
+  [
+    (["done", 0], 0, ("done", "")),
+    (["saves"], 0, ("requeued", SAVED)),
+    ([75, -9], 0, ("requeued", "task 1: killed by signal 9")),
+    ([137, 2], 2, ("failed", "2 task 1: ended with exit code 2")),
+  ],
+)
+def test_a_batch_job_runs_its_tasks_and_goes_back_into_the_queue(
+  slurm, tmp_path, codes, code, note
+):
+  job = Job(slurm, tmp_path)
+  done = job.run(*codes, SLURM_RESTART_COUNT=3, SLURM_CPUS_PER_TASK=4)
+  assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+  assert (AGAIN in slurm.calls()) == (note[0] == "requeued")
+  assert job.notes == [("started", "40_1"), note]
+  facts = facts_of(job.folder)
+  where = {(each.token, each.restart, each.where) for each in facts.notes}
+  assert where == {(TOKEN, 3, "n[1-2]")} and len(facts.ends()) == len(codes)
+  words = f"-m jaxspeed.train --config=configs/quickstart.py --workdir={job.folder}\n"
+  assert (slurm.folder / "trained").read_text() == words * len(codes)
+  logs = job.folder / "launch" / "logs"
+  assert (logs / "0.log").read_text() == "task 0 prints\n"
+  assert f"b: {note[0]}" in (logs / "batch.log").read_text()
+  assert [facts_of(other.folder).notes for other in job.jobs[::2]] == [[], []]
+
+
+def test_a_queue_that_does_not_take_the_job_back(slurm, tmp_path):
+  slurm.write("refuses")
+  job = Job(slurm, tmp_path)
+  assert job.run(85).returncode == 85
+  reason = f"85 {SAVED}; scontrol could not requeue the job: submit it again"
+  assert job.notes[-1] == ("failed", reason)
+
+
+def test_a_setup_that_fails_is_read_in_the_log(slurm, tmp_path):
+  job = Job(slurm, tmp_path, setup=["echo no module >&2", "exit 3"])
+  assert job.run(0).returncode == 3 and job.notes == []
+  assert "no module" in (job.folder / "launch" / "logs" / "batch.log").read_text()
+
+
+def test_the_script_for_everyone(slurm, tmp_path):
+  words = ["--config=a.py", f"--workdir={tmp_path / 'work'}"]
+
+  def run(*codes, **more):
+    more = {"PYTHON": slurm.python, "PYTHONPATH": os.getcwd()} | more
+    return slurm.run(FILES / "train.sbatch", *words, codes=codes, **more)
+
+  done = run(85, 0)
+  assert done.returncode == 0 and "scontrol requeue 7" in slurm.calls()
+  assert f"work: requeued: {SAVED}" in done.stdout
+  trained = (slurm.folder / "trained").read_text().splitlines()
+  assert trained == [f"-m jaxspeed.train {' '.join(words)}"] * 2
+  done = run(75, SLURM_RESTART_COUNT=1, MAX_RESTARTS=1)
+  assert done.returncode == 75 and "1 restarts without a new checkpoint" in done.stdout
+  assert run("done", SLURM_RESTART_COUNT=2).returncode == 0
+  assert {path.name for path in (tmp_path / "work").iterdir()} == {"result.json", "launch"}
+
+
+@pytest.mark.parametrize(
+  "words, job, message",
+  [
+    (["--workdir=w"], None, "train.sbatch is a batch script: sbatch train.sbatch --config=FILE"),
+    (["--config=a.py"], "7", "--workdir=DIR is missing behind the name of train.sbatch."),
+  ],
+)
+def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, words, job, message):
+  more = {"PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SLURM_JOB_ID": job}
+  done = slurm.run(FILES / "train.sbatch", *words, codes=[0], **more)
+  assert (done.returncode, done.stdout) == (2, "") and not slurm.calls()
+  assert done.stderr.startswith(f"jaxspeed: {message}")
+
+
+def test_a_folder_that_is_no_job_is_a_sentence(tmp_path):
+  command = [sys.executable, "-m", "jaxspeed.launch.supervisor", "task", str(tmp_path), "t", "0"]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 2 and "holds no job" in done.stderr
+  assert [*tmp_path.iterdir()] == []
