@@ -268,16 +268,14 @@ def on_this_machine(root: pathlib.Path, jobs: int, epochs: float) -> str:
     cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
   )  # fmt: skip
   folder = root / "local"
-  queue = folder / ".launch" / "queue.json"
+  queue = folder / ".launch" / "queue.lock"
   wait_until(queue.exists, 60, "the queue")
   wait_until(lambda: count(folder, "done") >= 2, 300, "two jobs")
   os.killpg(shell.pid, signal.SIGHUP)
   shell.wait()
   before = count(folder, "done")
   wait_until(lambda: count(folder, "done") >= before + 2, 300, "two jobs without a terminal")
-  import json
-
-  os.kill(int(json.loads(queue.read_text())["pid"]), signal.SIGKILL)
+  os.kill(int(queue.read_text().split()[1]), signal.SIGKILL)
   wait_until(lambda: not is_locked(folder / ".launch" / "queue.lock"), 30, "the queue's end")
   killed_at = count(folder, "done")
   notes = Run.load(folder).status().notes

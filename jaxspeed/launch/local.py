@@ -1,5 +1,6 @@
 """This machine: jobs as processes, each with its own GPUs and cores, from a queue on disk."""
 
+import contextlib
 import os
 import pathlib
 import shlex
@@ -16,14 +17,14 @@ from pydantic import Field
 from jaxspeed.cluster.peers import visible_gpus
 from jaxspeed.config import schema
 from jaxspeed.devices.cpus import usable_cpus
-from jaxspeed.errors import UserError
-from jaxspeed.files import is_locked, load_json
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import is_locked, read_bytes
 from jaxspeed.launch.executor import Count, Executor, SchedulerState, to_tuple
 from jaxspeed.launch.record import RECORD, Job
 
 LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
-# In it: the lock of the process that runs the queue, that process, and its output.
-QUEUE_LOCK, QUEUE, QUEUE_LOG = "queue.lock", "queue.json", "queue.log"
+# In it: the lock of the process that runs the queue, with its host and number, and its output.
+QUEUE_LOCK, QUEUE_LOG = "queue.lock", "queue.log"
 # In a job's record: locked while any process of the job lives, which inherits the open file; it
 # holds the number of the job's place.
 ALIVE = "alive.lock"
@@ -177,11 +178,10 @@ def queue_runs(folder: pathlib.Path) -> bool:
 
 def queue_elsewhere(folder: pathlib.Path) -> str:
   """The other machine on which a queue was last started; '' for this one, or without a queue."""
-  try:
-    host = load_json(folder / LAUNCHER / QUEUE, dict[str, str])["host"]
-  except (OSError, ValueError, KeyError):
-    return ""
-  return "" if host == socket.gethostname() else host
+  with contextlib.suppress(OSError, ValueError):
+    host = read_bytes(folder / LAUNCHER / QUEUE_LOCK)[:300].decode().partition(" ")[0]
+    return "" if host == socket.gethostname() else printable(host)
+  return ""
 
 
 def _visible() -> list[str]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from jaxspeed.config import output
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, is_locked, open_locked, write_atomically
+from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch.decision import decide
 from jaxspeed.launch.executors import executor_of
-from jaxspeed.launch.local import ALIVE, LAUNCHER, QUEUE, QUEUE_LOCK, Local
+from jaxspeed.launch.local import ALIVE, LAUNCHER, QUEUE_LOCK, Local
 from jaxspeed.launch.record import RECORD, Facts, read_facts
 from jaxspeed.launch.runs import job_folders, last_change, lock_run
 from jaxspeed.launch.supervisor import Start
@@ -238,8 +238,8 @@ def only_queue(folder: pathlib.Path) -> Iterator[bool]:
         break
       time.sleep(0.05)
     if descriptor is not None:
-      found = {"host": socket.gethostname(), "pid": str(os.getpid())}
-      write_atomically(launcher / QUEUE, dump_json(found) + "\n")
+      os.ftruncate(descriptor, 0)
+      os.write(descriptor, f"{socket.gethostname()} {os.getpid()}\n".encode())
   except OSError as error:
     raise UserError(f"{launcher} cannot be written ({error.strerror or error}).") from None
   try:

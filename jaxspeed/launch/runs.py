@@ -18,9 +18,9 @@ from jaxspeed.files import (
   TEMPORARY,
   dump_json,
   expanded,
-  load_json,
   open_locked,
   read_bytes,
+  read_json,
   write_atomically,
 )
 from jaxspeed.launch.local import LAUNCHER
@@ -129,15 +129,10 @@ def read_run(folder: pathlib.Path) -> None:
   Raises:
     UserError: it has no run.json, or a damaged one.
   """
-  path = folder / RUN_FILE
-  try:
-    load_json(path, RunFile)
-  except FileNotFoundError:
+  if read_json(folder / RUN_FILE, RunFile, "put the file back") is None:
     raise UserError(
       f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
-    ) from None
-  except ValueError as error:
-    raise UserError(f"{path} cannot be used ({error}): put the file back.") from None
+    )
 
 
 def job_folders(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -1,7 +1,6 @@
 """SkyPilot: managed jobs on clouds and Kubernetes, which move to new machines after a loss."""
 
 import importlib.util
-import os
 import pathlib
 import re
 import shlex
@@ -27,9 +26,13 @@ _UPLOAD = 600  # seconds that a cancelled job has to upload what it saved
 _ELSEWHERE = "192.0.2.1"
 
 
-def _text(words: str, pattern: str) -> Any:
-  """A text that is empty or has a form."""
-  return Annotated[str, must_be(words, lambda text: not text or bool(re.fullmatch(pattern, text)))]
+_Accelerators = Annotated[
+  str,
+  must_be(
+    "a kind of GPU and how many each node has, such as H100:8",
+    lambda text: not text or bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?", text)),
+  ),
+]
 
 
 class Sky(Executor):
@@ -42,12 +45,9 @@ class Sky(Executor):
 
   kind: ClassVar[str] = "sky"
 
-  accelerators: _text(
-    "a kind of GPU and how many each node has, such as H100:8",
-    r"[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?",
-  ) = ""
+  accelerators: _Accelerators = ""
   """kind of GPU and how many on each node, as in H100:8; '': none, the job trains on CPUs"""
-  cpus: _text("a number of CPUs, such as 4, or 4+ for at least 4", r"\d{1,4}(\.\d)?\+?") = ""
+  cpus: Line = ""
   """CPUs of each node, as in 4 or 4+; '': SkyPilot's default"""
   nodes: Count = 1
   """machines of one job; one process on each drives all its GPUs"""
@@ -64,8 +64,6 @@ class Sky(Executor):
     schema.Says("a dict of paths on the machines and the URLs of buckets or names of volumes"),
   ] = {}
   """buckets (gs://runs) and volumes of SkyPilot (a name) by the path at which they are mounted"""
-  sync: Line = ""
-  """folder that is copied to the machines; '': the one in which the jobs are submitted"""
   shared_root: bool = False
   """whether this machine sees the runs' root as the jobs do, where that cannot be found out"""
   python: Line = "python"
@@ -130,15 +128,9 @@ class Sky(Executor):
     """A job as a task of SkyPilot: its fields.
 
     Raises:
-      UserError: the folder that is copied to the machines does not hold the job's.
+      UserError: the job's folder lies on no mount.
     """
-    own, cwd = self._mount_of(pathlib.Path(job.folder)), pathlib.Path(job.cwd)
-    sync = pathlib.Path(os.path.abspath(os.path.expanduser(self.sync or cwd)))
-    if not cwd.is_relative_to(sync):
-      raise UserError(
-        f"Sky(sync={self.sync!r}): jobs are submitted in {cwd}, which is not inside that "
-        "folder: submit from there, or leave sync out."
-      )
+    own = self._mount_of(pathlib.Path(job.folder))
     machine = {
       "infra": self.infra,
       "accelerators": self.accelerators,
@@ -156,20 +148,19 @@ class Sky(Executor):
       if "://" in url
     }
     supervisor = self.supervisor("sky", shlex.quote(job.folder), token)
-    place = str(cwd.relative_to(sync))
-    run = [f"cd {shlex.quote(place)} || exit 2"] if place != "." else []
     # The parentheses: SkyPilot appends lines that wait for uploads.
     task = {
       "name": f"jaxspeed-{slug(job.name)}",
       "num_nodes": self.nodes,
       "resources": {name: value for name, value in machine.items() if value}
       | {"job_recovery": recovery},
-      "workdir": str(sync),
+      # Copied to the machines.
+      "workdir": job.cwd,
       "file_mounts": buckets,
       "volumes": {path: name for path, name in self.mounts.items() if path not in buckets},
       "envs": dict(self.env),
       "setup": "\n".join(["set -e", *self.setup]) if self.setup else "",
-      "run": "\n".join([*run, f"( exec {supervisor} )"]),
+      "run": f"( exec {supervisor} )",
     }
     return {name: value for name, value in task.items() if value}
 

@@ -11,14 +11,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from jaxspeed.config import schema
-from jaxspeed.config.schema import must_be
 from jaxspeed.errors import UserError
 from jaxspeed.launch import shared_disk
 from jaxspeed.launch.executor import Count, Executor, Line, Refused, SchedulerState, Words
 from jaxspeed.launch.record import Job
 
-# MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS and so on: man sbatch.
-_TIME = r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
 # Slurm's MaxArraySize is 1,001 unless the site changes it.
 _MOST_IN_ARRAY = 1000
 # What sbatch says when it has not submitted; and failures of the connection, after which the
@@ -34,14 +31,6 @@ _OWN = (
   "--array --output --nodes --comment --signal --requeue --no-requeue --time --wait".split(),
   ("-a", "-o", "-N", "-t", "-W"),
 )
-
-Time = Annotated[
-  str,
-  must_be(
-    "a time limit as sbatch takes it, such as 4:00:00 or 1-12:00:00",
-    lambda text: not text or bool(re.fullmatch(_TIME, text)),
-  ),
-]
 
 
 class Slurm(Executor):
@@ -65,8 +54,8 @@ class Slurm(Executor):
   """CPUs of each process; 0: the cluster's default"""
   gpu: Line = ""
   """kind of GPU, as in the cluster's --gpus-per-node=KIND:NUMBER; '': any"""
-  time: Time = ""
-  """time limit of one start of a job; '': the partition's"""
+  time: Line = ""
+  """time limit of one start of a job as sbatch takes it, such as 4:00:00; '': the partition's"""
   account: Line = ""
   """account that pays; '': the user's default"""
   parallel: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -85,31 +74,10 @@ class Slurm(Executor):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
       if option.partition("=")[0] in _OWN[0] or option[:2] in _OWN[1]:
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
-    hours = self._hours()
-    # Slurm may send the signal a minute early.
-    if hours is not None and 3600 * hours <= self.save_seconds + 60:
-      raise UserError(
-        f"Slurm(time={self.time!r}): jobs begin to save {self.save_seconds} s before that limit, "
-        "or a minute earlier, and would never train: set a longer time, or a shorter save_seconds."
-      )
 
   @property
   def job_nodes(self) -> int:
     return self.nodes
-
-  def _hours(self) -> float | None:
-    """The time limit in hours; None without one."""
-    found = re.fullmatch(_TIME, self.time)
-    if not self.time or found is None:
-      return None
-    days, *rest = found.groups()
-    numbers = [int(part) for part in rest if part is not None]
-    # After days the first number is hours; a lone number is minutes, and two are minutes:seconds.
-    units = [1, 1 / 60, 1 / 3600]
-    if days is None and len(numbers) < 3:
-      units.pop(0)
-    hours = 24 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
-    return hours or None  # sbatch takes 0 for no limit
 
   def devices(self) -> int:
     return self.nodes * (self.gpus_per_node or self.tasks_per_node)

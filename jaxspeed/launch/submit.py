@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
-from jaxspeed.files import TEMPORARY, dump_json, load_json, parse_json
+from jaxspeed.files import TEMPORARY, dump_json, parse_json, read_json
 from jaxspeed.launch import record, runs, sources, state
 from jaxspeed.launch.executor import Executor, Planned, Refused
 from jaxspeed.launch.executors import executor_of
@@ -149,15 +149,9 @@ def _write_jobs(
 def _check_same(facts: Facts, config: ConfigDict) -> None:
   """Refuses a job that has the name of one that trains something else."""
   path = facts.folder / record.RECORD / "config.json"
-  try:
-    before = ConfigDict(load_json(path, dict[str, object]))
-  except (FileNotFoundError, ValueError) as error:
-    reason = "it is missing" if isinstance(error, FileNotFoundError) else error
-    raise UserError(
-      f"{path} cannot be used ({reason}): put the file back, or give the run exist='new'."
-    ) from None
+  before = read_json(path, dict[str, object], "put the file back, or give the run exist='new'")
   now = ConfigDict(stored.to_dict(config) | {"format": stored.FORMAT})
-  if rows := stored.differences(before, now):
+  if rows := stored.differences(ConfigDict(before or {}), now):
     raise UserError(
       f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
       "job a name of its own, or the run with exist='new'."

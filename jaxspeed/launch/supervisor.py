@@ -130,7 +130,10 @@ class Start:
     if tee:
       copier.join(5)  # what the trainer left in the background may hold the pipe
     code = code if code >= 0 else 128 - code
-    self.note("ended", str(code), task)
+    try:
+      self.note("ended", str(code), task)
+    except UserError as error:  # as on a full disk: the code itself says enough
+      output.say(error)
     return code
 
   def _end_cancelled(self, trainer: subprocess.Popen[bytes]) -> None:

@@ -138,12 +138,12 @@ def test_a_queue_that_does_not_run_is_said(tmp_path):
 def test_a_queue_of_another_machine(tmp_path):
   run = write_run(tmp_path)
   write_job(run, "a")
-  (run / ".launch" / "queue.json").write_text('{"host": "elsewhere", "pid": "1"}')
+  (run / ".launch" / "queue.lock").write_text("elsewhere 1\n")
   assert Local().states({"a": "t"}, run) is None
   assert Local().warning(run) == ""
   with pytest.raises(UserError, match=f"^the queue of {run} runs on elsewhere: cancel there."):
     Local().cancel({"a": "t"}, run)
-  (run / ".launch" / "queue.json").write_text("damaged")
+  (run / ".launch" / "queue.lock").write_bytes(b"\xff")
   assert Local().states({"a": "t"}, run) is not None
 
 

@@ -36,34 +36,8 @@ def jobs(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "time, hours",
-  [
-    ("", None),
-    ("90", 1.5),
-    ("30:00", 0.5),
-    ("6:01", 361 / 3600),
-    ("4:00:00", 4),
-    ("1:30:36", 1.51),
-    ("2-0", 48),
-    ("1-12", 36),
-    ("1-12:30", 36.5),
-    ("1-12:30:36", 36.51),
-  ],
-)
-def test_time_limits(time, hours):
-  found = Slurm(time=time)._hours()
-  assert found == (None if hours is None else pytest.approx(hours))
-
-
-@pytest.mark.parametrize(
   "fields, message",
   [
-    ({"time": "4h"}, "Slurm(time='4h'): it must be a time limit as sbatch takes it, such as 4:0"),
-    ({"time": "1:2:3:4"}, "Slurm(time='1:2:3:4'): it must be a time limit"),
-    ({"time": "-5"}, "Slurm(time='-5'): it must be a time limit"),
-    ({"time": 60}, "Slurm(time=60): it must be"),
-    ({"time": "6"}, "Slurm(time='6'): jobs begin to save 300 s before that limit, or a minute"),
-    ({"time": "10", "save_seconds": 540}, "Slurm(time='10'): jobs begin to save 540 s before"),
     ({"node": 2}, "Slurm has no field node: it has price_per_hour, "),
     ({"nodes": 0}, "Slurm(nodes=0): it must be a whole number from 1"),
     ({"nodes": True}, "Slurm(nodes=True): it must be a whole number"),
