@@ -125,9 +125,14 @@ class Executor(Group, abc.ABC):
     """What is submitted for some jobs, as text; made when it is needed, and never stored."""
 
   def supervisor(self, role: str, job: str, token: str) -> str:
-    """The line of shell that starts the supervisor of a job, whose folder is quoted already."""
+    """The line of shell that starts a supervisor; `job` is `words_of` a job, or variables."""
     python = shlex.quote(self.python or sys.executable)
     return f"{python} -m jaxspeed.launch.supervisor {role} {job} {token}"
+
+  @staticmethod
+  def words_of(job: Job) -> str:
+    """A job's folder and digest as words of shell."""
+    return f"{shlex.quote(job.folder)} {job.digest}"
 
   def preparation(self, cwd: str) -> list[str]:
     """Lines of shell before the supervisor."""

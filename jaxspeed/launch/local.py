@@ -108,8 +108,8 @@ class Local(Executor):
 
   def script(self, jobs: Sequence[Job], token: str) -> str:
     (job,) = jobs
-    task = self.supervisor("task", shlex.quote(job.folder), token)
-    return "\n".join([*self.preparation(job.cwd), f'exec {task} "${{1:-0}}"']) + "\n"
+    local = self.supervisor("local", self.words_of(job), token)
+    return "\n".join([*self.preparation(job.cwd), f'exec {local} "${{1:-0}}"']) + "\n"
 
   def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
     # The queue takes what is recorded as submitted.

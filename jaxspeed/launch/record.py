@@ -12,6 +12,7 @@ Each line of a .jsonl is an `Event`. They are apart because different hosts appe
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
 import re
@@ -84,6 +85,12 @@ class Job:
   def run(self) -> str:
     """The name of the job's run."""
     return pathlib.Path(self.folder).parent.name
+
+  @property
+  def digest(self) -> str:
+    """A hash of the record, which is submitted with the job: what runs is what was submitted."""
+    content = dump_json(dataclasses.asdict(self), sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
   def command(self, python: str) -> list[str]:
     """The words of the command that trains the job."""

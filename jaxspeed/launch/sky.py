@@ -3,7 +3,6 @@
 import importlib.util
 import pathlib
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -147,7 +146,7 @@ class Sky(Executor):
       for path, url in self.mounts.items()
       if "://" in url
     }
-    supervisor = self.supervisor("sky", shlex.quote(job.folder), token)
+    supervisor = self.supervisor("sky", self.words_of(job), token)
     # The parentheses: SkyPilot appends lines that wait for uploads.
     task = {
       "name": f"jaxspeed-{slug(job.name)}",

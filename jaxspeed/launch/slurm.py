@@ -119,7 +119,7 @@ class Slurm(Executor):
     }
     options = [f"--{name}={value}" for name, value in fields.items() if value]
     options += ["--open-mode=append", "--requeue", *self.options]
-    folders = [f"  {shlex.quote(job.folder)} \\" for job in jobs]
+    folders = [f"  {self.words_of(job)} \\" for job in jobs]
     lines = [
       "#!/usr/bin/env bash",
       f"# {len(jobs)} jobs of the run {jobs[0].run}: part i of the array is the job i.",
@@ -128,10 +128,10 @@ class Slurm(Executor):
       "set -- \\",
       *folders[:-1],
       folders[-1].removesuffix(" \\"),
-      'shift "$SLURM_ARRAY_TASK_ID"',
+      "shift $((2 * SLURM_ARRAY_TASK_ID))",
       'exec >>"$1/launch/logs/batch.log" 2>&1',
       *self.preparation(jobs[0].cwd),
-      "exec " + self.supervisor("slurm", '"$1"', token),
+      "exec " + self.supervisor("slurm", '"$1" "$2"', token),
     ]
     return "\n".join(lines) + "\n"
 

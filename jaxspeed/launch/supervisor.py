@@ -1,11 +1,13 @@
 """The process beside each trainer: starts it, passes signals on, notes its end, decides the rest.
 
-  python -m jaxspeed.launch.supervisor task JOB TOKEN RESTART   # one trainer: a local job, of srun
-  python -m jaxspeed.launch.supervisor slurm JOB TOKEN          # a batch job: srun with such tasks
-  python -m jaxspeed.launch.supervisor sky JOB TOKEN            # one machine of a managed job
-  python -m jaxspeed.launch.supervisor sbatch --workdir=...     # train.sbatch: a job without sweep
+  python -m jaxspeed.launch.supervisor local JOB DIGEST TOKEN RESTART   # a job of a local queue
+  python -m jaxspeed.launch.supervisor slurm JOB DIGEST TOKEN           # a batch job, with srun for
+  python -m jaxspeed.launch.supervisor task JOB DIGEST TOKEN RESTART    # each of its tasks
+  python -m jaxspeed.launch.supervisor sky JOB DIGEST TOKEN             # one machine of a job
+  python -m jaxspeed.launch.supervisor sbatch --workdir=...   # train.sbatch: a job without a sweep
 
-JOB is a job's folder, TOKEN its submission. `decision.decide` says what follows an end.
+JOB is a job's folder, DIGEST that of its record, TOKEN its submission. `decision.decide` says what
+follows an end.
 """
 
 import os
@@ -153,37 +155,32 @@ def _copy(trainer: subprocess.Popen[bytes], file: object) -> None:
     os.write(1, content)
 
 
-def _job_of(folder: pathlib.Path) -> tuple[Executor, list[str]]:
+def _job_of(folder: pathlib.Path, digest: str) -> tuple[Executor, list[str]]:
   """A job's executor, and the command that trains it, made from its checked record."""
   facts = read_facts(folder)
-  if facts is None:
-    raise UserError(f"{folder} holds no job of jaxspeed.launch.")
+  if facts is None or facts.job.digest != digest:
+    raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
   executor = executor_of(facts.job.executor, str(folder))
   return executor, facts.job.command(executor.python or sys.executable)
 
 
-def task(folder: pathlib.Path, token: str, restart: str, arguments: Sequence[str]) -> int:
-  """A trainer of a local queue, or of a task of srun."""
-  start = Start(folder, token, int(restart))
-  if arguments:  # of train.sbatch
-    python = os.environ.get("PYTHON") or sys.executable
-    command = [python, "-m", "jaxspeed.train", *arguments]
-  else:
-    command = _job_of(folder)[1]
-  rank = os.environ.get("SLURM_PROCID")
-  # Slurm signals every process of a task by itself.
+def local(start: Start, command: Sequence[str]) -> int:
+  """The trainer of a local job."""
   passed = {int(number): int(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-  return start.run(
-    int(rank or 0),
-    command,
-    log=not arguments,
-    passed={} if rank else passed,
-    until_cancelled=rank is None,
-  )
+  return start.run(0, command, passed=passed, until_cancelled=True)
+
+
+def task(start: Start, command: Sequence[str], *, log: bool = True) -> int:
+  """The trainer of a task of srun; Slurm signals every process of a task by itself."""
+  return start.run(int(os.environ["SLURM_PROCID"]), command, log=log)
 
 
 def slurm(
-  folder: pathlib.Path, token: str, max_restarts: int, arguments: Sequence[str] = ()
+  folder: pathlib.Path,
+  digest: str,
+  token: str,
+  max_restarts: int,
+  arguments: Sequence[str] = (),
 ) -> int:
   """The batch job of Slurm: its tasks, and whether it goes back into the queue."""
   variables = os.environ
@@ -200,14 +197,14 @@ def slurm(
   # --kill-on-bad-exit: after one lost task the others, which may hang in a collective, are ended.
   # --cpu-bind: the input pipeline of a task wants all processors of the node, not one core.
   command = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", *(["--label"] if arguments else [])]
-  command += [sys.executable, "-m", "jaxspeed.launch.supervisor", "task", str(folder), token]
+  command += [sys.executable, "-m", "jaxspeed.launch.supervisor", "task", str(folder), digest]
   # Since Slurm 22.05 srun does not take its processors from sbatch.
   if cpus := variables.get("SLURM_CPUS_PER_TASK"):
     variables["SRUN_CPUS_PER_TASK"] = cpus
   # SIGTERM ends this process at once, on purpose: scancel and scontrol requeue send it, and what
   # follows cannot put a cancelled job back into the queue. When a job of higher priority comes,
   # the tasks alone are signalled.
-  code = subprocess.run([*command, str(restart), *arguments]).returncode
+  code = subprocess.run([*command, token, str(restart), *arguments]).returncode
   code = code if code >= 0 else 128 - code
   verdict = decide(folder, token, restart, code, max_restarts=max_restarts)
   start.conclude(verdict)
@@ -231,19 +228,21 @@ def sbatch(arguments: Sequence[str]) -> int:
   if not workdirs or not workdirs[-1]:
     # A finished run is known by its result.json, so the folder must be known here.
     raise UserError("--workdir=DIR is missing behind the name of train.sbatch.")
+  most = os.environ.get("MAX_RESTARTS", "20")
+  if not most.isdecimal():
+    raise UserError(f"MAX_RESTARTS={most}: it must be a whole number.")
   folder = pathlib.Path(os.path.abspath(os.path.expanduser(workdirs[-1])))
   (folder / RECORD / "tasks").mkdir(parents=True, exist_ok=True)
   token = f"by-hand-{os.environ['SLURM_JOB_ID']}"
-  return slurm(folder, token, int(os.environ.get("MAX_RESTARTS", "20")), arguments)
+  return slurm(folder, "-", token, int(most), arguments)
 
 
-def sky(folder: pathlib.Path, token: str) -> int:
+def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[str]) -> int:
   """One machine of a managed job of SkyPilot, with one process that drives all its GPUs."""
   variables = os.environ
   rank = int(variables.get("SKYPILOT_NODE_RANK", "0"))
   ips = variables.get("SKYPILOT_NODE_IPS", "127.0.0.1").split()
   number = int(variables.get("SKYPILOT_MANAGED_JOB_ID", "0"))
-  executor, command = _job_of(folder)
 
   def starts(name: str) -> int:
     events = read_events(folder / RECORD / f"{name}.jsonl")
@@ -288,13 +287,17 @@ def main(arguments: Sequence[str]) -> int:
     role, *rest = arguments
     if role == "sbatch":
       return sbatch(rest)
-    folder, token = pathlib.Path(rest[0]), rest[1]
-    if role == "task":
-      return task(folder, token, rest[2], rest[3:])
-    return (
-      sky(folder, token) if role == "sky" else slurm(folder, token, _job_of(folder)[0].max_restarts)
-    )
-  except UserError as error:
+    folder, digest, token, *more = pathlib.Path(rest[0]), *rest[1:]
+    if role == "task" and more[1:]:
+      command = [os.environ.get("PYTHON") or sys.executable, "-m", "jaxspeed.train", *more[1:]]
+      return task(Start(folder, token, int(more[0])), command, log=False)
+    executor, command = _job_of(folder, digest)
+    if role == "slurm":
+      return slurm(folder, digest, token, executor.max_restarts)
+    if role == "sky":
+      return sky(folder, token, executor, command)
+    return (local if role == "local" else task)(Start(folder, token, int(more[0])), command)
+  except (OSError, UserError) as error:
     output.say(error)
     return MISTAKE
 

@@ -193,6 +193,7 @@ def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
     env={"A": "b: #"},
   )
   monkeypatch.chdir(tmp_path)
+  digest = job().digest
   assert sky.task(job(), "t0ken") == {
     "name": "jaxspeed-lr-1",
     "num_nodes": 16,
@@ -213,7 +214,7 @@ def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
     "volumes": {"/disk": "team-disk"},
     "envs": {"A": "b: #"},
     "setup": "set -e\npip install -e .[cuda13]\nnvidia-smi",
-    "run": "( exec python -m jaxspeed.launch.supervisor sky /runs/sweep/lr=1 t0ken )",
+    "run": f"( exec python -m jaxspeed.launch.supervisor sky /runs/sweep/lr=1 {digest} t0ken )",
   }
 
 

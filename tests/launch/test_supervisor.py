@@ -226,6 +226,16 @@ def test_a_queue_that_does_not_take_the_job_back(slurm, tmp_path):
   assert job.notes[-1] == ("failed", reason)
 
 
+def test_a_record_that_was_changed_since_its_submission_is_not_run(slurm, tmp_path):
+  job = Job(slurm, tmp_path)
+  path = job.folder / "launch" / "job.json"
+  path.write_text(path.read_text().replace("configs/quickstart.py", "other.py"))
+  assert job.run(0).returncode == 2 and job.notes == []
+  log = (job.folder / "launch" / "logs" / "batch.log").read_text()
+  assert "does not hold the job that was submitted" in log
+  assert (slurm.folder / "trained").read_text() == ""
+
+
 def test_a_setup_that_fails_is_read_in_the_log(slurm, tmp_path):
   job = Job(slurm, tmp_path, setup=["echo no module >&2", "exit 3"])
   assert job.run(0).returncode == 3 and job.notes == []
@@ -251,21 +261,23 @@ def test_the_script_for_everyone(slurm, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "words, job, message",
+  "words, variables, message",
   [
-    (["--workdir=w"], None, "train.sbatch is a batch script: sbatch train.sbatch --config=FILE"),
-    (["--config=a.py"], "7", "--workdir=DIR is missing behind the name of train.sbatch."),
+    (["--workdir=w"], {"SLURM_JOB_ID": None}, "train.sbatch is a batch script: sbatch train.sbat"),
+    (["--config=a.py"], {}, "--workdir=DIR is missing behind the name of train.sbatch."),
+    (["--workdir=w"], {"MAX_RESTARTS": "many"}, "MAX_RESTARTS=many: it must be a whole number."),
   ],
 )
-def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, words, job, message):
-  more = {"PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SLURM_JOB_ID": job}
+def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, words, variables, message):
+  more = {"PYTHON": sys.executable, "PYTHONPATH": os.getcwd()} | variables
   done = slurm.run(FILES / "train.sbatch", *words, codes=[0], **more)
   assert (done.returncode, done.stdout) == (2, "") and not slurm.calls()
   assert done.stderr.startswith(f"jaxspeed: {message}")
 
 
 def test_a_folder_that_is_no_job_is_a_sentence(tmp_path):
-  command = [sys.executable, "-m", "jaxspeed.launch.supervisor", "task", str(tmp_path), "t", "0"]
+  supervisor = [sys.executable, "-m", "jaxspeed.launch.supervisor"]
+  command = [*supervisor, "local", str(tmp_path), "0", "t", "0"]
   done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 2 and "holds no job" in done.stderr
+  assert done.returncode == 2 and "does not hold the job that was submitted" in done.stderr
   assert [*tmp_path.iterdir()] == []
