@@ -1,5 +1,7 @@
 """Sweep files: Python that defines `sweep() -> Run`."""
 
+import os
+
 from jaxspeed.config.recipe import guarded, import_file
 from jaxspeed.errors import UserError
 from jaxspeed.launch.run import Run
@@ -11,6 +13,8 @@ def load_sweep(file: str) -> Run:
   Raises:
     UserError: there is no such file, it raises an exception, or it returns no run.
   """
+  if not os.path.isfile(file):
+    raise UserError(f"{file}: there is no such file.")
   module = import_file(file)
   function = getattr(module, "sweep", None)
   if not callable(function):
