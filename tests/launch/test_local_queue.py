@@ -294,7 +294,7 @@ def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
   run.wait("a")
   run.kill_queue()
   run.go()
-  wait_until(lambda: run.events("-") == [["a", "2"]], 60, "the end of a")
+  wait_until(lambda: facts_of(run.folder / "a").ends() == {0: 2}, 60, "the end of a")
   first, run.folder = run.folder, run.root / "copy"
   run.launcher = run.folder / ".launch"
   shutil.copytree(first, run.folder)
