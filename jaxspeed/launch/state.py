@@ -174,8 +174,7 @@ def _progress(facts: Facts) -> dict[str, Any]:
     return found
   if epochs > first["epoch"] and first.get("train_seconds") is not None:
     seconds, epochs = seconds - first["train_seconds"], epochs - first["epoch"]
-  evaluation = last.get("eval_seconds")
-  pace = seconds / epochs + (evaluation if isinstance(evaluation, int | float) else 0.0)
+  pace = seconds / epochs + (last.get("eval_seconds") or 0.0)
   return found | {"remaining": max(0.0, facts.job.epochs - last["epoch"]) * pace}
 
 
