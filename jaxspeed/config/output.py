@@ -54,9 +54,9 @@ class _Stream:
 
 
 class _State:
-  """Whether `guard` was called, the descriptor of errors, and whether notes are left out."""
+  """The descriptor of errors, and whether notes are left out."""
 
-  guarded, errors, quiet = False, 2, False
+  errors, quiet = 2, False
 
 
 def guard() -> None:
@@ -76,12 +76,7 @@ def guard() -> None:
       if stream is not None:
         stream.reconfigure(errors="backslashreplace", line_buffering=True)
       setattr(sys, name, _Stream(stream))
-  _State.guarded, _State.errors = True, os.dup(2)
-
-
-def is_guarded() -> bool:
-  """Whether this process is a command, and not a call of the library."""
-  return _State.guarded
+  _State.errors = os.dup(2)
 
 
 def write_error(sentence: str) -> None:

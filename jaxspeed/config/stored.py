@@ -9,14 +9,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, fields, names, output
+from jaxspeed.config import checks, fields, names
 from jaxspeed.config.conditions import leaves as leaves
 from jaxspeed.config.given import given_in
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
-_log = logging.getLogger("jaxspeed")
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
 FORMAT = 2
@@ -80,14 +79,12 @@ def load(path: pathlib.Path) -> ConfigDict:
     if name not in there and not name.startswith("given.")
   ]
   if added:
-    _note(f"{path} is of an earlier version: the defaults hold for {_shorten(added, ', ')}.")
+    _warn(f"{path} is of an earlier version: the defaults hold for {_shorten(added, ', ')}.")
   return config
 
 
-@functools.cache  # once a process, which may read a config several times
-def _note(sentence: str) -> None:
-  # From Python, nothing is printed unasked.
-  (output.note if output.is_guarded() else _log.warning)(sentence)
+# Once a process, which may read a config several times.
+_warn = functools.cache(logging.getLogger("jaxspeed").warning)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
