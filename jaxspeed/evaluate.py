@@ -42,9 +42,6 @@ def main() -> None:
   command_line.define_quiet("notes, classes and confusions to be read")
   config_flag = command_line.define_config_flag()
 
-  def define(_: list[str]) -> None:
-    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
-
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
     from jaxspeed.run import export as export_lib
@@ -82,7 +79,7 @@ def main() -> None:
         # The checkpoint that was evaluated, even if the run has saved a newer one since.
         export_lib.export(folder, exported, step=step.value or rows[0]["step"])
 
-  command_line.run(run, define=define, command="evaluate")
+  command_line.run(run, command="evaluate")
 
 
 def _merged(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

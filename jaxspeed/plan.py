@@ -22,9 +22,6 @@ def main() -> None:
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
 
-  def define(_: list[str]) -> None:
-    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
-
   def run(arguments: list[str]) -> None:
     # Imported here, so that an error in JAX's import becomes a sentence.
     from jaxspeed.devices.mesh import find_devices
@@ -50,7 +47,7 @@ def main() -> None:
       lines.append(planned.parameter_table(config))
     print("\n".join(lines))
 
-  command_line.run(run, define=define, command="plan")
+  command_line.run(run, command="plan")
 
 
 if __name__ == "__main__":

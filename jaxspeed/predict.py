@@ -41,9 +41,6 @@ def main() -> None:
   command_line.define_quiet("notes and progress")
   config_flag = command_line.define_config_flag()
 
-  def define(_: list[str]) -> None:
-    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
-
   def run(images: list[str]) -> None:
     from jaxspeed.run import predict as run_predict
     from jaxspeed.run.restore import with_last_mode
@@ -78,7 +75,7 @@ def main() -> None:
     if None in rows:
       sys.exit(MISTAKE)
 
-  command_line.run(run, define=define, command="predict")
+  command_line.run(run, command="predict")
 
 
 def _write_table(

@@ -55,9 +55,6 @@ def main() -> None:
   command_line.define_quiet("header, rows, notes or progress")
   json_flag = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
 
-  def define(_: list[str]) -> None:
-    from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
-
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster import processes
     from jaxspeed.cluster.peers import find_peers
@@ -106,7 +103,7 @@ def main() -> None:
         processes.exit_now(FAULT)
       sys.exit(FAULT)
 
-  command_line.run(run, define=define, output_is_result=False, command="train")
+  command_line.run(run, output_is_result=False, command="train")
 
 
 def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:

@@ -1,6 +1,7 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
 import functools
+import importlib
 import math
 import re
 import sys
@@ -17,6 +18,8 @@ from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printa
 
 # --config.FIELD=VALUE and --noconfig.FIELD.
 _OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
+# What registers the package's own families of models, whose fields a config has, and imports JAX.
+_MODELS = "jaxspeed.models.make"
 # The commands whose first argument may be a recipe.
 _OF_RECIPES = ("train", "plan")
 
@@ -161,8 +164,8 @@ def run(
     define: takes the words of the command line, to define flags that depend on them or on JAX.
     output_is_result: whether the command fails if standard output cannot be written; a pipe closed
       by its reader, such as `head`, is not a failure.
-    command: its name, if --help lists only the config fields that it uses, or if its first argument
-      may be a recipe.
+    command: its name, if it always has a config: for --help, which lists the fields that it uses,
+      and for a recipe as its first argument.
   """
   output.guard()
   code = _exit_code_of(lambda: main(_parsed(sys.argv, define, command)))
@@ -213,6 +216,8 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   has_config = "config" in flags.FLAGS
   try:
     words = flags.FLAGS(argv, known_only=True)
+    if has_config and (command or flags.FLAGS["config"].value):
+      importlib.import_module(_MODELS)
     if "import" in flags.FLAGS:
       import_modules([*(flags.FLAGS["import"].value or ())])
     if define is not None:

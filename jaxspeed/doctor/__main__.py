@@ -38,10 +38,6 @@ def main() -> None:
   data_flag = flags.DEFINE_string("data", "", "Folder of images, or of TFDS's shards, to decode.")
   json_flag = flags.DEFINE_bool("json", False, "Prints one JSON object.")
 
-  def define(_: list[str]) -> None:
-    if flags.FLAGS["config"].value:
-      from jaxspeed.models import make  # noqa: F401  # registers models, whose fields a recipe sets
-
   def run(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
     config, folder = config_flag.value, data_flag.value
@@ -51,7 +47,7 @@ def main() -> None:
     if not examine(config, folder, as_json=json_flag.value):
       sys.exit(1)
 
-  command_line.run(run, define=define)
+  command_line.run(run)
 
 
 def _check_folder(name: str, path: str) -> None:
