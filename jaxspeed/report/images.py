@@ -37,13 +37,6 @@ class Picture(NamedTuple):
     return max(self.width, self.height) <= _SMALL
 
 
-class Images(NamedTuple):
-  """The images of a run: its seed if there are several, and titles, notes and pictures."""
-
-  seed: int | None
-  parts: list[tuple[str, str, list[Picture]]]
-
-
 def data_uri(pixels: UInt8[np.ndarray, "h w *channels"], *, kind: str = "png") -> str:
   """An image as an address that needs no network."""
   content = io.BytesIO()
@@ -52,31 +45,29 @@ def data_uri(pixels: UInt8[np.ndarray, "h w *channels"], *, kind: str = "png") -
   return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def images(group: Group) -> Images | None:
-  """The images of the first run of a group that left some; None without any."""
+# Titles, notes and pictures.
+Parts = list[tuple[str, str, list[Picture]]]
+
+
+def images(group: Group) -> tuple[RunData, Parts] | None:
+  """The first run of a group that left some images, with its images; None without any."""
   for run in group.runs:
     if run.thumbnails is not None and run.predictions is not None:
       parts = _parts(run, run.thumbnails, run.predictions)
-      return Images(run.seed if len(group.runs) > 1 else None, parts) if parts else None
+      return (run, parts) if any(pictures for *_, pictures in parts) else None
   return None
 
 
-def _parts(
-  run: RunData, thumbnails: Thumbnails, predictions: Predictions
-) -> list[tuple[str, str, list[Picture]]]:
+def _parts(run: RunData, thumbnails: Thumbnails, predictions: Predictions) -> Parts:
   wrong, right = _evaluated(run, thumbnails, predictions)
+  trained, seen = _trained(run, thumbnails), "as the model sees it in the last epoch"
   filters = [_picture(each, "a filter of the first layer") for each in thumbnails.filters]
-  parts = [
+  return [
     ("Highest loss", "label → prediction, its probability", wrong),
     ("Correct, drawn at random", "prediction, its probability", right),
-    (
-      "What augmentation makes of a batch",
-      "as the model sees it in the last epoch",
-      _trained(run, thumbnails),
-    ),
+    ("What augmentation makes of a batch", seen, trained),
     ("Filters of the first layer", "grey is zero", filters),
   ]
-  return [part for part in parts if part[2]]
 
 
 def _evaluated(

@@ -12,8 +12,7 @@ import markupsafe
 
 from jaxspeed.errors import plural, printable
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
-from jaxspeed.report import charts, compare, head
-from jaxspeed.report.classes import classes
+from jaxspeed.report import charts, classes, compare, head
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
 from jaxspeed.report.evaluated import evaluated_images, image_sets, named_sets
@@ -48,8 +47,6 @@ def page(groups: Sequence[Group], *, now: datetime.datetime, refresh: float = 0.
     groups=groups,
     curves=curves(groups),
     times=times(best),
-    images=images(best),
-    classes=classes(best),
     gaps=gaps(best),
     recipe=recipe,
     published=published,
@@ -71,18 +68,12 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  functions = (
-    evaluated_images,
-    image_sets,
-    named_sets,
-    interval,
-    interval_of_share,
-    mean_table,
-    p_value_of_at_most,
-  )
+  functions = (evaluated_images, image_sets, images, named_sets, mean_table)
+  tests = (interval, interval_of_share, p_value_of_at_most)
   words = (duration, number, p_value, percent, points)
-  names: dict[str, Any] = {each.__name__: each for each in (*functions, *words)}
-  names |= {"charts": charts, "compare": compare, "head": head, "METRICS": METRICS}
+  names: dict[str, Any] = {each.__name__: each for each in (*functions, *tests, *words)}
+  names |= {"charts": charts, "classes": classes, "compare": compare, "head": head}
+  names["METRICS"] = METRICS
   names["as_published"] = functools.partial(duration, as_published=True)
   return environment.get_template("page.html", globals=names)
 

@@ -196,9 +196,7 @@ def test_images_are_shown_under_their_title_whatever_their_number(most, right):
     40, index[rows], images, one, column, column, np.zeros(1, np.float32), one
   )
   run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, thumbnails, False)
-  shown = {
-    title: pictures for title, _, pictures in draw_images(Group("a", {}, (run,), "top1")).parts
-  }
+  shown = {title: pictures for title, _, pictures in draw_images(Group("a", {}, (run,), "top1"))[1]}
   highest, correct = shown["Highest loss"], shown.get("Correct, drawn at random", [])
   assert len(highest) + len(correct) == len(rows) and len(correct) >= len(rows) - most
   assert not any(each.guess for each in correct)
