@@ -48,18 +48,29 @@ def write_atomically(
   """
   if isinstance(content, str):
     content = content.encode()
+  with new_file(path, sync=sync) as file:
+    file.writelines([content] if isinstance(content, bytes) else content)
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str], *, sync: bool = False) -> Iterator[BinaryIO]:
+  """Yields a file that becomes `path` if the block succeeds; arguments as in `write_atomically`.
+
+  Raises:
+    OSError: as `write_atomically`.
+  """
   _refuse_device(path)
   temporary = _beside(path)
   try:
     with open(temporary, "wb", opener=lambda name, _: create(name)) as file:
-      file.writelines([content] if isinstance(content, bytes) else content)
+      yield file
       if sync:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
   except OSError as error:
     if error.filename not in (None, str(temporary)):
-      raise  # the error is in a file that `content` reads
+      raise  # the error is in a file that the block reads
     # The temporary name would mean nothing to the user.
     raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
   finally:

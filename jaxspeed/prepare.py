@@ -19,12 +19,13 @@ from rich.console import Console
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
 from jaxspeed.data.disk import rectangles
-from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
-from jaxspeed.data.formats.array_cache import DEFAULT_CACHE
+from jaxspeed.data.disk.sources import ImageSet, open_images
+from jaxspeed.data.formats.npz import DEFAULT_CACHE
 from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
+from jaxspeed.data.table import Table
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
@@ -198,7 +199,7 @@ def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
     state = f"; {each.fault}" if each.fault else ""
     console.out(
       printable(
-        f"{each.folder.name}: {each.source or 'unknown source'}, {each.bytes / 1e6:,.1f} MB, "
+        f"{each.path.name}: {each.source or 'unknown source'}, {each.bytes / 1e6:,.1f} MB, "
         f"{each.age / 86_400:.1f} days old{state}"
       ),
       highlight=False,
@@ -206,7 +207,7 @@ def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
   total = sum(each.bytes for each in entries)
   console.out(f"{root}: {len(entries):,} entries, {total / 1e6:,.1f} MB", highlight=False)
   if prune:
-    removed = prune_cache(root, entries)
+    removed = prune_cache(entries)
     freed = sum(each.bytes for each in removed)
     console.out(f"removed {len(removed):,} entries, {freed / 1e6:,.1f} MB", highlight=False)
 
@@ -232,7 +233,7 @@ def _show_counts(console: Console, folder: str | os.PathLike[str], images: Image
   )
 
 
-def _show_extremes(console: Console, title: str, split: Split, size: int) -> None:
+def _show_extremes(console: Console, title: str, split: Table, size: int) -> None:
   """Print the images with the shortest side and extreme ratios, and count those below `size`."""
   sound = np.flatnonzero(split.width)
   short = np.minimum(split.width, split.height)[sound]
@@ -255,7 +256,7 @@ def _show_extremes(console: Console, title: str, split: Split, size: int) -> Non
     )
 
 
-def _show_rectangles(console: Console, split: Split, size: int) -> None:
+def _show_rectangles(console: Console, split: Table, size: int) -> None:
   """Print the share of pixels that squares, imagenet18's rectangles and ours keep."""
   sizes, batch = (split.width, split.height), min(len(split), _BATCH)
   ways = {

@@ -42,7 +42,7 @@ class Task:
 
 
 def open_jaxspeed(task: Task, *, antialias: bool = True) -> Iterator[np.ndarray]:
-  from jaxspeed.data.disk.imageset import open_images
+  from jaxspeed.data.disk.sources import open_images
   from jaxspeed.data.disk.streams import TrainStream
 
   images = open_images(name="bench", path=task.root, cache=f"{task.root}/cache")
@@ -203,7 +203,7 @@ def open_libjpeg(task: Task, *, area: bool = False) -> Iterator[np.ndarray]:
     yield batch
 
 
-_OURS = ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.imageset")
+_OURS = ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.sources")
 # Each pipeline's function that makes its batches, and the modules that it needs.
 PIPELINES: dict[str, tuple[Callable[[Task], Iterator[np.ndarray]], tuple[str, ...]]] = {
   "jaxspeed": (open_jaxspeed, _OURS),

@@ -7,8 +7,8 @@ import tiny_sets
 from ml_collections import ConfigDict
 from PIL import Image
 
-from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.disk.sets import open_sets
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 

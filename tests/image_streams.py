@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspeed.data.disk.batches import HostBatch
+from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.streams import TrainStream
+from jaxspeed.data.table import Names
 
 needs_tensorflow = pytest.mark.skipif(
   importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
@@ -37,15 +38,15 @@ def in_shards(split, folder, shards=2):
     path = folder / f"{shard}.bin"
     contents = [split.read(number) for number in numbers]
     path.write_bytes(b"".join(contents))
-    files.append(str(path))
+    files.append(path.name)
     file += [shard] * len(numbers)
     offset += np.cumsum([0, *map(len, contents[:-1])]).tolist()
   return dataclasses.replace(
     split,
-    files=tuple(files),
+    root=str(folder),
+    names=Names.of(files),
     file=np.array(file, np.int32),
     offset=np.array(offset, np.int64),
-    whole_files=False,
   )
 
 
@@ -72,7 +73,7 @@ def joined(parts):
   return [
     {
       field.name: np.concatenate([getattr(part, field.name) for part in step])
-      for field in dataclasses.fields(HostBatch)
+      for field in dataclasses.fields(Batch)
     }
     for step in zip(*parts, strict=True)
   ]

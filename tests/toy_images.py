@@ -8,7 +8,7 @@ from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.data.disk.headers import scan_files
-from jaxspeed.data.disk.imageset import Split
+from jaxspeed.data.table import Names, Table
 from jaxspeed.run.restore import load_config, open_run
 
 
@@ -37,17 +37,15 @@ def write_split(folder, contents):
   for name, content in contents.items():
     (folder / name).write_bytes(content)
   width, height, orientation, length = scan_files(str(folder), list(contents)).T
-  return Split(
-    files=tuple(str(folder / name) for name in contents),
+  return Table(
+    root=str(folder),
+    names=Names.of(contents),
     file=np.arange(len(contents), dtype=np.int32),
-    offset=np.zeros(len(contents), np.int64),
     length=length,
     label=np.arange(100, 100 + len(contents), dtype=np.int32),
     width=width.astype(np.int32),
     height=height.astype(np.int32),
     orientation=orientation.astype(np.int8),
-    whole_files=True,
-    root=str(folder),
   )
 
 

@@ -89,7 +89,7 @@ def _of_shard(folder: pathlib.Path) -> Iterator[bytes]:
 
 def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
   """The images per second of a training stream over a sample, with its number of broken images."""
-  from jaxspeed.data.disk.imageset import open_images
+  from jaxspeed.data.disk.sources import open_images
   from jaxspeed.data.disk.streams import TrainStream
 
   with tempfile.TemporaryDirectory(prefix="jaxspeed-") as folder:
@@ -100,8 +100,7 @@ def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
       (one_class / f"{number}.jpg").write_bytes(encoded)
     if not number:
       raise UserError(f"{root} holds no image ({', '.join(SUFFIXES)})")
-    split = open_images(name="", path=str(one_class.parent), cache=f"{folder}/cache").whole
-    assert split is not None  # a flat folder
+    split = open_images(name="", path=str(one_class.parent), cache=f"{folder}/cache").table
     batch = min(_BATCH, number)
     an_epoch = -(-number // batch)
     stream = TrainStream(

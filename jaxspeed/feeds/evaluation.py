@@ -14,11 +14,10 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
-from jaxspeed.data.disk.imageset import Split
-from jaxspeed.data.disk.noise import NoiseEvaluation
 from jaxspeed.data.disk.repair import why_broken
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
+from jaxspeed.data.table import Table
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.feeds.protocol import RunEvaluation
@@ -43,7 +42,7 @@ _SHOWN_SIDE = 64
 class Evaluation:
   """How a phase evaluates: its images, global batches, mode and sizes in pixels."""
 
-  split: Split
+  split: Table
   batches: list[rectangles.EvalBatch]
   mode: str
   resize: int
@@ -54,7 +53,7 @@ class Evaluation:
     return list(dict.fromkeys(batch.shape for batch in self.batches))
 
 
-def make_evaluation(split: Split, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
+def make_evaluation(split: Table, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
   """The evaluation of a phase; each image of `split` with a readable header is in just one batch.
 
   Args:
@@ -93,8 +92,7 @@ def run_evaluation(
   under_way: collections.deque[MetricSums] = collections.deque()
   stream = _eval_stream(spec, evaluation)
   for host in stream:
-    index = host.index.astype(np.int32)
-    batch = Batch(image=host.image, label=host.label, mask=host.mask, index=index)
+    batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
     program = programs[host.image.shape[1:3]]
     evaluated = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
     sums, images = evaluated.sums, images + evaluated.images
@@ -109,25 +107,22 @@ def run_evaluation(
   return Evaluated(sums, images), reasons
 
 
-def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> Any:
-  split, batches = evaluation.split, evaluation.batches
-  part = dict(process=jax.process_index(), processes=jax.process_count())
-  if spec.config.data.synthetic:
-    return NoiseEvaluation(split, batches, **part)
+def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> EvalStream:
   data = spec.config.data
   return EvalStream(
-    split,
-    batches,
+    evaluation.split,
+    evaluation.batches,
     resize=evaluation.resize,
     on_error=data.on_error,
     antialias=data.antialias,
     read_threads=data.read_threads,
-    **part,
+    process=jax.process_index(),
+    processes=jax.process_count(),
   )
 
 
 def small_squares(
-  split: Split, numbers: Int[np.ndarray, "k"]
+  split: Table, numbers: Int[np.ndarray, "k"]
 ) -> UInt8[np.ndarray, "k side side 3"]:
   """The middle squares of images, `_SHOWN_SIDE` pixels a side."""
   wanted = np.asarray(numbers, np.int64)

@@ -14,9 +14,7 @@ from rich.console import Console
 from jaxspeed.cluster import processes
 from jaxspeed.data.balance import BalancedSampler
 from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
-from jaxspeed.data.memory.arrays import Arrays, open_arrays
-from jaxspeed.data.memory.fingerprint import fingerprint
-from jaxspeed.data.memory.passed import take_arrays
+from jaxspeed.data.memory.arrays import Arrays, open_arrays, take_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Program, compile_program
 from jaxspeed.errors import UserError
@@ -108,8 +106,8 @@ class ResidentFeed(Feed):
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """The kind and the checksum of the images (`data.memory.fingerprint`)."""
-    return fingerprint(self._arrays)
+    """The kind and the checksum of the images (`Arrays.fingerprint`)."""
+    return self._arrays.fingerprint
 
   @property
   def whole_epochs(self) -> bool:

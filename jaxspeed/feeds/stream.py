@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.data.batch import Batch, seed_key
-from jaxspeed.data.disk.fingerprint import fingerprint
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.table import fingerprint
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program, in_thread
 from jaxspeed.feeds.broken import check_headers
@@ -121,8 +121,9 @@ class StreamFeed(Feed):
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """The kind and the checksum of the first phase's images (`data.disk.fingerprint`)."""
-    return fingerprint(next(iter(self._sets.sets.values())))
+    """The kind and the checksum of the first phase's images (`data.table`)."""
+    first = next(iter(self._sets.sets.values()))
+    return fingerprint(first.train, first.eval)
 
   @property
   def programs(self) -> list[Program]:
@@ -169,8 +170,7 @@ class StreamFeed(Feed):
     self._streams.seek(seed, first_step)
     self._wait.begin()
     for step in range(first_step + 1, last_step + 1):
-      host = self._wait.take(self._streams.take)
-      batch = Batch(image=host.image, label=host.label, mask=host.mask, flip=host.flip)
+      batch = self._wait.take(self._streams.take).replace(index=None)
       carry, loss = program.call(carry, mesh_lib.split(batch, self._spec.mesh), self._table)
       self._wait.dispatched(loss)
       self._streams.look_ahead()
@@ -201,8 +201,7 @@ class StreamFeed(Feed):
     """The first images of the epoch that begins with `step`, before the devices augment them."""
     if self._spec.config.data.synthetic:
       return super().show_trained(seed, step, count)
-    host = self._streams.first_images(seed, step, count)
-    return Batch(host.image, host.label, host.mask, host.flip)
+    return self._streams.first_images(seed, step, count)
 
   def take_waited_seconds(self) -> float:
     """The seconds since the last call in which the devices had no batch to work on."""

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from jaxspeed.data.balance import BalancedSampler
-from jaxspeed.data.disk.batches import HostBatch
-from jaxspeed.data.disk.noise import NoiseStream
+from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.feeds.protocol import Broken
@@ -28,9 +27,9 @@ class TrainStreams:
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
     self._sets, self._spec = sets, spec
-    self._stream: TrainStream | NoiseStream | None = None
+    self._stream: TrainStream | None = None
     self._position: tuple[int, int] | None = None  # seed and step of the next batch
-    self._next: tuple[Phase, int, TrainStream | NoiseStream] | None = None
+    self._next: tuple[Phase, int, TrainStream] | None = None
     self._broken: Broken = {}
 
   def seek(self, seed: int, step: int) -> None:
@@ -39,7 +38,7 @@ class TrainStreams:
       self._open(self._spec.plan.phase_of(step), seed, step)
       self._position = (seed, step)
 
-  def take(self) -> HostBatch:
+  def take(self) -> Batch:
     """The next batch."""
     assert self._stream is not None and self._position is not None
     batch = next(self._stream)
@@ -64,14 +63,15 @@ class TrainStreams:
     broken, self._broken = self._broken, {}
     return broken
 
-  def first_images(self, seed: int, step: int, count: int) -> HostBatch:
+  def first_images(self, seed: int, step: int, count: int) -> Batch:
     """The first `count` images of the epoch that begins with `step`, for a report."""
     plan = self._spec.plan
     phase = dataclasses.replace(plan.phase_of(step), batch_size=count)
     alone = dict(process=0, processes=1)
     stream = self._stream_of(phase, seed, iter([(plan.epoch_of(step)[0], 0)]), alone)
     try:
-      return dataclasses.replace(batch := next(stream), image=np.array(batch.image))
+      batch = next(stream)
+      return batch.replace(image=np.array(batch.image), index=None)
     finally:
       stream.close()
 
@@ -96,8 +96,6 @@ class TrainStreams:
     """The stream of a phase's batches with these numbers of epoch and step."""
     config = self._spec.config
     split = self._sets.sets[phase.copies].train
-    if config.data.synthetic:
-      return NoiseStream(split, phase, steps, **part)
     order = None
     if config.data.balance == "sampling":
       sampler = BalancedSampler(split.label)

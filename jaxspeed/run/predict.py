@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import output
 from jaxspeed.data.augment import normalize
-from jaxspeed.data.disk.labels import class_names_of
+from jaxspeed.data.disk.sources import class_names_of
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib

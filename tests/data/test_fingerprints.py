@@ -8,18 +8,19 @@ import pytest
 from toy import toy_arrays, toy_config
 from toy_images import write_folder
 
-from jaxspeed.data.disk import fingerprint as on_disk
-from jaxspeed.data.disk.imageset import open_images
-from jaxspeed.data.disk.noise import noise_set
-from jaxspeed.data.memory import fingerprint as in_memory
+from jaxspeed.data.disk.sources import open_images
+from jaxspeed.data.table import fingerprint, noise_table
 
 
 @pytest.fixture
 def of_folder(tmp_path):
   """A function that returns the fingerprint of a data set on disk."""
-  return lambda path: on_disk.fingerprint(
-    open_images(name="", path=str(path), cache=str(tmp_path / "cache"))
-  )
+
+  def call(path):
+    images = open_images(name="", path=str(path), cache=str(tmp_path / "cache"))
+    return fingerprint(images.train, images.eval)
+
+  return call
 
 
 def test_a_moved_folder_is_the_same_and_a_renamed_file_is_not(tmp_path, of_folder):
@@ -58,18 +59,16 @@ def test_swapped_labels_and_splits_of_a_csv_are_others(tmp_path, of_folder):
 
 
 def test_noise_is_noise():
-  assert (
-    on_disk.fingerprint(noise_set(8, 4, 2)) == on_disk.fingerprint(noise_set(4, 8, 3)) == "noise 0"
-  )
+  assert fingerprint(noise_table(8, 2), noise_table(4, 2)) == "noise 0"
 
 
 def test_arrays_are_known_by_labels_and_rows():
   arrays = toy_arrays(toy_config())
-  before = in_memory.fingerprint(arrays)
+  before = arrays.fingerprint
   assert before.startswith("arrays ")
-  assert in_memory.fingerprint(dataclasses.replace(arrays, source="elsewhere")) == before
+  assert dataclasses.replace(arrays, source="elsewhere").fingerprint == before
   for name in ("train_labels", "eval_labels", "train_images", "eval_images"):
     other = np.roll(getattr(arrays, name), 1, axis=0)
-    assert in_memory.fingerprint(dataclasses.replace(arrays, **{name: other})) != before
+    assert dataclasses.replace(arrays, **{name: other}).fingerprint != before
   wide = dataclasses.replace(arrays, train_labels=arrays.train_labels.astype(np.int64))
-  assert in_memory.fingerprint(wide) == before
+  assert wide.fingerprint == before

@@ -198,7 +198,7 @@ def root(tmp_path_factory):
 
 
 def test_a_sample_of_folders_and_of_shards(root, tmp_path):
-  from jaxspeed.data.disk.imageset import open_images
+  from jaxspeed.data.disk.sources import open_images
   from jaxspeed.data.prepare.shards import write_shards
 
   whole = {jpeg(number) for number in range(8)}

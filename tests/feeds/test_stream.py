@@ -17,7 +17,7 @@ from tolerances import EQUAL, assert_equal
 from toy import MIXED, load_recipe
 from toy_images import params_of, toy_stream, write_folder
 
-from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -267,7 +267,7 @@ def test_too_many_headers_that_cannot_be_read_are_told_before_anything_is_compil
     train(config, str(tmp_path / "run"))
   assert not (tmp_path / "run").exists()
   config.data.max_broken = 0.075
-  assert open_data(config).train_images == {0: 40}
+  assert open_data(config).counts[0] == {0: 40}
 
 
 def test_noise_needs_no_disk(places, tmp_path):
@@ -280,7 +280,7 @@ def test_noise_needs_no_disk(places, tmp_path):
   assert row["images"] == 13
 
 
-class SlowNoise(train_streams.NoiseStream):
+class SlowNoise(train_streams.TrainStream):
   """Half a second a batch, far more than a step takes."""
 
   def __next__(self):
@@ -293,7 +293,7 @@ def test_waiting_for_input_is_measured_and_told_once_a_phase(
   places, tmp_path, capsys, monkeypatch, slow
 ):
   if slow:
-    monkeypatch.setattr(train_streams, "NoiseStream", SlowNoise)
+    monkeypatch.setattr(train_streams, "TrainStream", SlowNoise)
   fields = {"data.path": "", "data.synthetic": True, "epochs": 3.0, "phases.first_epoch": (0, 2)}
   train(toy_stream(*places, **fields), str(tmp_path / "noise"))
   printed = capsys.readouterr().out.splitlines()

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.formats import pixels
+from jaxspeed.data.table import Table
 
 # Enough to tell grey data sets from ImageNet, of which 2 % is grey; read at once, as a network disk
 # takes 20 ms for one.
@@ -19,7 +19,7 @@ _DARK = 64
 _GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I")
 
 
-def colour_notes(split: Split) -> list[str]:
+def colour_notes(split: Table) -> list[str]:
   """Return notes about images that are grey or dark; the index of sizes does not hold colours.
 
   Args:
@@ -46,7 +46,7 @@ def colour_notes(split: Split) -> list[str]:
   return notes
 
 
-def _mode(split: Split, number: int) -> str:
+def _mode(split: Table, number: int) -> str:
   """Return Pillow's mode of an image; '' where it cannot be read."""
   try:
     with pixels.open_image(io.BytesIO(split.read(number))) as image:
@@ -55,7 +55,7 @@ def _mode(split: Split, number: int) -> str:
     return ""
 
 
-def _brightest(split: Split, numbers: list[int]) -> Iterator[int]:
+def _brightest(split: Table, numbers: list[int]) -> Iterator[int]:
   """Yield the largest value of each image with 8 bits, of those that can be read."""
   for number in numbers:
     try:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from jaxspeed.data.disk.batches import HostBatch, Request
+from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.images import import_tensorflow
-from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.reading import ReadAhead
-from jaxspeed.data.disk.repair import Repair
+from jaxspeed.data.disk.repair import Repair, Request
 from jaxspeed.data.formats import pixels
+from jaxspeed.data.table import Table
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
 
@@ -25,8 +25,12 @@ _CHUNK = 64
 READ_THREADS = 64
 
 
-class Stream(abc.ABC):
-  """An iterator of HostBatch, decoded ahead by threads of TensorFlow.
+class Stream(Iterator[Batch], abc.ABC):
+  """An iterator of batches, decoded ahead by threads of TensorFlow.
+
+  A batch is this process's contiguous part of a global batch: pixels that are never flipped, and
+  the numbers of the images requested, though another image may replace a broken one. Of a table of
+  noise, pixels are noise and nothing is decoded.
 
   If an image's crop cannot be decoded, the next image by number whose crop can be takes its place.
   TensorFlow fails for the whole batch and names no image, so the stream tries the images of that
@@ -45,7 +49,7 @@ class Stream(abc.ABC):
 
   def __init__(
     self,
-    split: Split,
+    split: Table,
     *,
     steps: int,
     batch: int,
@@ -55,23 +59,34 @@ class Stream(abc.ABC):
   ) -> None:
     self.split = split
     self.broken: dict[int, str] = {}
-    self._tf = import_tensorflow()
-    pixels.drop_warnings()
     self._steps, self._batch, self._antialias = steps, batch, antialias
     self._delivered, self._restarted_at = 0, -1
+    # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
+    self._reader = ReadAhead(functools.partial(_read, split), threads=read_threads)
+    if split.is_noise:
+      return
+    self._tf = import_tensorflow()
+    pixels.drop_warnings()
     self._turned = bool((split.orientation > 1).any())
     self._failure: Exception | None = None
     # Outside a graph, `numpy_function` passes on the ValueError of the Python function.
     failures = (self._tf.errors.OpError, ValueError)
-    self._repair = Repair(split, self._decode_part, failures=failures, on_error=on_error)
+
+    def decode(encoded: bytes, *windows: np.ndarray) -> None:
+      """Decode part of one image, as the graph does."""
+      self._finish(self._tf.constant(encoded), *map(self._tf.constant, windows), mixed=True)
+
+    self._repair = Repair(split, decode, failures=failures, on_error=on_error)
     self._read_threads = read_threads
-    # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
-    self._reader = ReadAhead(self._read, threads=read_threads)
     self._start()
 
   @abc.abstractmethod
   def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the numbers, mask and flips of this process's part of a step's batch."""
+
+  @abc.abstractmethod
+  def _shape(self, step: int) -> tuple[int, int]:
+    """Return the height and width of a step's images."""
 
   @abc.abstractmethod
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -81,10 +96,7 @@ class Stream(abc.ABC):
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
     """Apply TensorFlow's operations to one image."""
 
-  def __iter__(self) -> "Stream":
-    return self
-
-  def __next__(self) -> HostBatch:
+  def __next__(self) -> Batch:
     """Return the next batch; its images are read-only.
 
     Raises:
@@ -92,6 +104,8 @@ class Stream(abc.ABC):
         images are broken.
     """
     while self._delivered < self._steps:
+      if self.split.is_noise:
+        return self._make_noise()
       try:
         image, length = next(self._batches)
       except self._tf.errors.OpError as error:
@@ -108,9 +122,13 @@ class Stream(abc.ABC):
     self._batches = iter(())
     self._reader.close()
 
-  def _deliver(
-    self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]
-  ) -> HostBatch:
+  def _make_noise(self) -> Batch:
+    index, mask, flip = self._ask(self._delivered)
+    image = _noise(self._batch, *self._shape(self._delivered))
+    self._delivered += 1
+    return Batch(image, self.split.label[index], mask, flip, index)
+
+  def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
     request = self._pending.popleft()
     for row in np.flatnonzero(length != self.split.length[request.used]):
       self._repair.check_length(int(request.used[row]), int(length[row]))
@@ -118,13 +136,8 @@ class Stream(abc.ABC):
       number = int(request.index[row])
       self.broken[number] = self._repair.reason(number)
     self._delivered += 1
-    return HostBatch(
-      image=image,
-      label=self.split.label[request.used],
-      mask=request.mask,
-      flip=request.flip,
-      index=request.index,
-    )
+    label = self.split.label[request.used]
+    return Batch(image, label, request.mask, request.flip, request.index)
 
   # Requests
 
@@ -165,8 +178,7 @@ class Stream(abc.ABC):
     try:
       return next(loaded)
     except Exception as error:
-      # TensorFlow turns the error into text and calls this again.
-      self._failure = self._failure or error
+      self._failure = self._failure or error  # TensorFlow turns it into text and calls this again
       raise
 
   def _loaded(
@@ -192,21 +204,6 @@ class Stream(abc.ABC):
     for images in self._reader.in_parts(parts()):
       yield np.array(images, object), *asked.popleft()
 
-  def _read(self, number: int) -> bytes:
-    try:
-      return self.split.read(number)
-    except OSError as error:
-      if self.split.whole_files:
-        return b""  # decoding fails, so the image counts as broken
-      raise UserError(
-        f"{self.split.name(number)} in {self.split.root} cannot be read "
-        f"({error.strerror or error}): the data set is not complete, or not readable for you."
-      ) from error
-
-  def _decode_part(self, encoded: bytes, *windows: np.ndarray) -> None:
-    """Decode part of one image, as the graph does."""
-    self._finish(self._tf.constant(encoded), *map(self._tf.constant, windows), mixed=True)
-
   def _recover(self, error: Exception) -> None:
     """Find the broken images of the batch and restart at this batch.
 
@@ -222,6 +219,29 @@ class Stream(abc.ABC):
       raise error
     self._restarted_at = self._delivered
     self._start()
+
+
+def _read(table: Table, number: int) -> bytes:
+  """Read an image; b"", which counts as broken, where it is a file that cannot be read.
+
+  Raises:
+    UserError: a shard cannot be read.
+  """
+  try:
+    return table.read(number)
+  except OSError as error:
+    if table.offset is None:
+      return b""
+    raise UserError(
+      f"{table.name(number)} in {table.root} cannot be read ({error.strerror or error}): the data "
+      "set is not complete, or not readable for you."
+    ) from error
+
+
+@functools.lru_cache(16)
+def _noise(batch: int, height: int, width: int) -> UInt8[np.ndarray, "batch height width 3"]:
+  random = np.random.RandomState((height, width))
+  return random.randint(0, 256, (batch, height, width, 3)).astype(np.uint8)
 
 
 def _decoded(

@@ -5,35 +5,31 @@ for rows in scan([("files", "/data/train/cat", ["1.jpg", "2.jpg"])], images=2):
 """
 
 import contextlib
-import hashlib
 import io
 import mmap
 import os
 import pathlib
-import queue
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int64
 
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.tfrecord import parse_example, read_records
+from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
+from jaxspeed.data.table import name_digest
+from jaxspeed.data.workers import in_processes
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, open_regular, parse_json
+from jaxspeed.files import open_regular
 
 _NO_HEADER = pixels.Header(0, 0, 1)
 # Holds the headers of 98 % of ImageNet's JPEGs; the others carry previews and profiles.
 _HEADER_BYTES = 1 << 14
-# A header takes 75 us and a process 0.7 s to start: they break even at 10,000 on 16 cores.
+# A header takes 75 us, and processes 0.7 s to start: they break even at 10,000 on 16 cores.
 _IMAGES_FOR_PROCESSES = 10_000
 
-# The name of a function in _SCANS and its arguments, which JSON can hold.
+# The name of a function in _SCANS and its arguments.
 Job = tuple[Any, ...]
 
 
@@ -58,33 +54,38 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
   return np.array(rows, np.int64)
 
 
-def scan_shard(path: str, image_key: str, label_key: str, records: int) -> Int64[np.ndarray, "n 7"]:
+def scan_shard(
+  path: str, image_key: str, label_key: str, records: int, verify: bool
+) -> Int64[np.ndarray, "n 7"]:
   """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
 
   The shard is memory-mapped, so no record is copied. A core scans 7,500 records/s, and headers take
   half of the time. The kernel's read-ahead stays on although it reads the whole shard: from a cold
   disk a core scanned 3,600 records/s with it and 2,200 without (MADV_RANDOM, a fifth of the bytes).
-  The first epoch then finds the shard in memory (results/input_decisions.json). Both checksums of
-  each record are verified.
+  The first epoch then finds the shard in memory (results/input_decisions.json). The checksum of
+  each record's length is verified; with `verify` that of its data too, which reads every byte.
 
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
   """
   try:
     with open_regular(path) as file:
-      return _scan_open_shard(file, pathlib.Path(path), image_key, label_key, records)
+      return _scan_open_shard(file, pathlib.Path(path), image_key, label_key, records, verify)
   except OSError as error:
     raise _unreadable(path, error) from error
 
 
 def _scan_open_shard(
-  file: BinaryIO, path: pathlib.Path, image_key: str, label_key: str, records: int
+  file: BinaryIO, path: pathlib.Path, image_key: str, label_key: str, records: int, verify: bool
 ) -> Int64[np.ndarray, "n 7"]:
   content = np.empty(0, np.uint8)
   if os.fstat(file.fileno()).st_size:
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     content = np.frombuffer(mapped, np.uint8)
-  found = read_records(content, path)
+  if verify:
+    found = read_records(content, path)
+  else:
+    found = [content.data[at : at + length] for at, length in find_records(content, path)]
   if len(found) != records:
     raise UserError(
       f"{path} holds {len(found)} records and dataset_info.json promises {records}: prepare the "
@@ -100,13 +101,6 @@ def _scan_open_shard(
     header = _header_within(file, offset, len(image))
     rows.append((*header, len(image), offset, label, name_digest(name)))
   return np.array(rows, np.int64).reshape(-1, 7)
-
-
-def name_digest(name: bytes) -> int:
-  """Return a signed 64-bit digest of a file's name without its folders; 0 for an empty name."""
-  base = name.rpartition(b"/")[2]
-  digest = hashlib.blake2b(base, digest_size=8).digest()
-  return int.from_bytes(digest, "little", signed=True) if base else 0
 
 
 def _address(array: np.ndarray) -> int:
@@ -158,87 +152,18 @@ def scan(jobs: Sequence[Job], images: int) -> Generator[Int64[np.ndarray, "n col
   Raises:
     UserError: a file cannot be opened, or a shard is damaged.
   """
-  cores = usable_cpus()
-  if images >= _IMAGES_FOR_PROCESSES and sys.executable:
-    yield from _scan_in_processes(jobs, min(cores, len(jobs)))
-  else:
-    yield from map(_scan_here, jobs)
+  workers = usable_cpus() if images >= _IMAGES_FOR_PROCESSES else 1
+  early: dict[int, Int64[np.ndarray, "n columns"]] = {}
+  following = 0
+  with contextlib.closing(in_processes(_scan, list(enumerate(jobs)), workers=workers)) as done:
+    for number, rows in done:
+      early[number] = rows
+      while following in early:
+        yield early.pop(following)
+        following += 1
 
 
-def _scan_here(job: Job) -> Int64[np.ndarray, "n columns"]:
+def _scan(numbered: tuple[int, Job]) -> tuple[int, Int64[np.ndarray, "n columns"]]:
+  number, job = numbered
   with pixels.without_warnings():
-    return _SCANS[job[0]](*job[1:])
-
-
-def _scan_in_processes(
-  jobs: Sequence[Job], workers: int
-) -> Generator[Int64[np.ndarray, "n columns"], None, None]:
-  """Yield the rows of each job in order, from processes that import neither JAX nor TensorFlow.
-
-  Processes of `multiprocessing` would import the main module again: with `python -m
-  jaxspeed.train` that is JAX (2 s and 150 MB each), and a user's script without
-  `if __name__ == "__main__"` would fail.
-  """
-  environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-  idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-
-  def ask(job: Job) -> Int64[np.ndarray, "n columns"]:
-    process = idle.get()
-    try:
-      return _ask(process, job)
-    finally:
-      idle.put(process)
-
-  with contextlib.ExitStack() as stack:
-    for _ in range(workers):
-      command = [sys.executable, "-m", "jaxspeed.data.disk.headers"]
-      process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="ascii",
-        env=environment,
-      )
-      stack.callback(_end, process)
-      idle.put(process)
-    with ThreadPoolExecutor(workers, thread_name_prefix="headers") as pool:
-      yield from pool.map(ask, jobs)
-
-
-def _ask(process: "subprocess.Popen[str]", job: Job) -> Int64[np.ndarray, "n columns"]:
-  """Have the process do a job, or do it here if the process has died (out of memory, say)."""
-  assert process.stdin and process.stdout
-  try:
-    process.stdin.write(dump_json(job) + "\n")
-    process.stdin.flush()
-    answer = parse_json(process.stdout.readline())
-  except (OSError, ValueError):
-    return _scan_here(job)
-  if "error" in answer:
-    raise UserError(answer["error"])
-  return np.array(answer["rows"], np.int64)
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-  """End a process by closing its pipes, which are broken if it has died."""
-  for pipe in (process.stdin, process.stdout):
-    with contextlib.suppress(OSError):
-      if pipe:
-        pipe.close()
-  process.wait()
-
-
-def _serve() -> None:
-  """Answer one job for each line of standard input, until the parent closes the pipe."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
-  for line in sys.stdin:
-    try:
-      answer: dict[str, Any] = {"rows": _scan_here(parse_json(line)).tolist()}
-    except UserError as error:
-      answer = {"error": str(error)}
-    print(dump_json(answer), flush=True)
-
-
-if __name__ == "__main__":
-  _serve()
+    return number, _SCANS[job[0]](*job[1:])

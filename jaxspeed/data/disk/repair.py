@@ -1,24 +1,39 @@
 """Broken images of a split: the reason for each, and the image that takes its place."""
 
+import dataclasses
 import io
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
-from jaxspeed.data.disk.batches import Request
 from jaxspeed.data.disk.images import describe_failure, describe_unreadable
-from jaxspeed.data.disk.imageset import Split
-from jaxspeed.data.disk.sizes import drop_index
+from jaxspeed.data.disk.index import outdated
 from jaxspeed.data.formats import pixels
+from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
 # A batch of at least this many images that are all broken means that the disk is broken.
 _HOPELESS = 8
+# A name of a file that does not end as JPEGs do.
+_NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
 
 
-def why_broken(split: Split, number: int) -> str:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+  """A batch before it is decoded; `used` is `index` with its broken images replaced."""
+
+  index: Int64[np.ndarray, "b"]
+  used: Int64[np.ndarray, "b"]
+  mask: Bool[np.ndarray, "b"]
+  flip: Bool[np.ndarray, "b"]
+  windows: tuple[np.ndarray, ...]
+
+
+def why_broken(split: Table, number: int) -> str:
   """Read an image and return why it is broken."""
   try:
     return describe_failure(split.read(number))
@@ -36,7 +51,7 @@ class Repair:
 
   def __init__(
     self,
-    split: Split,
+    split: Table,
     decode: Callable[..., Any],
     *,
     failures: tuple[type[Exception], ...],
@@ -53,8 +68,7 @@ class Repair:
       UserError: a header could not be read and on_error is "raise".
     """
     self.doubtful = split.width == 0
-    names = split.files if split.whole_files else ()
-    self.mixed = not all(name.lower().endswith((".jpg", ".jpeg")) for name in names)
+    self.mixed = split.offset is None and _NO_JPEG.search(split.names.text.data) is not None
     self._split, self._decode = split, decode
     self._failures, self._on_error = failures, on_error
     self._reasons: dict[int, str] = {}
@@ -164,7 +178,7 @@ class Repair:
 
   def _changed(self, number: int, how: str) -> NoReturn:
     split = self._split
-    advice = drop_index(split.index_folder, split.root)
+    advice = outdated(split)
     raise UserError(
       f"{split.name(number)} in {split.root} has changed since the images were indexed "
       f"({how}): {advice}."

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import families
 from jaxspeed.data.disk.colours import colour_notes
-from jaxspeed.data.disk.imageset import ImageSet, Split, open_images
-from jaxspeed.data.disk.noise import noise_set
+from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
-from jaxspeed.data.disk.sizes import Show
+from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import untrained_note
+from jaxspeed.data.table import Table, noise_table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -46,17 +46,10 @@ class ImageSets:
     return "; ".join(dict.fromkeys(each.source for each in self.sets.values()))
 
   @property
-  def train_images(self) -> dict[int, int]:
-    return {side: len(each.train) for side, each in self.sets.items()}
-
-  @property
-  def eval_images(self) -> int:
-    return max(len(each.eval) for each in self.sets.values())
-
-  @property
   def counts(self) -> tuple[dict[int, int], int]:
     """Numbers of training images, by the short side of their copies, and of evaluation images."""
-    return self.train_images, self.eval_images
+    train = {side: len(each.train) for side, each in self.sets.items()}
+    return train, max(len(each.eval) for each in self.sets.values())
 
   @property
   def train_labels(self) -> Int32[np.ndarray, "n"]:
@@ -97,8 +90,17 @@ def open_sets(
   """
   data = config.data
   if data.synthetic:
-    noise = noise_set(data.train_images, data.eval_images, data.classes)
-    noise = dataclasses.replace(noise, evaluated_on=config.tune_on)
+    train, evaluation = (
+      noise_table(n, data.classes) for n in (data.train_images, data.eval_images)
+    )
+    noise = ImageSet(
+      table=train,
+      train=train,
+      eval=evaluation,
+      class_names=tuple(f"class {i}" for i in range(data.classes)),
+      source="noise, data.synthetic",
+      evaluated_on=config.tune_on,
+    )
     return ImageSets({phase.copies: noise for phase in phases})
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
@@ -150,7 +152,7 @@ def open_sets(
   return ImageSets(sets, tuple(dict.fromkeys(notes)))  # those of copies say the same
 
 
-def _small_images(split: Split, size: int) -> list[str]:
+def _small_images(split: Table, size: int) -> list[str]:
   """Return a note about images that are smaller than their crops, if any."""
   short = np.minimum(split.width, split.height)
   small = np.flatnonzero((short > 0) & (short < size))

@@ -2,7 +2,7 @@
 
     stream = TrainStream(images.train, seed=0, image_size=128, batch_size=1024, min_scale=0.08,
                          flip="random", steps=[(epoch, step), ...])
-    for batch in stream:  # HostBatch of uint8 images, decoded while the one before trains
+    for batch in stream:  # Batch of uint8 images, decoded while the one before trains
       ...
     stream.broken  # {number: reason} of the images that were replaced
 
@@ -31,8 +31,8 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.decoding import READ_THREADS, Stream
 from jaxspeed.data.disk.images import central_crop, random_crop, turn
-from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.table import Table
 
 
 class TrainStream(Stream):
@@ -47,7 +47,7 @@ class TrainStream(Stream):
 
   def __init__(
     self,
-    split: Split,
+    split: Table,
     *,
     seed: int,
     image_size: int,
@@ -111,6 +111,9 @@ class TrainStream(Stream):
     place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
     return order.index[place % images], place < images, order.flip[place % images]
 
+  def _shape(self, step: int) -> tuple[int, int]:
+    return self._size, self._size
+
   def _permuted(self, flip: str, epoch: int) -> Order:
     index = epoch_order(self._seed, epoch, len(self.split))
     return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
@@ -147,7 +150,7 @@ class EvalStream(Stream):
 
   def __init__(
     self,
-    split: Split,
+    split: Table,
     batches: Sequence[EvalBatch],
     *,
     resize: float,
@@ -183,6 +186,9 @@ class EvalStream(Stream):
     batch = self._batches_asked[step]
     index = batch.index[self._rows]
     return index, batch.mask[self._rows], np.zeros(len(index), bool)
+
+  def _shape(self, step: int) -> tuple[int, int]:
+    return self._batches_asked[step].shape
 
   def _counted(self, mask: np.ndarray, original: np.ndarray) -> np.ndarray:
     return mask & original

@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -25,8 +25,16 @@ class Folder:
   others: collections.Counter[str]
 
 
+# Folders of thumbnails, archives and trash that systems leave among the user's own.
+_OF_SYSTEMS = ("@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "__MACOSX")
+
+
 def has_splits(root: pathlib.Path) -> bool:
-  return any((root / each).is_dir() for each in ("train", *EVAL_FOLDERS))
+  """Return whether a folder has splits; folders of images named `train` or `test` are classes."""
+  found = [each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir()]
+  if not found or set(list_folder(root).folders) <= set(found):
+    return bool(found)
+  return any(list_folder(root / each).folders for each in found)
 
 
 def list_folders(
@@ -107,7 +115,7 @@ def list_folder(folder: pathlib.Path, *, refuse: bool = True) -> Folder:
   found = Folder([], [], collections.Counter())
   with os.scandir(folder) as entries:
     for entry in entries:
-      if entry.name.startswith("."):
+      if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
         continue
       image = entry.name.lower().endswith(SUFFIXES)
       if _is(entry.is_dir, image):
@@ -152,17 +160,15 @@ def left_out(
   )
 
 
-def folder_notes(
-  others: collections.Counter[str], splits: Mapping[str, Iterable[str]]
-) -> tuple[str, ...]:
-  """Return notes about files that are left out, and on classes of train that differ in case only.
+def folder_notes(others: collections.Counter[str], classes: Iterable[str]) -> tuple[str, ...]:
+  """Return notes about files that are left out, and on classes that differ in case only.
 
   Args:
     others: as in `left_out`.
-    splits: the names of each split's classes.
+    classes: the names of the classes.
   """
   first: dict[str, str] = {}
-  twins = [(first.setdefault(name.casefold(), name), name) for name in splits["train"]]
+  twins = [(first.setdefault(name.casefold(), name), name) for name in classes]
   twins = [(one, other) for one, other in twins if one != other]
   if not twins:
     return left_out(others)

@@ -6,6 +6,7 @@
 The first line names the columns, in any order and among others, which are not read. Keras's names
 (filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
 folder, or absolute. Commas, semicolons or tabs separate columns; Excel's line `sep=;` is skipped.
+Each row is a line.
 """
 
 import collections
@@ -14,7 +15,8 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
@@ -27,9 +29,15 @@ _COLUMNS = {
   "label": ("label", "class"),
   "split": ("split",),
 }
+_ADVICE = {
+  "file": "name its image",
+  "label": "give each image a label, or leave it out",
+  "split": "write train or val, or leave the column out",
+}
 _SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
-_SEPARATOR_LINE = re.compile(r'"?sep=\s*[,;]?"?', re.IGNORECASE)  # Excel's first line
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
+_SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+_SEPARATOR_LINE = re.compile(r'\s*"?sep=\s*[,;]?"?\s*', re.IGNORECASE)  # Excel's first line
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _SHOWN = 3  # names in a message
 _LONGEST = 100  # characters of each
@@ -57,14 +65,13 @@ class Listed:
   notes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-  """A row, with the number of its (last) line."""
+class _Row(NamedTuple):
+  """A row, in the order in which rows are sorted, with the number of its line."""
 
-  line: int
   file: str
   label: str
   split: str
+  line: int
 
 
 def is_csv(path: pathlib.Path) -> bool:
@@ -84,30 +91,26 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
       file is listed twice, or a split is missing.
   """
   rows, others, has_splits = _rows(path)
-  # "./a.jpg" is "a.jpg".
-  rows = [dataclasses.replace(row, file=os.path.normpath(row.file)) for row in rows]
+  rows.sort()
   _refuse_twice(path, rows)
   notes = []
   if others:
     notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
-  if not has_splits:
-    by_split, eval_name = {"train": rows}, ""
-  else:
+  by_split, eval_name = {"train": rows}, ""
+  if has_splits:
     by_split, eval_name, unread = _by_split(path, rows, tune)
     notes += unread
   classes = _classes(path, by_split["train"])
   numbers = {name: number for number, name in enumerate(classes)}
-  names, labels = {}, {}
-  for split, each in by_split.items():
-    each = sorted(each, key=lambda row: row.file)
-    names[split] = [row.file for row in each]
-    if unknown := [row for row in each if row.label not in numbers]:
-      raise UserError(
-        f"{path}, line {unknown[0].line}: the label {_quoted(unknown[0].label)} is in no row of "
-        f"the split train ({len(unknown):,} in all): a model is trained on the classes it is "
-        "evaluated on."
-      )
-    labels[split] = [numbers[row.label] for row in each]
+  unknown = [row for each in by_split.values() for row in each if row.label not in numbers]
+  if unknown:
+    raise UserError(
+      f"{path}, line {unknown[0].line}: the label {_quoted(unknown[0].label)} is in no row of "
+      f"the split train ({len(unknown):,} in all): a model is trained on the classes it is "
+      "evaluated on."
+    )
+  names = {split: [row.file for row in each] for split, each in by_split.items()}
+  labels = {split: [numbers[row.label] for row in each] for split, each in by_split.items()}
   return Listed(names, labels, classes, has_splits, eval_name, tuple(notes))
 
 
@@ -118,7 +121,7 @@ def read_names(path: pathlib.Path) -> list[str]:
     UserError: the file is no CSV in UTF-8 with a column file, or a row has no name.
     OSError: it cannot be read.
   """
-  return [row.file for row in _rows(path, ("file",))[0]]
+  return [row.file for row in _rows(path, ("file",), normal=False)[0]]
 
 
 def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> None:
@@ -158,72 +161,75 @@ def _hint(folder: pathlib.Path, name: str) -> str:
     return ", and folders end with '/', not '\\'"
   if re.match("[a-z0-9]+:/", name):
     return ": download the images first"
-  stem = str(folder / name)
   if not os.path.splitext(name)[1]:
     for ending in (".jpg", ".jpeg", ".png"):
-      if os.path.exists(stem + ending):
+      if os.path.exists(f"{folder / name}{ending}"):
         return f", and have their endings ({os.path.basename(name)}{ending})"
   return ""
 
 
-# Rows
-
-
 def _rows(
-  path: pathlib.Path, columns: Sequence[str] = tuple(_COLUMNS)
+  path: pathlib.Path, columns: Sequence[str] = tuple(_COLUMNS), *, normal: bool = True
 ) -> tuple[list[_Row], list[str], bool]:
   """Return the rows, the names of columns that are not read, and whether there are splits.
 
   Args:
     path: the file.
     columns: the columns to read; all but "split" must be there.
+    normal: whether "./a.jpg" becomes "a.jpg".
   """
   # Not `splitlines`: Unicode's other line ends may be inside a name.
-  lines = [f"{line}\n" for line in _text(path).split("\n")]
-  if _SEPARATOR_LINE.fullmatch(lines[0].strip(" \n")):
-    lines[0] = "\n"
-  delimiter, header, places = _header(path, lines, columns)
+  lines = _text(path).split("\n")
+  if _SEPARATOR_LINE.fullmatch(lines[0]):
+    lines[0] = ""
+  first = next(number for number, line in enumerate(lines) if line.strip())
+  delimiter, header, places = _header(path, lines[first], columns)
+  reader = csv.reader(lines[first + 1 :], delimiter=delimiter, strict=True, skipinitialspace=True)
   rows: list[_Row] = []
-  reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
-  for first, fields in _parsed(path, reader):
-    if not any(field.strip() for field in fields):
-      continue  # an empty line, or one of separators, as spreadsheets write them
-    if not rows and reader.line_num == _first_line(lines):
-      continue
-    inside = [line.split(delimiter) for line in lines[first : reader.line_num]]
-    endings = {_ending(each[places["file"]]) for each in inside if len(each) >= len(header)}
-    if _ending(fields[places["file"]]) in endings:
-      raise UserError(
-        f"{path}, lines {first} to {reader.line_num}, are one row by their double quotes, and look "
-        f"like several: close the double quotes of line {first} there."
-      )
-    if len(fields) != len(header):
-      raise UserError(
-        f"{path}, line {reader.line_num}: the header names {len(header)} columns, and this line "
-        f"has {len(fields)}: write one line for each image, with {_SEPARATORS[delimiter]} between "
-        "columns, and a value that holds one in double quotes."
-      )
-    rows.append(_row(path, reader.line_num, {key: fields[i].strip() for key, i in places.items()}))
+  splits, before = {"": "train"}, 0
+  try:
+    for fields in reader:
+      line, begin, before = first + 1 + reader.line_num, first + 2 + before, reader.line_num
+      if line > begin:
+        raise UserError(
+          f"{path}, lines {begin} to {line}, are one row by their double quotes, and each row is a "
+          f"line: close the double quotes of line {begin} there."
+        )
+      values = [fields[i].strip() if i < len(fields) else "" for i in places.values()]
+      if not any(values) and not any(field.strip() for field in fields):
+        continue  # an empty line, or one of separators, as spreadsheets write them
+      if len(fields) != len(header):
+        raise UserError(
+          f"{path}, line {line}: the header names {len(header)} columns, and this line has "
+          f"{len(fields)}: write one line for each image, with {_SEPARATORS[delimiter]} between "
+          "columns, and a value that holds one in double quotes."
+        )
+      if not all(values):
+        key = list(places)[values.index("")]
+        raise UserError(f"{path}, line {line}, has no {key}: {_ADVICE[key]}.")
+      file, label, split = (*values, "", "")[:3]
+      if split not in splits:
+        if split.lower() not in _SPLITS:
+          raise UserError(
+            f"{path}, line {line}: the split is {_quoted(split)}: write train, val or test."
+          )
+        splits[split] = _SPLITS[split.lower()]
+      if normal and ("/." in file or "//" in file or file[0] == "."):
+        file = os.path.normpath(file)
+      rows.append(_Row(file, label, splits[split], line))
+  except csv.Error as error:
+    raise UserError(
+      f"{path}, line {first + 2 + before}, cannot be read as CSV ({error}): close its double "
+      "quotes, and write two of them for one inside a value."
+    ) from None
   if not rows:
     raise UserError(f"{path} has a header line and no images: add a line for each image.")
-  read = set(places.values())
-  others = [name.strip() for i, name in enumerate(header) if i not in read]
+  others = [name.strip() for i, name in enumerate(header) if i not in places.values()]
   return rows, [name for name in others if name], "split" in places
 
 
-def _ending(name: str) -> str:
-  return os.path.splitext(name.strip(' "\n'))[1].lower()
-
-
-_SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-
-
-def _first_line(lines: Sequence[str]) -> int:
-  """Return the number of the first line that is not empty, from 1; 0: there is none."""
-  return next((number for number, line in enumerate(lines, 1) if line.strip()), 0)
-
-
 def _text(path: pathlib.Path) -> str:
+  """Return a file's text, with line feeds at the ends of lines."""
   with open_regular(path) as file:
     content = file.read(_MOST_BYTES + 1)
   if len(content) > _MOST_BYTES:
@@ -235,24 +241,25 @@ def _text(path: pathlib.Path) -> str:
     raise UserError(
       f"{path}, line {line}, is not UTF-8: save it as a CSV file in UTF-8, not as a spreadsheet."
     ) from None
-  if "\0" in text:
-    raise UserError(f"{path} holds zero bytes, so it is no text: save it as a CSV file in UTF-8.")
   if not text.strip():
     raise UserError(f"{path} is empty: begin it with the line file,label and list an image a line.")
-  return text.replace("\r\n", "\n").replace("\r", "\n")
+  text = text.replace("\r\n", "\n").replace("\r", "\n")
+  if found := _CONTROL.search(text):
+    line = text.count("\n", 0, found.start()) + 1
+    raise UserError(
+      f"{path}, line {line}, holds the control character {found[0]!r}: save it as a CSV file in "
+      "UTF-8, without that character."
+    )
+  return text
 
 
 def _header(
-  path: pathlib.Path, lines: Sequence[str], columns: Sequence[str]
+  path: pathlib.Path, line: str, columns: Sequence[str]
 ) -> tuple[str, list[str], dict[str, int]]:
   """Return the separator, the names in the header, and the place of each column that is read."""
-  line = lines[_first_line(lines) - 1]
   needed = [key for key in columns if key != "split"]
   for delimiter in _SEPARATORS:
-    try:
-      header = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
-    except csv.Error:
-      break
+    header = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
     places = _places(path, header, columns)
     if all(key in places for key in needed):
       return delimiter, header, places
@@ -288,48 +295,13 @@ def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -
   return places
 
 
-def _parsed(path: pathlib.Path, reader: "csv._reader") -> Iterator[tuple[int, list[str]]]:
-  """Yield the number of each row's first line, and its values."""
-  first = 1
-  try:
-    for fields in reader:
-      yield first, fields
-      first = reader.line_num + 1
-  except csv.Error as error:
-    advice = "close its double quotes, and write two of them for one inside a value."
-    raise UserError(f"{path}, line {first}, cannot be read as CSV ({error}): {advice}") from None
-
-
-def _row(path: pathlib.Path, line: int, values: Mapping[str, str]) -> _Row:
-  """Return a checked row."""
-  for key, value in values.items():
-    if not value:
-      advice = {
-        "file": "name its image",
-        "label": "give each image a label, or leave it out",
-        "split": "write train or val, or leave the column out",
-      }[key]
-      raise UserError(f"{path}, line {line}, has no {key}: {advice}.")
-    if _CONTROL.search(value):
-      raise UserError(
-        f"{path}, line {line}: the {key} {_quoted(value)} holds a line end or another control "
-        "character: remove it."
-      )
-  split = values.get("split", "train").lower()
-  if split not in _SPLITS:
-    raise UserError(
-      f"{path}, line {line}: the split is {_quoted(values['split'])}: write train, val or test."
-    )
-  return _Row(line, values["file"], values.get("label", ""), _SPLITS[split])
-
-
 def _refuse_twice(path: pathlib.Path, rows: Sequence[_Row]) -> None:
-  """Raise a UserError where two rows name one file."""
-  first: dict[str, _Row] = {}
-  twice = [(first[row.file], row) for row in rows if first.setdefault(row.file, row) is not row]
+  """Raise a UserError where two rows name one file; rows are sorted."""
+  pairs = zip(rows, rows[1:], strict=False)
+  twice = [sorted(pair, key=lambda row: row.line) for pair in pairs if pair[0][0] == pair[1][0]]
   if not twice:
     return
-  one, other = twice[0]
+  one, other = min(twice, key=lambda pair: pair[1].line)
   found = f"{path}, lines {one.line} and {other.line}, both name {_quoted(one.file)}"
   more = f" ({len(twice):,} rows repeat a file)" if len(twice) > 1 else ""
   if one.label != other.label:

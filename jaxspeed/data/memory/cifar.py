@@ -12,11 +12,12 @@ import pathlib
 import tarfile
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, printable
 
 _IMAGE_BYTES = 3 * 32 * 32
 # fine_label_names.txt has 1.2 kB.
@@ -80,18 +81,6 @@ CIFAR100 = Layout(
 LAYOUTS = (CIFAR10, CIFAR100)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cifar:
-  """CIFAR-10 or CIFAR-100 as read: uint8 images and fine labels."""
-
-  layout: Layout
-  train_images: UInt8[np.ndarray, "n 32 32 3"]
-  train_labels: Int32[np.ndarray, "n"]
-  test_images: UInt8[np.ndarray, "m 32 32 3"]
-  test_labels: Int32[np.ndarray, "m"]
-  class_names: tuple[str, ...]
-
-
 def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | None:
   """Find CIFAR in `path` or its official folder below; of CIFAR-10 and 100, prefer `name`."""
   layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
@@ -137,8 +126,11 @@ def cifar_files(layout: Layout, folder: pathlib.Path) -> tuple[pathlib.Path, ...
   return tuple(folder / file for file in layout.records) + ((names,) if names.is_file() else ())
 
 
-def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> Cifar:
+def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
   """Read the binary files of `folder`.
+
+  Returns:
+    Fields of `arrays.Arrays`.
 
   Raises:
     UserError: a file is missing, has the wrong size, or holds a label out of range.
@@ -155,8 +147,11 @@ def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> Cifar:
   )
 
 
-def read_cifar_archive(path: pathlib.Path) -> Cifar:
+def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
   """Read the members of the official .tar.gz by file name, without extracting them.
+
+  Returns:
+    Fields of `arrays.Arrays`.
 
   Raises:
     UserError: it is not an archive, is cut off, or holds no complete binary version.
@@ -238,7 +233,7 @@ def _assemble(
   contents: Mapping[str, UInt8[np.ndarray, "_"]],
   names: bytes,
   where: pathlib.Path,
-) -> Cifar:
+) -> dict[str, Any]:
   train = [_records(layout, contents[file], f"{file} of {where}") for file in layout.train]
   test_images, test_labels = _records(layout, contents[layout.test], f"{layout.test} of {where}")
   class_names = tuple(names.decode("utf-8", "replace").split()) or layout.class_names
@@ -247,14 +242,15 @@ def _assemble(
       f"{layout.names_file} of {where} has {len(class_names)} names, but {layout.title} has "
       f"{layout.labels[-1]} classes: correct or remove it."
     )
-  return Cifar(
-    layout=layout,
-    train_images=np.concatenate([images for images, _ in train]),
-    train_labels=np.concatenate([labels for _, labels in train]),
-    test_images=test_images,
-    test_labels=test_labels,
-    class_names=class_names,
-  )
+  return {
+    "train_images": np.concatenate([images for images, _ in train]),
+    "train_labels": np.concatenate([labels for _, labels in train]),
+    "eval_images": test_images,
+    "eval_labels": test_labels,
+    "class_names": class_names,
+    "source": f"{layout.title}, binary version in {printable(where.name)}",
+    "name": layout.name,
+  }
 
 
 def _records(

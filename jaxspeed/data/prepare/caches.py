@@ -4,36 +4,30 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
-import shutil
 import time
-from collections.abc import Sequence
 
-from jaxspeed.data.formats import array_cache
+from jaxspeed.data.formats import npz
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
 
-# Names from `array_cache.entry_of`, and of folders that a killed `remove` or `new_folder` leaves.
-_ENTRY = re.compile(r".+-[0-9a-f]{16}")
-_LEFTOVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{16}}|\..+-[0-9a-f]{{16}}\.[0-9a-f]{{32}}")
-# A younger leftover may be an entry that another process is writing.
+# A younger temporary file may be one that another process is writing.
 _LEFTOVER_SECONDS = 3_600
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An entry of the cache, or part of one, left by a killed process.
+  """A file of the cache.
 
   Attributes:
-    folder: the entry's folder.
+    path: the file.
     source: the folder or archive that it was made from; '' where that is not stored.
-    bytes: total size of its files.
+    bytes: its size.
     age: age in seconds.
     fault: what is wrong with it; '' where it is usable.
     useless: whether to prune it.
   """
 
-  folder: pathlib.Path
+  path: pathlib.Path
   source: str
   bytes: int
   age: float
@@ -47,72 +41,39 @@ def list_cache(root: pathlib.Path) -> list[Entry]:
   Raises:
     UserError: the folder cannot be read.
   """
-  try:
-    names = sorted(os.listdir(root))
-  except FileNotFoundError:
-    return []
-  except OSError as error:
-    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
-  found = [_entry(root / name) for name in names if not (root / name).is_symlink()]
-  return [each for each in found if each is not None]
+  if root.exists() and not root.is_dir():
+    raise UserError(f"{root} cannot be read (Not a directory).")
+  found = [_entry(path) for path in sorted(npz.entries(root))]
+  left = [_entry(path) for path in sorted(root.glob(f"{TEMPORARY}*")) if path.is_file()]
+  return found + [entry for entry in left if entry.age > _LEFTOVER_SECONDS]
 
 
-def prune_cache(root: pathlib.Path, entries: Sequence[Entry]) -> list[Entry]:
+def prune_cache(entries: list[Entry]) -> list[Entry]:
   """Remove the useless entries, and return them.
-
-  Args:
-    root: the cache's folder.
-    entries: the result of `list_cache`.
 
   Raises:
     UserError: an entry cannot be removed.
   """
-  removed = []
-  for each in entries:
-    if each.useless:
+  useless = [each for each in entries if each.useless]
+  for each in useless:
+    try:
       with contextlib.suppress(FileNotFoundError):
-        try:
-          shutil.rmtree(each.folder)
-        except OSError as error:
-          if isinstance(error, FileNotFoundError):
-            raise
-          raise UserError(
-            f"{error.filename or each.folder} cannot be removed ({error.strerror or error})."
-          ) from error
-      removed.append(each)
-  return removed
+        each.path.unlink()
+    except OSError as error:
+      raise UserError(f"{each.path} cannot be removed ({error.strerror or error}).") from error
+  return useless
 
 
-def _entry(folder: pathlib.Path) -> Entry | None:
-  """Return the cache entry in a folder, or None if it is not a (finished) entry."""
+def _entry(path: pathlib.Path) -> Entry:
+  stat = path.lstat()
+  age = time.time() - stat.st_mtime
+  if path.name.startswith(TEMPORARY):
+    return Entry(path, "", stat.st_size, age, "a killed run left it", True)
   try:
-    age = time.time() - folder.lstat().st_mtime
-    if not folder.is_dir():
-      return None
-    leftover = _LEFTOVER.fullmatch(folder.name) is not None
-    if leftover and age < _LEFTOVER_SECONDS:
-      return None
-    if not (leftover or _ENTRY.fullmatch(folder.name)) or not _holds_arrays(folder):
-      return None
-    size = sum(file.stat().st_size for file in folder.iterdir())
-  except OSError:
-    return None  # another process has removed it
-  if leftover:
-    return Entry(folder, "", size, age, "a killed run left it", True)
-  try:
-    about, fingerprint = array_cache.read_about(folder)
+    source = str(npz.read_about(path).get("source", ""))
   except ValueError as error:
     # Not pruned: it may belong to another program.
-    return Entry(folder, "", size, age, f"it cannot be used ({error})", False)
-  source = str(about.get("root") or fingerprint.get("path") or "")
+    return Entry(path, "", stat.st_size, age, f"it cannot be used ({error})", False)
   # A source that has changed is read again, and its entry replaced.
   gone = bool(source) and not os.path.exists(source)
-  return Entry(folder, source, size, age, "the source is gone" if gone else "", gone)
-
-
-def _holds_arrays(folder: pathlib.Path) -> bool:
-  """Return whether a folder holds only files that an entry may have."""
-  return all(
-    path.suffix in (".npy", ".json") and path.is_file() and not path.is_symlink()
-    for path in folder.iterdir()
-  )
+  return Entry(path, source, stat.st_size, age, "the source is gone" if gone else "", gone)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from jaxspeed.data.disk.index import own_index
 from jaxspeed.data.disk.prepared import (
   QUALITY,
   SPLITS,
@@ -34,16 +35,16 @@ from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import left_out, list_folder, list_folders
 from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.data.prepare.copies import make_copies
-from jaxspeed.data.prepare.index import Broken, remove_indices
+from jaxspeed.data.prepare.index import Broken
 from jaxspeed.data.prepare.writing import (
   finished_files,
-  in_processes,
   locked,
   refuse_inside,
   remove_file,
   write_whole,
   writing,
 )
+from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, open_regular
 
@@ -114,7 +115,7 @@ def resize(
       for each in (folder, folder / ".jaxspeed"):
         finished_files(each)
       write_prepared(folder, made)
-      remove_indices(folder)
+      own_index(folder).unlink(missing_ok=True)
     pruned = sum(_remove_others(folder, files, prune) for folder in folders)
     chunks = list(_chunks(source, folders, missing, sizes, quality, raise_broken))
     images, read = sum(map(len, files.values())), sum(len(chunk.names) for chunk in chunks)

@@ -11,6 +11,7 @@ core/features). Images keep the bytes of their files, except that WebP and TIFF 
 TFDS does not decode them.
 """
 
+import collections
 import dataclasses
 import hashlib
 import io
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.disk.imageset import ImageSet, Split
+from jaxspeed.data.disk.index import own_index
 from jaxspeed.data.disk.prepared import (
   STAT_THREADS,
   VERSION,
@@ -36,18 +37,20 @@ from jaxspeed.data.disk.prepared import (
   read_prepared,
   write_prepared,
 )
+from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
-from jaxspeed.data.prepare.index import Broken, broken_headers, remove_indices
+from jaxspeed.data.prepare.index import Broken, broken_headers
 from jaxspeed.data.prepare.writing import (
   finished_files,
-  in_processes,
   locked,
   refuse_inside,
   remove_file,
   write_whole,
   writing,
 )
+from jaxspeed.data.table import Table
+from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
 
@@ -89,7 +92,7 @@ def write_shards(
   classes. Images without a readable header are left out.
 
   Args:
-    images: a data set of image files, from `imageset.open_images`.
+    images: a data set of image files, from `sources.open_images`.
     destination: TFDS's data_dir.
     name: name of the data set: lower-case letters, digits and underscores.
     shards: shards of each split, at most one for each image; 0: one for each 1,024 images.
@@ -113,7 +116,7 @@ def write_shards(
   planned = [
     _Shard(
       path=str(folder / file),
-      files=[splits[split].files[splits[split].file[i]] for i in part],
+      files=[splits[split].full_path(i) for i in part.tolist()],
       labels=splits[split].label[part].tolist(),
     )
     for split, each in parts.items()
@@ -131,7 +134,7 @@ def write_shards(
     ]
     if tasks:
       (folder / _INFO).unlink(missing_ok=True)
-      remove_indices(folder)
+      own_index(folder).unlink(missing_ok=True)
     total, written = sum(map(len, orders.values())), sum(len(task.files) for task in tasks)
     done = total - written
     for count in in_processes(_write_shard, tasks, workers=workers):
@@ -161,8 +164,8 @@ class _Shard:
 
 
 def _made(images: ImageSet, shards: int, planned: Sequence[_Shard], newest: int) -> Prepared:
-  splits = (images.train, images.eval)
-  left_out = [each.files[each.file[i]] for each in splits for i in np.flatnonzero(each.width == 0)]
+  table = images.table
+  left_out = [table.full_path(number) for number in np.flatnonzero(table.width == 0).tolist()]
   return Prepared(
     kind="shards",
     source=images.train.root,
@@ -179,11 +182,11 @@ def _class_and_name(file: str) -> str:
 
 def _originals(images: ImageSet) -> dict[str, tuple[int, str]]:
   """Return the number of images and the digest of their names in each folder of classes."""
-  found = {}
-  for split in (images.whole,) if images.whole else (images.train, images.eval):
-    folder = os.path.relpath(os.path.dirname(os.path.dirname(split.files[0])), split.root)
-    found["" if folder == "." else folder] = names_of(list(map(_class_and_name, split.files)))
-  return found
+  names = collections.defaultdict(list)
+  for path in images.table.paths():
+    *split, name, file = path.split("/")
+    names["".join(split)].append(f"{name}/{file}")
+  return {split: names_of(each) for split, each in names.items()}
 
 
 def _content_digest(shards: Sequence[_Shard], root: str) -> str:
@@ -233,7 +236,7 @@ def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
     raise UserError(f"--shards={shards}: name the number of files for each split.")
   if workers < 1:
     raise UserError(f"--workers={workers}: at least one process is needed.")
-  if not (images.train.whole_files and images.eval.whole_files):
+  if images.table.offset is not None:
     raise UserError(f"{images.train.root} holds shards already: name a folder of images.")
   for each in images.class_names:
     if each != each.strip() or not each.isprintable():
@@ -243,7 +246,7 @@ def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
       )
 
 
-def _order(split: Split) -> np.ndarray:
+def _order(split: Table) -> np.ndarray:
   """Return the numbers of the images with a header, in the order of the shards."""
   sound = np.flatnonzero(split.width)
   if not sound.size:

@@ -1,27 +1,15 @@
-"""Helpers that write a folder of many files: whole files, one command at a time, many processes."""
+"""Helpers that write a folder of many files: whole files, one command at a time."""
 
 import contextlib
 import errno
 import itertools
-import multiprocessing
 import os
 import pathlib
-import signal
 import stat
-import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
-
-_POLL_SECONDS = 0.05
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
 
 
 def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
@@ -69,22 +57,6 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     os.close(descriptor)
 
 
-@contextlib.contextmanager
-def waiting_for(folder: pathlib.Path) -> Iterator[None]:
-  """Wait until no other command writes the index of `folder`, then keep others waiting.
-
-  Raises:
-    OSError: the folder cannot be opened.
-  """
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    while not try_lock(descriptor):
-      time.sleep(_POLL_SECONDS)  # an index is written within a second
-    yield
-  finally:
-    os.close(descriptor)
-
-
 def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
   """Write a file under a temporary name in its folder, then rename it."""
   # No sync of a million files: those that a power failure loses are made again.
@@ -99,7 +71,6 @@ def finished_files(folder: str | os.PathLike[str]) -> set[str]:
     return set()
   for name in names:
     path = os.path.join(folder, name)
-    # A temporary folder is a half-written index, which `remove_indices` removes.
     if name.startswith(TEMPORARY) and not os.path.isdir(path):
       os.unlink(path)
   return set(names)
@@ -117,55 +88,3 @@ def remove_file(folder: pathlib.Path, name: str) -> bool:
   except FileNotFoundError:
     pass
   return True
-
-
-def in_processes(
-  function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
-) -> Generator[_Result]:
-  """Yield the results of `function` as they come, from at most `workers` processes.
-
-  The processes end with this one, even if it is killed. With one worker or task, the work is done
-  in this process.
-
-  Raises:
-    UserError: a process was killed.
-    Exception: the first one that `function` raised; tasks that have not started are dropped.
-  """
-  if min(workers, len(tasks)) <= 1:
-    yield from map(function, tasks)
-    return
-  # fork would copy locks held by threads of the caller's modules.
-  method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-  context = multiprocessing.get_context(method)
-  if method == "forkserver":
-    context.set_forkserver_preload([function.__module__])
-  remaining = iter(tasks)
-  pool = ProcessPoolExecutor(
-    min(workers, len(tasks)), mp_context=context, initializer=_begin_process
-  )
-  try:
-    pending = {pool.submit(function, task) for task in itertools.islice(remaining, 4 * workers)}
-    while pending:
-      done, pending = wait(pending, return_when=FIRST_COMPLETED)
-      pending |= {pool.submit(function, task) for task in itertools.islice(remaining, len(done))}
-      yield from (future.result() for future in done)
-  except BrokenProcessPool:
-    raise UserError(
-      "a worker process was killed, perhaps out of memory: run the same command again, which "
-      f"resumes from here, with fewer than --workers={workers}."
-    ) from None
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-def _begin_process() -> None:
-  """Leave Ctrl-C to the parent, and end when the parent has ended."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-  parent.join()
-  os._exit(1)

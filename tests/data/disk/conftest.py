@@ -1,9 +1,14 @@
 """What tests of images on disk share."""
 
+import os
+
 import numpy as np
 import pytest
 from image_streams import encode
 from toy_images import write_split
+
+from jaxspeed.data.disk import headers
+from jaxspeed.data.disk.sources import open_images
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +20,30 @@ def noise(tmp_path_factory):
     height, width = rng.randint(20, 60, 2)
     contents[f"{number}.jpg"] = encode(rng.randint(0, 256, (height, width, 3)).astype(np.uint8))
   return write_split(tmp_path_factory.mktemp("noise"), contents)
+
+
+@pytest.fixture
+def opened(tmp_path):
+  """open_images with a cache in the test's own folder."""
+
+  def call(path, *, cache=tmp_path / "cache", **options):
+    return open_images(name="insects", path=str(path), cache=str(cache), **options)
+
+  return call
+
+
+@pytest.fixture
+def scans(monkeypatch):
+  """The jobs that were done: the number of files, or the name of a shard."""
+  done = []
+
+  def counting(kind, scan):
+    def call(path, *rest):
+      done.append(len(rest[0]) if kind == "files" else os.path.basename(path))
+      return scan(path, *rest)
+
+    return call
+
+  for kind, scan in list(headers._SCANS.items()):
+    monkeypatch.setitem(headers._SCANS, kind, counting(kind, scan))
+  return done

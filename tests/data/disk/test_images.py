@@ -25,9 +25,9 @@ from jaxspeed.data.disk.crops import (
   epoch_flips,
   epoch_order,
 )
-from jaxspeed.data.disk.imageset import Split
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
+from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
 
@@ -139,7 +139,7 @@ def test_more_images_are_read_at_a_time_than_there_are_cores(noise, tmp_path, mo
   expected, _ = train(noise, steps=steps_of(9, 3))
   seen, enough = threading.Semaphore(0), threading.Event()
 
-  def read(self, number, read=Split.read):
+  def read(self, number, read=Table.read):
     seen.release()
     # All threads are to stand here at once.
     assert enough.wait(60), "the reads wait for each other"
@@ -152,7 +152,7 @@ def test_more_images_are_read_at_a_time_than_there_are_cores(noise, tmp_path, mo
 
   passing = threading.Thread(target=let_them_pass)
   passing.start()
-  monkeypatch.setattr(Split, "read", read)
+  monkeypatch.setattr(Table, "read", read)
   batches, _ = train(split, steps=steps_of(9, 3), read_threads=threads)
   passing.join()
   assert seen.acquire(timeout=0), "fewer images were read than threads"

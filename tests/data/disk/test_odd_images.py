@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import pathlib
 
 import numpy as np
 import pytest
@@ -19,10 +18,11 @@ from image_streams import (
 from PIL import Image, ImageOps
 from toy_images import write_split
 
-from jaxspeed.data.disk.imageset import Split, open_images
 from jaxspeed.data.disk.rectangles import EvalBatch
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.prepare.index import write_index
+from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
 
 
@@ -112,7 +112,7 @@ REPLACED = [name for name in ODD if name not in DECODED]
 class Survived:
   """What streams made of the odd files, by name; a whole file follows every third of them."""
 
-  split: Split
+  split: Table
   number: dict
   train: dict  # row of a batch: (image, label)
   train_broken: dict
@@ -266,7 +266,7 @@ def test_a_set_without_a_whole_image_is_refused(tmp_path):
 
 @needs_tensorflow
 def test_a_disk_that_is_gone_ends_the_run(noise, tmp_path):
-  split = dataclasses.replace(noise, files=tuple(str(tmp_path / str(i)) for i in range(22)))
+  split = dataclasses.replace(noise, root=str(tmp_path), names=Names.of(map(str, range(22))))
   with pytest.raises(UserError, match=r"none of 8 images in a row .*\(it cannot be read: No such"):
     train(split)
 
@@ -306,7 +306,7 @@ def test_the_index_of_an_edited_image_is_dropped_or_named(tmp_path, own):
   sentence = str(refused.value)
   if own:
     command = f"python -m jaxspeed.prepare index {root}"
-    assert sentence.endswith(f"write the index {root}/.jaxspeed/train again with {command}.")
+    assert sentence.endswith(f"write the index {root}/.jaxspeed/images.npz again with {command}.")
     write_index(root)
   else:
     assert sentence.endswith("removed from the cache, and the same command makes it again.")
@@ -327,10 +327,10 @@ def test_an_image_of_another_size_than_indexed_is_refused(tmp_path, kind):
 @needs_tensorflow
 def test_a_shard_that_is_cut_off_or_gone_is_refused(noise, tmp_path):
   split = in_shards(noise, tmp_path / "shards")
-  shard = pathlib.Path(split.files[1])
+  shard = tmp_path / "shards" / "1.bin"
   shard.write_bytes(shard.read_bytes()[:-10])
   with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* has changed since"):
-    train(dataclasses.replace(split, root=str(shard.parent)))
+    train(split)
   shard.unlink()
   with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* cannot be read \(No such file"):
-    train(dataclasses.replace(split, root=str(shard.parent)))
+    train(split)

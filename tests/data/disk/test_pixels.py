@@ -56,7 +56,7 @@ def test_a_crop_is_resized_bilinearly(tmp_path, kind, tolerance, antialias):
   (batch,), _ = train(split, image_size=40, batch_size=4, min_scale=0.2, antialias=antialias)
   boxes = boxes_of(split, batch, seed=7, batch_size=4, min_scale=0.2)
   for image, number, (y, x, h, w) in zip(batch.image, batch.index, boxes, strict=True):
-    whole = np.asarray(Image.open(split.files[number]).convert("RGB"))
+    whole = np.asarray(Image.open(split.full_path(number)).convert("RGB"))
     expected = bilinear(whole[y : y + h, x : x + w], 40, antialias=antialias)
     assert np.abs(image - expected).max() <= tolerance + 0.5 * antialias
 
@@ -77,7 +77,7 @@ def test_crops_of_photographs_are_pillows(shared_data, tmp_path, size):
     boxes = boxes_of(split, batch, seed=7, batch_size=len(files), min_scale=0.08)
     errors = []
     for image, number, (y, x, h, w) in zip(batch.image, batch.index, boxes, strict=True):
-      with Image.open(split.files[number]) as file:
+      with Image.open(split.full_path(number)) as file:
         part = file.convert("RGB").crop((x, y, x + w, y + h))
       expected = np.asarray(part.resize((size, size), Image.Resampling.BILINEAR))
       errors.append(np.mean((image.astype(float) - expected) ** 2))
@@ -150,7 +150,7 @@ def assert_centres(split, batches, resize):
     np.testing.assert_array_equal(batch.label, split.label[asked.index])
     assert not batch.flip.any()
     for image, number in zip(batch.image[asked.mask], asked.index[asked.mask], strict=True):
-      expected = centre_of(split.files[number], asked.shape, int(resize))
+      expected = centre_of(split.full_path(number), asked.shape, int(resize))
       difference = np.abs(image.astype(float) - expected)
       # Pillow rounds between its two passes.
       assert difference.mean() < 0.3
@@ -193,8 +193,8 @@ def test_a_prediction_sees_what_evaluation_sees(shared_data, tmp_path, antialias
   for size, resize in [(128, 145), (64, 73), (101, 90)]:
     asked = [EvalBatch((size, size), numbers, numbers >= 0)]
     (batch,) = EvalStream(split, asked, resize=resize, antialias=antialias)
-    for image, file in zip(batch.image, split.files, strict=True):
-      seen = read_image(file, size, resize, antialias=antialias)
+    for number, image in enumerate(batch.image):
+      seen = read_image(split.full_path(number), size, resize, antialias=antialias)
       difference = np.abs(image.astype(float) - seen)
       # Of two roundings in both; where the filters differ it is 1.6 and more.
       assert difference.mean() < 0.3

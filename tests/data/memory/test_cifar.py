@@ -9,17 +9,19 @@ import tiny_sets
 from PIL import Image
 
 from jaxspeed.data.memory import cifar
-from jaxspeed.data.memory.cifar import (
-  CIFAR10,
-  CIFAR100,
-  find_cifar,
-  find_pickled,
-  read_cifar_archive,
-  read_cifar_folder,
-)
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.data.memory.cifar import CIFAR10, CIFAR100, find_cifar, find_pickled
 from jaxspeed.errors import UserError
 
 RECORDS = 3
+
+
+def read_cifar_archive(path):
+  return Arrays(**cifar.read_cifar_archive(path))
+
+
+def read_cifar_folder(layout, folder):
+  return Arrays(**cifar.read_cifar_folder(layout, folder))
 
 
 @pytest.fixture
@@ -47,8 +49,8 @@ def assert_read(found, expected):
   train_images, train_labels, test_images, test_labels = expected
   np.testing.assert_array_equal(found.train_images, train_images)
   np.testing.assert_array_equal(found.train_labels, train_labels)
-  np.testing.assert_array_equal(found.test_images, test_images)
-  np.testing.assert_array_equal(found.test_labels, test_labels)
+  np.testing.assert_array_equal(found.eval_images, test_images)
+  np.testing.assert_array_equal(found.eval_labels, test_labels)
   assert found.train_images.dtype == np.uint8 and found.train_labels.dtype == np.int32
 
 
@@ -106,7 +108,7 @@ def test_archives_are_read_without_extraction(tmp_path, small, mode):
   before = sorted(tmp_path.rglob("*"))
   found = read_cifar_archive(path)
   assert_read(found, expected)
-  assert found.class_names == tuple("abcdefghij") and found.layout.name == "cifar10"
+  assert found.class_names == tuple("abcdefghij") and found.name == "cifar10"
   assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -1,12 +1,14 @@
-"""One's own arrays take little more memory than they have, and their statistics none."""
+"""One's own arrays: files that are read or refused, and the memory that they take."""
 
+import os
+import struct
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from jaxspeed.data.memory.own import gathered, read_own
-from jaxspeed.data.memory.statistics import channel_statistics
+from jaxspeed.data.memory.own import channel_statistics, gathered, read_npy, read_own
+from jaxspeed.errors import UserError
 
 
 @pytest.fixture
@@ -58,3 +60,61 @@ def test_statistics_are_exact_and_take_no_memory(peak):
   np.testing.assert_allclose(mean, pixels.mean(axis=0), rtol=1e-12)
   np.testing.assert_allclose(std[:2], pixels.std(axis=0)[:2], rtol=1e-12)
   assert (mean[2], std[2]) == (7.0, 1.0)
+
+
+def npy(header, data=b"", version=1):
+  length = struct.pack("<H" if version == 1 else "<I", len(header))
+  return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
+
+
+def header(shape, descr="|u1", order=False):
+  return f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<f4", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_numpy_writes_is_read(tmp_path, dtype, order):
+  array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+  np.save(tmp_path / "a.npy", np.asarray(array, order=order))
+  np.testing.assert_array_equal(read_npy(tmp_path / "a.npy"), array, strict=True)
+
+
+DAMAGED = {
+  "negative": npy(header("(-4, 3)"), bytes(12)),
+  "large": npy(header(f"({10**12},)"), bytes(12)),
+  "larger than a word": npy(header(f"({10**30}, 10)"), bytes(12)),
+  "very many axes": npy(header("(" + "1," * 100 + ")"), bytes(1)),
+  "short": npy(header("(12,)"), bytes(11)),
+  "floats": npy(header("(2.0, 3)"), bytes(6)),
+  "junk dtype": npy(header("(3,)", "junk"), bytes(3)),
+  "objects": npy(header("(3,)", "|O"), bytes(30)),
+  "strings": npy(header("(3,)", "<U4"), bytes(48)),
+  "records": npy(header("(3,)").replace(b"'|u1'", b"[('a', '|u1')]"), bytes(3)),
+  "brackets": npy(b"(" * 9_000, bytes(3)),
+  "open bracket": npy(b"{'descr': (", bytes(3)),
+  "a call": npy(b"{'descr': __import__('os').getcwd()}", bytes(3)),
+  "no UTF-8": npy(b"\xff\xfe{}", bytes(3), version=3),
+  "long header": npy(b" " * 20_000 + header("(3,)"), bytes(3)),
+  "longer header than file": npy(header("(3,)"))[:20],
+  "version 9": npy(header("(3,)"), bytes(3), version=9),
+  "another file": b"PK\3\4 and so on",
+  "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_one_sentence(tmp_path, name):
+  (tmp_path / "a.npy").write_bytes(DAMAGED[name])
+  with pytest.raises(UserError, match=r"a.npy is not a .npy file of numbers \(") as error:
+    read_npy(tmp_path / "a.npy")
+  assert len(str(error.value)) < 500 and str(error.value).isprintable()
+
+
+def test_pipes_and_devices_are_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / "a.npy")
+  (tmp_path / "b.npy").symlink_to("/dev/zero")
+  for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path):
+    with pytest.raises(UserError, match=r"\(it is no regular file\)"):
+      read_npy(path)
+  with pytest.raises(UserError, match="c.npy is missing"):
+    read_npy(tmp_path / "c.npy")

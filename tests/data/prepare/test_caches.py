@@ -2,7 +2,6 @@
 
 import io
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import tiny_sets
 from in_process import command, mistake
 from PIL import Image
 
-from jaxspeed.data.disk.imageset import open_images
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.memory.arrays import open_arrays
 from jaxspeed.data.prepare.index import write_index
 
@@ -42,17 +41,11 @@ def cache(tmp_path):
     open_arrays(name="tiny", path=str(path), cache=str(cache), classes=2)
   (tmp_path / "goes").rename(tmp_path / "gone")
   (tmp_path / "goes_arrays").rename(tmp_path / "gone_arrays")
-  for name in ("photos-0123456789abcdef", "mine", ".jaxspeed-0123"):
-    (cache / name).mkdir()
-    (cache / name / "a.npy").write_bytes(b"mine")
-  (cache / "notes.txt").write_bytes(b"mine")
-  (tmp_path / "linked").mkdir()
-  (cache / "index-val-0123456789abcdef").symlink_to(tmp_path / "linked")
-  for name in (".jaxspeed-0123456789abcdef", f".index-val-0123456789abcdef.{'0a' * 16}"):
-    (cache / name).mkdir()
-    (cache / name / "width.npy").write_bytes(b"half")
-    os.utime(cache / name, (1, time.time() - 7_200))
-  (cache / ".jaxspeed-1123456789abcdef").mkdir()  # which another process is writing
+  for name in ("photos-0123456789abcdef.npz", "mine.npz", "notes.txt"):
+    (cache / name).write_bytes(b"mine")
+  for name, age in ((".jaxspeed-0123456789abcdef", 7_200), (".jaxspeed-1123456789abcdef", 0)):
+    (cache / name).write_bytes(b"half")  # the second is being written
+    os.utime(cache / name, (1, time.time() - age))
   return cache
 
 
@@ -64,7 +57,7 @@ def test_entries_are_listed_with_their_sources(tmp_path, cache):
   before = names(cache)
   done = command("prepare", "cache", f"--cache={cache}", "--list")
   assert done.returncode == 0 and names(cache) == before
-  lines = [line for line in done.stdout.splitlines() if line.startswith("index-train-")]
+  lines = [line for line in done.stdout.splitlines() if line.startswith("images-")]
   lines += [line for line in done.stdout.splitlines() if line.startswith("tiny-")]
   for suffix in ("", "_arrays/1.0.0"):
     (stays,) = (line for line in lines if f"{tmp_path}/stays{suffix}," in line)
@@ -80,8 +73,7 @@ def test_only_what_is_of_no_use_is_removed(cache):
   assert done.returncode == 0, done
   removed = before - names(cache)
   kinds = sorted(name.rpartition("-")[0] for name in removed)
-  assert kinds == [".index-val", ".jaxspeed", "index-train", "index-val", "tiny"]
-  assert "\nremoved 5 entries, " in done.stdout
+  assert kinds == [".jaxspeed", "images", "tiny"] and "\nremoved 3 entries, " in done.stdout
   again = command("prepare", "cache", f"--cache={cache}", "--prune")
   assert "\nremoved 0 entries, 0.0 MB\n" in again.stdout
 
@@ -107,7 +99,5 @@ def test_many_write_one_index_at_once(tmp_path):
   with ThreadPoolExecutor(8) as pool:
     written = list(pool.map(lambda _: len(write_index(root).train), range(24)))
   assert written == [2] * 24
-  assert sorted(path.name for path in (root / ".jaxspeed").iterdir()) == ["train", "val"]
-  assert pathlib.Path(open_images(name="", path=str(root), cache="").train.index_folder) == (
-    root / ".jaxspeed" / "train"
-  )
+  (index,) = (root / ".jaxspeed").iterdir()
+  assert open_images(name="", path=str(root), cache="").train.index == str(index)

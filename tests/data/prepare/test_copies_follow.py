@@ -9,8 +9,8 @@ from edited_images import NAMES, Phase, edit, fresh, jpeg, train, tree, write
 from in_process import command, mistake
 from ml_collections import ConfigDict
 
-from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.disk.sets import open_sets
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare import resize as resize_module
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.errors import UserError

@@ -5,8 +5,8 @@ from edited_images import NAMES, Phase, changes, edit, jpeg, pack, train, tree, 
 from in_process import command
 from ml_collections import ConfigDict
 
-from jaxspeed.data.disk.imageset import open_images
 from jaxspeed.data.disk.sets import open_sets
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.errors import UserError
 

@@ -1,0 +1,244 @@
+"""The index of a data set: where its images lie and how large they are, in one .npz file.
+
+Headers are read once. The index is in the cache, or beside the images: ROOT/.jaxspeed/images.npz,
+which takes precedence. It is never used if it does not hold the names that are listed now, or if
+shards have another size or time.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from jaxspeed.data.disk import headers
+from jaxspeed.data.formats import npz
+from jaxspeed.data.table import Names, Table
+from jaxspeed.errors import UserError
+from jaxspeed.files import locked_folder
+
+_log = logging.getLogger("jaxspeed")
+
+_NAMES_PER_JOB = 500
+# Columns of the index and their dtypes: those that a header gives and the image's size in bytes,
+# and those of images in shards.
+_HEADER: dict[str, type[np.signedinteger]] = {
+  "width": np.int32,
+  "height": np.int32,
+  "orientation": np.int8,
+  "length": np.int64,
+}
+_IN_SHARD: dict[str, type[np.signedinteger]] = {
+  "offset": np.int64,
+  "label": np.int32,
+  "digest": np.int64,
+}
+Show = Callable[[int, int], None]
+Columns = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listed:
+  """The files of a data set, before any is opened: those for training come first.
+
+  Attributes:
+    place: the folder or file that the user named.
+    root: the folder that names are relative to.
+    names: the names of the images, or of shards.
+    train: the number of images for training; None: all.
+    labels: class numbers of the images; None: shards hold them.
+    digest: as in `Table`, of images that are files.
+    records: the number of images in each shard.
+    keys: the names of the features in a shard that hold an image and its label.
+  """
+
+  place: pathlib.Path
+  root: pathlib.Path
+  names: Names
+  train: int | None
+  labels: np.ndarray | None = None
+  digest: Int64[np.ndarray, "n"] | None = None
+  records: Sequence[int] = ()
+  keys: tuple[str, str] = ("", "")
+
+  @property
+  def images(self) -> int:
+    return sum(self.records) if self.records else len(self.names)
+
+  @property
+  def own_index(self) -> pathlib.Path:
+    """The file of an index beside the images."""
+    return own_index(self.place)
+
+
+def own_index(place: pathlib.Path) -> pathlib.Path:
+  """Return the file of the index beside the images of a folder."""
+  return place / ".jaxspeed" / "images.npz"
+
+
+def open_table(
+  listed: Listed,
+  cache: pathlib.Path,
+  *,
+  show: Show | None = None,
+  anew: bool = False,
+  beside: bool = False,
+) -> Table:
+  """Return the table of listed images, from an index, or from their headers.
+
+  Args:
+    listed: the files.
+    cache: the folder of indices that are not beside their images.
+    show: called with the number of headers read and the total.
+    anew: whether to read the headers despite an index, because files may have changed, and to
+      verify the checksums of shards.
+    beside: whether to write the index beside the images.
+
+  Raises:
+    UserError: a file cannot be opened, a shard is damaged, or the index beside the images cannot be
+      written.
+  """
+  entry = npz.entry_of(cache, "images", listed.place)
+  if anew or beside:
+    return _make(listed, listed.own_index if beside else entry, show, verify=True)
+  for path in (listed.own_index, entry):
+    if (table := _stored(listed, path)) is not None:
+      return table
+  with contextlib.suppress(OSError):
+    cache.mkdir(parents=True, exist_ok=True)
+  # The processes of a host wait for the first, which reads the headers.
+  with locked_folder(cache):
+    table = _stored(listed, entry)
+    return _make(listed, entry, show, verify=False) if table is None else table
+
+
+def outdated(table: Table) -> str:
+  """Remove an outdated index from the cache, and return advice for the user.
+
+  An index beside the images is the user's and stays.
+  """
+  index = pathlib.Path(table.index)
+  if table.index and index.parent.name == ".jaxspeed":
+    root = shlex.quote(str(index.parents[1]))
+    return f"write the index {index} again with python -m jaxspeed.prepare index {root}"
+  if table.index:
+    index.unlink(missing_ok=True)
+  return "the index was removed from the cache, and the same command makes it again"
+
+
+def _make(listed: Listed, path: pathlib.Path, show: Show | None, *, verify: bool) -> Table:
+  """Read all headers, and store what they say."""
+  columns = _scan(listed, show, verify=verify)
+  arrays = columns | {"names": listed.names.text}
+  if listed.records:
+    arrays["stats"] = _stats(listed)
+  about = {"source": str(listed.place.resolve())}
+  if path != listed.own_index:
+    npz.store(path, arrays, about)
+    return _table(listed, columns, path)
+  try:
+    npz.write(path, arrays, about)
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
+      "without an index there."
+    ) from error
+  return _table(listed, columns, path)
+
+
+def _stored(listed: Listed, path: pathlib.Path) -> Table | None:
+  """Return the table from an index, or warn and return None where that does not fit the files."""
+  if not path.is_file():
+    return None
+  try:
+    return _table(listed, _fitting(listed, path), path)
+  except ValueError as error:
+    advice = "it is made again"
+    if path == listed.own_index:
+      place = shlex.quote(str(listed.place))
+      advice = f"write it again with python -m jaxspeed.prepare index {place}"
+    else:
+      path.unlink(missing_ok=True)
+    _log.warning("the index %s is not used (%s): %s", path, error, advice)
+    return None
+
+
+def _fitting(listed: Listed, path: pathlib.Path) -> Columns:
+  """Return the columns of an index of these files, and perhaps of others after them.
+
+  Raises:
+    ValueError: the index must not be used; the message says why.
+  """
+  found, _ = npz.read(path)
+  names, stats = listed.names.text, _stats(listed) if listed.records else np.zeros((0, 2), np.int64)
+  if not (
+    np.array_equal(found.get("names", names[:0])[: len(names)], names)
+    and np.array_equal(found.get("stats", stats)[: len(stats)], stats)
+  ):
+    raise ValueError("the files that it was made from have changed")
+  wanted = _HEADER | (_IN_SHARD if listed.records else {})
+  columns = {name: found[name][: listed.images] for name in wanted if name in found}
+  if {name: (column.dtype, column.shape) for name, column in columns.items()} != {
+    name: (np.dtype(dtype), (listed.images,)) for name, dtype in wanted.items()
+  }:
+    raise ValueError("its columns are not those that this version reads")
+  for number in () if listed.records else np.flatnonzero(columns["width"] == 0).tolist():
+    name = os.path.join(listed.root, os.fsdecode(listed.names[number]))
+    with contextlib.suppress(OSError):
+      if os.stat(name).st_size != columns["length"][number]:
+        raise ValueError(f"{name} had no header then, and is another file now")
+  return columns
+
+
+def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
+  """Return sizes and times of shards, in whole seconds, as in tar."""
+  paths = [listed.root / os.fsdecode(listed.names[i]) for i in range(len(listed.names))]
+  stats = [path.stat() for path in paths]
+  return np.array([(stat.st_size, int(stat.st_mtime)) for stat in stats], np.int64)
+
+
+def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
+  _log.info("reading the headers of %s images of %s", f"{listed.images:,}", listed.place)
+  names = [os.fsdecode(listed.names[i]) for i in range(len(listed.names))]
+  jobs: list[headers.Job]
+  if listed.records:
+    jobs = [
+      ("shard", str(listed.root / name), *listed.keys, records, verify)
+      for name, records in zip(names, listed.records, strict=True)
+    ]
+  else:
+    jobs = [
+      ("files", str(listed.root), names[first : first + _NAMES_PER_JOB])
+      for first in range(0, len(names), _NAMES_PER_JOB)
+    ]
+  rows, done = [], 0
+  with contextlib.closing(headers.scan(jobs, listed.images)) as answers:
+    for answer in answers:
+      rows.append(answer)
+      done += len(answer)
+      if show:
+        show(done, listed.images)
+  wanted = _HEADER | (_IN_SHARD if listed.records else {})
+  columns = {}
+  for number, (name, dtype) in enumerate(wanted.items()):
+    # Clipped, not wrapped: a label too large for int32 must not become a valid one.
+    info = np.iinfo(dtype)
+    column = np.concatenate([row[:, number] for row in rows])
+    columns[name] = np.clip(column, info.min, info.max).astype(dtype)
+  return columns
+
+
+def _table(listed: Listed, columns: Columns, index: pathlib.Path) -> Table:
+  if listed.labels is not None:
+    columns["label"] = np.asarray(listed.labels, np.int32)
+    columns["file"] = np.arange(len(listed.names), dtype=np.int32)
+    if listed.digest is not None:
+      columns["digest"] = listed.digest
+  else:
+    columns["file"] = np.repeat(np.arange(len(listed.records), dtype=np.int32), listed.records)
+  return Table(root=str(listed.root), names=listed.names, index=str(index), **columns)

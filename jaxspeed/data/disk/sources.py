@@ -1,0 +1,302 @@
+"""Data sets of encoded images on disk: folders, CSV files, and shards that TFDS reads.
+
+    images = open_images(name="imagenet2012", path="/data/imagenet", cache="")
+    encoded = images.train.read(0)
+
+`path` is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, a folder with CLASS/*.jpg (a share
+is held out), a CSV file of names and labels (`label_csv.py`), or a folder of TFRecords that TFDS
+prepared (`tfrecord.py`). This module decodes no image, and needs TensorFlow only where TFDS
+downloads a data set.
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxspeed.data.disk import prepared
+from jaxspeed.data.disk.index import Listed, Show, open_table
+from jaxspeed.data.formats.class_names import read_class_names
+from jaxspeed.data.formats.folders import (
+  EVAL_FOLDERS,
+  folder_notes,
+  has_splits,
+  list_classes,
+  list_folder,
+  list_folders,
+)
+from jaxspeed.data.formats.label_csv import is_csv, read_csv, require_files
+from jaxspeed.data.formats.npz import DEFAULT_CACHE
+from jaxspeed.data.formats.pixels import FORMATS
+from jaxspeed.data.formats.tfds_download import prepare_with_tfds
+from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
+from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
+from jaxspeed.data.table import Names, Table, path_digests
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import expanded
+
+_ACCEPTED = (
+  "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
+  "with CLASS/*.jpg, of which a share is held out, a .csv file with the columns file and label, or "
+  "a folder that TFDS prepared (dataset_info.json)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+  """A data set of encoded images; labels index `class_names`.
+
+  Attributes:
+    table: all images, those for training first where the data set has splits.
+    train: the images to train on.
+    eval: the images to evaluate on.
+    class_names: the names of the classes, by label.
+    source: what the data set is and where it was found.
+    notes: lines about files that were left out.
+    evaluated_on: which images `eval` holds, as in `data.memory.arrays.Arrays`.
+  """
+
+  table: Table
+  train: Table
+  eval: Table
+  class_names: tuple[str, ...]
+  source: str
+  notes: tuple[str, ...] = ()
+  evaluated_on: str = "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  """A data set before its images are opened; the class names of shards may be ()."""
+
+  listed: Listed
+  class_names: tuple[str, ...]
+  source: str
+  notes: tuple[str, ...] = ()
+  info: TfdsInfo | None = None
+
+
+def open_images(
+  *,
+  name: str,
+  path: str,
+  cache: str,
+  show: Show | None = None,
+  tune: bool = False,
+  anew: bool = False,
+  beside: bool = False,
+  share: float = TENTH,
+) -> ImageSet:
+  """Open the data set that a config names; the first time, this reads all headers (`index.py`).
+
+  Args:
+    name: TFDS's name of the data set.
+    path: folder or CSV file of the data set; '' lets TFDS download and prepare `name`.
+    cache: folder of indices; '' means ~/.cache/jaxspeed/data.
+    show: called with the number of headers read and the total.
+    tune: whether to evaluate on a share of the training images; no evaluation split is needed.
+    anew, beside: as in `index.open_table`.
+    share: share of each class to hold out, where images are.
+
+  Raises:
+    UserError: `path` holds no readable data set, or a damaged or incomplete one.
+  """
+  folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
+  try:
+    found = _find(name, path, tune)
+    table = open_table(found.listed, folder, show=show, anew=anew, beside=beside)
+  except OSError as error:
+    raise UserError(
+      f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
+      "is not complete, or not readable for you."
+    ) from error
+  names = found.class_names if found.info is None else _checked_names(found.info, table)
+  train = table.take(slice(found.listed.train))
+  evaluation = (
+    train if tune or found.listed.train is None else table.take(slice(found.listed.train, None))
+  )
+  images = ImageSet(table, train, evaluation, names, found.source, found.notes)
+  for each in (train, evaluation):
+    if not each.width.any():
+      raise UserError(
+        f"none of the {len(each)} images of {each.root} has a header that can be read (the first "
+        f"is {each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
+      )
+  if found.listed.train is None:
+    images = _hold_out(images, "held-out", share)
+  return _hold_out(images, "validation", share) if tune else images
+
+
+def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
+  """Return the class names of the data set at `path`, or (); this opens and lists no image.
+
+  Raises:
+    UserError: as in `open_images`.
+  """
+  root = expanded(path, "config.data.path").absolute()
+  try:
+    if is_csv(root):
+      return read_csv(root, tune=True).classes
+    if any((root / part / "images.npy").exists() for part in ("", "train")):
+      return read_class_names(root / "classes.txt")
+    if has_splits(root):
+      root = next(root / each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
+    elif version := find_tfds(root, name) or only_tfds(root):
+      return open_tfds(version, tune=True).class_names
+    return tuple(list_folder(root).folders)
+  except OSError as error:
+    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
+
+
+def _find(name: str, path: str, tune: bool) -> _Found:
+  if not path:
+    return _find_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
+  root = expanded(path, "config.data.path").absolute()
+  if is_csv(root) and root.exists():
+    return _find_csv(root, tune)
+  if not root.is_dir():
+    state = "is a file" if root.exists() else "does not exist"
+    raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
+  if any((folder / "images.npy").exists() for folder in (root, root / "train")):
+    raise UserError(
+      f"config.data.path: {root} holds arrays, and this recipe reads encoded images from the "
+      "disk: choose one that trains from memory, such as --config=configs/quickstart.py."
+    )
+  if has_splits(root):
+    return _find_folders(root, tune)
+  if version := find_tfds(root, name) or only_tfds(root):
+    return _find_tfds(version, tune)
+  prepared.refuse_shards_below(root)
+  if not list_folder(root).folders:
+    raise UserError(
+      f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
+    )
+  others: collections.Counter[str] = collections.Counter()
+  files = {"": list_classes(root, others)}
+  listed = _listed_folders(root, files, None)
+  return _Found(
+    listed, tuple(files[""]), f"{_title(root)}: class folders", folder_notes(others, files[""])
+  )
+
+
+def _find_folders(root: pathlib.Path, tune: bool) -> _Found:
+  others: collections.Counter[str] = collections.Counter()
+  made = prepared.require_complete(root)
+  files = list_folders(root, others, tune=tune)
+  counts = {split: sum(map(len, classes.values())) for split, classes in files.items()}
+  if made is not None:
+    prepared.check_counts(root, made, counts)
+  return _Found(
+    _listed_folders(root, files, counts["train"]),
+    tuple(files["train"]),
+    f"{_title(root)}: folders {' and '.join(files)}",
+    folder_notes(others, files["train"]),
+  )
+
+
+def _title(root: pathlib.Path) -> str:
+  """Return a folder's name, after its parent's if it is a number, as in folders of copies."""
+  return printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
+
+
+def _listed_folders(
+  root: pathlib.Path, files: Mapping[str, Mapping[str, Sequence[str]]], train: int | None
+) -> Listed:
+  """Return the images of folders of classes, given their names by split and class."""
+  numbers = {name: number for number, name in enumerate(next(iter(files.values())))}
+  parts, labels = [], []
+  for split, classes in files.items():
+    for name, found in classes.items():
+      folder = f"{split}/{name}" if split else name
+      parts.append(Names.of(f"{folder}/{file}" for file in found).text)
+      labels.append(np.full(len(found), numbers[name], np.int32))
+  names = Names(np.concatenate(parts))
+  return Listed(root, root, names, train, labels=np.concatenate(labels))
+
+
+def _find_csv(path: pathlib.Path, tune: bool) -> _Found:
+  listed = read_csv(path, tune=tune)
+  require_files(path, listed.names)
+  source = printable(path.name)
+  if listed.has_splits:
+    source += ": split train" if tune else f": splits train and {listed.eval_name}"
+  names = Names.of(name for each in listed.names.values() for name in each)
+  labels = np.concatenate([np.array(each, np.int32) for each in listed.labels.values()])
+  train = len(listed.names["train"]) if listed.has_splits else None
+  files = Listed(path, path.parent, names, train, labels=labels, digest=path_digests(names))
+  return _Found(files, listed.classes, source, listed.notes)
+
+
+def _find_tfds(folder: pathlib.Path, tune: bool) -> _Found:
+  prepared.require_complete(folder)
+  info = open_tfds(folder, tune=tune)
+  shards = info.train if tune else (*info.train, *info.eval)
+  named = "split train" if tune else f"splits train and {info.eval_split}"
+  listed = Listed(
+    folder.absolute(),
+    folder.absolute(),
+    Names.of(shard.path.name for shard in shards),
+    sum(shard.records for shard in info.train),
+    records=[shard.records for shard in shards],
+    keys=(info.image_key, info.label_key),
+  )
+  source = printable(f"TFDS {info.name} {folder.name}, {named}")
+  return _Found(listed, info.class_names, source, info=info)
+
+
+def _checked_names(info: TfdsInfo, table: Table) -> tuple[str, ...]:
+  """Return the names of the classes, or their numbers where they have no names.
+
+  Raises:
+    UserError: a label has no class, or two classes have one name.
+  """
+  smallest, largest = int(table.label.min()), int(table.label.max())
+  if smallest < 0:
+    raise UserError(
+      f"a label of {info.folder} is {smallest}: labels count from 0, one for each image."
+    )
+  if len(set(info.class_names)) < len(info.class_names):
+    twice = next(name for name in info.class_names if info.class_names.count(name) > 1)
+    found = f"{info.folder} has two classes of the name {printable(twice)}"
+    raise UserError(f"{found}: correct its list of class names.")
+  named = len(info.class_names)
+  if named and largest >= named:
+    raise UserError(
+      f"labels of {info.folder} go up to {largest}, but it has names for only {named} classes: "
+      "correct its labels or its list of class names."
+    )
+  if largest >= len(table):
+    raise UserError(
+      f"labels of {info.folder} go up to {largest}, but it has only {len(table)} images: labels "
+      "count classes from 0."
+    )
+  return info.class_names or tuple(map(str, range(largest + 1)))
+
+
+def _hold_out(images: ImageSet, evaluated_on: str, share: float) -> ImageSet:
+  """Replace the evaluation images by a share of each class of the training images.
+
+  The share has the smallest BLAKE2b digests of class and file name, so that a resized copy, as a
+  file or in a shard, is in the same part as its original.
+
+  Args:
+    images: the data set.
+    evaluated_on: "held-out" or "validation", as in `data.memory.arrays.Arrays`.
+    share: share of each class.
+
+  Raises:
+    UserError: there are too few training images, or shards do not name them.
+  """
+  train = images.train
+  digests = train.digests(images.class_names)
+  kept, held_out = split_by_digest(digests, train.label, share, images.source.split(":")[0])
+  return dataclasses.replace(
+    images,
+    train=train.take(kept),
+    eval=train.take(held_out),
+    source=f"{images.source}; {hold_out_line(len(held_out), len(train), share, evaluated_on)}",
+    notes=images.notes + single_image_note(train.label, images.class_names),
+    evaluated_on=evaluated_on,
+  )

@@ -1,0 +1,92 @@
+"""Arrays in one .npz file, with facts about them in JSON: the cache, and indices of images.
+
+A file appears whole or not at all, and never changes afterwards. The zip format keeps a checksum of
+each array.
+"""
+
+import logging
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from jaxspeed.files import dump_json, new_file, open_regular, parse_json
+
+_log = logging.getLogger("jaxspeed")
+
+DEFAULT_CACHE = "~/.cache/jaxspeed/data"
+# The member that holds the facts.
+_ABOUT = "about"
+
+
+def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
+  """Return the file in a cache for the source at `path`."""
+  return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
+
+
+def entries(cache: pathlib.Path, name: str = "*") -> list[pathlib.Path]:
+  """Return the files of `name` in a cache, newest first."""
+  files = [path for path in cache.glob(f"{name}-{'[0-9a-f]' * 16}.npz") if path.is_file()]
+  return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def stats_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
+  """Return the names, sizes and times of files, to tell later whether they have changed.
+
+  Raises:
+    OSError: a file is missing, or its size and time cannot be read.
+  """
+  stats = [(file, file.stat()) for file in files]
+  return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+  """Write a file, replacing an older one.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  facts = np.frombuffer(dump_json(dict(about)).encode(), np.uint8)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with new_file(path) as file:
+    members: dict[str, Any] = {**arrays, _ABOUT: facts}
+    np.savez(file, **members)
+
+
+def store(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+  """Write a file of the cache as `write` does, but warn when that fails."""
+  try:
+    write(path, arrays, about)
+  except OSError as error:
+    _log.warning(
+      "%s cannot be written (%s), so every run will read the data again: "
+      "set --config.data.cache to a writable folder.",
+      path,
+      error.strerror or error,
+    )
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Return the arrays of a file, and the facts stored with them.
+
+  Raises:
+    ValueError: it must not be used; the message says why.
+  """
+  return _read(path, every=True)
+
+
+def read_about(path: pathlib.Path) -> dict[str, Any]:
+  """Return the facts stored in a file; raises as `read` does."""
+  return _read(path, every=False)[1]
+
+
+def _read(path: pathlib.Path, *, every: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  try:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
+      about = parse_json(found[_ABOUT].tobytes())  # no `kind`: pydantic refuses odd names
+      return {name: found[name] for name in found.files if every and name != _ABOUT}, about
+  except Exception as error:  # damaged archives raise almost anything
+    raise ValueError(f"{type(error).__name__}: {error}") from error

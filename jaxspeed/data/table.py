@@ -1,0 +1,198 @@
+"""A table of encoded images on disk, of any number: the place, class and size of each image."""
+
+import dataclasses
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int8, Int32, Int64, UInt8
+
+from jaxspeed.errors import UserError, printable
+from jaxspeed.files import open_regular
+
+
+class Names:
+  """Names of files as one string of bytes, with a zero byte after each.
+
+  14 million names of 30 bytes take 0.5 GB; as Python's strings they would take 1.4.
+
+  Args:
+    text: the string.
+  """
+
+  def __init__(self, text: UInt8[np.ndarray, "bytes"]) -> None:
+    self.text = text
+    self._starts = np.concatenate([[0], np.flatnonzero(text == 0) + 1])
+
+  @classmethod
+  def of(cls, names: Iterable[str]) -> "Names":
+    return cls(np.frombuffer(b"".join(os.fsencode(name) + b"\0" for name in names), np.uint8))
+
+  def __len__(self) -> int:
+    return len(self._starts) - 1
+
+  def __getitem__(self, number: int) -> bytes:
+    return self.text[self._starts[number] : self._starts[number + 1] - 1].tobytes()
+
+
+_COLUMNS = ("file", "length", "label", "width", "height", "orientation", "offset", "digest")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+  """Images, numbered 0 ... n - 1.
+
+  Attributes:
+    root: the folder that names of files are relative to.
+    names: the names of the files: one for each image, or of shards; () for noise.
+    file: the number in `names` of the file that holds the image.
+    length: size of the encoded image, in bytes.
+    label: class number from 0.
+    width: width in pixels as the image is shown, from its header; 0 without a readable header.
+    height: as `width`.
+    orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
+    offset: place of the encoded image's first byte in its shard; None where each file is an image.
+    digest: `name_digest` of each image's file name in its shard, 0 without a name, or
+      `path_digests` of the names in a CSV file; None in folders of classes.
+    index: the file that stores the sizes; '' where they are not stored.
+  """
+
+  root: str
+  names: Names
+  file: Int32[np.ndarray, "n"]
+  length: Int64[np.ndarray, "n"]
+  label: Int32[np.ndarray, "n"]
+  width: Int32[np.ndarray, "n"]
+  height: Int32[np.ndarray, "n"]
+  orientation: Int8[np.ndarray, "n"]
+  offset: Int64[np.ndarray, "n"] | None = None
+  digest: Int64[np.ndarray, "n"] | None = None
+  index: str = ""
+
+  def __len__(self) -> int:
+    return len(self.label)
+
+  @property
+  def is_noise(self) -> bool:
+    """Whether the images have no files (`noise_table`)."""
+    return not len(self.names)
+
+  def take(self, rows: Int64[np.ndarray, "m"] | slice) -> "Table":
+    """Return a table of these images only, in this order; a slice copies nothing."""
+    columns = {name: getattr(self, name) for name in _COLUMNS}
+    taken = {name: each[rows] for name, each in columns.items() if each is not None}
+    return dataclasses.replace(self, **taken)
+
+  def path(self, number: int) -> str:
+    """Return the path below `root` of the file that holds an image."""
+    return os.fsdecode(self.names[self.file[number]])
+
+  def full_path(self, number: int) -> str:
+    return os.path.join(self.root, self.path(number))
+
+  def paths(self) -> list[str]:
+    """Return each image's path below `root`, in a shard with its first byte; [] for noise."""
+    if self.is_noise:
+      return []
+    paths = map(self.path, range(len(self)))
+    if self.offset is None:
+      return list(paths)
+    return [f"{path}, byte {at}" for path, at in zip(paths, self.offset.tolist(), strict=True)]
+
+  def name(self, number: int) -> str:
+    """Return an image's name for messages."""
+    name = printable(self.path(number))
+    return name if self.offset is None else f"{name}, byte {self.offset[number]}"
+
+  def read(self, number: int) -> bytes:
+    """Read an encoded image.
+
+    Raises:
+      OSError: its file cannot be read.
+    """
+    with open_regular(self.full_path(number)) as file:
+      if self.offset is None:
+        return file.read()
+      file.seek(self.offset[number])
+      return file.read(self.length[number])
+
+  def digests(self, class_names: Sequence[str]) -> Iterator[bytes]:
+    """Yield eight bytes for each image, the same for its copies in every folder and shard.
+
+    They decide the images that are held out (`hold_out.py`).
+
+    Raises:
+      UserError: an image has no name.
+    """
+    names = self.digest
+    if names is None:
+      names = np.array([name_digest(self.names[row]) for row in self.file.tolist()])
+    elif nameless := int((names == 0).sum()):
+      raise UserError(
+        f"{nameless:,} of {len(names):,} images in the shards of {self.root} have no file_name, "
+        "which decides the images to hold out: evaluate on the data set's own split "
+        "(--config.tune_on=test), or make shards with names (python -m jaxspeed.prepare shards)."
+      )
+    prefixes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in class_names]
+    for label, name in zip(self.label.tolist(), names.astype("<i8"), strict=True):
+      found = prefixes[label].copy()
+      found.update(name.tobytes())
+      yield found.digest()
+
+
+def name_digest(name: bytes) -> int:
+  """Return a signed 64-bit digest of a file's name without its folders; 0 for an empty name."""
+  base = name.rpartition(b"/")[2]
+  digest = hashlib.blake2b(base, digest_size=8).digest()
+  return int.from_bytes(digest, "little", signed=True) if base else 0
+
+
+def path_digests(names: Names) -> Int64[np.ndarray, "n"]:
+  """Return a digest of each whole name: images of a CSV in two folders may share a file name."""
+  found = [hashlib.blake2b(names[i], digest_size=8).digest() for i in range(len(names))]
+  # The lowest bit is set, because 0 stands for no name.
+  return np.frombuffer(b"".join(found), "<i8") | 1
+
+
+def fingerprint(train: Table, evaluation: Table) -> str:
+  """Return the kind and the CRC-32 of names and labels, in two words; a run knows its images by it.
+
+  Names are without their ending, so that a moved data set and its resized copies have the same.
+  Contents do not count. The kind is "files", "csv", "shards" or "noise"; checksums of two kinds
+  cannot be compared.
+  """
+  if train.is_noise:
+    return "noise 0"
+  kind = "shards" if train.offset is not None else "files" if train.digest is None else "csv"
+  checksum = 0
+  for table in (train, evaluation):
+    if table.digest is None:
+      stems = [b"/" + os.path.splitext(table.names[row])[0] for row in table.file.tolist()]
+      checksum = zlib.crc32(b"\0".join(stems), checksum)
+    else:
+      checksum = zlib.crc32(table.digest.tobytes(), checksum)
+    checksum = zlib.crc32(table.label.tobytes(), checksum)
+  return f"{kind} {checksum:08x}"
+
+
+def noise_table(n: int, classes: int) -> Table:
+  """Return a table without files, with sizes distributed as in ImageNet (data.synthetic)."""
+  rng = np.random.RandomState(n % 2**32)
+  # Ratios at the percentiles 1, 5, 25, 50, 75, 95 and 99 of 1,000 images of ImageNet.
+  ratio = np.interp(
+    rng.random_sample(n),
+    [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99],
+    [0.592, 0.666, 0.962, 1.333, 1.471, 1.511, 2.0],
+  )
+  return Table(
+    root="",
+    names=Names.of([]),
+    file=np.zeros(n, np.int32),
+    length=np.zeros(n, np.int64),
+    label=rng.randint(classes, size=n).astype(np.int32),
+    width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
+    height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
+    orientation=np.ones(n, np.int8),
+  )

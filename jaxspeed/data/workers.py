@@ -1,0 +1,87 @@
+"""A pool of processes for many small tasks."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from jaxspeed.errors import UserError
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+def in_processes(
+  function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
+) -> Generator[_Result]:
+  """Yield the results of `function` as they come, from at most `workers` processes.
+
+  The processes end with this one, even if it is killed. They do not import the main module, which
+  may be a user's script or import JAX. With one worker or task, the work is done in this process.
+
+  Raises:
+    UserError: a process was killed.
+    Exception: the first one that `function` raised; tasks that have not started are dropped.
+  """
+  if min(workers, len(tasks)) <= 1:
+    yield from map(function, tasks)
+    return
+  # fork would copy locks held by threads of the caller's modules.
+  method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+  context = multiprocessing.get_context(method)
+  if method == "forkserver":
+    context.set_forkserver_preload([function.__module__])
+  remaining = iter(tasks)
+  pool = ProcessPoolExecutor(
+    min(workers, len(tasks)), mp_context=context, initializer=_begin_process
+  )
+
+  def submit(number: int) -> set[Future[_Result]]:
+    with _without_main():
+      return {pool.submit(function, task) for task in itertools.islice(remaining, number)}
+
+  try:
+    pending = submit(4 * workers)
+    while pending:
+      done, pending = wait(pending, return_when=FIRST_COMPLETED)
+      pending |= submit(len(done))
+      yield from (future.result() for future in done)
+  except BrokenProcessPool:
+    raise UserError(
+      f"one of {workers} worker processes was killed, perhaps out of memory: run the same command "
+      "again, prepare with fewer --workers, and it resumes from here."
+    ) from None
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+  """Hide the main module from `multiprocessing`, which starts processes at a submission."""
+  main = sys.modules["__main__"]
+  sys.modules["__main__"] = types.ModuleType("__main__")
+  try:
+    yield
+  finally:
+    sys.modules["__main__"] = main
+
+
+def _begin_process() -> None:
+  """Leave Ctrl-C to the parent, and end when the parent has ended."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+  parent.join()
+  os._exit(1)

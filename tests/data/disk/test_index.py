@@ -1,0 +1,359 @@
+"""The index of a data set: headers, processes that read them, and when it is made again."""
+
+import io
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_sets
+from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files, write
+from PIL import Image
+
+from jaxspeed.data.disk import headers, index
+from jaxspeed.data.formats import npz
+from jaxspeed.data.prepare.index import write_index
+from jaxspeed.errors import UserError
+
+
+def warnings_of(caplog):
+  return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+# Headers
+
+
+def test_images_without_a_header_have_no_size(tmp_path, opened, recwarn):
+  whole = encoded(40, 50)
+  contents = {
+    "bomb": png_header(60_000, 60_000),
+    "cut": whole[: whole.index(b"\xff\xc0")],  # before the frame header, which holds the size
+    "empty": b"",
+    "html": b"<!DOCTYPE html><html><body>404</body></html>",
+    "large": png_header(10_000, 10_000),  # Pillow warns of it
+    "other": encoded(4, 4, "ICO"),
+    "whole": whole,
+    "without data": png_header(30, 20),
+  }
+  files = {f"train/ant/{name}.jpg": content for name, content in contents.items()}
+  write(tmp_path / "set", files | {"val/ant/1.jpg": whole})
+  train = opened(tmp_path / "set").train
+  found = {os.path.basename(train.name(i))[:-4]: i for i in range(len(train))}
+  has_size = {"large": (10_000, 10_000), "whole": (40, 50), "without data": (30, 20)}
+  for name, i in found.items():
+    assert (train.width[i], train.height[i]) == has_size.get(name, (0, 0)), name
+    assert train.read(i) == contents[name] and train.length[i] == len(contents[name])
+  assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_sizes_are_those_that_are_shown_not_those_that_are_stored(tmp_path, opened, kind):
+  exif = Image.Exif()
+  exif[0x0112] = 6  # orientation: to be turned by 90 degrees
+  content = encoded(40, 50, kind, exif=exif)
+  images = opened(write(tmp_path / "set", {"train/ant/1.jpg": content, "val/ant/1.jpg": content}))
+  assert (images.train.width.tolist(), images.train.height.tolist()) == ([50], [40])
+  # Of TIFF, Pillow turns the pixels itself.
+  assert images.train.orientation.tolist() == [1 if kind == "TIFF" else 6]
+
+
+def test_the_formats_of_a_folder(tmp_path, opened):
+  kinds = {"a.webp": "WEBP", "b.tif": "TIFF", "c.TIFF": "TIFF", "d.bmp": "BMP", "e.gif": "GIF"}
+  files = {f"train/ant/{name}": encoded(20, 30, kind) for name, kind in kinds.items()}
+  files |= {"train/ant/f.png": encoded(20, 30, "PNG"), "val/ant/g.JPG": encoded(20, 30)}
+  images = opened(write(tmp_path / "set", files))
+  assert set(images.train.width) == {20} and len(images.train) == 6 and not images.notes
+
+
+@pytest.mark.parametrize("where", ["train/ant/x.jpg", "val/bee/x.png"])
+@pytest.mark.parametrize("link", [False, True])
+def test_pipes_are_refused_and_not_waited_for(tmp_path, opened, where, link):
+  root = write(tmp_path / "set", small_files())
+  os.mkfifo(tmp_path / "pipe" if link else root / where)
+  if link:
+    (root / where).symlink_to(tmp_path / "pipe")
+  with pytest.raises(UserError, match=f"{where} is no regular file"):
+    opened(root)
+  with pytest.raises(UserError, match=f"{where} cannot be read .it is no regular file"):
+    headers.scan_files(str((root / where).parent), [os.path.basename(where)])
+
+
+@pytest.mark.parametrize("threshold", [0, 10**9])
+def test_a_file_that_cannot_be_opened_is_an_error_and_not_stored(
+  tmp_path, opened, monkeypatch, threshold
+):
+  """What is broken stays broken in the index; a disk that is away comes back."""
+  monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
+  write(tmp_path / "set", small_files())
+  (tmp_path / "set" / "train" / "bee" / "1.jpg").symlink_to(tmp_path / "file" / "away.jpg")
+  (tmp_path / "file").write_text("a disk that is away")
+  with pytest.raises(UserError, match=r"train/bee/1.jpg cannot be read \(Not a directory"):
+    opened(tmp_path / "set")
+  assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_disk_that_fails_is_no_broken_image():
+  class Failing(io.BytesIO):
+    def read(self, size=-1):
+      raise OSError(5, "Input/output error")
+
+  with pytest.raises(OSError, match="Input/output error"):
+    headers._header(Failing(encoded(4, 4)))
+
+
+def test_real_images(tmp_path, opened, shared_data):
+  """ImageNet's originals: a CMYK and grey ones, headers of up to 60 kB."""
+  folder = shared_data / "imagenet_sample"
+  if not folder.is_dir():
+    pytest.skip("no sample of ImageNet")
+  for split in ("train", "val"):
+    (tmp_path / "set" / split).mkdir(parents=True)
+    (tmp_path / "set" / split / "ant").symlink_to(folder)
+  files = {
+    f"{split}/ant/{path.name}": path.read_bytes()
+    for split in ("train", "val")
+    for path in sorted(folder.iterdir())
+    if path.suffix == ".JPEG"
+  }
+  assert len(files) == 200
+  assert_holds(opened(tmp_path / "set"), files)
+
+
+# Processes
+
+
+def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
+  files = small_files()
+  write(tmp_path / "large", {f"train/ant/{i:04}.jpg": encoded(3, 1 + i % 7) for i in range(1_100)})
+  write(tmp_path / "large", {"val/ant/1.jpg": encoded(2, 2)})
+  name = os.fsdecode(b"\xff.jpg")
+  write(
+    tmp_path / "no text", {f"train/ant/{name}": encoded(4, 5), f"val/ant/{name}": encoded(6, 7)}
+  )
+  as_shards(tmp_path / "1.0.0", files, "validation")
+  found = {}
+  monkeypatch.setattr(index, "_NAMES_PER_JOB", 1)
+  for threshold in (10**9, 0):
+    monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
+    if not threshold:
+      monkeypatch.setattr(headers, "_SCANS", {})  # which this process is then not to use
+    for name in ("large", "1.0.0", "no text"):
+      found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}")
+  assert_holds(found["1.0.0", 0], files)
+  offsets = [found["1.0.0", threshold].train.offset for threshold in (0, 10**9)]
+  np.testing.assert_array_equal(*offsets)
+  assert found["large", 0].train.height.tolist() == [1 + i % 7 for i in range(1_100)]
+  assert found["no text", 0].train.width.tolist() == [4]
+
+
+SCRIPT = """
+import sys
+from jaxspeed.data.disk import headers, index, sources
+headers._IMAGES_FOR_PROCESSES, index._NAMES_PER_JOB = int(sys.argv[3]), 5
+images = sources.open_images(name='', path=sys.argv[1], cache=sys.argv[2],
+                             show=lambda done, _: print("read", done))
+print(images.train.width.tolist())
+heavy = {'tensorflow', 'tensorflow_datasets', 'torch', 'jax', 'sklearn'}
+sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)
+"""
+
+
+def start_script(tmp_path, threshold):
+  (tmp_path / "script.py").write_text(SCRIPT)
+  command = [sys.executable, "script.py", str(tmp_path / "set"), str(tmp_path / "cache"), threshold]
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  return subprocess.Popen(command, text=True, cwd=tmp_path, env=environment, **pipes)
+
+
+def test_a_script_of_its_own_may_open_a_set(tmp_path):
+  """One without `if __name__ == "__main__"`; neither JAX nor TensorFlow is imported."""
+  write(tmp_path / "set", small_files())
+  done = start_script(tmp_path, "0").communicate(timeout=60)
+  assert done == ("read 5\nread 10\n[8, 9, 10, 11, 12, 13, 14]\n", "")
+
+
+def test_of_the_processes_of_a_host_one_reads_the_headers(tmp_path):
+  write(
+    tmp_path / "set",
+    {f"{split}/ant/{i}.jpg": encoded(9, 9) for split in ("train", "val") for i in range(300)},
+  )
+  outputs = [
+    each.communicate(timeout=60) for each in [start_script(tmp_path, "9999") for _ in range(4)]
+  ]
+  assert sum("read 600\n" in out for out, _ in outputs) == 1
+  assert not any(err for _, err in outputs)
+
+
+# When it is made again
+
+
+def test_an_index_is_made_once_and_for_both_splits(tmp_path, opened, scans, caplog):
+  files = small_files()
+  write(tmp_path / "set", files)
+  shown = []
+  assert_holds(opened(tmp_path / "set", show=lambda *each: shown.append(each)), files)
+  assert scans == [10] and shown == [(10, 10)]
+  assert_holds(opened(tmp_path / "set", show=lambda *each: shown.append(each)), files)
+  opened(tmp_path / "set", tune=True)  # the images for training come first
+  assert len(scans) == len(shown) == 1
+  write(tmp_path / "set", {"train/bee/7.jpg": encoded(99, 98)})
+  assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 99, 12, 13, 14]
+  (warning,) = warnings_of(caplog)
+  assert "images-" in warning and "have changed" in warning and scans == [10, 11]
+  bee, cat = (tmp_path / "set" / "train" / name / "7.jpg" for name in ("bee", "cat"))
+  bee.rename(cat)
+  assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 12, 13, 14, 99]
+
+
+def test_the_index_beside_the_images_comes_first_and_moves_with_them(tmp_path, opened, scans):
+  files = small_files()
+  write_index(write(tmp_path / "set", files))
+  (tmp_path / "set").rename(tmp_path / "moved")
+  images = opened(tmp_path / "moved", cache=tmp_path / "other")
+  assert_holds(images, files)
+  assert scans == [10] and not (tmp_path / "other").exists()
+  assert [path.name for path in (tmp_path / "moved" / ".jaxspeed").iterdir()] == ["images.npz"]
+  write(tmp_path / "moved", {"val/bee/10.jpg": encoded(99, 98)})
+  write_index(tmp_path / "moved")
+  found = opened(tmp_path / "moved", cache=tmp_path / "third")
+  assert scans == [10, 11] and found.eval.width.tolist() == [15, 99, 16, 17]
+
+
+def damaged(index):
+  content = bytearray(index.read_bytes())
+  content[300] ^= 1
+  index.write_bytes(content)
+
+
+def other_columns(index):
+  arrays, about = npz.read(index)
+  npz.write(index, arrays | {"length": arrays["length"].astype(np.int32)}, about)
+
+
+def fewer_rows(index):
+  arrays, about = npz.read(index)
+  npz.write(index, arrays | {"length": arrays["length"][:-1]}, about)
+
+
+@pytest.mark.parametrize(
+  ("damage", "words"),
+  [
+    (damaged, "CRC-32"),
+    (other_columns, "its columns are not those"),
+    (fewer_rows, "its columns are not those"),
+    (lambda index: index.write_bytes(b""), "No data left in file"),
+    (lambda index: write(index.parents[1], {"val/bee/8.jpg": encoded(9, 9)}), "have changed"),
+  ],
+)
+def test_an_index_beside_the_images_that_is_no_use_is_passed_over(
+  tmp_path, opened, scans, caplog, damage, words
+):
+  write_index(write(tmp_path / "set", small_files()))
+  index = tmp_path / "set" / ".jaxspeed" / "images.npz"
+  damage(index)
+  for run in (1, 2):
+    assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 12, 13, 14]
+    assert len(warnings_of(caplog)) == run and len(scans) == 2  # the cache serves the second
+  assert f"the index {index} is not used" in caplog.text and words in caplog.text
+  assert f"python -m jaxspeed.prepare index {tmp_path / 'set'}" in caplog.text and index.exists()
+
+
+def test_an_image_that_was_broken_and_is_mended_is_read_again(tmp_path, opened):
+  root = write(tmp_path / "set", small_files() | {"train/bee/0.jpg": b"no image"})
+  assert opened(root).train.width[3] == 0
+  write(root, {"train/bee/0.jpg": encoded(50, 40)})
+  assert opened(root).train.width[3] == 50
+
+
+def test_folders_that_cannot_be_written(tmp_path, opened, caplog):
+  files = small_files()
+  write(tmp_path / "set", files | {".jaxspeed": b"in the way"})
+  (tmp_path / "file").write_text("in the way")
+  assert_holds(opened(tmp_path / "set", cache=tmp_path / "file" / "cache"), files)
+  (warning,) = warnings_of(caplog)
+  assert "images-" in warning and "cannot be written" in warning
+  with pytest.raises(UserError, match=r"images.npz cannot be written \((File ex|Not a dir)"):
+    write_index(tmp_path / "set")
+
+
+# Shards
+
+
+def test_shards_hold_what_the_folder_holds(tmp_path, opened):
+  files = small_files()
+  files["train/ant/0.jpg"] = encoded(33, 44, comment=b"c" * 40_000)  # a header of three windows
+  files["train/ant/1.jpg"] = b""
+  files["train/ant/2.jpg"] = b"c" * 40_000
+  as_shards(tmp_path / "data" / "insects" / "1.2.3", files, "validation")
+  folder = opened(write(tmp_path / "set", files))
+  for path in (tmp_path / "data", tmp_path / "data" / "insects" / "1.2.3"):
+    images = opened(path)
+    for shards, whole in ((images.train, folder.train), (images.eval, folder.eval)):
+      assert [*map(shards.read, range(len(shards)))] == [*map(whole.read, range(len(whole)))]
+      for column in ("label", "width", "height", "length"):
+        np.testing.assert_array_equal(getattr(shards, column), getattr(whole, column), strict=True)
+  assert (images.train.width[0], images.train.height[0]) == (33, 44)
+  assert images.class_names == folder.class_names == CLASSES
+  assert images.source == "TFDS insects 1.2.3, splits train and validation"
+  assert images.train.file.tolist() == [0, 0, 0, 0, 1, 1, 1]
+  assert images.train.file.dtype == np.int32 and images.train.offset.dtype == np.int64
+  name = "insects-train.tfrecord-00001-of-00002"
+  assert images.train.name(5) == f"{name}, byte {images.train.offset[5]}"
+
+
+def test_the_index_of_shards(tmp_path, opened, scans, caplog):
+  files = small_files()
+  folder = as_shards(tmp_path / "1.0.0", files, "test")
+  shards = [
+    f"insects-{n}" for n in ("train.tfrecord-00000-of-00002", "train.tfrecord-00001-of-00002")
+  ]
+  shards.append("insects-test.tfrecord-00000-of-00001")
+  shown = []
+  assert_holds(opened(folder, show=lambda *each: shown.append(each)), files)
+  assert scans == shards and shown == [(4, 10), (7, 10), (10, 10)]
+  assert_holds(opened(folder), files)
+  assert scans == shards
+  os.utime(folder / shards[1], (1, 1))
+  assert_holds(opened(folder), files)
+  assert scans == 2 * shards and "have changed" in caplog.text
+  write_index(folder)
+  folder.rename(tmp_path / "1.0.1")
+  assert_holds(opened(tmp_path / "1.0.1", cache=tmp_path / "other"), files)
+  assert scans == 3 * shards and not (tmp_path / "other").exists()
+
+
+def test_damaged_shards_are_named_and_not_stored(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "test")
+  shard = folder / "insects-train.tfrecord-00001-of-00002"
+  whole = shard.read_bytes()
+  in_length, in_data = bytearray(whole), bytearray(whole)
+  in_length[2] ^= 1
+  in_data[-100] ^= 1
+  for content, message in (
+    (whole[:-1], "ends in the middle of record 2"),
+    (in_length, "is damaged: record 0 does not fit its checksum"),
+    (whole * 2, "holds 6 records and dataset_info.json promises 3"),
+    (b"", "holds 0 records and dataset_info.json promises 3"),
+  ):
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=f"{shard.name}:? {message}"):
+      opened(folder)
+  shard.write_bytes(in_data)
+  # Every host would read all bytes; the command that writes an index does.
+  with pytest.raises(UserError, match="is damaged: record 2 does not fit its checksum"):
+    write_index(folder)
+  shard.unlink()
+  with pytest.raises(UserError, match=f"{shard.name} cannot be read .*the data set is not compl"):
+    opened(folder)
+  assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_record_that_is_no_image_is_named(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "test")
+  shard = folder / "insects-train.tfrecord-00001-of-00002"
+  shard.write_bytes(b"".join(tiny_sets.frame(b"no Example") for _ in range(3)))
+  with pytest.raises(UserError, match="record 0 is not a labelled image"):
+    opened(folder)

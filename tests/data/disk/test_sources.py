@@ -1,0 +1,406 @@
+"""open_images: folders, lists and shards, what is held out, and the sentence for bad input."""
+
+import collections
+import importlib.util
+import os
+import re
+import socket
+import sys
+import types
+
+import numpy as np
+import pytest
+import tiny_sets
+from insects import (
+  CLASSES,
+  as_shards,
+  assert_holds,
+  encoded,
+  many_files,
+  names_of,
+  small_files,
+  write,
+)
+
+from jaxspeed.data.disk.sources import class_names_of, open_images
+from jaxspeed.data.formats.folders import folder_notes
+from jaxspeed.errors import UserError
+
+# Folders
+
+
+@pytest.mark.parametrize("held_out", ["val", "validation", "test"])
+def test_a_folder_of_class_folders(tmp_path, opened, held_out):
+  files = small_files(held_out)
+  images = opened(write(tmp_path / "set", files))
+  assert_holds(images, files)
+  assert images.class_names == CLASSES
+  assert images.source == f"set: folders train and {held_out}"
+  assert images.train.offset is None
+  assert images.train.full_path(3) == str(tmp_path / "set" / "train" / "bee" / "0.jpg")
+  assert images.train.name(3) == "train/bee/0.jpg"
+  assert images.eval.name(2) == f"{held_out}/cat/9.jpg"
+
+
+def test_names_are_in_the_order_of_plain_strings_and_others_left_out(tmp_path, opened):
+  image = encoded(5, 6)
+  names = ("B/10.JPEG", "B/9.jpg", "B/Z.PNG", "a/1.bmp", "a/é.gif")  # "B" < "a"
+  files = {f"{split}/{name}": image for split in ("train", "val") for name in names}
+  others = (".hidden/1.jpg", "a/.hidden.jpg", "a/notes.txt", "a/deeper/1.jpg", "loose.jpg")
+  # What a NAS puts beside images.
+  others += ("@eaDir/1.jpg@SynoEAStream/x", "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg")
+  write(tmp_path / "set", files | {f"train/{name}": b"no" for name in others})
+  (tmp_path / "set/val/@eaDir").mkdir()
+  images = opened(tmp_path / "set")
+  assert_holds(images, files)
+  assert images.class_names == ("B", "a")
+
+
+@pytest.mark.parametrize("name", ["train", "test", "val"])
+def test_a_class_may_have_the_name_of_a_split(tmp_path, opened, name):
+  files = {f"{each}/{i}.jpg": encoded(5 + i, 6) for each in ("bus", name) for i in range(4)}
+  images = opened(write(tmp_path / "set", files))
+  assert images.class_names == ("bus", name) == class_names_of(name="", path=str(tmp_path / "set"))
+  assert images.evaluated_on == "held-out" and len(images.table) == 8
+
+
+def test_val_may_lack_a_class_and_keeps_the_numbers_of_train(tmp_path, opened):
+  files = {n: content for n, content in small_files().items() if n != "val/bee/9.jpg"}
+  assert opened(write(tmp_path / "set", files)).eval.label.tolist() == [0, 2]
+
+
+def test_links_are_followed(tmp_path, opened):
+  files = small_files()
+  write(tmp_path / "elsewhere", files)
+  for split in ("train", "val"):
+    (tmp_path / "set" / split / "ant").mkdir(parents=True)
+    for path in (tmp_path / "elsewhere" / split / "ant").iterdir():
+      (tmp_path / "set" / split / "ant" / path.name).symlink_to(path)
+    for name in ("bee", "cat"):
+      (tmp_path / "set" / split / name).symlink_to(tmp_path / "elsewhere" / split / name)
+  assert_holds(opened(tmp_path / "set"), files)
+
+
+def test_the_home_folder_is_understood(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  files = small_files()
+  write(tmp_path / "set", files)
+  assert_holds(open_images(name="insects", path="~/set", cache=""), files)
+  assert (tmp_path / ".cache" / "jaxspeed" / "data").is_dir()
+
+
+BAD_FOLDERS = {
+  "train": (["train/ant/1.jpg"], "set has train/ but none of val/, validation/ and test/"),
+  "val": (["val/ant/1.jpg"], "set has val/ but no train/ to train on"),
+  "nothing": (["notes.txt"], "set has no train/ and no dataset_info.json; it names a folder with"),
+  "flat": (["train/ant/1.jpg", "val/1.JPEG"], "val holds images but no class folders: put the"),
+  "only flat": (["train/1.jpg"], "none of val/"),
+  "no class": (["train/1.txt", "val/ant/1.jpg"], "train holds no class folders: put the images"),
+  "empty class": (
+    ["train/ant/1.jpg", "train/bee/1.txt", "val/ant/1.jpg"],
+    r"the class folder .*train/bee holds no image \(.jpg, .jpeg, .*: remove it, or complete",
+  ),
+  "only sub-folders": (
+    ["train/ant/images/1.jpg", "val/ant/1.jpg"],
+    r"train/ant holds only sub-folders \(images, ...\), which are not searched",
+  ),
+  "unknown class": (
+    ["train/ant/1.jpg", "val/ant/1.jpg", "val/dog/1.jpg"],
+    r"val has images of classes that train/ lacks \(dog: 1\): both name",
+  ),
+  "unknown classes": (
+    ["train/ant/1.jpg", *(f"val/{name}/1.jpg" for name in "pqrst")],
+    r"val has images of classes that train/ lacks \(p: 1, q: 1, r: 1 and 2 more\)",
+  ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_folders_that_are_not_complete_are_named(tmp_path, opened, case):
+  names, message = BAD_FOLDERS[case]
+  write(tmp_path / "set", dict.fromkeys(names, encoded(4, 4)))
+  with pytest.raises(UserError, match=message) as caught:
+    opened(tmp_path / "set")
+  assert "\n" not in str(caught.value)
+  assert not (tmp_path / "cache").exists()
+
+
+def test_paths_that_are_no_folder_are_named(tmp_path, opened):
+  (tmp_path / "set.tar").write_text("")
+  os.mkfifo(tmp_path / "pipe.csv")
+  for name, message in {
+    "nowhere": "config.data.path: .*nowhere does not exist; it names a folder with",
+    "set.tar": "config.data.path: .*set.tar is a file; it names a folder with",
+    "gone.csv": "gone.csv does not exist; it names .* a .csv file with",
+    "pipe.csv": "pipe.csv cannot be read .it is no regular file",
+  }.items():
+    with pytest.raises(UserError, match=message):
+      opened(tmp_path / name)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, opened, monkeypatch):
+  write(tmp_path / "set", small_files())
+  scandir = os.scandir
+
+  def refuse(path):
+    if os.fspath(path).endswith("bee"):
+      raise PermissionError(13, "Permission denied", os.fspath(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuse)
+  with pytest.raises(UserError, match=r"train/bee cannot be read \(Permission denied\)"):
+    opened(tmp_path / "set")
+
+
+def test_a_set_of_broken_images_only_is_refused(tmp_path, opened):
+  write(tmp_path / "set", {"train/ant/1.jpg": encoded(4, 4), "val/ant/1.jpg": b""})
+  message = r"none of the 1 images of .*/set has a header that .* \(the first is val/ant/1.jpg\)"
+  with pytest.raises(UserError, match=message):
+    opened(tmp_path / "set")
+
+
+def test_what_is_left_out_or_doubtful_is_noted(tmp_path, opened):
+  files = small_files()
+  others = [f"train/ant/{i}.heic" for i in range(3)] + ["val/bee/notes", "train/bee/a.\x1b[2Jtxt"]
+  others += [f"train/cat/1.{name}" for name in "uvwx"] + ["train/ant/.hidden.heic"]
+  images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
+  assert images.notes == (
+    "9 files in the class folders are left out, as their names do not end in .jpg, .jpeg, .png, "
+    ".bmp, .gif, .webp, .tif, .tiff: .heic (3), .\\x1b[2jtxt (1), .u (1), .v (1), .w (1) and 2 "
+    "other endings",
+  )
+  none: collections.Counter[str] = collections.Counter()
+  assert folder_notes(none, ["Dog", "cat"]) == ()
+  assert folder_notes(none, ["Cat", "cat", "dog"]) == (
+    "class folders whose names differ in upper and lower case only are classes apart: Cat and cat",
+  )
+
+
+# A share that is held out
+
+
+def test_of_a_folder_without_splits_a_share_of_each_class_is_held_out(tmp_path, opened):
+  files = many_files()
+  images = opened(write(tmp_path / "set", files))
+  assert (len(images.train), len(images.eval)) == (37, 3)
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert (
+    images.source
+    == "set: class folders; 3 of 40 images, 10 % of each class, are held out for evaluation"
+  )
+  assert images.class_names == CLASSES
+  for table in (images.train, images.eval):
+    for i in range(len(table)):
+      assert images.class_names[table.label[i]] == table.path(i).split("/")[0]
+      assert table.read(i) == files[table.path(i)]
+  assert images.eval.label.tolist() == [0, 1, 2]
+  # By the names: another folder and another file more change nothing for the others.
+  write(tmp_path / "other", files | {"bee/more.jpg": encoded(5, 5)})
+  assert names_of(opened(tmp_path / "other").eval) <= names_of(images.eval) | {"bee/more.jpg"}
+
+
+@pytest.mark.parametrize("held_out", [None, "val"])
+def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened, held_out):
+  files = many_files(prefix="train/")
+  root = write(tmp_path / "set", files)
+  if held_out:
+    (root / held_out / "unknown").mkdir(parents=True)
+  images = opened(root, tune=True)
+  assert (len(images.train), len(images.eval)) == (37, 3)
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert (
+    images.source
+    == "set: folders train; 3 of 40 training images, 10 % of each class, are held out for tuning"
+  )
+  with pytest.raises(UserError):
+    opened(root)
+
+
+def test_to_tune_on_a_folder_without_splits_leaves_its_share_alone(tmp_path, opened):
+  root = write(tmp_path / "set", many_files(60))
+  test, tuned = opened(root), opened(root, tune=True)
+  assert (len(tuned.train), len(tuned.eval)) == (48, 6)
+  assert not names_of(test.eval) & (names_of(tuned.train) | names_of(tuned.eval))
+
+
+def test_to_tune_shards_need_no_other_split(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "val")
+  info = folder / "dataset_info.json"
+  info.write_text(info.read_text().replace('"name": "val"', '"name": "extra"'))
+  with pytest.raises(UserError, match="training needs 'train' and one of"):
+    opened(folder)
+  images = opened(folder, tune=True)
+  assert (len(images.train), len(images.eval)) == (5, 2)  # of 3, 1 and 3 images
+  line = "2 of 7 training images, 10 % of each class, are held out for tuning"
+  assert images.source == f"TFDS insects 1.0.0, split train; {line}"
+  assert images.notes == ("classes with one image are trained on but not evaluated: bee",)
+
+
+def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
+  files = many_files(200, prefix="train/") | {"val/ant/9.jpg": encoded(5, 5)}
+  folder = opened(write(tmp_path / "set", files), tune=True)
+  expected = {name.removeprefix("train/") for name in names_of(folder.eval)}
+  assert len(expected) == 21
+  for number, names in enumerate((sorted(files), sorted(files, reverse=True))):
+    shards = as_shards(tmp_path / f"{number}.0.0", {name: files[name] for name in names}, "val")
+    held_out = opened(shards, tune=True).eval
+    # No image is as wide as another.
+    assert set(held_out.width) == {8 + int(re.findall(r"\d+", name)[0]) for name in expected}
+
+
+def test_images_without_names_are_not_held_out(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "val", named=False)
+  assert len(opened(folder).train) == 7
+  with pytest.raises(UserError, match="7 of 7 images in the shards of .* have no file_name"):
+    opened(folder, tune=True)
+
+
+def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
+  names = [os.fsdecode(b"\xff%d" % i) for i in range(20)]
+  files = {f"{name}/{name}\n{end}": encoded(4, 5) for name in names for end in (".jpg", ".png")}
+  images = opened(write(tmp_path / os.fsdecode(b"\xffset"), files))
+  assert (len(images.train), len(images.eval)) == (20, 20)
+  assert images.class_names == tuple(sorted(names))
+  for text in (images.source, *(images.train.name(i) for i in range(20))):
+    assert text.isprintable()
+  assert re.fullmatch(r"\\xff\d+/\\xff\d+\\n.(jpg|png)", images.train.name(0))
+
+
+# CSV files
+
+
+def csv_set(tmp_path, files, rows):
+  path = write(tmp_path / "set", files) / "photos.csv"
+  path.write_text("\n".join(rows) + "\n")
+  return path
+
+
+def test_a_csv_lists_images_labels_and_splits(tmp_path, opened, scans):
+  files = small_files()
+  rows = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in sorted(files)]
+  path = csv_set(tmp_path, files, ["file,label,split", *rows[::-1]])
+  images = opened(path)
+  assert_holds(images, {name: files[name] for name in sorted(files)})
+  assert images.class_names == CLASSES == class_names_of(name="", path=str(path))
+  assert images.source == "photos.csv: splits train and val" and images.evaluated_on == "test"
+  assert images.train.name(0) == "train/ant/0.jpg"
+  # The index is that of the names: labels are read anew, and other rows read the headers again.
+  scans.clear()
+  rows[rows.index("train/ant/0.jpg,ant,train")] = "train/ant/0.jpg,cat,train"
+  path.write_text("\n".join(["file,label,split", *rows]))
+  assert opened(path).train.label[0] == 2 and not scans
+  path.write_text("\n".join(["file,label,split", *rows[1:]]))
+  assert len(opened(path).train) == 6 and scans
+  tuned = opened(path, tune=True)
+  assert tuned.evaluated_on == "validation"
+  assert tuned.source.startswith("photos.csv: split train; ")
+
+
+def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, opened):
+  # Files of one name in many folders, as of patients.
+  files = {f"{i}/scan.jpg": encoded(8 + i, 9) for i in range(40)}
+  rows = [f"{name},{CLASSES[i % 2]}" for i, name in enumerate(files)]
+  path = csv_set(tmp_path, files, ["file,label", *rows])
+  images = opened(path, share=0.25)
+  assert images.source == (
+    "photos.csv; 10 of 40 images, 25 % of each class, are held out for evaluation"
+  )
+  assert np.bincount(images.eval.label).tolist() == [5, 5]
+  assert names_of(images.train) | names_of(images.eval) == set(files)
+  assert names_of(images.eval) != set(sorted(files)[:10])
+  path.write_text("\n".join(["file,label", *rows[::-1]]))
+  assert names_of(opened(path, share=0.25).eval) == names_of(images.eval)
+  whole = opened(path, share=1)
+  assert names_of(whole.eval) == set(files) and "; all 40 images are evaluated" in whole.source
+
+
+def test_a_csv_that_names_a_folder_is_one_sentence(tmp_path, opened):
+  path = csv_set(tmp_path, {"a/x.jpg": b""}, ["file,label", "a,cat", "a/x.jpg,dog"])
+  with pytest.raises(UserError, match="set/a cannot be read .it is no regular file"):
+    opened(path)
+
+
+def test_names_of_a_folder_of_images_are_its_subfolders_whatever_list_lies_beside_them(tmp_path):
+  for name in ("cat", "dog"):
+    (tmp_path / "train" / name).mkdir(parents=True)
+  (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+  assert class_names_of(name="", path=str(tmp_path)) == ("cat", "dog")
+  (tmp_path / "train" / "images.npy").touch()
+  assert class_names_of(name="", path=str(tmp_path)) == ("a", "b", "c")
+
+
+# TFDS
+
+
+def fake_tfds(monkeypatch, builder):
+  module = types.ModuleType("tensorflow_datasets")
+  module.__spec__ = types.SimpleNamespace(name="tensorflow_datasets")
+  module.builder = builder
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+
+
+def test_without_a_path_tfds_prepares_the_set(tmp_path, opened, monkeypatch):
+  files = small_files()
+  folder = str(as_shards(tmp_path / "1.0.0", files, "test"))
+  fake_tfds(
+    monkeypatch,
+    lambda name, file_format: types.SimpleNamespace(
+      data_dir=folder if name == "insects" else "", download_and_prepare=lambda: None
+    ),
+  )
+  assert_holds(opened(""), files)
+
+
+def test_without_a_network_tfds_is_not_asked_for_minutes(tmp_path, opened, monkeypatch):
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]  # where nobody listens any more
+  asked = []
+  builder = types.SimpleNamespace(
+    data_dir=str(tmp_path / "tfds" / "insects" / "1.0.0"),
+    url_infos={f"http://127.0.0.1:{port}/insects.zip": None},
+    download_and_prepare=lambda: asked.append(1),
+  )
+  fake_tfds(monkeypatch, lambda name, file_format: builder)
+  for name in ("http_proxy", "https_proxy", "all_proxy"):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(name.upper(), raising=False)
+  left = tmp_path / "tfds" / "downloads" / "insects" / "a.zip.tmp.1" / "a.zip"
+  left.parent.mkdir(parents=True)
+  left.write_text("half")
+  with pytest.raises(UserError, match=r"127.0.0.1 cannot be reached, Connection refused\): name a"):
+    opened("")
+  assert not asked
+  # What was downloaded needs no network.
+  (left.parents[1] / "a.zip").write_text("whole")
+  with pytest.raises(UserError):  # nothing is prepared here
+    opened("")
+  assert asked
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match=r"not set: name a folder .*install 'jaxspeed\[imagenet\]'"):
+    opened("")
+
+
+def tiny_shard(folder, labels, class_names=CLASSES):
+  image = tiny_sets.random_images(0, 1, height=4, width=4)[0]
+  examples = [tiny_sets.example(image, label) for label in labels]
+  splits = {"train": [examples], "test": [examples[:1]]}
+  return tiny_sets.write_tfds(folder, splits, name="insects", class_names=class_names)
+
+
+@pytest.mark.parametrize(
+  ("labels", "class_names", "message"),
+  [
+    ((0, -1), CLASSES, "a label of .*1.0.0 is -1: labels count from 0"),
+    ((0, 3), CLASSES, "go up to 3, but it has names for only 3 classes"),
+    ((0, 1 << 40), CLASSES, "go up to 2147483647, but it has names for only 3 classes"),
+    ((0, 1 << 40), (), "go up to 2147483647, but it has only 3 images"),
+  ],
+)
+def test_labels_without_a_class_are_refused(tmp_path, opened, labels, class_names, message):
+  with pytest.raises(UserError, match=message):
+    opened(tiny_shard(tmp_path / "1.0.0", labels, class_names))
+
+
+def test_a_set_without_names_of_classes_numbers_them(tmp_path, opened):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "test", class_names=())
+  assert opened(folder).class_names == ("0", "1", "2")

@@ -1,0 +1,99 @@
+"""Files of arrays: what is stored comes back, and what is damaged never does."""
+
+import os
+
+import numpy as np
+import pytest
+
+from jaxspeed.data.formats import npz
+
+ABOUT = {
+  "name": "cifar10",
+  "source": os.fsdecode(b"/data/caf\xe9"),
+  "files": [["a.bin", 3, 10**18]],
+}
+
+
+def arrays():
+  images = np.random.default_rng(0).integers(256, size=(5, 4, 3, 3), dtype=np.uint8)
+  return {"images": images, "labels": np.array([4, -1, 2, 70_000, 0], np.int32)}
+
+
+@pytest.fixture
+def entry(tmp_path):
+  path = npz.entry_of(tmp_path / "cache", "cifar10", tmp_path)
+  npz.store(path, arrays(), ABOUT)
+  return path
+
+
+def assert_holds(stored):
+  content, about = stored
+  assert about == ABOUT and list(content) == ["images", "labels"]
+  for name, array in arrays().items():
+    np.testing.assert_array_equal(content[name], array, strict=True)
+
+
+def test_what_is_stored_comes_back(entry, caplog):
+  assert_holds(npz.read(entry))
+  assert npz.read_about(entry) == ABOUT
+  npz.store(entry, arrays(), ABOUT)
+  assert list(entry.parent.iterdir()) == [entry] and not caplog.records
+
+
+def test_no_damaged_byte_is_trusted(entry):
+  """Every seventh byte is changed in turn: the arrays come back right, or not at all."""
+  whole, refused = entry.read_bytes(), 0
+  for position in range(0, len(whole), 7):
+    damaged = bytearray(whole)
+    damaged[position] ^= 1
+    entry.write_bytes(damaged)
+    try:
+      assert_holds(npz.read(entry))
+    except ValueError:
+      refused += 1
+  data = 5 * 4 * 3 * 3 + 5 * 4 + 100  # what the zip format does not repeat
+  assert refused >= data // 7
+
+
+@pytest.mark.parametrize("length", [0, 20, 300, -1])
+def test_a_file_that_is_cut_off_is_refused(entry, length):
+  entry.write_bytes(entry.read_bytes()[:length])
+  with pytest.raises(ValueError):
+    npz.read(entry)
+
+
+def test_pickled_objects_are_not_loaded(entry):
+  with open(entry, "wb") as file:
+    np.savez(file, about=np.array([print], object))
+  with pytest.raises(ValueError, match="allow_pickle=False"):
+    npz.read(entry)
+
+
+def test_what_cannot_be_written_is_told_once_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+  (tmp_path / "file").write_text("in the way")
+  npz.store(tmp_path / "file" / "cache" / "a.npz", arrays(), ABOUT)
+  (record,) = caplog.records
+  assert "cannot be written" in caplog.text and "--config.data.cache" in caplog.text
+
+  def full_disk(*args, **kwargs):
+    raise OSError("1000 requested and 5 written")  # NumPy's, which has no strerror
+
+  monkeypatch.setattr(np, "savez", full_disk)
+  npz.store(tmp_path / "cache" / "a.npz", arrays(), ABOUT)
+  assert "cannot be written (1000 requested and 5 written)" in caplog.text
+  assert not list((tmp_path / "cache").iterdir())
+
+
+def test_entries_are_named_by_set_and_source_newest_first(tmp_path):
+  paths = [npz.entry_of(tmp_path, "cifar10", tmp_path / name) for name in "ab"]
+  for i, path in enumerate([*paths, npz.entry_of(tmp_path, "cifar100", tmp_path)]):
+    npz.store(path, arrays(), ABOUT)
+    os.utime(path, ns=(i, 10**18 - i))
+  assert npz.entries(tmp_path, "cifar10") == paths and len(npz.entries(tmp_path)) == 3
+
+
+def test_stats_see_size_and_time(tmp_path):
+  path = tmp_path / "a.bin"
+  path.write_bytes(b"abc")
+  os.utime(path, ns=(0, 1_234_567_890_123_456_789))
+  assert npz.stats_of([path]) == [["a.bin", 3, 1_234_567_890_123_456_789]]
