@@ -169,6 +169,11 @@ def is_primary() -> bool:
   return _joined is None or _joined.process == 0
 
 
+def on_this_host() -> int:
+  """The number of the run's processes that share this host; 1 where it is unknown."""
+  return (_joined.local if _joined else 1) or 1
+
+
 def whoami() -> str:
   """This process, in words."""
   if _joined is None:

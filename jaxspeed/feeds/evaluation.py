@@ -1,6 +1,7 @@
 """The evaluation of images from disk: batches by shape, programs, broken images."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 
+from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
@@ -90,21 +92,26 @@ def run_evaluation(
   sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
   images: tuple[Outcomes, ...] = ()
   under_way: collections.deque[MetricSums] = collections.deque()
-  stream = _eval_stream(spec, evaluation)
-  for host in stream:
-    batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
-    program = programs[host.image.shape[1:3]]
-    evaluated = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
-    sums, images = evaluated.sums, images + evaluated.images
-    under_way.append(sums)
-    if len(under_way) > _EVALUATED_AHEAD:
-      jax.block_until_ready(under_way.popleft())
-      heartbeat()
+  with contextlib.closing(_eval_stream(spec, evaluation)) as stream:
+    for host in stream:
+      batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
+      program = programs[host.image.shape[1:3]]
+      evaluated = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
+      sums, images = evaluated.sums, images + evaluated.images
+      under_way.append(sums)
+      if len(under_way) > _EVALUATED_AHEAD:
+        jax.block_until_ready(under_way.popleft())
+        heartbeat()
   # Images without a readable header are in no batch.
   headless = np.flatnonzero(split.width == 0).tolist()
   broken = stream.broken | {number: why_broken(split, number) for number in headless}
   reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
   return Evaluated(sums, images), reasons
+
+
+def read_threads(spec: TrainSpec) -> int:
+  """The threads of this process that read images: its share of the host's."""
+  return max(1, spec.config.data.read_threads // processes.on_this_host())
 
 
 def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> EvalStream:
@@ -115,7 +122,7 @@ def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> EvalStream:
     resize=evaluation.resize,
     on_error=data.on_error,
     antialias=data.antialias,
-    read_threads=data.read_threads,
+    read_threads=read_threads(spec),
     process=jax.process_index(),
     processes=jax.process_count(),
   )
@@ -127,11 +134,8 @@ def small_squares(
   """The middle squares of images, `_SHOWN_SIDE` pixels a side."""
   wanted = np.asarray(numbers, np.int64)
   batch = rectangles.EvalBatch((_SHOWN_SIDE, _SHOWN_SIDE), wanted, np.ones(len(wanted), bool))
-  stream = EvalStream(split, [batch], resize=_SHOWN_SIDE)
-  try:
+  with contextlib.closing(EvalStream(split, [batch], resize=_SHOWN_SIDE)) as stream:
     return np.array(next(stream).image)
-  finally:
-    stream.close()
 
 
 def prepare_evaluation(

@@ -46,6 +46,10 @@ class OpenData(Protocol):
     """The numbers of images to train on, in all or by resized side, and to evaluate on."""
 
   @property
+  def fingerprint(self) -> str:
+    """The kind and the checksum of the images, in two words; a run resumes with no others."""
+
+  @property
   def train_labels(self) -> Int[np.ndarray, "n"]:
     """The labels of the images to train on, in the first phase."""
 
@@ -73,8 +77,6 @@ class Feed(Protocol):
 
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
-  evaluated_on: str
-  """As `OpenData.evaluated_on`."""
 
   @staticmethod
   def open_data(
@@ -131,19 +133,12 @@ class Feed(Protocol):
       data: the result of `open_data`.
       spec: the specification of the run, or of the first of several that differ in their seeds.
     """
+    self.data, self.spec = data, spec
 
   @property
   def whole_epochs(self) -> bool:
     """Whether `train` takes the steps of an epoch at once."""
     return False
-
-  @property
-  def fingerprint(self) -> str:
-    """The kind and the checksum of the images, in two words; a run resumes with no others.
-
-    '' says nothing of them. Every process has the same.
-    """
-    return ""
 
   @property
   def programs(self) -> list[Program]:

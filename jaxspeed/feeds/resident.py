@@ -40,12 +40,10 @@ class ResidentFeed(Feed):
   _steps_per_call = 8  # of the program of an epoch; the first call is short, to measure it
 
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
-    self._spec = spec
-    self._arrays = arrays
+    super().__init__(arrays, spec)
     self._programs = compile_programs(spec)
     self._uncounted = self._programs.all()
     self.carry = self._programs.carry
-    self.evaluated_on = arrays.evaluated_on
 
   @staticmethod
   def open_data(
@@ -104,11 +102,6 @@ class ResidentFeed(Feed):
     program = compile_program(eval_step.evaluate_on_mesh(spec), abstract, options=options)
     return lambda: (program.call(variables, placed), {})
 
-  @functools.cached_property
-  def fingerprint(self) -> str:
-    """The kind and the checksum of the images (`Arrays.fingerprint`)."""
-    return self._arrays.fingerprint
-
   @property
   def whole_epochs(self) -> bool:
     """Whether one program runs an epoch, as on accelerators."""
@@ -127,12 +120,12 @@ class ResidentFeed(Feed):
 
   def place(self) -> None:
     """Copies the data set to the devices."""
-    self._resident = jax.block_until_ready(place(self._arrays, self._spec))
+    self._resident = jax.block_until_ready(place(self.data, self.spec))
 
   @property
   def needs_warm_up(self) -> bool:
     """Whether the config asks for a warm-up; with "auto", accelerators get one."""
-    warmup = self._spec.config.warmup
+    warmup = self.spec.config.warmup
     return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
 
   def warm_up(self) -> None:
@@ -141,7 +134,7 @@ class ResidentFeed(Feed):
     On a GPU, the first call of a program loads its kernels and makes cuDNN's plans; airbench leaves
     that out of its clock in the same way. The resulting state is thrown away.
     """
-    spec, programs, resident = self._spec, self._programs, self._resident
+    spec, programs, resident = self.spec, self._programs, self._resident
     key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), spec.mesh)
     classes, images = spec.config.data.classes, spec.plan.train_images
     labels = np.random.default_rng(0).integers(classes, size=images)
@@ -169,7 +162,7 @@ class ResidentFeed(Feed):
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
-    plan, programs = self._spec.plan, self._programs
+    plan, programs = self.spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
     order = self._order(seed, plan.epoch_of(first_step)[0])
     begin = first_step
@@ -204,18 +197,18 @@ class ResidentFeed(Feed):
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "k h w 3"]:
     """Evaluation images, as they are in memory."""
-    return self._arrays.eval_images[numbers]
+    return self.data.eval_images[numbers]
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
     """The first images of the epoch that begins with `step`, before the devices augment them."""
-    order = jax.device_get(self._order(seed, self._spec.plan.epoch_of(step)[0]))
+    order = jax.device_get(self._order(seed, self.spec.plan.epoch_of(step)[0]))
     index = order.index[:count]
-    images, labels = self._arrays.train_images[index], self._arrays.train_labels[index]
+    images, labels = self.data.train_images[index], self.data.train_labels[index]
     return Batch(images, labels.astype(np.int32), np.ones(len(index), bool), order.flip[:count])
 
   def _order(self, seed: int, epoch: int) -> Order:
     """The order of an epoch, on the devices."""
-    spec, program = self._spec, self._programs.order
+    spec, program = self.spec, self._programs.order
     if program is not None:
       return program.call(self._key(seed), self._number(epoch))
     parts = dict(images=spec.plan.phases[0].images, flip=spec.config.augment.flip)
@@ -223,13 +216,13 @@ class ResidentFeed(Feed):
 
   @functools.cached_property
   def _sampler(self) -> BalancedSampler:
-    return BalancedSampler(self._arrays.train_labels)
+    return BalancedSampler(self.data.train_labels)
 
   def _number(self, value: int) -> jax.Array:
-    return mesh_lib.replicate(np.int32(value), self._spec.mesh)
+    return mesh_lib.replicate(np.int32(value), self.spec.mesh)
 
   def _key(self, seed: int) -> Any:
-    return mesh_lib.replicate(seed_key(seed), self._spec.mesh)
+    return mesh_lib.replicate(seed_key(seed), self.spec.mesh)
 
 
 def _steps_in_time(seconds: float) -> int:

@@ -14,7 +14,6 @@ from rich.console import Console
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.table import fingerprint
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program, in_thread
 from jaxspeed.feeds.broken import check_headers
@@ -50,7 +49,7 @@ class StreamFeed(Feed):
   """
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
-    self._sets, self._spec = sets, spec
+    super().__init__(sets, spec)
     config, plan = spec.config, spec.plan
     everywhere = mesh_lib.replicated(spec.mesh)
     self._table = mesh_lib.replicate(plan.table_in(spec.accumulation), spec.mesh)
@@ -69,7 +68,6 @@ class StreamFeed(Feed):
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
     self.carry = Carry(state, sums)
-    self.evaluated_on = sets.evaluated_on
     jobs: dict[Any, Callable[[], Program]] = {}
     common = spec.common_options(jax.default_backend())
     for phase in plan.phases:
@@ -119,12 +117,6 @@ class StreamFeed(Feed):
     """Compiles the programs of a phase's evaluation; returns a function that runs it."""
     return prepare_evaluation(data, spec, phase, variables)
 
-  @functools.cached_property
-  def fingerprint(self) -> str:
-    """The kind and the checksum of the first phase's images (`data.table`)."""
-    first = next(iter(self._sets.sets.values()))
-    return fingerprint(first.train, first.eval)
-
   @property
   def programs(self) -> list[Program]:
     """The programs compiled by now, a training program first."""
@@ -144,17 +136,17 @@ class StreamFeed(Feed):
 
   def init(self, seed: int) -> TrainState:
     """The state before the first step."""
-    size = self._spec.plan.phases[0].image_size
+    size = self.spec.plan.phases[0].image_size
     arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
-    return self._ahead["init"].call(*mesh_lib.replicate(arguments, self._spec.mesh))
+    return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
 
   def wait_for(self, step: int) -> list[str]:
     """Waits for the programs of the phase of `step`; a line on when they were ready, once each."""
-    phase = self._spec.plan.phase_of(step)
+    phase = self.spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
     ready, early = self._ahead.get(keys)
-    phases = self._spec.plan.phases
+    phases = self.spec.plan.phases
     if phase in self._reported or len(phases) == 1:
       return []
     self._reported.add(phase)
@@ -166,40 +158,40 @@ class StreamFeed(Feed):
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
-    program = self._ahead[_train_key(self._spec.plan.phase_of(first_step))]
+    program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
     self._streams.seek(seed, first_step)
     self._wait.begin()
     for step in range(first_step + 1, last_step + 1):
       batch = self._wait.take(self._streams.take).replace(index=None)
-      carry, loss = program.call(carry, mesh_lib.split(batch, self._spec.mesh), self._table)
+      carry, loss = program.call(carry, mesh_lib.split(batch, self.spec.mesh), self._table)
       self._wait.dispatched(loss)
       self._streams.look_ahead()
       yield StepOutput(step, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
     """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
-    evaluation = self._evaluations[self._spec.plan.phase_of(step - 1)]
+    evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
-    evaluated, broken = run_evaluation(self._spec, evaluation, programs, variables)
+    evaluated, broken = run_evaluation(self.spec, evaluation, programs, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
     return evaluated
 
   def eval_names(self, step: int) -> Sequence[str]:
     """The paths of the evaluation images of the phase of step `step - 1`; () for noise."""
-    return self._evaluations[self._spec.plan.phase_of(step - 1)].split.paths()
+    return self._evaluations[self.spec.plan.phase_of(step - 1)].split.paths()
 
   def show_evaluated(
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "m h w 3"]:
     """The middle squares of evaluation images, 64 pixels a side; none of noise."""
-    split = self._evaluations[self._spec.plan.phase_of(step - 1)].split
-    if self._spec.config.data.synthetic:
+    split = self._evaluations[self.spec.plan.phase_of(step - 1)].split
+    if self.spec.config.data.synthetic:
       return super().show_evaluated(numbers, step)
     return small_squares(split, numbers)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
     """The first images of the epoch that begins with `step`, before the devices augment them."""
-    if self._spec.config.data.synthetic:
+    if self.spec.config.data.synthetic:
       return super().show_trained(seed, step, count)
     return self._streams.first_images(seed, step, count)
 
@@ -219,7 +211,7 @@ class StreamFeed(Feed):
     self._streams.close()
 
   def _compile_train(self, phase: Phase) -> Program:
-    spec = self._spec
+    spec = self.spec
     function = batch_step(spec)
     batch = abstract_batch(spec, phase.batch_size, (phase.image_size, phase.image_size))
     batch = batch.replace(flip=batch.mask)

@@ -12,6 +12,7 @@ from jaxspeed.data.balance import BalancedSampler
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import TrainStream
+from jaxspeed.feeds.evaluation import read_threads
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.steps.spec import TrainSpec
@@ -111,7 +112,7 @@ class TrainStreams:
       steps=steps,
       on_error=config.data.on_error,
       antialias=config.data.antialias,
-      read_threads=config.data.read_threads,
+      read_threads=read_threads(self._spec),
       order=order,
       **part,
     )

@@ -98,7 +98,7 @@ def finish(
   first = next((row for row in rows if reaches_target(row, config)), None)
   row = {
     "config": stored.to_dict(config),
-    "evaluated_on": run.feed.evaluated_on,
+    "evaluated_on": run.feed.data.evaluated_on,
     "evaluated_weights": run.plan.evaluated_weights(step),
     "top1": last["eval_top1"],
     "top5": last.get("eval_top5") if has_top5(config.data.classes) else None,

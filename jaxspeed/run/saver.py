@@ -30,7 +30,7 @@ class Saver:
       keep=run.config.checkpoint.keep,
       incarnation=run.control.incarnation,
       lock=run.control.lock,
-      images=run.feed.fingerprint,
+      images=run.feed.data.fingerprint,
     )
     self.saved = 0
     self._due = math.inf
@@ -48,7 +48,7 @@ class Saver:
       restored = self._checkpoints.restore(target)
     if restored is not None:
       with processes.all_or_none("comparing the images with the run's"):
-        check_images(restored.images, self._run.feed.fingerprint, restored.step)
+        check_images(restored.images, self._run.feed.data.fingerprint, restored.step)
       self._run.clock.restore(restored.clock)
       self.saved = restored.step
     return restored

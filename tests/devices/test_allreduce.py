@@ -173,7 +173,7 @@ def change_by(*, precision, **fields):
     arrays = toy_arrays(config)
     programs = compile_programs(spec)
     feed = object.__new__(ResidentFeed)
-    feed._spec, feed._arrays, feed._programs = spec, arrays, programs
+    feed.spec, feed.data, feed._programs = spec, arrays, programs
     feed.place()
     carry = Carry(feed.init(0), mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
     for done in feed.train(carry, 0, 0, spec.plan.end_of_epoch(0)):

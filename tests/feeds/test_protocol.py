@@ -26,8 +26,7 @@ class ToyFeed(Feed):
   prepare_evaluation = staticmethod(ResidentFeed.prepare_evaluation)
 
   def __init__(self, data, spec):
-    self.data, self.spec = data, spec
-    self.evaluated_on = data.evaluated_on
+    super().__init__(data, spec)
     self.step, self.first = jax.jit(batch_step(spec)), jax.jit(on_mesh(init_state, spec))
     self.table = mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
     carry = Carry(self.init(0), MetricSums.zero(spec.accumulation))

@@ -98,7 +98,7 @@ def test_one_device_equals_eight():
 def make_feed(job, *, whole_epochs):
   """A feed whose programs run a step on a CPU, or epochs as on accelerators."""
   feed = object.__new__(ResidentFeed)
-  feed._spec, feed._arrays = job, toy_arrays(job.config)
+  feed.spec, feed.data = job, toy_arrays(job.config)
   feed._programs = compile_programs(job, whole_epochs=whole_epochs)
   feed.place()
   return feed
@@ -107,14 +107,14 @@ def make_feed(job, *, whole_epochs):
 def take(feed, carry, first, stop):
   """The carry after the steps `first` <= step < `stop`, and their losses."""
   losses = []
-  for done in feed.train(carry, feed._spec.config.seed, first, stop):
+  for done in feed.train(carry, feed.spec.config.seed, first, stop):
     carry = done.carry
     losses.extend(np.atleast_1d(np.asarray(done.losses))[: done.count])
   return carry, losses
 
 
 def begin(feed):
-  job = feed._spec
+  job = feed.spec
   sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
   return Carry(feed.init(job.config.seed), sums)
 

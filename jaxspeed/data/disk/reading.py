@@ -1,6 +1,7 @@
 """A reader of images that reads ahead in many threads."""
 
 import collections
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,6 +10,12 @@ from jaxtyping import Int64
 
 # Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
+
+
+@functools.cache
+def _threads(number: int) -> ThreadPoolExecutor:
+  """Return the threads that all streams of this process share."""
+  return ThreadPoolExecutor(number, thread_name_prefix="read")
 
 
 class ReadAhead:
@@ -23,36 +30,30 @@ class ReadAhead:
   """
 
   def __init__(self, read: Callable[[int], bytes], *, threads: int) -> None:
-    self._read = read
-    self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
-    # Enough for all threads, whatever the size of the parts.
-    self._images = threads * _TOGETHER
+    self._read, self._threads, self._closed = read, threads, False
 
   def in_parts(self, parts: Iterator[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
     """Yield the images of each part, while those of the next parts are read."""
     under_way: collections.deque[list[Future[list[bytes]]]] = collections.deque()
     images = 0
     for part in parts:
-      under_way.append(self._submit(part))
+      if self._closed:
+        return
+      groups = [part[i : i + _TOGETHER] for i in range(0, len(part), _TOGETHER)]
+      under_way.append([_threads(self._threads).submit(self._read_group, each) for each in groups])
       images += len(part)
-      if images >= self._images + len(part):
-        ready = self._wait(under_way.popleft())
+      # Enough for all threads, whatever the size of the parts.
+      if images >= self._threads * _TOGETHER + len(part):
+        ready = [encoded for future in under_way[0] for encoded in future.result()]
+        under_way.popleft()
         images -= len(ready)
         yield ready
     while under_way:
-      yield self._wait(under_way.popleft())
+      yield [encoded for future in under_way.popleft() for encoded in future.result()]
 
   def close(self) -> None:
-    """End the threads; requests that have not started are dropped."""
-    self._pool.shutdown(wait=False, cancel_futures=True)
-
-  def _submit(self, part: Int64[np.ndarray, "n"]) -> list[Future[list[bytes]]]:
-    groups = [part[i : i + _TOGETHER] for i in range(0, len(part), _TOGETHER)]
-    return [self._pool.submit(self._read_group, group) for group in groups]
+    """Drop the requests that have not started."""
+    self._closed = True
 
   def _read_group(self, group: Int64[np.ndarray, "n"]) -> list[bytes]:
-    return [self._read(number) for number in group.tolist()]
-
-  @staticmethod
-  def _wait(group: list[Future[list[bytes]]]) -> list[bytes]:
-    return [encoded for future in group for encoded in future.result()]
+    return [self._read(number) for number in group.tolist() if not self._closed]

@@ -1,6 +1,7 @@
 """The data sets of a streamed run: originals, resized copies, held-out images, noise."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import untrained_note
-from jaxspeed.data.table import Table, noise_table
+from jaxspeed.data.table import Table, fingerprint, noise_table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -50,6 +51,12 @@ class ImageSets:
     """Numbers of training images, by the short side of their copies, and of evaluation images."""
     train = {side: len(each.train) for side, each in self.sets.items()}
     return train, max(len(each.eval) for each in self.sets.values())
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """The kind and the checksum of the first phase's images (`table.fingerprint`)."""
+    first = next(iter(self.sets.values()))
+    return fingerprint(first.train, first.eval)
 
   @property
   def train_labels(self) -> Int32[np.ndarray, "n"]:

@@ -9,6 +9,7 @@ TensorFlow, to download a data set.
 """
 
 import dataclasses
+import functools
 import logging
 import pathlib
 import zlib
@@ -117,7 +118,7 @@ class Arrays:
     """Return the channels' mean and standard deviation over the training images, 0 ... 255."""
     return channel_statistics(self.train_images)
 
-  @property
+  @functools.cached_property
   def fingerprint(self) -> str:
     """The word "arrays", and the CRC-32 of all labels and of the middle row of each image.
 
