@@ -3,7 +3,6 @@
 python -m jaxspeed.prepare resize imagenet copies --sizes=160,352
 python -m jaxspeed.prepare index copies/160
 python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
-python -m jaxspeed.prepare cache --list --prune
 """
 
 import os
@@ -17,18 +16,14 @@ from absl import flags
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config import output
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.formats.npz import DEFAULT_CACHE
-from jaxspeed.data.prepare.caches import list_cache, prune_cache
 from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.data.table import Table
 from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import expanded
 from jaxspeed.records.console import make_console, progress_bar
 
 # At most this many broken images are named on the screen; a file lists all.
@@ -54,20 +49,12 @@ def main() -> None:
     "shards", 0, "shards: number of files of each split; 0: one for each 1,024 images."
   )
   workers = flags.DEFINE_integer("workers", None, "Processes; the default is one for each core.")
-
-  listed = flags.DEFINE_bool("list", False, "cache: list its entries.")
-  prune = flags.DEFINE_bool(
-    "prune",
-    False,
-    "resize: remove images without originals; cache: remove entries whose source is gone.",
-  )
-  cache = flags.DEFINE_string("cache", "", f"cache: the folder; the default is {DEFAULT_CACHE}.")
+  prune = flags.DEFINE_bool("prune", False, "resize: remove images without originals.")
 
   flags_of = {
     "resize": (sizes, quality, on_error, prune, workers),
     "index": (size,),
     "shards": (name, shards, workers),
-    "cache": (cache, listed, prune),
   }
 
   def run(arguments: list[str]) -> None:
@@ -97,15 +84,10 @@ def main() -> None:
     elif command == "shards":
       source, destination = _folders(command, folders, "SRC", "DST")
       _shards(console, source, destination, name=name.value, shards=shards.value, workers=processes)
-    elif command == "cache":
-      _folders(command, folders)
-      _cache(console, cache.value, show=listed.value or not prune.value, prune=prune.value)
-      if lost := output.lost():
-        raise UserError(f"standard output could not be written ({lost}): redirect it elsewhere.")
     else:
       raise UserError(
-        f"{command!r} is not a command: write resize SRC DST, index FOLDER, shards SRC DST or "
-        "cache; see --help."
+        f"{command!r} is not a command: write resize SRC DST, index FOLDER or shards SRC DST; see "
+        "--help."
       )
 
   def interruptible(arguments: list[str]) -> None:
@@ -118,8 +100,6 @@ def main() -> None:
 
 
 def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
-  if len(given) != len(names) and not names:
-    raise UserError(f"{command} takes no folder, but was given {' '.join(given)}: see --help.")
   if len(given) != len(names):
     raise UserError(
       f"{command} needs {' and '.join(names)}, but was given {' '.join(given) or 'nothing'}; see "
@@ -127,7 +107,7 @@ def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
     )
   if "" in given:
     raise UserError(f"{names[list(given).index('')]} is empty: name a folder.")
-  if names and not os.path.isdir(given[0]):
+  if not os.path.isdir(given[0]):
     raise UserError(
       f"{given[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
     )
@@ -191,27 +171,6 @@ def _shards(
   )
 
 
-def _cache(console: Console, folder: str, *, show: bool, prune: bool) -> None:
-  """List the entries of the cache, prune it, or both."""
-  root = expanded(folder or DEFAULT_CACHE, "--cache")
-  entries = list_cache(root)
-  for each in entries if show else ():
-    state = f"; {each.fault}" if each.fault else ""
-    console.out(
-      printable(
-        f"{each.path.name}: {each.source or 'unknown source'}, {each.bytes / 1e6:,.1f} MB, "
-        f"{each.age / 86_400:.1f} days old{state}"
-      ),
-      highlight=False,
-    )
-  total = sum(each.bytes for each in entries)
-  console.out(f"{root}: {len(entries):,} entries, {total / 1e6:,.1f} MB", highlight=False)
-  if prune:
-    removed = prune_cache(entries)
-    freed = sum(each.bytes for each in removed)
-    console.out(f"removed {len(removed):,} entries, {freed / 1e6:,.1f} MB", highlight=False)
-
-
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
   with progress_bar(console, "reading headers") as show:
     return write_index(folder, show=show)
@@ -257,11 +216,10 @@ def _show_extremes(console: Console, title: str, split: Table, size: int) -> Non
 
 
 def _show_rectangles(console: Console, split: Table, size: int) -> None:
-  """Print the share of pixels that squares, imagenet18's rectangles and ours keep."""
+  """Print the share of pixels that squares and rectangles keep."""
   sizes, batch = (split.width, split.height), min(len(split), _BATCH)
   ways = {
     "squares": rectangles.square(*sizes, size),
-    "rectangles of imagenet18": rectangles.sorted_chunks(*sizes, short_side=size, batch=batch),
     "rectangles": rectangles.choose_shapes(*sizes, short_side=size, batch=batch),
   }
   for way, chosen in ways.items():

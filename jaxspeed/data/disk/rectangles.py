@@ -123,23 +123,6 @@ def square(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int)
   )
 
 
-def sorted_chunks(
-  width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], *, short_side: int, batch: int
-) -> Rectangles:
-  """Choose shapes by imagenet18's rule, for comparison.
-
-  Images are sorted by ratio and cut into chunks of `batch`; a chunk's long side is its mean ratio
-  times `short_side`, rounded down to a multiple of 8. Resized images that are shorter are padded
-  with zeros (cybertronai/imagenet18_old, training/dataloader.py).
-  """
-  whole = np.flatnonzero(_is_whole(width, height))
-  ratio = np.round(width[whole] / height[whole], 5)
-  order = np.argsort(ratio, kind="stable")
-  chunks = [order[first : first + batch] for first in range(0, len(order), batch)]
-  shapes = [_shape_of_ratio(float(ratio[chunk].mean()), short_side) for chunk in chunks]
-  return _of_runs([whole[chunk] for chunk in chunks], shapes, len(width))
-
-
 def _of_runs(
   runs: list[Int64[np.ndarray, "_"]], shapes: list[tuple[int, int]], n: int
 ) -> Rectangles:
@@ -149,13 +132,6 @@ def _of_runs(
   for run, shape in zip(runs, shapes, strict=True):
     shape_of[run] = distinct.index(shape)
   return Rectangles(distinct, shape_of)
-
-
-def _shape_of_ratio(ratio: float, short_side: int) -> tuple[int, int]:
-  ratio = max(round(ratio, 5), 1e-5)
-  if ratio < 1:
-    return int(short_side / ratio) // 8 * 8, short_side
-  return short_side, int(short_side * ratio) // 8 * 8
 
 
 def batches(rectangles: Rectangles, batch_size: int) -> list[EvalBatch]:

@@ -27,7 +27,7 @@ def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
 
 
-def entries(cache: pathlib.Path, name: str = "*") -> list[pathlib.Path]:
+def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
   """Return the files of `name` in a cache, newest first."""
   files = [path for path in cache.glob(f"{name}-{'[0-9a-f]' * 16}.npz") if path.is_file()]
   return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)

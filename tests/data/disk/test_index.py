@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -220,6 +221,14 @@ def test_the_index_beside_the_images_comes_first_and_moves_with_them(tmp_path, o
   write_index(tmp_path / "moved")
   found = opened(tmp_path / "moved", cache=tmp_path / "third")
   assert scans == [10, 11] and found.eval.width.tolist() == [15, 99, 16, 17]
+
+
+def test_many_write_one_index_at_once(tmp_path, opened):
+  root = write(tmp_path / "set", small_files())
+  with ThreadPoolExecutor(8) as pool:
+    assert list(pool.map(lambda _: len(write_index(root).train), range(24))) == [7] * 24
+  (index,) = (root / ".jaxspeed").iterdir()
+  assert opened(root).train.index == str(index)
 
 
 def damaged(index):

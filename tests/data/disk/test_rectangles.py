@@ -21,6 +21,22 @@ def some_sizes(seed, n, broken=0.0):
   return width.astype(np.int32), height.astype(np.int32)
 
 
+def sorted_chunks(width, height, *, short_side, batch):
+  """imagenet18's rule: chunks of sorted images, of their mean ratio rounded down to 8 pixels.
+
+  Resized images that are shorter are padded with zeros (training/dataloader.py).
+  """
+  whole = np.flatnonzero((width > 0) & (height > 0))
+  ratio = np.round(width[whole] / height[whole], 5)
+  order = np.argsort(ratio, kind="stable")
+  chunks = [order[first : first + batch] for first in range(0, len(order), batch)]
+  shapes = []
+  for mean in (max(round(float(ratio[chunk].mean()), 5), 1e-5) for chunk in chunks):
+    long = int(short_side * mean) if mean >= 1 else int(short_side / mean)
+    shapes.append((short_side, long // 8 * 8) if mean >= 1 else (long // 8 * 8, short_side))
+  return rect._of_runs([whole[chunk] for chunk in chunks], shapes, len(width))
+
+
 def area_between(shape, ideal):
   """Pixels of either rectangle that are not in the other, both centred."""
   (h, w), (i, j) = shape, ideal
@@ -249,7 +265,7 @@ def test_every_image_is_in_one_batch_once_and_broken_ones_in_none(seed, batch_si
   assert n < 100 or not whole.all()
   for chosen in (
     rect.choose_shapes(*sizes, short_side=128, limit=5),
-    rect.sorted_chunks(*sizes, short_side=128, batch=batch_size),
+    sorted_chunks(*sizes, short_side=128, batch=batch_size),
     rect.square(*sizes, 128),
   ):
     assert np.array_equal(chosen.shape_of == -1, ~whole)
@@ -304,7 +320,7 @@ def test_the_originals_rule():
   """Chunks of the sorted ratios, their mean, the long side cut down to a multiple of 8."""
   width, height = np.array([400, 300, 100, 150, 100]), np.array([100, 400, 100, 100, 200])
   # Sorted: 0.5, 0.75 | 1, 1.5 | 4, so 288 / 0.625 = 460.8, 288 * 1.25 = 360 and 288 * 4 = 1152.
-  chosen = rect.sorted_chunks(width, height, short_side=SHORT, batch=2)
+  chosen = sorted_chunks(width, height, short_side=SHORT, batch=2)
   assert chosen.shapes == ((288, 1152), (456, 288), (288, 360))
   assert chosen.shape_of.tolist() == [0, 1, 2, 2, 1]
 
@@ -343,7 +359,7 @@ def test_real_images(shared_data):
   sizes = sample_sizes(shared_data)
   chosen = rect.choose_shapes(*sizes, short_side=SHORT)
   with_batches = rect.choose_shapes(*sizes, short_side=SHORT, batch=8)
-  original = rect.sorted_chunks(*sizes, short_side=SHORT, batch=8)
+  original = sorted_chunks(*sizes, short_side=SHORT, batch=8)
   center = rect.square(*sizes, SHORT)
   assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
   for each in (chosen, with_batches, original, center):
@@ -370,7 +386,7 @@ def test_fifty_thousand_images(shared_data, batch):
   assert_each_once(chosen, 1024, np.ones(50_000, bool))
   assert len(chosen.shapes) == 16
   if batch > 1:
-    original = rect.sorted_chunks(*sizes, short_side=SHORT, batch=batch)
+    original = sorted_chunks(*sizes, short_side=SHORT, batch=batch)
     report(f"original, batches of {batch}", original, sizes, batch)
     report("ours", chosen, sizes, batch)
     assert len(original.shapes) > 16

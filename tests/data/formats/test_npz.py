@@ -89,7 +89,7 @@ def test_entries_are_named_by_set_and_source_newest_first(tmp_path):
   for i, path in enumerate([*paths, npz.entry_of(tmp_path, "cifar100", tmp_path)]):
     npz.store(path, arrays(), ABOUT)
     os.utime(path, ns=(i, 10**18 - i))
-  assert npz.entries(tmp_path, "cifar10") == paths and len(npz.entries(tmp_path)) == 3
+  assert npz.entries(tmp_path, "cifar10") == paths
 
 
 def test_stats_see_size_and_time(tmp_path):
