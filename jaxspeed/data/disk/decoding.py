@@ -33,15 +33,16 @@ class Stream(Iterator[Batch], abc.ABC):
   noise, pixels are noise and nothing is decoded.
 
   If an image's crop cannot be decoded, the next image by number whose crop can be takes its place.
-  TensorFlow fails for the whole batch and names no image, so the stream tries the images of that
-  batch one by one, marks the broken ones as doubtful, and resumes at that batch. From then on it
-  tries doubtful images before it requests them.
+  TensorFlow fails for the whole batch and names no image. So at the first failure the stream begins
+  again at that batch, with a graph whose map marks images that it cannot decode (`_decoded`).
 
   Attributes:
     split: the images.
     broken: the reason for each image replaced so far, by number; the caller may clear it.
   """
 
+  # Whether other images take the place of broken ones; else broken ones do not count.
+  _replaces = True
   # dtype and shape of what `_windows` returns for each image.
   _window_types: tuple[tuple[type, tuple[int, ...]], ...]
   _batches: Iterator[tuple[Any, Any]]
@@ -60,7 +61,7 @@ class Stream(Iterator[Batch], abc.ABC):
     self.split = split
     self.broken: dict[int, str] = {}
     self._steps, self._batch, self._antialias = steps, batch, antialias
-    self._delivered, self._restarted_at = 0, -1
+    self._delivered, self._tolerant = 0, False
     # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
     self._reader = ReadAhead(functools.partial(_read, split), threads=read_threads)
     if split.is_noise:
@@ -72,9 +73,10 @@ class Stream(Iterator[Batch], abc.ABC):
     # Outside a graph, `numpy_function` passes on the ValueError of the Python function.
     failures = (self._tf.errors.OpError, ValueError)
 
-    def decode(encoded: bytes, *windows: np.ndarray) -> None:
+    def decode(encoded: bytes, *windows: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
       """Decode part of one image, as the graph does."""
-      self._finish(self._tf.constant(encoded), *map(self._tf.constant, windows), mixed=True)
+      parts = map(self._tf.constant, windows)
+      return self._finish(self._tf.constant(encoded), *parts, mixed=True).numpy()
 
     self._repair = Repair(split, decode, failures=failures, on_error=on_error)
     self._read_threads = read_threads
@@ -93,6 +95,10 @@ class Stream(Iterator[Batch], abc.ABC):
     """Return the part to decode and the new size of images `used`, at `rows` of the batch."""
 
   @abc.abstractmethod
+  def _shape_of(self, *windows: Any) -> Any:
+    """Return the height and width of one image's result, from its windows, in TensorFlow."""
+
+  @abc.abstractmethod
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
     """Apply TensorFlow's operations to one image."""
 
@@ -108,8 +114,13 @@ class Stream(Iterator[Batch], abc.ABC):
         return self._make_noise()
       try:
         image, length = next(self._batches)
-      except self._tf.errors.OpError as error:
-        self._recover(error)
+      except (self._tf.errors.OpError, StopIteration) as error:
+        if self._failure:
+          raise self._failure from error
+        if self._tolerant:
+          raise UserError(f"images could not be decoded: {error}") from error
+        self._tolerant = True
+        self._start()
         continue
       # A memoryview avoids the copy that .numpy() makes.
       return self._deliver(np.asarray(memoryview(image)), np.asarray(memoryview(length)))
@@ -130,33 +141,35 @@ class Stream(Iterator[Batch], abc.ABC):
 
   def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
     request = self._pending.popleft()
-    for row in np.flatnonzero(length != self.split.length[request.used]):
-      self._repair.check_length(int(request.used[row]), int(length[row]))
-    for row in np.flatnonzero(request.used != request.index):
-      number = int(request.index[row])
+    used = request.used
+    for row in np.flatnonzero((length >= 0) & (length != self.split.length[used])):
+      self._repair.check_length(int(used[row]), int(length[row]))
+    broken = np.flatnonzero(length < 0)
+    if len(broken):
+      image, used = np.array(image), used.copy()
+      if len(broken) == len(used):
+        self._repair.require_hope(used, functools.partial(self._windows_of, self._delivered))
+      for row in broken.tolist():
+        windows_of = functools.partial(self._windows_of, self._delivered, row)
+        used[row], part = self._repair.mend(int(used[row]), windows_of, replace=self._replaces)
+        if part is not None:
+          image[row] = part
+    original = used == request.index
+    for number in request.index[~original & (request.mask | self._replaces)].tolist():
       self.broken[number] = self._repair.reason(number)
     self._delivered += 1
-    label = self.split.label[request.used]
-    return Batch(image, label, request.mask, request.flip, request.index)
+    label = self.split.label[np.where(used < 0, request.index, used)]
+    mask = request.mask if self._replaces else request.mask & original
+    return Batch(image, label, mask, request.flip, request.index)
 
-  # Requests
+  def _windows_of(self, step: int, row: int, number: int) -> list[np.ndarray]:
+    windows = self._windows(step, np.array([row]), np.array([number]))
+    return [window[0] for window in windows]
 
   def _request(self, step: int) -> Request:
     index, mask, flip = self._ask(step)
-    used = index.copy()
-    for row in np.flatnonzero(self._repair.doubtful[used]):
-
-      def windows_of(candidate: int, row: int = int(row)) -> list[np.ndarray]:
-        windows = self._windows(step, np.array([row]), np.array([candidate]))
-        return [window[0] for window in windows]
-
-      used[row] = self._repair.next_whole(int(used[row]), windows_of)
-    windows = self._windows(step, np.arange(len(used)), used)
-    return Request(index, used, self._counted(mask, used == index), flip, windows)
-
-  def _counted(self, mask: np.ndarray, original: np.ndarray) -> np.ndarray:
-    """Return the mask of a batch; images that are not `original` stand in for broken ones."""
-    return mask
+    used = self._repair.first_with_header(index)
+    return Request(index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
 
   # TensorFlow's part
 
@@ -167,7 +180,8 @@ class Stream(Iterator[Batch], abc.ABC):
     self._batches = _decoded(
       self._tf,
       functools.partial(self._load, self._loaded(self._pending, chunk)),
-      functools.partial(self._finish, mixed=self._repair.mixed),
+      functools.partial(self._finish, mixed=self._tolerant or self._repair.mixed),
+      self._shape_of if self._tolerant else None,
       self._window_types,
       parts=(self._steps - self._delivered) * -(-self._batch // chunk),
       batch=self._batch,
@@ -204,22 +218,6 @@ class Stream(Iterator[Batch], abc.ABC):
     for images in self._reader.in_parts(parts()):
       yield np.array(images, object), *asked.popleft()
 
-  def _recover(self, error: Exception) -> None:
-    """Find the broken images of the batch and restart at this batch.
-
-    Raises:
-      UserError: as in `__next__`.
-    """
-    self._batches = iter(())
-    if self._failure:
-      raise self._failure
-    news = self._repair.examine(self._pending[0], self._read_threads)
-    # A disk may fail once for a moment; a second failure at the same batch is an error.
-    if not news and self._restarted_at == self._delivered:
-      raise error
-    self._restarted_at = self._delivered
-    self._start()
-
 
 def _read(table: Table, number: int) -> bytes:
   """Read an image; b"", which counts as broken, where it is a file that cannot be read.
@@ -248,6 +246,7 @@ def _decoded(
   tf: Any,
   load: Callable[[int], tuple[np.ndarray, ...]],
   finish: Callable[..., Any],
+  shape_of: Callable[..., Any] | None,
   window_types: Sequence[tuple[type, tuple[int, ...]]],
   *,
   parts: int,
@@ -260,6 +259,8 @@ def _decoded(
     load: function that returns the next part's encoded images and windows; never called
       concurrently.
     finish: TensorFlow's operations on an encoded image and its windows.
+    shape_of: function that returns the shape of an image's result, so that an image that cannot be
+      decoded is black and of length -1; None: the iterator fails there.
     window_types: dtype and shape of each window of an image.
     parts: number of calls of `load`.
     batch: images of a batch.
@@ -278,6 +279,18 @@ def _decoded(
   def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
     return finish(encoded, *windows), tf.strings.length(encoded)
 
+  @tf.autograph.experimental.do_not_convert
+  def decode_or_mark(*element: Any) -> Any:
+    """Return a data set of one result: a black image of length -1 where `decode` fails."""
+    one = tf.data.Dataset.from_tensors(element)
+
+    @tf.autograph.experimental.do_not_convert
+    def mark(_: Any, *windows: Any) -> tuple[Any, Any]:
+      shape = tf.concat([shape_of(*windows), [3]], 0)  # type: ignore[misc]
+      return tf.zeros(shape, tf.uint8), tf.constant(-1)
+
+    return one.map(decode).ignore_errors().concatenate(one.map(mark)).take(1)
+
   threads = usable_cpus()
   options = tf.data.Options()
   options.deterministic = True
@@ -287,6 +300,10 @@ def _decoded(
   options.threading.max_intra_op_parallelism = 1
   # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
   dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
-  dataset = dataset.map(decode, num_parallel_calls=threads)
+  if shape_of is None:
+    dataset = dataset.map(decode, num_parallel_calls=threads)
+  else:
+    # 1 % of broken images costs nothing here; restarts at each cost nine tenths of the rate.
+    dataset = dataset.interleave(decode_or_mark, cycle_length=threads, num_parallel_calls=threads)
   dataset = dataset.batch(batch).prefetch(_PREFETCHED)
   return iter(dataset.with_options(options))

@@ -1,14 +1,13 @@
-"""Broken images of a split: the reason for each, and the image that takes its place."""
+"""Broken images of a table: the reason for each, and the image that takes its place."""
 
 import dataclasses
 import io
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, UInt8
 
 from jaxspeed.data.disk.images import describe_failure, describe_unreadable
 from jaxspeed.data.disk.index import outdated
@@ -21,10 +20,12 @@ _HOPELESS = 8
 # A name of a file that does not end as JPEGs do.
 _NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
 
+Windows = Sequence[np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """A batch before it is decoded; `used` is `index` with its broken images replaced."""
+  """A batch before it is decoded; `used` is `index` with images without a header replaced."""
 
   index: Int64[np.ndarray, "b"]
   used: Int64[np.ndarray, "b"]
@@ -42,22 +43,21 @@ def why_broken(split: Table, number: int) -> str:
 
 
 class Repair:
-  """What a stream knows about the broken images of its split.
+  """What a stream does about the broken images of its table.
 
   Attributes:
-    doubtful: true for images with an unreadable header or a part that could not be decoded.
-    mixed: whether the split has images other than JPEGs.
+    mixed: whether the table has images other than JPEGs.
   """
 
   def __init__(
     self,
     split: Table,
-    decode: Callable[..., Any],
+    decode: Callable[..., UInt8[np.ndarray, "h w 3"]],
     *,
     failures: tuple[type[Exception], ...],
     on_error: str,
   ) -> None:
-    """Mark the images without a readable header as doubtful.
+    """Look for images without a readable header.
 
     Args:
       split, on_error: as in the streams.
@@ -67,62 +67,65 @@ class Repair:
     Raises:
       UserError: a header could not be read and on_error is "raise".
     """
-    self.doubtful = split.width == 0
     self.mixed = split.offset is None and _NO_JPEG.search(split.names.text.data) is not None
     self._split, self._decode = split, decode
     self._failures, self._on_error = failures, on_error
     self._reasons: dict[int, str] = {}
-    if on_error == "raise" and self.doubtful.any():
-      self._refuse(int(self.doubtful.argmax()))
+    self._with_header = np.flatnonzero(split.width)
+    if on_error == "raise" and len(self._with_header) < len(split):
+      self._refuse(int((split.width == 0).argmax()))
 
-  def next_whole(self, number: int, windows_of: Callable[[int], Sequence[np.ndarray]]) -> int:
-    """Return the first image, from `number` on, whose part given by `windows_of` can be decoded.
+  def first_with_header(self, numbers: Int64[np.ndarray, "b"]) -> Int64[np.ndarray, "b"]:
+    """Return, for each number, the first image from it on that has a readable header."""
+    if len(self._with_header) == len(self._split):
+      return numbers
+    places = np.searchsorted(self._with_header, numbers)
+    return self._with_header[places % len(self._with_header)]
+
+  def mend(
+    self, number: int, windows_of: Callable[[int], Windows], *, replace: bool
+  ) -> tuple[int, Any]:
+    """Return the first image, from `number` on, whose part can be decoded, and that part.
+
+    Args:
+      number: number of an image that could not be decoded.
+      windows_of: function that returns the part of each image.
+      replace: whether other images are tried; else -1 and None stand for a broken one.
 
     Raises:
-      UserError: no image can be decoded.
+      UserError: the image has changed since it was indexed, is broken with on_error="raise", or no
+        image can be decoded.
     """
     split, images = self._split, len(self._split)
     for candidate in (further % images for further in range(number, number + images)):
-      if not self.doubtful[candidate]:
-        return candidate
-      if split.width[candidate] and not self._fault(candidate, windows_of(candidate)):
-        return candidate
+      if split.width[candidate]:
+        part = self._try(candidate, windows_of(candidate))
+        if part is not None:
+          return candidate, part
+      if not replace:
+        return -1, None
     raise UserError(
       f"none of the {images} images of {split.root} can be decoded; "
       f"{split.name(number)}: {self.reason(number)}; repair the data set, or name another."
     )
 
-  def examine(self, request: Request, threads: int) -> bool:
-    """Try each image of a failed batch; return whether anything new was found.
+  def require_hope(self, used: Int64[np.ndarray, "b"], windows_of: Callable[..., Windows]) -> None:
+    """Raise a UserError where all images of a batch, which failed, are broken.
 
-    Raises:
-      UserError: an image has changed since it was indexed, is broken with on_error="raise", or all
-        images are broken.
+    Args:
+      used: their numbers.
+      windows_of: function that returns the part of an image, given its row and number.
     """
-    split, known = self._split, (self.mixed, len(self._reasons))
-    faults = self._faults(request, threads)
-    if all(faults) and len(faults) >= _HOPELESS:
-      number = int(request.used[0])
-      raise UserError(
-        f"none of {len(faults)} images in a row can be decoded, the first of them "
-        f"{split.name(number)} in {split.root} ({faults[0]}): repair the data set."
-      )
-    for number, fault in zip(request.used.tolist(), faults, strict=True):
-      if fault:
-        self._reasons[number] = fault
-        self.doubtful[number] = True
-        if self._on_error == "raise":
-          self._refuse(number)
-    return known != (self.mixed, len(self._reasons))
-
-  def _faults(self, request: Request, threads: int) -> list[str]:
-    """Return why each image of a batch cannot be decoded, or ''; try `threads` images at once."""
-
-    def try_row(row: int) -> str:
-      return self._fault(int(request.used[row]), [window[row] for window in request.windows])
-
-    with ThreadPoolExecutor(threads) as pool:
-      return list(pool.map(try_row, range(len(request.used))))
+    rows = enumerate(used.tolist())
+    if len(used) < _HOPELESS or any(
+      self._try(n, windows_of(row, n)) is not None for row, n in rows
+    ):
+      return
+    split, number = self._split, int(used[0])
+    raise UserError(
+      f"none of {len(used)} images in a row can be decoded, the first of them "
+      f"{split.name(number)} in {split.root} ({self.reason(number)}): repair the data set."
+    )
 
   def reason(self, number: int) -> str:
     """Return why an image is broken."""
@@ -139,24 +142,26 @@ class Repair:
     if length != self._split.length[number]:
       self._changed(number, f"{self._split.length[number]:,} bytes then, {length:,} now")
 
-  def _fault(self, number: int, windows: Sequence[np.ndarray]) -> str:
-    """Return why a part of an image cannot be decoded, or ''.
+  def _try(self, number: int, windows: Windows) -> UInt8[np.ndarray, "h w 3"] | None:
+    """Return a part of an image, or None if it is broken.
 
     Raises:
-      UserError: the image has changed since it was indexed.
+      UserError: as in `mend`.
     """
     try:
       encoded = self._split.read(number)
     except OSError as error:
-      return describe_unreadable(error)
-    self.check_length(number, len(encoded))
-    try:
-      self._decode(encoded, *windows)
-    except self._failures:
-      self._check_size(number, encoded)
-      return describe_failure(encoded)
-    self.mixed |= not encoded.startswith(pixels.JPEG_SIGNATURE)
-    return ""
+      self._reasons[number] = describe_unreadable(error)
+    else:
+      self.check_length(number, len(encoded))
+      try:
+        return self._decode(encoded, *windows)
+      except self._failures:
+        self._check_size(number, encoded)
+        self._reasons[number] = describe_failure(encoded)
+    if self._on_error == "raise":
+      self._refuse(number)
+    return None
 
   def _refuse(self, number: int) -> NoReturn:
     raise UserError(

@@ -114,6 +114,9 @@ class TrainStream(Stream):
   def _shape(self, step: int) -> tuple[int, int]:
     return self._size, self._size
 
+  def _shape_of(self, *windows: Any) -> Any:
+    return self._tf.constant((self._size, self._size))
+
   def _permuted(self, flip: str, epoch: int) -> Order:
     index = epoch_order(self._seed, epoch, len(self.split))
     return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
@@ -140,6 +143,7 @@ class EvalStream(Stream):
   Broken images do not count: their mask is false.
   """
 
+  _replaces = False
   _window_types = (
     (np.int32, (4,)),
     (np.float32, (2,)),
@@ -190,8 +194,9 @@ class EvalStream(Stream):
   def _shape(self, step: int) -> tuple[int, int]:
     return self._batches_asked[step].shape
 
-  def _counted(self, mask: np.ndarray, original: np.ndarray) -> np.ndarray:
-    return mask & original
+  def _shape_of(self, *windows: Any) -> Any:
+    *_, shape, orientation = windows
+    return self._tf.where(orientation > 4, shape[::-1], shape)  # which turns an image on its side
 
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
     batch = self._batches_asked[step]
