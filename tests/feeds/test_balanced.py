@@ -9,7 +9,7 @@ import pytest
 from in_process import command
 from tolerances import assert_equal
 from toy import LinearNet, toy_arrays, toy_config
-from toy_images import toy_stream, write_folder
+from toy_images import toy_stream
 
 import jaxspeed
 from jaxspeed.data.balance import BalancedSampler
@@ -82,12 +82,6 @@ def test_the_batches_of_an_epoch_in_memory_are_balanced(last_batch):
     order = feed._order(7, epoch)
     found = np.bincount(data.train_labels[np.asarray(order.index)], minlength=10)
     assert found.sum() == 4 * 16 and np.ptp(found) <= 1
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-  pytest.importorskip("tensorflow")
-  return write_folder(tmp_path_factory.mktemp("images")), tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "keep"])

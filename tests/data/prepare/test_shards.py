@@ -1,0 +1,151 @@
+"""Shards of a folder of images."""
+
+import os
+
+import numpy as np
+import pytest
+import tiny_sets
+from made_images import decoded, encoded, images_in, small_set, smooth, tree, write
+
+from jaxspeed.data.disk.sources import open_images
+from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
+from jaxspeed.data.prepare.shards import make_frames, write_shards
+from jaxspeed.errors import UserError
+
+
+@pytest.fixture
+def images(tmp_path):
+  source = small_set(tmp_path / "source", train=60, held_out=5)
+  write(source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encoded(smooth(9, 8), "PNG")})
+  return open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
+
+
+def records_of(shard):
+  return read_records(np.fromfile(shard.path, np.uint8), shard.path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4097])
+def test_frames_are_those_of_tfrecord(length):
+  data = np.random.default_rng(length).integers(256, size=length, dtype=np.uint8).tobytes()
+  assert make_frames([b"abc", data]) == tiny_sets.frame(b"abc") + tiny_sets.frame(data)
+
+
+def test_shards_hold_the_files_as_they_are(tmp_path, images):
+  done = write_shards(images, tmp_path / "sets", name="tiny", shards=4, workers=2)
+  assert done.shards == {"train": 4, "validation": 4} and done.images == done.written == 66
+  assert [each.name for each in done.broken] == ["train/b/broken.jpg"]
+  assert find_tfds(tmp_path / "sets", "tiny") == done.folder
+  info = open_tfds(done.folder)
+  assert info.class_names == ("a", "b") and info.eval_split == "validation"
+  assert [shard.records for shard in info.train] == [15] * 4
+  for shards, split in ((info.train, "train"), (info.eval, "val")):
+    found = {}
+    for shard in shards:
+      for record in records_of(shard):
+        encoded_image, label, name = parse_example(record, "image", "label")
+        found[os.fsdecode(bytes(name))] = (bytes(encoded_image), label)
+    root = tmp_path / "source" / split
+    expected = {
+      name: (content, "ab".index(name[0])) for name, content in images_in(root).items() if content
+    }
+    assert found == expected
+
+
+def test_each_shard_holds_a_mix_of_the_classes(tmp_path, images):
+  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=3).folder
+  opened = open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
+  for shard in range(3):
+    share = opened.train.label[opened.train.file == shard].mean()
+    assert 0.2 < share < 0.8  # 30 of 60 in all
+  assert len(opened.train) == 60 and opened.class_names == ("a", "b")
+
+
+def test_shards_that_are_there_stay(tmp_path, images):
+  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=4).folder
+  whole = tree(folder)
+  for name in ("tiny-train.tfrecord-00002-of-00004", "dataset_info.json", "features.json"):
+    (folder / name).unlink()
+  for each in (folder, folder / ".jaxspeed"):
+    (each / ".jaxspeed-4711").write_bytes(b"half")
+  kept = folder / "tiny-train.tfrecord-00000-of-00004"
+  touched = kept.stat().st_mtime_ns
+  again = write_shards(images, tmp_path / "sets", name="tiny", shards=4)
+  assert again.written == 15 and kept.stat().st_mtime_ns == touched
+  assert tree(folder) == whole
+
+
+def test_shards_of_another_number_do_not_mix(tmp_path, images):
+  write_shards(images, tmp_path / "sets", name="tiny", shards=4)
+  with pytest.raises(UserError, match="1.0.0 holds shards of another number .--shards=4.: remove"):
+    write_shards(images, tmp_path / "sets", name="tiny", shards=3)
+
+
+def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
+  assert write_shards(images, tmp_path, name="one").shards == {"train": 1, "validation": 1}
+  many = write_shards(images, tmp_path, name="many", shards=20)
+  assert many.shards == {"train": 20, "validation": 6}
+  assert len(open_tfds(many.folder).eval) == 6
+
+
+@pytest.mark.parametrize("name", ["my-set", "Set", "1", "", "a/b", 101 * "a"])
+def test_names_that_tfds_does_not_take(tmp_path, images, name):
+  with pytest.raises(UserError, match=f"--name={name}: TFDS's names are lower-case"):
+    write_shards(images, tmp_path, name=name)
+
+
+def test_settings_of_shards_that_are_damaged(tmp_path, images):
+  path = write_shards(images, tmp_path, name="one").folder / ".jaxspeed" / "shards.json"
+  path.write_bytes(b"\xff")
+  with pytest.raises(UserError, match="shards.json is damaged .it is no"):
+    write_shards(images, tmp_path, name="one")
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(
+    UserError, match=r"shards.json is damaged.* \(it is no regular file\): remove"
+  ):
+    write_shards(images, tmp_path, name="one")
+
+
+@pytest.mark.parametrize("name", ["b ", "b\n", "b\udcff"])
+def test_classes_that_are_no_line_of_text(tmp_path, name):
+  data = encoded(smooth(9, 8))
+  source = write(tmp_path / "source", {f"{split}/{name}/x.jpg": data for split in ("train", "val")})
+  opened = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
+  with pytest.raises(UserError, match="cannot be a line of label.labels.txt"):
+    write_shards(opened, tmp_path, name="tiny")
+
+
+def test_an_image_that_goes_meanwhile_is_named(tmp_path, images):
+  (tmp_path / "source" / "train" / "a" / "002.jpg").unlink()
+  with pytest.raises(UserError, match="train/a/002.jpg cannot be read .No such file"):
+    write_shards(images, tmp_path / "sets", name="tiny")
+  assert not list((tmp_path / "sets").rglob("*.tfrecord*"))
+
+
+def test_shards_are_not_packed_again(tmp_path, images):
+  folder = write_shards(images, tmp_path / "sets", name="tiny").folder
+  opened = open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
+  with pytest.raises(UserError, match="holds shards already"):
+    write_shards(opened, tmp_path / "again", name="tiny")
+
+
+def test_tfds_reads_the_shards(tmp_path, images):
+  tfds = pytest.importorskip("tensorflow_datasets")
+  pytest.importorskip("tensorflow")
+  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=4).folder
+  builder = tfds.builder_from_directory(str(folder))
+  assert builder.info.features["label"].names == ["a", "b"]
+  assert builder.info.splits["train"].num_examples == 60
+  records = [bytes(each) for shard in open_tfds(folder).train for each in records_of(shard)]
+  assert builder.info.splits["train"].num_bytes == sum(map(len, records))
+  found = {
+    each["file_name"].decode(): each
+    for each in tfds.as_numpy(builder.as_dataset(split="validation", shuffle_files=True))
+  }
+  assert len(found) == 6
+  for name, each in found.items():
+    pixels = decoded((tmp_path / "source" / "val" / name).read_bytes())[2]
+    assert "ab"[each["label"]] == name[0]
+    # TensorFlow decodes chroma without smoothing and in a faster DCT: noise differs a little.
+    assert each["image"].shape == pixels.shape
+    assert np.abs(each["image"] - pixels).mean() < 3
