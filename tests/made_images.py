@@ -1,6 +1,8 @@
 """Folders of images that are made, and what they hold."""
 
 import io
+import os
+import time
 
 import numpy as np
 import tiny_sets
@@ -69,3 +71,9 @@ def broken_files():
     "train/b/empty.jpg": b"",
     "val/b/text.jpg": b"no image at all",
   }
+
+
+def die(code):
+  """What a process does that is killed at its work."""
+  time.sleep(0.5)
+  os._exit(code)

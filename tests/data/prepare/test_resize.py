@@ -1,12 +1,21 @@
 """A folder of smaller copies."""
 
-import os
 import subprocess
 import sys
 
 import commands
 import pytest
-from made_images import broken_files, decoded, encoded, images_in, small_set, smooth, tree, write
+from made_images import (
+  broken_files,
+  decoded,
+  die,
+  encoded,
+  images_in,
+  small_set,
+  smooth,
+  tree,
+  write,
+)
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.index import write_index
@@ -115,7 +124,7 @@ def test_two_commands_do_not_write_to_one_folder(tmp_path):
 
 def test_a_process_that_is_killed_is_told():
   with pytest.raises(UserError, match="one of 2 worker processes was killed.*fewer --workers"):
-    list(in_processes(os._exit, [9, 9, 9], workers=2))
+    list(in_processes(die, [9, 9, 9], workers=2))
 
 
 def test_workers_import_neither_jax_nor_tensorflow():
