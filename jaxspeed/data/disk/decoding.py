@@ -144,18 +144,21 @@ class Stream(Iterator[Batch], abc.ABC):
     used = request.used
     for row in np.flatnonzero((length >= 0) & (length != self.split.length[used])):
       self._repair.check_length(int(used[row]), int(length[row]))
-    broken = np.flatnonzero(length < 0)
+    # What only fills a batch of an evaluation is no image of its own.
+    counted = request.mask | self._replaces
+    broken = np.flatnonzero((length < 0) & counted)
     if len(broken):
       image, used = np.array(image), used.copy()
-      if len(broken) == len(used):
-        self._repair.require_hope(used, functools.partial(self._windows_of, self._delivered))
+      if len(broken) == counted.sum():
+        windows_at = functools.partial(self._windows_of, self._delivered)
+        self._repair.require_hope(broken, used, windows_at)
       for row in broken.tolist():
         windows_of = functools.partial(self._windows_of, self._delivered, row)
         used[row], part = self._repair.mend(int(used[row]), windows_of, replace=self._replaces)
         if part is not None:
           image[row] = part
     original = used == request.index
-    for number in request.index[~original & (request.mask | self._replaces)].tolist():
+    for number in request.index[~original & counted].tolist():
       self.broken[number] = self._repair.reason(number)
     self._delivered += 1
     label = self.split.label[np.where(used < 0, request.index, used)]

@@ -109,21 +109,24 @@ class Repair:
       f"{split.name(number)}: {self.reason(number)}; repair the data set, or name another."
     )
 
-  def require_hope(self, used: Int64[np.ndarray, "b"], windows_of: Callable[..., Windows]) -> None:
+  def require_hope(
+    self, rows: Int64[np.ndarray, "r"], used: Int64[np.ndarray, "b"], windows_at: Callable[..., Any]
+  ) -> None:
     """Raise a UserError where all images of a batch, which failed, are broken.
 
     Args:
-      used: their numbers.
-      windows_of: function that returns the part of an image, given its row and number.
+      rows: the rows of its images.
+      used: the numbers of the images in all rows.
+      windows_at: function that returns the part of an image, given its row and number.
     """
-    rows = enumerate(used.tolist())
-    if len(used) < _HOPELESS or any(
-      self._try(n, windows_of(row, n)) is not None for row, n in rows
-    ):
+    pairs = [(row, int(used[row])) for row in rows.tolist()]
+    if len(pairs) < _HOPELESS:
       return
-    split, number = self._split, int(used[0])
+    if any(self._try(number, windows_at(row, number)) is not None for row, number in pairs):
+      return
+    split, number = self._split, pairs[0][1]
     raise UserError(
-      f"none of {len(used)} images in a row can be decoded, the first of them "
+      f"none of {len(pairs)} images in a row can be decoded, the first of them "
       f"{split.name(number)} in {split.root} ({self.reason(number)}): repair the data set."
     )
 

@@ -255,6 +255,35 @@ def test_replacement_depends_on_the_part_alone(tmp_path):
 
 
 @needs_tensorflow
+def test_broken_images_cost_one_restart(tmp_path, monkeypatch):
+  cut = ODD["jpeg cut at 90 %"][0]
+  contents = {f"{i:02d}.jpg": cut if i % 7 == 0 else encode(ramp()) for i in range(40)}
+  split, starts = write_split(tmp_path, contents), []
+
+  def start(self, real=TrainStream._start):
+    starts.append(self)
+    real(self)
+
+  monkeypatch.setattr(TrainStream, "_start", start)
+  batches, stream = train(split, min_scale=1.0, steps=steps_of(3, 5))
+  assert len(starts) == 2 and set(stream.broken) == set(range(0, 40, 7))
+  for batch in batches:
+    expected = np.where(batch.index % 7 == 0, batch.index + 1, batch.index)
+    np.testing.assert_array_equal(batch.label, 100 + expected)
+
+
+@needs_tensorflow
+def test_what_only_fills_a_batch_is_not_counted_as_broken(tmp_path):
+  split = write_split(tmp_path, {"0.jpg": ODD["jpeg cut at 90 %"][0], "1.jpg": encode(ramp())})
+  alone = EvalBatch((48, 48), np.zeros(8, int), np.arange(8) < 1)
+  filled = EvalBatch((48, 48), np.array([1, 0, 0, 0, 0, 0, 0, 0]), np.arange(8) < 1)
+  for asked, broken in ((alone, {0}), (filled, set())):
+    stream = EvalStream(split, [asked], resize=48)
+    (batch,) = stream
+    assert set(stream.broken) == broken and batch.mask.sum() == 1 - len(broken)
+
+
+@needs_tensorflow
 def test_a_set_without_a_whole_image_is_refused(tmp_path):
   cut = ODD["jpeg cut at 90 %"][0]
   split = write_split(tmp_path, {f"{number}.jpg": cut for number in range(3)})
