@@ -159,14 +159,15 @@ class StreamFeed(Feed):
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
-    self._streams.seek(seed, first_step)
+    self._streams.open(seed, first_step)
     self._wait.begin()
-    for step in range(first_step + 1, last_step + 1):
-      batch = self._wait.take(self._streams.take).replace(index=None)
-      carry, loss = program.call(carry, mesh_lib.split(batch, self.spec.mesh), self._table)
+    for step in range(first_step, last_step):
+      take = functools.partial(self._streams.take, seed, step)
+      batch = mesh_lib.split(self._wait.take(take).replace(index=None), self.spec.mesh)
+      carry, loss = program.call(carry, batch, self._table)
       self._wait.dispatched(loss)
-      self._streams.look_ahead()
-      yield StepOutput(step, carry, loss)
+      self._streams.look_ahead(seed, step)
+      yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
     """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,39 +27,40 @@ class TrainStreams:
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
     self._sets, self._spec = sets, spec
-    self._stream: TrainStream | None = None
-    self._position: tuple[int, int] | None = None  # seed and step of the next batch
-    self._next: tuple[Phase, int, TrainStream] | None = None
+    self._streams: dict[tuple[int, int], TrainStream] = {}  # by seed and step of the next batch
     self._broken: Broken = {}
 
-  def seek(self, seed: int, step: int) -> None:
-    """Makes the batch of `step` the next one; opens nothing if it already is."""
-    if self._position != (seed, step) or self._stream is None:
-      self._open(self._spec.plan.phase_of(step), seed, step)
-      self._position = (seed, step)
+  def open(self, seed: int, step: int) -> None:
+    """Opens the stream whose next batch is that of `step`, and closes others, unless it is open."""
+    if (seed, step) not in self._streams:
+      self.close()
+      self._streams[seed, step] = self._make(seed, step)
 
-  def take(self) -> Batch:
-    """The next batch."""
-    assert self._stream is not None and self._position is not None
-    batch = next(self._stream)
-    seed, step = self._position
-    self._position = (seed, step + 1)
+  def take(self, seed: int, step: int) -> Batch:
+    """The batch of a step."""
+    self.open(seed, step)
+    batch = next(self._streams[seed, step])
+    stream = self._streams.pop((seed, step))
+    if step + 1 < _end_of(self._spec.plan.phase_of(step), self._spec.plan):
+      self._streams[seed, step + 1] = stream
+    else:
+      self._close(stream)
     return batch
 
-  def look_ahead(self) -> None:
-    """Closes the stream of an ended phase; opens the next phase's in the last epoch before it."""
-    assert self._position is not None
-    plan, (seed, step) = self._spec.plan, self._position
-    phase, (epoch, _) = plan.phase_of(step - 1), plan.epoch_of(step - 1)
-    if step == _end_of(phase, plan):
-      self._close_stream()
-    elif epoch == phase.first_epoch + phase.epochs - 1 and self._next is None:
-      # Its first batches are then ready when the phase begins.
-      self._open_next(phase, seed)
+  def look_ahead(self, seed: int, step: int) -> None:
+    """Opens the next phase's stream in the last epoch before it, so that it has batches ready."""
+    plan = self._spec.plan
+    phase, (epoch, _) = plan.phase_of(step), plan.epoch_of(step)
+    following = [each for each in plan.phases if each.first_epoch > phase.first_epoch]
+    if following and epoch == phase.first_epoch + phase.epochs - 1:
+      first = following[0].first_step
+      if (seed, first) not in self._streams and first < plan.total_steps:
+        self._streams[seed, first] = self._make(seed, first)
 
   def take_broken(self) -> Broken:
     """The images that could not be read since the last call."""
-    self._note_broken()
+    for stream in self._streams.values():
+      self._note_broken(stream)
     broken, self._broken = self._broken, {}
     return broken
 
@@ -68,8 +68,7 @@ class TrainStreams:
     """The first `count` images of the epoch that begins with `step`, for a report."""
     plan = self._spec.plan
     phase = dataclasses.replace(plan.phase_of(step), batch_size=count)
-    alone = dict(process=0, processes=1)
-    stream = self._stream_of(phase, seed, iter([(plan.epoch_of(step)[0], 0)]), alone)
+    stream = self._stream_of(phase, seed, iter([(plan.epoch_of(step)[0], 0)]), 0, 1)
     try:
       batch = next(stream)
       return batch.replace(image=np.array(batch.image), index=None)
@@ -77,24 +76,27 @@ class TrainStreams:
       stream.close()
 
   def close(self) -> None:
-    """Ends both streams."""
-    self._close_stream()
-    if self._next is not None:
-      self._next[2].close()
-      self._next = None
+    """Ends all streams."""
+    for stream in self._streams.values():
+      self._close(stream)
+    self._streams = {}
 
-  def _make_stream(self, phase: Phase, seed: int, first_step: int) -> Any:
-    """The stream of a phase's batches, from `first_step` on."""
+  def _make(self, seed: int, step: int) -> TrainStream:
+    """A stream of the batches of a phase, from `step` on."""
     plan = self._spec.plan
-    numbers = range(first_step, _end_of(phase, plan))
-    steps = (plan.epoch_of(number) for number in numbers)
-    part = dict(process=jax.process_index(), processes=jax.process_count())
-    return self._stream_of(phase, seed, steps, part)
+    phase = plan.phase_of(step)
+    steps = (plan.epoch_of(number) for number in range(step, _end_of(phase, plan)))
+    return self._stream_of(phase, seed, steps, jax.process_index(), jax.process_count())
 
   def _stream_of(
-    self, phase: Phase, seed: int, steps: Iterator[tuple[int, int]], part: dict[str, int]
-  ) -> Any:
-    """The stream of a phase's batches with these numbers of epoch and step."""
+    self,
+    phase: Phase,
+    seed: int,
+    steps: Iterator[tuple[int, int]],
+    process: int,
+    processes: int,
+  ) -> TrainStream:
+    """A stream of a phase's batches with these numbers of epoch and step."""
     config = self._spec.config
     split = self._sets.sets[phase.copies].train
     order = None
@@ -110,42 +112,22 @@ class TrainStreams:
       min_scale=phase.min_scale,
       flip=config.augment.flip,
       steps=steps,
+      process=process,
+      processes=processes,
       on_error=config.data.on_error,
       antialias=config.data.antialias,
       read_threads=read_threads(self._spec),
       order=order,
-      **part,
     )
 
-  def _open(self, phase: Phase, seed: int, first_step: int) -> None:
-    self._close_stream()
-    if self._next is not None:
-      ahead, ahead_seed, stream = self._next
-      self._next = None
-      if (ahead, ahead_seed, phase.first_step) == (phase, seed, first_step):
-        self._stream = stream
-        return
-      stream.close()
-    self._stream = self._make_stream(phase, seed, first_step)
+  def _close(self, stream: TrainStream) -> None:
+    self._note_broken(stream)
+    stream.close()
 
-  def _open_next(self, phase: Phase, seed: int) -> None:
-    following = [p for p in self._spec.plan.phases if p.first_epoch > phase.first_epoch]
-    if following:
-      stream = self._make_stream(following[0], seed, following[0].first_step)
-      self._next = (following[0], seed, stream)
-
-  def _note_broken(self) -> None:
-    for stream in (self._stream, self._next and self._next[2]):
-      if stream is not None:
-        names = {i: stream.split.name(i) for i in stream.broken}
-        self._broken |= {("train", names[i]): reason for i, reason in stream.broken.items()}
-        stream.broken.clear()
-
-  def _close_stream(self) -> None:
-    if self._stream is not None:
-      self._note_broken()
-      self._stream.close()
-    self._stream = self._position = None
+  def _note_broken(self, stream: TrainStream) -> None:
+    for number, reason in stream.broken.items():
+      self._broken["train", stream.split.name(number)] = reason
+    stream.broken.clear()
 
 
 def _end_of(phase: Phase, plan: Plan) -> int:

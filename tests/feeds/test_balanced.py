@@ -100,8 +100,8 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     streams = TrainStreams(sets, spec)
-    streams.seek(7, phase.first_step + skipped)
-    found = [streams.take() for _ in range(skipped, phase.steps_per_epoch)]
+    steps = range(phase.first_step + skipped, phase.first_step + phase.steps_per_epoch)
+    found = [streams.take(7, step) for step in steps]
     streams.close()
     return found
 
