@@ -98,21 +98,27 @@ def single_image_note(labels: np.ndarray, class_names: Sequence[str]) -> tuple[s
   return (f"classes with one image are trained on but not evaluated: {', '.join(names)}{more}",)
 
 
-def untrained_note(
-  trained: np.ndarray, evaluated: np.ndarray, class_names: Sequence[str]
-) -> tuple[str, ...]:
-  """Return a note about evaluated classes without a training image, if there are any.
+def require_trained(
+  trained: np.ndarray, evaluated: np.ndarray, class_names: Sequence[str], where: str
+) -> None:
+  """Make sure that each class that is evaluated has training images.
 
   Args:
     trained: labels of the training images.
     evaluated: labels of the evaluation images.
     class_names: names of the classes, by label.
+    where: the data set's path or name, for messages.
+
+  Raises:
+    UserError: a class has none.
   """
   labels, images = np.unique(evaluated, return_counts=True)
   lacking = ~np.isin(labels, trained)
-  if not lacking.any():
-    return ()
-  counts = list(zip(labels[lacking].tolist(), images[lacking].tolist(), strict=True))
-  names = [f"{printable(class_names[i])} ({count:,})" for i, count in counts[:_NAMED]]
-  more = f" and {len(counts) - _NAMED:,} more" if len(counts) > _NAMED else ""
-  return (f"no training image has the class of these evaluation images: {', '.join(names)}{more}",)
+  if lacking.any():
+    counts = list(zip(labels[lacking].tolist(), images[lacking].tolist(), strict=True))
+    names = [f"{printable(class_names[i])} ({count:,})" for i, count in counts[:_NAMED]]
+    more = f" and {len(counts) - _NAMED:,} more" if len(counts) > _NAMED else ""
+    raise UserError(
+      f"{where}: no training image has the class of these evaluation images: {', '.join(names)}"
+      f"{more}: add training images of it, or remove those."
+    )

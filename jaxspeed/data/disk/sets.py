@@ -16,7 +16,7 @@ from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats.label_csv import is_csv
-from jaxspeed.data.hold_out import untrained_note
+from jaxspeed.data.hold_out import require_trained
 from jaxspeed.data.table import Table, fingerprint, noise_table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
@@ -135,8 +135,9 @@ def open_sets(
         share=data.hold_out,
       )
       found = opened[path]
+      where = path or data.name
+      require_trained(found.train.label, found.eval.label, found.class_names, where)
     notes += [*found.notes, *colour_notes(found.train)]
-    notes += untrained_note(found.train.label, found.eval.label, found.class_names)
     sets[side] = opened[path]
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
 
+from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.errors import UserError
 from jaxspeed.files import load_json, open_regular
 
@@ -28,7 +29,6 @@ _MASK_DELTA = 0xA282EAD8
 _MOST_RECORDS = 10**12  # in a shard
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
-_EVAL_SPLITS = ("validation", "val", "test")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
@@ -119,11 +119,11 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
       f"tfds.builder({name!r}, file_format='tfrecord', data_dir=ANOTHER_FOLDER)"
       ".download_and_prepare()."
     )
-  eval_split = next((split for split in _EVAL_SPLITS if split in shards), "")
+  eval_split = next((split for split in EVAL_FOLDERS if split in shards), "")
   if not (shards.get("train") and (tune or shards.get(eval_split))):
     raise UserError(
       f"{path} names the splits {sorted(shards)}, but training needs 'train' and one of "
-      f"{list(_EVAL_SPLITS)}."
+      f"{list(EVAL_FOLDERS)}."
     )
   return TfdsInfo(
     name=name,

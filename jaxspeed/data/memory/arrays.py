@@ -27,7 +27,7 @@ from jaxspeed.data.formats.folders import has_splits, list_folder
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
-from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, untrained_note
+from jaxspeed.data.hold_out import TENTH, hold_out_line, require_trained, single_image_note
 from jaxspeed.data.memory.cifar import (
   cifar_files,
   find_cifar,
@@ -385,10 +385,8 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
       f"is {classes}: set --config.data.classes={found}."
     )
   names = arrays.class_names or tuple(map(str, range(classes)))
-  notes = untrained_note(arrays.train_labels, arrays.eval_labels, names)
-  if notes and arrays.is_own:
-    raise UserError(f"{where}: {notes[0]}: add training images of it, or remove those.")
-  return dataclasses.replace(arrays, class_names=names, notes=arrays.notes + notes)
+  require_trained(arrays.train_labels, arrays.eval_labels, names, where)
+  return dataclasses.replace(arrays, class_names=names)
 
 
 def take_arrays(arrays: Arrays, *, classes: int, follow: bool, tune: bool, share: float) -> Arrays:
