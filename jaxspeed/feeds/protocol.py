@@ -75,6 +75,10 @@ class Feed(Protocol):
   feeds by name. Steps are those of the run, counted from 0.
   """
 
+  data: Any
+  """The result of `open_data`."""
+  spec: TrainSpec
+  """The specification of the run."""
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
 
