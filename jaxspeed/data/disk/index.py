@@ -7,6 +7,7 @@ shards have another size or time.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -180,7 +181,7 @@ def _fitting(listed: Listed, path: pathlib.Path) -> Columns:
     np.array_equal(found.get("names", names[:0])[: len(names)], names)
     and np.array_equal(found.get("stats", stats)[: len(stats)], stats)
   ):
-    raise ValueError("the files that it was made from have changed")
+    raise ValueError("it was made from other files, or an older state of these")
   wanted = _HEADER | (_IN_SHARD if listed.records else {})
   columns = {name: found[name][: listed.images] for name in wanted if name in found}
   if {name: (column.dtype, column.shape) for name, column in columns.items()} != {
@@ -208,13 +209,13 @@ def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
   jobs: list[headers.Job]
   if listed.records:
     jobs = [
-      ("shard", str(listed.root / name), *listed.keys, records, verify)
+      functools.partial(headers.scan_shard, str(listed.root / name), *listed.keys, records, verify)
       for name, records in zip(names, listed.records, strict=True)
     ]
   else:
     jobs = [
-      ("files", str(listed.root), names[first : first + _NAMES_PER_JOB])
-      for first in range(0, len(names), _NAMES_PER_JOB)
+      functools.partial(headers.scan_files, str(listed.root), names[i : i + _NAMES_PER_JOB])
+      for i in range(0, len(names), _NAMES_PER_JOB)
     ]
   rows, done = [], 0
   with contextlib.closing(headers.scan(jobs, listed.images)) as answers:

@@ -139,7 +139,8 @@ def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
   for threshold in (10**9, 0):
     monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
     if not threshold:
-      monkeypatch.setattr(headers, "_SCANS", {})  # which this process is then not to use
+      # Which this process is then not to call.
+      monkeypatch.setattr(headers.pixels, "without_warnings", None)
     for name in ("large", "1.0.0", "no text"):
       found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}")
   assert_holds(found["1.0.0", 0], files)
@@ -203,7 +204,7 @@ def test_an_index_is_made_once_and_for_both_splits(tmp_path, opened, scans, capl
   write(tmp_path / "set", {"train/bee/7.jpg": encoded(99, 98)})
   assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 99, 12, 13, 14]
   (warning,) = warnings_of(caplog)
-  assert "images-" in warning and "have changed" in warning and scans == [10, 11]
+  assert "images-" in warning and "other files" in warning and scans == [10, 11]
   bee, cat = (tmp_path / "set" / "train" / name / "7.jpg" for name in ("bee", "cat"))
   bee.rename(cat)
   assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 12, 13, 14, 99]
@@ -254,7 +255,7 @@ def fewer_rows(index):
     (other_columns, "its columns are not those"),
     (fewer_rows, "its columns are not those"),
     (lambda index: index.write_bytes(b""), "No data left in file"),
-    (lambda index: write(index.parents[1], {"val/bee/8.jpg": encoded(9, 9)}), "have changed"),
+    (lambda index: write(index.parents[1], {"val/bee/8.jpg": encoded(9, 9)}), "other files"),
   ],
 )
 def test_an_index_beside_the_images_that_is_no_use_is_passed_over(
@@ -327,7 +328,7 @@ def test_the_index_of_shards(tmp_path, opened, scans, caplog):
   assert scans == shards
   os.utime(folder / shards[1], (1, 1))
   assert_holds(opened(folder), files)
-  assert scans == 2 * shards and "have changed" in caplog.text
+  assert scans == 2 * shards and "other files" in caplog.text
   write_index(folder)
   folder.rename(tmp_path / "1.0.1")
   assert_holds(opened(tmp_path / "1.0.1", cache=tmp_path / "other"), files)
