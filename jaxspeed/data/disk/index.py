@@ -138,12 +138,11 @@ def _make(listed: Listed, path: pathlib.Path, show: Show | None, *, verify: bool
   arrays = columns | {"names": listed.names.text}
   if listed.records:
     arrays["stats"] = _stats(listed)
-  about = {"source": str(listed.place.resolve())}
   if path != listed.own_index:
-    npz.store(path, arrays, about)
+    npz.store(path, arrays, {})
     return _table(listed, columns, path)
   try:
-    npz.write(path, arrays, about)
+    npz.write(path, arrays, {})
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "

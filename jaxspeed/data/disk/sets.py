@@ -97,18 +97,7 @@ def open_sets(
   """
   data = config.data
   if data.synthetic:
-    train, evaluation = (
-      noise_table(n, data.classes) for n in (data.train_images, data.eval_images)
-    )
-    noise = ImageSet(
-      table=train,
-      train=train,
-      eval=evaluation,
-      class_names=tuple(f"class {i}" for i in range(data.classes)),
-      source="noise, data.synthetic",
-      evaluated_on=config.tune_on,
-    )
-    return ImageSets({phase.copies: noise for phase in phases})
+    return ImageSets(dict.fromkeys([phase.copies for phase in phases], _noise(config)))
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
   sides = list(dict.fromkeys(phase.copies for phase in phases))
@@ -158,6 +147,20 @@ def open_sets(
       f"set --config.data.classes={len(classes)}, or leave that field out."
     )
   return ImageSets(sets, tuple(dict.fromkeys(notes)))  # those of copies say the same
+
+
+def _noise(config: ConfigDict) -> ImageSet:
+  """Return a data set without files (data.synthetic)."""
+  data = config.data
+  train, evaluation = (noise_table(n, data.classes) for n in (data.train_images, data.eval_images))
+  return ImageSet(
+    table=train,
+    train=train,
+    eval=evaluation,
+    class_names=tuple(f"class {i}" for i in range(data.classes)),
+    source="noise, data.synthetic",
+    evaluated_on=config.tune_on,
+  )
 
 
 def _small_images(split: Table, size: int) -> list[str]:

@@ -218,9 +218,9 @@ def test_the_three_commands(tmp_path, monkeypatch):
   assert lines[4] == "train: 1 images have a side shorter than 32 pixels"
   assert lines[7] == "eval, tallest: val/a/tall.jpg, 20 x 90"
   titles = [line.split(":")[0] for line in lines[9:]]
-  assert titles == ["squares", "rectangles of imagenet18", "rectangles"]
-  assert "1 shapes of short side 32" in lines[9] and "batches of 5" in lines[11]
-  assert len(lines) == 12
+  assert titles == ["squares", "rectangles"]
+  assert "1 shapes of short side 32" in lines[9] and "batches of 5" in lines[10]
+  assert len(lines) == 11
 
   arguments = ("shards", out / "32", tmp_path / "sets", "--name=tiny", "--shards=2")
   code, text, err = prepare(*arguments)

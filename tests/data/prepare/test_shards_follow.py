@@ -119,20 +119,10 @@ def test_shards_stand_alone_where_a_disk_is_not_mounted(tmp_path, source):
   assert train(tmp_path / "away", path=str(folder), sides=(0,)) == ()
 
 
-@pytest.mark.parametrize(
-  ("damage", "words"),
-  [
-    (lambda content: content[:-100], "ends in the middle of record 11"),
-    (
-      lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
-      "is damaged: record 11 does not fit its checksum; remove it, and",
-    ),
-  ],
-)
-def test_a_damaged_shard_is_named_before_training(tmp_path, source, damage, words):
+def test_a_damaged_shard_is_named_before_training(tmp_path, source):
   path = pack(source, tmp_path).folder / "set-train.tfrecord-00000-of-00001"
-  path.write_bytes(damage(path.read_bytes()))
-  with pytest.raises(UserError, match=f"{path} {words}"):
+  path.write_bytes(path.read_bytes()[:-100])
+  with pytest.raises(UserError, match=f"{path} ends in the middle of record 11"):
     train(source, path=str(path.parent), sides=(0,))
   path.unlink()
   assert pack(source, tmp_path).written == 12
