@@ -21,7 +21,6 @@ from jaxspeed.data.disk import headers
 from jaxspeed.data.formats import npz
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
-from jaxspeed.files import locked_folder
 
 _log = logging.getLogger("jaxspeed")
 
@@ -110,10 +109,8 @@ def open_table(
   for path in (listed.own_index, entry):
     if (table := _stored(listed, path)) is not None:
       return table
-  with contextlib.suppress(OSError):
-    cache.mkdir(parents=True, exist_ok=True)
   # The processes of a host wait for the first, which reads the headers.
-  with locked_folder(cache):
+  with npz.locked_cache(cache):
     table = _stored(listed, entry)
     return _make(listed, entry, show, verify=False) if table is None else table
 

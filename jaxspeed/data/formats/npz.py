@@ -4,16 +4,17 @@ A file appears whole or not at all, and never changes afterwards. The zip format
 each array.
 """
 
+import contextlib
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from jaxspeed.files import dump_json, new_file, open_regular, parse_json
+from jaxspeed.files import dump_json, locked_folder, new_file, open_regular, parse_json
 
 _log = logging.getLogger("jaxspeed")
 
@@ -31,6 +32,15 @@ def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
   """Return the files of `name` in a cache, newest first."""
   files = [path for path in cache.glob(f"{name}-{'[0-9a-f]' * 16}.npz") if path.is_file()]
   return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+@contextlib.contextmanager
+def locked_cache(cache: pathlib.Path) -> Iterator[None]:
+  """Keep other processes of the host that are in such a block waiting, if the cache can be made."""
+  with contextlib.suppress(OSError):
+    cache.mkdir(parents=True, exist_ok=True)
+  with locked_folder(cache):
+    yield
 
 
 def stats_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:

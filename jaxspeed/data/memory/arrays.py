@@ -287,20 +287,18 @@ def _through_cache(
 ) -> Arrays:
   """Return the cached arrays of the source at `path`, or `read` its `files` and cache them."""
   entry = npz.entry_of(cache, name, path)
-  if (stored := _from_cache(entry)) is not None:
-    return stored
-  # Taken before reading: files that change meanwhile no longer fit, and are read again.
-  stats = npz.stats_of(files)
-  _log.info("reading %s", path)
-  arrays = read()
-  about: dict[str, Any] = {
-    "name": arrays.name,
-    "class_names": arrays.class_names,
-    "title": arrays.source,
-  }
-  about |= {"source": str(path.resolve()), "files": stats}
-  npz.store(entry, {field: getattr(arrays, field) for field in _FIELDS}, about)
-  return arrays
+  # The processes of a host wait for the first, which reads the files.
+  with npz.locked_cache(cache):
+    if (stored := _from_cache(entry)) is not None:
+      return stored
+    # Taken before reading: files that change meanwhile no longer fit, and are read again.
+    stats = npz.stats_of(files)
+    _log.info("reading %s", path)
+    arrays = read()
+    about: dict[str, Any] = dict(name=arrays.name, title=arrays.source, files=stats)
+    about |= dict(source=str(path.resolve()), class_names=arrays.class_names)
+    npz.store(entry, {field: getattr(arrays, field) for field in _FIELDS}, about)
+    return arrays
 
 
 def _from_cache(entry: pathlib.Path) -> Arrays | None:
