@@ -142,8 +142,8 @@ class Stream(Iterator[Batch], abc.ABC):
   def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
     request = self._pending.popleft()
     used = request.used
-    for row in np.flatnonzero((length >= 0) & (length != self.split.length[used])):
-      self._repair.check_length(int(used[row]), int(length[row]))
+    for other in np.flatnonzero((length >= 0) & (length != self.split.length[used])).tolist():
+      self._repair.check_length(int(used[other]), int(length[other]))
     # What only fills a batch of an evaluation is no image of its own.
     counted = request.mask | self._replaces
     broken = np.flatnonzero((length < 0) & counted)
