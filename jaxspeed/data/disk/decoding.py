@@ -306,7 +306,8 @@ def _decoded(
   if shape_of is None:
     dataset = dataset.map(decode, num_parallel_calls=threads)
   else:
-    # 1 % of broken images costs nothing here; restarts at each cost nine tenths of the rate.
+    # 414 and 483 images/s with 10 of 1,024 images cut off, where the plain map decoded 454 and 707
+    # whole ones on two busy cores. A restart at each broken image left a tenth of the rate.
     dataset = dataset.interleave(decode_or_mark, cycle_length=threads, num_parallel_calls=threads)
   dataset = dataset.batch(batch).prefetch(_PREFETCHED)
   return iter(dataset.with_options(options))
