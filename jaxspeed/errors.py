@@ -61,10 +61,14 @@ class UserError(Exception):
 
   The commands print the sentence without a traceback and exit with code 2. Unprintable characters
   are escaped (`printable`).
+
+  Attributes:
+    frame: Python's lines on the bug in the user's own file, printed before the sentence; '': none.
   """
 
-  def __init__(self, message: str) -> None:
+  def __init__(self, message: str, *, frame: str = "") -> None:
     super().__init__(printable(message))
+    self.frame = frame
 
   def in_python(self) -> str:
     """The sentence without the dashes of flags, whose names arguments and fields have too."""

@@ -102,7 +102,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
   yield from output.table([[*_COLUMNS], *([cell(row, name) for name in _COLUMNS] for row in rows)])
   for row in [] if output.is_quiet() else rows:
-    yield from ("", *class_lines(row["worst_classes"], row["macro_top1"]))
+    yield from ("", f"eval.mode={row['mode']}, {row['data']}")
+    yield from class_lines(row["worst_classes"], row["macro_top1"])
     yield from ("", *confusion_lines(row["confusions"]))
 
 

@@ -249,11 +249,11 @@ def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
     is_plain = isinstance(error, UserError)
     text = names.no_field(unknown[1]) if unknown else str(error) if is_plain else text
     text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
-    refused = UserError(f"{prefix}{_where(error)}{text}{'.' * (not text.endswith('?'))}")
+    frame: list[str] = []
     if not (unknown or is_plain):
-      last = traceback.format_exception(error, limit=0 if isinstance(error, SyntaxError) else -1)
-      refused.add_note("".join(last))
-    raise refused from None
+      frame = traceback.format_exception(error, limit=0 if isinstance(error, SyntaxError) else -1)
+    sentence = f"{prefix}{_where(error)}{text}{'.' * (not text.endswith('?'))}"
+    raise UserError(sentence, frame="".join(frame)) from None
 
 
 def _where(error: BaseException) -> str:

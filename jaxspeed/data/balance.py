@@ -140,7 +140,8 @@ def balance_lines(
     each = images / len(present)
     lines = [
       f"balanced sampling: each class comes {each:,.1f} times an epoch, an image of {names[many]} "
-      f"{each / counts[many]:,.2f} times and one of {names[few]} {each / counts[few]:,.2f} times"
+      f"{each / counts[many]:,.2f} times"
+      + (f" and one of {names[few]} {each / counts[few]:,.2f} times" if few != many else "")
     ]
   absent = np.flatnonzero(np.asarray(counts) == 0)
   if len(absent):

@@ -1,4 +1,4 @@
-"""Says what this machine is, what is wrong with it, and what to expect of it, in some 15 seconds.
+"""Says what this machine is, what is wrong with it, and what to expect of it, in seconds.
 
   python -m jaxspeed.doctor
   python -m jaxspeed.doctor --config=imagenet18:4             # and the time and memory it needs

@@ -171,6 +171,11 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
     UserError: the folder holds no run, or not that checkpoint.
   """
   config = for_images(load_config(folder))
+  if config.eval.mode == "selective":
+    output.note(
+      "the run was evaluated with eval.mode=selective, six views for the least confident quarter of "
+      "the images; predict uses six views for each"
+    )
   names = stored_class_names(folder, config.data.classes)
   with precision.wide_enough(config.precision):
     spec, restored = open_run(folder, config, step)
