@@ -27,9 +27,9 @@ class Eval(Group):
     Mark.COMMON,
     Mark.PREDICT,
   ] = "center"
-  """the views of an image whose logits are averaged: center; flip: and its flipped copy; six: and both
-  moved by a pixel to two corners; selective: six for the least confident quarter of the images, which
-  predict uses for each; of streams also rect, rect_flip, five; per phase: phases.eval_mode"""
+  """the views of an image whose logits are averaged: center; flip: and its flipped copy; six: and
+  both moved by a pixel to two corners; selective: six for the least confident quarter of the images
+  (predict uses six for each); of streams also rect, rect_flip, five; per phase: phases.eval_mode"""
   batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
   """images per device and step of an evaluation"""
   image_size: Annotated[kinds.Pixels, on.STREAM, Mark.PREDICT] = 0

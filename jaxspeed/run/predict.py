@@ -173,8 +173,8 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
   config = for_images(load_config(folder))
   if config.eval.mode == "selective":
     output.note(
-      "the run was evaluated with eval.mode=selective, six views for the least confident quarter of "
-      "the images; predict uses six views for each"
+      "the run was evaluated with eval.mode=selective, six views for the least confident quarter "
+      "of the images; predict uses six views for each"
     )
   names = stored_class_names(folder, config.data.classes)
   with precision.wide_enough(config.precision):
