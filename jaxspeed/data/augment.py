@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
 from ml_collections import ConfigDict
 
 from jaxspeed.data.batch import AUGMENT, COLOR, ERASING, RANDAUGMENT
+from jaxspeed.data.boxes import box_mask
 from jaxspeed.data.color import color_jitter
 from jaxspeed.data.erasing import erased
 from jaxspeed.data.randaugment import rand_augment
@@ -50,16 +51,6 @@ def crop_and_flip(
   return images.at[places(n)[:, None, None], rows[:, :, None], columns[:, None, :]].get(
     mode="promise_in_bounds"
   )
-
-
-def square_mask(
-  top: Int[Array, "n"], left: Int[Array, "n"], size: int, height: int, width: int
-) -> Bool[Array, "n h w 1"]:
-  """Return a mask that is true in a square of side `size` with its corner at (top, left)."""
-  y, x = jnp.arange(height, dtype=jnp.int32), jnp.arange(width, dtype=jnp.int32)
-  in_rows = (y >= top[:, None]) & (y < top[:, None] + size)
-  in_columns = (x >= left[:, None]) & (x < left[:, None] + size)
-  return (in_rows[:, :, None] & in_columns[:, None, :])[..., None]
 
 
 def normalize(
@@ -206,7 +197,8 @@ def augment(
       to_integers(uniform[AUGMENT][2], 0, h - cutout),
       to_integers(uniform[AUGMENT][3], 0, w - cutout),
     )
-    result = jnp.where(square_mask(top, left, cutout, h, w), 0.0, result)
+    square = box_mask((top, top + cutout, left, left + cutout), h, w)
+    result = jnp.where(square, 0.0, result)
   if fields.erasing:
     result = jnp.where(erased(uniform[ERASING], fields.erasing, h, w), 0.0, result)
   return result
@@ -246,7 +238,8 @@ def cutmix(
     raise ValueError(f"cutmix pairs the images of a device, and their number, {n}, is odd.")
   uniform = draw_uniform(jax.random.wrap_key_data(key), 2, first, n, global_batch)
   top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)
-  mixed = jnp.where(square_mask(top, left, size, h, w), of_partner(images), images)
+  square = box_mask((top, top + size, left, left + size), h, w)
+  mixed = jnp.where(square, of_partner(images), images)
   return mixed, of_partner(labels), size * size / (h * w)
 
 

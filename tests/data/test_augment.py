@@ -17,8 +17,8 @@ from jaxspeed.data.augment import (
   normalize,
   of_partner,
   reflect_index,
-  square_mask,
 )
+from jaxspeed.data.boxes import box_mask
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
 # Four roundings of numbers up to 255 / std, and with jitter four more of up to twice as large ones.
@@ -143,7 +143,8 @@ def test_mirrored_images_have_the_crop_that_they_had():
 
 
 def test_square_mask_is_one_square():
-  mask = square_mask(jnp.array([0, 3]), jnp.array([1, 2]), 2, 5, 4)
+  top, left = jnp.array([0, 3]), jnp.array([1, 2])
+  mask = box_mask((top, top + 2, left, left + 2), 5, 4)
   expected = np.zeros((2, 5, 4, 1), bool)
   expected[0, 0:2, 1:3] = expected[1, 3:5, 2:4] = True
   np.testing.assert_array_equal(mask, expected)
