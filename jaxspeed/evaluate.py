@@ -2,7 +2,6 @@
 
 jaxspeed evaluate runs/quickstart
 jaxspeed evaluate runs/imagenette --config.eval.mode=center,flip,five,rect
-jaxspeed evaluate runs/imagenette --export=resnet18.safetensors
 jaxspeed evaluate --config=imagenet18:1 --config.pretrained.path=FILE
 
 --workdir=runs/quickstart names the run too. A table has a row for each mode. Below it are the
@@ -24,7 +23,7 @@ from jaxspeed.config import effects, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, expanded
+from jaxspeed.files import dump_json
 
 # The columns of the table, and how each is printed.
 _COLUMNS = {"mode": "", "images": ",", "loss": ".4f"}
@@ -35,16 +34,12 @@ def main() -> None:
   """Reads the flags and evaluates a run, or published weights with a recipe."""
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
   step = command_line.define_step()
-  export = flags.DEFINE_string(
-    "export", "", "Also writes the weights to this .safetensors file, for torchvision."
-  )
   as_json = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
   command_line.define_quiet("notes, classes and confusions to be read")
   config_flag = command_line.define_config_flag()
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
-    from jaxspeed.run import export as export_lib
     from jaxspeed.run.evaluation import evaluate, evaluate_pretrained
     from jaxspeed.run.restore import load_config
 
@@ -64,20 +59,13 @@ def main() -> None:
       config = _merged(config, given)
       effects.check(config, given, command="evaluate")
     with exit_on_sigterm():
-      if config is not None and not (named or export.value):
+      if config is not None and not named:
         rows = evaluate_pretrained(config, given=given)
       else:
         folder = pathlib.Path(command_line.required("workdir", named))
-        exported = expanded(export.value, "--export")
-        if export.value:
-          # Before an evaluation that may take hours.
-          export_lib.check_export(folder, exported)
         rows = evaluate(folder, step=step.value, config=config)
       lines = map(dump_json, rows) if as_json.value else map(printable, _table(rows))
       print("\n".join(lines))
-      if export.value:
-        # The checkpoint that was evaluated, even if the run has saved a newer one since.
-        export_lib.export(folder, exported, step=step.value or rows[0]["step"])
 
   command_line.run(run, command="evaluate")
 

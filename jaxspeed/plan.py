@@ -25,7 +25,9 @@ def main() -> None:
   def run(arguments: list[str]) -> None:
     # Imported here, so that an error in JAX's import becomes a sentence.
     from jaxspeed.devices.mesh import find_devices
-    from jaxspeed.run import planned
+    from jaxspeed.models.make import parameter_table
+    from jaxspeed.planning.text import csv_lines, describe
+    from jaxspeed.run.planned import exchange_line, planned
 
     command_line.nothing_left(arguments)
     config = config_flag.value
@@ -35,16 +37,16 @@ def main() -> None:
     given = config_flag.overrides
     notes = effects.check(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
-    found = planned.planned(config, devices=devices.value, given=given)
+    found = planned(config, devices=devices.value, given=given)
     config, plan = found.config, found.plan
     for note in notes:
       output.note(note)
     if csv.value:
-      print("\n".join(planned.csv_lines(config, plan)))
+      print("\n".join(csv_lines(config, plan)))
       return
-    lines = [planned.describe(config, plan), *found.lines, planned.exchange_line(config)]
+    lines = [describe(config, plan), *found.lines, exchange_line(config)]
     if parameters.value:
-      lines.append(planned.parameter_table(config))
+      lines.append(parameter_table(config))
     print("\n".join(lines))
 
   command_line.run(run, command="plan")

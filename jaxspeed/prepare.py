@@ -22,7 +22,7 @@ from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.data.table import Table
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import make_console, progress_bar
 

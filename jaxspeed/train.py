@@ -61,8 +61,8 @@ def main() -> None:
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.devices.mesh import keep_host_memory
     from jaxspeed.records.console import Screen
-    from jaxspeed.run.hooks import COMMAND
     from jaxspeed.run.profile import parse_steps
+    from jaxspeed.run.run import COMMAND
     from jaxspeed.run.session import train
 
     command_line.nothing_left(arguments)

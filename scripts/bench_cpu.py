@@ -26,7 +26,7 @@ import rich.table
 import torch
 import torch_peers
 
-from jaxspeed.devices import cpu_options
+from jaxspeed.devices import options
 from jaxspeed.devices.mesh import keep_host_memory
 from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.resnet import ResNet
@@ -78,7 +78,7 @@ def make_jax_step(model, variables, images, labels):
     optax.add_decayed_weights(DECAY), optax.sgd(RATE, MOMENTUM, nesterov=True)
   )
 
-  @functools.partial(jax.jit, donate_argnums=0, compiler_options=cpu_options.libraries("cpu"))
+  @functools.partial(jax.jit, donate_argnums=0, compiler_options=options.libraries("cpu"))
   def update(state, x, y):
     params, stats, opt_state = state
 

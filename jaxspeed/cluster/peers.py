@@ -103,11 +103,6 @@ def _checked(peers: Peers) -> Peers | None:
       f"process_id is {peers.process} of num_processes {peers.processes} ({peers.found_by}): it "
       "counts from 0 and must be less."
     )
-  if peers.local is not None and peers.local_process >= peers.local:
-    raise UserError(
-      f"{peers.found_by} says that this is process {peers.local_process} of {peers.local} on this "
-      "host: it counts from 0 and must be less."
-    )
   if peers.processes == 1:
     return None
   host, colon, port = peers.coordinator.rpartition(":")
@@ -137,23 +132,27 @@ def _of_slurm(environment: Mapping[str, str], address: str | None) -> Peers:
 
 def _tasks_on_node(tasks: str, node: int) -> int | None:
   """Slurm's number of tasks on a node, where "2(x3),1" is 2, 2, 2 and 1; None if unknown."""
-  if not tasks:
-    return None
-  for part in tasks.split(","):
-    found = re.fullmatch(rf"({_NUMBER})(?:\(x({_NUMBER})\))?", part)
-    if found is None:
-      raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks} is not as in 2(x3),1: unset it.")
-    node -= int(found.group(2) or 1)
+  for count, nodes in re.findall(rf"({_NUMBER})(?:\(x({_NUMBER})\))?", tasks):
+    node -= int(nodes or 1)
     if node < 0:
-      return int(found.group(1))
+      return int(count)
   return None
 
 
 def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
   processes = integer(environment, "OMPI_COMM_WORLD_SIZE")
   local = integer(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-  if address is None:
-    address = _coordinator_of_open_mpi(environment, one_host=local == processes)
+  # Version 4 names the launcher's address, where process 0 runs; version 5 does not.
+  job, _, uri = environment.get("OMPI_MCA_orte_hnp_uri", "").partition(".")
+  if address is None and local == processes:
+    address = f"127.0.0.1:{_port(environment.get('PMIX_NAMESPACE', job))}"
+  elif address is None and (found := re.search(r"tcp://([0-9.]+)", uri)):
+    address = f"{found[1]}:{_port(job)}"
+  elif address is None:
+    raise UserError(
+      "mpirun does not say where process 0 runs: add --coordinator=HOST:PORT with the first host "
+      "and a free port."
+    )
   return Peers(
     coordinator=address,
     processes=processes,
@@ -161,21 +160,6 @@ def _of_open_mpi(environment: Mapping[str, str], address: str | None) -> Peers:
     local=local,
     local_process=integer(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "0"),
     found_by="mpirun",
-  )
-
-
-def _coordinator_of_open_mpi(environment: Mapping[str, str], *, one_host: bool) -> str:
-  # Version 4 names the launcher's address, where process 0 runs; version 5 does not.
-  launcher = environment.get("OMPI_MCA_orte_hnp_uri", "")
-  job, _, uri = launcher.partition(".")
-  found = re.search(r"tcp://([0-9.]+)", uri)
-  if one_host:
-    return f"127.0.0.1:{_port(environment.get('PMIX_NAMESPACE', job))}"
-  if found:
-    return f"{found.group(1)}:{_port(job)}"
-  raise UserError(
-    "mpirun does not say where process 0 runs: add --coordinator=HOST:PORT with the first host "
-    "and a free port."
   )
 
 

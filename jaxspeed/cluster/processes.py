@@ -47,7 +47,7 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
     _ensure_free(family, address, int(port), peers)
   else:
     _wait_for_answer(family, address, int(port), deadline, peers)
-  # JAX's own service would take SIGTERM; here all processes learn of a stop from `Agreement`.
+  # JAX's own service would take SIGTERM; here all processes learn of a stop from `RunControl`.
   jax.config.update("jax_enable_preemption_service", False)
   at = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
   try:

@@ -2,7 +2,7 @@
 
 SIGTERM: save and end; the sender decides what follows. SIGUSR1: the same, with the exit code that
 asks a scheduler to start the job again. SIGINT (Ctrl-C): the same, by hand; a second one ends the
-run at once. Of several processes, any one may get the signal (`agreement.py`).
+run at once. Of several processes, any one may get the signal (`run/control.py`).
 """
 
 import contextlib

@@ -8,15 +8,14 @@ import pathlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxspeed.devices.cpus import usable_cpus
 from jaxspeed.devices.flops import count_flops
-from jaxspeed.devices.program_folder import program_folder
+from jaxspeed.devices.host import program_folder, usable_cpus
 from jaxspeed.errors import UserError
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -37,6 +36,7 @@ class Program:
     tracing: the part of it that traced and lowered Python, cached or not.
     cached: whether it came from the cache on disk.
     flops: the operations of one call (`flops.count_flops`).
+    ready_at: when that was done, by `time.monotonic`.
   """
 
   call: jax.stages.Compiled
@@ -44,6 +44,7 @@ class Program:
   cached: bool
   flops: float
   tracing: float = 0.0
+  ready_at: float = 0.0
 
   def text(self) -> str:
     """The optimised program as HLO, megabytes of text."""
@@ -159,15 +160,13 @@ def compile_program(
     cached=_counts.from_cache > hits,
     flops=count_flops(traced.jaxpr),
     tracing=tracing,
+    ready_at=time.monotonic(),
   )
 
 
 def compiling_threads() -> int:
-  """The number of programs to compile at once: one per core for a CPU, otherwise one.
-
-  XLA times kernels on a GPU while it compiles: two compilations would disturb each other and
-  compete for memory. More than one has not been measured on a GPU.
-  """
+  """The number of programs to compile at once: one per core for a CPU, otherwise one."""
+  # XLA times kernels on a GPU while it compiles: two compilations would disturb each other.
   return usable_cpus() if jax.default_backend() == "cpu" else 1
 
 
@@ -176,41 +175,21 @@ class BackgroundCompiler:
 
   Args:
     jobs: for each program, under any name, a function that compiles it.
+
+  Attributes:
+    started: when it began, by `time.monotonic`.
   """
 
   def __init__(self, jobs: Mapping[Any, Callable[[], Program]]) -> None:
-    self._pool = concurrent.futures.ThreadPoolExecutor(
-      max(1, min(len(jobs), compiling_threads())), thread_name_prefix="compile"
-    )
-    self._started = time.monotonic()
-    self._ready_after: dict[Any, float] = {}
-    self._futures = {name: self._pool.submit(self._make, name, job) for name, job in jobs.items()}
-    self._pool.shutdown(wait=False)
-
-  def _make(self, name: Any, job: Callable[[], Program]) -> Program:
-    program = job()
-    self._ready_after[name] = time.monotonic() - self._started
-    return program
+    self.started = time.monotonic()
+    threads = max(1, min(len(jobs), compiling_threads()))
+    pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="compile")
+    self._futures = {name: pool.submit(job) for name, job in jobs.items()}
+    pool.shutdown(wait=False)
 
   def __getitem__(self, name: Any) -> Program:
     """Waits for a program and returns it, or raises the exception of its compilation."""
     return self._futures[name].result()
-
-  def is_ready(self, name: Any) -> bool:
-    return self._futures[name].done()
-
-  def get(self, names: Collection[Any]) -> tuple[float, float]:
-    """Waits for programs.
-
-    Returns:
-      Seconds from the start of the compiler until the last of the programs was ready, and from then
-      until this call; the second is negative if the call had to wait.
-    """
-    asked = time.monotonic() - self._started
-    for name in names:
-      self[name]
-    ready = max(self._ready_after[name] for name in names)
-    return ready, asked - ready
 
   def wait(self) -> dict[Any, Program]:
     """Waits for all programs and returns them; at the first error, cancels those not begun."""
@@ -227,15 +206,7 @@ class BackgroundCompiler:
 
   def ready(self) -> dict[Any, Program]:
     """The programs that are compiled by now."""
-    return {name: self[name] for name in self._futures if self.is_ready(name)}
-
-
-def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-  """Calls a function in a thread of its own, and returns a future of its result."""
-  pool = concurrent.futures.ThreadPoolExecutor(1)
-  future = pool.submit(function)
-  pool.shutdown(wait=False)
-  return future
+    return {name: self[name] for name, future in self._futures.items() if future.done()}
 
 
 @contextlib.contextmanager

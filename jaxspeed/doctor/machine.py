@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import psutil
 from rich.filesize import decimal
 
-from jaxspeed.devices.cpus import usable_cpus
-from jaxspeed.devices.program_folder import program_folder
+from jaxspeed.devices.host import program_folder, usable_cpus
 from jaxspeed.doctor.findings import Finding, hint, mend
 from jaxspeed.errors import plural
 from jaxspeed.records.provenance import cpu_name

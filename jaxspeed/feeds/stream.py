@@ -1,7 +1,9 @@
 """The feed of images from disk: programs by shape, batches sent to the devices."""
 
 import functools
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program, in_thread
+from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.feeds.broken import check_headers
 from jaxspeed.feeds.evaluation import (
   abstract_batch,
@@ -83,7 +85,8 @@ class StreamFeed(Feed):
         )
     self._ahead = BackgroundCompiler(jobs)
     # Imported while XLA compiles: no other Python runs then.
-    self._loading = None if config.data.synthetic else in_thread(import_tensorflow)
+    synthetic = config.data.synthetic
+    self._loading = None if synthetic else ThreadPoolExecutor(1).submit(import_tensorflow)
     self._counted: set[Any] = set()
     self._reported: set[Phase] = set()
     self._streams = TrainStreams(sets, spec)
@@ -145,16 +148,18 @@ class StreamFeed(Feed):
     phase = self.spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
-    ready, early = self._ahead.get(keys)
+    asked, begun = time.monotonic(), self._ahead.started
+    ready = max(self._ahead[key].ready_at for key in keys)
     phases = self.spec.plan.phases
     if phase in self._reported or len(phases) == 1:
       return []
     self._reported.add(phase)
     number = phases.index(phase) + 1
-    when = f"the {len(keys)} programs of phase {number} were ready {ready:.1f} s after the start"
-    if early < 0:
-      return [f"{when}: the run waited {-early:.1f} s for them"]
-    return [f"{when}, {early:.1f} s before they were needed"]
+    after = f"{ready - begun:.1f} s after the start"
+    when = f"the {len(keys)} programs of phase {number} were ready {after}"
+    if asked < ready:
+      return [f"{when}: the run waited {ready - asked:.1f} s for them"]
+    return [f"{when}, {asked - ready:.1f} s before they were needed"]
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from jaxspeed.cluster.peers import visible_gpus
 from jaxspeed.config import schema
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import is_locked, read_bytes
 from jaxspeed.launch.executor import Count, Executor, SchedulerState, to_tuple

@@ -21,10 +21,11 @@ from jaxspeed.library.loaded import Run, load
 from jaxspeed.library.recipes import call_of, changed_in, recipe
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.optim.own import check_transformation
+from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import Logger, check_loggers
-from jaxspeed.run.hooks import OnEpoch, python_hooks
 from jaxspeed.run.parts import Parts
 from jaxspeed.run.profile import Steps
+from jaxspeed.run.run import Hooks, OnEpoch
 from jaxspeed.run.session import train
 
 # Fields that a run from Python does not use, and why.
@@ -100,10 +101,12 @@ def fit(
     if on_epoch is not None and not callable(on_epoch):
       raise UserError("on_epoch= must be a function of an epoch's row, which is a dict.")
     loggers = check_loggers(loggers)
-    words = _words(call, data, folder, parts)
-    steps = _steps(profile)
-    hooks = python_hooks(
-      words, progress=progress, on_epoch=on_epoch, profile=steps, loggers=loggers
+    hooks = Hooks(
+      call=_words(call, data, folder, parts),
+      make_screen=Screen if progress else lambda: Screen(silent_console()),
+      on_epoch=on_epoch,
+      profile=_steps(profile),
+      loggers=loggers,
     )
     try:
       train(config, folder, given=changed, parts=parts, hooks=hooks)

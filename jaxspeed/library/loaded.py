@@ -10,11 +10,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from jaxspeed.config import stored
 from jaxspeed.data.batch import pad_batches
+from jaxspeed.data.formats.pixels import without_warnings
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept
@@ -32,12 +34,11 @@ from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep
-from jaxspeed.run.checkpoint import Restored
 from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.export import class_names_of, network_of, write_network
 from jaxspeed.run.image_file import read_image
-from jaxspeed.run.predict import for_images, probabilities_of
-from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.predict import probabilities_of
+from jaxspeed.run.restore import Weights, for_images, load_config, open_run
 from jaxspeed.steps.eval_step import evaluate_on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 
@@ -59,17 +60,15 @@ class Run:
     variables: its variables, those that the run was evaluated with: {"params", "batch_stats"}.
   """
 
-  def __init__(
-    self, folder: pathlib.Path, config: ConfigDict, spec: TrainSpec, restored: Restored
-  ) -> None:
+  def __init__(self, folder: pathlib.Path, config: ConfigDict, weights: Weights) -> None:
     """Use `jaxspeed.load`."""
-    self.folder, self.config, self.step = folder, config, restored.step
-    self.model: nn.Module = spec.model
-    self.variables: dict[str, Any] = restored.tree.state.evaluated()
+    self.folder, self.config, self.step = folder, config, weights.step
+    self.model: nn.Module = weights.spec.model
+    self.variables: dict[str, Any] = weights.variables
     self.history: list[dict[str, Any]] = read_metrics(folder)
     self.result: dict[str, Any] = read_result(folder) or {}
     self.class_names = tuple(class_names_of(folder, config.data.classes))
-    self._spec, self._phase = spec, spec.plan.phase_of(restored.step - 1)
+    self._weights = weights
 
   def __repr__(self) -> str:
     end = f"top1 {self.result['top1']:.2%}" if self.result else f"unfinished, step {self.step}"
@@ -144,7 +143,7 @@ class Run:
         part = pixels[begin : begin + size]
         # A full batch each time: another size would compile another program.
         padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0), (0, 0)])
-        found = self._probabilities(self.variables, mesh_lib.replicate(padded, self._spec.mesh))
+        found = self._probabilities(self.variables, mesh_lib.replicate(padded, self._mesh))
         rows.append(np.asarray(found)[: len(part)])
       return np.concatenate(rows)
 
@@ -175,36 +174,35 @@ class Run:
         written.
     """
     with library_call():
-      place, spec, names = expanded(path, "path"), self._spec, self.class_names
-      network = network_of(spec, self.step, self.variables, names, input_dtype=input)
-      return write_network(place, network, file_format=format, fold=fold)
+      network = network_of(self._weights, self.class_names, input_dtype=input)
+      return write_network(expanded(path, "path"), network, file_format=format, fold=fold)
+
+  @property
+  def _mesh(self) -> Mesh:
+    return self._weights.spec.mesh
 
   @functools.cached_property
   def _probabilities(self) -> Any:
-    return jax.jit(probabilities_of(self._spec))
+    return jax.jit(probabilities_of(self._weights.spec))
 
   @functools.cache  # noqa: B019  a run has few sizes of data
   def _evaluation(self, count: int) -> tuple[TrainSpec, Any]:
     """The specification and program of an evaluation of `count` images."""
-    config = self._spec.config
+    config = self._weights.spec.config
     plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
-    spec = make_train_spec(config, plan, self._spec.mesh, model=self._own_model())
+    own = self.model if config.given.model else None
+    spec = make_train_spec(config, plan, self._mesh, model=own)
     return spec, jax.jit(evaluate_on_mesh(spec))
-
-  def _own_model(self) -> nn.Module | None:
-    return self.model if self.config.given.model else None
 
   def _checked(self, images: Any) -> Any:
     """Images as uint8 in the size of the model; files are read."""
-    data = self.config.data
-    streams = data.feed == "stream"
-    size = self._phase.eval_size if streams else data.image_size
+    size, resize, antialias = self._weights.view
     if isinstance(images, str | os.PathLike):
       raise UserError(f"images={os.fspath(images)!r}: put the name of a file in a list, [NAME].")
     if isinstance(images, Sequence) and images and isinstance(images[0], str | os.PathLike):
-      resize = self._phase.eval_resize if streams else size
-      how: dict[str, Any] = {"antialias": data.antialias if streams else True}
-      return np.stack([read_image(os.fspath(each), size, resize, **how) for each in images])
+      paths = map(os.fspath, images)
+      with without_warnings():
+        return np.stack([read_image(each, size, resize, antialias=antialias) for each in paths])
     pixels = images_of(images, "images")
     if pixels.shape[1:3] != (size, size):
       height, width = pixels.shape[1:3]
@@ -241,7 +239,8 @@ def load(
     for_use = for_images(config)
     with cache_settings_kept(), precision.wide_enough(config.precision):
       spec, restored = open_run(folder, for_use, step, model=model)
-    return Run(folder, stored.load(folder / "config.json"), spec, restored)
+      weights = Weights(spec, restored.step, restored.tree.state.evaluated())
+    return Run(folder, stored.load(folder / "config.json"), weights)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,10 @@
 """The model of a config."""
 
+import functools
+
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from jaxspeed.config.families import FAMILIES
@@ -26,3 +30,15 @@ def make_model(config: ConfigDict) -> nn.Module:
   fields = config.model.to_dict()
   module = FAMILIES[fields.pop("name")].module
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)
+
+
+def parameter_table(config: ConfigDict) -> str:
+  """A table of each parameter's name, shape and size, as text."""
+  from clu import parameter_overview
+
+  config = config.copy_and_resolve_references()
+  config.precision = "float32"
+  images = jnp.zeros((1, config.data.image_size, config.data.image_size, 3))
+  init = functools.partial(make_model(config).init, train=False)
+  shapes = jax.eval_shape(init, jax.random.key(0), images)
+  return parameter_overview.get_parameter_overview(shapes["params"], include_stats=False)

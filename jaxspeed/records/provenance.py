@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 
 
 def of_this_process(command: str | None = None) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """What the evaluations of a run say: which one is the best, and whether they end the run early."""
 
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.results import read_result
-from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.steps.losses import has_top5
 
 Row = Mapping[str, Any]
@@ -49,25 +45,14 @@ def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
     metric: one of `METRICS`.
   """
   key = f"eval_{metric}"
-  known = [row for row in rows if _is_number(row.get(key))]
+  known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]
   return sorted(known, key=lambda row: row[key], reverse=METRICS[metric])
-
-
-def _is_number(value: Any) -> bool:
-  return value is not None and math.isfinite(value)
 
 
 def reaches_target(row: Row, config: ConfigDict) -> bool:
   """Whether the epoch of `row` was evaluated and reached the target; without one none does."""
   reached = row.get(f"eval_{config.target_metric}")
   return reached is not None and 0 < config.target <= reached
-
-
-def without_gain(rows: Sequence[Row], metric: str) -> int:
-  """The number of evaluations since the best one; of all of them if none has the metric."""
-  evaluated = [row["step"] for row in rows if "eval_loss" in row]
-  best = next((row["step"] for row in ranked(rows, metric)), -1)
-  return sum(step > best for step in evaluated)
 
 
 def reason_to_stop(rows: Sequence[Row], config: ConfigDict) -> str:
@@ -80,9 +65,9 @@ def reason_to_stop(rows: Sequence[Row], config: ConfigDict) -> str:
     return ""
   if config.stop_at_target and reaches_target(rows[-1], config):
     return "target"
-  if config.patience and without_gain(rows, config.target_metric) >= config.patience:
-    return "patience"
-  return ""
+  best = next((row["step"] for row in ranked(rows, config.target_metric)), -1)
+  without_gain = sum("eval_loss" in row and row["step"] > best for row in rows)
+  return "patience" if 0 < config.patience <= without_gain else ""
 
 
 def said_to_stop(reason: str, config: ConfigDict) -> str:
@@ -107,36 +92,9 @@ def best_of(rows: Sequence[Row], config: ConfigDict) -> dict[str, Any] | None:
   Returns:
     {"metric", "epoch", "step", "top1", "top5", "macro_top1", "loss"}, as far as evaluated.
   """
-  steps = best_steps(rows, config)
-  if not steps:
-    return None
-  best = next(row for row in rows if row["step"] == steps[0])
-  figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
   metric = config.checkpoint.keep_best
+  if metric == "none" or not (best_first := ranked(rows, metric)):
+    return None
+  best = best_first[0]
+  figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
   return {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
-
-
-def best_step(folder: pathlib.Path, config: ConfigDict, checkpoints: Checkpoints) -> int:
-  """The step of the best evaluation of the run in `folder`, whether or not it has a checkpoint.
-
-  Args:
-    folder: the run's folder.
-    config: its config; with keep_best "none", the target's metric decides.
-    checkpoints: its checkpoints.
-
-  Raises:
-    UserError: no evaluation has the metric.
-  """
-  result, metric = read_result(folder), config.checkpoint.keep_best
-  if result is not None and result.get("best") is not None:
-    return int(result["best"]["step"])
-  metric = config.target_metric if metric == "none" else metric
-  # A run that resumes drops the rows after its newest checkpoint, and repeats their epochs.
-  last = math.inf if result is not None else max(checkpoints.steps(), default=0)
-  best = ranked([row for row in read_metrics(folder) if row["step"] <= last], metric)
-  if not best:
-    raise UserError(
-      f"{folder / 'metrics.jsonl'} has no evaluation with {metric}, so that none is the best: "
-      "leave out --step=best, or name a step."
-    )
-  return int(best[0]["step"])

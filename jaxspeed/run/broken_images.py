@@ -35,15 +35,15 @@ class BrokenImages:
     self._path = folder / FILE
     self._images, self._keep_folder = images, keep_folder
     self._max_broken = config.data.max_broken
-    self._all: Broken = _read(self._path) if processes.is_primary() else {}
-    self._found: Broken = {}  # in this start, by any process
-    self._own: Broken = dict(self._all)  # by this process, not yet sent to the others
-    self._settled: set[tuple[str, str]] = set()  # sent to all processes in this start
-    self._written = len(self._all)
+    # All processes know those of earlier starts, and those that any has found in this one.
+    self._earlier = _gather(_read(self._path) if processes.is_primary() else {})
+    self._found: Broken = {}
+    self._own: Broken = {}  # found by this process, not yet sent to the others
+    self._written = len(self._earlier)
 
   def count(self, kind: str) -> int:
     """The number of "train" or "eval" images found broken in the run so far, each counted once."""
-    return sum(split == kind for split, _ in self._all)
+    return sum(split == kind for split, _ in self._earlier | self._found)
 
   def note(self, broken: Broken) -> None:
     """Adds the images that this process found broken.
@@ -52,13 +52,9 @@ class BrokenImages:
       UserError: too many images are broken. With several processes, `settle` raises this instead,
         so that all of them end.
     """
-    broken = {key: reason for key, reason in broken.items() if key not in self._settled}
-    if broken:
-      self._own |= broken
-      self._found |= broken
-      if not processes.several():
-        self._all = self._all | broken
-        self._check()
+    self._own |= {key: reason for key, reason in broken.items() if key not in self._found}
+    if not processes.several():
+      self._check(self._found | self._own)
 
   def settle(self) -> list[str]:
     """Tells all processes what any of them found, and writes it to `FILE`. All must call it.
@@ -69,44 +65,48 @@ class BrokenImages:
     Raises:
       UserError: too many images are broken; raised in all processes.
     """
-    own = [[*key, reason, key in self._found] for key, reason in self._own.items()]
-    self._own = {}
-    new: Broken = {}
-    for part in processes.gather_bytes(dump_json(own).encode() if own else b""):
-      for kind, name, reason, is_found in parse_json(part or b"[]"):
-        if is_found:
-          new.setdefault((kind, name), reason)
-        self._all.setdefault((kind, name), reason)
-    self._found = new | self._found
-    self._settled |= new.keys()
-    lines = self._write() if processes.is_primary() else []
-    self._check()
+    gathered, self._own = _gather(self._own), {}
+    new = {key: reason for key, reason in gathered.items() if key not in self._found}
+    self._found |= new
+    lines = self._write(self._found) if processes.is_primary() else []
+    self._check(self._found)
     return describe(new, self._path.name) + lines
 
-  def _write(self) -> list[str]:
+  def _write(self, found: Broken) -> list[str]:
     """Writes `FILE` if it lacks something; returns a line if that fails."""
-    if len(self._all) == self._written:
+    everything = found | self._earlier
+    if len(everything) == self._written:
       return []
     rows = sorted(
-      (kind, printable(name), printable(why)) for (kind, name), why in self._all.items()
+      (kind, printable(name), printable(why)) for (kind, name), why in everything.items()
     )
     try:
       write_atomically(self._path, _TITLES + "".join("\t".join(row) + "\n" for row in rows))
     except OSError as error:
       reason = error.strerror or error
       return [f"{self._path} could not be written ({reason}): it will be tried again later"]
-    self._written = len(self._all)
+    self._written = len(everything)
     return []
 
-  def _check(self) -> None:
+  def _check(self, found: Broken) -> None:
     for kind, images in self._images.items():
-      found = {name: reason for (split, name), reason in self._found.items() if split == kind}
-      if len(found) > allowed(images, self._max_broken):
+      named = {name: reason for (split, name), reason in found.items() if split == kind}
+      if len(named) > allowed(images, self._max_broken):
         if processes.is_primary():
-          self._write()
+          self._write(found)
         self._keep_folder()
         listed = f"{self._path} lists all"
-        raise too_many(kind, named_in(found), len(found), images, self._max_broken, after=listed)
+        raise too_many(kind, named_in(named), len(named), images, self._max_broken, after=listed)
+
+
+def _gather(own: Broken) -> Broken:
+  """The images of all processes; of two reasons the first process's. All must call it."""
+  found: Broken = {}
+  rows = [[*key, reason] for key, reason in own.items()]
+  for part in processes.gather_bytes(dump_json(rows).encode()):
+    for kind, name, reason in parse_json(part):
+      found.setdefault((kind, name), reason)
+  return found
 
 
 def _read(path: pathlib.Path) -> Broken:

@@ -1,91 +1,86 @@
 """The control of a run: what may end it early (a signal, another process, a later start)."""
 
-import jax
+import functools
 
-from jaxspeed.cluster.agreement import Agreement
-from jaxspeed.cluster.folder_lock import FolderLock
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction, Signals
-from jaxspeed.cluster.watchdog import heartbeat
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.compile import Program, compile_program
 from jaxspeed.run.folder import RunFolder
 
 
 class RunControl:
   """Decides, together with all processes, what follows a step: continue, save, or stop.
 
+  The largest action that any of them asks for wins. It travels in an all-reduce of four bytes after
+  the step's, which is read some steps later, like the losses, so that no process waits for it.
+
   Args:
     signals: the signals that this process has received.
-    agreement: the means of agreeing with the other processes.
     owned: the folder that this start owns; None except in process 0.
-    incarnation: the number of this start of the run, the same in all processes.
+    mesh: the run's mesh.
 
   Attributes:
+    owned: as above.
     decided: what all processes have decided since the last checkpoint.
-    incarnation: as above.
   """
 
-  def __init__(
-    self,
-    signals: Signals,
-    agreement: Agreement,
-    owned: RunFolder | None,
-    incarnation: int,
-  ) -> None:
-    self._signals = signals
-    self._agreement = agreement
-    self._owned = owned
-    self.incarnation = incarnation
+  def __init__(self, signals: Signals, owned: RunFolder | None, mesh: Mesh) -> None:
+    self._signals, self.owned, self._mesh = signals, owned, mesh
     self.decided = RunAction.CONTINUE
-
-  @property
-  def lock(self) -> FolderLock | None:
-    """The lock of the folder; None except in process 0."""
-    return self._owned.lock if self._owned else None
+    self._largest: Program | None = None
+    if processes.several():
+      largest = functools.partial(lax.pmax, axis_name=mesh_lib.AXIS)
+      array = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=mesh_lib.sharded(mesh))
+      mapped = jax.shard_map(largest, mesh=mesh, in_specs=P(mesh_lib.AXIS), out_specs=P())
+      self._largest = compile_program(mapped, (array,))
 
   def ask(self, *, save_due: bool) -> jax.Array | RunAction:
     """Asks all processes what follows the step just taken; `note` reads the answer.
 
-    A lone process has decided when this returns.
+    All ask after the same steps. A lone process has decided when this returns.
 
     Args:
       save_due: whether this process wants a checkpoint.
     """
-    own = self._signals.action
-    if own is RunAction.CONTINUE and save_due:
-      own = RunAction.SAVE
-    answer = self._agreement.ask(own)
-    if isinstance(answer, RunAction):  # a lone process need not wait for the step
-      self.note(answer)
-    return answer
+    own = max(self._signals.action, RunAction.SAVE if save_due else RunAction.CONTINUE)
+    if self._largest is None:
+      self.note(own)
+      return own
+    values = np.full(len(self._mesh.local_devices), own, np.int32)
+    return self._largest.call(mesh_lib.split(values, self._mesh))
 
   def note(self, answer: jax.Array | RunAction) -> None:
     """Waits for an answer of `ask`, and updates `decided`."""
-    self.decided = max(self.decided, self._agreement.read(answer))
-
-  def stop(self) -> None:
-    """Asks all processes to save and stop."""
-    self._signals.action = max(self._signals.action, RunAction.STOP)
+    self.decided = max(self.decided, RunAction(int(np.max(np.asarray(answer)))))
 
   def agree(self, *, save_due: bool) -> RunAction:
     """Waits for all processes; returns what they do now."""
     self.note(self.ask(save_due=save_due))
     return self.decided
 
+  def stop(self) -> None:
+    """Asks all processes to save and stop."""
+    self._signals.action = max(self._signals.action, RunAction.STOP)
+
   def saved(self) -> None:
     """Notes that a checkpoint was tried, so that none is due any longer."""
     if self.decided is RunAction.SAVE:
       self.decided = RunAction.CONTINUE
 
-  def step_taken(self) -> None:
-    """Notes that the run makes progress, and that its folder is worth keeping."""
-    heartbeat()
-    self.keep_folder()
-
   def keep_folder(self) -> None:
     """Notes that the folder is worth keeping."""
-    if self._owned is not None:
-      self._owned.begun()
+    if self.owned is not None:
+      self.owned.is_new = False
 
   def check_owner(self) -> None:
     """Makes sure that no later start has taken the folder."""
-    if self._owned is not None:
-      self._owned.lock.check()
+    if self.owned is not None:
+      self.owned.lock.check()

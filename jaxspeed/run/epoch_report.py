@@ -138,11 +138,8 @@ class EpochReport:
     Raises:
       UserError: there are too many.
     """
-    self.lines(self._settle_broken())
-
-  def _settle_broken(self) -> list[str]:
     self.note_broken()
-    return self._broken.settle()
+    self.lines(self._broken.settle())
 
   def epoch(self, step: int, carry: Carry, evaluation: Evaluation | None) -> None:
     """Reports the epoch that ended with `step`. All processes must call it.
@@ -164,7 +161,8 @@ class EpochReport:
     if evaluation is not None:
       row["eval_seconds"] = evaluation.seconds
       row["evaluated_weights"] = self._run.plan.evaluated_weights(step)
-    lines = self._settle_broken()
+    self.note_broken()
+    lines = self._broken.settle()
     row["train_images_broken"] = self._broken.count("train")
     if evaluation is not None:
       evaluated, said = self._evaluated(step, evaluation)

@@ -11,13 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import output, stored
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.formats.tfds_download import no_downloads
-from jaxspeed.devices import precision
 from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
@@ -25,16 +23,16 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.restore import (
+  Weights,
   load_config,
-  note_unfinished,
-  open_run,
+  run_weights,
   stored_plan,
 )
 from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
-from jaxspeed.run.weights import named, open_pretrained, require_same_classes
+from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import Evaluated
-from jaxspeed.steps.spec import TrainSpec, make_train_spec
+from jaxspeed.steps.spec import make_train_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +98,10 @@ def evaluate(
     output.note(
       f"the run's data.cache, {cache}, is not used: --config.data.cache={cache} uses it again"
     )
-  with precision.wide_enough(configs[0].precision):
-    spec, restored = open_run(folder, configs[0], step)
-    if step is None:
-      note_unfinished(folder, restored.step, spec.plan.total_steps)
-    rows = _rows(configs, spec.mesh, restored.step, restored.tree.state.evaluated(), folder=folder)
-  weights = spec.plan.evaluated_weights(restored.step)
-  return [{"step": restored.step, "evaluated_weights": weights} | row for row in rows]
+  with run_weights(folder, configs[0], step) as weights:
+    rows = _rows(configs, weights, folder=folder)
+  evaluated = weights.spec.plan.evaluated_weights(weights.step)
+  return [{"step": weights.step, "evaluated_weights": evaluated} | row for row in rows]
 
 
 def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -120,17 +115,16 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
   configs = _one_a_mode(config)
-  with precision.wide_enough(config.precision):
-    configs = [named(each) for each in configs]
-    last = stored_plan(configs[0]).phases[-1]
-    with no_downloads():
-      data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
-    for line in decided(config, data):
-      output.note(line)
-    require_same_classes(configs[0], data.class_names)
-    configs = [as_data_decide(each, data) for each in configs]
-    spec, variables = open_pretrained(configs[0])
-    rows = _rows(configs, spec.mesh, spec.plan.total_steps, variables, data)
+  configs = [named(each) for each in configs]
+  last = stored_plan(configs[0]).phases[-1]
+  with no_downloads():
+    data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
+  for line in decided(config, data):
+    output.note(line)
+  require_same_classes(configs[0], data.class_names)
+  configs = [as_data_decide(each, data) for each in configs]
+  with pretrained_weights(configs[0]) as weights:
+    rows = _rows(configs, weights, data)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 
@@ -175,15 +169,14 @@ def _require_own_data(folder: pathlib.Path | None, path: str) -> None:
 
 def _rows(
   configs: Sequence[ConfigDict],
-  mesh: Mesh,
-  step: int,
-  variables: Any,
+  weights: Weights,
   data: OpenData | None = None,
   folder: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
-  """The row of each mode, evaluated as in the phase that trained step `step`."""
+  """The row of each mode, evaluated as in the phase that trained the last step."""
+  mesh = weights.spec.mesh
   specs = [make_train_spec(config, stored_plan(config), mesh) for config in configs]
-  phases = [spec.plan.phase_of(step - 1) for spec in specs]
+  phases = [spec.plan.phase_of(weights.step - 1) for spec in specs]
   if data is None:
     # A stream opens only what this phase reads; what the data decide is compared below.
     try:
@@ -203,7 +196,7 @@ def _rows(
   rows = []
   for config, spec, phase in zip(configs, specs, phases, strict=True):
     row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
-    rows.append(row | _evaluate_mode(config, spec, step, variables, data))
+    rows.append(row | _evaluate_mode(dataclasses.replace(weights, spec=spec), data))
     images = data.evaluated_count(phase.copies)
     if folder is not None and images != config.data.eval_images:
       output.note(
@@ -212,12 +205,10 @@ def _rows(
   return rows
 
 
-def _evaluate_mode(
-  config: ConfigDict, spec: TrainSpec, step: int, variables: Any, data: OpenData
-) -> dict[str, Any]:
+def _evaluate_mode(weights: Weights, data: OpenData) -> dict[str, Any]:
   """The numbers of a row: images, loss, accuracies, the worst classes, confusions and seconds."""
-  prepare, phase = feed_of(config).prepare_evaluation, spec.plan.phase_of(step - 1)
-  run = prepare(data, spec, phase, variables)
+  config, phase = weights.spec.config, weights.phase
+  run = feed_of(config).prepare_evaluation(data, weights.spec, phase, weights.variables)
   start = time.perf_counter()
   evaluated, broken = jax.block_until_ready(run())
   sums, seconds = evaluated.sums, round(time.perf_counter() - start, 3)
@@ -231,7 +222,7 @@ def _evaluate_mode(
       "finite, and accuracies would mean nothing; choose another --step."
     )
   row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
-  predictions = predictions_of(evaluated, step)
+  predictions = predictions_of(evaluated, weights.step)
   return row | {
     **class_figures.summary(predictions, config.data.classes),
     "worst_classes": class_figures.worst_classes(predictions, data.class_names),

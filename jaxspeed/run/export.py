@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxspeed.config import output
 from jaxspeed.data.formats.class_names import stored_class_names
-from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats import network as network_lib
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
@@ -19,29 +18,13 @@ from jaxspeed.export.formats.to_stablehlo import (
   metadata_file,
   write_stablehlo,
 )
-from jaxspeed.models.pretrained import LAYOUTS
 from jaxspeed.records import provenance
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.folder import check_output
-from jaxspeed.run.predict import for_images
-from jaxspeed.run.restore import load_config, note_unfinished, open_run
-from jaxspeed.steps.spec import TrainSpec
+from jaxspeed.run.restore import Weights, for_images, load_config, run_weights
 
 
-def check_export(folder: pathlib.Path, path: pathlib.Path) -> None:
-  """Makes sure that the weights of a run can be written as .safetensors, before an evaluation.
-
-  Raises:
-    UserError: the run's model is neither a ResNet nor a ViT, or as `check_output`.
-  """
-  if load_config(folder).model.name not in LAYOUTS:
-    raise UserError(
-      f"--export={path}: only a ResNet or a ViT is written, and the run's is another model."
-    )
-  check_place(path)
-
-
-def check_place(path: pathlib.Path, file_format: str = "safetensors") -> None:
+def check_place(path: pathlib.Path, file_format: str) -> None:
   """Makes sure that a file of a format can be written, and the file beside it.
 
   Raises:
@@ -57,7 +40,7 @@ def export(
   folder: pathlib.Path,
   path: pathlib.Path,
   *,
-  file_format: str = "safetensors",
+  file_format: str,
   step: CheckpointStep = None,
   input_dtype: str = "uint8",
   fold: bool = False,
@@ -80,14 +63,9 @@ def export(
   """
   check_place(path, file_format)
   config = load_config(folder)
-  for_use = for_images(config)
-  with precision.wide_enough(config.precision):
-    spec, restored = open_run(folder, for_use, step)
-    if step is None:
-      note_unfinished(folder, restored.step, spec.plan.total_steps)
-    variables = restored.tree.state.evaluated()
-    names = class_names_of(folder, config.data.classes)
-    network = network_of(spec, restored.step, variables, names, input_dtype=input_dtype)
+  names = class_names_of(folder, config.data.classes)
+  with run_weights(folder, for_images(config), step) as weights:
+    network = network_of(weights, names, input_dtype=input_dtype)
   if (mode := config.eval.mode) not in ("center", "rect"):
     output.note(f"the run was evaluated with eval.mode={mode}; the file sees one view, center")
   return write_network(path, network, file_format=file_format, fold=fold)
@@ -101,14 +79,9 @@ def class_names_of(folder: pathlib.Path, classes: int) -> Sequence[str]:
 
 
 def network_of(
-  spec: TrainSpec,
-  step: int,
-  variables: dict[str, Any],
-  class_names: Sequence[str],
-  *,
-  input_dtype: str = "uint8",
+  weights: Weights, class_names: Sequence[str], *, input_dtype: str = "uint8"
 ) -> Network:
-  """A run's model after `step` steps, and how its images are prepared.
+  """A run's model, and how its images are prepared.
 
   Raises:
     UserError: `input_dtype` is not one of `choices.INPUT_DTYPES`.
@@ -116,28 +89,26 @@ def network_of(
   if input_dtype not in INPUT_DTYPES:
     choices = " or ".join(INPUT_DTYPES)
     raise UserError(f"input={input_dtype!r}: the images that go in are {choices}.")
-  config, phase = spec.config, spec.plan.phase_of(step - 1)
-  data = config.data
-  streams = data.feed == "stream"
-  size = phase.eval_size if streams else data.image_size
-  model, arrays = network_lib.in_float32(spec.model, variables)
+  spec, view = weights.spec, weights.view
+  config, data = spec.config, spec.config.data
+  model, arrays = network_lib.in_float32(spec.model, weights.variables)
   return Network(
     model=model,
     variables=arrays,
-    image_size=int(size),
+    image_size=view.size,
     mean=tuple(data.mean),
     std=tuple(data.std),
     class_names=tuple(class_names),
     input_dtype=input_dtype,
     own=not type(spec.model).__module__.startswith("jaxspeed.models."),
     facts={
-      "resize": int(phase.eval_resize) if streams else int(size),
+      "resize": view.resize,
       "interpolation": "bilinear",
-      "antialias": bool(data.antialias) if streams else True,
+      "antialias": view.antialias,
       "model": config.given.model or dict(config.model.to_dict()),
       "recipe": config.name,
-      "step": step,
-      "evaluated_weights": spec.plan.evaluated_weights(step),
+      "step": weights.step,
+      "evaluated_weights": spec.plan.evaluated_weights(weights.step),
       "jaxspeed": provenance.versions()["jaxspeed"] or "",
     },
   )

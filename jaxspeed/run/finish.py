@@ -8,13 +8,14 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json, parse_json
 from jaxspeed.records import class_figures
 from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
 from jaxspeed.run.best import best_of, reaches_target
-from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.checkpoint import FOLDER, steps_of
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.state import TrainState
@@ -33,18 +34,13 @@ def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] 
   Raises:
     UserError: the result is damaged, or of another config.
   """
-  found = None
+  content = b""
   with processes.all_or_none("reading the result"):
-    if processes.is_primary():
-      found = _result_of(folder, config)
+    if processes.is_primary() and (found := _result_of(folder, config)) is not None:
+      content = dump_json(found).encode()
   # While a run is being finished, some processes might see the result and others not.
-  if not processes.gather(int(found is not None))[0]:
-    return None
-  with processes.all_or_none("reading the result"):
-    found = found or _result_of(folder, config)
-    if found is None:
-      raise UserError(f"{processes.whoami()} does not see {folder / 'result.json'}: start again.")
-  return found
+  content = processes.gather_bytes(content)[0]
+  return parse_json(content) if content else None
 
 
 def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
@@ -82,11 +78,10 @@ def finish(
   """
   folder, config, step = run.folder, run.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
-    checkpoints = folder / "checkpoints"
-    if any(each < step for each in Checkpoints(checkpoints).steps()):
+    if any(each < step for each in steps_of(folder)):
       advice = (
-        f"remove {checkpoints / str(step)}, and the same command trains again from the checkpoint "
-        "before it"
+        f"remove {folder / FOLDER / str(step)}, and the same command trains again from the "
+        "checkpoint before it"
       )
     else:
       advice = "as there is no earlier checkpoint, train afresh in another --workdir"
@@ -104,7 +99,7 @@ def finish(
     "top5": last.get("eval_top5") if has_top5(config.data.classes) else None,
     "seconds": run.clock.summary() | {"to_target": first["dawn_seconds"] if first else None},
     "seed": config.seed,
-    **of_this_process(run.hooks.command),
+    **of_this_process(run.hooks.call),
     **{name: last[name] for name in _OF_LAST_ROW if name in last},
   }
   if (best := best_of(rows, config)) is not None:

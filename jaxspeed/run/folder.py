@@ -1,6 +1,7 @@
 """A run's folder: its ownership, its files, and the clean-up after a refused start."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -47,37 +48,19 @@ _RUN = re.compile("run_[0-9]+")  # the folder of one of several seeds
 _SHOWN = 3  # foreign files named in a message
 
 
+@dataclasses.dataclass
 class RunFolder:
   """The folder of a run, owned by this start; made by `taken`.
 
   Attributes:
     path: the folder's path.
     lock: the folder's lock.
-    is_new: whether no start of the run has taken a step yet.
+    is_new: whether no start of the run has taken a step yet: then it is removed if the run fails.
   """
 
-  def __init__(
-    self, path: pathlib.Path, superseded: Callable[[str], None] = end_superseded
-  ) -> None:
-    self.path = path
-    self.lock = FolderLock(path, superseded=superseded)
-    self.is_new = False
-
-  def begun(self) -> None:
-    """Notes that a step was taken: from now on the folder stays, whatever happens."""
-    self.is_new = False
-
-  def close(self, *, refused: bool) -> None:
-    """Releases the folder.
-
-    Args:
-      refused: whether to remove what this start wrote, if no step was taken.
-    """
-    if refused and self.is_new and self.lock.is_held():
-      clear(self.path)
-      self.lock.close(erase=True)
-    else:
-      self.lock.close()
+  path: pathlib.Path
+  lock: FolderLock
+  is_new: bool = False
 
 
 def clear(path: pathlib.Path) -> None:
@@ -132,7 +115,7 @@ def taken(
   look(path)
   made = make(path)
   try:
-    folder = RunFolder(path, superseded)
+    folder = RunFolder(path, FolderLock(path, superseded=superseded))
   except BaseException:
     _remove_empty(made)
     raise
@@ -140,10 +123,13 @@ def taken(
     folder.is_new = look(path)  # again, under the lock: another start may have written since
     yield folder
   except BaseException as error:
-    folder.close(refused=not isinstance(error, Stopped))
+    refused = folder.is_new and not isinstance(error, Stopped) and folder.lock.is_held()
+    if refused:
+      clear(path)
+    folder.lock.close(erase=refused)
     _remove_empty(made)
     raise
-  folder.close(refused=False)
+  folder.lock.close()
 
 
 def look(path: pathlib.Path) -> bool:

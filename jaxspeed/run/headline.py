@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.devices import allreduce, cpu_options, gpu_options
+from jaxspeed.devices import allreduce, options
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.optim import averaging
@@ -16,7 +16,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.result_lines import images_of
-from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.checkpoint import steps_of
 from jaxspeed.run.setup import Setup, balance_lines_of
 from jaxspeed.steps.spec import TrainSpec
 
@@ -29,7 +29,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
   backend = jax.default_backend()
-  libraries = cpu_options.libraries(backend)
+  libraries = options.libraries(backend)
   # `config.compiler_options` may choose others.
   if libraries and libraries.items() <= spec.compiler_options(backend).items():
     device += ", convolutions by Eigen, sums by YNNPACK"
@@ -49,7 +49,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "workdir": str(folder),
     }
   )
-  told = gpu_options.told(config.deterministic, jax.default_backend())
+  told = options.told(config.deterministic, jax.default_backend())
   of_data = (*data.notes, *balance_lines_of(config, data, plan))
   for note in (*setup.notes, *of_data, *left_out(config, plan), *told):
     screen.line(note)
@@ -96,7 +96,7 @@ def print_finished(
   """Prints the result of a run that needs no more steps."""
   screen.result(result, finished_in=str(folder))
   alone = config.runs == 1 and processes.is_primary()
-  if alone and not Checkpoints(folder / "checkpoints").steps():
+  if alone and not steps_of(folder):
     screen.line(
       f"{folder} no longer holds a whole checkpoint: remove {folder / 'result.json'} to train "
       "it again"

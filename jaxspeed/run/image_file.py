@@ -1,9 +1,7 @@
 """An image file as a model sees it."""
 
-import contextlib
 import io
 import os
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -32,12 +30,7 @@ class BrokenImage(UserError):
 
 
 def read_image(
-  path: str,
-  size: int,
-  resize: int,
-  *,
-  antialias: bool = True,
-  decoding: contextlib.AbstractContextManager[Any] | None = None,
+  path: str, size: int, resize: int, *, antialias: bool = True
 ) -> UInt8[np.ndarray, "size size 3"]:
   """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
 
@@ -48,8 +41,6 @@ def read_image(
     size: both sides of the result, in pixels; black beyond the edges of the resized image.
     resize: the short side before the crop, in pixels.
     antialias: as in `streams.TrainStream`.
-    decoding: entered to decode, after the file was read; threads share one, and have dropped
-      Pillow's warnings.
 
   Raises:
     BrokenImage: the file is missing or no image.
@@ -58,8 +49,7 @@ def read_image(
     with open_regular(path) as file:
       whole = os.fstat(file.fileno()).st_size <= _READ_WHOLE
       encoded = io.BytesIO(file.read()) if whole else file
-      with decoding or pixels.without_warnings():
-        return _cropped(pixels.load_upright(encoded), size, resize, antialias)
+      return _cropped(pixels.load_upright(encoded), size, resize, antialias)
   except FileNotFoundError:
     raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
   except Exception as error:  # Pillow raises almost anything

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxspeed.cluster.signals import RunAction
+from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.run.divergence import check_loss
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.run import Run
@@ -46,23 +47,23 @@ class LossWatcher:
     """
     answer = self._run.control.ask(save_due=self._saver.is_due())
     self._unchecked.append((steps, answer))
-    while len(self._unchecked) > _STEPS_AHEAD:
-      self._check_losses(*self._unchecked.popleft())
+    self.finish(but=_STEPS_AHEAD)
 
-  def finish(self) -> None:
-    """Waits for all steps that are under way, and checks them.
+  def finish(self, *, but: int = 0) -> None:
+    """Waits for all steps that are under way, `but` for the newest, and checks them.
 
     Raises:
       UserError: a loss is not finite.
     """
-    while self._unchecked:
+    while len(self._unchecked) > but:
       self._check_losses(*self._unchecked.popleft())
 
   def _check_losses(self, steps: StepOutput, answer: jax.Array | RunAction) -> None:
     """Waits for the losses of steps; checks them and shows progress."""
     step, values = steps.step, np.atleast_1d(np.asarray(steps.losses))[: steps.count]
     self._run.control.note(answer)
-    self._run.control.step_taken()
+    heartbeat()
+    self._run.control.keep_folder()
     for number, loss in enumerate(values, start=step - len(values)):
       check_loss(
         float(loss),

@@ -1,14 +1,11 @@
 """The likeliest classes of image files."""
 
-import collections
 import contextlib
 import dataclasses
-import itertools
 import pathlib
-import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,18 +19,18 @@ from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.models.pretrained import pretrained_class_names
-from jaxspeed.planning.plan import Phase
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.image_file import BrokenImage, read_image
 from jaxspeed.run.restore import (
+  Weights,
+  for_images,
   load_config,
-  note_unfinished,
-  open_run,
+  run_weights,
 )
-from jaxspeed.run.weights import named, open_pretrained, require_same_classes
+from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
@@ -47,58 +44,67 @@ class Predictor:
   """Weights that predict image files.
 
   Attributes:
-    spec: the specification of the run, or of the recipe.
-    phase: the phase whose evaluation prepares the images.
-    variables: the variables of the model, on every device.
+    weights: the weights.
     names: the names of the classes.
   """
 
-  spec: TrainSpec
-  phase: Phase
-  variables: Any
+  weights: Weights
   names: Sequence[str]
 
-  def compiled(self, images: int) -> "Program":
-    """The compiled program for `images` images: `eval.batch_size` on each device, or fewer."""
-    devices = self.spec.devices
-    batch = devices * max(1, min(self.spec.config.eval.batch_size, -(-images // devices)))
-    size = self._sizes()[0]
-    shape = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-    abstract = mesh_lib.abstract(shape, mesh_lib.sharded(self.spec.mesh))
-    function = jax.jit(probabilities_of(self.spec))
-    return Program(function.lower(self.variables, abstract).compile(), batch)
-
   def predict(
-    self, images: Iterable[str], program: "Program", top: int
+    self, images: Sequence[str], top: int
   ) -> Generator[Prediction | BrokenImage, None, None]:
-    """Yields the `top` likeliest classes of each file, or why it cannot be read, in order.
+    """Compiles the program for some files; returns a generator that predicts them, in order.
 
-    Threads read files ahead of the devices; the memory does not grow with the number of files.
+    It yields the `top` likeliest classes of each file, or why it cannot be read. A batch is
+    `eval.batch_size` images on each device, or fewer if there are fewer files. The memory does not
+    grow with their number.
 
     Raises:
       UserError: logits are not finite.
     """
-    # Closed at once if the caller stops early: its threads would go on reading.
-    with contextlib.closing(self._read(images, program.batch)) as read:
-      waiting: list[tuple[list[_Read], Any]] = []
-      while part := list(itertools.islice(read, program.batch)):
-        # The devices compute while the next batch is read.
-        waiting.append((part, self._start(part, program)))
-        if len(waiting) > 1:
-          yield from self._likeliest(*waiting.pop(0), top)
-      for started in waiting:
-        yield from self._likeliest(*started, top)
+    spec, size = self.weights.spec, self.weights.view.size
+    batch = spec.devices * min(spec.config.eval.batch_size, -(-len(images) // spec.devices) or 1)
+    shape = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
+    abstract = mesh_lib.abstract(shape, mesh_lib.sharded(spec.mesh))
+    program = jax.jit(probabilities_of(spec)).lower(self.weights.variables, abstract).compile()
+    return self._predict(images, program, batch, top)
 
-  def _start(self, part: "list[_Read]", program: "Program") -> Any:
+  def _predict(
+    self, images: Sequence[str], program: Any, batch: int, top: int
+  ) -> Generator[Prediction | BrokenImage, None, None]:
+    pixels.drop_warnings()
+    # A decoded photo takes 100 times the memory of its file and of its crop: few at a time.
+    pool = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="read")
+    waiting: tuple[list[_Read], Any] | None = None
+    try:
+      for first in range(0, len(images), batch):
+        read = list(pool.map(self._read, images[first : first + batch]))
+        # The devices compute while the next batch is read.
+        earlier, waiting = waiting, (read, self._start(read, program, batch))
+        if earlier:
+          yield from self._likeliest(*earlier, top)
+      if waiting:
+        yield from self._likeliest(*waiting, top)
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
+
+  def _read(self, path: str) -> "_Read":
+    view = self.weights.view
+    try:
+      return read_image(path, view.size, view.resize, antialias=view.antialias)
+    except BrokenImage as error:
+      return error
+
+  def _start(self, part: "list[_Read]", program: Any, batch: int) -> Any:
     """The probabilities of a part's images, still being computed; None without images."""
     found = [image for image in part if not isinstance(image, BrokenImage)]
     if not found:
       return None
     # A full batch each time: another size would compile another program.
-    padding = [(0, program.batch - len(found)), (0, 0), (0, 0), (0, 0)]
-    return program.function(
-      self.variables, mesh_lib.split(np.pad(np.stack(found), padding), self.spec.mesh)
-    )
+    padding = [(0, batch - len(found)), (0, 0), (0, 0), (0, 0)]
+    images = mesh_lib.split(np.pad(np.stack(found), padding), self.weights.spec.mesh)
+    return program(self.weights.variables, images)
 
   def _likeliest(
     self, part: "list[_Read]", started: Any, top: int
@@ -114,45 +120,6 @@ class Predictor:
           "the weights give logits that are not finite: choose another --step, or other weights."
         )
       yield [(self.names[index], float(row[index])) for index in np.argsort(-row)[:top]]
-
-  def _read(self, images: Iterable[str], ahead: int) -> "Generator[_Read, None, None]":
-    """Yields the pixels of the files, of which at least `ahead` are read ahead."""
-    data, (size, resize, antialias) = self.spec.config.data, self._sizes()
-    # A decoded photo takes 100 times the memory of its file and of its crop: few at a time.
-    decoding = threading.BoundedSemaphore(usable_cpus())
-
-    def read(path: str) -> _Read:
-      try:
-        return read_image(path, size, resize, antialias=antialias, decoding=decoding)
-      except BrokenImage as error:
-        return error
-
-    pixels.drop_warnings()
-    pool = ThreadPoolExecutor(data.read_threads, thread_name_prefix="read")
-    try:
-      under_way: collections.deque[Future[_Read]] = collections.deque()
-      for path in images:
-        under_way.append(pool.submit(read, path))
-        if len(under_way) > max(ahead, 2 * data.read_threads):
-          yield under_way.popleft().result()
-      while under_way:
-        yield under_way.popleft().result()
-    finally:
-      pool.shutdown(wait=False, cancel_futures=True)
-
-  def _sizes(self) -> tuple[int, int, bool]:
-    """The size of a crop and the short side before it, in pixels, and whether to antialias."""
-    data = self.spec.config.data
-    if data.feed == "stream":
-      return self.phase.eval_size, int(self.phase.eval_resize), data.antialias
-    return data.image_size, data.image_size, True
-
-
-class Program(NamedTuple):
-  """A compiled program of variables and uint8 images [batch, size, size, 3], and its batch."""
-
-  function: Callable[[Any, Any], Any]
-  batch: int
 
 
 # The pixels of a file, or why it has none.
@@ -177,12 +144,8 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
       "of the images; predict uses six views for each"
     )
   names = stored_class_names(folder, config.data.classes)
-  with precision.wide_enough(config.precision):
-    spec, restored = open_run(folder, config, step)
-    if step is None:
-      note_unfinished(folder, restored.step, spec.plan.total_steps)
-    phase = spec.plan.phase_of(restored.step - 1)
-    yield Predictor(spec, phase, restored.tree.state.evaluated(), names)
+  with run_weights(folder, config, step) as weights:
+    yield Predictor(weights, names)
 
 
 @contextlib.contextmanager
@@ -195,13 +158,12 @@ def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Ite
     given: the fields that the command line sets, which the data set does not override.
 
   Raises:
-    UserError: as `restore.open_pretrained`, or the data set has other classes.
+    UserError: as `pretrained_weights`, or the data set has other classes.
   """
   config = for_images(named(config))
   names = _class_names(config, given)
-  with precision.wide_enough(config.precision):
-    spec, variables = open_pretrained(config)
-    yield Predictor(spec, spec.plan.phases[-1], variables, names)
+  with pretrained_weights(config) as weights:
+    yield Predictor(weights, names)
 
 
 def predict(
@@ -225,7 +187,7 @@ def predict(
   """
   found: list[Prediction | None] = []
   with opened as predictor:
-    for each in predictor.predict(images, predictor.compiled(len(images)), top):
+    for each in predictor.predict(images, top):
       if isinstance(each, BrokenImage):
         if on_error is None:
           raise each
@@ -258,14 +220,6 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
     # Another number does not fit the last layer either, which is refused.
     names = stored if len(stored) == config.data.classes else ()
   return names or tuple(map(str, range(config.data.classes)))
-
-
-def for_images(config: ConfigDict) -> ConfigDict:
-  """The config with an evaluation mode that takes single images of any shape."""
-  config = config.copy_and_resolve_references()
-  if config.data.feed == "stream":
-    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
-  return config
 
 
 def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:

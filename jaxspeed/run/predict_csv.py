@@ -200,10 +200,9 @@ def _lines(
   """Yields the lines of the table, and counts them in `done`."""
   more = [f"{name}_{number}" for number in range(2, top + 1) for name in ("label", "probability")]
   yield _line(["file", "label", "probability", *more, "error"])
-  program = predictor.compiled(len(images.paths))
-  begun = time.perf_counter()
-  show(0, len(images.paths))
-  with contextlib.closing(predictor.predict(images.paths, program, top)) as found:
+  with contextlib.closing(predictor.predict(images.paths, top)) as found:
+    begun = time.perf_counter()
+    show(0, len(images.paths))
     for name, each in zip(images.names, found, strict=True):
       done.images += 1
       done.seconds = time.perf_counter() - begun

@@ -67,39 +67,33 @@ class Profile:
     *,
     whole_epochs: bool = False,
   ) -> None:
-    self._steps = steps if processes.is_primary() else None
+    self._steps = steps if processes.is_primary() else None  # None: nothing is left to trace
     self._folder, self._say, self._whole_epochs = folder / FOLDER, say, whole_epochs
     self._begun: int | None = None  # steps done before the trace that is under way
     self._done = 0
-
-  @property
-  def _session(self) -> pathlib.Path:
-    """The folder of the trace, where JAX puts it."""
-    first, last = self._steps or (0, 0)
-    return self._folder / "plugins" / "profile" / f"steps_{first}_to_{last}"
 
   @contextlib.contextmanager
   def open(self, step: int) -> Iterator[None]:
     """The block of a run after `step` steps; a trace under way at its end is written."""
     if self._steps is not None:
-      self._announce(*self._steps, step)
+      first, last = self._steps
+      what = f"steps {max(first, step + 1)} to {last}"
+      if step >= last:
+        self._end(f"steps {first} to {last} are past, and no trace is written (profile)")
+      else:
+        what = f"the epochs of {what}, each one program," if self._whole_epochs else what
+        self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
     try:
       yield
     finally:
       if self._begun is not None:
         self._stop()
     if self._steps is not None:
-      self._say([f"the run ended before step {self._steps[0]}: no trace is written (profile)"])
+      self._end(f"the run ended before step {self._steps[0]}: no trace is written (profile)")
 
-  def _announce(self, first: int, last: int, step: int) -> None:
-    if step >= last:
-      self._steps = None
-      self._say([f"steps {first} to {last} are past, and no trace is written (profile)"])
-      return
-    what = f"steps {max(first, step + 1)} to {last}"
-    if self._whole_epochs:
-      what = f"the epochs of {what}, each one program,"
-    self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
+  def _end(self, line: str) -> None:
+    self._steps = self._begun = None
+    self._say([line])
 
   def traced(
     self, outputs: Iterator[StepOutput], carry: Any, step: int, end: int
@@ -112,13 +106,9 @@ class Profile:
       step: the number of steps done before them.
       end: the end of their epoch.
     """
-    return outputs if self._steps is None else self._traced(outputs, carry, step, end)
-
-  def _traced(
-    self, outputs: Iterator[StepOutput], carry: Any, step: int, end: int
-  ) -> Iterator[StepOutput]:
-    while step < end:
-      if self._begun is None and self._is_next(step, end):
+    while self._steps is not None and step < end:
+      following = end if self._whole_epochs else step + 1
+      if self._begun is None and step < self._steps[1] and following >= self._steps[0]:
         jax.block_until_ready(carry)
         self._start(step)
       with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
@@ -131,50 +121,43 @@ class Profile:
         jax.block_until_ready(carry)
         self._stop()
       yield output
+    yield from outputs
 
-  def _is_next(self, step: int, end: int) -> bool:
-    """Whether what is taken after `step` steps has a step to trace."""
-    if self._steps is None:
-      return False
-    following = end if self._whole_epochs else step + 1
-    return step < self._steps[1] and following >= self._steps[0]
+  def _session(self) -> pathlib.Path:
+    """The folder of the trace, where JAX puts it."""
+    first, last = self._steps or (0, 0)
+    return self._folder / "plugins" / "profile" / f"steps_{first}_to_{last}"
 
   def _start(self, step: int) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
-    options.session_id = self._session.name
+    options.session_id = self._session().name
     try:
       self._folder.mkdir(exist_ok=True)
       with tempfile.TemporaryFile(dir=self._folder):
         pass
       # JAX expects one host's files in it, when it makes Perfetto's.
-      shutil.rmtree(self._session, ignore_errors=True)
+      shutil.rmtree(self._session(), ignore_errors=True)
       jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+      self._begun = step
     except (OSError, RuntimeError) as error:  # RuntimeError: somebody else is tracing
-      self._give_up(error)
-      return
-    self._begun = step
+      self._fail(error)
 
   def _stop(self) -> None:
-    begun, self._begun = self._begun, None
-    assert begun is not None
+    begun = (self._begun or 0) + 1
     try:
       with watchdog_paused():
         jax.profiler.stop_trace()
     except (OSError, RuntimeError, ValueError) as error:
-      self._give_up(error)
+      self._fail(error)
       return
-    self._say(
-      [
-        f"a trace of steps {begun + 1} to {self._done} is in {self._folder}: tensorboard --logdir="
-        f"{self._folder} shows it (pip install xprof), and https://ui.perfetto.dev opens its "
-        f"{(self._session / 'perfetto_trace.json.gz').relative_to(self._folder)}"
-      ]
+    perfetto = (self._session() / "perfetto_trace.json.gz").relative_to(self._folder)
+    self._end(
+      f"a trace of steps {begun} to {self._done} is in {self._folder}: tensorboard --logdir="
+      f"{self._folder} shows it (pip install xprof), and https://ui.perfetto.dev opens its "
+      f"{perfetto}"
     )
-    self._steps = None
 
-  def _give_up(self, error: Exception) -> None:
-    """Says that there is no trace; the run continues."""
-    self._steps = None
+  def _fail(self, error: Exception) -> None:
     reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    self._say([f"no trace is written to {self._folder} ({reason}): the run continues"])
+    self._end(f"no trace is written to {self._folder} ({reason}): the run continues")

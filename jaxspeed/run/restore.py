@@ -1,6 +1,11 @@
 """The weights in a run's folder, on the devices."""
 
+import contextlib
+import dataclasses
+import math
 import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,17 +16,84 @@ from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
 from jaxspeed.config.given import given_in
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
-from jaxspeed.run.best import CheckpointStep, best_step
-from jaxspeed.run.checkpoint import Checkpoints, Restored
+from jaxspeed.planning.plan import Phase, Plan
+from jaxspeed.records.results import read_result
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.best import CheckpointStep, ranked
+from jaxspeed.run.checkpoint import FOLDER, Restored, restore, steps_of
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 from jaxspeed.steps.state import Carry
+
+
+class View(NamedTuple):
+  """How a single image is prepared: in pixels, the crop's sides and the short side before it."""
+
+  size: int
+  resize: int
+  antialias: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """Weights on every device, and the model that they belong to.
+
+  Attributes:
+    spec: the specification of the run, or of the recipe.
+    step: the number of steps that trained them; of published weights, those of the recipe.
+    variables: the variables of the model.
+  """
+
+  spec: TrainSpec
+  step: int
+  variables: dict[str, Any]
+
+  @property
+  def phase(self) -> Phase:
+    """The phase whose evaluation prepares the images."""
+    return self.spec.plan.phase_of(self.step - 1)
+
+  @property
+  def view(self) -> View:
+    """How single images are prepared."""
+    data = self.spec.config.data
+    if data.feed == "stream":
+      return View(int(self.phase.eval_size), int(self.phase.eval_resize), bool(data.antialias))
+    return View(data.image_size, data.image_size, True)
+
+
+@contextlib.contextmanager
+def run_weights(
+  folder: pathlib.Path, config: ConfigDict, step: CheckpointStep
+) -> Iterator[Weights]:
+  """Yields the weights that a run is evaluated with, for use inside the block.
+
+  A note says so if the newest checkpoint is not that of the run's end.
+
+  Args:
+    folder: the run's folder.
+    config: its config, perhaps with changes.
+    step: as `checkpoint_step` of `open_run`, whose errors are raised.
+  """
+  with precision.wide_enough(config.precision):
+    spec, restored = open_run(folder, config, step)
+    if step is None:
+      _note_unfinished(folder, restored.step, spec.plan.total_steps)
+    yield Weights(spec, restored.step, restored.tree.state.evaluated())
+
+
+def for_images(config: ConfigDict) -> ConfigDict:
+  """The config with an evaluation mode that takes single images of any shape."""
+  config = config.copy_and_resolve_references()
+  if config.data.feed == "stream":
+    config.eval.mode = "flip" if "flip" in config.eval.mode else "center"
+  return config
 
 
 def load_config(folder: pathlib.Path) -> ConfigDict:
@@ -79,15 +151,14 @@ def open_run(
   # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
   spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh(), model=model)
-  checkpoints = Checkpoints(folder / "checkpoints")
   about = ""
   if checkpoint_step == "best":
-    checkpoint_step = best_step(folder, config, checkpoints)
+    checkpoint_step = best_step(folder, config)
     about = f"--step=best is step {checkpoint_step}; "
   try:
-    restored = checkpoints.restore(_abstract_carry(spec), step=checkpoint_step)
+    restored = restore(folder, _abstract_carry(spec), step=checkpoint_step)
   except UserError as error:
-    kept = (folder / "checkpoints" / str(checkpoint_step)).exists()
+    kept = (folder / FOLDER / str(checkpoint_step)).exists()
     if about and config.checkpoint.keep_best == "none" and not kept:
       raise UserError(
         f"{folder} kept no checkpoint of its best evaluation, step {checkpoint_step}: leave out "
@@ -103,7 +174,32 @@ def open_run(
   return spec, restored
 
 
-def note_unfinished(folder: pathlib.Path, step: int, total_steps: int) -> None:
+def best_step(folder: pathlib.Path, config: ConfigDict) -> int:
+  """The step of the best evaluation of the run in `folder`, whether or not it has a checkpoint.
+
+  Args:
+    folder: the run's folder.
+    config: its config; with keep_best "none", the target's metric decides.
+
+  Raises:
+    UserError: no evaluation has the metric.
+  """
+  result, metric = read_result(folder), config.checkpoint.keep_best
+  if result is not None and result.get("best") is not None:
+    return int(result["best"]["step"])
+  metric = config.target_metric if metric == "none" else metric
+  # A run that resumes drops the rows after its newest checkpoint, and repeats their epochs.
+  last = math.inf if result is not None else max(steps_of(folder), default=0)
+  best = ranked([row for row in read_metrics(folder) if row["step"] <= last], metric)
+  if not best:
+    raise UserError(
+      f"{folder / 'metrics.jsonl'} has no evaluation with {metric}, so that none is the best: "
+      "leave out --step=best, or name a step."
+    )
+  return int(best[0]["step"])
+
+
+def _note_unfinished(folder: pathlib.Path, step: int, total_steps: int) -> None:
   """Notes that the newest checkpoint of a run is not that of its plan's end."""
   if step < total_steps and not (folder / "result.json").exists():
     # Nothing is known of a process on another host: it may go on.

@@ -1,7 +1,9 @@
-"""One run: what those who train, report and save it share."""
+"""One run: what those who train, report and save it share, and what its caller wants of it."""
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -9,9 +11,35 @@ from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.plan import Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
+from jaxspeed.records.loggers import Logger
 from jaxspeed.run.control import RunControl
-from jaxspeed.run.hooks import Hooks
 from jaxspeed.steps.spec import TrainSpec
+
+# Gets the row of each epoch; True ends the run after it.
+OnEpoch = Callable[[dict[str, Any]], bool | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+  """What the caller of `session.train` wants.
+
+  Attributes:
+    call: the call in words, for result.json, of a caller in Python: its process, signal handlers
+      and screen are not the run's. None: the run is a command's, which owns all three.
+    make_screen: makes the screen that the runs print on.
+    on_epoch: called with each epoch's row, in the caller's thread; True ends the run.
+    profile: the first and the last step to trace (`run.profile`); None: none.
+    loggers: objects that follow the run, besides those of `config.records.loggers`.
+  """
+
+  call: str | None = None
+  make_screen: Callable[[], Screen] = Screen
+  on_epoch: OnEpoch | None = None
+  profile: tuple[int, int] | None = None
+  loggers: tuple[Logger, ...] = ()
+
+
+COMMAND = Hooks()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError, mend
+from jaxspeed.run import checkpoint
 from jaxspeed.run.best import best_steps
-from jaxspeed.run.checkpoint import CheckpointError, Checkpoints, Restored
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.run import Run
@@ -21,31 +21,26 @@ class Saver:
   Args:
     run: the run.
     report: the report of its epochs.
+
+  Attributes:
+    saved: the step of the newest checkpoint; 0: none.
   """
 
   def __init__(self, run: Run, report: EpochReport) -> None:
     self._run, self._report = run, report
-    self._checkpoints = Checkpoints(
-      run.folder / "checkpoints",
-      keep=run.config.checkpoint.keep,
-      incarnation=run.control.incarnation,
-      lock=run.control.lock,
-      images=run.feed.data.fingerprint,
-    )
-    self.saved = 0
-    self._due = math.inf
+    self.saved, self._due = 0, math.inf
 
-  def restore(self, target: Carry) -> Restored | None:
+  def restore(self, target: Carry) -> checkpoint.Restored | None:
     """Reads the newest checkpoint, and its clock; None if there is none. All must call it.
 
     Args:
       target: the shapes and shardings of a checkpoint's arrays.
 
     Raises:
-      UserError: as `Checkpoints.restore`; or the run's images have changed.
+      UserError: as `checkpoint.restore`; or the run's images have changed.
     """
     with self._run.clock.measure("restore"):
-      restored = self._checkpoints.restore(target)
+      restored = checkpoint.restore(self._run.folder, target)
     if restored is not None:
       with processes.all_or_none("comparing the images with the run's"):
         check_images(restored.images, self._run.feed.data.fingerprint, restored.step)
@@ -57,14 +52,14 @@ class Saver:
     """Makes the next checkpoint due in `checkpoint.every_seconds` from now."""
     self._due = time.monotonic() + self._run.config.checkpoint.every_seconds
 
-  def is_due(self) -> bool:
-    """Whether a checkpoint is due by the clock of process 0; False in the others."""
-    return processes.is_primary() and time.monotonic() >= self._due
+  def is_due(self, *, evaluated: int = 0) -> bool:
+    """Whether process 0 wants a checkpoint, by its clock or its rows; False in the others.
 
-  def is_best(self, step: int) -> bool:
-    """Whether the evaluation after `step` is the best and kept, as process 0's rows say."""
-    best = best_steps(self._report.rows, self._run.config)
-    return processes.is_primary() and best[:1] == [step]
+    Args:
+      evaluated: the step of an evaluation, to be saved if it is the best one so far; 0: none.
+    """
+    best = evaluated and best_steps(self._report.rows, self._run.config)[:1] == [evaluated]
+    return processes.is_primary() and (bool(best) or time.monotonic() >= self._due)
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
     """Saves the carry after `step` steps; the config decides whether a failure ends the run.
@@ -73,26 +68,30 @@ class Saver:
       UserError: the checkpoint could not be saved and that ends the run, as always at its end
         (`last`); or weights are not finite.
     """
+    run, owned = self._run, self._run.control.owned
     self._report.settle_broken()
     check_weights(carry.state.params, step, saved=self.saved)
     try:
-      with self._run.clock.measure("checkpoint"):
+      with run.clock.measure("checkpoint"):
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
         if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
-          raise CheckpointError(reason or "process 0 could not write metrics.jsonl")
-        best = best_steps(self._report.rows, self._run.config)
-        self._checkpoints.save(step, carry, self._run.clock.state(), best=best)
+          raise checkpoint.CheckpointError(reason or "process 0 could not write metrics.jsonl")
+        checkpoint.save(
+          run.folder,
+          step,
+          carry,
+          run.clock.state(),
+          images=run.feed.data.fingerprint,
+          keep=run.config.checkpoint.keep,
+          best=best_steps(self._report.rows, run.config),
+          lock=owned.lock if owned else None,
+        )
       self.saved = step
-    except CheckpointError as error:
+    except checkpoint.CheckpointError as error:
       self._handle(error, last=last)
     heartbeat()
-    self._run.control.saved()
+    run.control.saved()
     self.start_waiting()
-
-  def save_last(self, step: int, carry: Carry) -> None:
-    """Saves the last step unless it is saved already."""
-    if step != self.saved:
-      self.save(step, carry, last=True)
 
   def stop_if_decided(self, step: int, carry: Carry) -> None:
     """Ends the run after a signal to any of its processes.
@@ -110,7 +109,7 @@ class Saver:
       f"{kept} in {self._run.folder}; the same command resumes the run.", decided.exit_code
     )
 
-  def _handle(self, error: CheckpointError, *, last: bool) -> None:
+  def _handle(self, error: checkpoint.CheckpointError, *, last: bool) -> None:
     """Reports that a checkpoint could not be saved, or ends the run."""
     if last:
       raise UserError(
@@ -125,7 +124,7 @@ class Saver:
 
 
 def check_images(then: str, now: str, step: int) -> None:
-  """Compares two checksums of a run's images (`Feed.fingerprint`), of a checkpoint's and today's.
+  """Compares two checksums of a run's images (`OpenData.fingerprint`): a checkpoint's, today's.
 
   Checksums of two kinds, as of files and of shards made of them, cannot be compared.
 

@@ -3,18 +3,24 @@
 import contextlib
 import dataclasses
 import errno
-import functools
 import pathlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.agreement import Agreement
+from jaxspeed.cluster.folder_lock import end_superseded, raise_superseded
 from jaxspeed.cluster.peers import Peers
-from jaxspeed.cluster.signals import NOTHING_TO_SAVE, RunAction, Signals, Stopped
+from jaxspeed.cluster.signals import (
+  NOTHING_TO_SAVE,
+  RunAction,
+  Signals,
+  Stopped,
+  catch_interrupt,
+  catch_signals,
+)
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
@@ -30,15 +36,12 @@ from jaxspeed.records.loggers import ensure_installed
 from jaxspeed.records.results import result_of, write_result
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
-from jaxspeed.run.folder import RunFolder
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
-from jaxspeed.run.hooks import COMMAND, Hooks
 from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.run.profile import check_steps
-from jaxspeed.run.run import Run
+from jaxspeed.run.run import COMMAND, Hooks, Run
 from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
-from jaxspeed.steps.spec import TrainSpec
 
 
 def run_name(index: int) -> str:
@@ -72,128 +75,89 @@ def train(
     UserError: a mistake in the config, the data or the folder; a loss that is not finite.
     Stopped: a signal ended the run early, after saving it.
   """
-  clock = hooks.make_clock()
+  clock = Clock(later=hooks.call is not None)
   config = checks.checked(parts.recorded(config).to_dict())
   feed_of(config)  # raises on an unknown feed
   lay_out(config)  # raises on mistakes, before data and folders take seconds
   ensure_installed(config.records.loggers)
-  with Session.enter(config, workdir, peers, clock, hooks) as session:
+  folder = pathlib.Path(workdir)
+  with contextlib.ExitStack() as stack:
+    signals = stack.enter_context(catch_interrupt() if hooks.call else catch_signals())
+    stack.enter_context(precision.wide_enough(config.precision))
+    if peers is not None:
+      with clock.measure("connect"):
+        processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    with clock.measure("devices"):
+      mesh_lib.find_devices()
+    screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
+    with processes.all_or_none("taking the run's folder"):
+      owned = stack.enter_context(_taken(workdir, config, hooks))
+    stack.enter_context(cache_settings_kept())
+    use_cache(config.compile_cache)
+    incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
     setup = set_up(
-      config,
-      session.folder,
-      session.incarnation,
-      clock=clock,
-      console=session.screen.console,
-      given=given,
-      parts=parts,
+      config, folder, incarnation, clock=clock, console=screen.console, given=given, parts=parts
     )
     if setup.finished is not None:
-      print_finished(session.screen, setup.config, session.folder, setup.finished)
+      print_finished(screen, setup.config, folder, setup.finished)
       if hooks.profile is not None:
-        session.screen.line("no steps are left to trace (profile)")
+        screen.line("no steps are left to trace (profile)")
       return setup.finished
     with clock.measure("model"):
-      steps = setup.spec.plan.total_steps
-    check_steps(hooks.profile, steps)
-    session.stop_before_steps()
-    print_header(session.screen, setup, session.folder)
-    with (
-      _ready_feed(setup, session.screen, clock) as feed,
-      session.steps(setup.spec, clock) as make_control,
-    ):
-      with _explain_memory_errors(setup.config):
-        rows = _run_all(setup, feed, session, clock, make_control)
-      if not processes.is_primary():
-        return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
-      result = write_result(session.folder, rows, cost_per_hour=setup.config.cost_per_hour)
-      session.screen.result(result)
-      return result
-
-
-@dataclasses.dataclass(frozen=True)
-class Session:
-  """What surrounds the runs of one call of `train`; made by `enter`.
-
-  Attributes:
-    signals: the signals caught so far.
-    folder: the run's folder.
-    owned: the folder as owned by this start; None except in process 0.
-    incarnation: the number of this start of the run, the same in all processes.
-    screen: where the session and its runs print.
-    hooks: what the caller of `train` wants.
-  """
-
-  signals: Signals
-  folder: pathlib.Path
-  owned: RunFolder | None
-  incarnation: int
-  screen: Screen
-  hooks: Hooks = COMMAND
-
-  @classmethod
-  @contextlib.contextmanager
-  def enter(
-    cls,
-    config: ConfigDict,
-    workdir: str,
-    peers: Peers | None,
-    clock: Clock,
-    hooks: Hooks = COMMAND,
-  ) -> Iterator["Session"]:
-    """Catches signals, connects the processes and takes the folder; arguments as in `train`."""
-    with contextlib.ExitStack() as stack:
-      signals = stack.enter_context(hooks.signals())
-      stack.enter_context(precision.wide_enough(config.precision))
-      if peers is not None:
-        with clock.measure("connect"):
-          processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
-      with clock.measure("devices"):
-        mesh_lib.find_devices()
-      folder, owned = pathlib.Path(workdir), None
-      screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
-      with processes.all_or_none("taking the run's folder"):
-        if processes.is_primary():
-          taken = folder_lib.taken(workdir, data_path=config.data.path, superseded=hooks.superseded)
-          owned = stack.enter_context(taken)
-          stack.enter_context(_explain_disk_errors(folder))
-      incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
-      stack.enter_context(cache_settings_kept())
-      use_cache(config.compile_cache)
-      yield cls(signals, folder, owned, incarnation, screen, hooks)
-
-  def stop_before_steps(self) -> None:
-    """Ends the run if a signal reached any of its processes before there was anything to save.
-
-    Raises:
-      Stopped: a signal came; raised in all processes.
-    """
-    action = RunAction(max(processes.gather(self.signals.action)))
-    if action >= RunAction.STOP:
-      raise Stopped(NOTHING_TO_SAVE, action.exit_code)
-
-  @contextlib.contextmanager
-  def steps(self, spec: TrainSpec, clock: Clock) -> Iterator[Callable[[], RunControl]]:
-    """Runs the watchdog over the steps of all runs; yields the factory of each run's control."""
-    agreement = Agreement(spec.mesh)
+      spec = setup.spec
+    check_steps(hooks.profile, spec.plan.total_steps)
+    _stop_before_steps(signals)
+    print_header(screen, setup, folder)
+    stack.enter_context(_explain_memory_errors(spec.config))
+    feed = stack.enter_context(_ready_feed(setup, screen, clock))
+    control = RunControl(signals, owned, spec.mesh)
     # After this, all have their programs, and none waits long for another.
     with clock.measure("others"):
-      self.stop_before_steps()
-    self.signals.begun = True
-    with watchdog(spec.config.watchdog_seconds if self.hooks.watched else 0):
-      parts = (self.signals, agreement, self.owned, self.incarnation)
-      yield functools.partial(RunControl, *parts)
+      _stop_before_steps(signals)
+    signals.begun = True
+    stack.enter_context(watchdog(0 if hooks.call else spec.config.watchdog_seconds))
+    names = setup.data.class_names
+    first = Run(spec, folder, feed, clock, control, hooks, screen, names)
+    rows = [Trainer(run).run() for run in _seeds(first)]
+    if not processes.is_primary():
+      return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
+    result = write_result(folder, rows, cost_per_hour=setup.config.cost_per_hour)
+    screen.result(result)
+    return result
+
+
+@contextlib.contextmanager
+def _taken(workdir: str, config: ConfigDict, hooks: Hooks) -> Iterator[folder_lib.RunFolder | None]:
+  """Takes the run's folder in process 0 for the block, and explains errors of its disk."""
+  if not processes.is_primary():
+    yield None
+    return
+  superseded = raise_superseded if hooks.call else end_superseded
+  with folder_lib.taken(workdir, data_path=config.data.path, superseded=superseded) as owned:
+    with _explain_disk_errors(pathlib.Path(workdir)):
+      yield owned
+
+
+def _stop_before_steps(signals: Signals) -> None:
+  """Ends the run if a signal reached any of its processes before there was anything to save.
+
+  Raises:
+    Stopped: a signal came; raised in all processes.
+  """
+  action = RunAction(max(processes.gather(signals.action)))
+  if action >= RunAction.STOP:
+    raise Stopped(NOTHING_TO_SAVE, action.exit_code)
 
 
 @contextlib.contextmanager
 def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
   """Yields the feed of a run, with its programs compiled and its images in place."""
-  spec = setup.spec
-  with _explain_memory_errors(spec.config), clock.measure("compile"):
-    feed = make_feed(setup.data, spec)
+  with clock.measure("compile"):
+    feed = make_feed(setup.data, setup.spec)
   with contextlib.closing(feed):
-    with _explain_memory_errors(spec.config), clock.measure("compile"):
+    with clock.measure("compile"):
       lines = feed.wait_for(0)
-    print_compiled(screen, spec, feed, clock)
+    print_compiled(screen, setup.spec, feed, clock)
     for line in lines:
       screen.line(line)
     with clock.measure("load"):
@@ -204,33 +168,31 @@ def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
     yield feed
 
 
-def _run_all(
-  setup: Setup, feed: Feed, session: Session, clock: Clock, make_control: Callable[[], RunControl]
-) -> list[dict[str, Any]]:
-  """Trains `config.runs` seeds one after the other; returns their result rows."""
-  config, rows = setup.config, []
-  for index in range(config.runs):
-    run_config = config.copy_and_resolve_references()
-    run_config.update(seed=config.seed + index, runs=1)
-    folder = session.folder
-    if config.runs > 1:
-      session.screen.line(f"run {index + 1} of {config.runs}, seed {run_config.seed}")
-      folder = folder / run_name(index)
+def _seeds(run: Run) -> Iterator[Run]:
+  """The runs of `config.runs` seeds, each in a folder of its own if there are several.
+
+  Args:
+    run: all of them, in the folder of all.
+  """
+  several = run.config.runs > 1
+  for index in range(run.config.runs):
+    config = run.config.copy_and_resolve_references()
+    config.update(seed=run.config.seed + index, runs=1)
+    folder = run.folder / run_name(index) if several else run.folder
+    if several:
+      run.screen.line(f"run {index + 1} of {run.config.runs}, seed {config.seed}")
     if processes.is_primary():
       folder_lib.make(folder)
-      if config.runs > 1:
-        pin_config(folder, run_config)
-      store_class_names(folder, setup.data.class_names)
+      if several:
+        pin_config(folder, config)
+      store_class_names(folder, run.class_names)
+    one = dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config), folder=folder)
     if index:
-      # The first run's clock has the seconds that the runs share; a later clock starts here.
-      clock = Clock(later=True)
-    spec = dataclasses.replace(setup.spec, config=run_config)
-    # The runs take the same steps: a trace of the first one serves all.
-    hooks = dataclasses.replace(session.hooks, profile=None) if index else session.hooks
-    names = setup.data.class_names
-    run = Run(spec, folder, feed, clock, make_control(), hooks, session.screen, names)
-    rows.append(Trainer(run).run())
-  return rows
+      # The first run's clock has the seconds that the runs share; a later clock starts here. The
+      # runs take the same steps: a trace of the first one serves all.
+      hooks = dataclasses.replace(run.hooks, profile=None)
+      one = dataclasses.replace(one, clock=Clock(later=True), hooks=hooks)
+    yield one
 
 
 @contextlib.contextmanager

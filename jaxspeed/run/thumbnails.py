@@ -11,9 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int32, UInt8
 
 from jaxspeed.cluster import processes
-from jaxspeed.data.augment import augment, cutmix
-from jaxspeed.data.batch import CUTMIX, MIX, Batch, purpose_key
-from jaxspeed.data.mixing import mix
+from jaxspeed.data.batch import Batch, purpose_key
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.thumbnails import (
@@ -25,6 +23,7 @@ from jaxspeed.records.thumbnails import (
   write_thumbnails,
 )
 from jaxspeed.run.run import Run
+from jaxspeed.steps import train_step
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
@@ -120,36 +119,24 @@ def augmented(
   Returns:
     Pixels; the labels of the partners, and the partners' share of each image.
   """
-  key = jnp.asarray(np.asarray(key))  # of this process alone
-  run = jax.jit(functools.partial(_augmented, step=step, spec=spec))
-  image, partner, share = jax.device_get(run(key, batch.image, batch.label, batch.flip))
+  keys = functools.partial(purpose_key, jnp.asarray(np.asarray(key)), number=step)
+  run = functools.partial(
+    train_step.augmented,
+    keys,
+    spec=spec,
+    kind=spec.plan.kind_of(step),
+    first=0,
+    global_batch=spec.plan.phase_of(step).batch_size,
+    dtype=spec.accumulation,
+  )
+  seen, partner, share = jax.device_get(jax.jit(run)(batch))
   data = spec.config.data
-  pixels = np.asarray(image, np.float32) * np.float32(data.std) + np.float32(data.mean)
+  pixels = np.asarray(seen.image, np.float32) * np.float32(data.std) + np.float32(data.mean)
   return (
     np.clip(np.rint(pixels), 0, 255).astype(np.uint8),
     np.asarray(partner, np.int32),
     np.broadcast_to(np.float32(share), partner.shape).copy(),
   )
-
-
-def _augmented(
-  key: Array, image: Array, label: Array, flip: Array, *, step: int, spec: TrainSpec
-) -> tuple[Float[Array, "n h w 3"], Int[Array, "n"], Any]:
-  """As `steps.train_step` augments, on one device."""
-  fields, data = spec.config.augment, spec.config.data
-  keys = functools.partial(purpose_key, key, number=step)
-  part: dict[str, Any] = dict(first=0, global_batch=spec.plan.phase_of(step).batch_size)
-  own_flip = None if fields.flip == "none" else flip
-  pixels: dict[str, Any] = dict(mean=data.mean, std=data.std, dtype=jnp.float32)
-  image = augment(keys, image, fields, flip=own_flip, **pixels, **part)
-  partner, share = label, jnp.zeros(label.shape)
-  if fields.mixup or fields.cutmix_alpha:
-    alphas = dict(mixup=fields.mixup, cutmix=fields.cutmix_alpha)
-    image, partner, share = mix(keys(MIX), image, label, jnp.ones(label.shape, bool), **alphas)
-  if spec.plan.kind_of(step).cutmix:
-    image, partner, area = cutmix(keys(CUTMIX), image, label, size=fields.cutmix, **part)
-    share = jnp.full(label.shape, area)
-  return image, partner, share
 
 
 def small(images: UInt8[np.ndarray, "n h w 3"]) -> UInt8[np.ndarray, "n h2 w2 3"]:

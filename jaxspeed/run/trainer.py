@@ -59,11 +59,12 @@ class Trainer:
         self._saver.stop_if_decided(step, self._carry)
         self._validate(step)
         self._call_back(step)
-        due = self._saver.is_due() or self._saver.is_best(step)
+        due = self._saver.is_due(evaluated=step)
         if self._run.control.agree(save_due=due) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
         self._saver.stop_if_decided(step, self._carry)
-      self._saver.save_last(step, self._carry)
+      if step != self._saver.saved:
+        self._saver.save(step, self._carry, last=True)
       predictions = self._last_predictions(step)
     self._run.control.check_owner()
     state = self._carry.state
@@ -99,8 +100,10 @@ class Trainer:
 
   def _validate(self, step: int) -> None:
     """Evaluates the epoch that ended with `step` where due, reports it, and resets the sums."""
-    evaluation = self._evaluate(step) if self._plan_evaluates(step) else None
-    self._evaluation = evaluation or self._evaluation
+    epoch, _ = self._run.plan.epoch_of(step - 1)
+    last, evaluation = step == self._run.plan.total_steps, None
+    if last or (epoch + 1) % self._run.config.eval.every_epochs == 0:
+      evaluation = self._evaluate("final_validate" if last else "validate", step)
     self._report.epoch(step, self._carry, evaluation)
     self._count_programs()
     self._carry = self._carry.replace(sums=self._no_sums())
@@ -142,17 +145,7 @@ class Trainer:
     self._report.begin_training(step)
     self._losses.begin(step)
 
-  def _plan_evaluates(self, step: int) -> bool:
-    epoch, _ = self._run.plan.epoch_of(step - 1)
-    return self._is_last(step) or (epoch + 1) % self._run.config.eval.every_epochs == 0
-
-  def _is_last(self, step: int) -> bool:
-    return step == self._run.plan.total_steps
-
-  def _evaluate(self, step: int) -> Evaluation:
-    return self._evaluate_as("final_validate" if self._is_last(step) else "validate", step)
-
-  def _evaluate_as(self, name: str, step: int) -> Evaluation:
+  def _evaluate(self, name: str, step: int) -> Evaluation:
     """Evaluates the weights after `step` steps, under a name of the clock."""
     start = time.monotonic()
     with self._measure(name):
@@ -160,7 +153,8 @@ class Trainer:
         self._run.feed.evaluate(self._carry.state.evaluated(), step)
       )
     heartbeat()
-    return Evaluation(step, evaluated, time.monotonic() - start)
+    self._evaluation = Evaluation(step, evaluated, time.monotonic() - start)
+    return self._evaluation
 
   def _last_predictions(self, step: int) -> Predictions:
     """The predictions of the run's last evaluation, after `step` steps, with names of images.
@@ -168,11 +162,12 @@ class Trainer:
     An earlier start may have evaluated and saved that step, and ended before it wrote the result:
     then the saved weights are evaluated again, which does not count as training.
     """
-    if self._evaluation is None or self._evaluation.step != step:
+    found = self._evaluation
+    if found is None or found.step != step:
       with self._run.clock.measure("compile"), watchdog_paused():
         self._run.feed.wait_for(step - 1)
-      self._evaluation = self._evaluate_as("validate", step)
-    return self._evaluation.predictions.named(self._run.feed.eval_names(step))
+      found = self._evaluate("validate", step)
+    return found.predictions.named(self._run.feed.eval_names(step))
 
   def _no_sums(self) -> MetricSums:
     return mesh_lib.replicate(MetricSums.zero(self._run.spec.accumulation), self._run.spec.mesh)

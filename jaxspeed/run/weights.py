@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,8 @@ from jaxspeed.models.pretrained import (
   load_pretrained,
   pretrained_class_names,
 )
-from jaxspeed.run.restore import load_config, open_run, stored_plan
-from jaxspeed.steps.spec import TrainSpec, make_train_spec
+from jaxspeed.run.restore import Weights, load_config, open_run, stored_plan
+from jaxspeed.steps.spec import make_train_spec
 
 _PATH = "config.pretrained.path"
 
@@ -101,23 +101,25 @@ def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
   return [f"the weights decide: {', '.join(rows)}"] if rows else []
 
 
-def open_pretrained(config: ConfigDict) -> tuple[TrainSpec, dict[str, Any]]:
-  """The specification of a recipe, and the weights of its `named` config on every device.
+@contextlib.contextmanager
+def pretrained_weights(config: ConfigDict) -> Iterator[Weights]:
+  """Yields the weights of a `named` config, for use inside the block.
 
   Raises:
     UserError: as `evaluate_pretrained`.
   """
   use_cache(config.compile_cache)
-  mesh = mesh_lib.make_mesh()
-  spec = make_train_spec(config, stored_plan(config), mesh)
-  size = spec.plan.phases[-1].image_size
-  shapes = jax.eval_shape(
-    functools.partial(spec.model.init, train=False),
-    jax.random.key(0),
-    jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
-  )
-  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  return spec, mesh_lib.replicate(load_pretrained(config, zeros), mesh)
+  with precision.wide_enough(config.precision):
+    spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh())
+    size = spec.plan.phases[-1].image_size
+    shapes = jax.eval_shape(
+      functools.partial(spec.model.init, train=False),
+      jax.random.key(0),
+      jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
+    )
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    variables = mesh_lib.replicate(load_pretrained(config, zeros), spec.mesh)
+    yield Weights(spec, spec.plan.total_steps, variables)
 
 
 def named(config: ConfigDict) -> ConfigDict:

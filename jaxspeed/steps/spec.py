@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
 from jaxspeed.data.balance import class_weights
-from jaxspeed.devices import allreduce, cpu_options, gpu_options, precision
+from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import make_model
 from jaxspeed.models.own import check_contract, prepared
@@ -79,14 +79,14 @@ class TrainSpec:
     """
     pairs = (option.split("=", 1) for option in self.config.compiler_options)
     named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
-    buffers = gpu_options.command_buffers(platform) if self.config.command_buffers else {}
+    buffers = options.command_buffers(platform) if self.config.command_buffers else {}
     exchange = allreduce.compiler_options(platform, self.devices)
     return exchange | buffers | self.common_options(platform) | named
 
   def common_options(self, platform: str) -> dict[str, Any]:
     """Return XLA's options for all programs of a run, those that do not train among them."""
-    fixed = gpu_options.deterministic(platform) if self.config.deterministic else {}
-    return fixed | cpu_options.libraries(platform)
+    fixed = options.deterministic(platform) if self.config.deterministic else {}
+    return fixed | options.libraries(platform)
 
 
 def _proxy_config(config: ConfigDict) -> ConfigDict:

@@ -1,9 +1,12 @@
 """One training step: augmentation, mixing, selection of hard examples, update."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxspeed.data.augment import Drawn, augment, cutmix
@@ -45,7 +48,17 @@ def train_step(
   Returns:
     The next state, and the metric sums over all devices.
   """
-  batch, partner, share = _augmented(state, batch, spec=spec, kind=kind, drawn=drawn)
+  size = batch.image.shape[0]
+  batch, partner, share = augmented(
+    functools.partial(purpose_key, state.key, number=state.step),
+    batch,
+    spec=spec,
+    kind=kind,
+    first=lax.axis_index(AXIS) * size,
+    global_batch=size * spec.devices,
+    dtype=precision.DTYPES[spec.config.precision],
+    drawn=drawn,
+  )
   proxy = state.proxy
   if proxy is not None and spec.proxy is not None:
     proxy, kept = select_hard_examples(proxy, batch, hyper, spec=spec.proxy, kind=kind)
@@ -61,16 +74,33 @@ def train_step(
   return state.replace(proxy=proxy), sums
 
 
-def _augmented(
-  state: TrainState, batch: Batch, *, spec: TrainSpec, kind: StepKind, drawn: Drawn | None
+def augmented(
+  keys: Callable[[int], Array],
+  batch: Batch,
+  *,
+  spec: TrainSpec,
+  kind: StepKind,
+  first: Array | int,
+  global_batch: int,
+  dtype: DTypeLike,
+  drawn: Drawn | None = None,
 ) -> tuple[Batch, Int[Array, "n"], Float[Array, "n"] | float]:
   """The augmented batch, and the labels of the images mixed into it with their share of the loss.
 
   The share is a number where it is the same in all steps of a kind.
+
+  Args:
+    keys: the step's random key for a purpose.
+    batch: the images of this device.
+    spec: the run's constants.
+    kind: the kind of the step.
+    first: the position of the batch in the global batch.
+    global_batch: the size of that.
+    dtype: that of the result.
+    drawn: the step's `augment.draw_ahead`, if it is there already.
   """
-  fields, data, size = spec.config.augment, spec.config.data, batch.image.shape[0]
-  keys = functools.partial(purpose_key, state.key, number=state.step)
-  part = dict(first=lax.axis_index(AXIS) * size, global_batch=size * spec.devices)
+  fields, data = spec.config.augment, spec.config.data
+  part: dict[str, Any] = dict(first=first, global_batch=global_batch)
   with jax.named_scope("augment"):
     image = augment(
       keys,
@@ -88,7 +118,7 @@ def _augmented(
     if fields.mixup or fields.cutmix_alpha:
       alphas = dict(mixup=fields.mixup, cutmix=fields.cutmix_alpha)
       image, partner, share = mix(keys(MIX), image, batch.label, batch.mask, **alphas)
-    image = image.astype(precision.DTYPES[spec.config.precision])
+    image = image.astype(dtype)
     if kind.cutmix:
       mixed, partner, share = cutmix(keys(CUTMIX), image, batch.label, size=fields.cutmix, **part)
       if data.last_batch == "keep":

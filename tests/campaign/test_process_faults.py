@@ -7,7 +7,9 @@ import dataclasses
 import json
 import signal
 
+import faulty_disks
 import faulty_runs
+import faulty_starts
 import pytest
 from faulty_runs import Lab
 
@@ -68,35 +70,35 @@ def test_a_signal_to_a_run_of_one_process(lab, keep):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("on_error", ["continue", "stop"])
 def test_a_full_disk(lab, keep, count, on_error):
-  keep(faulty_runs.fill_disk(lab, count, on_error))
+  keep(faulty_disks.fill_disk(lab, count, on_error))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_folder_that_turns_read_only(lab, keep, count):
-  keep(faulty_runs.make_unwritable(lab, count))
+  keep(faulty_disks.make_unwritable(lab, count))
 
 
 def test_damaged_checkpoints_and_a_second_job(lab, keep):
   run = lab.new_run()
   keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment="step"))
   for kind in ("truncated file", "missing manifest", "junk directory with a step's name"):
-    keep(faulty_runs.damage(run, kind, 1))
-  keep(faulty_runs.start_a_second_job(run))
+    keep(faulty_disks.damage(run, kind, 1))
+  keep(faulty_starts.start_a_second_job(run))
   run.finish(1)
   run.assert_as_undisturbed(1)
 
 
 def test_an_older_start_wakes_up(lab, keep):
-  keep(*faulty_runs.wake_an_older_start(lab))
+  keep(*faulty_starts.wake_an_older_start(lab))
 
 
 @pytest.mark.parametrize("first, then", [(2, 1), (1, 4)])
 def test_another_number_of_processes(lab, keep, first, then):
-  keep(faulty_runs.go_on_with(lab, first, then))
+  keep(faulty_starts.go_on_with(lab, first, then))
 
 
 def test_a_pulled_cable(lab, keep):
-  keep(faulty_runs.pull_the_cable(lab))
+  keep(faulty_starts.pull_the_cable(lab))
 
 
 def test_one_bit_is_a_difference(lab):

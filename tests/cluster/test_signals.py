@@ -11,23 +11,15 @@ import time
 
 import pytest
 from commands import ROOT
-from toy import load_recipe
+from toy import digits
 
 from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.run import session
-from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run import checkpoint, session
 
 STEPS = 18
-
-
-def digits(epochs=2.0):
-  config = load_recipe("quickstart.py")
-  config.update(batch_size=160, epochs=epochs)  # 9 steps an epoch
-  config.model.width = 4
-  return config
 
 
 def rows_of(folder):
@@ -80,13 +72,13 @@ def at_step(step):
 
 
 def during_a_save(monkeypatch, send):
-  original = Checkpoints.save
+  original = checkpoint.save
 
   def save(self, *arguments, **named):
     send()
     return original(self, *arguments, **named)
 
-  monkeypatch.setattr(Checkpoints, "save", save)
+  monkeypatch.setattr(checkpoint, "save", save)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +102,7 @@ def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
       session.train(digits(), str(tmp_path))
   assert stopped.value.exit_code == code
   assert signal.getsignal(number) is before
-  assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == saved
+  assert checkpoint.steps_of(tmp_path)[-1] == saved
   result = session.train(digits(), str(tmp_path))
   assert rows_of(tmp_path) == undisturbed
   # The row of an epoch that an earlier start has trained to its end has no pace.

@@ -23,7 +23,7 @@ from jaxspeed.records.predictions import read_predictions
 from jaxspeed.records.thumbnails import FILE as THUMBNAILS
 from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run import checkpoint
 from jaxspeed.run.evaluation import evaluate, predictions_of
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
@@ -125,18 +125,18 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
   class Killed(Exception):
     pass
 
-  save = Checkpoints.save
+  save = checkpoint.save
 
   def save_then_die(self, step, tree, clock, **named):
     save(self, step, tree, clock, **named)
     if step == stop:
       raise Killed
 
-  monkeypatch.setattr(Checkpoints, "save", save_then_die)
+  monkeypatch.setattr(checkpoint, "save", save_then_die)
   monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(config, str(folder))
-  monkeypatch.setattr(Checkpoints, "save", save)
+  monkeypatch.setattr(checkpoint, "save", save)
   train(config, str(folder))
   (step_1, carry_1), (step_2, carry_2) = params_of(whole), params_of(folder)
   assert step_1 == step_2 == 4

@@ -1,4 +1,4 @@
-"""`jaxspeed.fit`: its runs, what it leaves of the process, and objects in place of fields."""
+"""`jaxspeed.fit`: its runs, what it leaves of the process, and mistakes."""
 
 import contextlib
 import functools
@@ -12,55 +12,18 @@ import signal
 import sys
 import threading
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fits import Net, bits, recipe, said
 from in_process import command, mistake
 from toy import MIXED
 
 import jaxspeed
-from jaxspeed.data.memory.arrays import open_arrays
 from jaxspeed.run import session
 
-
-class Net(nn.Module):
-  """A small net of a user's own."""
-
-  width: int = 8
-  activation: object = nn.relu
-  dtype: object = jnp.float32
-
-  @nn.compact
-  def __call__(self, images, *, train):
-    x = nn.Conv(self.width, (3, 3), strides=2, use_bias=False, dtype=self.dtype)(images)
-    x = self.activation(nn.BatchNorm(use_running_average=not train, dtype=self.dtype)(x))
-    return nn.Dense(10, dtype=self.dtype, name="head")(x.reshape(len(images), -1))
-
-
-@pytest.fixture(scope="module")
-def digits():
-  found = open_arrays(name="digits", path="", cache="", classes=10)
-  parts = (found.train_images, found.train_labels, found.eval_images, found.eval_labels)
-  return jaxspeed.Arrays(*parts)
-
-
-def recipe(**changes):
-  return jaxspeed.recipe("quickstart", **{"epochs": 2, "batch_size": 160} | changes)
-
-
-def bits(run):
-  return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(run.variables)]
-
-
-def said(call):
-  """The sentence of the UserError that a call raises."""
-  with pytest.raises(jaxspeed.UserError) as raised:
-    call()
-  assert "--" not in str(raised.value)
-  return str(raised.value)
+pytestmark = pytest.mark.usefixtures("promotion")
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +41,6 @@ def whole(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "net"
     run = jaxspeed.fit(recipe(**MIXED), digits, folder, model=Net(), progress=True)
   return run, out.getvalue()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-  """Types are promoted as users have it: Optax's Adam needs that."""
-  before = jax.config.values["jax_numpy_dtype_promotion"]
-  jax.config.update("jax_numpy_dtype_promotion", "standard")
-  yield
-  jax.config.update("jax_numpy_dtype_promotion", before)
 
 
 def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
@@ -199,7 +153,8 @@ def test_a_thread_trains_while_the_main_thread_goes_on(digits, tmp_path):
 
 
 def test_a_run_that_stops_in_every_way_resumes_to_the_same_bits(whole, digits, tmp_path):
-  expected, _ = whole
+  expected, printed = whole
+  assert "eval top1" in printed and "\x1b" not in printed
   rows = []
 
   def fit(on_epoch):
@@ -253,13 +208,6 @@ def test_printing_neither_ends_nor_fails_a_run(whole, digits, stream, own, monke
   assert again.result == run.result
 
 
-def test_on_epoch_stops_a_run_and_progress_prints_what_the_command_prints(whole, digits, tmp_path):
-  _, printed = whole
-  assert "eval top1" in printed and "\x1b" not in printed
-  run = jaxspeed.fit(recipe(), digits, tmp_path / "a", model=Net(), on_epoch=lambda row: True)
-  assert (run.result, run.step) == ({}, 9)
-
-
 def test_ctrl_c_twice_or_before_the_first_step_is_an_interrupt(tmp_path, monkeypatch):
   def twice(row):
     signal.raise_signal(signal.SIGINT)
@@ -285,123 +233,6 @@ def test_a_folder_that_another_start_took_over_raises_in_the_caller(tmp_path):
   assert "was taken over by start 2" in sentence
   assert json.loads((folder / "owner.json").read_text())["token"] == "other"
   assert not (folder / "checkpoints").exists()
-
-
-def test_a_model_of_ones_own_trains_loads_and_is_asked_for(whole, digits):
-  run, _ = whole
-  folder = run.folder
-  call = lambda **given: jaxspeed.fit(recipe(), digits, folder, **given)  # noqa: E731
-  described = "Net(width=8, activation=relu)"
-  assert run.config.given.model == described and run.config.model.to_dict() == {"name": "Net"}
-  assert f"model={described}" in run.result["command"]
-  again = jaxspeed.load(folder, model=Net())
-  assert again.evaluate(digits.x_val, digits.y_val)["top1"] == run.result["top1"]
-  assert isinstance(run.model, Net)
-  assert f"a model from Python, {described}: pass the same one" in said(
-    lambda: jaxspeed.load(folder)
-  )
-  assert "model= is Net(width=9" in said(lambda: jaxspeed.load(folder, model=Net(width=9)))
-  assert f"with {described}: pass the same model= " in said(call)
-  assert f"a model from Python, {described}: pass" in mistake("evaluate", f"--workdir={folder}")
-  assert "pass an instance, Net()" in said(lambda: call(model=Net))
-  assert "must be a flax.linen.Module" in said(lambda: call(model=3))
-
-
-class Plain(nn.Module):
-  """A model without running statistics and without a dtype, which drops activations."""
-
-  @nn.compact
-  def __call__(self, images, *, train):
-    x = nn.relu(nn.Dense(16)(images.reshape(len(images), -1)))
-    return nn.Dense(10)(nn.Dropout(0.2, deterministic=not train)(x))
-
-
-def test_a_model_without_statistics_and_dtype_resumes_to_the_same_bits(digits, tmp_path):
-  def train(name, **given):
-    small = recipe(precision="float64")
-    return jaxspeed.fit(small, digits, tmp_path / name, model=Plain(), **given)
-
-  run = train("whole")
-  assert set(run.variables) == {"params"} or not run.variables.get("batch_stats")
-  train("cut", on_epoch=lambda row: True)
-  resumed = train("cut")
-  assert bits(resumed) == bits(run) and resumed.result["top1"] == run.result["top1"]
-
-
-def test_a_model_that_does_not_fit_the_data_is_refused(digits, tmp_path):
-  class Two(nn.Module):
-    def __call__(self, images, *, train):
-      return images.mean((1, 2))[:, :2]
-
-  class NoFlag(nn.Module):
-    def __call__(self, images):
-      return images
-
-  for model, sentence in (
-    (Two(), "gives (2, 2) for 2 images, and the data have 10 classes"),
-    (NoFlag(), "fails on images of shape (2, 8, 8, 3) with train=False (TypeError"),
-  ):
-    fit = lambda model=model: jaxspeed.fit(recipe(), digits, tmp_path / "a", model=model)  # noqa: E731
-    assert sentence in said(fit)
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_model_that_cannot_be_trained_is_refused_before_the_run(digits, tmp_path):
-  class Odd(nn.Module):
-    kind: str
-
-    @nn.compact
-    def __call__(self, images, *, train):
-      if self.kind == "empty":
-        return jnp.zeros((len(images), 10))
-      if self.kind == "raises" and train:
-        raise ValueError("mine")
-      if self.kind == "cache":
-        count = self.variable("cache", "count", lambda: jnp.zeros(()))
-        count.value = count.value + 1
-      if self.kind == "dropout":
-        images = nn.Dropout(0.1, deterministic=False)(images)
-      if self.kind == "hollow":
-        self.param("hollow", nn.initializers.zeros, (0, 3))
-      logits = nn.Dense(10)(images.mean((1, 2)))
-      return logits.astype(int) if self.kind == "whole" else logits
-
-  for kind, sentence in (
-    ("hollow", "model= has a parameter without elements"),
-    ("whole", "model= gives logits of type int32: they must be floats."),
-    ("empty", "model= has no parameters"),
-    ("raises", "fails with train=True (ValueError: mine)"),
-    ("cache", "fails with train=False (ScopeCollectionNotFound"),
-    ("dropout", "needs PRNG for"),
-  ):
-    model = Odd(kind)
-    fit = lambda model=model: jaxspeed.fit(recipe(), digits, tmp_path / "a", model=model)  # noqa: E731
-    assert sentence in said(fit)
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_optimizer_and_a_schedule_of_optax_train_resume_and_load(digits, tmp_path):
-  given = {
-    "optimizer": optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam()),
-    "schedule": optax.warmup_cosine_decay_schedule(0.0, 0.01, 4, 18),
-  }
-  whole = jaxspeed.fit(recipe(), digits, tmp_path / "a", **given, model=Net())
-  rates = [row["learning_rate"] for row in whole.history]
-  expected = [float(given["schedule"](step)) for step in (8, 17)]
-  # The schedule computes in float32 here, in float64 in the plan.
-  assert rates == pytest.approx(expected, rel=1e-5)
-  assert whole.result["top1"] > 0.3
-  part = jaxspeed.fit(
-    recipe(), digits, tmp_path / "b", **given, model=Net(), on_epoch=lambda row: True
-  )
-  assert part.step == 9 and jaxspeed.load(tmp_path / "b", model=Net()).step == 9
-  for name in given:
-    less = {other: value for other, value in given.items() if other != name}
-    sentence = said(
-      lambda less=less: jaxspeed.fit(recipe(), digits, tmp_path / "b", model=Net(), **less)
-    )
-    assert f"pass the same {name}= to jaxspeed.fit to resume it" in sentence
-  assert bits(jaxspeed.fit(recipe(), digits, tmp_path / "b", model=Net(), **given)) == bits(whole)
 
 
 @pytest.mark.parametrize(

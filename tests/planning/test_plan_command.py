@@ -15,7 +15,7 @@ from toy_images import write_folder
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import momenta
-from jaxspeed.run.planned import csv_lines, describe
+from jaxspeed.planning.text import csv_lines, describe
 
 ROOT = pathlib.Path(__file__).parents[2]
 

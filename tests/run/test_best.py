@@ -13,10 +13,9 @@ from in_process import command, mistake
 
 import jaxspeed
 from jaxspeed.data.memory.arrays import open_arrays
-from jaxspeed.run import epoch_report, evaluation
+from jaxspeed.run import checkpoint, epoch_report, evaluation
 from jaxspeed.run import export as export_lib
 from jaxspeed.run import predict as predict_lib
-from jaxspeed.run.checkpoint import Checkpoints
 from jaxspeed.run.trainer import Trainer
 
 # Accuracies by epoch; the fourth equals the second, which came first. An epoch has three steps.
@@ -121,14 +120,14 @@ def test_the_best_checkpoint_is_kept_and_the_last_epoch_counts(whole):
 
 def kill_before_saving(monkeypatch, step):
   """The next save of `step` kills the run, whose row of that step is written."""
-  save = Checkpoints.save
+  save = checkpoint.save
 
   def saving(self, at, *arguments, **options):
     if at == step:
       raise Killed
     save(self, at, *arguments, **options)
 
-  monkeypatch.setattr(Checkpoints, "save", saving)
+  monkeypatch.setattr(checkpoint, "save", saving)
 
 
 def test_a_killed_run_ends_with_the_same_best_checkpoint(fit, whole, tmp_path, monkeypatch):
@@ -205,16 +204,16 @@ def test_the_commands_take_the_best_step(whole, monkeypatch):
     asked.append(step)
     return [{"worst_classes": [], "macro_top1": 0.5, "confusions": []}]
 
-  for module, name in ((evaluation, "evaluate"), (export_lib, "export")):
-    monkeypatch.setattr(module, name, answer)
+  monkeypatch.setattr(evaluation, "evaluate", answer)
+  monkeypatch.setattr(export_lib, "export", lambda *_, step, **__: asked.append(step) or {})
   monkeypatch.setattr(predict_lib, "run_predictor", lambda _, step: asked.append(step))
   monkeypatch.setattr(predict_lib, "predict", lambda *_, **__: [[]])
-  monkeypatch.setattr(export_lib, "check_export", answer)
   workdir = f"--workdir={whole}"
   for word in ("best", "6"):
-    command("evaluate", workdir, f"--step={word}", "--export=a.safetensors")
+    command("evaluate", workdir, f"--step={word}")
+    command("export", workdir, f"--step={word}", "--format=onnx", "--out=a.onnx")
     command("predict", workdir, f"--step={word}", "a.png")
-  assert asked == [None, "best", "best", "best", None, 6, 6, 6]
+  assert asked == 3 * ["best"] + 3 * [6]
   for word in ("bestest", "0", "1.5"):
     assert f"flag --step={word}: " in mistake("predict", workdir, f"--step={word}", "a.png")
 

@@ -10,15 +10,15 @@ from jaxspeed.config import fields
 from jaxspeed.errors import UserError
 from jaxspeed.records.result_lines import format_result
 from jaxspeed.records.results import result_of
+from jaxspeed.run import checkpoint
 from jaxspeed.run.best import (
   METRICS,
   best_of,
-  best_step,
   check_metrics,
   ranked,
   reason_to_stop,
 )
-from jaxspeed.run.checkpoint import Checkpoints
+from jaxspeed.run.restore import best_step
 
 TIMES = ("train", "dawn", "process")
 
@@ -118,21 +118,21 @@ def write(folder, rows, **result):
 def manifest(folder, step):
   path = folder / "checkpoints" / str(step)
   path.mkdir(parents=True)
-  start = {"format": 2, "step": step, "incarnation": 1, "clock": {}, "files": {"a": [1, 2]}}
+  start = {"format": 2, "step": step, "clock": {}, "images": "", "arrays": {}}
+  start["crc32"] = checkpoint._crc_of(start)
   (path / "manifest.json").write_text(json.dumps(start))
 
 
 def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path):
-  checkpoints = Checkpoints(tmp_path / "checkpoints")
   with pytest.raises(UserError, match="has no evaluation with top1, so that none is the best"):
-    best_step(tmp_path, config(), checkpoints)
+    best_step(tmp_path, config())
   write(tmp_path, rows_of(0.2, 0.6, 0.9))
   # The run was killed before the checkpoint of step 30.
   manifest(tmp_path, 20)
-  assert best_step(tmp_path, config(), checkpoints) == 20
+  assert best_step(tmp_path, config()) == 20
   manifest(tmp_path, 30)
-  assert best_step(tmp_path, config(), checkpoints) == 30
-  assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"}), checkpoints) == 10
+  assert best_step(tmp_path, config()) == 30
+  assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"})) == 10
 
 
 def test_a_result_without_a_best_step_leaves_it_to_the_rows(tmp_path):
@@ -140,7 +140,7 @@ def test_a_result_without_a_best_step_leaves_it_to_the_rows(tmp_path):
   result = result_row(0, seconds={"compile": {}, "to_target": None} | dict.fromkeys(TIMES, 1.0))
   strings = {"device": "CPU", "commit": None, "command": "c", "versions": {}}
   (tmp_path / "result.json").write_text(json.dumps(result | strings | {"best": None}))
-  assert best_step(tmp_path, config(), Checkpoints(tmp_path / "checkpoints")) == 20
+  assert best_step(tmp_path, config()) == 20
 
 
 def result_row(seed, **more):

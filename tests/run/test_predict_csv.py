@@ -22,6 +22,7 @@ from jaxspeed.run import image_file, predict_csv
 from jaxspeed.run import predict as predict_lib
 from jaxspeed.run.predict import Predictor
 from jaxspeed.run.predict_csv import _line, find_images, write_csv
+from jaxspeed.run.restore import Weights
 from jaxspeed.steps.spec import make_train_spec
 
 NAMES = ("cat, tame", 'a "dog"', "two\nlines", "\udcff", "a\rb", *"fghij")
@@ -36,7 +37,7 @@ def predictor_on(devices):
   )
   variables = spec.model.init(jax.random.key(0), np.zeros((1, 8, 8, 3)), train=False)
   variables = mesh_lib.replicate(jax.device_get(variables), spec.mesh)
-  return Predictor(spec, spec.plan.phases[-1], variables, NAMES)
+  return Predictor(Weights(spec, spec.plan.total_steps, variables), NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,7 @@ def written(predictor, images, path, top=3):
 
 
 def one_by_one(predictor, paths, top):
-  program = predictor.compiled(1)
-  return [found for path in paths for found in predictor.predict([path], program, top)]
+  return [found for path in paths for found in predictor.predict([path], top)]
 
 
 def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, photos, tmp_path):
@@ -100,10 +100,7 @@ def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, phot
 
 def test_devices_share_a_batch_and_say_the_same(predictor, photos):
   paths = find_images([str(photos)]).paths
-  shared = predictor_on(2)
-  program = shared.compiled(len(paths))
-  assert program.batch == 8 and predictor.compiled(len(paths)).batch == 4
-  found = list(shared.predict(paths, program, 10))
+  found = list(predictor_on(2).predict(paths, 10))
   for one, other in zip(one_by_one(predictor, paths, 10), found, strict=True):
     if not isinstance(one, image_file.BrokenImage):
       assert [name for name, _ in one] == [name for name, _ in other]
@@ -187,23 +184,20 @@ def test_what_lists_no_images_is_a_sentence(tmp_path, content, words):
 def test_few_photos_are_decoded_at_a_time_and_few_are_read_ahead(predictor, monkeypatch):
   inside, most, read = threading.Semaphore(0), [], []
 
-  def fake(path, size, resize, *, antialias, decoding):
+  def fake(path, size, resize, *, antialias):
     read.append(path)
-    with decoding:
-      inside.release()
-      most.append(inside._value)
-      inside.acquire()
+    inside.release()
+    most.append(inside._value)
+    inside.acquire()
     return np.zeros((size, size, 3), np.uint8)
 
   monkeypatch.setattr(predict_lib, "read_image", fake)
   monkeypatch.setattr(predict_lib, "usable_cpus", lambda: 2)
-  program = predictor.compiled(100_000)
-  found = predictor.predict(map(str, range(100_000)), program, 1)
+  found = predictor.predict([*map(str, range(100_000))], 1)
   next(found)
   found.close()
   assert max(most) <= 2
-  # Two batches and what is read ahead: twice 64 threads.
-  assert len(read) <= 2 * program.batch + 2 * 64 + 1
+  assert len(read) == 2 * 4  # two batches
 
 
 def test_an_interrupted_table_leaves_nothing_and_an_earlier_one_stays(predictor, photos, tmp_path):

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from in_process import command, mistake
-from toy import CONFIGS
 from toy_images import params_of, toy_stream, write_folder
 
 import jaxspeed
@@ -18,9 +17,8 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.to_stablehlo import metadata_file
 from jaxspeed.models.pretrained import load_resnet
-from jaxspeed.run import evaluation
 from jaxspeed.run.evaluation import evaluate_pretrained
-from jaxspeed.run.export import check_export, export
+from jaxspeed.run.export import export
 from jaxspeed.run.planned import planned
 from jaxspeed.run.predict import predict, pretrained_predictor, read_image, run_predictor
 from jaxspeed.run.session import train
@@ -35,7 +33,7 @@ def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp("weights")
   config = small_resnet(write_folder(folder / "images"), folder / "cache")
   result = train(config, str(folder / "run"))
-  export(folder / "run", folder / "net.safetensors")
+  export(folder / "run", folder / "net.safetensors", file_format="safetensors")
   return config, folder, result
 
 
@@ -181,7 +179,7 @@ def test_a_run_that_ended_early_is_told_with_its_step(trained, tmp_path):
   (run / "config.json").write_text(json.dumps(config | {"epochs": 3.0}))
   out = str(tmp_path / "net.safetensors")
   commands = (
-    ("evaluate", str(run), f"--export={out}"),
+    ("evaluate", str(run)),
     ("predict", str(run), image),
     ("export", str(run), "--format=safetensors", f"--out={out}"),
   )
@@ -196,33 +194,6 @@ def test_a_run_that_ended_early_is_told_with_its_step(trained, tmp_path):
   # Its process may go on, on another host.
   (run / "owner.json").unlink()
   assert f"the run in {run} is at step 2 of 6" in command("predict", str(run), image).stderr
-
-
-def test_what_cannot_be_exported_is_told_before_the_evaluation(trained, tmp_path, monkeypatch):
-  _, folder, _ = trained
-
-  def evaluated(*_, **__):
-    raise AssertionError("it was evaluated before the mistake was told")
-
-  monkeypatch.setattr(evaluation, "evaluate", evaluated)
-  monkeypatch.setattr(evaluation, "evaluate_pretrained", evaluated)
-  for arguments, words in (
-    (
-      [f"--config={folder / 'none.py'}", "--export=a.safetensors"],
-      "there is no such recipe or file",
-    ),
-    ([f"--config={CONFIGS / 'imagenette.py'}", "--export=a.safetensors"], "--workdir is missing"),
-    ([f"--workdir={folder / 'run'}", f"--export={tmp_path / 'no' / 'a.safetensors'}"], "cannot be"),
-    ([f"--workdir={folder / 'run'}", f"--export={tmp_path}"], "is a folder"),
-    ([f"--workdir={folder / 'run'}", "--export=~no_user/a.safetensors"], "home folder that nobody"),
-  ):
-    assert words in mistake("evaluate", *arguments)
-  config = json.loads((folder / "run" / "config.json").read_text())
-  config["model"] = {"name": "resnet9", "width": 4, "head_scale": 1.0}
-  (tmp_path / "run").mkdir()
-  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-  with pytest.raises(UserError, match="only a ResNet or a ViT is written"):
-    check_export(tmp_path / "run", tmp_path / "a.safetensors")
 
 
 def test_an_exported_program_gives_the_probabilities_of_its_run(trained, tmp_path):

@@ -15,7 +15,7 @@ from jaxspeed.data.disk.reading import ReadAhead
 from jaxspeed.data.disk.repair import Repair, Request
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 
 _PREFETCHED = 2

@@ -19,7 +19,7 @@ from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
 from jaxspeed.data.table import name_digest
 from jaxspeed.data.workers import in_processes
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, as_text, write
 from jaxspeed.export.graphs.airbench import add_airbench
-from jaxspeed.export.graphs.nodes import Graph, Params, Weights
+from jaxspeed.export.graphs.nodes import Graph, Weights
 from jaxspeed.export.graphs.resnet import add_resnet
 from jaxspeed.export.graphs.resnet9 import add_resnet9
 from jaxspeed.export.graphs.vit import add_vit
@@ -36,21 +36,6 @@ GRAPHS: dict[type[nn.Module], Callable[..., str]] = {
 }
 
 
-def check_onnx(model: nn.Module) -> None:
-  """Makes sure that a model can be written as ONNX.
-
-  Raises:
-    UserError: it is no model of the package, or the package onnx is missing.
-  """
-  if type(model) not in GRAPHS:
-    names = ", ".join(sorted(each.__name__ for each in GRAPHS))
-    raise UserError(
-      f"{type(model).__name__} has no ONNX form: only {names} have one; write a model of your own "
-      "with the format stablehlo."
-    )
-  _onnx()
-
-
 def write_onnx(path: pathlib.Path, network: Network, *, fold: bool = False) -> None:
   """Writes a network as ONNX.
 
@@ -60,9 +45,21 @@ def write_onnx(path: pathlib.Path, network: Network, *, fold: bool = False) -> N
     fold: whether batch norms are folded into the convolutions before them, where that is exact.
 
   Raises:
-    UserError: as `check_onnx`, or the file cannot be written or would be larger than 2 GiB.
+    UserError: the model is none of the package, or was edited; the package onnx is missing; or the
+      file cannot be written or would be larger than 2 GiB.
   """
-  check_onnx(network.model)
+  if type(network.model) not in GRAPHS:
+    names = ", ".join(sorted(each.__name__ for each in GRAPHS))
+    raise UserError(
+      f"{type(network.model).__name__} has no ONNX form: only {names} have one; write a model of "
+      "your own with the format stablehlo."
+    )
+  try:
+    import onnx
+  except ImportError:
+    raise UserError(
+      "ONNX files need the package onnx, which is not installed: pip install 'jaxspeed[export]'."
+    ) from None
   graph = graph_of(network, fold=fold)
   size = sum(each.nbytes for each in graph.constants.values())
   # A mebibyte for the nodes.
@@ -71,7 +68,7 @@ def write_onnx(path: pathlib.Path, network: Network, *, fold: bool = False) -> N
       f"the weights have {size / 2**30:.1f} GiB, and an ONNX file has less than 2: use the format "
       "stablehlo."
     )
-  write(path, _model_of(graph, network).SerializeToString())
+  write(path, _model_of(onnx, graph, network).SerializeToString())
 
 
 def graph_of(network: Network, *, fold: bool = False) -> Graph:
@@ -88,39 +85,20 @@ def graph_of(network: Network, *, fold: bool = False) -> Graph:
   x = graph.add("Mul", x, graph.constant("normalize.factor", factor))
   x = graph.add("Add", x, graph.constant("normalize.offset", offset))
   x = graph.add("Transpose", x, perm=[0, 3, 1, 2])
-  variables = network.variables
-  params = Params(variables["params"])
-  weights = Weights(params, variables.get("batch_stats", {}))
-  add = GRAPHS[type(network.model)]
+  weights, add = Weights.of(network.variables), GRAPHS[type(network.model)]
   logits = add(graph, network.model, weights, x, network.image_size)
-  if unread := params.unread():
-    name = type(network.model).__name__
+  if weights.unread:
+    name, unread = type(network.model).__name__, ", ".join(sorted(weights.unread)[:3])
     raise UserError(
-      f"the ONNX graph of {name} leaves out {', '.join(unread[:3])}, so the model was edited: edit "
+      f"the ONNX graph of {name} leaves out {unread}, so the model was edited: edit "
       f"{add.__name__} in jaxspeed/export/graphs too, or use the format stablehlo."
     )
   graph.add("Softmax", logits, output="probabilities", axis=-1)
   return graph
 
 
-def _onnx() -> Any:
-  """The package onnx.
-
-  Raises:
-    UserError: it is not installed.
-  """
-  try:
-    import onnx
-  except ImportError:
-    raise UserError(
-      "ONNX files need the package onnx, which is not installed: pip install 'jaxspeed[export]'."
-    ) from None
-  return onnx
-
-
-def _model_of(graph: Graph, network: Network) -> Any:
-  """The protobuf message of a graph."""
-  onnx = _onnx()
+def _model_of(onnx: Any, graph: Graph, network: Network) -> Any:
+  """The protobuf message of a graph, made by the package onnx."""
   helper, size = onnx.helper, network.image_size
   kind = helper.np_dtype_to_tensor_dtype(np.dtype(network.input_dtype))
   made = helper.make_graph(

@@ -18,25 +18,16 @@ from jaxspeed.models.vit import ViT
 _LAYOUTS: dict[type[nn.Module], Layout] = {ResNet: LAYOUTS["resnet"], ViT: LAYOUTS["vit"]}
 
 
-def check_safetensors(model: nn.Module) -> None:
-  """Makes sure that other packages know a model.
-
-  Raises:
-    UserError: it is neither a ResNet nor a ViT.
-  """
-  if type(model) not in _LAYOUTS:
-    raise UserError(
-      "as .safetensors only a ResNet or a ViT is written, and the run's is another model, "
-      f"{type(model).__name__}: use the format stablehlo, or onnx for models of the package."
-    )
-
-
 def write_safetensors(path: pathlib.Path, network: Network) -> None:
   """Writes the weights of a network under the names of torchvision or timm.
 
   Raises:
-    UserError: as `check_safetensors`, or the file cannot be written.
+    UserError: the model is neither a ResNet nor a ViT, or the file cannot be written.
   """
-  check_safetensors(network.model)
-  layout = _LAYOUTS[type(network.model)]
+  if (layout := _LAYOUTS.get(type(network.model))) is None:
+    raise UserError(
+      "as .safetensors only a ResNet or a ViT is written, and the run's is another model, "
+      f"{type(network.model).__name__}: use the format stablehlo, or onnx for models of "
+      "the package."
+    )
   save_weights(path, network.variables, layout, metadata=as_text(network.metadata_of_weights))

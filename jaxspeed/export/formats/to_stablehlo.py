@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, write
-from jaxspeed.files import dump_json, load_json, locked_folder
+from jaxspeed.files import dump_json, load_json
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -58,18 +58,16 @@ def write_stablehlo(path: pathlib.Path, network: Network) -> None:
     UserError: the model cannot be traced for a batch of any size, or a file cannot be written.
   """
   content, beside = _program(network).serialize(), metadata_file(path)
-  # Two exports to one file at once would leave the program of one and the metadata of the other.
-  with locked_folder(path.parent):
-    before = beside.read_bytes() if beside.is_file() else None
-    write(beside, dump_json(network.metadata, indent=2) + "\n")
-    try:
-      write(path, bytes(content))
-    except BaseException:  # SIGTERM too
-      if before is None:
-        os.unlink(beside)
-      else:
-        write(beside, before)  # the metadata of the old program, which stays
-      raise
+  before = beside.read_bytes() if beside.is_file() else None
+  write(beside, dump_json(network.metadata, indent=2) + "\n")
+  try:
+    write(path, bytes(content))
+  except BaseException:  # SIGTERM too
+    if before is None:
+      os.unlink(beside)
+    else:
+      write(beside, before)  # the metadata of the old program, which stays
+    raise
 
 
 def probabilities_of(network: Network) -> Callable[[Any], Float[Array, "n classes"]]:

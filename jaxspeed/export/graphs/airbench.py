@@ -2,8 +2,6 @@
 
 import functools
 
-import numpy as np
-
 from jaxspeed.export.graphs import nodes
 from jaxspeed.export.graphs.nodes import Graph, Weights
 from jaxspeed.models.airbench import NORM_EPSILON, Airbench
@@ -23,9 +21,9 @@ def _group(graph: Graph, x: str, weights: Weights, model: Airbench) -> str:
 
 def add_airbench(graph: Graph, model: Airbench, weights: Weights, x: str, _: int) -> str:
   """Adds the nodes from normalised images [n, 3, h, w] to logits; returns the logits' name."""
-  whiten = weights["whiten"].params
-  kernel = np.asarray(whiten["kernel"])
-  x = nodes.convolve(graph, x, kernel, "whiten", padding=0, bias=whiten.get("bias"))
+  whiten = weights["whiten"]
+  bias = whiten.array("bias") if "bias" in whiten else None
+  x = nodes.convolve(graph, x, whiten.array("kernel"), "whiten", padding=0, bias=bias)
   x = nodes.gelu(graph, x)
   for number in (1, 2, 3):
     x = _group(graph, x, weights[f"group{number}"], model)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,44 +21,36 @@ class Node:
   attributes: dict[str, Any]
 
 
-class Params(dict):
-  """The parameters of a module, and of its modules, which know whether they were read."""
-
-  def __init__(self, params: Mapping[str, Any]) -> None:
-    super().__init__(
-      {name: Params(each) if isinstance(each, Mapping) else each for name, each in params.items()}
-    )
-    self._read: set[str] = set()
-
-  def __getitem__(self, name: str) -> Any:
-    self._read.add(name)
-    return super().__getitem__(name)
-
-  def get(self, name: str, default: Any = None) -> Any:
-    return self[name] if name in self else default
-
-  def unread(self) -> list[str]:
-    """The names of the parameters that nothing read, as stem.conv.kernel."""
-    found = []
-    for name, each in self.items():
-      if isinstance(each, Params):
-        found += [f"{name}.{inner}" for inner in each.unread()]
-      elif name not in self._read:
-        found.append(name)
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """The variables of a module of a model: `weights["conv1"]` has those of its module conv1."""
+  """The variables of a module of a model: `weights["conv1"]` has those of its module conv1.
 
-  params: Params
-  batch_stats: Mapping[str, Any]
+  Attributes:
+    arrays: the variables of the whole model, as stem.conv.kernel.
+    unread: the parameters of the whole model that nothing has read yet.
+    name: the module's name; '': the model's own.
+  """
+
+  arrays: Mapping[str, np.ndarray]
+  unread: set[str]
   name: str = ""
 
+  @classmethod
+  def of(cls, variables: Mapping[str, Any]) -> "Weights":
+    """The variables of a whole model."""
+    flat = {kind: flatten_dict(tree, sep=".") for kind, tree in variables.items()}
+    return cls({**flat.get("batch_stats", {}), **flat["params"]}, set(flat["params"]))
+
   def __getitem__(self, module: str) -> "Weights":
-    name = f"{self.name}.{module}" if self.name else module
-    return Weights(self.params.get(module, Params({})), self.batch_stats.get(module, {}), name)
+    return dataclasses.replace(self, name=f"{self.name}.{module}".strip("."))
+
+  def __contains__(self, name: str) -> bool:
+    return self[name].name in self.arrays
+
+  def array(self, name: str) -> np.ndarray:
+    """A variable of the module itself."""
+    self.unread.discard(self[name].name)
+    return np.asarray(self.arrays[self[name].name])
 
 
 class Graph:
@@ -86,6 +79,10 @@ class Graph:
     self.constants[name] = np.ascontiguousarray(array).reshape(array.shape)
     return name
 
+  def weight(self, weights: Weights, name: str) -> str:
+    """Adds a variable of a module as a constant."""
+    return self.constant(weights[name].name, weights.array(name))
+
   def scaled(self, x: str, factor: float) -> str:
     """x times a number; x itself for 1."""
     return x if factor == 1 else self.add("Mul", x, self.constant("factor", factor))
@@ -93,11 +90,8 @@ class Graph:
 
 def dense(graph: Graph, x: str, weights: Weights) -> str:
   """A linear layer on the last axis, with its bias if it has one."""
-  kernel = graph.constant(f"{weights.name}.kernel", weights.params["kernel"])
-  y = graph.add("MatMul", x, kernel)
-  if "bias" in weights.params:
-    y = graph.add("Add", y, graph.constant(f"{weights.name}.bias", weights.params["bias"]))
-  return y
+  y = graph.add("MatMul", x, graph.weight(weights, "kernel"))
+  return graph.add("Add", y, graph.weight(weights, "bias")) if "bias" in weights else y
 
 
 def convolve(
@@ -141,10 +135,9 @@ def conv_norm(
 
   A pool commutes with the norm only where no factor of the norm is negative; else it is not folded.
   """
-  kernel = np.asarray(conv.params["kernel"])
-  mean, var = (np.asarray(norm.batch_stats[name], np.float64) for name in ("mean", "var"))
-  bias = np.asarray(norm.params["bias"], np.float64)
-  scale = np.asarray(norm.params.get("scale", np.ones_like(bias)), np.float64)
+  kernel = conv.array("kernel")
+  mean, var, bias = (norm.array(name).astype(np.float64) for name in ("mean", "var", "bias"))
+  scale = norm.array("scale").astype(np.float64) if "scale" in norm else np.ones_like(bias)
   factor = scale / np.sqrt(var + epsilon)
   if graph.fold and (not pool or (factor >= 0).all()):
     folded, offset = kernel * factor[:, None, None, None], bias - mean * factor

@@ -18,7 +18,7 @@ def _convolve(
   if number != "shortcut":
     names = (f"conv{number}", f"norm{number}")
   conv, norm = (weights[name] for name in names)
-  _, side, _, channels = conv.params["kernel"].shape
+  _, side, _, channels = conv.array("kernel").shape
   if blurpool and strides > 1 and channels >= 16:
     # As in the model: a 1x1 convolution reads only the pixels that its stride leaves.
     blur_strides = strides if side == 1 else 1
@@ -30,7 +30,7 @@ def _block(graph: Graph, x: str, weights: Weights, *, model: ResNet, strides: in
   sizes = (1, 3, 1) if is_bottleneck(model.depth) else (3, 3)
   strided, y = sizes.index(3) + 1, x
   convolve = functools.partial(_convolve, graph, weights=weights, blurpool=model.blurpool)
-  if "shortcut_conv" in weights.params:
+  if "kernel" in weights["shortcut_conv"]:
     x = convolve(x, number="shortcut", strides=strides)
   for number in range(1, len(sizes) + 1):
     y = convolve(y, number=number, strides=strides if number == strided else 1)

@@ -1,7 +1,5 @@
 """The ONNX nodes of `models.resnet9.ResNet9`."""
 
-import numpy as np
-
 from jaxspeed.export.graphs import nodes
 from jaxspeed.export.graphs.nodes import Graph, Weights
 from jaxspeed.models.layers.norm import BatchNorm
@@ -31,8 +29,7 @@ def _conv_norm(
 def add_resnet9(graph: Graph, model: ResNet9, weights: Weights, x: str, _: int) -> str:
   """Adds the nodes from normalised images [n, 3, h, w] to logits; returns the logits' name."""
   if model.whiten:
-    kernel = np.asarray(weights["whiten"].params["kernel"])
-    x = nodes.convolve(graph, x, kernel, "whiten", padding=1)
+    x = nodes.convolve(graph, x, weights["whiten"].array("kernel"), "whiten", padding=1)
   x = _conv_norm(graph, x, weights["prep"], model)
   for number in (1, 2, 3):
     name = f"layer{number}"

@@ -13,9 +13,7 @@ def _shape(graph: Graph, *sides: int) -> str:
 
 
 def _layer_norm(graph: Graph, x: str, weights: Weights, model: ViT) -> str:
-  scale, bias = (
-    graph.constant(f"{weights.name}.{name}", weights.params[name]) for name in ("scale", "bias")
-  )
+  scale, bias = (graph.weight(weights, name) for name in ("scale", "bias"))
   return graph.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=model.norm_epsilon)
 
 
@@ -55,10 +53,10 @@ def _class_token(graph: Graph, x: str, token: np.ndarray) -> str:
 
 def add_vit(graph: Graph, model: ViT, weights: Weights, x: str, image_size: int) -> str:
   """Adds the nodes from normalised images [n, 3, h, w] to logits; returns the logits' name."""
-  side, width, params = model.patch_size, model.width, weights.params
+  side, width, patch = model.patch_size, model.width, weights["patch"]
   patches = image_size // side
   # The rows of the patches' kernel are in the order [h, w, i].
-  kernel = np.asarray(params["patch"]["kernel"]).reshape(side, side, 3, width)
+  kernel = patch.array("kernel").reshape(side, side, 3, width)
   x = nodes.convolve(
     graph,
     x,
@@ -66,7 +64,7 @@ def add_vit(graph: Graph, model: ViT, weights: Weights, x: str, image_size: int)
     "patch",
     strides=side,
     padding=0,
-    bias=params["patch"]["bias"],
+    bias=patch.array("bias"),
   )
   tokens = patches * patches
   x = graph.add("Reshape", x, _shape(graph, 0, width, tokens))
@@ -74,9 +72,9 @@ def add_vit(graph: Graph, model: ViT, weights: Weights, x: str, image_size: int)
   if model.posemb == "sincos2d":
     x = graph.add("Add", x, graph.constant("positions", sincos2d(patches, patches, width)))
   if model.pool == "token":
-    x, tokens = _class_token(graph, x, np.asarray(params["class_token"])), tokens + 1
+    x, tokens = _class_token(graph, x, weights.array("class_token")), tokens + 1
   if model.posemb == "learned":
-    x = graph.add("Add", x, graph.constant("positions", params["positions"]))
+    x = graph.add("Add", x, graph.weight(weights, "positions"))
   for number in range(1, model.depth + 1):
     x = _block(graph, x, weights[f"block{number}"], model, tokens)
   x = _layer_norm(graph, x, weights["norm"], model)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import threading
-import types
 
 import flax.linen as nn
 import jax
@@ -93,28 +91,3 @@ def test_metadata_replace_only_metadata(content, tmp_path):
   for _ in range(2):
     write_network(path, made, file_format="stablehlo")
   assert json.loads(beside.read_text())["class_names"] == list(NAMES)
-
-
-def test_two_exports_to_one_file_leave_the_files_of_one(tmp_path, monkeypatch):
-  path, write = tmp_path / "net.stablehlo", to_stablehlo.write
-
-  def export(name):
-    write_stablehlo(path, types.SimpleNamespace(name=name, metadata={"name": name}))
-
-  second = threading.Thread(target=export, args=("second",))
-
-  def write_and_wait(file, content):
-    write(file, content)
-    if threading.current_thread() is not second and file == metadata_file(path):
-      second.start()
-      second.join(0.5)  # it has all the time that it needs, but for the lock
-
-  def program(network):
-    return types.SimpleNamespace(serialize=network.name.encode)
-
-  monkeypatch.setattr(to_stablehlo, "write", write_and_wait)
-  monkeypatch.setattr(to_stablehlo, "_program", program)
-  export("first")
-  second.join()
-  assert json.loads(metadata_file(path).read_text()) == {"name": path.read_text()}
-  assert path.read_text() == "second" and len(list(tmp_path.iterdir())) == 2

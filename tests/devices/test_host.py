@@ -2,7 +2,7 @@
 
 import os
 
-from jaxspeed.devices.cpus import usable_cpus
+from jaxspeed.devices.host import usable_cpus
 
 
 def test_the_affinity_counts(monkeypatch):

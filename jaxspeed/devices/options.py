@@ -1,7 +1,12 @@
-"""Options of XLA that only programs for GPUs get."""
+"""Options of XLA for programs of one platform, "cpu" or "gpu"."""
 
+import functools
+import os
 from typing import Any
 
+import jax
+
+_CPU_LIBRARIES = "xla_cpu_experimental_ynn_fusion_type"
 # XLA's default kinds, then convolutions and loops. A compiler option takes the names of all kinds;
 # only XLA_FLAGS knows +NAME.
 _KINDS = (
@@ -41,3 +46,21 @@ def told(deterministic: bool, platform: str) -> list[str]:
     "deterministic: kernels are chosen without timing them and never sum with atomics, which makes "
     "steps slower; the same bits after a resumption have been shown on CPUs only"
   ]
+
+
+@functools.cache
+def libraries(platform: str) -> dict[str, Any]:
+  """The options that leave a CPU's convolutions to Eigen, its products and sums to YNNPACK.
+
+  They are empty if this jaxlib does not know them, or XLA_FLAGS sets them. jaxlib 0.10 to 0.12 give
+  convolutions to YNNPACK by default, whose weight gradients take four times as long, and sums to
+  neither. What else was tried is in results/cpu_decisions.json.
+  """
+  if platform != "cpu" or _CPU_LIBRARIES in os.environ.get("XLA_FLAGS", ""):
+    return {}
+  options: dict[str, Any] = {_CPU_LIBRARIES: "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
+  try:
+    jax.jit(lambda x: x).lower(0.0).compile(compiler_options=options)
+  except jax.errors.JaxRuntimeError:
+    return {}
+  return options

@@ -1,0 +1,176 @@
+"""Runs and their data: hold-outs, arrays of one's own, and data of another kind."""
+
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy import digits
+
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.errors import UserError
+from jaxspeed.planning.make import make_plan
+from jaxspeed.records.writer import read_metrics
+from jaxspeed.run.evaluation import evaluate
+from jaxspeed.run.predict import predict, run_predictor
+from jaxspeed.run.restore import load_config
+from jaxspeed.run.session import train
+from jaxspeed.run.setup import FOLLOWING, open_data
+
+
+def write_arrays(folder, count=200, classes=3, size=12):
+  folder.mkdir()
+  labels = np.arange(count) % classes
+  noise = np.random.default_rng(0).integers(0, 60, (count, size, size, 3))
+  images = np.clip(80 * labels[:, None, None, None] + noise, 0, 255).astype(np.uint8)
+  np.save(folder / "images.npy", images)
+  np.save(folder / "labels.npy", labels)
+  return folder
+
+
+def test_a_run_goes_on_with_its_own_images_only(cache, tmp_path, monkeypatch):
+  config, folder = digits(cache, epochs=1.0), str(tmp_path / "run")
+  before = train(config, folder)
+  (tmp_path / "run" / "result.json").unlink()  # as a kill after the last checkpoint
+  with monkeypatch.context() as patch:
+    patch.setattr(Arrays, "fingerprint", "arrays 00000000")
+    with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
+      train(config, folder)
+  with monkeypatch.context() as patch:
+    patch.setattr(Arrays, "fingerprint", "shards 00000000")  # of another kind
+    assert train(config, folder)["top1"] == before["top1"]
+  (tmp_path / "run" / "result.json").unlink()
+  (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
+  stored = json.loads(manifest.read_text())
+  assert re.fullmatch("arrays [0-9a-f]{8}", stored["images"])
+
+
+def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
+  config = digits(cache, tune_on="validation")
+  planned = make_plan(config)
+  folder = tmp_path / "tuned"
+  result = train(config, str(folder))
+  printed = capsys.readouterr().out
+  # A tenth of each class of the 1,500 training digits; a plan without them counts 150.
+  data = json.loads((folder / "config.json").read_text())["data"]
+  assert (data["train_images"], data["eval_images"]) == (1348, 152)
+  assert "152 of 1,500 training images, 10 % of each class, are held out for tuning" in printed
+  assert "evaluation of 152 held-out images" in printed
+  assert "evaluated  152 held-out images" in printed and "test images" not in printed
+  assert result["evaluated_on"] == "validation"
+  # 152 images: the accuracy is a multiple of 1 / 152.
+  assert math.isclose(result["top1"] * 152, round(result["top1"] * 152), abs_tol=1e-6)
+  (row,) = evaluate(folder)
+  assert (row["images"], row["evaluated_on"]) == (152, "validation")
+  assert (row["top1"], row["loss"]) == (
+    result["top1"],
+    pytest.approx(read_metrics(folder)[-1]["eval_loss"], rel=1e-5),
+  )
+  whole = load_config(folder)
+  whole.data.hold_out = 1.0
+  (row,) = evaluate(folder, config=whole)
+  assert (row["images"], row["evaluated_on"]) == (1500, "all")
+  assert "note: all images are evaluated (data.hold_out=1), those" in capsys.readouterr().err
+  # The plan without the data, the plan of the run and the run itself have as many steps.
+  steps = read_metrics(folder)[-1]["step"]
+  assert (planned.train_images, planned.eval_images) == (1350, 150)
+  assert planned.total_steps == steps == 2 * (1348 // 160)
+  with pytest.raises(UserError, match="config.tune_on: validation -> test"):
+    train(digits(cache), str(folder))
+
+
+def test_all_images_are_held_out_for_evaluate_only(cache):
+  config = digits(cache, tune_on="validation", **{"data.hold_out": 1.0})
+  assert open_data(config).counts == (1500, 1500)
+
+
+def test_a_share_has_no_effect_on_data_with_evaluation_images(cache, tmp_path):
+  for split in ("train", "val"):
+    write_arrays(tmp_path / split)
+  config = digits(cache, **{"data.path": str(tmp_path), "data.hold_out": 0.3})
+  notes = open_data(config, follow=FOLLOWING).notes
+  assert any("data.hold_out=0.3 has no effect: the data set has evaluation" in n for n in notes)
+  config.tune_on = "validation"
+  tuned = open_data(config, follow=FOLLOWING)
+  assert not any("hold_out" in note for note in tuned.notes)
+  assert tuned.counts == (140, 60)
+
+
+def test_the_hold_out_does_not_depend_on_the_seed(cache):
+  one, other = (open_data(digits(cache, tune_on="validation", seed=s)) for s in (0, 7))
+  np.testing.assert_array_equal(one.eval_images, other.eval_images)
+  test = open_data(digits(cache))
+  assert len(test.eval_labels) == 297
+  shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
+  assert shown == {image.tobytes() for image in test.train_images}
+
+
+def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
+  """The digits' recipe, with a path alone."""
+  data = write_arrays(tmp_path / "mine")
+  (data / "classes.txt").write_text("cat\ndog\nred fox\n")
+  config = digits(cache, epochs=1.0, **{"data.path": str(data)})
+  result = train(config, str(tmp_path / "run"))
+  printed = capsys.readouterr().out
+  assert (
+    "mine: arrays; 21 of 200 images, 10 % of each class, are held out for evaluation" in printed
+  )
+  assert (
+    "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes=3" in printed
+  )
+  stored = result["config"]["data"]
+  assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 179)
+  assert train(config, str(tmp_path / "run")) == result
+  assert evaluate(tmp_path / "run")[0]["top1"] == result["top1"]
+  Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
+  (row,) = predict(run_predictor(tmp_path / "run"), [str(tmp_path / "a.png")])
+  assert {name for name, _ in row} == {"cat", "dog", "red fox"}
+  # A number that the command line gives is one that is meant.
+  for field, message in (
+    ("data.classes", "config.data.classes is 10: set --config.data.classes=3"),
+    ("data.image_size", "config.data.image_size is 8: set --config.data.image_size=12"),
+  ):
+    with pytest.raises(UserError, match=message):
+      train(config, str(tmp_path / "refused"), given=[field])
+
+
+def test_a_run_is_evaluated_on_data_of_its_kind_only(finished, tmp_path):
+  folder, _ = finished
+  config = load_config(folder)
+  for name, size, classes, message in (
+    ("larger", 12, 10, "has data.image_size=12, and the run in .* was trained with 8: set --conf"),
+    ("fewer", 8, 3, "has data.classes=3, and the run in .* was trained with 10: set --conf"),
+  ):
+    config.data.path = str(write_arrays(tmp_path / name, size=size, classes=classes))
+    with pytest.raises(UserError, match=message):
+      evaluate(folder, config=config)
+
+
+def test_a_run_is_not_evaluated_under_other_names_of_its_classes(finished, tmp_path):
+  """Data without any name in common may be evaluated: they number their classes only."""
+  folder = shutil.copytree(finished[0], tmp_path / "run")
+  names = json.loads((folder / "classes.json").read_text())
+  (folder / "classes.json").write_text(json.dumps([*names[1:], names[0]]))
+  with pytest.raises(UserError, match="json names the class 1, and the data set the class 0 in"):
+    evaluate(folder)
+  (folder / "classes.json").write_text(json.dumps([f"digit {name}" for name in names]))
+  assert evaluate(folder)[0]["top1"] == finished[1]["top1"]
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"data.last_batch": "keep"}, "config.data.last_batch='keep' with .*: choose one of drop"),
+    ({"data.image_size": 12}, r"have 8 x 8 pixels .* set --config.data.image_size=8"),
+    (
+      {"tune_on": "validation", "data.hold_out": 1.0},
+      "config.data.hold_out=1 leaves no images to train on",
+    ),
+  ],
+)
+def test_data_that_cannot_be_trained_on_are_a_mistake(cache, tmp_path, fields, words):
+  with pytest.raises(UserError, match=words):
+    train(digits(cache, **fields), str(tmp_path / "a"))

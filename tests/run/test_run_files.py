@@ -1,0 +1,385 @@
+"""What is done with a run's folder whose files are damaged, missing or of another kind."""
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import tiny_sets
+import toy
+from ml_collections import ConfigDict
+from PIL import Image
+from toy import toy_config, toy_spec
+
+from jaxspeed.config import checks, stored
+from jaxspeed.devices.precision import LossScale
+from jaxspeed.errors import UserError
+from jaxspeed.records.clock import Clock
+from jaxspeed.records.writer import Records
+from jaxspeed.run import checkpoint
+from jaxspeed.run.evaluation import evaluate
+from jaxspeed.run.finish import finish
+from jaxspeed.run.predict import predict, run_predictor
+from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.run import COMMAND, Run
+from jaxspeed.run.session import train
+from jaxspeed.run.setup import pin_config
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
+  """Every file with its bytes, every folder as None."""
+  found = sorted(folder.rglob("*"))
+  return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
+
+
+def digits(**fields) -> ConfigDict:
+  config = toy.digits(**{"checkpoint.every_seconds": 0.0} | fields)
+  return checks.checked(config.to_dict())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """The folder of a finished run with the checkpoints of its last two steps."""
+  folder = tmp_path_factory.mktemp("runs") / "a"
+  train(digits(), str(folder))
+  return folder
+
+
+def row(**fields) -> str:
+  """A line of metrics.jsonl; a field of None is taken out."""
+  known = {
+    "epoch": 1,
+    "step": 9,
+    "examples": 1440,
+    "world": 8,
+    "images_per_second": 500.0,
+    "dawn_seconds": 1.0,
+  }
+  return json.dumps({k: v for k, v in (known | fields).items() if v is not None}) + "\n"
+
+
+RESULTS = {
+  "": "it is no JSON",
+  "[]": "Input should be an object",
+  "{}": "config: Field required",
+  '{"config": {}, "top1": NaN}': "NaN is no number of JSON",
+  "[" * 100_000: "it is nested too deeply",
+}
+METRICS = {
+  row(step=None): "step: Field required",
+  row(examples=None): "examples: Field required",
+  row(step="9"): "step: Input should be a valid integer",
+  row() + row(): "step 9 comes after step 9",
+  row(dawn_seconds=-1): "dawn_seconds: Input should be greater",
+  row().replace("500.0", "1e999"): "1e999 is too large a number",
+  "[]\n": "Input should be an object",
+  "{half\n" + row(): "it is no JSON",
+}
+OWNER = {"incarnation": 1, "token": "a", "host": "b", "pid": 1, "job": "", "restart": 0}
+OWNERS = {
+  "": "it is no JSON",
+  "[]": "Input should be an object",
+  json.dumps(OWNER | {"incarnation": "1"}): "incarnation: Input should be a valid integer",
+  json.dumps(OWNER | {"incarnation": 2**32}): "incarnation: Input should be less than 1073741824",
+}
+
+
+@pytest.mark.parametrize(
+  "name, text, words",
+  [
+    *(("result.json", text, words) for text, words in RESULTS.items()),
+    *(("metrics.jsonl", text, words) for text, words in METRICS.items()),
+    *(("owner.json", text, words) for text, words in OWNERS.items()),
+  ],
+  ids=lambda value: value[:30] if isinstance(value, str) else None,
+)
+def test_a_damaged_file_is_named_and_nothing_else_touched(run, tmp_path, name, text, words):
+  folder = shutil.copytree(run, tmp_path / "a")
+  if name != "result.json":
+    (folder / "result.json").unlink()
+  (folder / name).write_text(text)
+  before = contents(folder)
+  with pytest.raises(UserError) as error:
+    train(digits(), str(folder))
+  assert str(error.value).startswith(str(folder / name)) and words in str(error.value)
+  assert re.search(r"(move it away|repair or delete the line|remove owner.json)", str(error.value))
+  after = contents(folder)
+  changed = {name for name in before | after if before.get(name) != after.get(name)}
+  assert changed <= {"owner.json"} - {name}
+
+
+def test_a_result_of_another_config(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  result = json.loads((folder / "result.json").read_text())
+  result["config"]["seed"] = 7
+  (folder / "result.json").write_text(json.dumps(result))
+  with pytest.raises(UserError, match=r"result.json is the result of another config .config.seed"):
+    train(digits(), str(folder))
+
+
+@pytest.mark.parametrize(
+  "name", ["metrics.jsonl", "classes.json", "result.json", "config.json", "owner.json", "run.lock"]
+)
+def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
+  folder = shutil.copytree(run, tmp_path / "a")
+  (folder / name).unlink()
+  for put, remove in ((pathlib.Path.mkdir, os.rmdir), (os.mkfifo, os.unlink)):
+    put(folder / name)
+    with pytest.raises(
+      UserError, match=f"{name} is no file, but a run writes a file of that name: move it"
+    ):
+      train(digits(), str(folder))
+    remove(folder / name)
+
+
+def left_untrained(folder):
+  """A folder as a run leaves it that ends in its first steps."""
+  folder.mkdir()
+  stored.save(digits(), folder / "config.json")
+  (folder / "classes.json").write_text('["cat"]')
+  (folder / "metrics.jsonl").touch()
+  (folder / "tensorboard").mkdir()
+  return folder
+
+
+def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):
+  folder, other = left_untrained(tmp_path / "a"), digits(seed=5)
+  pin_config(folder, digits())
+  assert (folder / "classes.json").exists() and not caplog.messages
+  pin_config(folder, other)
+  assert os.listdir(folder) == ["config.json"] and load_config(folder).seed == 5
+  (said,) = caplog.messages
+  assert said == f"{folder} held a run of another config without a checkpoint: this one replaces it"
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "checkpoints/9/x",
+    "run_000/checkpoints/9/x",
+    "result.json",
+    "metrics.jsonl",
+    "tensorboard/notes.txt",
+    "loggers/wandb/id",
+  ],
+)
+def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
+  folder = left_untrained(tmp_path / "a")
+  (folder / name).parent.mkdir(parents=True, exist_ok=True)
+  (folder / name).write_text("{}")
+  before = contents(folder)
+  with pytest.raises(
+    UserError, match="holds a run of another config .config.seed: 0 -> 5.: choose"
+  ):
+    pin_config(folder, digits(seed=5))
+  assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_a_file_in_place_of_a_folder(run, tmp_path, name):
+  folder = shutil.copytree(run, tmp_path / "a")
+  shutil.rmtree(folder / name, ignore_errors=True)
+  (folder / name).write_text("precious")
+  before = contents(folder)
+  with pytest.raises(
+    UserError, match=f"{name} is no folder, but a run writes a folder of that name: move"
+  ):
+    train(digits(), str(folder))
+  assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "profile", "run_000"])
+def test_a_link_in_place_of_a_folder_is_not_followed(run, tmp_path, name):
+  folder, elsewhere = shutil.copytree(run, tmp_path / "a"), tmp_path / "elsewhere"
+  (elsewhere / "1").mkdir(parents=True)
+  shutil.rmtree(folder / name, ignore_errors=True)
+  (folder / name).symlink_to(elsewhere)
+  (folder / "result.json").unlink()
+  before = contents(tmp_path)
+  with pytest.raises(UserError, match=f"{name} is a link, .*: put a folder in its place"):
+    train(digits(), str(folder))
+  assert contents(tmp_path) == before
+
+
+def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  (folder / "result.json").unlink()
+  lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+  (folder / "metrics.jsonl").write_text(lines[0])
+  with pytest.raises(
+    UserError, match="metrics.jsonl has no row of the last step, 18: put the file"
+  ):
+    train(digits(), str(folder))
+  assert not (folder / "result.json").exists()
+  for each in (folder / "checkpoints").iterdir():
+    if each.name != "18":
+      shutil.move(each, tmp_path)
+  with pytest.raises(UserError, match="back, or as there is no earlier checkpoint, train af"):
+    train(digits(), str(folder))
+  for each in tmp_path.iterdir():
+    if each != folder:
+      shutil.move(each, folder / "checkpoints")
+  # What the first sentence says.
+  shutil.rmtree(folder / "checkpoints" / "18")
+  result = train(digits(), str(folder))
+  assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
+
+
+def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
+  job = toy_spec(toy_config(precision="float16"))
+  feed = types.SimpleNamespace(data=types.SimpleNamespace(evaluated_on="test"))
+  run = Run(job, tmp_path, feed, Clock(), *[None] * 3, ())
+  run = dataclasses.replace(run, hooks=COMMAND)
+  skipped = LossScale.create().replace(skipped=np.int32(8))
+  state = types.SimpleNamespace(step=8, loss_scale=skipped)
+  rows = [{"step": 8, "eval_top1": 0.1, "eval_top5": 0.5, "dawn_seconds": 1.0}]
+  with pytest.raises(UserError, match="all 8 steps of the run were skipped"):
+    finish(run, rows, state, None)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_without_its_checkpoints_says_what_to_do(run, tmp_path, capsys):
+  folder = shutil.copytree(run, tmp_path / "a")
+  shutil.rmtree(folder / "checkpoints")
+  train(digits(), str(folder))
+  words = f"no longer holds a whole checkpoint: remove {folder / 'result.json'} to train it again"
+  assert words in capsys.readouterr().out
+
+
+# The last checkpoint
+
+
+def no_room_for(monkeypatch, full_at: int) -> None:
+  """A disk that has no room for the checkpoint of a step."""
+
+  write = checkpoint._write
+
+  def full(folder, manifest, *arguments) -> None:
+    if manifest["step"] == full_at:
+      raise OSError(errno.ENOSPC, "No space left on device")
+    write(folder, manifest, *arguments)
+
+  monkeypatch.setattr(checkpoint, "_write", full)
+
+
+@pytest.mark.parametrize("on_error", ["continue", "stop"])
+def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkeypatch, on_error):
+  folder = tmp_path / "a"
+  fields = {"checkpoint.on_error": on_error}
+  no_room_for(monkeypatch, 18)
+  words = {
+    "continue": "all steps are done, but without its weights the run is not finished; make room",
+    "stop": "the run stops, the last whole checkpoint is of step ",
+  }
+  for _ in range(2):
+    with pytest.raises(UserError) as error:
+      train(digits(**fields), str(folder))
+    assert "the checkpoint of step 18 could not be written" in str(error.value)
+    assert "(No space left on device)" in str(error.value) and words[on_error] in str(error.value)
+    assert not (folder / "result.json").exists()
+    names = os.listdir(folder / "checkpoints")
+    assert names and all(name.isdecimal() and int(name) < 18 for name in names)
+  monkeypatch.undo()
+  result = train(digits(**fields), str(folder))
+  assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
+  assert evaluate(folder)[0]["top1"] == result["top1"]
+
+
+def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
+  folder, config = tmp_path / "two", digits(runs=2)
+  saved = []
+  write = checkpoint._write
+
+  def full_in_the_second(folder, *arguments):
+    saved.append(folder.parent.name)
+    if saved[-1] == "run_001":
+      raise OSError(errno.ENOSPC, "No space left on device")
+    write(folder, *arguments)
+
+  monkeypatch.setattr(checkpoint, "_write", full_in_the_second)
+  with pytest.raises(UserError, match="run_001/checkpoints .No space left .* is not finished"):
+    train(config, str(folder))
+  assert "run_000" in saved and (folder / "run_000" / "result.json").exists()
+  assert not (folder / "result.json").exists()
+  assert not (folder / "run_001" / "result.json").exists()
+  monkeypatch.undo()
+  assert train(config, str(folder))["n"] == 2
+
+
+def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
+  said = "metrics.jsonl could not be written (No space left on device)"
+  monkeypatch.setattr(Records, "write_waiting", lambda _: said)
+  with pytest.raises(UserError) as error:
+    train(digits(), str(tmp_path / "a"))
+  assert str(error.value).startswith(f"{said}: all steps are done")
+  assert not (tmp_path / "a" / "checkpoints").exists()
+  assert not (tmp_path / "a" / "result.json").exists()
+
+
+def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  config = load_config(folder)
+  _, restored = open_run(folder, config, 18)
+  carry = jax.tree.map(np.asarray, restored.tree)
+  average = jax.tree.map(lambda x: np.full_like(x, np.nan), carry.state.average)
+  carry = carry.replace(state=carry.state.replace(average=average))
+  checkpoint.save(folder, 18, carry, restored.clock)
+  with pytest.raises(UserError, match="mean loss of 297 images is nan: the weights give logits"):
+    evaluate(folder)
+  Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+  with pytest.raises(UserError, match="logits that are not finite: choose another --step"):
+    predict(run_predictor(folder), [str(tmp_path / "a.png")])
+
+
+def test_a_stored_precision_may_be_auto(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  config = json.loads((folder / "config.json").read_text())
+  assert config["precision"] == "float32"
+  (folder / "config.json").write_text(json.dumps(config | {"precision": "auto"}))
+  assert evaluate(folder)[0]["loss"] == evaluate(run)[0]["loss"]
+
+
+def test_the_programs_of_a_run_are_not_taken_from_its_folder(run, tmp_path):
+  folder = shutil.copytree(run, tmp_path / "a")
+  config = json.loads((folder / "config.json").read_text())
+  config["compile_cache"] = str(tmp_path / "theirs")
+  (folder / "config.json").write_text(json.dumps(config))
+  assert load_config(folder).compile_cache == ""
+  assert evaluate(folder)[0]["step"] == 18
+  assert not (tmp_path / "theirs").exists()
+  assert jax.config.jax_compilation_cache_dir != str(tmp_path / "theirs")
+
+
+def test_evaluate_downloads_nothing_and_writes_to_no_place_that_the_folder_names(
+  run, tmp_path, capsys, monkeypatch
+):
+  folder, theirs = shutil.copytree(run, tmp_path / "a"), tmp_path / "theirs"
+  config = json.loads((folder / "config.json").read_text())
+  config["data"] |= {"name": "cifar10", "cache": str(theirs)}
+  (folder / "config.json").write_text(json.dumps(config))
+  monkeypatch.setenv("HOME", str(tmp_path))  # of the default cache
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+  with pytest.raises(UserError, match=r"no cifar10 is in .*/tfds, and evaluate downloads nothing"):
+    evaluate(folder)
+  images = tiny_sets.random_images(0, 10, 8, 8)
+  examples = [tiny_sets.example(image, label) for label, image in enumerate(images)]
+  parts = {"train": [examples], "test": [examples]}
+  names = [str(label) for label in range(10)]
+  tiny_sets.write_tfds(tmp_path / "tfds" / "cifar10" / "3.0.2", parts, class_names=names)
+  capsys.readouterr()
+  assert evaluate(folder)[0]["images"] == 10
+  assert f"--config.data.cache={theirs} uses it again" in capsys.readouterr().err
+  assert not theirs.exists() and (tmp_path / ".cache" / "jaxspeed" / "data").exists()
+  config = load_config(folder)
+  config.data.cache = str(theirs)
+  evaluate(folder, config=config)
+  assert theirs.exists() and "uses it again" not in capsys.readouterr().err
