@@ -19,7 +19,7 @@ from jaxspeed.launch import jobset, local, results, runs, state, submit
 from jaxspeed.launch.local_queue import Queue, only_queue
 from jaxspeed.launch.record import RECORD
 from jaxspeed.launch.status import ENDED
-from jaxspeed.launch.submitted import ASK, LOOK
+from jaxspeed.launch.submitted import ASK, LOOK, SubmittedRun
 
 _POLL = 0.5  # seconds between two looks at a log
 _OVERRIDE = re.compile(r"--config\.([^=]+)=(.*)", re.DOTALL)
@@ -162,7 +162,7 @@ def _cancel(arguments: list[str]) -> None:
   every = bool(flags.FLAGS["all"].value)
   if every == bool(names):
     raise UserError("cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.")
-  found = ", ".join(submit.cancel(folder, names, every=every))
+  found = ", ".join(SubmittedRun(folder.name, folder.parent).cancel(names, every=every))
   nothing = "none to cancel: all have ended or were cancelled before"
   print(f"cancelled {printable(found)}" if found else nothing)
 
@@ -172,7 +172,7 @@ def _retry(arguments: list[str]) -> None:
   failed = bool(flags.FLAGS["failed"].value)
   if failed == bool(names):
     raise UserError("retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed.")
-  found = ", ".join(submit.retry(folder, names, failed=failed))
+  found = ", ".join(SubmittedRun(folder.name, folder.parent).retry(names, failed=failed))
   print(f"submitted {printable(found)} again" if found else "no job failed")
 
 

@@ -129,7 +129,7 @@ def read_run(folder: pathlib.Path) -> None:
   Raises:
     UserError: it has no run.json, or a damaged one.
   """
-  if read_json(folder / RUN_FILE, RunFile, "put the file back") is None:
+  if read_json(folder / RUN_FILE, RunFile, "put the file back, or give exist='new'") is None:
     raise UserError(
       f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
     )

@@ -6,7 +6,6 @@ import pathlib
 import re
 import subprocess
 from collections.abc import Mapping
-from typing import Any
 
 from jaxspeed.errors import UserError, mend
 from jaxspeed.files import dump_json, write_atomically
@@ -26,16 +25,14 @@ _MOST_DIFF, _NAMED = 20_000_000, 100
 def store(run: pathlib.Path, *folders: pathlib.Path) -> str:
   """Writes down the working trees of some folders and the environment; returns the folder's name.
 
-  `RUN/.launch/sources/NAME` has trees.json (folder and commit of each), diff.patch (changes since)
-  and environment.json (`environment`). The same state has the same name.
+  `RUN/.launch/sources/NAME` has diff.patch (the commit of each, and the changes since) and
+  environment.json (`environment`). The same state has the same name.
 
   Raises:
     UserError: it cannot be written.
   """
-  trees, diff = working_trees(*folders)
   files = {
-    "trees.json": dump_json(trees, indent=1).encode() + b"\n",
-    "diff.patch": diff,
+    "diff.patch": working_trees(*folders),
     "environment.json": dump_json(environment(), indent=1).encode() + b"\n",
   }
   name = hashlib.sha256(b"\0".join(files.values())).hexdigest()[:12]
@@ -61,9 +58,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
   }
 
 
-def working_trees(*folders: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
-  """Folder and commit of the git working trees of some folders, and their changes as a patch."""
-  trees: list[dict[str, Any]] = []
+def working_trees(*folders: pathlib.Path) -> bytes:
+  """The commits of the git working trees of some folders, and their changes, as one patch."""
   diff = b""
   roots = [_git(folder, "rev-parse", "--show-toplevel").decode().strip() for folder in folders]
   for root in dict.fromkeys(filter(None, roots)):
@@ -74,15 +70,13 @@ def working_trees(*folders: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
     )
     untracked = _git(tree, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
     names = untracked.splitlines()
-    trees.append({"folder": root, "commit": commit, "changed": bool(changes or names)})
-    if changes or names:
-      diff += f"# changes of {root} since {commit}\n".encode()
-      diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
-      if len(names) > _NAMED:
-        diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
-      whole = len(changes) <= _MOST_DIFF
-      diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
-  return trees, diff
+    diff += f"# {root} at {commit or 'no commit'}\n".encode()
+    diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
+    if len(names) > _NAMED:
+      diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
+    whole = len(changes) <= _MOST_DIFF
+    diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
+  return diff
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> bytes:

@@ -18,7 +18,6 @@ from jaxspeed.launch.executor import Executor, Planned, Refused
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import Facts, Job, named
-from jaxspeed.launch.status import ENDED
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 
@@ -92,13 +91,13 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
     for planned, config in jobs:
       if planned.name in present:
         _check_same(present[planned.name], config)
-    lost = _recover([*present.values()])
+    lost = recover([*present.values()])
     changed = _write_jobs(folder, jobs, present, lost)
     now = named(runs.read_jobs(folder))
     wanted = [now[planned.name] for planned, _ in jobs]
     new = [f for f in wanted if not f.cancelled and (not f.submission or f.job.name in lost)]
     try:
-      submitted = _submit(new)
+      submitted = submit(new)
     except Refused:
       # No scheduler has any of them: the next start writes them again.
       for planned, _ in jobs:
@@ -107,7 +106,7 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
       if is_new:
         runs.remove_run(folder)
       raise
-  _begin(folder)
+  begin(folder)
   yield from changed
   is_local = {facts.job.executor["kind"] for facts in wanted} == {Local.kind}
   for name, id in submitted.items():
@@ -158,11 +157,11 @@ def _check_same(facts: Facts, config: ConfigDict) -> None:
     )
 
 
-def _recover(jobs: Sequence[Facts]) -> set[str]:
+def recover(jobs: Sequence[Facts]) -> set[str]:
   """Finds jobs of submissions that died before they wrote ids down; returns the names of others."""
   missing = set()
   unsure = [f for f in jobs if f.submission and not f.id and not f.cancelled and not f.foreign]
-  for executor, group in _by_executor(unsure, lambda facts: facts.job.executor["kind"]):
+  for executor, group in by_executor(unsure, lambda facts: facts.job.executor["kind"]):
     tokens = dict.fromkeys(facts.token for facts in group)
     own = {token: [f.job for f in jobs if f.token == token] for token in tokens}
     found = executor.find(own)
@@ -176,7 +175,7 @@ def _recover(jobs: Sequence[Facts]) -> set[str]:
   return missing
 
 
-def _by_executor(
+def by_executor(
   jobs: Sequence[Facts], key: Callable[[Facts], object]
 ) -> Iterator[tuple[Executor, list[Facts]]]:
   """Jobs in groups of an equal key, each with its executor."""
@@ -187,7 +186,7 @@ def _by_executor(
     yield executor_of(group[0].job.executor, str(group[0].folder)), group
 
 
-def _submit(jobs: Sequence[Facts]) -> dict[str, str]:
+def submit(jobs: Sequence[Facts]) -> dict[str, str]:
   """Submits jobs; returns the scheduler's ids by name.
 
   Raises:
@@ -196,7 +195,7 @@ def _submit(jobs: Sequence[Facts]) -> dict[str, str]:
   """
   check_own(jobs)
   ids: dict[str, str] = {}
-  for executor, group in _by_executor(
+  for executor, group in by_executor(
     jobs, lambda facts: repr([sorted(facts.job.executor.items()), facts.job.cwd])
   ):
     token = secrets.token_hex(6)
@@ -222,10 +221,10 @@ def check_own(jobs: Sequence[Facts]) -> None:
       raise UserError(f"{facts.folder} {facts.foreign}.")
 
 
-def _begin(folder: pathlib.Path) -> None:
+def begin(folder: pathlib.Path) -> None:
   """Starts what executors need besides, such as a queue; without the run's lock."""
   jobs = [f for f in runs.read_jobs(folder) if f.is_open and not f.cancelled]
-  for executor, _ in _by_executor(jobs, lambda facts: facts.job.executor["kind"]):
+  for executor, _ in by_executor(jobs, lambda facts: facts.job.executor["kind"]):
     executor.begin(folder)
 
 
@@ -242,43 +241,3 @@ def chosen(folder: pathlib.Path, names: Collection[str]) -> list[Facts]:
     known = ", ".join([*[*jobs][:3], *["..."] * (len(jobs) > 3)])
     raise UserError(f"{folder} has no job {unknown[0]}: it has {known}{'.' * (len(jobs) <= 3)}")
   return [facts for name, facts in jobs.items() if name in names]
-
-
-def cancel(folder: pathlib.Path, names: Collection[str], *, every: bool) -> list[str]:
-  """Cancels jobs; as `Run.cancel`."""
-
-  def read() -> list[Facts]:
-    return runs.read_jobs(folder) if every else chosen(folder, names)
-
-  runs.read_run(folder)
-  check_own(read())
-  with runs.lock_run(folder, wait=30.0):
-    # A scheduler may have jobs of a submission that died before it wrote their ids.
-    _recover(runs.read_jobs(folder))
-    jobs = read()
-    pairs = zip(jobs, state.statuses(folder, jobs), strict=True)
-    going = [facts for facts, status in pairs if status.state not in ENDED]
-    for executor, group in _by_executor(going, lambda facts: facts.job.executor["kind"]):
-      executor.cancel({facts.job.name: facts.id for facts in group if facts.submission}, folder)
-      for facts in group:
-        record.request(facts.folder, "cancel")
-  return [facts.job.name for facts in going]
-
-
-def retry(folder: pathlib.Path, names: Collection[str], *, failed: bool) -> list[str]:
-  """Submits jobs again; as `Run.retry`."""
-  runs.read_run(folder)
-  check_own(runs.read_jobs(folder) if failed else chosen(folder, names))
-  with runs.lock_run(folder, wait=30.0):
-    jobs = runs.read_jobs(folder) if failed else chosen(folder, names)
-    again = []
-    for facts, status in zip(jobs, state.statuses(folder, jobs), strict=True):
-      if status.state in ("failed", "cancelled") and status.detail != "saving":
-        again.append(facts)
-      elif not failed:
-        stands = "still saving" if status.detail == "saving" else status.state
-        raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
-    _submit(again)
-  if again:
-    _begin(folder)
-  return [facts.job.name for facts in again]

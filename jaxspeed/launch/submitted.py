@@ -4,8 +4,9 @@ import pathlib
 import time
 from collections.abc import Collection
 
-from jaxspeed.errors import printable
-from jaxspeed.launch import runs, state, submit
+from jaxspeed.errors import UserError, printable
+from jaxspeed.launch import record, runs, state, submit
+from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import Statuses
 from jaxspeed.launch.status import ENDED
 
@@ -68,7 +69,19 @@ class SubmittedRun:
     Raises:
       UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
     """
-    return submit.cancel(self.folder, names, every=every)
+    submit.check_own(self._jobs(names, every=every))
+    with runs.lock_run(self.folder, wait=30.0):
+      # A scheduler may have jobs of a submission that died before it wrote their ids.
+      submit.recover(runs.read_jobs(self.folder))
+      jobs = self._jobs(names, every=every)
+      pairs = zip(jobs, state.statuses(self.folder, jobs), strict=True)
+      going = [facts for facts, status in pairs if status.state not in ENDED]
+      for executor, group in submit.by_executor(going, lambda facts: facts.job.executor["kind"]):
+        ids = {facts.job.name: facts.id for facts in group if facts.submission}
+        executor.cancel(ids, self.folder)
+        for facts in group:
+          record.request(facts.folder, "cancel")
+    return [facts.job.name for facts in going]
 
   def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
     """Submits jobs again that ended without a result, which resume; returns their names.
@@ -81,7 +94,24 @@ class SubmittedRun:
       UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
         scheduler refuses.
     """
-    return submit.retry(self.folder, names, failed=failed)
+    submit.check_own(self._jobs(names, every=failed))
+    with runs.lock_run(self.folder, wait=30.0):
+      jobs = self._jobs(names, every=failed)
+      again = []
+      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
+        if status.state in ("failed", "cancelled") and status.detail != "saving":
+          again.append(facts)
+        elif not failed:
+          stands = "still saving" if status.detail == "saving" else status.state
+          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
+      submit.submit(again)
+    if again:
+      submit.begin(self.folder)
+    return [facts.job.name for facts in again]
+
+  def _jobs(self, names: Collection[str], *, every: bool) -> list[Facts]:
+    runs.read_run(self.folder)
+    return runs.read_jobs(self.folder) if every else submit.chosen(self.folder, names)
 
 
 def _waits(status: state.JobStatus, found: Statuses) -> bool:

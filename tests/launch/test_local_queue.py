@@ -14,6 +14,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.launch import local, record, runs, state, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.local import Local
+from jaxspeed.launch.submitted import SubmittedRun
 
 
 class LocalRun:
@@ -30,6 +31,10 @@ class LocalRun:
     executor = Local(**({"python": fake_python(self.root, plan), "gpus": 0} | fields))
     jobs = [(Planned(name, "configs/quickstart.py", {}, executor), self._config) for name in plan]
     return [*submit.start(self.folder, jobs)]
+
+  @property
+  def submitted(self):
+    return SubmittedRun(self.folder.name, self.folder.parent)
 
   def go(self, name=""):
     """Lets jobs end that wait: all, or one."""
@@ -192,19 +197,19 @@ def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
   plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "done"]}
   run.start(plan)
   run.wait("a")
-  assert submit.cancel(run.folder, ["a", "b"], every=False) == ["a", "b"]
+  assert run.submitted.cancel(["a", "b"]) == ["a", "b"]
   run.wait("c")
   assert run.events("saved") == [["a"]] and run.begun == ["a", "c"]
   assert run.states == {"a": "cancelled", "b": "cancelled", "c": "running"}
   assert run.notes("a")[-1] == ("failed", "0 cancelled") and run.notes("b") == []
-  assert submit.cancel(run.folder, ["a"], every=False) == []
+  assert run.submitted.cancel(["a"]) == []
   # While the queue runs, it takes jobs that come back.
-  assert submit.retry(run.folder, ["b"], failed=False) == ["b"]
+  assert run.submitted.retry(["b"]) == ["b"]
   run.go("c")
   assert run.wait_for_end() == {"a": "cancelled", "b": "done", "c": "done"}
   # And it begins again for those that come later.
   run.go()
-  assert submit.retry(run.folder, (), failed=True) == ["a"]
+  assert run.submitted.retry(failed=True) == ["a"]
   assert run.wait_for_end() == dict.fromkeys("abc", "done")
   assert run.begun == ["a", "c", "b", "a"]
 
@@ -215,10 +220,10 @@ def test_what_saves_after_a_cancellation_keeps_its_place(run):
   run.wait("a")
   (_, group, *_), *_ = run.events()
   os.killpg(int(group), signal.SIGSTOP)
-  submit.cancel(run.folder, ["a"], every=False)
+  run.submitted.cancel(["a"])
   assert [status.detail for status in run.found] == ["saving", ""]
-  with pytest.raises(submit.UserError, match="a is still saving: only failed jobs are retried."):
-    submit.retry(run.folder, ["a"], failed=False)
+  with pytest.raises(UserError, match="a is still saving: only failed jobs are retried."):
+    run.submitted.retry(["a"])
   assert run.begun == ["a"]
   os.killpg(int(group), signal.SIGCONT)
   assert run.wait_for_end() == {"a": "cancelled", "b": "done"}
@@ -299,11 +304,11 @@ def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
   run.launcher = run.folder / ".launch"
   shutil.copytree(first, run.folder)
   with pytest.raises(UserError, match="/copy/a was copied or moved: submit the sweep's own file"):
-    submit.retry(run.folder, ["a"], failed=False)
+    run.submitted.retry(["a"])
   # The same script gives jobs their commands of now.
   run.start(plan)
   assert run.wait_for_end() == {"a": "failed", "b": "done"}
-  assert submit.retry(run.folder, [], failed=True) == ["a"]
+  assert run.submitted.retry(failed=True) == ["a"]
   assert run.wait_for_end() == {"a": "done", "b": "done"}
   assert [*first.glob("*/result.json")] == []
 
@@ -326,6 +331,6 @@ def test_a_damaged_job_is_left_out_and_the_others_go_on(run):
   assert found == {"a": "done", "b": "failed", "c": "done"} and run.begun.count("b") == 0
   # Mended, it can be tried again.
   (run.folder / "b" / "launch" / "logs").mkdir()
-  submit.retry(run.folder, ["b"], failed=False)
+  run.submitted.retry(["b"])
   assert run.wait_for_end()["b"] == "done"
   assert "the other jobs go on" in run.log

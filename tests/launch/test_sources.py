@@ -51,8 +51,7 @@ def tree(tmp_path, monkeypatch):
 
 def test_a_clean_tree(tree):
   commit = git(tree, "rev-parse", "HEAD")
-  row = {"folder": str(tree), "commit": commit, "changed": False}
-  assert sources.working_trees(tree, tree / "part") == ([row], b"")
+  assert sources.working_trees(tree, tree / "part") == f"# {tree} at {commit}\n".encode()
 
 
 def test_changes_and_files_that_are_not_in_git(tree):
@@ -60,10 +59,9 @@ def test_changes_and_files_that_are_not_in_git(tree):
   (tree / "new.py").write_text("secret content\n")
   (tree / ".gitignore").write_text("ignored\n")
   (tree / "ignored").write_text("x")
-  (row,), diff = sources.working_trees(tree / "part")
-  assert row["changed"] and row["folder"] == str(tree)
+  diff = sources.working_trees(tree / "part")
   text = diff.decode()
-  assert text.startswith(f"# changes of {tree} since {row['commit']}\n")
+  assert text.startswith(f"# {tree} at {git(tree, 'rev-parse', 'HEAD')}\n")
   assert "# not in git: new.py\n" in text and "ignored" not in text.replace(".gitignore", "")
   assert "-one\n+two\n" in text and "secret content" not in text
   # The patch gives the changes back.
@@ -76,8 +74,7 @@ def test_changes_and_files_that_are_not_in_git(tree):
 def test_staged_changes_count_too(tree):
   (tree / "part" / "a.py").write_text("two\n")
   git(tree, "add", ".")
-  (row,), diff = sources.working_trees(tree)
-  assert row["changed"] and b"+two" in diff
+  assert b"+two" in sources.working_trees(tree)
 
 
 def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
@@ -85,7 +82,7 @@ def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
   (tree / "part" / "a.py").write_text("two\n" * 100)
   for i in range(103):
     (tree / f"{i:03d}").touch()
-  text = sources.working_trees(tree)[1].decode()
+  text = sources.working_trees(tree).decode()
   assert text.count("# not in git: ") == 100 and "# and 3 more files that are not in git\n" in text
   assert "+two" not in text and "bytes, too large to store\n" in text
 
@@ -95,15 +92,14 @@ def test_a_repository_without_a_commit(tree):
   bare.mkdir()
   git(bare, "init", "-q")
   (bare / "a.py").touch()
-  rows, diff = sources.working_trees(bare, tree)
-  assert [(row["commit"] != "", row["changed"]) for row in rows] == [(False, True), (True, False)]
-  assert b"# not in git: a.py" in diff
+  text = sources.working_trees(bare, tree).decode()
+  assert text.startswith(f"# {bare.resolve()} at no commit\n# not in git: a.py\n# {tree} at ")
 
 
 def test_folders_outside_of_any_repository(tree, monkeypatch):
-  assert sources.working_trees(tree.parent, pathlib.Path("/nowhere")) == ([], b"")
+  assert sources.working_trees(tree.parent, pathlib.Path("/nowhere")) == b""
   monkeypatch.setenv("PATH", str(tree))
-  assert sources.working_trees(tree) == ([], b"")
+  assert sources.working_trees(tree) == b""
 
 
 def test_a_state_is_stored_once_and_a_changed_one_beside_it(tree, tmp_path, monkeypatch):
@@ -116,7 +112,6 @@ def test_a_state_is_stored_once_and_a_changed_one_beside_it(tree, tmp_path, monk
   folder = run / ".launch" / "sources"
   assert {path.name for path in folder.iterdir()} == {first, second}
   assert b"+two" in (folder / second / "diff.patch").read_bytes()
-  assert json.loads((folder / first / "trees.json").read_text())[0]["folder"] == str(tree)
   assert json.loads((folder / first / "environment.json").read_text())["JAX_PLATFORMS"] == "cpu"
   (tmp_path / "file").touch()
   with pytest.raises(UserError, match="sources/.* cannot be written .Not a directory.*: "):
