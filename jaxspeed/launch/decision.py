@@ -55,6 +55,8 @@ def decide(
   first = culprit(ends)
   if first is not None:
     code = ends[first]
+    if code in (LOST_PEER, _ENDED_BY_OTHERS) and REQUEUE in ends.values():
+      code = REQUEUE  # it lost a task that had saved
   elif code in (None, 0) and ends:
     code = max(ends.values())
   if is_cancelled:

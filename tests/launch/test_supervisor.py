@@ -23,6 +23,9 @@ ENDS = [
   ((0,), 0, ("requeued", 0, TERM)),
   ((85,), 85, ("requeued", 85, SAVED)),
   ((0, 85), 85, ("requeued", 85, SAVED)),
+  # The first to leave ends the others.
+  ((85, 143), 143, ("requeued", 85, SAVED)),
+  ((75, 85), 85, ("requeued", 85, SAVED)),
   ((75,), 75, ("requeued", 75, LOST)),
   ((75, 137), 137, ("requeued", 137, "task 1: killed by signal 9")),
   ((139,), 139, ("requeued", 139, "killed by signal 11")),
