@@ -80,7 +80,7 @@ def test_values_of_a_run_that_are_refused(tmp_path, values, message):
   [
     ((3,), {}, "job(3): name a recipe, as in configs/cifar10.py."),
     (("",), {}, "job(''): name a recipe"),
-    (("a.py", [1]), {}, "job(overrides=(1,)): give a dict of fields and values."),
+    (("a.py", [1]), {}, "job(overrides="),
     (("a.py", {3: 1}), {}, "job(overrides={3: 1}): give a dict of fields and values."),
     (("a.py",), {"executor": Slurm}, "job(executor=<class "),
     (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
