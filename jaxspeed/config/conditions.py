@@ -55,8 +55,11 @@ LEAVE_OUT = "leave one of them out"
 
 
 def not_given(argument: str, *but: str) -> When:
-  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields."""
-  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, but=but)
+  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
+
+  Evaluations of such a run may name other data.
+  """
+  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
 
 
 def phase_column(c: View, name: str) -> tuple:

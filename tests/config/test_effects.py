@@ -131,6 +131,14 @@ def test_a_run_counts_its_images_itself():
   assert effects.check(config, given, command="train") == []
 
 
+def test_a_run_on_arrays_may_be_evaluated_on_other_data():
+  config = get_config("quickstart")
+  config.given.data = "arrays"
+  assert effects.check(config, ["data.path"], command="evaluate") == []
+  with pytest.raises(UserError, match="^config.data.path=.* has no effect beside data= of jaxsp"):
+    effects.check(config, ["data.path"], command="train")
+
+
 @pytest.mark.parametrize(
   "command, used, unused",
   [

@@ -375,6 +375,6 @@ def test_layers_that_are_none_are_one_sentence(layers, sentence):
 def test_only_these_two_fields_go_with_an_optimizer_from_python():
   config = make_config()
   config.given.optimizer = "a gradient transformation"
-  effects.check(config, ["optimizer.clip_norm", "optimizer.layer_decay"])
+  effects.check(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
   with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect beside optimizer="):
-    effects.check(config, ["optimizer.clip_norm", "optimizer.b1"])
+    effects.check(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
