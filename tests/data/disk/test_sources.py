@@ -35,8 +35,7 @@ def test_a_folder_of_class_folders(tmp_path, opened, held_out):
   images = opened(write(tmp_path / "set", files))
   assert_holds(images, files)
   assert images.class_names == CLASSES
-  assert images.source == f"set: folders train and {held_out}"
-  assert images.train.offset is None
+  assert images.source == f"set: folders train and {held_out}" and images.train.offset is None
   assert images.train.full_path(3) == str(tmp_path / "set" / "train" / "bee" / "0.jpg")
   assert images.train.name(3) == "train/bee/0.jpg"
   assert images.eval.name(2) == f"{held_out}/cat/9.jpg"
