@@ -131,16 +131,6 @@ def test_a_terminal_gets_a_live_line_and_the_same_rows(terminal, clock):
   assert text.endswith(PRINTED.splitlines()[-1] + "\n")
 
 
-def test_colours_are_for_terminals_that_want_them(terminal, clock, monkeypatch):
-  monkeypatch.setenv("NO_COLOR", "1")
-  plain = Console(force_terminal=True, file=io.StringIO(), width=120)
-  colours = re.compile(r"\x1b\[[0-9;]*m")
-  for console in (terminal, plain):
-    run(Screen(console), clock)
-  assert any(found != "\x1b[0m" for found in colours.findall(terminal.file.getvalue()))
-  assert {"\x1b[0m"} >= set(colours.findall(plain.file.getvalue()))
-
-
 def test_progress_is_due_now_and_then(terminal, pipe, clock):
   drawn, printed = Screen(terminal), Screen(pipe)
   assert not Screen(screen_lib.silent_console()).progress_due()
