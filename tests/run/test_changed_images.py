@@ -3,6 +3,7 @@
 import pytest
 from toy import load_recipe
 
+from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.run import setup
 from jaxspeed.run.saver import check_images
@@ -13,7 +14,7 @@ def config(**fields):
   recipe.update_from_flattened_dict(
     {"data.path": "photos", "data.train_images": 30, "data.std": (9.0,) * 3} | fields
   )
-  return recipe
+  return checks.checked(recipe.to_dict())
 
 
 def refusal(folder, *, given=(), **fields):

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 from toy import load_recipe, toy_config, toy_spec
 
+from jaxspeed.config import checks
 from jaxspeed.devices import allreduce
 from jaxspeed.devices import options as options_lib
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident_programs
 from jaxspeed.feeds.resident_programs import compile_programs
-from jaxspeed.models.make import make_model
 from jaxspeed.steps.spec import TrainSpec
 
 
@@ -37,10 +37,9 @@ NETS = {
 )
 def test_a_net_that_cannot_be_is_told(recipe, field):
   config = load_recipe(recipe, "16" if "ffcv" in recipe else None)
-  config.precision = "float32"
   config.model[field] = NETS[recipe][field]
   with pytest.raises(UserError, match=rf"config\.model\.{field}="):
-    make_model(config)
+    checks.check(config)
 
 
 def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange():
@@ -55,7 +54,7 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
   with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
     compile_programs(job)
   with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):
-    toy_spec(toy_config(compiler_options=("xla_gpu_x",)))
+    checks.check(toy_config(compiler_options=("xla_gpu_x",)))
 
 
 def test_options_for_gpus_reach_only_programs_for_gpus():
