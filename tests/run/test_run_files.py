@@ -69,7 +69,7 @@ def row(**fields) -> str:
 RESULTS = {
   "": "it is no JSON",
   "[]": "Input should be an object",
-  "{}": "config: Field required",
+  "{}": "seed: Field required",
   '{"config": {}, "top1": NaN}': "NaN is no number of JSON",
   "[" * 100_000: "it is nested too deeply",
 }
