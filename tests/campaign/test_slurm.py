@@ -171,7 +171,9 @@ def test_a_mistake_of_one_process_is_not_tried_again(slurm, programs, tmp_path):
   run = Run(slurm, programs, tmp_path)
   assert run.wait_for_end() == "FAILED"
   assert run.job.field("ExitCode") == f"{MISTAKE}:0" and run.job.field("Restarts") == "0"
-  assert "config.json: config.seed" in run.job.printed and "run: failed: task" in run.job.printed
+  assert (
+    "config.json is of format None" in run.job.printed and "run: failed: task" in run.job.printed
+  )
 
 
 def test_a_limit_on_restarts(slurm, programs, tmp_path):
