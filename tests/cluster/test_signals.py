@@ -14,6 +14,7 @@ from commands import ROOT
 from toy import digits
 
 from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
+from jaxspeed.config import output
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
@@ -133,7 +134,8 @@ def test_the_strongest_action_counts_and_says_how_the_command_exits():
   assert codes == {RunAction.STOP: 0, RunAction.REQUEUE: 85, RunAction.INTERRUPT: 130}
 
 
-def test_signals_are_noted_while_the_block_lasts(capfd):
+def test_signals_are_noted_while_the_block_lasts(capfd, monkeypatch):
+  monkeypatch.setattr(output._State, "errors", 2)  # a command in this process has its own
   with catch_signals() as signals:
     signals.begun = True
     assert signals.action is RunAction.CONTINUE
