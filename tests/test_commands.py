@@ -61,7 +61,7 @@ def test_evaluate_prints_what_training_printed(trained):
     *("mode", "images", "loss", "top1", "top5", "macro_top1", "ece", "seconds")
   ]
   assert shown[1].split()[:4] == ["center", "297", f"{row['loss']:.4f}", f"{row['top1']:.2%}"]
-  assert shown[3].startswith("accuracy by class, the worst first; the mean of all is ")
+  assert shown[3].startswith("eval.mode=center, ") and shown[4].startswith("accuracy by class, ")
   told = f"{worst['label']} -> {worst['predicted']}: {worst['images']} of {worst['of']}"
   assert shown[shown.index("the most frequent confusions, label -> prediction: images") + 1] == told
   quiet = command("evaluate", str(folder), "--quiet").stdout.splitlines()
