@@ -38,7 +38,13 @@ class ConfigFlag:
   @functools.cached_property
   def value(self) -> ConfigDict | None:
     """The checked config of the recipe with the overrides; None where none is named."""
-    return None if self.recipe is None else with_overrides(self.recipe, self.overrides)
+    if self.recipe is None:
+      return None
+    config, before = with_overrides(self.recipe, self.overrides), self.recipe.model
+    if config.model.name != before.name and len(before) > 1:
+      left_out = ", ".join(name for name in before if name != "name")
+      output.note(f"config.model.name={config.model.name} replaces the recipe's model: {left_out}")
+    return config
 
   def read(self, arguments: list[str], texts: Mapping[str, str], command: str) -> list[str]:
     """Loads the recipe, and returns the arguments that do not name it."""

@@ -174,3 +174,9 @@ def test_a_data_set_may_have_a_config_and_a_version(name):
   config = get_config("quickstart")
   config.data.name = name
   checks.check(config)
+
+
+def test_another_family_replaces_the_recipes_model_and_says_so():
+  done = command("plan", "finetune", "--config.model.name=vit", "--config.model.depth=2")
+  assert done.returncode == 0 and done.stdout.startswith("finetune: ")
+  assert "model.name=vit replaces the recipe's model: blurpool, depth, " in done.stderr
