@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices import allreduce, precision
+from jaxspeed.models.layers.activations import recompute
 from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.forward import dropout_keys, forward
@@ -80,6 +81,9 @@ def update(
     if weight is not None:
       counted = jnp.where(weight > 0, weight, 1)
     full = size * spec.devices / (scale * counted)
+    # A GPU updates parameters of equal shape in one kernel if they share an operand, but no scalar.
+    ((full, *shared),) = recompute(jnp.stack([full, *hyper.values()]))
+    hyper = dict(zip(hyper, shared, strict=True))
     gradient = jax.tree.map(lambda g: g * full, gradient)
 
     if spec.frozen:
