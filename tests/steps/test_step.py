@@ -78,6 +78,22 @@ def test_accumulated_parts_are_ghost_batches(parts, devices):
 
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
+def test_steps_in_the_forms_for_gpus_are_those_of_a_cpu(monkeypatch):
+  config = toy_config(precision="float64", **{"data.train_images": 128})
+  on_cpu = run_steps(toy_spec(config), 5)
+  shared = []
+
+  def on_gpu(*arguments, cpu, default):
+    shared.extend(x.shape for x in arguments if x.ndim == 1 and cpu.__qualname__.startswith("rec"))
+    return default(*arguments)
+
+  monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+  assert_same_run(on_cpu, run_steps(toy_spec(config), 5), "params", "batch_stats", "opt_state")
+  assert (1 + len(toy_spec(config).plan.table),) in shared  # the step's scalars are one array
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
 def test_one_device_equals_eight():
   # Ghost batches make the norms see the same: sample i of one device's batch is in ghost batch
   # i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
