@@ -77,10 +77,8 @@ def update(
     spec=spec,
   )
   with jax.named_scope("optimizer"):
-    counted = jnp.maximum(sums.count, 1).astype(spec.accumulation)
-    if weight is not None:
-      counted = jnp.where(weight > 0, weight, 1)
-    full = size * spec.devices / (scale * counted)
+    counted = jnp.maximum(sums.count, 1) if weight is None else jnp.where(weight > 0, weight, 1)
+    full = size * spec.devices / (scale * counted.astype(spec.accumulation))
     # A GPU updates parameters of equal shape in one kernel if they share an operand, but no scalar.
     ((full, *shared),) = recompute(jnp.stack([full, *hyper.values()]))
     hyper = dict(zip(hyper, shared, strict=True))
