@@ -230,6 +230,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
       define(words)
     words, texts = _split(argv) if has_config else (argv, {})
     asked = flags.FLAGS["help"].value
+    flags.FLAGS.unparse_flags()  # a flag that may be repeated would hold each value twice
     _, *arguments = flags.FLAGS(words, known_only=bool(asked))
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
