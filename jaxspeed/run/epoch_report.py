@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.optim import averaging
@@ -185,7 +187,8 @@ class EpochReport:
   def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
     on_epoch = self._run.hooks.on_epoch
-    if on_epoch is not None and on_epoch(dict(self.rows[-1])) is True:
+    answer = None if on_epoch is None else on_epoch(dict(self.rows[-1]))
+    if isinstance(answer, bool | np.bool_) and answer:
       if step < self._run.plan.total_steps and not self.stops_early():
         self._run.control.stop()
 

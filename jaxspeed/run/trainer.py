@@ -112,7 +112,7 @@ class Trainer:
     """Calls the caller's `on_epoch`; the epoch is saved before its exception ends the run."""
     try:
       self._report.call_back(step)
-    except Exception:
+    except BaseException:  # sys.exit and Ctrl-C in it, too
       self._saver.save(step, self._carry)
       raise
 
