@@ -103,6 +103,9 @@ def _status(arguments: list[str]) -> None:
     print(found)
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
 def _logs(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("logs", arguments)
   if len(names) != 1:
@@ -115,13 +118,17 @@ def _logs(arguments: list[str]) -> None:
     path = logs / "batch.log"
     if not path.exists():
       raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
+  if path.is_symlink():
+    raise UserError(f"{path} is a link, which no job writes: look where it leads yourself.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
   ended = _Ended(folder, names[0]) if follow else None
   while True:
     is_last = ended is None or ended.now()
     content = _read_from(path, at)
     at += len(content)
-    print(decoder.decode(content, final=is_last), end="", flush=True)
+    text = decoder.decode(content, final=is_last)
+    # A log may be a stranger's: what moves the cursor or sets a title is shown, not done.
+    print(_CONTROL.sub(lambda found: printable(found[0]), text), end="", flush=True)
     if is_last or output.is_closed():
       return
     time.sleep(_POLL)

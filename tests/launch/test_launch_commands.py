@@ -224,6 +224,13 @@ def test_logs(run):
   assert launch("logs", run, "b", "--task=1") == "one\n"
   # A job that could not start its tasks has only the log of its script.
   assert launch("logs", run / "d") == "the script\n"
+  # A log may be a stranger's.
+  log = run / "b" / "launch" / "logs" / "0.log"
+  log.write_text("a\tb\x1b[2J\x07\n")
+  assert launch("logs", run / "b") == "a\tb\\x1b[2J\\x07\n"
+  log.unlink()
+  log.symlink_to(run / "run.json")
+  assert "0.log is a link" in mistake("launch", "logs", str(run / "b"))
 
 
 def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):
