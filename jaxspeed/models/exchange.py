@@ -139,8 +139,14 @@ def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
     return ()
 
 
-def sizes_in(path: pathlib.Path, layout: Layout) -> dict[str, int]:
+def sizes_in(path: pathlib.Path, layout: Layout, model: Mapping[str, Any]) -> dict[str, int]:
   """The fields of `config.model` that a file decides; {} if it holds another model.
+
+  Args:
+    path: the file.
+    layout: the names of the file.
+    model: `config.model`, whose number of heads stays if its width is the file's, and the file,
+      unlike an export, does not tell the heads.
 
   Raises:
     UserError: the file does not open, as in `load_weights`.
@@ -152,6 +158,8 @@ def sizes_in(path: pathlib.Path, layout: Layout) -> dict[str, int]:
     exported = parse_json(text, dict[str, Any])  # ours say what no shape tells
   except ValueError:
     exported = {}
+  if sizes.get("width") == model["width"] and "heads" in model:
+    exported = {"heads": model["heads"]} | exported
   return {name: found for name in sizes if type(found := exported.get(name, sizes[name])) is int}
 
 

@@ -36,8 +36,7 @@ def pinned(path: str) -> str:
   """
   file, found = fetch(path), _NAME.fullmatch(path)
   assert found is not None  # or `fetch` had raised
-  # The cache keeps a file under snapshots/COMMIT/.
-  commit = file.parts[len(file.parts) - 1 - file.parts[::-1].index("snapshots") + 1]
+  commit = file.parents[(found[3] or _FILE).count("/")].name  # the cache's snapshots/COMMIT/FILE
   return f"{PREFIX}{found[1]}@{commit}" + (f"/{found[3]}" if found[3] else "")
 
 

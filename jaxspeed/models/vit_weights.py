@@ -64,14 +64,14 @@ def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-  """All but the number of heads, which no shape tells: timm's have 64 channels each."""
   names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
   patches, mlp = (shapes.get(name, ()) for name in names)
   if len(patches) != 4 or len(mlp) != 2:
     return {}
-  width = patches[0]
-  sizes = {"depth": _depth_of(shapes), "width": width, "mlp": mlp[0], "patch_size": patches[2]}
-  return sizes | {"heads": max(width // 64, 1)}
+  depth, width = _depth_of(shapes), patches[0]
+  # No shape tells the heads; timm's have 64 channels each.
+  heads = max(width // 64, 1)
+  return dict(depth=depth, width=width, mlp=mlp[0], patch_size=patches[2], heads=heads)
 
 
 VIT = Layout(

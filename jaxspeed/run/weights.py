@@ -60,7 +60,8 @@ def with_decided(config: ConfigDict, given: Collection[str]) -> ConfigDict:
   config = config.copy_and_resolve_references()
   if config.pretrained.path.startswith(hub.PREFIX):
     config.pretrained.path = hub.pinned(config.pretrained.path)
-  sizes = sizes_in(pathlib.Path(local.pretrained.path), LAYOUTS[config.model.name])
+  path, layout = pathlib.Path(local.pretrained.path), LAYOUTS[config.model.name]
+  sizes = sizes_in(path, layout, config.model.to_dict())
   config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
   return config
 

@@ -11,7 +11,7 @@ from commands import ROOT
 from tolerances import assert_equal
 
 from jaxspeed.errors import UserError
-from jaxspeed.models.exchange import load_weights, save_weights
+from jaxspeed.models.exchange import load_weights, save_weights, sizes_in
 from jaxspeed.models.vit import ViT
 from jaxspeed.models.vit_weights import VIT
 
@@ -195,3 +195,15 @@ def test_weights_of_another_model_are_refused(other, sentence, tmp_path):
   save_weights(path, random_variables(ViT(**SMALL)), VIT)
   with pytest.raises(UserError, match=sentence):
     load_weights(path, shapes_of(ViT(**SMALL | other)), VIT)
+
+
+def test_a_file_decides_sizes_but_not_the_heads_of_a_model_of_its_width(tmp_path):
+  path = tmp_path / "a.safetensors"
+  save_weights(path, random_variables(ViT(**SMALL)), VIT)
+  sizes = {name: SMALL[name] for name in ("depth", "width", "mlp", "patch_size", "heads")}
+  assert sizes_in(path, VIT, sizes | {"depth": 9, "mlp": 9}) == sizes
+  # Of another width they are timm's, one for each 64 channels, or what an export says.
+  assert sizes_in(path, VIT, sizes | {"width": 192, "heads": 3}) == sizes | {"heads": 1}
+  metadata = {"model": json.dumps(sizes | {"heads": 2})}
+  save_weights(path, random_variables(ViT(**SMALL)), VIT, metadata=metadata)
+  assert sizes_in(path, VIT, sizes)["heads"] == 2
