@@ -216,6 +216,8 @@ def _results(arguments: list[str]) -> None:
     print(dump_json(to_json(results.as_json(found)), indent=1))
   else:
     print(results.results_table(found, len(jobs) - len(found)))
+  if lost := runs.without_record(folder):
+    output.note(lost)
 
 
 def _tensorboard(arguments: list[str]) -> None:

@@ -312,14 +312,16 @@ def write_job(job: Job, config: ConfigDict, before: Facts | None = None) -> None
   Args:
     job: the job.
     config: its checked config.
-    before: what its folder says; None: there is none, and it is created whole or not at all.
+    before: what its folder says; None: nothing. A folder that is missing is created whole or not at
+      all; one that has lost its record, with what it has trained, gets a new one.
 
   Raises:
     UserError: it cannot be written.
   """
   folder = pathlib.Path(job.folder)
   try:
-    with contextlib.nullcontext(folder) if before else new_folder(folder) as place:
+    is_there = before or (folder.is_dir() and not (folder / RECORD / "job.json").exists())
+    with contextlib.nullcontext(folder) if is_there else new_folder(folder) as place:
       record = place / RECORD
       for name in ("tasks", "logs"):
         (record / name).mkdir(parents=True, exist_ok=True)

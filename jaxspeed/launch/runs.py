@@ -158,6 +158,18 @@ def read_jobs(folder: pathlib.Path) -> list[Facts]:
   return sorted((facts for facts in found if facts), key=lambda f: (f.job.index, f.job.name))
 
 
+def without_record(folder: pathlib.Path) -> str:
+  """A sentence on folders of a run that were trained and have lost their job's record, or ''."""
+  lost = [
+    path.name
+    for path in sorted(folder.iterdir())
+    if (path / "config.json").is_file() and not (path / RECORD / "job.json").is_file()
+  ]
+  if not lost:
+    return ""
+  return f"without a record of their job: {', '.join(lost)}; submit the run's file again for it"
+
+
 @contextlib.contextmanager
 def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
   """A block in which no other process submits, cancels or retries jobs of a run.

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
+from jaxspeed.launch import runs
 from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import SchedulerState
 from jaxspeed.launch.executors import executor_of
@@ -52,7 +53,7 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
     jobs: what the jobs' folders say.
   """
   said: dict[str, SchedulerState] = {}
-  notes, stopped = [], False
+  notes, stopped = [*filter(None, [runs.without_record(folder)])], False
   kinds = dict.fromkeys(facts.job.executor["kind"] for facts in jobs if facts.is_open)
   for kind in kinds:
     own = [facts for facts in jobs if facts.job.executor["kind"] == kind and facts.is_open]

@@ -1,5 +1,6 @@
 """Submission: what is written and asked, in an order in which nothing is lost or asked twice."""
 
+import contextlib
 import os
 import pathlib
 import secrets
@@ -102,7 +103,9 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
       # No scheduler has any of them: the next start writes them again.
       for planned, _ in jobs:
         if planned.name not in present:
-          shutil.rmtree(folder / planned.name, ignore_errors=True)
+          shutil.rmtree(folder / planned.name / record.RECORD, ignore_errors=True)
+          with contextlib.suppress(OSError):  # it holds what was trained before its record was lost
+            (folder / planned.name).rmdir()
       if is_new:
         runs.remove_run(folder)
       raise

@@ -113,6 +113,28 @@ def test_a_refusal_of_all_leaves_nothing(make, fake, root):
   assert everything(root) == before
 
 
+def test_a_job_that_has_lost_its_record_keeps_what_it_has_trained(make, fake, root):
+  make("ab").start()
+  for name in ("config.json", "checkpoints/5/array"):
+    path = root / "run" / "a" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("trained")
+  shutil.rmtree(root / "run" / "a" / "launch")
+  found = Run.load(root / "run").status()
+  lost = "without a record of their job: a; submit the run's file again for it"
+  assert [status.name for status in found] == ["b"] and found.notes == (lost,)
+  trained = everything(root / "run" / "a")
+  fake.dies_after, fake.dies_of = 0, Refused
+  with pytest.raises(Refused):
+    make("ab").start()
+  assert everything(root / "run" / "a") == trained
+  fake.dies_after = None
+  make("ab").start()
+  assert everything(root / "run" / "a").items() >= trained.items()
+  assert requests_of(root / "run" / "a") == [("submit", ""), ("submitted", "100")]
+  assert Run.load(root / "run").status().notes == ()
+
+
 def test_a_refusal_of_some_says_how_many_are_left(make, fake, root):
   fake.dies_after, fake.dies_of = 2, Refused
   left = "it refused (no more jobs). 2 of 3 jobs were submitted; the same command submits the rest."
