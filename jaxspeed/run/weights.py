@@ -26,6 +26,7 @@ from jaxspeed.models.pretrained import (
   load_pretrained,
   pretrained_class_names,
 )
+from jaxspeed.run.checkpoint import FOLDER
 from jaxspeed.run.restore import Weights, load_config, open_run, stored_plan
 from jaxspeed.steps.spec import make_train_spec
 
@@ -39,7 +40,7 @@ def with_file(config: ConfigDict) -> ConfigDict:
     UserError: as `hub.fetch` and `restore.open_run`.
   """
   config = config.copy_and_resolve_references()
-  config.pretrained.path = str(_file(config.pretrained.path))
+  config.pretrained.path = str(_file(config.pretrained.path, config.compile_cache))
   return config
 
 
@@ -155,19 +156,28 @@ def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
     output.note(note)
 
 
-def _file(path: str) -> pathlib.Path:
+def _file(path: str, compile_cache: str) -> pathlib.Path:
   if path.startswith(hub.PREFIX):
     return hub.fetch(path)
   place = expanded(path, _PATH)
   # Other packages' folders of weights have a config.json too, but no checkpoints.
-  is_run = (place / "config.json").is_file() and (place / "checkpoints").is_dir()
-  return _exported(place) if is_run else place
+  checkpoints = place / FOLDER
+  if not ((place / "config.json").is_file() and checkpoints.is_dir()):
+    return place
+  return _exported(place, compile_cache, checkpoints.stat().st_mtime_ns)
 
 
 @functools.cache
-def _exported(folder: pathlib.Path) -> pathlib.Path:
-  """A file of the weights that a run is evaluated with; it is gone with this process."""
+def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathlib.Path:
+  """A file of the weights that a run is evaluated with; it is gone with this process.
+
+  Args:
+    folder: the run's folder.
+    compile_cache: the caller's, which stays in force.
+    saved_at: the time of its newest checkpoint: a run may go on while a notebook is open.
+  """
   config = load_config(folder)
+  config.compile_cache = compile_cache
   if config.model.name not in LAYOUTS:
     raise UserError(
       f"{_PATH}={folder} is a run with model.name={config.model.name}: only a ResNet's or a ViT's "
@@ -179,7 +189,7 @@ def _exported(folder: pathlib.Path) -> pathlib.Path:
   facts: dict[str, Any] = {"model": dict(config.model)}
   with contextlib.suppress(UserError):  # a run may have lost its names
     facts["class_names"] = stored_class_names(folder, config.data.classes)
-  path = pathlib.Path(_own_folder().name) / f"{folder.name}.safetensors"
+  path = pathlib.Path(tempfile.mkdtemp(dir=_own_folder().name), f"{folder.name}.safetensors")
   metadata = {name: dump_json(fact) for name, fact in facts.items()}
   save_weights(path, variables, LAYOUTS[config.model.name], metadata=metadata)
   return path

@@ -1,6 +1,8 @@
 """Weights of the Hugging Face hub, by its own library from a server here, and of a run's folder."""
 
 import http.server
+import os
+import shutil
 import threading
 
 import jax
@@ -16,7 +18,7 @@ from jaxspeed.models.exchange import save_weights
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.run.planned import planned
 from jaxspeed.run.session import train
-from jaxspeed.run.weights import with_known_head
+from jaxspeed.run.weights import with_file, with_known_head
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -174,3 +176,14 @@ def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   assert with_known_head(config, names, []).pretrained.head == "keep"
   assert with_known_head(config, names[::-1], []).pretrained.head == "new"
   assert with_known_head(config, names, ["pretrained.head"]).pretrained.head == "new"
+
+
+def test_runs_of_one_name_have_files_of_their_own_and_a_run_may_go_on(trained, tmp_path):
+  def file_of(folder):
+    return with_file(resnet(**{"pretrained.path": str(folder)})).pretrained.path
+
+  other = shutil.copytree(trained, tmp_path / trained.name)
+  before = file_of(trained), file_of(other)
+  assert before == (file_of(trained), file_of(other)) and before[0] != before[1]
+  os.utime(other / "checkpoints", ns=(1, 1))  # as a new checkpoint does
+  assert file_of(other) != before[1]
