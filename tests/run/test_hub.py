@@ -68,16 +68,7 @@ def trained(tmp_path_factory):
 
 def resnet(**fields):
   config = toy_config()
-  config.model = dict(
-    name="resnet",
-    depth=18,
-    width=4,
-    zero_init=False,
-    blurpool=False,
-    ghost_splits=1,
-    norm_momentum=0.9,
-    head_init="normal",
-  )
+  config.model = dict(name="resnet", depth=18, width=4)
   config.update_from_flattened_dict(fields)
   return config
 
