@@ -215,7 +215,7 @@ class Facts:
       reason = "has links in its record"
     else:
       return ""
-    return f"{reason}: submit the sweep's own file again with this root, and retry"
+    return f"{reason}: submit the sweep's own file again with this root, then repeat this"
 
 
 def _is_same(first: str, second: pathlib.Path) -> bool:
