@@ -1,0 +1,81 @@
+"""docs/step.md: its code computes the package's own steps, in float64."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import EQUAL, assert_equal
+from toy import load_recipe, toy_arrays, toy_spec
+
+from jaxspeed.data.batch import epoch_order, seed_key, take_batch
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.train_step import train_step
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "step.md"
+# In place of those of the page, for seconds instead of hours.
+BATCH, EPOCH_STEPS, STEPS = 16, 3, 11
+# Norms of few pixels and three steps multiply rounding.
+TOLERANCE = 100 * EQUAL
+
+
+def page():
+  """The names that the page's code defines."""
+  code = "".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
+  constants = re.compile(r"^BATCH, EPOCH_STEPS, STEPS = .*$", re.M)
+  assert constants.search(code)
+  names = {}
+  exec(constants.sub(f"BATCH, EPOCH_STEPS, STEPS = {BATCH, EPOCH_STEPS, STEPS}", code), names)
+  return names
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_three_steps_of_the_page_are_those_of_the_recipe():
+  """The whitening bias is trained in the first; lookahead pulls after the second and the last."""
+  config = load_recipe("cifar10_airbench.py", "94")
+  config.precision = "float64"
+  images = BATCH * EPOCH_STEPS
+  config.data.update(image_size=16, train_images=images, eval_images=BATCH)
+  config.update(epochs=STEPS / EPOCH_STEPS, batch_size=BATCH)
+  config.model.widths = (8, 16, 16)
+  config.schedule.peak *= BATCH / 1024
+  spec, data = toy_spec(config), toy_arrays(config)
+  names, key, seed = page(), jax.random.key(5), seed_key(5)
+  table = spec.plan.table_in(np.float64)
+  assert spec.plan.total_steps == STEPS
+  assert_equal(np.stack([names["rate"](n) for n in range(STEPS)]), table["learning_rate"])
+
+  first = STEPS - 3
+  begin = jax.jit(on_mesh(init_state, spec))
+  state = begin(seed, data.train_images).replace(step=jnp.int32(first))
+  momenta = jax.tree.map(jnp.zeros_like, state.params)
+  slow = (state.params, state.batch_stats)
+  theirs = (state.params, state.batch_stats, momenta, slow)
+  step = jax.jit(names["step"], compiler_options={"xla_backend_optimization_level": 0})
+  for number in range(first, STEPS):
+    epoch, begins = number // EPOCH_STEPS, number % EPOCH_STEPS * BATCH
+    ours_order = epoch_order(seed, epoch, images, flip="alternating")
+    with jax.numpy_dtype_promotion("standard"):
+      index, flip = names["order"](key, epoch, images)
+    np.testing.assert_array_equal(ours_order.index, index)
+    np.testing.assert_array_equal(ours_order.flip, flip)
+    rows = slice(begins, begins + BATCH)
+    batch = take_batch(
+      jnp.asarray(data.train_images), jnp.asarray(data.train_labels), ours_order, begins, BATCH
+    )
+    with jax.numpy_dtype_promotion("standard"):
+      theirs = step(theirs, key, number, batch.image, batch.label, flip[rows])
+    ours = jax.jit(
+      on_mesh(train_step, spec, kind=spec.plan.kind_of(number)),
+      compiler_options={"xla_backend_optimization_level": 0},
+    )
+    state, _ = ours(state, batch, {name: column[number] for name, column in table.items()})
+  assert_equal(
+    jax.device_get((state.params, state.batch_stats)), jax.device_get(theirs[:2]), TOLERANCE
+  )
+  moved = state.params["whiten"]["bias"] != slow[0]["whiten"]["bias"]
+  assert moved.any()
