@@ -19,7 +19,13 @@ from small_net import (
 from tolerances import EQUAL, assert_equal
 from toy import load_recipe
 
-from jaxspeed.optim.muon import frobenius_norms, newton_schulz, stack_matrices, unstack_matrices
+from jaxspeed.optim.muon import (
+  frobenius_norms,
+  newton_schulz,
+  stack_matrices,
+  stacked_together,
+  unstack_matrices,
+)
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -144,6 +150,20 @@ def test_padding_changes_nothing_and_stays_zero(dtype):
       atol=8 * float(jnp.finfo(dtype).eps),
     )
     assert not padded[high:].any() and not padded[:, wide:].any()
+
+
+def test_kernels_that_padding_would_double_have_a_stack_a_shape_and_equal_updates():
+  config = make_config(name="muon")
+  shapes = [(4, 3, 3, 2), (4, 1, 1, 128), (4, 3, 3, 2)]
+  assert stacked_together([jnp.zeros(shape) for shape in shapes[::2]]) == [[0, 1]]
+  assert stacked_together([jnp.zeros(shape) for shape in shapes]) == [[0, 2], [1]]
+  params = {f"{i}": {"kernel": random(shape, i)} for i, shape in enumerate(shapes)}
+  gradients = jax.tree.map(lambda x: 2 * x[::-1], params)
+  together = first_update(config, params, gradients, learning_rate=0.1, renormalize=1)
+  for name in params:
+    parts = ({name: tree[name]} for tree in (params, gradients))
+    alone = first_update(config, *parts, learning_rate=0.1, renormalize=1)
+    assert_equal(together[name], alone[name])
 
 
 def test_norms_are_those_of_each_matrix():
