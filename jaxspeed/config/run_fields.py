@@ -167,6 +167,9 @@ class Config(Group):
   compile_cache: Annotated[kinds.Text, Mark.PREDICT, Mark.PLACE] = ""
   """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
   ~/.cache/jaxspeed/programs"""
+  continue_from: Annotated[kinds.Text, Also("init_from resume_from")] = ""
+  """folder of a run whose weights, optimizer and averages a new run begins with, to train longer;
+  epochs and learning rates are the new run's. For its weights only, see pretrained.path"""
   data: Annotated[Data, Mark.EVALUATE] = Data()
   phases: Annotated[Phases, on.PHASES, Mark.EVALUATE] = Phases()
   pretrained: Annotated[Pretrained, on.not_given("model"), on.PRETRAINED] = Pretrained()

@@ -35,7 +35,11 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
     device += ", convolutions by Eigen, sums by YNNPACK"
   if spec.devices > 1:
     device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
-  initial = {"initial": _initial_weights(spec)} if config.pretrained.path else {}
+  initial = {}
+  if config.continue_from:
+    initial["initial"] = f"the weights, optimizer and averages of {config.continue_from}"
+  elif config.pretrained.path:
+    initial["initial"] = _initial_weights(spec)
   screen.header(
     {
       "recipe": f"{config.name}, seed {config.seed}, {config.precision}",

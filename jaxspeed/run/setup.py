@@ -36,6 +36,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import check_metrics
+from jaxspeed.run.continued import check_continued
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
 from jaxspeed.run.parts import NONE, Parts
@@ -146,6 +147,8 @@ def set_up(
       check_fit(with_file(resolved))
       notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
+      if resolved.continue_from and begins:
+        check_continued(resolved, data.class_names)
       pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
@@ -332,9 +335,14 @@ def pin_config(
       f"({stored_lib.listed(words)}): put them back, or choose another --workdir."
     )
   if rows:
+    advice = "choose another --workdir, or undo the changes to resume that run"
+    if (folder / "result.json").exists() and any(name == "epochs" for name, _, _ in changed):
+      advice = (
+        f"that run is finished; to train longer, add --config.continue_from={folder} and choose "
+        "another --workdir, whose run takes config.epochs more epochs"
+      )
     raise UserError(
-      f"{folder} holds a run of another config ({stored_lib.listed(rows)}): "
-      f"choose another --workdir, or undo the changes to resume that run."
+      f"{folder} holds a run of another config ({stored_lib.listed(rows)}): {advice}."
     )
 
 

@@ -13,6 +13,7 @@ from jaxspeed.cluster.watchdog import heartbeat, watchdog_paused
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import warn_on_compile
 from jaxspeed.records.predictions import Predictions
+from jaxspeed.run.continued import continued
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.finish import finish, finished_result
@@ -123,7 +124,11 @@ class Trainer:
       self._carry = restored.tree
     else:
       with self._measure("init"):
-        state = with_pretrained(self._run.feed.init(self._run.config.seed), self._run.spec)
+        state = self._run.feed.init(self._run.config.seed)
+        if self._run.config.continue_from:
+          state = continued(state, self._run.config, self._run.feed.carry)
+        else:
+          state = with_pretrained(state, self._run.spec)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
     self._saver.start_waiting()

@@ -1,0 +1,55 @@
+"""A run that begins with the weights, the optimizer and the averages of another: continue_from."""
+
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from jaxspeed.config.stored import differences, listed
+from jaxspeed.data.formats.class_names import check_class_names
+from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
+from jaxspeed.run.checkpoint import restore, steps_of
+from jaxspeed.run.restore import load_config
+from jaxspeed.steps.state import Carry, TrainState
+
+_FIELD = "config.continue_from"
+# Fields that decide which arrays a checkpoint holds.
+_ARRAYS = ("config.model.", "config.optimizer.name:", "config.average.kind:", "config.given.")
+
+
+def check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
+  """Makes sure that the run at `continue_from` has a checkpoint that fits a resolved config.
+
+  Raises:
+    UserError: it is no run, has no checkpoint, or is of another model, optimizer, average or other
+      classes.
+  """
+  folder = expanded(config.continue_from, _FIELD)
+  rows = differences(load_config(folder), config)
+  if rows := [row for row in rows if row.startswith(_ARRAYS)]:
+    raise UserError(
+      f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
+      "these fields as it has them, or take its weights only, with --config.pretrained.path."
+    )
+  if not steps_of(folder):
+    raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
+  check_class_names(folder, class_names)
+
+
+def continued(state: TrainState, config: ConfigDict, shapes: Carry) -> TrainState:
+  """The first state of a run, with all but its step and its key from the run at `continue_from`.
+
+  All processes must call it.
+
+  Args:
+    state: the state without `continue_from`.
+    config: the run's config.
+    shapes: shapes and shardings of its carry.
+
+  Raises:
+    UserError: as `checkpoint.restore`; or the run has no checkpoint any more.
+  """
+  folder = expanded(config.continue_from, _FIELD)
+  if (restored := restore(folder, shapes)) is None:
+    raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
+  return restored.tree.state.replace(step=state.step, key=state.key)

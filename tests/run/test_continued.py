@@ -1,0 +1,91 @@
+"""continue_from: a new run that begins with all that another one has learned."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from toy import digits
+
+from jaxspeed.config import stored
+from jaxspeed.devices import precision
+from jaxspeed.errors import UserError
+from jaxspeed.run import trainer
+from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.session import train
+
+
+def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averages(
+  cache, tmp_path, monkeypatch, capsys
+):
+  fields = {"precision": "float64", "epochs": 1.0}
+  train(digits(cache, **fields), str(tmp_path / "a"))
+  begun = []
+
+  def spy(*arguments):
+    state = trainer_continued(*arguments)
+    begun.append((arguments[0].key, jax.device_get(state)))
+    return state
+
+  trainer_continued = trainer.continued
+  monkeypatch.setattr(trainer, "continued", spy)
+  longer = digits(cache, **fields, continue_from=str(tmp_path / "a"), seed=1)
+  train(longer, str(tmp_path / "b"))
+  assert f"the weights, optimizer and averages of {tmp_path / 'a'}" in " ".join(
+    capsys.readouterr().out.split()
+  )
+  with precision.wide_enough("float64"):
+    _, restored = open_run(tmp_path / "a", load_config(tmp_path / "a"), None)
+  last = jax.device_get(restored.tree.state)
+  ((key, first),) = begun
+  for part in ("params", "batch_stats", "opt_state", "average"):
+    jax.tree.map(np.testing.assert_array_equal, getattr(first, part), getattr(last, part))
+  assert all(leaf.any() for leaf in jax.tree.leaves(first.opt_state))
+  assert first.step == 0 and last.step == 9
+  np.testing.assert_array_equal(first.key, key)
+  # It resumes as any other, and no longer needs that run.
+  (tmp_path / "b" / "result.json").unlink()
+  shutil.rmtree(tmp_path / "a")
+  train(longer, str(tmp_path / "b"))
+  assert len(begun) == 1
+
+
+def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_them(finished, cache):
+  folder, _ = finished
+  words = f"epochs: 2.0 -> 3.0.*add --config.continue_from={folder} and choose another --workdir"
+  with pytest.raises(UserError, match=words):
+    train(digits(cache, epochs=3.0), str(folder))
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"model.width": 8}, r"model.width: 4 -> 8\): .*only, with --config.pretrained.path"),
+    ({"average.kind": "none"}, "average.kind: ema -> none"),
+    ({"optimizer.name": "muon"}, "optimizer.name: sgd -> muon"),
+    ({"continue_from": "nowhere"}, "nowhere/config.json is missing: name the folder of a run"),
+  ],
+)
+def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_path, fields, words):
+  config = digits(cache, continue_from=str(finished[0]))
+  config.update_from_flattened_dict(fields)
+  with pytest.raises(UserError, match=words):
+    train(config, str(tmp_path / "b"))
+  assert not (tmp_path / "b" / "checkpoints").exists()
+
+
+def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):
+  run = shutil.copytree(finished[0], tmp_path / "a")
+  config = digits(cache, continue_from=str(run))
+  shutil.rmtree(run / "checkpoints")
+  with pytest.raises(UserError, match="config.continue_from=.* holds no whole checkpoint"):
+    train(config, str(tmp_path / "b"))
+  shutil.copytree(finished[0] / "checkpoints", run / "checkpoints")
+  (run / "classes.json").write_text('["cat"]')
+  with pytest.raises(UserError, match="classes.json names the class cat"):
+    train(config, str(tmp_path / "b"))
+  several = stored.load(run / "config.json")
+  several.runs = 2
+  stored.save(several, run / "config.json")
+  with pytest.raises(UserError, match="holds 2 runs: name one of them"):
+    train(config, str(tmp_path / "b"))
