@@ -2,7 +2,8 @@
 
 SIGTERM: save and end; the sender decides what follows. SIGUSR1: the same, with the exit code that
 asks a scheduler to start the job again. SIGINT (Ctrl-C): the same, by hand; a second one ends the
-run at once. Of several processes, any one may get the signal (`run/control.py`).
+run at once. Two within half a second are one, which a terminal and a launcher both pass on. Of
+several processes, any one may get the signal (`run/control.py`).
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import enum
 import signal
 import socket
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 
@@ -33,6 +35,7 @@ class RunAction(enum.IntEnum):
 
 
 NOTHING_TO_SAVE = "ended before the first step of this start; what was saved before stays."
+_ONE_PRESS = 0.5  # seconds
 _ACTIONS = {signal.SIGTERM: RunAction.STOP, signal.SIGINT: RunAction.INTERRUPT}
 if hasattr(signal, "SIGUSR1"):  # not on Windows
   _ACTIONS[signal.SIGUSR1] = RunAction.REQUEUE
@@ -61,17 +64,30 @@ class Signals:
   def __init__(self) -> None:
     self.action = RunAction.CONTINUE
     self.begun = False
+    self._interrupted = 0.0  # when the first Ctrl-C came
+
+  def interrupt(self) -> bool:
+    """Notes a Ctrl-C; whether it is a second one."""
+    now = time.monotonic()
+    if self.action is RunAction.INTERRUPT:
+      return now >= self._interrupted + _ONE_PRESS
+    self.action, self._interrupted = RunAction.INTERRUPT, now
+    return False
 
   def handle(self, number: int) -> None:
     """Notes a signal, and prints on standard error what follows."""
     name = signal.Signals(number).name
     if number == signal.SIGINT and self.action is RunAction.INTERRUPT:
-      write_error(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
-      processes.exit_now(INTERRUPTED)
+      if self.interrupt():
+        write_error(f"{processes.whoami()} ended at once; the newest checkpoint stays.")
+        processes.exit_now(INTERRUPTED)
+      return
     action = _ACTIONS[signal.Signals(number)]
     if not (self.begun or processes.several()):
       write_error(f"{name}: {NOTHING_TO_SAVE}")
       processes.exit_now(action.exit_code)
+    if number == signal.SIGINT:
+      self.interrupt()
     self.action = max(self.action, action)
     twice = "; a second Ctrl-C ends it at once" if number == signal.SIGINT else ""
     write_error(f"{name}: the run saves after this step and ends{twice}.")
@@ -104,9 +120,8 @@ def catch_interrupt() -> Iterator[Signals]:
   signals = Signals()
 
   def interrupt(number: int, frame: types.FrameType | None) -> None:
-    if not signals.begun or signals.action >= RunAction.STOP:
+    if not signals.begun or signals.action is RunAction.STOP or signals.interrupt():
       raise KeyboardInterrupt
-    signals.action = RunAction.INTERRUPT
 
   with _handled({signal.SIGINT: interrupt}):
     yield signals
