@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
@@ -182,7 +183,7 @@ class EpochReport:
     self._run.control.check_owner()
     self._records.epoch(row)
     pace = pace_lines(self._run.plan, self.rows, step, stopped=self.stops_early())
-    self.lines([*lines, *pace])
+    self.lines([*lines, *lag_lines(config, self._run.plan, self.rows), *pace])
 
   def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
@@ -227,9 +228,23 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
     "batch_size": phase.batch_size,
     "world": spec.devices,
   }
-  if spec.config.optimizer.name in _WITH_MOMENTUM:
+  if spec.config.optimizer.name in _WITH_MOMENTUM and not spec.config.given.optimizer:
     row["momentum"] = float(momenta(spec.config, plan)[step - 1])
   return row
+
+
+def lag_lines(config: ConfigDict, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """A line below a run's first evaluation of an average that has not yet left its beginning."""
+  evaluated = [row for row in rows if "eval_loss" in row]
+  if config.average.kind != "ema" or evaluated != [rows[-1]]:
+    return []
+  keep = plan.table["average_keep"][: rows[-1]["step"]]
+  # It still holds the first weights, or its window (average.reach) is still growing.
+  if np.prod(keep) < 0.01 and min(keep[-config.average.every :]) >= (
+    config.average.decay**config.average.every
+  ):
+    return []
+  return ["the evaluation is that of the weights' average, which lags behind in the first epochs"]
 
 
 def pace_lines(
