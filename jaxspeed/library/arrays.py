@@ -73,16 +73,23 @@ class Arrays:
     set_field(self, "_grey", grey)
 
 
-def images_of(images: Any, name: str) -> UInt8[np.ndarray, "n h w 3"]:
+def images_of(images: Any, name: str, *, one: bool = False) -> UInt8[np.ndarray, "n h w 3"]:
   """Images as uint8 in three channels; floats from 0 to 1 are rounded to 256 levels.
 
+  Args:
+    images: the caller's.
+    name: the argument's.
+    one: whether it may be a single image, [h, w, 3] or [h, w].
+
   Raises:
-    UserError: they are of another kind; `name` is the argument's.
+    UserError: they are of another kind.
   """
-  return _pixels_of(images, name)[0]
+  return _pixels_of(images, name, one)[0]
 
 
-def _pixels_of(images: Any, name: str) -> tuple[UInt8[np.ndarray, "n h w 3"], int]:
+def _pixels_of(
+  images: Any, name: str, one: bool = False
+) -> tuple[UInt8[np.ndarray, "n h w 3"], int]:
   """Images as `images_of` returns them, and how many of them were grey."""
   try:
     images = unmasked(images, name)
@@ -90,7 +97,9 @@ def _pixels_of(images: Any, name: str) -> tuple[UInt8[np.ndarray, "n h w 3"], in
     raise UserError(f"images of {name} have different sizes: resize them to one size.") from None
   found = f"{name} is {images.dtype} of shape {images.shape}"
   alone = images.ndim == 3 and images.shape[-1] in (1, 3) and images.shape[1] != images.shape[2]
-  if images.ndim == 2 or alone:
+  if one and (images.ndim == 2 or alone):
+    images = images[None]
+  elif images.ndim == 2 or alone:
     raise UserError(f"{found}, one image without the axis of images: pass {name}[None].")
   if images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)) or 0 in images.shape:
     raise UserError(f"{found}: images are {_ACCEPTED}.")

@@ -13,7 +13,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import checks, effects
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.errors import UserError
+from jaxspeed.errors import INTERRUPTED, UserError
 from jaxspeed.files import expanded
 from jaxspeed.library.arrays import Arrays, opened
 from jaxspeed.library.calling import library_call, only_fit
@@ -51,8 +51,9 @@ def fit(
 ) -> Run:
   """Trains a recipe, or resumes the run in its folder, and returns the run.
 
-  The command `jaxspeed train` does the same with flags, to the same bits. Ctrl-C ends a run after
-  its step: it is saved, the call returns what is there, and the same call resumes it.
+  The command `jaxspeed train` does the same with flags, to the same bits. Ctrl-C, or an
+  interrupted notebook cell, ends a run after its step: it is saved, so that the same call resumes
+  it and `jaxspeed.load` has its model, and KeyboardInterrupt is raised.
 
   Args:
     config: the result of `jaxspeed.recipe`, or the name of a recipe.
@@ -75,12 +76,12 @@ def fit(
       besides those that `config.records.loggers` names.
 
   Returns:
-    The run. `run.result` is {} if it was stopped before its end.
+    The run. `run.result` is {} if `on_epoch` stopped it before its end.
 
   Raises:
     UserError: a mistake in an argument, the config, the data or the folder; a loss that is not
       finite; a full disk; another process that took the folder over.
-    KeyboardInterrupt: Ctrl-C before the first step, or a second one.
+    KeyboardInterrupt: Ctrl-C; the run is saved, except by a second one.
   """
   with library_call(quiet=not progress), only_fit():
     config = recipe(config) if isinstance(config, str) else config
@@ -198,11 +199,14 @@ def _words(call: str, data: Any, folder: str, parts: Parts) -> str:
 
 
 def _what_is_there(folder: str, model: nn.Module | None, stopped: Stopped) -> Run:
-  """The run that was stopped.
+  """The run that `on_epoch` stopped.
 
   Raises:
+    KeyboardInterrupt: Ctrl-C stopped it: cells below must not go on with half a model.
     UserError: nothing of it could be saved.
   """
+  if stopped.exit_code == INTERRUPTED:
+    raise KeyboardInterrupt(f"{stopped} jaxspeed.load({folder!r}) has the model.") from None
   try:
     return load(folder, model=model)
   except UserError as error:

@@ -11,8 +11,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from ml_collections import ConfigDict
+from PIL import Image
 
 from jaxspeed.config import stored
 from jaxspeed.data.batch import pad_batches
@@ -38,6 +39,7 @@ from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.export import class_names_of, network_of, write_network
 from jaxspeed.run.image_file import read_image
 from jaxspeed.run.predict import probabilities_of
+from jaxspeed.run.predict_csv import find_images
 from jaxspeed.run.restore import Weights, for_images, load_config, open_run
 from jaxspeed.steps.eval_step import evaluate_on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
@@ -98,7 +100,7 @@ class Run:
       {"images": n, "loss", "top1", "top5", "macro_top1", "ece", "per_class", "confusion"};
       accuracies are fractions, and there is no "top5" for five classes or fewer. "macro_top1" is
       the mean accuracy of the classes, "ece" the expected calibration error (`class_figures`).
-      metrics["per_class"]["cat"] is {"top1", "images"}; metrics["confusion"][a][b] is the number
+      `metrics["per_class"]["cat"]` is {"top1", "images"}; `metrics["confusion"][a][b]` the number
       of images of class a that class b is predicted for. Above 1,000 classes both are missing.
 
     Raises:
@@ -130,13 +132,15 @@ class Run:
     """Probabilities of the classes, by label.
 
     Args:
-      images: as in `evaluate`; or a list of names of image files, of any size.
+      images: as in `evaluate`, or one image without its first axis; or, of any size, image files, a
+        folder of them (in the order of their names, those of sub-folders last) or images of Pillow,
+        one or a list.
 
     Raises:
       UserError: images are of another kind or size, or a file is no image.
     """
     with _computing(self.config.precision):
-      pixels = self._checked(images)
+      pixels = self._seen(images)
       size = min(self.config.eval.batch_size, len(pixels))
       rows = []
       for begin in range(0, len(pixels), size):
@@ -194,21 +198,27 @@ class Run:
     spec = make_train_spec(config, plan, self._mesh, model=own)
     return spec, jax.jit(evaluate_on_mesh(spec))
 
-  def _checked(self, images: Any) -> Any:
-    """Images as uint8 in the size of the model; files are read."""
-    size, resize, antialias = self._weights.view
+  def _seen(self, images: Any) -> UInt8[np.ndarray, "n size size 3"]:
+    """What `predict` takes, as the model sees it."""
     if isinstance(images, str | os.PathLike):
-      raise UserError(f"images={os.fspath(images)!r}: put the name of a file in a list, [NAME].")
-    if isinstance(images, Sequence) and images and isinstance(images[0], str | os.PathLike):
-      paths = map(os.fspath, images)
-      with without_warnings():
-        return np.stack([read_image(each, size, resize, antialias=antialias) for each in paths])
-    pixels = images_of(images, "images")
+      images = find_images([os.fspath(images)]).paths
+    elif isinstance(images, Image.Image):
+      images = [images]
+    kinds = str | os.PathLike | Image.Image
+    if not (isinstance(images, Sequence) and images and isinstance(images[0], kinds)):
+      return self._checked(images, one=True)
+    size, resize, antialias = self._weights.view
+    with without_warnings():
+      return np.stack([read_image(each, size, resize, antialias=antialias) for each in images])
+
+  def _checked(self, images: Any, *, one: bool = False) -> UInt8[np.ndarray, "n size size 3"]:
+    """Arrays as uint8 in the size of the model; `one` as in `images_of`."""
+    size, pixels = self._weights.view.size, images_of(images, "images", one=one)
     if pixels.shape[1:3] != (size, size):
       height, width = pixels.shape[1:3]
       raise UserError(
         f"images have {height} x {width} pixels, and the run was evaluated on {size} x {size}: "
-        "resize them."
+        "resize them; predict takes files and images of Pillow of any size."
       )
     return pixels
 

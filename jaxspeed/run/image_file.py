@@ -1,4 +1,4 @@
-"""An image file as a model sees it."""
+"""An image file, or an image of Pillow, as a model sees it."""
 
 import io
 import os
@@ -30,14 +30,14 @@ class BrokenImage(UserError):
 
 
 def read_image(
-  path: str, size: int, resize: int, *, antialias: bool = True
+  path: str | os.PathLike[str] | Image.Image, size: int, resize: int, *, antialias: bool = True
 ) -> UInt8[np.ndarray, "size size 3"]:
-  """An image file as the model sees it: RGB, short side resized to `resize`, center crop.
+  """An image as the model sees it: RGB, short side resized to `resize`, center crop.
 
   The pixels are those of `streams.EvalStream`, which uses TensorFlow, to a grey level or two.
 
   Args:
-    path: the path of a file in one of `pixels.FORMATS`.
+    path: the path of a file in one of `pixels.FORMATS`, or an image of Pillow.
     size: both sides of the result, in pixels; black beyond the edges of the resized image.
     resize: the short side before the crop, in pixels.
     antialias: as in `streams.TrainStream`.
@@ -46,6 +46,9 @@ def read_image(
     BrokenImage: the file is missing or no image.
   """
   try:
+    if isinstance(path, Image.Image):
+      return _cropped(pixels.as_shown(path), size, resize, antialias)
+    path = os.fspath(path)
     with open_regular(path) as file:
       whole = os.fstat(file.fileno()).st_size <= _READ_WHOLE
       encoded = io.BytesIO(file.read()) if whole else file
@@ -53,7 +56,7 @@ def read_image(
   except FileNotFoundError:
     raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
   except Exception as error:  # Pillow raises almost anything
-    if os.path.isdir(path):
+    if isinstance(path, str) and os.path.isdir(path):
       files = f"{path.rstrip('/')}/*"
       sentence = f"{path} is a folder: name its files, as in {files}, or add --csv to `predict`."
       raise BrokenImage(sentence, "it is a folder") from None

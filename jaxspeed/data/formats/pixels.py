@@ -139,8 +139,17 @@ def load_upright(file: BinaryIO) -> Image.Image:
     Exception: as in `open_image` and `load`.
   """
   with open_image(file) as image:
-    orientation = header_of(image).orientation
-    return upright(load(image).convert("RGB"), orientation)
+    return as_shown(image)
+
+
+def as_shown(image: Image.Image) -> Image.Image:
+  """Return an image of Pillow as `load_upright` does.
+
+  Raises:
+    Exception: as in `load`.
+  """
+  orientation = header_of(image).orientation
+  return upright(load(image).convert("RGB"), orientation)
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, "h w 3"]:
