@@ -246,7 +246,7 @@ def run(given: Any, scratch: pathlib.Path) -> None:
       print(f"{name} is left out: {module} is not installed")
   names = [name for name in given.pipelines if not missing[name]]
   if not names:
-    raise UserError("--pipelines: none of them can run here; install 'jaxspeed[imagenet]'.")
+    raise UserError("--pipelines: none of them can run here; install 'jaxspeed[images]'.")
   sources = [link_source(data, given.files, scratch / str(i)) for i, data in enumerate(given.data)]
   rows: list[dict] = []
   versions: dict[str, str] = {}

@@ -49,7 +49,7 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
   row = next(iter(ended.lines), failed)
   index = f"python -m jaxspeed.prepare index {quoted}"
   if problem := row.get("problem"):
-    yield mend(problem, "pip install 'jaxspeed[imagenet]'" if "TensorFlow" in problem else index)
+    yield mend(problem, "pip install 'jaxspeed[images]'" if "TensorFlow" in problem else index)
     return
   kind = max(DEVICES, key=lambda each: DEVICES[each].images_per_s)
   batch = DEVICES[kind].batch

@@ -28,7 +28,14 @@ from jaxspeed.run.restore import (
   run_weights,
   stored_plan,
 )
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, decided, feed_of, open_data
+from jaxspeed.run.setup import (
+  FOLLOWING,
+  as_data_decide,
+  decided,
+  feed_of,
+  missing_package,
+  open_data,
+)
 from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import Evaluated
@@ -174,6 +181,8 @@ def _rows(
   folder: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
   """The row of each mode, evaluated as in the phase that trained the last step."""
+  if lacking := missing_package(configs[0]):
+    raise UserError(lacking)
   mesh = weights.spec.mesh
   specs = [make_train_spec(config, stored_plan(config), mesh) for config in configs]
   phases = [spec.plan.phase_of(weights.step - 1) for spec in specs]

@@ -20,6 +20,7 @@ from jaxspeed.run.setup import (
   as_data_decide,
   balance_lines_of,
   feed_of,
+  missing_package,
   open_data,
   plan_of,
 )
@@ -55,6 +56,8 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   feed_of(config)  # raises on an unknown feed, even if no data are opened
   recipe, missing = config, _missing_weights(config.pretrained.path)
   has_weights = config.pretrained.path and not missing
+  lacking = missing_package(config)
+  needs = (f"training: {lacking.removesuffix('.')}",) if lacking else ()
   if has_weights:
     config = with_decided(config, given)
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
@@ -65,7 +68,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     if has_weights:
       check_fit(with_file(config), with_head=False)
       missing = decided_by_weights(recipe, config)
-    return Planned(config, plan, (*left_out(config, plan), *missing))
+    return Planned(config, plan, (*left_out(config, plan), *missing, *needs))
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
   check_metrics(config)
@@ -76,7 +79,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     config = with_known_head(config, data.class_names, given)
     check_fit(with_file(config))
     missing = decided_by_weights(recipe, config)
-  return Planned(config, plan, (counted, *lines, *missing))
+  return Planned(config, plan, (counted, *lines, *missing, *needs))
 
 
 def _missing_weights(path: str) -> list[str]:

@@ -21,6 +21,7 @@ from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.given import given_in, refusal
 from jaxspeed.data.balance import balance_lines
+from jaxspeed.data.disk.images import missing_tensorflow
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.hold_out import TENTH, require_training_images
 from jaxspeed.devices import mesh as mesh_lib
@@ -126,6 +127,8 @@ def set_up(
   require_training_images(config.data.hold_out)
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
+    if (lacking := missing_package(config)) and not (folder / "result.json").exists():
+      raise UserError(lacking)
     # Not where a run resumes, which has its weights.
     begins = not (folder / "config.json").exists() or is_untrained(folder)
     recipe = config
@@ -166,6 +169,12 @@ def feed_of(config: ConfigDict) -> type[Feed]:
   if name not in FEEDS:
     raise UserError(f"config.data.feed={name!r}: choose one of {', '.join(FEEDS)}.")
   return FEEDS[name]
+
+
+def missing_package(config: ConfigDict) -> str:
+  """A sentence on the package that reading a config's images needs and lacks; '' if none."""
+  needed = config.data.feed == "stream" and not config.data.synthetic
+  return missing_tensorflow() if needed else ""
 
 
 def open_data(

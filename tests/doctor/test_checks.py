@@ -240,7 +240,7 @@ def test_what_decoding_says(root, monkeypatch, code, lines, error, level, words)
   assert found.level == level and words in found.what
   again = {"hint": f"python -m jaxspeed.doctor --data={shlex.quote(str(root))}", "ok": ""}
   index = f"python -m jaxspeed.prepare index {shlex.quote(str(root))}"
-  lacks = "pip install 'jaxspeed[imagenet]'"
+  lacks = "pip install 'jaxspeed[images]'"
   assert found.advice == (lacks if "TensorFlow" in words else again.get(level, index))
 
 

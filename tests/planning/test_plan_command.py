@@ -1,6 +1,7 @@
 """What the plan command prints, and how it counts the data at its path."""
 
 import contextlib
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -211,6 +212,20 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
     best = mistake("plan", *flags, "--config.checkpoint.keep_best=top5")
   assert "has 4 classes, but config.data.classes is 5" in given
   assert "config.checkpoint.keep_best=top5: there is no top-5 accuracy with 4 classes" in best
+
+
+def test_what_needs_tensorflow_says_so_before_anything_is_opened_or_compiled(tmp_path, monkeypatch):
+  data = write_folder(tmp_path / "images", train=4, held_out=4)
+  sentence = "reading images from disk needs TensorFlow: pip install 'jaxspeed[images]'"
+  flags = ["--config=configs/imagenette.py", f"--config.data.path={data}"]
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  for given in (flags[:1], [*flags, f"--config.data.cache={tmp_path / 'cache'}"]):
+    done = plan_command(*given)
+    assert done.returncode == 0 and f"training: {sentence}\n" in done.stdout
+  monkeypatch.setattr("jaxspeed.run.setup.open_data", None)
+  with contextlib.chdir(ROOT):
+    assert mistake("train", *flags, f"--workdir={tmp_path / 'run'}") == f"{sentence}."
+  assert not (tmp_path / "run").exists()
 
 
 def test_the_momentum_of_adamw_is_b1():

@@ -5,7 +5,7 @@ Only this module imports TensorFlow, when a stream is made.
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +29,15 @@ _FORMATS = {
 }
 
 
+_ADVICE = "pip install 'jaxspeed[images]'."
+
+
+def missing_tensorflow() -> str:
+  """A sentence if TensorFlow is not installed, found without importing it; '' if it is."""
+  there = importlib.util.find_spec("tensorflow") is not None
+  return "" if there else f"reading images from disk needs TensorFlow: {_ADVICE}"
+
+
 def import_tensorflow() -> Any:
   """Import TensorFlow, quietly and without GPUs, whose memory it would take from JAX.
 
@@ -44,8 +53,7 @@ def import_tensorflow() -> Any:
       _hide_gpus(tf)
   except ImportError as error:
     raise UserError(
-      f"reading images from disk needs TensorFlow, which cannot be imported ({error}): "
-      "pip install 'jaxspeed[imagenet]'."
+      f"reading images from disk needs TensorFlow, which cannot be imported ({error}): {_ADVICE}"
     ) from error
   return tf
 

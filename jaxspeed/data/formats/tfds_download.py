@@ -53,7 +53,7 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
   if importlib.util.find_spec("tensorflow_datasets") is None:
     raise UserError(
       f"config.data.path is not set: name {accepted}; or install TFDS, which downloads {name} "
-      "(pip install 'jaxspeed[imagenet]')."
+      "(pip install 'jaxspeed[images]')."
     )
   _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
   try:
