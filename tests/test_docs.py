@@ -7,6 +7,7 @@ import re
 import shlex
 
 import pytest
+import yaml
 from in_process import command
 from recipes import get_config
 
@@ -76,6 +77,13 @@ def test_links_and_results_are_there(page):
     in_a_run = {"config.json", "result.json", "classes.json", "owner.json", "manifest.json"}
     prepared = {"dataset_info.json", "shards.json", "resize.json"}
     assert name in in_a_run | prepared or (ROOT / "results" / name).exists(), name
+
+
+def test_the_site_leads_to_every_page():
+  nav = str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+  made = {"index.md", "api.md", "changes.md"}  # by scripts/docs_site.py
+  named = set(re.findall(r"\w+\.md", nav))
+  assert named == made | {page.name for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_readme_is_short_and_leads_to_every_page():

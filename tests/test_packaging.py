@@ -20,6 +20,7 @@ FILES = (
   "LICENSE",
   "CHANGELOG.md",
   "CITATION.cff",
+  "mkdocs.yml",
 )
 BUILD = """
 import sys
