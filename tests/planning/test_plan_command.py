@@ -219,7 +219,10 @@ def test_what_needs_tensorflow_says_so_before_anything_is_opened_or_compiled(tmp
   sentence = "reading images from disk needs TensorFlow: pip install 'jaxspeed[images]'"
   flags = ["--config=configs/imagenette.py", f"--config.data.path={data}"]
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  for given in (flags[:1], [*flags, f"--config.data.cache={tmp_path / 'cache'}"]):
+  for given in (
+    flags[:1],
+    [*flags, "--config.batch_size=4", f"--config.data.cache={tmp_path}/cache"],
+  ):
     done = plan_command(*given)
     assert done.returncode == 0 and f"training: {sentence}\n" in done.stdout
   monkeypatch.setattr("jaxspeed.run.setup.open_data", None)
