@@ -44,6 +44,8 @@ def _shorts(overrides: Mapping[str, Any]) -> dict[str, str]:
 def _text(value: Any) -> str:
   if isinstance(value, list | tuple):
     return "-".join(map(_text, value)) or "none"
+  if isinstance(value, float) and len(str(value)) > 8:  # a sample has 17 digits
+    return f"{value:.6g}"
   # The last parts of a path say most.
   return "-".join(pathlib.PurePath(value).parts[-2:]) if isinstance(value, str) else str(value)
 
