@@ -1,6 +1,7 @@
-"""Puts the recipes and sweeps of configs/ into the wheel, as jaxspeed/configs/."""
+"""Puts the recipes and sweeps of configs/ into the wheel, as jaxspeed/configs/, and README."""
 
 import pathlib
+import re
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -20,4 +21,12 @@ class BuildWithRecipes(build_py):
         self.copy_file(str(file), str(target))
 
 
-setup(cmdclass={"build_py": BuildWithRecipes})
+# The page of a package is not beside docs/, where README's links lead: only their words are left.
+# Once the sources have an address, put it before the links instead.
+PAGE = re.sub(r"!?\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", pathlib.Path("README.md").read_text())
+
+setup(
+  cmdclass={"build_py": BuildWithRecipes},
+  long_description=PAGE,
+  long_description_content_type="text/markdown",
+)

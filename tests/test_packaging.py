@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,14 @@ def test_the_wheel_works_in_another_folder(built, tmp_path):
   assert done.returncode == 0 and done.stdout.count("quickstart: 300 steps") == 2, done
   assert "imagenet18_lambda:8" in done.stdout
   assert not list(tmp_path.iterdir())
+
+
+def test_the_page_of_the_package_has_no_link_that_leads_nowhere(built):
+  _, names, wheel = built
+  (metadata,) = [name for name in names if name.endswith("METADATA")]
+  text = (wheel / metadata).read_text()
+  assert "## Your own photos" in text and "docs/training.md" in text
+  assert not re.search(r"\]\((?!https?:)", text)
 
 
 def test_the_console_script_is_declared(built):

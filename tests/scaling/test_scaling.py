@@ -243,9 +243,12 @@ def test_the_command_tells_of_each_number_of_devices():
   recipe = f"--config={pathlib.Path('configs') / 'imagenet_lars.py'}:81920"
   done = run("scaling", recipe, "--devices=8,2048", "--device=v100", "--price=2")
   assert done.returncode == 0, done.stderr
-  assert "8 devices: " in done.stdout and "2,048 devices: " in done.stdout
+  assert "\n8 devices: does not fit, 455" in done.stdout and "\n2,048 devices: 4" in done.stdout
+  assert done.stdout.count("cores per host") == 2
   assert "102.4 MB" in done.stdout and "$" in done.stdout
   assert "40 images per device" in done.stdout
+  in_memory = run("scaling", "--config=configs/cifar10.py", "--devices=1", "--device=h100")
+  assert in_memory.returncode == 0 and "cores" not in in_memory.stdout
   wrong = run("scaling", recipe, "--devices=eight")
   assert wrong.returncode == 2
   assert wrong.stderr.startswith("jaxspeed: --devices=eight: ")
