@@ -25,9 +25,10 @@ from jaxspeed.config.overrides import with_overrides
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json
 
-# The columns of the table, and how each is printed.
+# The columns of the table, and how each is printed; ci95 is the interval of top1.
 _COLUMNS = {"mode": "", "images": ",", "loss": ".4f"}
-_COLUMNS |= dict.fromkeys(("top1", "top5", "macro_top1", "ece"), ".2%") | {"seconds": ".1f"}
+_COLUMNS |= {"top1": ".2%", "ci95": ""}
+_COLUMNS |= dict.fromkeys(("top5", "macro_top1", "ece"), ".2%") | {"seconds": ".1f"}
 
 
 def main() -> None:
@@ -84,8 +85,11 @@ def _merged(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
   """The lines of the table, and what is below it."""
   from jaxspeed.records.class_figures import class_lines, confusion_lines
+  from jaxspeed.records.statistics import interval_of_share
 
   def cell(row: dict[str, Any], name: str) -> str:
+    if name == "ci95":
+      return "-".join(f"{end:.1%}" for end in interval_of_share(row["top1"], row["images"]))
     return "" if row.get(name) is None else format(row[name], _COLUMNS[name])
 
   yield from output.table([[*_COLUMNS], *([cell(row, name) for name in _COLUMNS] for row in rows)])

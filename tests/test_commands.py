@@ -58,9 +58,11 @@ def test_evaluate_prints_what_training_printed(trained):
   assert by_class == result["per_class"]
   shown = command("evaluate", f"--workdir={folder}").stdout.splitlines()
   assert shown[0].split() == [
-    *("mode", "images", "loss", "top1", "top5", "macro_top1", "ece", "seconds")
+    *("mode", "images", "loss", "top1", "ci95", "top5", "macro_top1", "ece", "seconds")
   ]
   assert shown[1].split()[:4] == ["center", "297", f"{row['loss']:.4f}", f"{row['top1']:.2%}"]
+  low, high = (float(end.rstrip("%")) / 100 for end in shown[1].split()[4].split("-"))
+  assert row["top1"] - 0.06 < low < row["top1"] < high < row["top1"] + 0.06
   assert shown[3].startswith("eval.mode=center, ") and shown[4].startswith("accuracy by class, ")
   told = f"{worst['label']} -> {worst['predicted']}: {worst['images']} of {worst['of']}"
   assert shown[shown.index("the most frequent confusions, label -> prediction: images") + 1] == told

@@ -24,7 +24,11 @@ from jaxspeed.launch.runs import NAME, check_name
     ("a.py", {"data.path": "/data/sets/imagenet"}, "a_path=sets-imagenet"),
     ("a.py", {"peak": 1e-05}, "a_peak=1e-05"),
     ("a.py", {"peak": -1.5}, "a_peak=-1.5"),
-    ("a.py", {"peak": 0.12345678901234568, "decay": 1e-17 / 3}, "a_decay=3.33333e-18_peak=0.123457"),
+    (
+      "a.py",
+      {"peak": 0.12345678901234568, "decay": 1e-17 / 3},
+      "a_decay=3.33333e-18_peak=0.123457",
+    ),
   ],
 )
 def test_names_say_what_is_trained(recipe, overrides, name):
