@@ -5,7 +5,7 @@ python -m jaxspeed.recipes imagenet18       # the variants of one, or of a recip
 python -m jaxspeed.recipes --json
 """
 
-import dataclasses
+from typing import Any
 
 from absl import flags
 
@@ -26,9 +26,7 @@ def main() -> None:
       raise UserError(f"{names[1]!r} is one recipe too many: name one, or none for a list of all.")
     recipes = {name: _facts(name) for name in names or shipped()}
     if as_json.value:
-      print(
-        dump_json({name: dataclasses.asdict(facts) for name, facts in recipes.items()}, indent=1)
-      )
+      print(dump_json({name: _to_json(facts) for name, facts in recipes.items()}, indent=1))
     elif names:
       print("\n".join(map(printable, _variants(names[0], recipes[names[0]]))))
     else:
@@ -44,6 +42,11 @@ def _facts(name: str) -> Facts:
   if colon:
     raise UserError(f"{name} names a variant: write {file} for a list of all.")
   return facts_of(name)
+
+
+def _to_json(facts: Facts) -> dict[str, Any]:
+  variants = {name: row.model_dump() for name, row in facts.variants.items()}
+  return facts._asdict() | {"variants": variants}
 
 
 def _all(recipes: dict[str, Facts]) -> list[str]:

@@ -87,9 +87,9 @@ def module_folder(
 ) -> Iterator[pathlib.Path]:
   """The current folder, for modules my_... ; what they register is forgotten afterwards."""
   import jaxspeed.models.make  # noqa: F401  registers the package's own
-  from jaxspeed.config import families, registry
+  from jaxspeed.config import registry
 
-  tables: list[dict] = [families.FAMILIES, registry.OPTIMIZERS, registry.DATA_SETS]
+  tables: list[dict] = [registry.FAMILIES, registry.OPTIMIZERS, registry.DATA_SETS]
   known, modules = [dict(table) for table in tables], set(sys.modules)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

@@ -12,9 +12,10 @@ from typing import Any
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.config import families, names, run_fields, schema
-from jaxspeed.config.conditions import WHITENS, View
-from jaxspeed.config.schema import Group, shown
+from jaxspeed.config import names
+from jaxspeed.config.conditions import WHITENS, View, leaves
+from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.schema import one_of, shown
 from jaxspeed.errors import UserError
 
 # The largest number of images of noise: each takes 60 bytes of memory.
@@ -40,10 +41,7 @@ def checked(values: Mapping[str, Any], *, source: str = "") -> ConfigDict:
       contradict each other.
   """
   try:
-    plain = to_plain(values)
-    found = _valid(run_fields.Config, plain, "", plain.get("model"))
-    if not found["given"]["model"]:
-      found["model"] = _valid_model(found["model"])
+    found = {"model": {}} | names.nested(_checked(dict(leaves(to_plain(values)))))
     view = View(found)
     for clashing, sentence in _contradictions(view):
       named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing)
@@ -62,30 +60,36 @@ def to_plain(value: Any) -> Any:
   return to_plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _valid(group: type[Group], values: Mapping[str, Any], prefix: str, model: Any) -> Any:
-  """The values of a group as its schema has them."""
-  try:
-    return group.model_validate(values).model_dump()
-  except pydantic.ValidationError as error:
-    found = schema.first_mistake(error, group, values)
-  name = f"{prefix}{found.name}"
-  if found.kind == "unknown":
-    raise UserError(names.no_field(name, str(dict(model or {}).get("name"))))
-  if found.kind == "missing":
-    raise UserError(f"there is no config.{name}: it has no default, so the recipe sets it.")
-  raise UserError(f"config.{name}={shown(found.value)}: {found.text}")
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+  """All fields by dotted name, with these values or their defaults."""
+  known, found = names.GIVEN | names.declared(), dict[str, Any]()
+  if values.get("given.model"):
+    found |= {name: value for name, value in values.items() if name.startswith("model.")}
+  else:
+    known |= names.declared(_family(values))
+  for name, value in values.items():
+    if name not in known and name not in found:
+      raise UserError(names.no_field(name, str(values.get("model.name"))))
+    try:
+      found[name] = known[name].checked(value) if name in known else value
+    except pydantic.ValidationError:
+      raise UserError(f"config.{name}={shown(value)}: {known[name].must_be}") from None
+  for name, field in known.items():
+    if found.setdefault(name, field.default) is ...:
+      raise UserError(f"there is no config.{name}: it has no default, so the recipe sets it.")
+  return {name: found[name] for name in sorted(found)}
 
 
-def _valid_model(values: Mapping[str, Any]) -> Any:
-  """The values of `config.model` as its family has them."""
-  if (name := values.get("name")) is None:
+def _family(values: Mapping[str, Any]) -> str:
+  """The family of `config.model`."""
+  if (name := values.get("model.name")) is None and "model" not in values:
     raise UserError(
       "config.model has no name: the recipe sets config.model = dict(name=NAME, ...) with one of "
-      f"{', '.join(families.FAMILIES)}."
+      f"{', '.join(FAMILIES)}."
     )
-  if not isinstance(name, str) or name not in families.FAMILIES:
-    raise UserError(f"config.model.name={shown(name)}: {schema.choose(families.FAMILIES)}")
-  return _valid(families.FAMILIES[name].fields, values, "model.", values)
+  if name is not None and (not isinstance(name, str) or name not in FAMILIES):
+    raise UserError(f"config.model.name={shown(name)}: choose {one_of(FAMILIES)}.")
+  return name or ""
 
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
@@ -116,17 +120,15 @@ def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
         yield (name, "data.feed"), "it is not computed for a stream: set three numbers"
     if c["model.whiten"] is True:
       yield ("model.whiten", "data.feed"), "a stream has no first images: set it to False"
-  whitened = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
-  if WHITENS.works(c) and whitened >= 2**31:
+  pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
+  if WHITENS.works(c) and pixels >= 2**31:
     yield (
       ("data.image_size", "whitening.images"),
-      "images of this size have too many pixels to whiten; set one of them lower",
+      "these are too many pixels to whiten: set one lower",
     )
   for name in ("data.train_images", "data.eval_images"):
     if c["data.synthetic"] and c[name] > _MOST_NOISE:
       yield (name, "data.synthetic"), f"it must be at most {_MOST_NOISE:,}"
-  if c["seed"] + c["runs"] > 2**31:
-    yield ("seed", "runs"), "they begin there, and the largest seed is 2,147,483,647"
   yield from _of_optimizer(c)
   yield from _of_segments(c)
   if c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]):
@@ -159,7 +161,7 @@ def _of_optimizer(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
     )
   if c["optimizer.layer_decay"] == 1:
     return
-  family = families.FAMILIES.get(c["model.name"])
+  family = FAMILIES.get(c["model.name"])
   if family and not (c["given.model"] or hasattr(family.module, "param_layers")):
     yield (
       ("optimizer.layer_decay", "model.name"),

@@ -1,12 +1,12 @@
-"""Conditions that several fields share, under which they have an effect (`schema.When`)."""
+"""Conditions under which fields have an effect (`schema.When`), and the view that they look at."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import families
-from jaxspeed.config.schema import When
+from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.schema import When, not_given
 
 
 def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -37,29 +37,32 @@ class View:
 
 def only(field: str, *values: str) -> When:
   """Fields that have an effect with some values of another field only."""
-  what = f"it applies to {' and '.join(values)} only"
-  return When(lambda c: c[field] in values, what)
+  return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
 
 
-def given(field: str, otherwise: str, *but: str) -> When:
+def unless(field: str, *values: str) -> When:
+  """Fields that have no effect with some values of another field."""
+  return When(
+    lambda c: c[field] not in values, f"it is not for config.{field}={' or '.join(values)}"
+  )
+
+
+def given(field: str, *but: str) -> When:
   """Fields that have an effect where another field is set: not 0, empty or False."""
-  return When(lambda c: c[field], otherwise, but=but)
+  return When(lambda c: c[field], f"set --config.{field} too", but=but)
 
 
-def without(field: str, otherwise: str, *but: str) -> When:
+def without(field: str, *but: str) -> When:
   """Fields that have an effect where another field is not set."""
-  return When(lambda c: not c[field], otherwise, but=but)
+  return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
 
 
-LEAVE_OUT = "leave one of them out"
-
-
-def not_given(argument: str, *but: str) -> When:
-  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
-
-  Evaluations of such a run may name other data.
-  """
-  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
+def by_phase(field: str, column: str, phase: int = -1) -> When:
+  """A field of the whole run that a column of `phases` replaces; it may repeat that of a phase."""
+  return When(
+    lambda c: phase_column(c, column)[phase:][:1] in ((), (c[field],)),
+    f"each phase has its own: set --config.phases.{column}, to '()' for one in all of them",
+  )
 
 
 def phase_column(c: View, name: str) -> tuple:
@@ -67,34 +70,31 @@ def phase_column(c: View, name: str) -> tuple:
   return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
 
 
-def _first_layer(c: View) -> bool:
-  family = families.FAMILIES.get(c["model.name"])
+def _whitens(c: View) -> bool:
+  family = FAMILIES.get(c["model.name"])
   # A model of one's own whitens if it has the method.
   default = hasattr(family and family.module, "init_from_images")
   return default if c["model.whiten"] is None else c["model.whiten"]
 
 
-STREAM = When(lambda c: c["data.feed"] == "stream", "it applies to streams only")
-READ = without("data.synthetic", "synthetic images are noise, and no file is read")
+STREAM = only("data.feed", "stream")
+READ = without("data.synthetic")
 NO_ARRAYS = not_given("data")
 LARS = only("optimizer.name", "lars")
 MUON = only("optimizer.name", "muon")
 ADAMW = only("optimizer.name", "adamw")
-MOMENTUM = When(
-  lambda c: c["optimizer.name"] != "adamw",
-  "adamw has --config.optimizer.b1 and b2 in place of a momentum",
+MOMENTUM = unless("optimizer.name", "adamw")
+HAS_MOMENTUM = When(
+  lambda c: (
+    (c["optimizer.name"] == "muon" and c["optimizer.muon_momentum"] > 0)
+    or c["optimizer.momentum"]
+    or c["optimizer.momentum_segments"]
+  ),
+  "there is no momentum",
 )
-NOT_LARS = When(
-  lambda c: c["optimizer.name"] != "lars",
-  "with lars all parameters have one learning rate, and the last layer is treated as the others",
-)
-DECAYS = given("optimizer.weight_decay", "it is a factor on the weight decay")
-ONE_PIECE = without(
-  "schedule.segments",
-  "set --config.schedule.segments='()' for a learning rate that rises and falls once",
-  "segments",
-  "peak",
-)
+NOT_LARS = unless("optimizer.name", "lars")
+DECAYS = given("optimizer.weight_decay")
+ONE_PIECE = without("schedule.segments", "segments", "peak")
 STEPWISE = only("schedule.name", "step", "exponential")
 FALLING = only("schedule.name", "linear", "cosine")
 AVERAGES = When(
@@ -102,37 +102,19 @@ AVERAGES = When(
   "set --config.average.kind to ema or lookahead",
   but=("kind",),
 )
-WHITENS = When(_first_layer, "this model does not begin with a whitening layer")
+WHITENS = When(_whitens, "this model does not begin with a whitening layer")
 WHITENING_BIAS = When(
-  lambda c: _first_layer(c) and c["model.whiten_bias"] not in (None, "none"),
+  lambda c: _whitens(c) and c["model.whiten_bias"] not in (None, "none"),
   "this model has no whitening layer with a bias",
 )
-BIAS_TRAINED = given(
-  "whitening.bias_epochs",
-  "say in how many epochs the bias is trained with --config.whitening.bias_epochs",
-)
-PROXY = given("proxy.keep", "there is no proxy", "keep")
-PRETRAINED = given("pretrained.path", "name the weights with --config.pretrained.path", "path")
-PHASES = given(
-  "phases.first_epoch",
-  "there is one phase; give the first epoch of each as --config.phases.first_epoch",
-  "first_epoch",
-)
+BIAS_TRAINED = given("whitening.bias_epochs")
 RECTANGLES = When(
   lambda c: any("rect" in mode for mode in phase_column(c, "eval_mode") or [c["eval.mode"]]),
   "it applies to the modes rect and rect_flip only",
 )
-TESTED = When(
-  lambda c: c["tune_on"] == "test",
-  "it is for the DAWNBench entry, which is written for the test set only",
-)
+TESTED = only("tune_on", "test")
 COUNTED = When(
   lambda c: c["data.synthetic"],
   "a run counts its images; only a plan and synthetic data take the number from the config",
   command="train",
 )
-
-
-def by_phase(name: str, setting: str) -> When:
-  """A field of the whole run that a column of `phases` replaces."""
-  return When(lambda c: not phase_column(c, name), f"each phase has its own; set {setting}")

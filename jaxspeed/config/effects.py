@@ -5,7 +5,6 @@ override leaves without effect is accepted.
 """
 
 from collections.abc import Collection, Iterator
-from itertools import starmap
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -71,7 +70,7 @@ def _idle(
     view = View(config)
     if condition.command in ("", command) and not condition.works(view):
       beside = {name: found for name, found in view.read.items() if name != field.name}
-      listed = " and ".join(starmap(_named, beside.items()))
+      listed = " and ".join(_named(*each) for each in beside.items())
       effect = f"{_named(field.name, view[field.name])} has no effect beside {listed}"
       yield f"{effect}: {condition.otherwise}", beside
       return

@@ -18,7 +18,7 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config.run_fields import Config
+from jaxspeed.config import names
 from jaxspeed.errors import UserError
 
 
@@ -27,7 +27,9 @@ def base() -> ConfigDict:
 
   The config is locked: a recipe that assigns to an unknown field gets an error on that line.
   """
-  return ConfigDict(Config().model_dump()).lock()
+  fields = names.declared() | names.GIVEN
+  values = names.nested({name: field.default for name, field in fields.items()})
+  return ConfigDict({"model": {}} | values).lock()
 
 
 def imagenet() -> ConfigDict:

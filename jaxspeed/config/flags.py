@@ -67,7 +67,7 @@ _CONFIG: list[ConfigFlag] = []  # the last that was defined, as absl's flags glo
 
 
 def define_config_flag() -> ConfigFlag:
-  """Defines --config and --import."""
+  """Defines --config and --import; `run` imports the modules before it loads the recipe."""
   flags.DEFINE_string(
     "config",
     None,
@@ -79,7 +79,7 @@ def define_config_flag() -> ConfigFlag:
 
 
 def define_import_flag() -> None:
-  """Defines --import; `run` imports the modules before anything else is read."""
+  """Defines --import."""
   flags.DEFINE_list(
     "import", [], "Modules to import first: they register a model, ... of your own."
   )
@@ -220,26 +220,23 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
     flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all fields.", "h", True)
   )
   has_config = "config" in flags.FLAGS
+  if has_config and (command or any(word.lstrip("-").startswith("config") for word in argv)):
+    importlib.import_module(_MODELS)
+  if define is not None:
+    define(argv)
+  words, texts = _split(argv) if has_config else (argv, {})
   try:
-    words = flags.FLAGS(argv, known_only=True)
-    if has_config and (command or flags.FLAGS["config"].value):
-      importlib.import_module(_MODELS)
-    if "import" in flags.FLAGS:
-      import_modules([*(flags.FLAGS["import"].value or ())])
-    if define is not None:
-      define(words)
-    words, texts = _split(argv) if has_config else (argv, {})
-    asked = flags.FLAGS["help"].value
-    flags.FLAGS.unparse_flags()  # a flag that may be repeated would hold each value twice
-    _, *arguments = flags.FLAGS(words, known_only=bool(asked))
+    _, *arguments = flags.FLAGS(words)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
   except flags.Error as error:
     last = str(error).strip().splitlines()[-1].rstrip(".")
     raise UserError(f"{last}; see --help for the flags.") from None
+  if "import" in flags.FLAGS:
+    import_modules(flags.FLAGS["import"].value or [])
   if has_config:
     arguments = _CONFIG[0].read(arguments, texts, command)
-  if asked:
+  if asked := flags.FLAGS["help"].value:
     config = _CONFIG[0].value if has_config else None
     print(reference.help_text(command, asked == "all", config))
     sys.exit(0)

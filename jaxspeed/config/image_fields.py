@@ -42,15 +42,7 @@ class Data(Group):
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
-  copies: Annotated[
-    kinds.Text,
-    on.READ,
-    _PLACE,
-    When(
-      lambda c: c["data.feed"] == "stream" and any(on.phase_column(c, "copies")),
-      "give the short sides of the copies as --config.phases.copies",
-    ),
-  ] = ""
+  copies: Annotated[kinds.Text, on.READ, on.given("phases.copies"), _PLACE] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
   cache: Annotated[
     kinds.Text,
@@ -72,11 +64,7 @@ class Data(Group):
     Also("img_size resolution"),
     Mark.COMMON,
     _PREDICT,
-    When(
-      lambda c: on.phase_column(c, "image_size")[-1:] in ((), (c["data.image_size"],)),
-      "each phase has its own; for one size in all of them set --config.phases.image_size='()' "
-      "too, for one phase --config.phases.first_epoch='()'",
-    ),
+    on.by_phase("data.image_size", "image_size"),
   ] = 32
   """side of a training image in pixels; unless it is set, your own arrays decide it"""
   train_images: Annotated[kinds.Images, on.COUNTED] = 50_000
@@ -93,10 +81,7 @@ class Data(Group):
   balance: Annotated[
     Literal["none", "weights", "sampling"],
     Also("class_weight class_weights"),
-    When(
-      lambda c: not c["data.synthetic"] or c["data.balance"] == "none",
-      "the classes of noise are even",
-    ),
+    on.READ,
   ] = "none"
   """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
   images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
@@ -108,11 +93,7 @@ class Data(Group):
   on_error: Annotated[Literal["skip", "raise"], on.STREAM, on.READ] = "skip"
   """skip: an unreadable image is replaced and reported; raise: it ends the run"""
   max_broken: Annotated[
-    kinds.Share,
-    on.STREAM,
-    on.READ,
-    _PLACE,
-    When(lambda c: c["data.on_error"] == "skip", "the first broken image ends the run"),
+    kinds.Share, on.STREAM, on.READ, on.only("data.on_error", "skip"), _PLACE
   ] = 0.01
   """largest share of unreadable images in a split; above 0, one image is always allowed"""
   read_threads: Annotated[int, Field(ge=1, le=1024), on.STREAM, on.READ, _PREDICT, _PLACE] = 64
@@ -168,9 +149,7 @@ class Augment(Group):
   crop_padding: Annotated[kinds.Pixels, Also("crop")] = 0
   """pixels of reflection padding on each side, before a random crop"""
   min_scale: Annotated[
-    kinds.PositiveShare,
-    on.STREAM,
-    on.by_phase("min_scale", "--config.phases.min_scale, to '()' for one in all of them"),
+    kinds.PositiveShare, on.STREAM, on.by_phase("augment.min_scale", "min_scale")
   ] = 0.08
   """smallest share of an image's area in its random crop, for a stream"""
   flip: Literal["none", "random", "alternating"] = "none"
@@ -188,10 +167,7 @@ class Augment(Group):
   randaugment_magnitude: Annotated[
     float,
     Field(ge=0, le=30),
-    When(
-      lambda c: c["augment.randaugment_layers"] > 0,
-      "say how many operations with --config.augment.randaugment_layers",
-    ),
+    on.given("augment.randaugment_layers"),
   ] = 10.0
   """strength of RandAugment's operations, M in the paper, as in EfficientNet and big_vision"""
   color_jitter: kinds.ColorRanges = ()
@@ -204,17 +180,8 @@ class Augment(Group):
   cutmix_alpha: kinds.Alpha = 0.0
   """CutMix with boxes of a random share of the area, of Beta(cutmix_alpha, cutmix_alpha), in all
   steps, 0: off; beside mixup, a batch takes either with probability 1/2"""
-  cutmix: Annotated[
-    kinds.Pixels,
-    When(
-      lambda c: c["augment.cutmix_epochs"] > 0 or c["augment.cutmix"] == 0,
-      "say in how many epochs with --config.augment.cutmix_epochs",
-    ),
-  ] = 0
+  cutmix: Annotated[kinds.Pixels, on.given("augment.cutmix_epochs")] = 0
   """side in pixels of the square pasted from another image of the batch, as in hlb-CIFAR10; 0: no
   such square; for CutMix as in timm and torchvision see cutmix_alpha"""
-  cutmix_epochs: Annotated[
-    kinds.Epochs,
-    on.given("augment.cutmix", "give the side of the square as --config.augment.cutmix"),
-  ] = 0.0
+  cutmix_epochs: Annotated[kinds.Epochs, on.given("augment.cutmix")] = 0.0
   """number of epochs with cutmix squares, at the end of the run"""

@@ -6,25 +6,23 @@ The upper bounds are not advice: beyond them memory, an int32 or a float32 would
 import re
 from typing import Annotated, Literal
 
+from annotated_types import Predicate
 from pydantic import Field
 
 from jaxspeed.config import registry
-from jaxspeed.config.schema import Says, is_plain, must_be, one_of
+from jaxspeed.config.schema import Says, is_plain, one_of
 
 Text = Annotated[
   str,
-  must_be(
-    "text of one line without control characters, at most 4,096 long",
-    lambda text: is_plain(text) and len(text) <= 4096,
-  ),
+  Field(max_length=4096),
+  Predicate(is_plain),
+  Says("text of one line without control characters, at most 4,096 long"),
 ]
 # TFDS takes names with any other colon, such as huggingface:NAME, from the network.
 DataSetName = Annotated[
   Text,
-  must_be(
-    "a name NAME, NAME/CONFIG or NAME/CONFIG:VERSION, in which no part begins with a dot",
-    lambda text: not text or re.fullmatch(r"[^/.:][^/:]*(/[^/.:][^/:]*)*(:[\d*.]+)?", text),
-  ),
+  Field(pattern=r"^([^/.:][^/:]*(/[^/.:][^/:]*)*(:[\d*.]+)?)?$"),
+  Says("a name NAME, NAME/CONFIG or NAME/CONFIG:VERSION, in which no part begins with a dot"),
 ]
 # An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
 Side = Annotated[int, Field(ge=1, le=8192)]
@@ -49,30 +47,28 @@ NotNegative = Annotated[float, Field(ge=0, le=1e6)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 # A factor on a learning rate or decay: its product with any learning rate fits a float32.
 Factor = Annotated[float, Field(ge=0, le=1e9)]
-
 # Parameter of a symmetric Beta distribution; from a thousand on, it is all but a single number.
 Alpha = Annotated[float, Field(ge=0, le=1000)]
 ColorRanges = Annotated[
   tuple[()] | tuple[NotNegative, NotNegative, NotNegative, Annotated[float, Field(ge=0, le=0.5)]],
   Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
 ]
-
-OptimizerName = Annotated[str, one_of(lambda: [*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS])]
+OptimizerName = Annotated[
+  str,
+  Predicate(lambda name: name in (*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS)),
+  Says(lambda: one_of((*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS))),
+]
 Loggers = Annotated[
   tuple[Literal["tensorboard", "wandb", "trackio"], ...],
-  must_be(
-    "some of tensorboard, wandb, trackio, each at most once, as \"('wandb', 'trackio')\"",
-    lambda names: len({*names}) == len(names),
-  ),
+  Predicate(lambda names: len({*names}) == len(names)),
+  Says("some of tensorboard, wandb, trackio, each at most once, as \"('wandb', 'trackio')\""),
 ]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
-
 _CHANNELS = "in units of 0 ... 255, or () for the training set's own"
 Mean = Annotated[tuple[()] | tuple[Number, Number, Number], Says(f"three numbers {_CHANNELS}")]
 Std = Annotated[
   tuple[()] | tuple[Positive, Positive, Positive], Says(f"three numbers above 0 {_CHANNELS}")
 ]
-
 Segments = Annotated[
   tuple[tuple[Epochs, Epochs, NotNegative, NotNegative], ...],
   Says(
@@ -80,34 +76,24 @@ Segments = Annotated[
     "first from epoch 0 on and each from the end of the one before"
   ),
 ]
-
 TrustRatios = Annotated[
   tuple[()] | tuple[Factor, Factor], Says("the least and the most trust ratio, or ()")
 ]
 Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
-XlaOption = Annotated[Text, must_be("NAME=VALUE, an option of XLA", lambda text: "=" in text)]
+XlaOption = Annotated[Text, Field(pattern="="), Says("NAME=VALUE, an option of XLA")]
 # A watchdog of fewer seconds would end runs while they save or evaluate.
 WatchdogSeconds = Annotated[
   float,
-  Field(ge=0, le=1e7),
-  must_be("a number of seconds, 0 or at least 5", lambda seconds: seconds == 0 or seconds >= 5),
+  Field(le=1e7),
+  Predicate(lambda seconds: seconds == 0 or seconds >= 5),
+  Says("a number of seconds, 0 or at least 5"),
 ]
-
-
-def _is_name(text: str) -> bool:
-  parts = text.split("/")
-  return not text or all(
-    part and part.isprintable() and not part.startswith(("-", ".")) and "\\" not in part
-    for part in parts
-  )
-
-
 # NAME or NAME/VARIANT: also the name of a folder in runs/, with a dash for the slash.
 Name = Annotated[
   str,
   Field(max_length=100),
-  must_be(
-    "a name for a folder, NAME or NAME/VARIANT, in which no part begins with a dot or a dash",
-    _is_name,
+  Predicate(
+    lambda text: text.isprintable() and re.fullmatch(r"(?!.*(^|/)[-./])[^\\]*[^\\/]|", text)
   ),
+  Says("a name for a folder, NAME or NAME/VARIANT, in which no part begins with a dot or a dash"),
 ]

@@ -6,7 +6,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, families, names
+from jaxspeed.config import checks, names
+from jaxspeed.config.registry import FAMILIES
 from jaxspeed.errors import UserError
 
 
@@ -24,7 +25,7 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
   """
   values = config.copy_and_resolve_references().to_dict()
   family = overrides.get("model.name", "")
-  if family in families.FAMILIES and family != values["model"].get("name"):
+  if family in FAMILIES and family != values["model"].get("name"):
     values["model"] = {"name": family}
   model = str(values["model"].get("name", ""))
   for name, value in overrides.items():

@@ -3,7 +3,6 @@
 A mistake in one is a sentence with the file and its line.
 """
 
-import dataclasses
 import importlib
 import importlib.machinery
 import inspect
@@ -14,13 +13,14 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, names
 from jaxspeed.config.kinds import PositiveShare
+from jaxspeed.config.schema import Group
 from jaxspeed.errors import UserError, did_you_mean
 
 # Longest text of a recipe's own exception in a message, in characters.
@@ -37,31 +37,25 @@ class _Loader(importlib.machinery.SourceFileLoader):
     raise OSError("not cached")
 
 
-@pydantic.dataclasses.dataclass(
-  frozen=True, config=pydantic.ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-)
-class Published:
-  """What is published of a recipe, as its file states it in PUBLISHED[variant]; None: nothing.
-
-  Attributes:
-    source: the repository or paper.
-    hardware: number and name of the devices.
-    top1: accuracy, as a fraction.
-    top5: the same.
-    runs: number of runs of which the accuracy is the mean.
-    seconds: time to that accuracy.
-    clock: what that time covers.
-    epochs: least and most epochs to that accuracy.
-  """
+class Published(Group):
+  """What is published of a recipe, as its file states it in PUBLISHED[variant]; None: nothing."""
 
   source: str = ""
+  """the repository or paper"""
   hardware: str = ""
+  """number and name of the devices"""
   top1: PositiveShare | None = None
+  """accuracy, as a fraction"""
   top5: PositiveShare | None = None
+  """the same"""
   runs: pydantic.PositiveInt | None = None
+  """number of runs of which the accuracy is the mean"""
   seconds: pydantic.PositiveFloat | None = None
+  """time to that accuracy"""
   clock: str = ""
+  """what that time covers"""
   epochs: tuple[int, int] | None = None
+  """least and most epochs to that accuracy"""
 
   @property
   def accuracy_in_words(self) -> str:
@@ -75,8 +69,7 @@ class Published:
     return f"{'-'.join(map(str, dict.fromkeys(self.epochs)))} epochs" if self.epochs else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
   """What a recipe file says of itself.
 
   Attributes:
@@ -98,22 +91,19 @@ def facts_of(name: str) -> Facts:
       than `Published`.
   """
   path = find_recipe(name)
-  module = import_file(path)
-  get_config = _get_config(module)
-  stated = getattr(module, "PUBLISHED", {})
+  module, get_config = _imported(path)
   try:
-    rows = {str(variant): Published(**row) for variant, row in stated.items()}
-  except (AttributeError, TypeError, pydantic.ValidationError) as error:
-    known = ", ".join(field.name for field in dataclasses.fields(Published))
+    stated = getattr(module, "PUBLISHED", {}).items()
+    variants = {str(variant): Published.model_validate(row) for variant, row in stated}
+  except (AttributeError, pydantic.ValidationError) as error:
     raise UserError(
-      f"{path}: PUBLISHED must map each variant to a dict with fields of {known} "
-      f"({' '.join(str(error).split())[:_SHOWN]})."
+      f"{path}: PUBLISHED must map each variant to a dict with fields of "
+      f"{', '.join(Published.model_fields)} ({' '.join(str(error).split())[:_SHOWN]})."
     ) from None
-  variants = [*rows] or [""]
+  variants = variants or {"": Published()}
   first = next(iter(inspect.signature(get_config).parameters.values()), None)
-  default = first.default if first and first.default in variants else variants[0]
-  title = (module.__doc__ or "").strip().partition("\n")[0]
-  return Facts(title, default, {each: rows.get(each, Published()) for each in variants})
+  default = first.default if first and first.default in variants else next(iter(variants))
+  return Facts((module.__doc__ or "").strip().partition("\n")[0], default, variants)
 
 
 def published(name: str, variant: str | None = None) -> Published:
@@ -148,13 +138,10 @@ def find_recipe(name: str) -> str:
   Raises:
     UserError: there is no such recipe, or no such file.
   """
-  recipes = shipped()
-  path = pathlib.PurePath(name)
-  if name in recipes:
-    return str(recipes[name])
-  if os.path.isfile(name):
+  recipes, path = shipped(), pathlib.PurePath(name)
+  if name not in recipes and os.path.isfile(name):
     return name
-  if path.parent.name == "configs" and not path.is_absolute() and path.stem in recipes:
+  if name in recipes or str(path.parent) == "configs" and path.stem in recipes:
     return str(recipes[path.stem])
   meant = did_you_mean(path.stem, recipes)
   if not meant and path.name == name and not path.suffix:
@@ -173,7 +160,7 @@ def load_recipe(name: str) -> ConfigDict:
   """
   file, colon, variant = name.partition(":")
   path = find_recipe(file)
-  get_config = _get_config(import_file(path))
+  _, get_config = _imported(path)
   arguments = [variant] if colon else []
   try:
     inspect.signature(get_config).bind(*arguments)
@@ -189,21 +176,20 @@ def load_recipe(name: str) -> ConfigDict:
   return checks.checked(config.copy_and_resolve_references().to_dict(), source=path)
 
 
-def _get_config(module: types.ModuleType) -> Callable[..., Any]:
-  found = getattr(module, "get_config", None)
-  if not callable(found):
-    raise UserError(f"{module.__file__} defines no function get_config() that returns the config.")
-  return found
+def _imported(path: str) -> tuple[types.ModuleType, Callable[..., Any]]:
+  """A recipe's module and its `get_config`."""
+  module = import_file(path)
+  if not callable(get_config := getattr(module, "get_config", None)):
+    raise UserError(f"{path} defines no function get_config() that returns the config.")
+  return module, get_config
 
 
 def import_file(file: str) -> types.ModuleType:
   """Imports a Python file as a module.
 
   Raises:
-    UserError: there is no such file, or it raises an exception; the message names the line.
+    UserError: it raises an exception; the message names the line.
   """
-  if not os.path.isfile(file):
-    raise UserError(f"{file}: there is no such file.")
   name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
   loader = _Loader(name, file)
   module = types.ModuleType(name)
@@ -234,7 +220,7 @@ def import_modules(modules: Sequence[str]) -> None:
 def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
 
-  The last frame of Python's traceback is a note of the exception, which the commands print.
+  The commands print the last frame of Python's traceback before the sentence.
 
   Args:
     run: runs it.
@@ -242,18 +228,18 @@ def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   """
   try:
     return run()
+  except UserError as error:
+    text, frame = str(error), ""
+    where = _where(error)
   except (Exception, SystemExit) as error:
-    text = traceback.format_exception_only(error)[-1]
+    text, where = traceback.format_exception_only(error)[-1], _where(error)
+    limit = 0 if isinstance(error, SyntaxError) else -1
+    frame = "".join(traceback.format_exception(error, limit=limit))
     # ml_collections lists all fields that there are.
-    unknown = re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL)
-    is_plain = isinstance(error, UserError)
-    text = names.no_field(unknown[1]) if unknown else str(error) if is_plain else text
-    text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
-    frame: list[str] = []
-    if not (unknown or is_plain):
-      frame = traceback.format_exception(error, limit=0 if isinstance(error, SyntaxError) else -1)
-    sentence = f"{prefix}{_where(error)}{text}{'.' * (not text.endswith('?'))}"
-    raise UserError(sentence, frame="".join(frame)) from None
+    if unknown := re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL):
+      text, frame = names.no_field(unknown[1]), ""
+  text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
+  raise UserError(f"{prefix}{where}{text}{'.' * (not text.endswith('?'))}", frame=frame) from None
 
 
 def _where(error: BaseException) -> str:

@@ -4,15 +4,17 @@ python -c 'from jaxspeed.models import make; from jaxspeed.config import referen
 print(reference.page(), end="")' > docs/fields.md
 """
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, families, names
-from jaxspeed.config.conditions import LEAVE_OUT, leaves
-from jaxspeed.config.schema import Declared, Mark
+from jaxspeed.config import effects, names
+from jaxspeed.config.conditions import leaves
+from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.schema import LEAVE_OUT, Declared, Mark
 
 
 def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
@@ -44,10 +46,12 @@ def _listed(model: str, command: str) -> Iterator[Declared]:
   for field in names.declared().values():
     if effects.is_used(field, command):
       yield field
-  for family in [model] if model else families.FAMILIES:
-    for name, field in names.declared(family).items():
-      if name.startswith("model.") and (name != "model.name" or model):
-        yield field._replace(meaning=f"{family}: {field.meaning}" if not model else field.meaning)
+  for family in [model] if model else FAMILIES:
+    for field in FAMILIES[family].fields:
+      if model:
+        yield field
+      elif field.name != "model.name":
+        yield dataclasses.replace(field, meaning=f"{family}: {field.meaning}")
 
 
 def _line(field: Declared, value: object) -> str:
@@ -78,7 +82,7 @@ def page() -> str:
     effect = "".join(
       f"; {each.otherwise}" for each in field.conditions if each.otherwise != LEAVE_OUT
     )
-    meaning = f"{field.meaning}{f' (without effect where not: {effect[2:]})' if effect else ''}"
+    meaning = f"{field.meaning}{f' (condition: {effect[2:]})' if effect else ''}"
     cells = (f"`{field.name}`", default, field.accepted, meaning)
     lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
   return "\n".join(lines) + "\n"

@@ -1,19 +1,17 @@
 """The fields that every recipe shares, each stated once with value, type, range and meaning.
 
 The groups of fields are here, in `image_fields.py` and in `training_fields.py`. The fields of
-`config.model` are its family's (`families.py`).
+`config.model` are its family's (`registry.py`).
 """
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.given import Given
 from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
-from jaxspeed.config.schema import Also, Group, Mark, When
+from jaxspeed.config.schema import Also, Group, Mark, When, not_given
 from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
 
 
@@ -22,7 +20,7 @@ class Eval(Group):
 
   mode: Annotated[
     kinds.EvalMode,
-    on.by_phase("eval_mode", "--config.phases.eval_mode, to '()' for one in all of them"),
+    on.by_phase("eval.mode", "eval_mode"),
     Also("tta"),
     Mark.COMMON,
     Mark.PREDICT,
@@ -86,8 +84,20 @@ class Records(Group):
   """address of the code in the DAWNBench entry"""
 
 
+class Given(Group):
+  """Objects that `jaxspeed.fit` was given in place of fields, in words; '': none.
+
+  They say in the run's folder what was trained; a command cannot set them.
+  """
+
+  model: kinds.Text = ""
+  optimizer: kinds.Text = ""
+  schedule: kinds.Text = ""
+  data: kinds.Text = ""
+
+
 class Config(Group):
-  """Every field of a config."""
+  """Every field of a config, but for those of `config.model` and what `jaxspeed.fit` is given."""
 
   name: kinds.Name = ""
   """name of the run and of its folder"""
@@ -101,10 +111,7 @@ class Config(Group):
     kinds.Batch,
     Also("batch bs"),
     Mark.COMMON,
-    When(
-      lambda c: on.phase_column(c, "batch_size")[:1] in ((), (c["batch_size"],)),
-      "each phase has its own, which its learning rate fits; set --config.phases.batch_size",
-    ),
+    on.by_phase("batch_size", "batch_size", 0),
   ] = 512
   """images in a batch, summed over all devices"""
   accumulate: Annotated[
@@ -122,11 +129,7 @@ class Config(Group):
   ] = "auto"
   """auto: the fastest for the device; tf32: float32 with products that GPUs round to TF32;
   float64: for CPUs, to compare programs"""
-  loss_scale: Annotated[
-    float,
-    Field(ge=0, le=1e38),
-    When(lambda c: c["precision"] in ("auto", "float16"), "only float16 has a loss scale"),
-  ] = 0.0
+  loss_scale: Annotated[float, Field(ge=0, le=1e38), on.only("precision", "auto", "float16")] = 0.0
   """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
   label_smoothing: Annotated[kinds.ShareBelowOne, Also("smoothing")] = 0.0
   """share of the target that is spread evenly over all classes"""
@@ -140,16 +143,14 @@ class Config(Group):
   """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
-  stop_at_target: Annotated[bool, on.given("target", "there is no target")] = False
+  stop_at_target: Annotated[bool, on.given("target")] = False
   """whether the run ends once the target is reached"""
   patience: Annotated[
     int,
     Field(ge=0, le=100_000),
     Also("early_stopping early_stopping_patience"),
     When(
-      lambda c: (
-        not c["patience"] or math.ceil(c["epochs"]) > c["patience"] * c["eval.every_epochs"]
-      ),
+      lambda c: c["epochs"] > c["patience"] * c["eval.every_epochs"],
       "there are no more evaluations than that",
     ),
   ] = 0
@@ -157,10 +158,7 @@ class Config(Group):
   early end leaves out the low learning rates at the end of a schedule, which help most"""
   tune_on: Annotated[Literal["test", "validation"], Mark.EVALUATE] = "test"
   """images to evaluate on; validation: training images that are held out (data.hold_out)"""
-  warmup: Annotated[
-    Literal["auto", "on", "off"],
-    When(lambda c: c["data.feed"] != "stream" or c["warmup"] == "off", "a stream has none"),
-  ] = "auto"
+  warmup: Annotated[Literal["auto", "on", "off"], on.unless("data.feed", "stream")] = "auto"
   """training on random labels before the clock starts; auto: on accelerators only"""
   cost_per_hour: Annotated[kinds.Factor, Mark.PLACE] = 0.0
   """price of all the hardware in USD; 0: not stated"""
@@ -170,21 +168,17 @@ class Config(Group):
   continue_from: Annotated[kinds.Text, Also("init_from resume_from")] = ""
   """folder of a run whose weights, optimizer and averages a new run begins with, to train longer;
   epochs and learning rates are the new run's. For its weights only, see pretrained.path"""
-  data: Annotated[Data, Mark.EVALUATE] = Data()
-  phases: Annotated[Phases, on.PHASES, Mark.EVALUATE] = Phases()
-  pretrained: Annotated[Pretrained, on.not_given("model"), on.PRETRAINED] = Pretrained()
-  augment: Augment = Augment()
-  model: Annotated[dict[str, Any], on.not_given("model"), Mark.PREDICT] = {}
-  """the model's name and fields"""
-  optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
-    Optimizer()
-  )
-  schedule: Annotated[Schedule, on.not_given("schedule"), on.ONE_PIECE] = Schedule()
-  average: Annotated[Average, on.AVERAGES] = Average()
-  whitening: Annotated[Whitening, on.WHITENS] = Whitening()
-  proxy: Annotated[Proxy, on.PROXY] = Proxy()
-  eval: Annotated[Eval, Mark.EVALUATE] = Eval()
-  allreduce: Allreduce = Allreduce()
+  data: Annotated[Data, Mark.EVALUATE]
+  phases: Annotated[Phases, on.given("phases.first_epoch", "first_epoch"), Mark.EVALUATE]
+  pretrained: Annotated[Pretrained, not_given("model"), on.given("pretrained.path", "path")]
+  augment: Augment
+  optimizer: Annotated[Optimizer, not_given("optimizer", "clip_norm", "layer_decay")]
+  schedule: Annotated[Schedule, not_given("schedule"), on.ONE_PIECE]
+  average: Annotated[Average, on.AVERAGES]
+  whitening: Annotated[Whitening, on.WHITENS]
+  proxy: Annotated[Proxy, on.given("proxy.keep", "keep")]
+  eval: Annotated[Eval, Mark.EVALUATE]
+  allreduce: Allreduce
   compiler_options: tuple[kinds.XlaOption, ...] = ()
   """XLA options for the training programs: ("NAME=VALUE", ...)"""
   command_buffers: bool = False
@@ -193,10 +187,9 @@ class Config(Group):
   deterministic: bool = False
   """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
   resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
-  checkpoint: Annotated[Checkpoint, Mark.PLACE] = Checkpoint()
+  checkpoint: Annotated[Checkpoint, Mark.PLACE]
   watchdog_seconds: Annotated[kinds.WatchdogSeconds, Mark.PLACE] = 600.0
   """seconds without progress after which a run is ended; 0: never"""
   heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), Mark.PLACE] = 30
   """seconds without a sign of life after which a process counts as lost"""
-  records: Annotated[Records, Mark.PLACE] = Records()
-  given: Given = Given()
+  records: Annotated[Records, Mark.PLACE]

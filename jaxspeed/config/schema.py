@@ -8,29 +8,26 @@ strict mode checks the values: `True` is not a number, 3.0 not an integer, a str
 values live in an `ml_collections.ConfigDict`, to which recipes assign.
 """
 
+import dataclasses
 import enum
+import functools
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
+_STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class Group(pydantic.BaseModel):
   """Fields with their defaults; the string below a field is its meaning."""
 
-  model_config = pydantic.ConfigDict(
-    strict=True,
-    allow_inf_nan=False,
-    arbitrary_types_allowed=True,
-    extra="forbid",
-    use_attribute_docstrings=True,
-  )
+  model_config = _STRICT | pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 # What may stand in a field's `Annotated`, or in that of its group, for all of its fields.
@@ -43,7 +40,7 @@ class Says(NamedTuple):
 
 
 class When(NamedTuple):
-  """A condition without which a field has no effect.
+  """A condition without which a field has no effect (`conditions`).
 
   Attributes:
     works: takes a view of the config (`conditions.View`), which notes the fields that it reads.
@@ -56,6 +53,17 @@ class When(NamedTuple):
   otherwise: str
   command: str = ""
   but: tuple[str, ...] = ()
+
+
+LEAVE_OUT = "leave one of them out"
+
+
+def not_given(argument: str, *but: str) -> When:
+  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
+
+  Evaluations of such a run may name other data.
+  """
+  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
 
 
 class Also(NamedTuple):
@@ -73,69 +81,24 @@ class Mark(enum.Enum):
   PREDICT = "evaluate and predict use it"
 
 
-def must_be(text: str | Callable[[], str], accepts: Callable[[Any], bool]) -> Any:
-  """A condition to add to `Annotated`, with `text` as the end of its error "it must be ..."."""
-
-  def check(value: Any) -> Any:
-    if not accepts(value):
-      raise ValueError
-    return value
-
-  check.text = text  # type: ignore[attr-defined]
-  return pydantic.AfterValidator(check)
-
-
-def one_of(names: Callable[[], Iterable[str]]) -> Any:
-  """A condition to add to `Annotated[str, ...]`: one of names that --import may add to."""
-  return must_be(lambda: choose(names())[len("choose ") : -1], lambda value: value in names())
-
-
-def choose(names: Iterable[str]) -> str:
-  """A sentence after an unknown name: the known ones, and how to add one."""
-  return f"choose one of {', '.join(names)}, or name the module that registers it with --import."
-
-
 def is_plain(text: str) -> bool:
   """Whether a text has no control characters, line separators or lone surrogates."""
   return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
-class Mistake(NamedTuple):
-  """An error in a field: its kind, name and value, and a sentence about the value."""
-
-  kind: Literal["unknown", "missing", "value"]
-  name: str
-  value: Any
-  text: str
+def one_of(names: Iterable[str]) -> str:
+  """The known names in words, and how to add one: what a field of such a name accepts."""
+  return f"one of {', '.join(names)}, or name the module that registers it with --import"
 
 
-def first_mistake(
-  error: pydantic.ValidationError, group: type[Group], values: Mapping[str, Any]
-) -> Mistake:
-  """The error to report first, an unknown field before all others; `values` are those refused."""
-  found = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
-  names: list[str] = []
-  kind: Any = group
-  value: Any = values
-  metadata: list[Any] = []
-  for key in found["loc"]:
-    if not is_group(kind):
-      break  # what follows is a place in a tuple
-    names.append(str(key))
-    value = value.get(key) if isinstance(value, Mapping) else None
-    if field := kind.model_fields.get(names[-1]):
-      kind, metadata = field.annotation, field.metadata
-  words = accepted(kind, metadata)
-  text = f"choose {words}." if words.startswith("one of ") else f"it must be {words}."
-  if found["type"] in ("extra_forbidden", "invalid_key"):
-    return Mistake("unknown", ".".join(names), value, "")
-  # A tuple that is too short misses an element, which is another thing.
-  is_missing = found["type"] == "missing" and len(names) == len(found["loc"])
-  return Mistake("missing" if is_missing else "value", ".".join(names), value, text)
-
-
-def is_group(annotation: Any) -> bool:
-  return isinstance(annotation, type) and issubclass(annotation, Group)
+def shown(value: Any) -> str:
+  """A value as a message shows it: on one line and, if long, cut short."""
+  try:
+    text = ascii(value) if isinstance(value, str) and not is_plain(value) else repr(value)
+  except Exception:  # an object's own __repr__, or an int of more digits than Python prints
+    text = f"a {type(value).__name__}"
+  text = " ".join(text.split())
+  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def accepted(annotation: Any, metadata: Any = ()) -> str:
@@ -143,13 +106,9 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
   while typing.get_origin(annotation) is Annotated:
     annotation, *more = typing.get_args(annotation)
     metadata = (*metadata, *more)
-  for each in reversed(metadata):
-    text = getattr(each.func if isinstance(each, pydantic.AfterValidator) else each, "text", None)
-    if text is not None:
-      return text() if callable(text) else str(text)
+  if texts := [each.text for each in metadata if isinstance(each, Says)]:
+    return texts[-1] if isinstance(texts[-1], str) else texts[-1]()
   origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-  if is_group(annotation):
-    return "a group of fields"
   if origin is Literal:
     return f"one of {', '.join(map(str, parts))}"
   if origin in (typing.Union, types.UnionType):
@@ -171,18 +130,9 @@ def _bounds(metadata: Any) -> str:
   return f"{above} and up{most}" if above and most else f"{above}{least}{most}{below}"
 
 
-def shown(value: Any) -> str:
-  """A value as a message shows it: on one line and, if long, cut short."""
-  try:
-    text = ascii(value) if isinstance(value, str) and not is_plain(value) else repr(value)
-  except Exception:  # an object's own __repr__, or an int of more digits than Python prints
-    text = f"a {type(value).__name__}"
-  text = " ".join(text.split())
-  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-class Declared(NamedTuple):
-  """A field: its dotted name, and what its declaration says."""
+@dataclasses.dataclass(frozen=True)
+class Declared:
+  """A field: its dotted name, and what its declaration says; `...`: it has no default."""
 
   name: str
   annotation: Any
@@ -193,6 +143,12 @@ class Declared(NamedTuple):
   @property
   def accepted(self) -> str:
     return accepted(self.annotation, self.metadata)
+
+  @property
+  def must_be(self) -> str:
+    """A sentence about a value that the field does not accept."""
+    words = self.accepted
+    return f"choose {words}." if words.startswith("one of ") else f"it must be {words}."
 
   @property
   def marks(self) -> set[Mark]:
@@ -207,14 +163,22 @@ class Declared(NamedTuple):
   def also(self) -> list[str]:
     return [name for each in self.metadata if isinstance(each, Also) for name in each.names.split()]
 
+  @functools.cached_property
+  def _adapter(self) -> pydantic.TypeAdapter[Any]:
+    kind: Any = Annotated[self.annotation, self.name, *self.metadata]
+    return pydantic.TypeAdapter(kind, config=_STRICT)
+
+  def checked(self, value: Any) -> Any:
+    """The value as the field has it; raises a `pydantic.ValidationError`."""
+    return self._adapter.validate_python(value)
+
 
 def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Declared]:
   """Yields the fields of a group and of the groups in it; `of` is the metadata of this one."""
   for name, field in group.model_fields.items():
     annotation, metadata = field.annotation, (*of, *field.metadata)
-    if is_group(annotation):
-      inner: Any = annotation
-      yield from declared(inner, f"{prefix}{name}.", metadata)
+    if isinstance(annotation, type) and issubclass(annotation, Group):
+      yield from declared(annotation, f"{prefix}{name}.", metadata)
     else:
       default = ... if field.is_required() else field.default
       meaning = " ".join((field.description or "").split())

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, fields, names
 from jaxspeed.config.conditions import leaves as leaves
-from jaxspeed.config.given import given_in
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
@@ -39,6 +38,30 @@ def to_dict(config: ConfigDict) -> dict[str, Any]:
   if not given_in(values):
     values.pop("given", None)
   return values
+
+
+def given_in(config: Mapping[str, Any]) -> dict[str, str]:
+  """What `jaxspeed.fit` was given in place of fields of a config: argument and description."""
+  return {name: str(value) for name, value in dict(config.get("given") or {}).items() if value}
+
+
+def refusal(before: Mapping[str, str], now: Mapping[str, str], folder: object) -> str:
+  """A sentence on a run that was given other objects than a later start of it; '' if the same.
+
+  Args:
+    before: what the run was given (`given_in`).
+    now: what this start is given.
+    folder: the run's folder.
+  """
+  for name in {**before, **now}:
+    if (was := before.get(name)) != (found := now.get(name)):
+      held = f"jaxspeed.fit(..., {name}=...) with {was}" if was else f"no {name}= of jaxspeed.fit"
+      remedy = f"pass the same {name}= to jaxspeed.fit" if was else f"leave {name}= out"
+      return (
+        f"{folder} holds a run of {held}{f', not of {found}' * bool(found)}: {remedy} to resume "
+        "it, or choose another workdir."
+      )
+  return ""
 
 
 def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:

@@ -1,16 +1,12 @@
 """The fields of training: optimizer, learning rate, average, whitening layer, proxy."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
 from jaxspeed.config.schema import Also, Group, Mark, When
-
-
-def _has_momentum(c: Any) -> bool:
-  return bool(c["optimizer.momentum"] or c["optimizer.momentum_segments"])
 
 
 class Optimizer(Group):
@@ -23,69 +19,29 @@ class Optimizer(Group):
   ] = 0.0
   """largest L2 norm of the gradient of all trained parameters together, which is scaled down to it,
   as torch's clip_grad_norm_ does; 0: no clipping"""
-  layer_decay: Annotated[
-    kinds.PositiveShare,
-    When(
-      lambda c: c["pretrained.freeze"] != "backbone" or c["optimizer.layer_decay"] == 1,
-      "only the last layer is trained, at the whole learning rate",
-    ),
-  ] = 1.0
+  layer_decay: Annotated[kinds.PositiveShare, on.unless("pretrained.freeze", "backbone")] = 1.0
   """factor on the learning rate from a layer to the one before, as timm's --layer-decay: the last
   layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
-  momentum: Annotated[
-    kinds.Share,
-    on.MOMENTUM,
-    on.without(
-      "optimizer.momentum_segments",
-      "set --config.optimizer.momentum_segments='()' for one momentum",
-    ),
-  ] = 0.9
+  momentum: Annotated[kinds.Share, on.MOMENTUM, on.without("optimizer.momentum_segments")] = 0.9
   """momentum of SGD and LARS"""
   momentum_segments: Annotated[kinds.Segments, on.MOMENTUM] = ()
   """momentum over the epochs, written as schedule.segments; replaces momentum"""
-  nesterov: Annotated[
-    bool,
-    on.MOMENTUM,
-    When(
-      lambda c: (
-        (c["optimizer.name"] == "muon" and c["optimizer.muon_momentum"] > 0) or _has_momentum(c)
-      ),
-      "there is no momentum",
-    ),
-  ] = True
+  nesterov: Annotated[bool, on.MOMENTUM, on.HAS_MOMENTUM] = True
   """whether momentum is Nesterov momentum"""
-  rate_in_momentum: Annotated[
-    bool,
-    on.MOMENTUM,
-    When(_has_momentum, "there is no momentum"),
-    When(
-      lambda c: c["optimizer.name"] != "lars",
-      "with lars the learning rate is always in the momentum",
-    ),
-  ] = False
+  rate_in_momentum: Annotated[bool, on.MOMENTUM, on.NOT_LARS, on.HAS_MOMENTUM] = False
   """v = m v + lr g (myrtle) instead of v = m v + g (PyTorch), with lr the learning rate"""
   weight_decay: Annotated[kinds.Factor, Also("wd"), Mark.COMMON] = 0.0
   """this times the weights is added to the gradient; adamw: to the step, before the learning rate
   (torch's and optax's AdamW)"""
   bias_rate: Annotated[kinds.Factor, on.NOT_LARS] = 1.0
   """factor on the learning rate of biases"""
-  bias_decay: Annotated[
-    kinds.Factor,
-    on.DECAYS,
-    When(
-      lambda c: c["optimizer.name"] != "lars" or c["optimizer.bias_decay"] == 0,
-      "with lars biases do not decay",
-    ),
-  ] = 1.0
+  bias_decay: Annotated[kinds.Factor, on.DECAYS, on.NOT_LARS] = 1.0
   """factor on the weight decay of biases, with adamw the last layer's too; adamw: 1 is torch's
   default, and 0 timm's"""
   scale_decay: Annotated[
     kinds.Factor,
     on.DECAYS,
-    When(
-      lambda c: c["optimizer.name"] not in ("muon", "lars" if c["optimizer.scale_decay"] else ""),
-      "it applies to sgd and adamw: lars does not decay scales, muon decays them as biases",
-    ),
+    on.unless("optimizer.name", "lars", "muon"),
     When(
       lambda c: c["model.name"] != "airbench" and c["model.train_norm_scale"] is not False,
       "this model's normalization layers have no trained scales",
@@ -153,16 +109,13 @@ class Schedule(Group):
         not c["schedule.segments"]
         or any(c["schedule.peak"] in segment[2:] for segment in c["schedule.segments"])
       ),
-      on.ONE_PIECE.otherwise,
+      "set --config.schedule.segments='()' for a learning rate that rises and falls once",
     ),
   ] = 0.1
   """highest learning rate; an override of it scales the segments of a recipe"""
   start: Annotated[
     kinds.NotNegative,
-    When(
-      lambda c: c["schedule.warmup"] > 0 or c["schedule.start"] == 1,
-      "without a warm-up the learning rate starts at its peak",
-    ),
+    When(lambda c: c["schedule.warmup"] or c["schedule.start"] == 1, "there is no warm-up"),
   ] = 0.0
   """initial learning rate, as a factor of the peak"""
   final: Annotated[kinds.NotNegative, on.FALLING, Also("min_lr")] = 0.0

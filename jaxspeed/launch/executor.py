@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import pydantic
+from annotated_types import Predicate
 from pydantic import Field
 
-from jaxspeed.config import schema
-from jaxspeed.config.schema import Group, must_be
+from jaxspeed.config.schema import Group, Says, accepted, is_plain, shown
 from jaxspeed.errors import UserError
 from jaxspeed.launch.record import Job
 
@@ -27,12 +27,8 @@ def to_tuple(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
 
 
-Words = Annotated[
-  tuple[str, ...], pydantic.BeforeValidator(to_tuple), schema.Says("a list of texts")
-]
-Line = Annotated[
-  str, must_be("text without line breaks or control characters", lambda text: schema.is_plain(text))
-]
+Words = Annotated[tuple[str, ...], pydantic.BeforeValidator(to_tuple), Says("a list of texts")]
+Line = Annotated[str, Predicate(is_plain), Says("text without line breaks or control characters")]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -65,7 +61,7 @@ class Executor(Group, abc.ABC):
   """lines of shell before the command, such as "module load cuda" """
   env: Annotated[
     dict[str, Line],
-    schema.Says("a dict of environment variables and their texts"),
+    Says("a dict of environment variables and their texts"),
   ] = {}
   """environment variables of the jobs; they are stored in the jobs' folders"""
 
@@ -73,8 +69,7 @@ class Executor(Group, abc.ABC):
     try:
       super().__init__(**values)
     except pydantic.ValidationError as error:
-      found = schema.first_mistake(error, type(self), values)
-      raise UserError(self._sentence(found)) from None
+      raise UserError(self._sentence(error, values)) from None
     for name in self.env:
       if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
@@ -84,12 +79,14 @@ class Executor(Group, abc.ABC):
           "in the jobs' folders: set it in the environment of the command that submits."
         )
 
-  def _sentence(self, problem: schema.Mistake) -> str:
-    name = type(self).__name__
-    if problem.kind == "unknown":
-      fields = ", ".join(type(self).model_fields)
-      return f"{name} has no field {problem.name}: it has {fields}."
-    return f"{name}({problem.name}={schema.shown(problem.value)}): {problem.text}"
+  def _sentence(self, error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
+    """A sentence on the first mistake; an unknown field is one before all others."""
+    found = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    kind, name = type(self).__name__, str(found["loc"][0])
+    if (field := type(self).model_fields.get(name)) is None:
+      return f"{kind} has no field {name}: it has {', '.join(type(self).model_fields)}."
+    must_be = accepted(field.annotation, field.metadata)
+    return f"{kind}({name}={shown(values.get(name))}): it must be {must_be}."
 
   def to_dict(self) -> dict[str, Any]:
     """The kind and the fields, as JSON stores them."""

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import Field
 
 from jaxspeed.cluster.peers import visible_gpus
-from jaxspeed.config import schema
+from jaxspeed.config.schema import Says
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import is_locked, read_bytes
@@ -56,7 +56,7 @@ class Local(Executor):
   gpus: Annotated[
     int | tuple[int, ...] | None,
     pydantic.BeforeValidator(to_tuple),
-    schema.Says("a number of GPUs, a list of their numbers, or None"),
+    Says("a number of GPUs, a list of their numbers, or None"),
   ] = None
   """GPUs to use: how many, or which; None: all that are visible"""
   cores: Annotated[int, Field(ge=0, le=65_536)] = 0

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from jaxspeed.config import schema
-from jaxspeed.config.schema import must_be
+from jaxspeed.config.schema import Says
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch import shared_disk
 from jaxspeed.launch.executor import Count, Executor, Line, SchedulerState, Words
@@ -27,10 +26,8 @@ _ELSEWHERE = "192.0.2.1"
 
 _Accelerators = Annotated[
   str,
-  must_be(
-    "a kind of GPU and how many each node has, such as H100:8",
-    lambda text: not text or bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?", text)),
-  ),
+  Field(pattern=r"^([A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?)?$"),
+  Says("a kind of GPU and how many each node has, such as H100:8"),
 ]
 
 
@@ -60,7 +57,7 @@ class Sky(Executor):
   """disk of each machine in GB; 0: SkyPilot's default"""
   mounts: Annotated[
     dict[str, str],
-    schema.Says("a dict of paths on the machines and the URLs of buckets or names of volumes"),
+    Says("a dict of paths on the machines and the URLs of buckets or names of volumes"),
   ] = {}
   """buckets (gs://runs) and volumes of SkyPilot (a name) by the path at which they are mounted"""
   shared_root: bool = False

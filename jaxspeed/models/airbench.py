@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
-from jaxspeed.config import families, kinds
+from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.border import add_border, border_before_pool
@@ -115,7 +115,7 @@ class Group(nn.Module):
     return add_border(self.activation(y + x), border)
 
 
-@families.register("airbench", least_side=9)
+@registry.model("airbench", least_side=9)
 class Airbench(nn.Module):
   """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from jaxspeed.config.families import FAMILIES
-from jaxspeed.config.given import given_in
+from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.stored import given_in
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 

@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
-from jaxspeed.config import families, kinds
+from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.conv import Conv
@@ -131,7 +131,7 @@ class Stage(nn.Module):
     return x
 
 
-@families.register("resnet")
+@registry.model("resnet")
 class ResNet(nn.Module):
   """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 from pydantic import Field
 
-from jaxspeed.config import families, kinds
+from jaxspeed.config import kinds, registry
 from jaxspeed.config.conditions import only
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
@@ -55,7 +55,7 @@ class ConvNorm(nn.Module):
     return x
 
 
-@families.register("resnet9", least_side=8)
+@registry.model("resnet9", least_side=8)
 class ResNet9(nn.Module):
   """Eight convolutions and a linear layer; [n, h, w, 3] to logits [n, classes].
 

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 from pydantic import Field
 
-from jaxspeed.config import families, kinds
+from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers.dropout import Dropout
@@ -124,7 +124,7 @@ class Block(nn.Module):
     return x + drop(dense(x.shape[-1], "mlp2")(y))
 
 
-@families.register("vit")
+@registry.model("vit")
 class ViT(nn.Module):
   """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from jaxspeed.config import families
+from jaxspeed.config.registry import FAMILIES
 from jaxspeed.data.hold_out import held_out_count, require_training_images
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
@@ -120,7 +120,7 @@ def make_plan(
 def _check_sides(config: ConfigDict, phase: Phase) -> None:
   """Check that the model accepts the image sizes of a phase."""
   name = config.model.get("name", "")
-  least = families.FAMILIES[name].least_side if name in families.FAMILIES else 1
+  least = FAMILIES[name].least_side if name in FAMILIES else 1
   trained = "phases.image_size" if config.phases.image_size else "data.image_size"
   evaluated = "eval.image_size" if config.eval.image_size else trained
   for field, side in ((trained, phase.image_size), (evaluated, phase.eval_size)):

@@ -7,7 +7,7 @@ import flax.linen as nn
 import optax
 from ml_collections import ConfigDict
 
-from jaxspeed.config.given import Given
+from jaxspeed.config.run_fields import Given
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.models.own import describe_model
 from jaxspeed.planning.own_schedule import describe_rates

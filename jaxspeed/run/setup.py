@@ -19,7 +19,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
-from jaxspeed.config.given import given_in, refusal
+from jaxspeed.config.stored import given_in, refusal
 from jaxspeed.data.balance import balance_lines
 from jaxspeed.data.disk.images import missing_tensorflow
 from jaxspeed.data.formats.class_names import check_class_names

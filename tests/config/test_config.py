@@ -10,8 +10,9 @@ from in_process import command
 from recipes import get_config
 
 import jaxspeed.models.make  # noqa: F401  the families of models
-from jaxspeed.config import checks, families, names, reference, stored
+from jaxspeed.config import checks, names, reference, stored
 from jaxspeed.config import fields as fields_lib
+from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
 
@@ -32,7 +33,7 @@ def test_the_base_holds_primitives_only_and_is_a_new_one_each_time():
 
 
 def test_every_field_has_a_meaning():
-  for family in families.FAMILIES:
+  for family in FAMILIES:
     for name, field in names.declared(family).items():
       assert field.meaning and field.meaning.split()[0] not in ("of", "whose"), name
 
@@ -48,7 +49,9 @@ def test_a_variant_is_known_or_told():
 
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   config = fields_lib.base()
-  config.model = families.FAMILIES["airbench"].fields(widths=(8, 16, 32)).model_dump()
+  config.model = dict(name="airbench", widths=(8, 16, 32))
+  config = checks.checked(config.to_dict())
+  config.unlock()
   config.schedule.segments = ((0, 1, 0.5, 0.25),)
   config.data.mean = ()
   config.schedule.peak = 0.1 + 0.2  # no float is rounded

@@ -42,7 +42,7 @@ imagenet18:1 | batch_size=256 | phases.batch_size | phases.batch_size=()
 imagenet18:1 | schedule.warmup=0.1 | schedule.segments | schedule.segments=()
 imagenet_21epochs | optimizer.momentum=0.8 | optimizer.momentum_segments | optimizer.momentum_segments=()
 imagenette | loss_scale=8.0 precision=float32 | precision | precision=float16
-imagenette | data.copies=a | data.feed | phases.copies=(160,160,0)
+imagenette | data.copies=a | phases.copies | phases.copies=(160,160,0)
 imagenette | pretrained.head=new | pretrained.path | pretrained.path=a
 imagenet_ffcv:16 | data.path=a data.synthetic=True | data.synthetic | data.synthetic=False
 imagenet_lars:8192 | eval.shapes=4 | eval.mode | eval.mode=rect
@@ -114,8 +114,8 @@ def test_a_recipe_is_told_of_what_it_sets_in_vain():
   config = get_config("quickstart")
   config.augment.cutmix_epochs = 2.0
   told = (
-    "config.augment.cutmix_epochs=2.0 has no effect beside config.augment.cutmix=0: give the side "
-    "of the square as --config.augment.cutmix (set in the recipe)."
+    "config.augment.cutmix_epochs=2.0 has no effect beside config.augment.cutmix=0: set "
+    "--config.augment.cutmix too (set in the recipe)."
   )
   assert effects.check(config, ()) == effects.check(config, ("epochs",)) == [told]
   # Who turns it off on the command line knows.
@@ -160,8 +160,8 @@ def test_evaluate_and_predict_take_what_they_use(command, used, unused):
 def test_the_command_knows_what_it_was_given():
   assert mistake("plan", "imagenette", "--config.data.image_size=64") == (
     "config.data.image_size=64 has no effect beside config.phases.first_epoch=(0.0, 0.4, 0.8) and "
-    "config.phases.image_size=(128, 160, 192): each phase has its own; for one size in all of them "
-    "set --config.phases.image_size='()' too, for one phase --config.phases.first_epoch='()'."
+    "config.phases.image_size=(128, 160, 192): each phase has its own: set "
+    "--config.phases.image_size, to '()' for one in all of them."
   )
 
 

@@ -146,20 +146,20 @@ recipes cifar10 cifar100 => 'cifar100' is one recipe too many
 stored format=1 => is of format 1, and this version of jaxspeed reads 2
 stored format=true => is of format True
 stored model=... => config.model has no name
-stored model=[1] => config.model=(1,): it must be a
+stored model=[1] => config.model is a group of fields
 stored model={"name":[1]} => config.model.name=(1,): choose one of airbench
 stored model={"name":"resnet9","foo":1} => the config has no field model.foo
 stored epochs=null => config.epochs=None: it must be a number above 0
 stored epochs=NaN => cannot be read as a config (NaN is no number of JSON).
 stored runs=true => config.runs=True: it must be a whole number from 1 to
 stored batch_size=100.0 => config.batch_size=100.0: it must be a whole number
-stored data=3 => config.data=3: it must be a group of fields.
+stored data=3 => config.data is a group of fields: set config.data.FIELD.
 stored a.b c=1 => the config has no field a.b c.
 stored a\u001b[2J\n=1 => the config has no field a\x1b[2J\n.
 stored name="\ud800" => config.
 stored data={"name":"huggingface:cifar10"} => it must be a name NAME, NAME/CONFIG or NAME/CONFIG:V
 stored data={"name":"a/../../x"} => config.data.name='a/../../x': it must be a name
-stored data={"image_size":8192} => images of this size have too many pixels to whiten
+stored data={"image_size":8192} => these are too many pixels to whiten
 stored data={"path":"a\u2028b"} => config.data.path='a\u2028b': it must be text
 written {} => is of format None, and this version of jaxspeed reads 2
 written  => cannot be read as a config (it is no JSON: Expecting value

@@ -10,7 +10,7 @@ from in_process import command, mistake
 from PIL import Image
 from tolerances import rounding
 
-from jaxspeed.config import families, registry
+from jaxspeed.config import registry
 
 # Fifteen lines of a model without running statistics, and no name that jaxspeed knows.
 MODEL = """
@@ -122,7 +122,7 @@ def test_plans_and_predictions_know_it(written):
 
 def test_a_run_whose_model_is_not_registered_names_the_flag(written):
   train(written / "a")
-  families.FAMILIES.pop("perceptron")
+  registry.FAMILIES.pop("perceptron")
   found = mistake("evaluate", f"--workdir={written / 'a'}")
   assert "config.json: config.model.name='perceptron': choose one of airbench, resnet" in found
   assert found.endswith("or name the module that registers it with --import.")

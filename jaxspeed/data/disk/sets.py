@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 from ml_collections import ConfigDict
 
-from jaxspeed.config import families
+from jaxspeed.config.registry import FAMILIES
 from jaxspeed.data.disk.colours import colour_notes
 from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
@@ -190,7 +190,7 @@ def _one_size(
   median = int(np.median(short[short > 0]))
   if median >= min(phase.image_size for phase in phases):
     return []
-  family = families.FAMILIES.get(config.model.get("name", ""))
+  family = FAMILIES.get(config.model.get("name", ""))
   side = max(median, family.least_side if family else 1)
   one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
   return [

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from jaxspeed.config.registry import DATA_SETS
-from jaxspeed.config.schema import choose
+from jaxspeed.config.schema import one_of
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import has_splits, list_folder
@@ -142,7 +142,7 @@ def known(name: str) -> Known:
     UserError: there is no such data set.
   """
   if name not in KNOWN:
-    raise UserError(f"config.data.name={name!r}: set config.data.path, or {choose(KNOWN)}")
+    raise UserError(f"config.data.name={name!r}: set config.data.path, or choose {one_of(KNOWN)}.")
   return KNOWN[name]
 
 
