@@ -17,10 +17,12 @@ from rich.console import Console
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
+from jaxspeed.data.disk.prepared import QUALITY
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.prepare.index import Broken, broken_headers, write_index
+from jaxspeed.data.prepare.index import broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
-from jaxspeed.data.prepare.shards import write_shards
+from jaxspeed.data.prepare.shards import shards_folder, write_shards
+from jaxspeed.data.prepare.writing import Broken, Done
 from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
@@ -37,18 +39,29 @@ _BATCH = 1024
 def main() -> None:
   """Run the command on its folders, and print what was done."""
   sizes = flags.DEFINE_list("sizes", [], "resize: short sides of the copies in pixels (160,352).")
-  quality = flags.DEFINE_integer("quality", 75, "resize: quality of the JPEGs, 1 ... 100.")
+  quality = flags.DEFINE_integer(
+    "quality", QUALITY, "resize: quality of the JPEGs.", lower_bound=1, upper_bound=100
+  )
   on_error = flags.DEFINE_enum(
     "on_error", "list", ["list", "raise"], "resize: leave out and list broken images, or stop."
   )
   size = flags.DEFINE_integer(
-    "size", 0, "index: short side in pixels; count smaller images, and try rectangles of this side."
+    "size",
+    0,
+    "index: short side in pixels; count smaller images, and try rectangles of this side.",
+    lower_bound=0,
+    upper_bound=_LARGEST_SIDE,
   )
   name = flags.DEFINE_string("name", "images", "shards: the name of the data set.")
   shards = flags.DEFINE_integer(
-    "shards", 0, "shards: number of files of each split; 0: one for each 1,024 images."
+    "shards",
+    0,
+    "shards: number of files of each split; 0: one for each 1,024 images.",
+    lower_bound=0,
   )
-  workers = flags.DEFINE_integer("workers", None, "Processes; the default is one for each core.")
+  workers = flags.DEFINE_integer(
+    "workers", None, "Processes; the default is one for each core.", lower_bound=1
+  )
   prune = flags.DEFINE_bool("prune", False, "resize: remove images without originals.")
 
   flags_of = {
@@ -115,11 +128,12 @@ def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
 
 
 def _to_sizes(given: Sequence[str]) -> list[int]:
-  if not all(re.fullmatch(" *[0-9]{1,9} *", each) for each in given):
+  sizes = [int(each) if re.fullmatch(" *[0-9]{1,9} *", each) else 0 for each in given]
+  if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
     raise UserError(
-      f"--sizes={','.join(given)}: name short sides in pixels, as in --sizes=160,352."
+      f"--sizes={','.join(given)}: name different short sides in pixels, as in --sizes=160,352."
     )
-  return [int(each) for each in given]
+  return sizes
 
 
 def _resize(
@@ -127,13 +141,9 @@ def _resize(
 ) -> None:
   with progress_bar(console, "resizing") as show:
     done = resize(source, destination, sizes=sizes, show=show, **options)
-  made, whole = (number - len(done.broken) for number in (done.read, done.images))
-  _show_work(console, "resized", made, whole, done.seconds, options["workers"])
+  _show_work(console, "resized", done, options["workers"])
   copies = [pathlib.Path(destination) / str(size) for size in sizes]
-  _show_notes(console, done.notes)
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
-  if done.pruned:
-    console.out(f"{done.pruned:,} images without originals were removed", highlight=False)
   for folder in copies:
     images = _write_index(console, folder)
     _show_counts(console, folder, images)
@@ -142,8 +152,6 @@ def _resize(
 
 
 def _index(console: Console, folder: str, size: int) -> None:
-  if not 0 <= size <= _LARGEST_SIDE:
-    raise UserError(f"--size={size}: name a short side in pixels, {_LARGEST_SIDE:,} at most.")
   images = _write_index(console, folder)
   _show_notes(console, images.notes)
   _show_counts(console, folder, images)
@@ -161,14 +169,10 @@ def _shards(
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
   with progress_bar(console, "packing") as show:
     done = write_shards(images, destination, name=name, shards=shards, workers=workers, show=show)
-  _show_work(console, "packed", done.written, done.images, done.seconds, workers)
-  _show_notes(console, images.notes)
+  _show_work(console, "packed", done, workers)
   _show_broken(console, done.broken, "without a header that can be read are left out")
-  _show_counts(console, done.folder, _write_index(console, done.folder))
-  numbers = " and ".join(f"{number} of {split}" for split, number in done.shards.items())
-  console.out(
-    f"shards: {numbers}; train on them with --config.data.path={done.folder}", highlight=False
-  )
+  folder = shards_folder(destination, name)
+  _show_counts(console, folder, _write_index(console, folder))
 
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
@@ -176,12 +180,11 @@ def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
     return write_index(folder, show=show)
 
 
-def _show_work(
-  console: Console, verb: str, now: int, images: int, seconds: float, workers: int
-) -> None:
-  rate = f": {now / seconds:,.0f} images/s, --workers={workers}" if now else ""
-  rest = f"; {images - now:,} were done before" if now < images else ""
-  console.out(f"{verb} {now:,} images in {seconds:.1f} s{rate}{rest}", highlight=False)
+def _show_work(console: Console, verb: str, done: Done, workers: int) -> None:
+  rate = f": {done.made / done.seconds:,.0f} images/s, --workers={workers}" if done.made else ""
+  rest = f"; {done.images - done.made:,} were done before" if done.made < done.images else ""
+  console.out(f"{verb} {done.made:,} images in {done.seconds:.1f} s{rate}{rest}", highlight=False)
+  _show_notes(console, done.notes)
 
 
 def _show_counts(console: Console, folder: str | os.PathLike[str], images: ImageSet) -> None:

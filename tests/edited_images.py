@@ -9,7 +9,6 @@ from PIL import Image
 
 from jaxspeed.data.disk.sets import open_sets
 from jaxspeed.data.disk.sources import open_images
-from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import write_shards
 
 
@@ -42,9 +41,9 @@ class Phase:
     self.copies, self.image_size = copies, 8
 
 
-def train(source, copies="", sides=(8,), **data):
+def train(source, copies="", sides=(8,), tune_on="test", **data):
   """What a training opens, of these sides of copies; its notes."""
-  config = ConfigDict({"tune_on": "test"})
+  config = ConfigDict({"tune_on": tune_on})
   config.data = ConfigDict(
     {"synthetic": False, "name": "set", "path": str(source), "copies": str(copies), "classes": 3}
     | {"cache": str(source.parent / "cache"), "hold_out": 0.1}
@@ -60,18 +59,6 @@ def edit(path, seed=99, **options):
   os.utime(path, ns=(before + 10**9, before + 10**9))
 
 
-def fresh(source, tmp_path, sizes=(8, 16)):
-  resize(source, tmp_path / "fresh", sizes=sizes)
-  return tree(tmp_path / "fresh")
-
-
 def pack(source, tmp_path, name="set", **options):
   images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"), anew=True)
   return write_shards(images, tmp_path / "sets", name=name, **options)
-
-
-def changes(source):
-  """An edited, a removed and a new image."""
-  edit(source / "train/a/0.jpg", width=30)
-  (source / "train/b/2.jpg").unlink()
-  write(source, {"train/c/new.jpg": jpeg(78)})

@@ -75,7 +75,7 @@ def test_links_and_results_are_there(page):
       assert (page.parent / link).exists(), link
   for name in re.findall(r"`(?:results/)?([a-z0-9_]+\.json)`", text):
     in_a_run = {"config.json", "result.json", "classes.json", "owner.json", "manifest.json"}
-    prepared = {"dataset_info.json", "shards.json", "resize.json"}
+    prepared = {"dataset_info.json", "prepared.json"}
     assert name in in_a_run | prepared or (ROOT / "results" / name).exists(), name
 
 

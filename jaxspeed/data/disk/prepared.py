@@ -1,30 +1,34 @@
 """What `prepare` made from a folder of images, and whether that still fits the images.
 
-FOLDER/.jaxspeed/resize.json or shards.json says how the copies or shards in FOLDER were made, and
-from what. Folders without such a file were not written by `prepare` and are not checked.
+FOLDER/.jaxspeed/prepared.json says how the copies or shards in FOLDER are made, and from what.
+Folders without it were not written by `prepare` and are not checked.
 
-`prepare` compares modification times, as `make` does. When training starts, it compares the names
-of the images, and the times of a sample.
+A file is current, as with `make`, if its modification time is not before its original's. `prepare`
+compares all times. When training starts, it compares the names of the images, and the times of a
+sample.
 """
 
+import collections
 import dataclasses
 import hashlib
 import os
 import pathlib
 import random
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import stat
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Literal
 
+import pydantic
 from ml_collections import ConfigDict
 
 from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, expanded, load_json, write_atomically
+from jaxspeed.files import dump_json, expanded, read_json, write_atomically
 
-SPLITS = ("train", *EVAL_FOLDERS)
 # The version folder that TFDS's layout needs; `prepare shards` writes no other.
 VERSION = "1.0.0"
 # A network disk is slow to answer, but answers many at once.
@@ -32,69 +36,52 @@ STAT_THREADS = 32
 QUALITY = 75  # the default of `prepare resize`
 _SAMPLE = 1_000
 _NAMED = 3  # the most names of images in a message
-# By kind: the name of the setting that a folder keeps.
-_SETTINGS = {"resize": "quality", "shards": "shards"}
+
+_Whole = Annotated[int, pydantic.Field(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """How the files of a folder were made.
+  """How the files of a folder are made.
 
   Attributes:
-    kind: the command, "resize" or "shards".
-    source: the folder of the originals; "" where an older version did not store it.
+    kind: the command.
+    uri: the folder of the originals; a URI, because its name need not be UTF-8.
     setting: quality of the copies; number of shards requested, 0 for the default.
-    originals: number of originals and digest of their names, by folder below the source.
+    sizes: short sides of the copies that are made together; () for shards.
+    originals: number of originals and digest of their names, by split; "" without splits.
     newest: latest modification time of an original, in ns.
-    content: digest of what belongs in each shard.
     images: number of images written, by split; empty until the folder is complete.
   """
 
-  kind: str
-  source: str
-  setting: int
-  originals: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-  newest: int = 0
-  content: str = ""
-  images: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  kind: Literal["resize", "shards"]
+  uri: str
+  setting: _Whole
+  sizes: tuple[_Whole, ...]
+  originals: Mapping[str, tuple[_Whole, str]]
+  newest: _Whole = 0
+  images: Mapping[str, _Whole] = dataclasses.field(default_factory=dict)
+
+  @property
+  def source(self) -> str:
+    return os.fsdecode(urllib.parse.unquote_to_bytes(self.uri.removeprefix("file://")))
 
 
-def read_prepared(folder: pathlib.Path, *kinds: str) -> Prepared | None:
-  """Return how a folder was made, or None where `prepare` did not write it.
+def _file_of(folder: pathlib.Path) -> pathlib.Path:
+  return folder / ".jaxspeed" / "prepared.json"
+
+
+def read_prepared(folder: pathlib.Path) -> Prepared | None:
+  """Return how a folder is made, or None where `prepare` did not write it.
 
   Raises:
     UserError: the file that says so is damaged.
   """
-  for kind in kinds or _SETTINGS:
-    path = folder / ".jaxspeed" / f"{kind}.json"
-    if not path.parent.is_dir():
-      continue
-    try:
-      # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
-      stored = load_json(path)
-      originals = stored.get("originals", {})
-      found = Prepared(
-        kind=kind,
-        source=str(stored.get("source", "")),
-        setting=_whole(stored[_SETTINGS[kind]]),
-        originals={str(name): (_whole(n), str(digest)) for name, (n, digest) in originals.items()},
-        newest=_whole(stored.get("newest", 0)),
-        content=str(stored.get("content", "")),
-        images={str(split): _whole(n) for split, n in stored.get("images", {}).items()},
-      )
-      return found
-    except FileNotFoundError:
-      continue
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      why = f" ({error})" if isinstance(error, ValueError) else ""
-      raise UserError(f"{path} is damaged{why}: remove {folder} and make it again.") from error
-  return None
-
-
-def _whole(value: Any) -> int:
-  if type(value) is not int or value < 0:
-    raise TypeError
-  return value
+  path = _file_of(folder)
+  if not path.parent.is_dir():
+    return None
+  stored = read_json(path, Prepared, f"remove {folder} and make it again")
+  return None if stored is None else pydantic.TypeAdapter(Prepared).validate_python(stored)
 
 
 def write_prepared(folder: pathlib.Path, made: Prepared) -> None:
@@ -103,16 +90,21 @@ def write_prepared(folder: pathlib.Path, made: Prepared) -> None:
   Raises:
     OSError: it cannot be written.
   """
-  content = dataclasses.asdict(made)
-  content[_SETTINGS[content.pop("kind")]] = content.pop("setting")
-  (folder / ".jaxspeed").mkdir(parents=True, exist_ok=True)
-  path = folder / ".jaxspeed" / f"{made.kind}.json"
-  write_atomically(path, dump_json(content), sync=False)
+  path = _file_of(folder)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(path, dump_json(dataclasses.asdict(made)), sync=False)
 
 
-def names_of(names: Collection[str]) -> tuple[int, str]:
-  """Return the number and a digest of names, CLASS/FILE, in the order of a listing."""
-  return len(names), hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()
+def digests_of(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
+  """Return the number of names and their digest by split; paths are [SPLIT/]CLASS/FILE, sorted."""
+  names = collections.defaultdict(list)
+  for path in paths:
+    *split, name, file = path.split("/")
+    names["".join(split)].append(f"{name}/{file}")
+  return {
+    split: (len(each), hashlib.sha256(os.fsencode("\0".join(each))).hexdigest())
+    for split, each in names.items()
+  }
 
 
 def modified(path: str) -> int:
@@ -127,33 +119,30 @@ def modified(path: str) -> int:
     return 0
 
 
-def not_before(time: int, original: int) -> bool:
-  """Return whether a modification time is not before an original's; archives keep whole seconds."""
-  return time // 10**9 >= original // 10**9
+def is_current(path: str, original: int) -> bool:
+  """Return whether a file is there, no link, and not before `original`, a modification time."""
+  try:
+    found = os.lstat(path)
+  except (FileNotFoundError, NotADirectoryError):
+    return False
+  # Archives keep whole seconds.
+  return stat.S_ISREG(found.st_mode) and found.st_mtime_ns // 10**9 >= original // 10**9
 
 
 def mending(folder: pathlib.Path, made: Prepared, source: str = "") -> str:
-  """Return the command that updates a folder, and the copies of other sizes beside it.
+  """Return the command that updates a folder.
 
   Args:
     folder: the folder of one size, or NAME/VERSION of shards.
     made: how it was made.
     source: the folder of the originals, if it is another now.
   """
-  words = [shlex.quote(source or made.source or "SRC")]
+  words = [shlex.quote(source or made.source)]
   if made.kind == "shards":
-    words += [shlex.quote(str(folder.parent.parent)), f"--name={folder.parent.name}"]
+    words += [shlex.quote(str(folder.parent.parent)), f"--name={shlex.quote(folder.parent.name)}"]
     words += [f"--shards={made.setting}"] * bool(made.setting)
   else:
-    beside = folder.parent.glob("*/.jaxspeed/resize.json")
-    found = {each.parents[1].name: read_prepared(each.parents[1], "resize") for each in beside}
-    alike = {
-      name
-      for name, other in found.items()
-      if other and (other.source, other.setting) == (made.source, made.setting)
-    }
-    sizes = sorted((each for each in alike | {folder.name} if each.isdecimal()), key=int)
-    words += [shlex.quote(str(folder.parent)), f"--sizes={','.join(sizes)}"]
+    words += [shlex.quote(str(folder.parent)), f"--sizes={','.join(map(str, made.sizes))}"]
     words += [f"--quality={made.setting}"] * (made.setting != QUALITY)
   return f"python -m jaxspeed.prepare {made.kind} {' '.join(words)}"
 
@@ -190,11 +179,12 @@ def check_counts(folder: pathlib.Path, made: Prepared, found: Mapping[str, int])
     UserError: there are fewer or more images than copies.
   """
   for split, number in found.items():
-    if number != made.images.get(split, 0):
-      advice = "names the others" if number > made.images.get(split, 0) else "makes the others"
+    written = made.images.get(split, 0)
+    if number != written:
+      advice = "names the others" if number > written else "makes the others"
       raise UserError(
-        f"{folder / split} holds {number:,} images, and {made.images.get(split, 0):,} copies were "
-        f"written there: run {mending(folder, made)}, which {advice}."
+        f"{folder / split} holds {number:,} images, and {written:,} copies were written there: run "
+        f"{mending(folder, made)}, which {advice}."
       )
 
 
@@ -223,7 +213,9 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
     folder = expanded(name, "config.data.copies") if name else pathlib.Path()
     if not name or not folder.is_dir():
       continue
-    packed = None if has_splits(folder) else _shards_in(folder, config.data.name)
+    packed = None
+    if not has_splits(folder):
+      packed = find_tfds(folder, config.data.name) or only_tfds(folder)
     source = path if side and path and not packed and os.path.isdir(expanded(path, "path")) else ""
     if side and not packed and read_prepared(folder) is None:
       notes.append(
@@ -236,23 +228,19 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
   return notes
 
 
-def _shards_in(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-  return find_tfds(folder, name) or only_tfds(folder)
-
-
 def _require_fitting(folder: pathlib.Path, source: str, *, tune: bool) -> None:
   """Compare a folder with its originals, then these with theirs: shards may hold copies.
 
   Originals that are not on this machine are not compared; an empty folder counts as missing,
   because a disk may not be mounted there.
   """
-  for _ in range(len(_SETTINGS)):
+  for _ in ("shards", "copies"):
     made = require_complete(folder, source)
     if made is None:
       return
     root = expanded(source or made.source, "config.data.path")
     try:
-      if not (source or made.source) or not root.is_dir() or not list_folder(root).folders:
+      if not root.is_dir() or not list_folder(root).folders:
         return
       difference = _difference(made, root, tune=tune)
     except OSError as error:
@@ -271,14 +259,15 @@ def _require_fitting(folder: pathlib.Path, source: str, *, tune: bool) -> None:
 def _difference(made: Prepared, root: pathlib.Path, *, tune: bool) -> str:
   """Return how the originals differ from those that a folder was made from, or ''."""
   files: list[str] = []
-  for split, (before, digest) in made.originals.items():
+  for split, before in made.originals.items():
     if tune and split in EVAL_FOLDERS:
       continue
-    names = list(_names_in(root / split))
-    if names_of(names) != (before, digest):
-      other = f"{len(names):,}" if len(names) != before else "others"
-      return f"{root / split} held {before:,} images then, and now {other}"
-    files += [os.path.join(split, name) for name in names]
+    paths = list(_paths_in(root, split))
+    now = digests_of(paths).get(split, (0, ""))
+    if now != before:
+      other = f"{now[0]:,}" if now[0] != before[0] else "others"
+      return f"{root / split} held {before[0]:,} images then, and now {other}"
+    files += paths
   sample = random.Random(0).sample(files, min(len(files), _SAMPLE))
   with ThreadPoolExecutor(STAT_THREADS) as pool:
     times = list(pool.map(modified, [os.path.join(root, name) for name in sample]))
@@ -290,11 +279,12 @@ def _difference(made: Prepared, root: pathlib.Path, *, tune: bool) -> str:
   )
 
 
-def _names_in(folder: pathlib.Path) -> Iterable[str]:
-  """Yield CLASS/FILE of each image in a folder of classes; nothing where it is missing."""
-  if folder.is_dir():
+def _paths_in(root: pathlib.Path, split: str) -> Iterable[str]:
+  """Yield the path below `root` of each image of a split; nothing where it is missing."""
+  if (folder := root / split).is_dir():
     for name in list_folder(folder).folders:
-      yield from (f"{name}/{file}" for file in list_folder(folder / name).images)
+      for file in list_folder(folder / name).images:
+        yield os.path.join(split, name, file)
 
 
 def some(names: Sequence[str]) -> str:
@@ -305,7 +295,7 @@ def some(names: Sequence[str]) -> str:
 
 def _unread_copies(root: pathlib.Path) -> list[str]:
   """Return a note about copies where a run looks for them but that no phase reads, if any."""
-  folders = sorted(root.glob("*/.jaxspeed/resize.json"), key=lambda path: len(str(path)))
+  folders = sorted(root.glob("*/.jaxspeed/prepared.json"), key=lambda path: len(str(path)))
   names = [path.parent.parent.name for path in folders]
   if not names:
     return []

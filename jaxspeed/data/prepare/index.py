@@ -1,21 +1,12 @@
 """The index of image sizes beside the images, and the images without a size."""
 
-import dataclasses
 import os
 from collections.abc import Callable
 
 import numpy as np
 
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.prepare.writing import writing
-
-
-@dataclasses.dataclass(frozen=True)
-class Broken:
-  """An image that cannot be read: its name below the source's folder, and why."""
-
-  name: str
-  reason: str
+from jaxspeed.data.prepare.writing import Broken
 
 
 def write_index(
@@ -32,8 +23,7 @@ def write_index(
   Raises:
     UserError: the data set is incomplete, a shard is damaged, or the folder cannot be written.
   """
-  with writing(folder):
-    return open_images(name="", path=str(folder), cache="", show=show, beside=True)
+  return open_images(name="", path=str(folder), cache="", show=show, beside=True)
 
 
 def broken_headers(images: ImageSet) -> tuple[Broken, ...]:

@@ -11,46 +11,34 @@ core/features). Images keep the bytes of their files, except that WebP and TIFF 
 TFDS does not decode them.
 """
 
-import collections
 import dataclasses
-import hashlib
 import io
 import os
 import pathlib
 import re
 import struct
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.disk.index import own_index
-from jaxspeed.data.disk.prepared import (
-  STAT_THREADS,
-  VERSION,
-  Prepared,
-  modified,
-  names_of,
-  not_before,
-  read_prepared,
-  write_prepared,
-)
+from jaxspeed.data.disk.prepared import VERSION, Prepared, digests_of, is_current, modified
 from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
-from jaxspeed.data.prepare.index import Broken, broken_headers
+from jaxspeed.data.prepare.index import broken_headers
 from jaxspeed.data.prepare.writing import (
-  finished_files,
+  Broken,
+  Done,
+  Show,
+  begin,
   locked,
   refuse_inside,
-  remove_file,
+  refuse_other,
+  update,
   write_whole,
-  writing,
 )
 from jaxspeed.data.table import Table
-from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
 
@@ -65,16 +53,9 @@ _LABEL = "label"
 _INFO = "dataset_info.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Sharded:
-  """What a run of `write_shards` did."""
-
-  folder: pathlib.Path  # the version's folder, which holds the shards
-  images: int
-  written: int  # images written in this run; the shards of the others were up to date
-  shards: Mapping[str, int]  # number of shards by split
-  broken: tuple[Broken, ...]  # images left out
-  seconds: float
+def shards_folder(destination: str | os.PathLike[str], name: str) -> pathlib.Path:
+  """Return the folder of the shards of a data set, given TFDS's data_dir."""
+  return expanded(destination, "DST") / name / VERSION
 
 
 def write_shards(
@@ -84,9 +65,9 @@ def write_shards(
   name: str,
   shards: int = 0,
   workers: int = 1,
-  show: Callable[[int, int], None] | None = None,
-) -> Sharded:
-  """Write DESTINATION/NAME/1.0.0, except shards whose images have not changed.
+  show: Show | None = None,
+) -> Done:
+  """Write `shards_folder`, except shards whose images have not changed.
 
   Each split has a pseudo-random order, the same in every run, so that each shard holds a mix of the
   classes. Images without a readable header are left out.
@@ -100,58 +81,44 @@ def write_shards(
     show: called now and then with the number of images done and the total.
 
   Raises:
-    UserError: an argument is out of range, an image can no longer be read, the folder cannot be
-      written or holds shards of another source or number, or the disk is full.
+    UserError: an image can no longer be read, the folder cannot be written or holds shards of
+      another source or number, or the disk is full.
   """
-  began = time.perf_counter()
-  _check(images, name, shards, workers)
-  folder = expanded(destination, "DST") / name / VERSION
-  refuse_inside(folder, pathlib.Path(images.train.root))
-  splits = {"train": images.train, "validation": images.eval}
-  orders = {split: _order(each) for split, each in splits.items()}
-  parts = {
-    split: np.array_split(order, min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order)))
-    for split, order in orders.items()
-  }
-  planned = [
-    _Shard(
-      path=str(folder / file),
-      files=[splits[split].full_path(i) for i in part.tolist()],
-      labels=splits[split].label[part].tolist(),
+  _check(images, name)
+  folder, root = shards_folder(destination, name), pathlib.Path(images.table.root)
+  refuse_inside(folder, root)
+  tasks: dict[str, list[_Shard]] = {}
+  for split, table in {"train": images.train, "validation": images.eval}.items():
+    # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
+    order = np.random.RandomState(0).permutation(len(table))
+    number = min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order))
+    names = _file_names(name, split, number)
+    parts = np.array_split(order, number)
+    tasks[split] = [_shard(folder / n, table, p) for n, p in zip(names, parts, strict=True)]
+  originals = digests_of(images.table.paths())
+  left_out = [images.table.full_path(i) for i in np.flatnonzero(images.table.width == 0).tolist()]
+  newest = max(map(modified, left_out), default=0)
+  made = Prepared("shards", root.absolute().as_uri(), shards, (), originals, newest)
+  with locked(folder):
+    stored = refuse_other(folder, made)
+    if stored is not None and stored.originals != originals:  # then others belong in each
+      for path in folder.glob(f"{name}-*.tfrecord-*-of-*"):
+        path.unlink()
+    begin([folder], made)
+    done = update(
+      [folder],
+      made,
+      [task for each in tasks.values() for task in each],
+      look=_left_of,
+      work=_write_shard,
+      finish=lambda _: _write_info(folder, name, images.class_names, tasks),
+      broken=broken_headers(images),
+      workers=workers,
+      show=show,
     )
-    for split, each in parts.items()
-    for file, part in zip(_file_names(name, split, len(each)), each, strict=True)
-  ]
-  with locked(folder), writing(folder):
-    with ThreadPoolExecutor(STAT_THREADS) as pool:
-      newest = list(pool.map(_newest, planned))
-    made = _made(images, shards, planned, max(newest))
-    _begin(folder, name, made)
-    tasks = [
-      each
-      for each, original in zip(planned, newest, strict=True)
-      if not os.path.isfile(each.path) or not not_before(modified(each.path), original)
-    ]
-    if tasks:
-      (folder / _INFO).unlink(missing_ok=True)
-      own_index(folder).unlink(missing_ok=True)
-    total, written = sum(map(len, orders.values())), sum(len(task.files) for task in tasks)
-    done = total - written
-    for count in in_processes(_write_shard, tasks, workers=workers):
-      done += count
-      if show is not None:
-        show(done, total)
-    _write_info(folder, name, images.class_names, parts)
-    counts = {split: len(order) for split, order in orders.items()}
-    write_prepared(folder, dataclasses.replace(made, images=counts))
-  return Sharded(
-    folder=folder,
-    images=total,
-    written=written,
-    shards={split: len(each) for split, each in parts.items()},
-    broken=broken_headers(images),
-    seconds=time.perf_counter() - began,
-  )
+  numbers = " and ".join(f"{len(each)} of {split}" for split, each in tasks.items())
+  note = f"shards: {numbers}; train on them with --config.data.path={folder}"
+  return dataclasses.replace(done, notes=(*images.notes, note))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,83 +126,21 @@ class _Shard:
   """A shard to write, and the file and label of each of its images."""
 
   path: str
-  files: list[str]
+  originals: list[str]
   labels: list[int]
 
 
-def _made(images: ImageSet, shards: int, planned: Sequence[_Shard], newest: int) -> Prepared:
-  table = images.table
-  left_out = [table.full_path(number) for number in np.flatnonzero(table.width == 0).tolist()]
-  return Prepared(
-    kind="shards",
-    source=images.train.root,
-    setting=shards,
-    originals=_originals(images),
-    newest=max([newest, *map(modified, left_out)]),
-    content=_content_digest(planned, images.train.root),
-  )
+def _shard(path: pathlib.Path, table: Table, rows: np.ndarray) -> _Shard:
+  sound = rows[table.width[rows] > 0]
+  return _Shard(str(path), [*map(table.full_path, sound.tolist())], table.label[sound].tolist())
 
 
-def _class_and_name(file: str) -> str:
-  return "/".join(pathlib.PurePath(file).parts[-2:])
-
-
-def _originals(images: ImageSet) -> dict[str, tuple[int, str]]:
-  """Return the number of images and the digest of their names in each folder of classes."""
-  names = collections.defaultdict(list)
-  for path in images.table.paths():
-    *split, name, file = path.split("/")
-    names["".join(split)].append(f"{name}/{file}")
-  return {split: names_of(each) for split, each in names.items()}
-
-
-def _content_digest(shards: Sequence[_Shard], root: str) -> str:
-  """Return a digest of which images are in which shard."""
-  digest = hashlib.sha256()
-  for shard in shards:
-    names = [os.path.relpath(file, root) for file in shard.files]
-    digest.update(os.fsencode("\0".join([os.path.basename(shard.path), *names, ""])))
-    digest.update(np.array(shard.labels, "<i8").tobytes())
-  return digest.hexdigest()
-
-
-def _newest(shard: _Shard) -> int:
-  return max(map(modified, shard.files))
-
-
-def _begin(folder: pathlib.Path, name: str, made: Prepared) -> None:
-  """Store how shards are made; remove shards that hold other images than these.
-
-  Raises:
-    UserError: the folder holds shards of another source, or another number of shards.
-  """
-  for each in (folder, folder / ".jaxspeed"):
-    finished_files(each)
-  stored = read_prepared(folder, "shards")
-  if stored is not None:
-    # If the old folder is gone and the names are the same, it was moved.
-    there = os.path.isdir(stored.source)
-    same = os.path.samefile(stored.source, made.source) if there else stored.content == made.content
-    if not same or stored.setting != made.setting:
-      number = f"another number (--shards={stored.setting})"
-      what = number if same else f"other images ({stored.source})"
-      raise UserError(f"{folder} holds shards of {what}: remove it, or name another --name.")
-  if stored is None or stored.content != made.content:
-    for path in folder.glob(f"{name}-*.tfrecord-*-of-*"):
-      remove_file(folder, path.name)
-  write_prepared(folder, made)
-
-
-def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
+def _check(images: ImageSet, name: str) -> None:
   if not re.fullmatch("[a-z][a-z0-9_]{,99}", name):
     raise UserError(
       f"--name={name}: TFDS's names are lower-case letters, digits and underscores, 100 at most, "
       "as in --name=my_images."
     )
-  if shards < 0:
-    raise UserError(f"--shards={shards}: name the number of files for each split.")
-  if workers < 1:
-    raise UserError(f"--workers={workers}: at least one process is needed.")
   if images.table.offset is not None:
     raise UserError(f"{images.train.root} holds shards already: name a folder of images.")
   for each in images.class_names:
@@ -246,33 +151,27 @@ def _check(images: ImageSet, name: str, shards: int, workers: int) -> None:
       )
 
 
-def _order(split: Table) -> np.ndarray:
-  """Return the numbers of the images with a header, in the order of the shards."""
-  sound = np.flatnonzero(split.width)
-  if not sound.size:
-    raise UserError(f"neither {split.name(0)} nor any other image of its split can be read.")
-  # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
-  return sound[np.random.RandomState(0).permutation(len(sound))]
-
-
 def _file_names(name: str, split: str, shards: int) -> list[str]:
   digits = max(5, len(str(shards)))
   return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
 
 
-def _write_shard(shard: _Shard) -> int:
-  """Write a shard with the time of its latest image; return its number of images."""
-  times: list[int] = []
-  with writing(os.path.dirname(shard.path)):
-    write_whole(shard.path, _content(shard, times))
-    os.utime(shard.path, ns=(max(times), max(times)))
-  return len(shard.files)
+def _left_of(shard: _Shard, times: Sequence[int]) -> _Shard | None:
+  return None if is_current(shard.path, max(times, default=0)) else shard
+
+
+def _write_shard(shard: _Shard) -> tuple[int, list[Broken]]:
+  """Write a shard with the time of its latest image."""
+  times = [0]
+  write_whole(shard.path, _content(shard, times))
+  os.utime(shard.path, ns=(max(times), max(times)))
+  return len(shard.originals), []
 
 
 def _content(shard: _Shard, times: list[int]) -> Iterator[bytes]:
   """Yield the content of a shard in parts; `times` receives each image's modification time."""
   group: list[bytes] = []
-  for file, label in zip(shard.files, shard.labels, strict=True):
+  for file, label in zip(shard.originals, shard.labels, strict=True):
     try:
       with open_regular(file) as opened:
         times.append(os.fstat(opened.fileno()).st_mtime_ns)
@@ -282,7 +181,8 @@ def _content(shard: _Shard, times: list[int]) -> Iterator[bytes]:
         f"{file} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
         "command again."
       ) from error
-    group.append(make_example(encoded, label, os.fsencode(_class_and_name(file))))
+    name = "/".join(pathlib.PurePath(file).parts[-2:])
+    group.append(make_example(encoded, label, os.fsencode(name)))
     if sum(map(len, group)) >= _GROUP_BYTES:
       yield make_frames(group)
       group = []
@@ -335,22 +235,19 @@ def make_frames(records: Sequence[bytes]) -> bytes:
 
 
 def _write_info(
-  folder: pathlib.Path,
-  name: str,
-  class_names: Sequence[str],
-  parts: Mapping[str, Sequence[np.ndarray]],
+  folder: pathlib.Path, name: str, class_names: Sequence[str], shards: Mapping[str, list[_Shard]]
 ) -> None:
-  """Write label.labels.txt, features.json and, last, dataset_info.json, which completes them."""
+  """Write label.labels.txt, features.json and dataset_info.json."""
   splits = []
-  for split, each in parts.items():
-    files = [folder / file for file in _file_names(name, split, len(each))]
-    frames = 16 * sum(map(len, each))  # lengths and checksums, which TFDS does not count
+  for split, each in shards.items():
+    lengths = [len(shard.originals) for shard in each]
+    frames = 16 * sum(lengths)  # lengths and checksums, which TFDS does not count
     splits.append(
       {
         "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
         "name": split,
-        "numBytes": str(sum(file.stat().st_size for file in files) - frames),
-        "shardLengths": [str(len(part)) for part in each],
+        "numBytes": str(sum(os.path.getsize(shard.path) for shard in each) - frames),
+        "shardLengths": [*map(str, lengths)],
       }
     )
   keys = [{"featureKey": key} for key in (_IMAGE, _LABEL)]
@@ -364,10 +261,7 @@ def _write_info(
   }
   labels = "".join(f"{each}\n" for each in class_names)
   write_whole(folder / f"{_LABEL}.labels.txt", [os.fsencode(labels)])
-  for file, content in (
-    ("features.json", _features(len(class_names))),
-    (_INFO, info),
-  ):
+  for file, content in {"features.json": _features(len(class_names)), _INFO: info}.items():
     write_whole(folder / file, [dump_json(content, indent=2).encode()])
 
 

@@ -1,15 +1,77 @@
-"""Helpers that write a folder of many files: whole files, one command at a time."""
+"""A folder of many files that follow their originals, as with `make`.
 
+    with locked(folder):
+      refuse_other(folder, made)
+      begin([folder], made)
+      done = update([folder], made, tasks, look=look, work=work)
+
+Every file appears whole or not at all, by a rename, so the same command, run again after a kill,
+resumes. A file has the modification time of its latest original when that was read, and is made
+again if an original's is later.
+"""
+
+import collections
 import contextlib
-import errno
-import itertools
+import dataclasses
 import os
 import pathlib
-import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
+from jaxspeed.data.disk.index import own_index
+from jaxspeed.data.disk.prepared import (
+  STAT_THREADS,
+  Prepared,
+  modified,
+  read_prepared,
+  write_prepared,
+)
+from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
+
+Show = Callable[[int, int], None]
+_SETTINGS = {"resize": "quality", "shards": "shards"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+  """An image that cannot be read: its name below the source's folder, and why."""
+
+  name: str
+  reason: str
+
+
+class Task(Protocol):
+  """The files that are made of some originals."""
+
+  @property
+  def originals(self) -> Sequence[str]:
+    """The path of each original."""
+
+
+_Task = TypeVar("_Task", bound=Task)
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """What a command did.
+
+  Attributes:
+    images: number of originals that are not broken.
+    made: number of those whose files were made now; those of the others were current.
+    broken: images that are left out, sorted by name.
+    seconds: the time that it took.
+    notes: lines for the user.
+  """
+
+  images: int
+  made: int
+  broken: tuple[Broken, ...]
+  seconds: float
+  notes: tuple[str, ...] = ()
 
 
 def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
@@ -20,20 +82,99 @@ def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
     )
 
 
-@contextlib.contextmanager
-def writing(folder: str | os.PathLike[str]) -> Iterator[None]:
-  """Report a full disk, or any other failure to write to `folder`, in one sentence."""
-  try:
-    yield
-  except OSError as error:
-    reason, name = error.strerror or str(error), os.fspath(error.filename or "")
-    # A full disk concerns all files; a file that is in the way is named.
-    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
-      reason += f": {printable(str(name))}" if name and name != os.fspath(folder) else ""
-    raise UserError(
-      f"{folder} cannot be written ({reason}): nothing in it is half-written; "
-      "correct that and run the same command again, which resumes from here."
-    ) from error
+def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
+  """Return how the files in a folder were made, if there are any.
+
+  Raises:
+    UserError: they have another source or setting than `made`, or `prepare` did not write them.
+  """
+  stored, setting = read_prepared(folder), _SETTINGS[made.kind]
+  if stored is None:
+    if folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
+      raise UserError(
+        f"{folder} holds files that prepare {made.kind} did not write: train on them as they are, "
+        "or name another folder."
+      )
+    return None
+  # Names and times cannot tell two folders' images apart. If the old folder is gone and the names
+  # are the same, it was moved.
+  there = os.path.isdir(stored.source)
+  moved = stored.originals == made.originals
+  if not (os.path.samefile(stored.source, made.source) if there else moved):
+    different = f"the images in {stored.source}, not in {made.source}"
+  elif (stored.kind, stored.setting) != (made.kind, made.setting):
+    different = f"--{_SETTINGS[stored.kind]}={stored.setting}, not of --{setting}={made.setting}"
+  else:
+    return stored
+  raise UserError(
+    f"{folder} holds the {stored.kind} of {different}: remove it, or name another folder."
+  )
+
+
+def begin(folders: Iterable[pathlib.Path], made: Prepared) -> None:
+  """Store that folders are not complete, and how they are made."""
+  for folder in folders:
+    for each in (folder, folder / ".jaxspeed"):
+      remove_temporary(each)
+    write_prepared(folder, made)
+    own_index(folder).unlink(missing_ok=True)
+
+
+def update(
+  folders: Iterable[pathlib.Path],
+  made: Prepared,
+  tasks: Sequence[_Task],
+  *,
+  look: Callable[[_Task, Sequence[int]], _Task | None],
+  work: Callable[[_Task], tuple[int, list[Broken]]],
+  finish: Callable[[Sequence[Broken]], None],
+  broken: Iterable[Broken] = (),
+  workers: int,
+  show: Show | None,
+) -> Done:
+  """Do what is left of some tasks, and store that folders are complete.
+
+  Args:
+    folders: the folders of the files.
+    made: how they are made.
+    tasks: what makes all files.
+    look: function from a task and the times of its originals (0: missing) to what is left of it.
+    work: function that does a task; it returns the number of originals, and those that are broken.
+    finish: function that writes what completes the folders, given all broken images.
+    broken: images that are in no task.
+    workers: number of processes.
+    show: called now and then with the number of images done and the total.
+  """
+
+  began = time.perf_counter()
+
+  def examine(task: _Task) -> tuple[int, _Task | None]:
+    times = [modified(path) for path in task.originals]
+    return max(times, default=0), look(task, times)
+
+  with ThreadPoolExecutor(STAT_THREADS) as pool:
+    examined = list(pool.map(examine, tasks))
+  left = [task for _, task in examined if task is not None]
+  images, read = (sum(len(task.originals) for task in each) for each in (tasks, left))
+  found: list[Broken] = []
+  done = images - read
+  for count, damaged in in_processes(work, left, workers=workers):
+    done += count
+    found += damaged
+    if show is not None:
+      show(done, images)
+  images, read = images - len(found), read - len(found)
+  found = sorted([*found, *broken], key=lambda each: each.name)
+  lost = collections.Counter("".join(each.name.split("/")[:-2]) for each in found)
+  complete = dataclasses.replace(
+    made,
+    newest=max([made.newest, *(newest for newest, _ in examined)]),
+    images={split: count - lost[split] for split, (count, _) in made.originals.items()},
+  )
+  finish(found)
+  for folder in folders:
+    write_prepared(folder, complete)
+  return Done(images, read, tuple(found), time.perf_counter() - began)
 
 
 @contextlib.contextmanager
@@ -43,18 +184,24 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
   The lock ends with the process, even if that is killed.
 
   Raises:
-    UserError: the folder cannot be made, or another command has locked it.
+    UserError: another command has locked the folder; or it, or what the block writes there, cannot
+      be written.
   """
-  with writing(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-  descriptor = os.open(folder, os.O_RDONLY)
-  if not try_lock(descriptor):
-    os.close(descriptor)
-    raise UserError(f"{folder} is being written by another jaxspeed.prepare: wait for it.")
   try:
-    yield
-  finally:
-    os.close(descriptor)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+      if not try_lock(descriptor):
+        raise UserError(f"{folder} is being written by another jaxspeed.prepare: wait for it.")
+      yield
+    finally:
+      os.close(descriptor)
+  except OSError as error:
+    name = printable(os.fspath(error.filename or folder))
+    raise UserError(
+      f"{name} cannot be written ({error.strerror or error}): nothing is half-written; correct "
+      "that and run the same command again, which resumes from here."
+    ) from error
 
 
 def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
@@ -63,28 +210,8 @@ def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
   write_atomically(path, content, sync=False)
 
 
-def finished_files(folder: str | os.PathLike[str]) -> set[str]:
-  """Return the names of the files in a folder, and remove temporary files that a kill left."""
-  try:
-    names = os.listdir(folder)
-  except FileNotFoundError:
-    return set()
-  for name in names:
-    path = os.path.join(folder, name)
-    if name.startswith(TEMPORARY) and not os.path.isdir(path):
-      os.unlink(path)
-  return set(names)
-
-
-def remove_file(folder: pathlib.Path, name: str) -> bool:
-  """Remove a file below a folder; return False for links, folders, and what is behind a link."""
-  *parents, _ = (folder / part for part in itertools.accumulate(name.split("/"), os.path.join))
-  if any(each.is_symlink() for each in parents):
-    return False
-  try:
-    if not stat.S_ISREG(os.lstat(folder / name).st_mode):
-      return False
-    os.unlink(folder / name)
-  except FileNotFoundError:
-    pass
-  return True
+def remove_temporary(folder: pathlib.Path) -> None:
+  """Remove the temporary files that a kill left in a folder."""
+  for path in folder.glob(f"{TEMPORARY}*"):
+    if not path.is_dir():
+      path.unlink()

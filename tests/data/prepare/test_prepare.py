@@ -10,8 +10,9 @@ import subprocess
 import time
 
 import commands
+import numpy as np
 import pytest
-from in_process import mistake
+from in_process import command, mistake
 from made_images import broken_files, encoded, images_in, small_set, smooth, tree, write
 
 from jaxspeed import files
@@ -139,12 +140,14 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch)
   resize(source, tmp_path / "whole", sizes=(16,))
   with monkeypatch.context() as patch:
     full_after(patch, 7)
-    with pytest.raises(UserError, match="16/train/[ab] cannot be written .No space left.*resumes"):
+    with pytest.raises(
+      UserError, match="16/train/[ab]/.*jpg cannot be written .No space left.*resumes"
+    ):
       resize(source, tmp_path / "out", sizes=(16,))
   expected, found = tree(tmp_path / "whole"), tree(tmp_path / "out")
   copied = {name for name in found if name.endswith(".jpg")}
   assert copied and {name: found[name] for name in copied}.items() <= expected.items()
-  assert resize(source, tmp_path / "out", sizes=(16,)).read == 12 - len(copied)
+  assert resize(source, tmp_path / "out", sizes=(16,)).made == 12 - len(copied)
   assert tree(tmp_path / "out") == expected
 
 
@@ -183,7 +186,7 @@ def test_a_file_that_may_not_grow(tmp_path):
   source = small_set(tmp_path / "source", train=12, held_out=4, width=100, height=80, quality=95)
   arguments = ("shards", source, tmp_path / "sets", "--shards=2", "--workers=2")
   err = sentence(prepare(*arguments, preexec_fn=limit_files))
-  assert "images/1.0.0 cannot be written (File too large)" in err
+  assert "00000-of-00002 cannot be written (File too large)" in err
   folder = tmp_path / "sets" / "images" / "1.0.0"
   assert not list(folder.glob("*train*")) and not list(folder.rglob(".jaxspeed-*"))
   assert prepare(*arguments)[0] == 0
@@ -248,23 +251,48 @@ def mistakes(tmp):
     "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is not a folder"),
     "empty source": (["resize", "", out, pixels], "SRC is empty: name a folder"),
     "empty destination": (["resize", source, "", pixels], "DST is empty: name a folder"),
-    "no train": (["resize", tmp / "no_train", out, pixels], "no_train has no train/"),
+    "no train": (["resize", tmp / "no_train", out, pixels], "no_train has val/ but no train/"),
     "no val": (["resize", tmp / "no_val", out, pixels], "none of val/, validation/ and test/"),
     "inside": (["resize", source, source / "out", pixels], "lies inside"),
-    "itself": (["resize", source, tmp, "--sizes=1", "--workers=0"], "--workers=0: at least one"),
+    "itself": (["resize", source, out, "--sizes=1", "--workers=0"], "workers"),
     "no sizes": (["resize", source, out], "--sizes=: name different short sides"),
-    "words": (["resize", source, out, "--sizes=small"], "--sizes=small: name short sides"),
+    "twice": (["resize", source, out, "--sizes=8,8"], "--sizes=8,8: name different short sides"),
+    "words": (["resize", source, out, "--sizes=small"], "--sizes=small: name different short"),
     "zero": (["resize", source, out, "--sizes=16,0"], "--sizes=16,0: name different short"),
-    "quality": (["resize", source, out, pixels, "--quality=0"], "--quality=0: the quality"),
+    "quality": (["resize", source, out, pixels, "--quality=0"], "quality"),
     "workers": (["resize", source, out, pixels, "--workers=many"], "workers"),
     "blocked": (["resize", source, tmp / "file", pixels], "file cannot be written (File exists)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
     "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
+    "switch": (["index", source, "--prune"], "--prune=True has no effect with index"),
     "stranger": (["shards", tmp / "stranger", out], "has images of classes that train/ lacks (c: "),
     "hollow": (["shards", tmp / "hollow", out], "val/b holds no image"),
     "shards inside": (["shards", source, source / "sets"], "lies inside"),
-    "shards": (["shards", source, out, "--shards=-1"], "--shards=-1: name the number"),
+    "shards": (["shards", source, out, "--shards=-1"], "shards"),
   }
+
+
+def test_a_dangling_link_is_listed_by_all_commands(tmp_path, source, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  (source / "train/a/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+  write(source, {"train/a/IMG_0001": b"", "train/a/IMG_0002": b"", "val/b/x.txt": b""})
+  for arguments, reason in (
+    (("resize", source, tmp_path / "out", "--sizes=8", "--workers=1"), "No such file or directory"),
+    (("index", source, "--size=8"), "it has no header"),
+    (("shards", source, tmp_path / "sets", "--workers=1"), "it has no header"),
+  ):
+    done = command("prepare", *map(str, arguments))
+    assert done.returncode == 0 and f"  train/a/gone.jpg: {reason}" in done.stdout, done
+    assert "3 files in the class folders are left out" in done.stdout
+    assert "no ending (2)" in done.stdout
+    if "index" in arguments:
+      assert "in batches of 3\n" in done.stdout
+      assert float(done.stdout.split("squares: ")[1].split("; ")[1].split()[0]) == 1
+  images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
+  assert np.flatnonzero(images.train.width == 0).tolist() == [4]  # training replaces it
+  (tmp_path / "nowhere.jpg").write_bytes(encoded(smooth(9, 9)))
+  images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
+  assert images.train.width.all()  # the index was made anew
 
 
 def test_mistakes_are_one_sentence_each(tmp_path, monkeypatch):

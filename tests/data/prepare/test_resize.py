@@ -1,10 +1,13 @@
 """A folder of smaller copies."""
 
+import os
 import subprocess
 import sys
 
 import commands
 import pytest
+from edited_images import edit, train
+from in_process import command
 from made_images import (
   broken_files,
   decoded,
@@ -34,7 +37,7 @@ def test_a_folder_of_copies(tmp_path):
   done = resize(
     source, tmp_path / "out", sizes=(16, 32), show=lambda *progress: seen.append(progress)
   )
-  assert (done.images, done.read, done.broken) == (13, 13, ())
+  assert (done.images, done.made, done.broken) == (13, 13, ())
   assert seen[-1] == (13, 13)
   originals = images_in(source)
   for size in (16, 32):
@@ -59,7 +62,7 @@ def test_broken_images_are_left_out_and_listed(tmp_path):
   done = resize(source, tmp_path / "out", sizes=(16, 32))
   names = sorted([*broken, "train/a/gone.jpg"])
   assert [each.name for each in done.broken] == names
-  assert (done.images, done.read) == (12 + 7, 12 + 7)
+  assert (done.images, done.made) == (12, 12)
   for size in (16, 32):
     folder = tmp_path / "out" / str(size)
     lines = (folder / "broken.txt").read_text().splitlines()
@@ -69,14 +72,14 @@ def test_broken_images_are_left_out_and_listed(tmp_path):
     assert len(images_in(folder)) == 12 + 1  # the copies and the list
   before = tree(tmp_path / "out")
   again = resize(source, tmp_path / "out", sizes=(16, 32))
-  assert (again.read, again.broken) == (7, done.broken) and tree(tmp_path / "out") == before
+  assert (again.made, again.broken) == (0, done.broken) and tree(tmp_path / "out") == before
 
 
 def test_mended_images_leave_the_list(tmp_path):
   source = write(small_set(tmp_path / "source"), {"val/a/x.jpg": b""})
   resize(source, tmp_path / "out", sizes=(16,))
   write(source, {"val/a/x.jpg": encoded(smooth(60, 40))})
-  assert resize(source, tmp_path / "out", sizes=(16,)).read == 1
+  assert resize(source, tmp_path / "out", sizes=(16,)).made == 1
   assert not (tmp_path / "out" / "16" / "broken.txt").exists()
 
 
@@ -97,16 +100,9 @@ def test_finished_copies_are_not_made_again(tmp_path):
   for folder in ("train/b", ".jaxspeed", "."):
     (out / "16" / folder / ".jaxspeed-4711").write_bytes(b"half")
   done = resize(source, out, sizes=(16, 32))
-  assert done.read == 1 and kept.read_bytes() == b"kept"
+  assert done.made == 1 and kept.read_bytes() == b"kept"
   kept.write_bytes(whole["32/train/a/000.jpg"])
   assert tree(out) == whole
-
-
-def test_copies_of_one_folder_have_one_quality(tmp_path):
-  source = small_set(tmp_path / "source")
-  resize(source, tmp_path / "out", sizes=(16,), quality=80)
-  with pytest.raises(UserError, match="16 holds copies of quality 80, not 75: write --quality=80"):
-    resize(source, tmp_path / "out", sizes=(16,))
 
 
 def test_copies_are_not_written_over_their_originals(tmp_path):
@@ -119,7 +115,7 @@ def test_two_commands_do_not_write_to_one_folder(tmp_path):
   source = small_set(tmp_path / "source")
   with locked(tmp_path / "out"), pytest.raises(UserError, match="being written by another"):
     resize(source, tmp_path / "out", sizes=(16,))
-  assert resize(source, tmp_path / "out", sizes=(16,)).read == 12
+  assert resize(source, tmp_path / "out", sizes=(16,)).made == 12
 
 
 def test_a_process_that_is_killed_is_told():
@@ -155,3 +151,118 @@ def test_the_index_lies_beside_the_copies(tmp_path):
   )
   assert not headers
   assert found.train.paths() == written.train.paths() and not cache.exists()
+
+
+@pytest.fixture
+def out(tmp_path, source):
+  """Copies of 8 pixels."""
+  resize(source, tmp_path / "set-sz", sizes=(8,))
+  return tmp_path / "set-sz"
+
+
+def test_copies_of_another_size_are_added(tmp_path, source, out):
+  assert resize(source, out, sizes=(8, 16)).made == 15
+  resize(source, tmp_path / "fresh", sizes=(8, 16))
+  assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_images_without_originals_are_removed_only_if_asked(tmp_path, source, out):
+  for path in (*source.glob("train/c/*"), *source.glob("val/c/*"), source / "train/a/1.jpg"):
+    path.unlink()
+  (source / "train/c").rmdir(), (source / "val/c").rmdir()
+  write(out / "8", {"train/a/notes.txt": b"mine", "train/a/.hidden.jpg": b"mine"})
+  (tmp_path / "elsewhere.jpg").write_bytes(encoded(smooth(9, 9)))
+  (out / "8/train/c/0.jpg").unlink()
+  (out / "8/train/c/0.jpg").symlink_to(tmp_path / "elsewhere.jpg")
+  with pytest.raises(
+    UserError,
+    match=r"8 holds 6 images without originals .*\(train/a/1.jpg, .*: --prune removes them",
+  ):
+    resize(source, out, sizes=(8,))
+  done = resize(source, out, sizes=(8,), prune=True)
+  assert done.notes == ("6 images without originals were removed",)
+  assert (tmp_path / "elsewhere.jpg").exists() and not (out / "8/train/c").exists()
+  for name in ("notes.txt", ".hidden.jpg"):
+    (out / "8/train/a" / name).unlink()
+  resize(source, tmp_path / "fresh", sizes=(8,))
+  assert tree(out) == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("target", ["set/train/b", "set/train/c", "moved"])
+def test_nothing_behind_a_link_is_removed_or_written(tmp_path, source, out, target):
+  edit(source / "train/b/0.jpg")
+  (source / "train/b/1.jpg").unlink()
+  (out / "8/train/b").rename(tmp_path / "moved")
+  before = tree(tmp_path / "moved"), tree(source)
+  (out / "8/train/b").symlink_to(tmp_path / target)
+  with pytest.raises(UserError, match="8/train/b is or lies behind a link: replace it by a folder"):
+    resize(source, out, sizes=(8,), prune=True)
+  assert (tree(tmp_path / "moved"), tree(source)) == before
+
+
+def test_copies_do_not_lie_among_originals(tmp_path, source):
+  before = tree(source)
+  (tmp_path / "linked").mkdir()
+  (tmp_path / "linked/8").symlink_to(source / "val")
+  with pytest.raises(UserError, match="linked/8 lies inside .*set, whose images are read"):
+    resize(source, tmp_path / "linked", sizes=(8,))
+  source.rename(tmp_path / "8")
+  with pytest.raises(UserError, match="8 pixels would be written into .*/8, where the images of"):
+    resize(tmp_path / "8", tmp_path, sizes=(8,))
+  assert tree(tmp_path / "8") == before
+
+
+def test_what_stands_in_the_place_of_a_copy_is_replaced_or_named(source, out):
+  before = tree(out)
+  copy = out / "8/train/a/0.jpg"
+  copy.unlink()
+  copy.symlink_to(source / "train/b/0.jpg")
+  assert resize(source, out, sizes=(8,)).made == 1
+  assert tree(out) == before
+  copy.unlink()
+  copy.mkdir()
+  with pytest.raises(UserError, match=rf"holds 1 images|{copy} cannot be written \(Is a director"):
+    resize(source, out, sizes=(8,))
+  copy.rmdir()
+  assert resize(source, out, sizes=(8,)).made == 1 and tree(out) == before
+
+
+def test_the_copy_of_an_image_that_is_now_broken_goes(source, out):
+  (source / "train/a/1.jpg").write_bytes(b"broken")
+  os.utime(source / "train/a/1.jpg", ns=(2**62, 2**62))
+  assert [each.name for each in resize(source, out, sizes=(8,)).broken] == ["train/a/1.jpg"]
+  assert not (out / "8/train/a/1.jpg").exists()
+
+
+def test_copies_that_were_taken_away_or_added_are_noticed(source, out):
+  (out / "8/train/a/0.jpg").unlink()
+  with pytest.raises(UserError, match=r"train holds 11 images, and 12 copies were .*--sizes=8, wh"):
+    train(source)
+  assert resize(source, out, sizes=(8,)).made == 1
+  write(out / "8", {"val/a/other.jpg": encoded(smooth(9, 9))})
+  with pytest.raises(UserError, match=r"val holds 4 images, and 3 copies were .* names the others"):
+    train(source)
+
+
+def test_copies_that_are_not_checked_or_not_read_are_told(tmp_path, source, out):
+  (note,) = train(source, sides=(0,))
+  assert note == (
+    f"{tmp_path}/set-sz holds resized copies (8) that this recipe does not read: name one of "
+    "these folders in --config.data.path, or, for a recipe with phases, all in "
+    "--config.phases.copies"
+  )
+  assert train(tmp_path / "set-sz/8", sides=(0,)) == ()
+  (out / "8/.jaxspeed/prepared.json").unlink()
+  (note,) = train(source)
+  assert "was not written by prepare resize" in note
+
+
+def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  write(source, {f"train/b/{i}.jpg": b"broken" for i in range(4)})
+  out = tmp_path / "set-sz"
+  done = command("prepare", "resize", str(source), str(out), "--sizes=8", "--workers=1")
+  assert done.returncode == 2 and "8/train/b holds no image" in done.stderr
+  assert len(list((out / "8").rglob("*.jpg"))) == 11
+  with pytest.raises(UserError, match="the class folder .*train/b holds no image"):
+    train(source)

@@ -5,11 +5,12 @@ import os
 import numpy as np
 import pytest
 import tiny_sets
+from edited_images import pack, train
 from made_images import decoded, encoded, images_in, small_set, smooth, tree, write
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
-from jaxspeed.data.prepare.shards import make_frames, write_shards
+from jaxspeed.data.prepare.shards import make_frames, shards_folder, write_shards
 from jaxspeed.errors import UserError
 
 
@@ -32,12 +33,14 @@ def test_frames_are_those_of_tfrecord(length):
 
 def test_shards_hold_the_files_as_they_are(tmp_path, images):
   done = write_shards(images, tmp_path / "sets", name="tiny", shards=4, workers=2)
-  assert done.shards == {"train": 4, "validation": 4} and done.images == done.written == 66
+  folder = shards_folder(tmp_path / "sets", "tiny")
+  assert "shards: 4 of train and 4 of validation" in done.notes[-1]
+  assert done.images == done.made == 66
   assert [each.name for each in done.broken] == ["train/b/broken.jpg"]
-  assert find_tfds(tmp_path / "sets", "tiny") == done.folder
-  info = open_tfds(done.folder)
+  assert find_tfds(tmp_path / "sets", "tiny") == folder
+  info = open_tfds(folder)
   assert info.class_names == ("a", "b") and info.eval_split == "validation"
-  assert [shard.records for shard in info.train] == [15] * 4
+  assert sorted(shard.records for shard in info.train) == [15, 15, 15, 15]
   for shards, split in ((info.train, "train"), (info.eval, "val")):
     found = {}
     for shard in shards:
@@ -52,7 +55,8 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
 
 
 def test_each_shard_holds_a_mix_of_the_classes(tmp_path, images):
-  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=3).folder
+  write_shards(images, tmp_path / "sets", name="tiny", shards=3)
+  folder = shards_folder(tmp_path / "sets", "tiny")
   opened = open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
   for shard in range(3):
     share = opened.train.label[opened.train.file == shard].mean()
@@ -61,7 +65,8 @@ def test_each_shard_holds_a_mix_of_the_classes(tmp_path, images):
 
 
 def test_shards_that_are_there_stay(tmp_path, images):
-  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=4).folder
+  write_shards(images, tmp_path / "sets", name="tiny", shards=4)
+  folder = shards_folder(tmp_path / "sets", "tiny")
   whole = tree(folder)
   for name in ("tiny-train.tfrecord-00002-of-00004", "dataset_info.json", "features.json"):
     (folder / name).unlink()
@@ -70,40 +75,24 @@ def test_shards_that_are_there_stay(tmp_path, images):
   kept = folder / "tiny-train.tfrecord-00000-of-00004"
   touched = kept.stat().st_mtime_ns
   again = write_shards(images, tmp_path / "sets", name="tiny", shards=4)
-  assert again.written == 15 and kept.stat().st_mtime_ns == touched
+  assert again.made == 15 and kept.stat().st_mtime_ns == touched
   assert tree(folder) == whole
 
 
-def test_shards_of_another_number_do_not_mix(tmp_path, images):
-  write_shards(images, tmp_path / "sets", name="tiny", shards=4)
-  with pytest.raises(UserError, match="1.0.0 holds shards of another number .--shards=4.: remove"):
-    write_shards(images, tmp_path / "sets", name="tiny", shards=3)
-
-
 def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
-  assert write_shards(images, tmp_path, name="one").shards == {"train": 1, "validation": 1}
-  many = write_shards(images, tmp_path, name="many", shards=20)
-  assert many.shards == {"train": 20, "validation": 6}
-  assert len(open_tfds(many.folder).eval) == 6
+  write_shards(images, tmp_path, name="one")
+  write_shards(images, tmp_path, name="many", shards=20)
+  counts = [
+    [len(each) for each in (info.train, info.eval)]
+    for info in (open_tfds(shards_folder(tmp_path, name)) for name in ("one", "many"))
+  ]
+  assert counts == [[1, 1], [20, 6]]
 
 
 @pytest.mark.parametrize("name", ["my-set", "Set", "1", "", "a/b", 101 * "a"])
 def test_names_that_tfds_does_not_take(tmp_path, images, name):
   with pytest.raises(UserError, match=f"--name={name}: TFDS's names are lower-case"):
     write_shards(images, tmp_path, name=name)
-
-
-def test_settings_of_shards_that_are_damaged(tmp_path, images):
-  path = write_shards(images, tmp_path, name="one").folder / ".jaxspeed" / "shards.json"
-  path.write_bytes(b"\xff")
-  with pytest.raises(UserError, match="shards.json is damaged .it is no"):
-    write_shards(images, tmp_path, name="one")
-  path.unlink()
-  os.mkfifo(path)
-  with pytest.raises(
-    UserError, match=r"shards.json is damaged.* \(it is no regular file\): remove"
-  ):
-    write_shards(images, tmp_path, name="one")
 
 
 @pytest.mark.parametrize("name", ["b ", "b\n", "b\udcff"])
@@ -123,7 +112,8 @@ def test_an_image_that_goes_meanwhile_is_named(tmp_path, images):
 
 
 def test_shards_are_not_packed_again(tmp_path, images):
-  folder = write_shards(images, tmp_path / "sets", name="tiny").folder
+  write_shards(images, tmp_path / "sets", name="tiny")
+  folder = shards_folder(tmp_path / "sets", "tiny")
   opened = open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
   with pytest.raises(UserError, match="holds shards already"):
     write_shards(opened, tmp_path / "again", name="tiny")
@@ -132,7 +122,8 @@ def test_shards_are_not_packed_again(tmp_path, images):
 def test_tfds_reads_the_shards(tmp_path, images):
   tfds = pytest.importorskip("tensorflow_datasets")
   pytest.importorskip("tensorflow")
-  folder = write_shards(images, tmp_path / "sets", name="tiny", shards=4).folder
+  write_shards(images, tmp_path / "sets", name="tiny", shards=4)
+  folder = shards_folder(tmp_path / "sets", "tiny")
   builder = tfds.builder_from_directory(str(folder))
   assert builder.info.features["label"].names == ["a", "b"]
   assert builder.info.splits["train"].num_examples == 60
@@ -149,3 +140,47 @@ def test_tfds_reads_the_shards(tmp_path, images):
     # TensorFlow decodes chroma without smoothing and in a faster DCT: noise differs a little.
     assert each["image"].shape == pixels.shape
     assert np.abs(each["image"] - pixels).mean() < 3
+
+
+def test_shards_that_are_one_less_leave_none_behind(tmp_path, source, monkeypatch):
+  monkeypatch.setattr("jaxspeed.data.prepare.shards._IMAGES_A_SHARD", 6)
+  pack(source, tmp_path)
+  folder = shards_folder(tmp_path / "sets", "set")
+  assert len(list(folder.glob("*train*"))) == 2
+  for name in "abc":
+    (source / f"train/{name}/0.jpg").rename(source / f"val/{name}/0.jpg")
+    (source / f"train/{name}/1.jpg").unlink()
+  write(folder, {"notes.txt": b"mine"})
+  pack(source, tmp_path)
+  names = sorted(path.name for path in folder.iterdir() if "tfrecord" in path.name)
+  assert names == ["set-train.tfrecord-00000-of-00001", "set-validation.tfrecord-00000-of-00001"]
+  assert (folder / "notes.txt").read_bytes() == b"mine"
+
+
+def test_a_damaged_shard_is_named_before_training(tmp_path, source):
+  pack(source, tmp_path)
+  path = shards_folder(tmp_path / "sets", "set") / "set-train.tfrecord-00000-of-00001"
+  path.write_bytes(path.read_bytes()[:-100])
+  with pytest.raises(UserError, match=f"{path} ends in the middle of record 11"):
+    train(source, path=str(path.parent), sides=(0,))
+  path.unlink()
+  assert pack(source, tmp_path).made == 12
+  assert train(source, path=str(path.parent), sides=(0,)) == ()
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path, source):
+  pack(source, tmp_path)
+  folder = shards_folder(tmp_path / "sets", "set")
+  (folder / "label.labels.txt").write_text("a\nb\na\n")
+  with pytest.raises(UserError, match="1.0.0 has two classes of the name a: correct its list"):
+    train(source, path=str(folder), sides=(0,))
+
+
+def test_shards_of_a_folder_without_splits_follow_it(tmp_path, source):
+  flat = source / "train"
+  pack(flat, tmp_path)
+  folder = shards_folder(tmp_path / "sets", "set")
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  (flat / "a/0.jpg").rename(flat / "a/7.jpg")
+  with pytest.raises(UserError, match="set/train held 12 images then, and now others; run"):
+    train(source, path=str(folder), sides=(0,))

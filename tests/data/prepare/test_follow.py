@@ -1,0 +1,302 @@
+"""Copies and shards follow their originals, and training refuses those that do not."""
+
+import json
+import os
+import re
+
+import pytest
+from edited_images import NAMES, edit, jpeg, pack, train, tree, write
+from in_process import command
+
+from jaxspeed.data.disk.sources import open_images
+from jaxspeed.data.prepare import resize as resize_module
+from jaxspeed.data.prepare.resize import resize
+from jaxspeed.errors import UserError
+
+
+class Copies:
+  kind, noun, work = "resize", "resized copies", "jaxspeed.data.prepare.resize._resize"
+
+  def __init__(self, tmp_path):
+    self.out, self.folder = tmp_path / "set-sz", tmp_path / "set-sz/8"
+    self.flags = "--sizes=8"
+
+  def make(self, source, **options):
+    return resize(source, self.out, sizes=(8,), **options)
+
+  def train(self, source, **data):
+    return train(source, copies=self.out, **data)
+
+
+class Shards:
+  kind, noun, work = "shards", "shards", "jaxspeed.data.prepare.shards._write_shard"
+
+  def __init__(self, tmp_path):
+    self.out, self.folder = tmp_path / "sets", tmp_path / "sets/set/1.0.0"
+    self.flags = "--name=set --shards=3"
+
+  def make(self, source, shards=3, prune=False):
+    return pack(source, self.out.parent, shards=shards)
+
+  def train(self, source, **data):
+    return train(source, path=str(self.folder), sides=(0,), **data)
+
+
+@pytest.fixture(params=[Copies, Shards])
+def made(request, tmp_path, source):
+  """Copies or shards of `source`."""
+  files = request.param(tmp_path)
+  assert files.make(source).made == 15
+  return files
+
+
+def mend(made, source, *flags):
+  """Run the command that a refusal names."""
+  words = [made.kind, str(source), str(made.out), *made.flags.split()]
+  return f"python -m jaxspeed.prepare {' '.join(words)}", lambda: command(
+    "prepare", *words, "--workers=1", *flags
+  )
+
+
+def test_what_is_new_or_edited_is_made_and_nothing_else(tmp_path, source, made):
+  assert made.make(source).made == 0
+  edit(source / "train/a/1.jpg")
+  assert made.make(source).made == (1 if made.kind == "resize" else 4)  # a shard of four
+  write(source, {"train/c/new.jpg": jpeg(50), "train/a/0.jpg": b"broken"})
+  os.utime(source / "train/a/0.jpg", ns=(2**62, 2**62))
+  assert [each.name for each in made.make(source).broken] == ["train/a/0.jpg"]
+  assert made.train(source) == ()  # what was broken and still is, is no difference
+  found = tree(made.out)
+  made.out.rename(tmp_path / "before")
+  made.make(source)
+  assert tree(made.out) == found
+  write(source, {"train/a/0.jpg": jpeg(1)})
+  os.utime(source / "train/a/0.jpg", ns=(2**62 + 10**9, 2**62 + 10**9))
+  with pytest.raises(UserError, match=r"changed \(train/a/0.jpg\); run python -m jaxspeed.prepare"):
+    made.train(source)
+  assert made.make(source).made == (1 if made.kind == "resize" else 4)
+  assert made.train(source) == ()
+
+
+def test_a_time_in_the_future_or_in_whole_seconds_is_no_edit(source, made):
+  """As zip files of another time zone have it, and archives of copies."""
+  os.utime(source / "train/a/0.jpg", ns=(2**32 * 10**9, 2**32 * 10**9))
+  assert made.make(source).made > 0
+  for path in made.out.rglob("*.*"):
+    second = path.stat().st_mtime_ns // 10**9 * 10**9
+    os.utime(path, ns=(second, second))
+  assert made.make(source).made == 0 and made.train(source) == ()
+
+
+def test_an_image_that_is_edited_while_it_is_read_is_noticed(tmp_path, source, monkeypatch):
+  made = Copies(tmp_path)
+
+  def slow(encoded, *arguments, real=resize_module.make_copies, **options):
+    if encoded == (source / "train/a/0.jpg").read_bytes():
+      edit(source / "train/a/0.jpg", seed=100)
+    return real(encoded, *arguments, **options)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(resize_module, "make_copies", slow)
+    made.make(source)
+  with pytest.raises(UserError, match=r"1 of 15 sampled images have changed \(train/a/0.jpg\)"):
+    made.train(source)
+  assert made.make(source).made == 1
+
+
+CHANGES = {
+  "edited": (lambda source: edit(source / "train/a/0.jpg"), r"have changed \(train/a/0.jpg\)"),
+  "added": (
+    lambda source: write(source, {"train/c/new.jpg": jpeg(78)}),
+    "set/train held 12 images then, and now 13",
+  ),
+  "renamed": (
+    lambda source: (source / "train/b/1.jpg").rename(source / "train/b/renamed.jpg"),
+    "set/train held 12 images then, and now others",
+  ),
+  "removed": (
+    lambda source: (source / "train/b/2.jpg").unlink(),
+    "set/train held 12 images then, and now 11",
+  ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_difference_is_refused_with_the_command_that_mends_it(tmp_path, source, made, change):
+  apply, words = CHANGES[change]
+  assert made.train(source) == ()
+  apply(source)
+  sentence, run = mend(made, source)
+  with pytest.raises(UserError) as refused:
+    made.train(source)
+  assert re.search(words, str(refused.value)) and str(refused.value).endswith(f"; run {sentence}.")
+  done = run()
+  if made.kind == "resize" and change in ("renamed", "removed"):
+    assert done.returncode == 2 and "--prune removes them, or move" in done.stderr, done
+    with pytest.raises(UserError, match="8 holds resized copies that are not complete: run "):
+      made.train(source)
+    done = mend(made, source, "--prune")[1]()
+  assert done.returncode == 0, done
+  assert made.train(source) == ()
+
+
+def test_copies_and_shards_stand_alone(tmp_path, source, made):
+  (source / "val").rename(source / "validation")
+  with pytest.raises(UserError, match="set/val held 3 images then, and now 0; run"):
+    made.train(source)
+  source.rename(tmp_path / "away")
+  assert train(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
+  source.mkdir()  # a disk that is not mounted
+  assert train(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
+
+
+def test_only_a_sample_of_the_times_is_compared(source, made, monkeypatch):
+  monkeypatch.setattr("jaxspeed.data.disk.prepared._SAMPLE", 5)
+  for name in NAMES:
+    edit(source / name)
+  with pytest.raises(UserError, match="5 of 5 sampled images have changed"):
+    made.train(source)
+
+
+def test_to_tune_only_the_training_images_are_compared(source, made):
+  edit(source / "val/a/9.jpg")
+  (source / "val/b/9.jpg").unlink()
+  made.train(source, tune_on="validation")
+  edit(source / "train/b/1.jpg")
+  with pytest.raises(UserError, match=r"changed \(train/b/1.jpg\)"):
+    made.train(source, tune_on="validation")
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [{"setting": -5}, {"setting": 1e308}, {"kind": "x"}, {"images": 3}, {"originals": {"train": 1}},
+   {"sizes": ["\n"]}, {"uri": 3}],
+)  # fmt: skip
+def test_a_damaged_description_is_one_short_sentence(source, made, damage):
+  path = made.folder / ".jaxspeed/prepared.json"
+  whole = json.loads(path.read_text())
+  for content in (json.dumps(whole | damage), "null", "{}", "\xff"):
+    path.write_text(content)
+    for open_it in (made.train, made.make):
+      with pytest.raises(UserError, match=rf"^{path} cannot be used .*remove {made.folder} and ma"):
+        open_it(source)
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(UserError, match="it is no regular file"):
+    made.make(source)
+
+
+def test_folders_of_others_are_not_written_over(tmp_path, source, made):
+  other = write(tmp_path / "other", {name: jpeg(7) for name in NAMES})
+  before = tree(made.out)
+  with pytest.raises(UserError, match=rf"holds the {made.kind} of the images in .*/set, not in "):
+    made.make(other)
+  source.rename(tmp_path / "moved")  # the names are the same
+  assert made.make(tmp_path / "moved").made == 0
+  (tmp_path / "moved").rename(tmp_path / "moved again")
+  (other / NAMES[0]).unlink()
+  with pytest.raises(UserError, match=r"/moved, not in .*/other: remove it, or name another folde"):
+    made.make(other)
+  strange = made.folder / ".jaxspeed/prepared.json"
+  strange.unlink()
+  with pytest.raises(UserError, match=f"holds files that prepare {made.kind} did not write"):
+    made.make(tmp_path / "moved again")
+  after = tree(made.out)
+  assert {name: before[name] for name in after if ".json" not in name}.items() <= after.items()
+
+
+def test_files_of_one_folder_are_made_in_one_way(source, made):
+  options, words = {
+    "resize": ({"quality": 80}, "--quality=75, not of --quality=80"),
+    "shards": ({"shards": 2}, "--shards=3, not of --shards=2"),
+  }[made.kind]
+  with pytest.raises(UserError, match=f"holds the {made.kind} of {words}: remove it"):
+    made.make(source, **options)
+
+
+def test_a_kill_between_leaves_no_lie(tmp_path, source, made, monkeypatch):
+  """Whatever write is the last, the folder is refused, and the command ends in the same bytes."""
+  edit(source / "train/a/1.jpg", seed=70)
+  edit(source / "train/c/1.jpg", seed=71)
+  (source / "val/b/9.jpg").unlink()
+  write(source, {"val/b/8.jpg": jpeg(72)})
+  real, left = os.replace, [0]
+
+  def replace(*names):
+    left[0] -= 1
+    if left[0] < 0:
+      raise KeyboardInterrupt
+    return real(*names)
+
+  sentence = mend(made, source)[0]
+  for last in range(100):
+    left[0] = last
+    with monkeypatch.context() as patch:
+      patch.setattr(os, "replace", replace)
+      try:
+        made.make(source, prune=True)
+        break
+      except KeyboardInterrupt:
+        pass
+    for opening in (
+      lambda: made.train(source),
+      lambda: train(made.folder, path=str(made.folder), sides=(0,)),
+    ):
+      with pytest.raises(UserError, match=re.escape(sentence)):
+        opening()
+  assert 3 < last < 99
+  found = tree(made.out)
+  assert made.train(source) == ()
+  made.out.rename(tmp_path / "before")
+  made.make(source)
+  assert tree(made.out) == found
+
+
+def test_what_is_half_made_does_not_train(tmp_path, source, made, monkeypatch):
+  if made.kind == "shards":  # then every shard holds other images
+    (source / "train/a/1.jpg").rename(source / "train/a/7.jpg")
+  edit(source / "train/a/0.jpg")
+
+  def stopped(task):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(made.work, stopped)
+    with pytest.raises(KeyboardInterrupt):
+      made.make(source)
+  message = f"{made.folder} holds {made.noun} that are not complete: run {mend(made, source)[0]}, "
+  paths = (made.folder,) if made.kind == "resize" else (made.folder, *made.folder.parents[:2])
+  for path in paths:
+    with pytest.raises(UserError, match=message):
+      open_images(name="", path=str(path), cache=str(tmp_path / "cache2"))
+  with pytest.raises(UserError, match=message):
+    made.train(source)
+  assert made.make(source).made == (1 if made.kind == "resize" else 15)
+  assert made.train(source) == ()
+
+
+def test_shards_of_copies_follow_the_originals(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8,))
+  pack(out / "8", tmp_path)
+  folder = tmp_path / "sets/set/1.0.0"
+  assert train(source, path=str(folder), sides=(0,)) == ()
+  edit(source / "train/a/0.jpg")
+  with pytest.raises(UserError, match=f"{out}/8 does not fit the images .* --sizes=8\\."):
+    train(source, path=str(folder), sides=(0,))
+  resize(source, out, sizes=(8,))
+  with pytest.raises(UserError, match="1.0.0 does not fit the images in .*/8: 1 of 15 sampled"):
+    train(source, path=str(folder), sides=(0,))
+  pack(out / "8", tmp_path)
+  assert train(source, path=str(folder), sides=(0,)) == ()
+
+
+def test_copies_of_several_sizes_are_named_together(tmp_path, source):
+  out = tmp_path / "set-sz"
+  resize(source, out, sizes=(8, 16), quality=80)
+  edit(source / "train/a/0.jpg")
+  for path, sides in ((source, (16,)), (out / "8", (0,))):
+    with pytest.raises(UserError, match=rf"{source} {out} --sizes=8,16 --quality=80\."):
+      train(path, copies=out, sides=sides)
+  resize(source, out, sizes=(8, 16), quality=80)
+  assert train(source, copies=out, sides=(8, 16)) == ()
