@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 # The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
 ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
-COLOR, ERASING, MIX, RANDAUGMENT = range(8, 12)
+COLOR, ERASING, MIX, RANDAUGMENT, CHUNKS = range(8, 13)
 
 
 class Batch(flax.struct.PyTreeNode):

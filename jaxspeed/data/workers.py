@@ -1,7 +1,7 @@
 """A pool of processes for many small tasks."""
 
+import collections
 import contextlib
-import itertools
 import multiprocessing
 import os
 import signal
@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 def in_processes(
   function: Callable[[_Task], _Result], tasks: Sequence[_Task], *, workers: int
 ) -> Generator[_Result]:
-  """Yield the results of `function` as they come, from at most `workers` processes.
+  """Yield the results of `function` in the order of the tasks, from at most `workers` processes.
 
   The processes end with this one, even if it is killed. They do not import the main module, which
   may be a user's script or import JAX. With one worker or task, the work is done in this process.
@@ -39,21 +39,18 @@ def in_processes(
   context = multiprocessing.get_context(method)
   if method == "forkserver":
     context.set_forkserver_preload([function.__module__])
-  remaining = iter(tasks)
   pool = ProcessPoolExecutor(
     min(workers, len(tasks)), mp_context=context, initializer=_begin_process
   )
-
-  def submit(number: int) -> set[Future[_Result]]:
-    with _without_main():
-      return {pool.submit(function, task) for task in itertools.islice(remaining, number)}
-
+  under_way: collections.deque[Future[_Result]] = collections.deque()
   try:
-    pending = submit(4 * workers)
-    while pending:
-      done, pending = wait(pending, return_when=FIRST_COMPLETED)
-      pending |= submit(len(done))
-      yield from (future.result() for future in done)
+    for task in tasks:
+      with _without_main():
+        under_way.append(pool.submit(function, task))
+      if len(under_way) == 4 * workers:
+        yield under_way.popleft().result()
+    while under_way:
+      yield under_way.popleft().result()
   except BrokenProcessPool:
     raise UserError(
       f"one of {workers} worker processes was killed, perhaps out of memory: run the same command "

@@ -7,7 +7,7 @@ of processes sees the same global batches.
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32, Int64
 
-from jaxspeed.data.batch import FLIP, ORDER
+from jaxspeed.data.batch import CHUNKS, FLIP, ORDER
 from jaxspeed.data.formats.pixels import TURNS
 
 # From torchvision's RandomResizedCrop: two numbers for each attempt, and two for the position.
@@ -24,6 +24,32 @@ def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
 def epoch_order(seed: int, epoch: int, images: int) -> Int64[np.ndarray, "n"]:
   """Return the order of the images in an epoch; step s takes its s-th batch."""
   return random_stream(seed, epoch, ORDER).permutation(images).astype(np.int64, copy=False)
+
+
+def by_chunk(
+  order: Int64[np.ndarray, "n"],
+  chunk_of: Int[np.ndarray, "n"],
+  window: int,
+  seed: int,
+  epoch: int,
+) -> Int64[np.ndarray, "n"]:
+  """Sort an order so that each window of it holds the images of few chunks.
+
+  Chunks follow each other in a random order of their own; every `window` images in that sequence
+  keep the order among them. A set of one window keeps its order.
+
+  Args:
+    order: permutation of the images.
+    chunk_of: the chunk of each image, from 0, ascending.
+    window: number of images in a window.
+    seed: the run's seed.
+    epoch: number from 0.
+  """
+  places = random_stream(seed, epoch, CHUNKS).permutation(int(chunk_of[-1]) + 1)
+  sequence = np.argsort(places[chunk_of], kind="stable")
+  window_of = np.empty(len(order), np.int64)
+  window_of[sequence] = np.arange(len(order)) // window
+  return order[np.argsort(window_of[order], kind="stable")]
 
 
 def epoch_flips(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:

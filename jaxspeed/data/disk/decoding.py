@@ -11,7 +11,7 @@ from jaxtyping import Int32, Int64, UInt8
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.images import import_tensorflow
-from jaxspeed.data.disk.reading import ReadAhead
+from jaxspeed.data.disk.reading import ReadAhead, window_of
 from jaxspeed.data.disk.repair import Repair, Request
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
@@ -54,6 +54,7 @@ class Stream(Iterator[Batch], abc.ABC):
     *,
     steps: int,
     batch: int,
+    processes: int,
     on_error: str,
     antialias: bool,
     read_threads: int,
@@ -63,7 +64,8 @@ class Stream(Iterator[Batch], abc.ABC):
     self._steps, self._batch, self._antialias = steps, batch, antialias
     self._delivered, self._tolerant = 0, False
     # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
-    self._reader = ReadAhead(functools.partial(_read, split), threads=read_threads)
+    self._reader = ReadAhead(split, threads=read_threads)
+    self._window = window_of(split, read_threads * processes)
     if split.is_noise:
       return
     self._tf = import_tensorflow()
@@ -83,8 +85,8 @@ class Stream(Iterator[Batch], abc.ABC):
     self._start()
 
   @abc.abstractmethod
-  def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the numbers, mask and flips of this process's part of a step's batch."""
+  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
+    """Return this process's part of a batch: epoch and place in it, numbers, mask and flips."""
 
   @abc.abstractmethod
   def _shape(self, step: int) -> tuple[int, int]:
@@ -134,7 +136,7 @@ class Stream(Iterator[Batch], abc.ABC):
     self._reader.close()
 
   def _make_noise(self) -> Batch:
-    index, mask, flip = self._ask(self._delivered)
+    _, index, mask, flip = self._ask(self._delivered)
     image = _noise(self._batch, *self._shape(self._delivered))
     self._delivered += 1
     return Batch(image, self.split.label[index], mask, flip, index)
@@ -170,9 +172,9 @@ class Stream(Iterator[Batch], abc.ABC):
     return [window[0] for window in windows]
 
   def _request(self, step: int) -> Request:
-    index, mask, flip = self._ask(step)
+    place, index, mask, flip = self._ask(step)
     used = self._repair.first_with_header(index)
-    return Request(index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
+    return Request(place, index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
 
   # TensorFlow's part
 
@@ -209,34 +211,18 @@ class Stream(Iterator[Batch], abc.ABC):
     """
     asked: collections.deque[list[np.ndarray]] = collections.deque()
 
-    def parts() -> Iterator[Int64[np.ndarray, "n"]]:
+    def parts() -> Iterator[tuple[tuple[int, int], Int64[np.ndarray, "n"]]]:
       for step in range(self._delivered, self._steps):
         request = self._request(step)
+        epoch, place = request.place
         pending.append(request)
         for first in range(0, self._batch, chunk):
           rows = slice(first, first + chunk)
           asked.append([window[rows] for window in request.windows])
-          yield request.used[rows]
+          yield (epoch, (place + first) // self._window), request.used[rows]
 
     for images in self._reader.in_parts(parts()):
       yield np.array(images, object), *asked.popleft()
-
-
-def _read(table: Table, number: int) -> bytes:
-  """Read an image; b"", which counts as broken, where it is a file that cannot be read.
-
-  Raises:
-    UserError: a shard cannot be read.
-  """
-  try:
-    return table.read(number)
-  except OSError as error:
-    if table.offset is None:
-      return b""
-    raise UserError(
-      f"{table.name(number)} in {table.root} cannot be read ({error.strerror or error}): the data "
-      "set is not complete, or not readable for you."
-    ) from error
 
 
 @functools.lru_cache(16)

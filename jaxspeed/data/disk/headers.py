@@ -4,7 +4,6 @@ for rows in scan([functools.partial(scan_files, "/data/train/cat", ["1.jpg", "2.
   ...  # an int64 array of shape [2, 4]
 """
 
-import contextlib
 import io
 import mmap
 import os
@@ -147,17 +146,9 @@ def scan(jobs: Sequence[Job], images: int) -> Generator[Int64[np.ndarray, "n col
     UserError: a file cannot be opened, or a shard is damaged.
   """
   workers = usable_cpus() if images >= _IMAGES_FOR_PROCESSES else 1
-  early: dict[int, Int64[np.ndarray, "n columns"]] = {}
-  following = 0
-  with contextlib.closing(in_processes(_scan, list(enumerate(jobs)), workers=workers)) as done:
-    for number, rows in done:
-      early[number] = rows
-      while following in early:
-        yield early.pop(following)
-        following += 1
+  yield from in_processes(_scan, jobs, workers=workers)
 
 
-def _scan(numbered: tuple[int, Job]) -> tuple[int, Int64[np.ndarray, "n columns"]]:
-  number, job = numbered
+def _scan(job: Job) -> Int64[np.ndarray, "n columns"]:
   with pixels.without_warnings():
-    return number, job()
+    return job()

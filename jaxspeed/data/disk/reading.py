@@ -1,21 +1,53 @@
-"""A reader of images that reads ahead in many threads."""
+"""A reader of images that reads ahead in many threads, and shards in large parts.
+
+Images are taken from an order in windows. All reads of a window are under way at once, while the
+images of the window before are used. Images of a shard that lie together are one read, so an order
+that mixes `chunks_of` shards within a window, as that of training does, reads megabytes at a time.
+"""
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+import os
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from jaxtyping import Int64
 
+from jaxspeed.data.table import Table
+from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
+
 # Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
+# The most bytes of a shard that are read at once: at 50 ms a request, 64 threads read 2.7 GB/s.
+_CHUNK_BYTES = 1 << 21
+# A gap up to this between two images is read with them.
+_GAP_BYTES = 1 << 16
+# Bytes of images in a window: 2,400 of ImageNet's originals, of 128 places in its shards. A stream
+# holds two windows.
+_WINDOW_BYTES = 1 << 28
 
 
 @functools.cache
 def _threads(number: int) -> ThreadPoolExecutor:
   """Return the threads that all streams of this process share."""
   return ThreadPoolExecutor(number, thread_name_prefix="read")
+
+
+def chunks_of(table: Table) -> Int64[np.ndarray, "n"]:
+  """Return the number of each image's chunk, from 0: images of a shard that are read together."""
+  assert table.offset is not None
+  places = np.stack([table.file, table.offset // _CHUNK_BYTES])
+  return np.cumsum(np.diff(places, prepend=places[:, :1]).any(0))
+
+
+def window_of(table: Table, threads: int) -> int:
+  """Return the number of images in a window."""
+  if table.offset is None or not len(table):
+    return threads * _TOGETHER
+  return max(int(_WINDOW_BYTES / max(table.length.mean(), 1)), 1)
 
 
 class ReadAhead:
@@ -25,35 +57,94 @@ class ReadAhead:
   threads over the latency, whatever the number of cores.
 
   Args:
-    read: function that returns the bytes of an image, given its number.
-    threads: number of images read concurrently.
+    table: the images.
+    threads: number of concurrent reads.
   """
 
-  def __init__(self, read: Callable[[int], bytes], *, threads: int) -> None:
-    self._read, self._threads, self._closed = read, threads, False
+  def __init__(self, table: Table, *, threads: int) -> None:
+    self._table, self._threads, self._closed = table, threads, False
 
-  def in_parts(self, parts: Iterator[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
-    """Yield the images of each part, while those of the next parts are read."""
-    under_way: collections.deque[list[Future[list[bytes]]]] = collections.deque()
-    images = 0
-    for part in parts:
+  def in_parts(
+    self, parts: Iterator[tuple[Hashable, Int64[np.ndarray, "n"]]]
+  ) -> Iterator[list[bytes]]:
+    """Yield the images of each part, while those of the next window are read.
+
+    Args:
+      parts: the window and the numbers of the images of each part.
+    """
+    under_way: collections.deque[Iterator[list[bytes]]] = collections.deque()
+    for _, window in itertools.groupby(parts, key=lambda part: part[0]):
+      under_way.append(self._read([numbers for _, numbers in window]))
+      if len(under_way) > 1:
+        yield from under_way.popleft()
       if self._closed:
         return
-      groups = [part[i : i + _TOGETHER] for i in range(0, len(part), _TOGETHER)]
-      under_way.append([_threads(self._threads).submit(self._read_group, each) for each in groups])
-      images += len(part)
-      # Enough for all threads, whatever the size of the parts.
-      if images >= self._threads * _TOGETHER + len(part):
-        ready = [encoded for future in under_way[0] for encoded in future.result()]
-        under_way.popleft()
-        images -= len(ready)
-        yield ready
-    while under_way:
-      yield [encoded for future in under_way.popleft() for encoded in future.result()]
+    yield from itertools.chain(*under_way)
 
   def close(self) -> None:
     """Drop the requests that have not started."""
     self._closed = True
 
-  def _read_group(self, group: Int64[np.ndarray, "n"]) -> list[bytes]:
-    return [self._read(number) for number in group.tolist() if not self._closed]
+  def _read(self, parts: Sequence[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
+    """Begin to read the images of a window; return an iterator of those of each part."""
+    numbers = np.concatenate(parts)
+    # Where the images of each read are in the window.
+    reads = self._together(numbers)
+    futures = [_threads(self._threads).submit(self._do, numbers[places]) for places in reads]
+    found: dict[int, tuple[Future[list[bytes]], int]] = {
+      place: (future, i)
+      for places, future in zip(reads, futures, strict=True)
+      for i, place in enumerate(places.tolist())
+    }
+    return self._parts_of(found, [len(part) for part in parts])
+
+  def _parts_of(
+    self, found: dict[int, tuple[Future[list[bytes]], int]], sizes: Sequence[int]
+  ) -> Iterator[list[bytes]]:
+    place = 0
+    for size in sizes:
+      images = [found.pop(each) for each in range(place, place + size)]
+      place += size
+      yield [future.result()[i] for future, i in images]
+
+  def _together(self, numbers: Int64[np.ndarray, "n"]) -> list[Int64[np.ndarray, "_"]]:
+    """Return the places in `numbers` of the images of each read."""
+    table = self._table
+    if table.offset is None:
+      return np.split(np.arange(len(numbers)), np.arange(_TOGETHER, len(numbers), _TOGETHER))
+    order = np.lexsort((table.offset[numbers], table.file[numbers]))
+    rows = numbers[order]
+    first, end = table.offset[rows], table.offset[rows] + table.length[rows]
+    apart = (first[1:] - end[:-1] > _GAP_BYTES) | (np.diff(table.file[rows]) != 0)
+    apart |= np.diff(first // _CHUNK_BYTES) != 0
+    return np.split(order, np.flatnonzero(apart) + 1)
+
+  def _do(self, numbers: Int64[np.ndarray, "n"]) -> list[bytes]:
+    """Read images; b"", which counts as broken, is a file that cannot be read.
+
+    Raises:
+      UserError: a shard cannot be read.
+    """
+    if self._closed:
+      return []
+    table = self._table
+    if table.offset is None:
+      return [_read_file(table, number) for number in numbers.tolist()]
+    offset, length = table.offset[numbers], table.length[numbers]
+    begin = int(offset[0])
+    try:
+      with open_regular(table.full_path(int(numbers[0]))) as file:
+        content = os.pread(file.fileno(), int((offset + length).max()) - begin, begin)
+    except OSError as error:
+      raise UserError(
+        f"{table.name(int(numbers[0]))} in {table.root} cannot be read "
+        f"({error.strerror or error}): the data set is not complete, or not readable for you."
+      ) from error
+    return [content[at : at + size] for at, size in zip(offset - begin, length, strict=True)]
+
+
+def _read_file(table: Table, number: int) -> bytes:
+  try:
+    return table.read(number)
+  except OSError:
+    return b""

@@ -27,6 +27,7 @@ Windows = Sequence[np.ndarray]
 class Request:
   """A batch before it is decoded; `used` is `index` with images without a header replaced."""
 
+  place: tuple[int, int]  # epoch, and place in its order
   index: Int64[np.ndarray, "b"]
   used: Int64[np.ndarray, "b"]
   mask: Bool[np.ndarray, "b"]

@@ -21,6 +21,7 @@ import numpy as np
 from jaxspeed.data.batch import AUGMENT, Order
 from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
+  by_chunk,
   central_windows,
   crop_boxes,
   epoch_flips,
@@ -31,6 +32,7 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.decoding import READ_THREADS, Stream
 from jaxspeed.data.disk.images import central_crop, random_crop, turn
+from jaxspeed.data.disk.reading import chunks_of
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.table import Table
 
@@ -79,7 +81,8 @@ class TrainStream(Stream):
       antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
         else between the nearest pixels only, as TensorFlow does by default.
       read_threads: number of images read concurrently, ahead of decoding.
-      order: function from an epoch to its order; None: a permutation (`epoch_order`).
+      order: function from an epoch to its order; None: a permutation (`epoch_order`, of shards
+        `by_chunk`).
     """
     self._order = order or functools.partial(self._permuted, flip)
     self._seed, self._size, self._global = seed, image_size, batch_size
@@ -95,12 +98,13 @@ class TrainStream(Stream):
       split,
       steps=len(self._numbers),
       batch=part,
+      processes=processes,
       on_error=on_error,
       antialias=antialias,
       read_threads=read_threads,
     )
 
-  def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
     epoch, step_in_epoch = map(int, self._numbers[step])
     # Read and written once: after a restart, an old thread may still be in this function.
     kept = self._epoch
@@ -109,7 +113,8 @@ class TrainStream(Stream):
     _, order = kept
     images = len(order.index)
     place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
-    return order.index[place % images], place < images, order.flip[place % images]
+    rows = place % images
+    return (epoch, int(place[0])), order.index[rows], place < images, order.flip[rows]
 
   def _shape(self, step: int) -> tuple[int, int]:
     return self._size, self._size
@@ -119,6 +124,8 @@ class TrainStream(Stream):
 
   def _permuted(self, flip: str, epoch: int) -> Order:
     index = epoch_order(self._seed, epoch, len(self.split))
+    if self.split.offset is not None:
+      index = by_chunk(index, chunks_of(self.split), self._window, self._seed, epoch)
     return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
 
   def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -181,15 +188,16 @@ class EvalStream(Stream):
       split,
       steps=len(batches),
       batch=part,
+      processes=processes,
       on_error=on_error,
       antialias=antialias,
       read_threads=read_threads,
     )
 
-  def _ask(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
     batch = self._batches_asked[step]
-    index = batch.index[self._rows]
-    return index, batch.mask[self._rows], np.zeros(len(index), bool)
+    index, place = batch.index[self._rows], step * len(batch.index) + self._rows.start
+    return (0, place), index, batch.mask[self._rows], np.zeros(len(index), bool)
 
   def _shape(self, step: int) -> tuple[int, int]:
     return self._batches_asked[step].shape

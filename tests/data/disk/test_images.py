@@ -12,7 +12,6 @@ import pytest
 from image_streams import (
   assert_equal,
   encode,
-  in_shards,
   joined,
   needs_tensorflow,
   ramp,
@@ -132,10 +131,8 @@ def test_tensorflow_says_nothing_when_imported_and_of_broken_images(tmp_path):
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("shards", [False, True])
-def test_more_images_are_read_at_a_time_than_there_are_cores(noise, tmp_path, monkeypatch, shards):
+def test_more_images_are_read_at_a_time_than_there_are_cores(noise, monkeypatch):
   threads = len(os.sched_getaffinity(0)) + 6
-  split = in_shards(noise, tmp_path / "shards") if shards else noise
   expected, _ = train(noise, steps=steps_of(9, 3))
   seen, enough = threading.Semaphore(0), threading.Event()
 
@@ -153,7 +150,7 @@ def test_more_images_are_read_at_a_time_than_there_are_cores(noise, tmp_path, mo
   passing = threading.Thread(target=let_them_pass)
   passing.start()
   monkeypatch.setattr(Table, "read", read)
-  batches, _ = train(split, steps=steps_of(9, 3), read_threads=threads)
+  batches, _ = train(noise, steps=steps_of(9, 3), read_threads=threads)
   passing.join()
   assert seen.acquire(timeout=0), "fewer images were read than threads"
   assert_equal(joined([batches]), joined([expected]))
