@@ -320,6 +320,7 @@ def test_resume(stopped):
   assert launch("resume", stopped) == "the queue runs again\n"
   wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the queue")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
+  assert "; retry --failed starts those without a result" in launch("resume", stopped)
 
 
 def test_resume_beside_a_queue(stopped):
