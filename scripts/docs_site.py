@@ -1,5 +1,6 @@
 """What mkdocs adds to docs/: README, CHANGELOG, the Python API, and files that pages link to."""
 
+import itertools
 import pathlib
 import re
 
@@ -33,6 +34,17 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
   """Turns links to files outside docs/ into links to their copies."""
   return _OUTSIDE.sub(rf"]({_PLACE}/\1", markdown)
+
+
+def on_page_content(html, page, config, files):
+  """Gives each cell of a table its column's title, which site.css shows on narrow screens."""
+  return re.sub(r"<table>.*?</table>", _titled, html, flags=re.S)
+
+
+def _titled(found):
+  titles = [re.sub("<[^>]*>", "", each) for each in re.findall("<th[^>]*>(.*?)</th>", found[0])]
+  repeated = itertools.cycle(titles)  # Markdown's rows have as many cells as its titles
+  return re.sub("<td", lambda _: f'<td data-title="{next(repeated)}"', found[0])
 
 
 def _from_docs(found):
