@@ -38,7 +38,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 # Files that take a minute and more without a slow test.
-LONG = ("step", "stream", "weights", "resnet9", "airbench", "trainer", "signals")
+LONG = ("step", "stream", "weights", "cifar_nets", "trainer", "signals")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

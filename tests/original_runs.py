@@ -1,7 +1,6 @@
 """Runs of a recipe from made-up weights on made-up batches, and what PyTorch's originals share."""
 
 import dataclasses
-import math
 
 import jax
 import numpy as np
@@ -15,7 +14,7 @@ from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.train_step import train_step
 
 torch = pytest.importorskip("torch")
-from torch_nets import arrays, nchw, tensors  # noqa: E402
+from torch_nets import arrays, drawn, nchw, tensors  # noqa: E402
 
 functional = torch.nn.functional
 
@@ -42,19 +41,8 @@ def load(file, variant=None, *, batch, **fields):
 
 def filled(shapes, seed):
   """A state of these shapes: every parameter at random, no momentum, averages as the net is."""
-  rng = np.random.default_rng(seed)
-
-  def draw(path, leaf):
-    name = path[-1].key
-    if name == "kernel":
-      fan_in = math.prod(leaf.shape[1:]) if leaf.ndim == 4 else leaf.shape[0]
-      return rng.standard_normal(leaf.shape) / fan_in**0.5
-    if name == "var":
-      return rng.uniform(0.5, 1.5, leaf.shape)
-    return 0.2 * rng.standard_normal(leaf.shape) + (name == "scale")
-
   model = {"params": shapes.params, "batch_stats": shapes.batch_stats}
-  model = jax.tree_util.tree_map_with_path(draw, model)
+  model = drawn(model, np.random.default_rng(seed))
   state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
   return state.replace(
     **model,

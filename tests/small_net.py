@@ -12,11 +12,10 @@ from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.optim.make import make_optimizer
 
 STEPS = 10
-CONSTANT = [0.02] * STEPS
-CHANGING = list(np.interp(np.arange(STEPS), [0, 4, 9], [0.002, 0.03, 0.004]))
+RATES = list(np.interp(np.arange(STEPS), [0, 4, 9], [0.002, 0.03, 0.004]))
 # Trained for six steps, then frozen.
 WHITEN_BIAS = [0.03 * max(0.0, 1 - step / 6) for step in range(STEPS)]
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+RENORMALIZE = [1, 1, 0, 1, 0, 0, 1, 1, 0, 0]
 # Rates apart, decays such that a step at the peak takes the same share from all weights: airbench.
 APART = dict(
   momentum=0.85,
@@ -39,6 +38,7 @@ def small_net():
     "prep": {"conv": {"kernel": (4, 3, 3, 2)}, "norm": {"bias": (4,), "scale": (4,)}},
     "layer1": {"conv": {"kernel": (6, 3, 3, 4)}},
     "layer2": {"conv": {"kernel": (12, 1, 1, 6)}},
+    "layer3": {"kernel": (6, 30)},
     "head": {"kernel": (4, 5), "bias": (5,)},
     "whiten": {"kernel": (6, 3, 3, 2), "bias": (6,)},
   }
@@ -52,27 +52,21 @@ def gradients_of_step(step):
   return jax.tree.unflatten(structure, noise)
 
 
-def make_config(whitening_bias_decay=1.0, precision="float64", **changes):
+def make_config(whitening_bias_decay=1.0, bias_epochs=1.0, precision="float64", **changes):
   config = fields_lib.base()
   config.precision = precision
   config.optimizer.update(changes)
-  config.whitening.update(bias_epochs=1.0, bias_decay=whitening_bias_decay)
+  config.whitening.update(bias_epochs=bias_epochs, bias_decay=whitening_bias_decay)
   return config
 
 
-def extra_arguments(rates, renormalize=None, momenta=None):
-  """One dict a step, of what the plan's table gives."""
-  columns = {"learning_rate": rates, "whiten_bias_rate": WHITEN_BIAS}
-  columns["renormalize"] = [1.0] * len(rates) if renormalize is None else renormalize
-  if momenta is not None:
-    columns["momentum"] = momenta
-  rows = zip(*columns.values(), strict=False)
-  return [dict(zip(columns, map(jnp.float64, row), strict=True)) for row in rows]
+def made(config):
+  return make_optimizer(config, groups_by_name)
 
 
 def first_update(config, params, gradients, **extra):
   """What a first step adds to the parameters."""
-  optimizer = make_optimizer(config, groups_by_name)
+  optimizer = made(config)
 
   @jax.jit
   def update(gradients, params, extra):
@@ -81,10 +75,12 @@ def first_update(config, params, gradients, **extra):
   return update(gradients, params, jax.tree.map(jnp.float64, extra))
 
 
-def trained(config, rates, renormalize=None, momenta=None):
-  """Parameters after a step at each of the rates, and the optimizer's state."""
-  optimizer = make_optimizer(config, groups_by_name)
-  params = jax.tree.map(jnp.asarray, small_net())
+def trained(optimizer, rates=RATES, *, net=small_net, gradients=gradients_of_step, **columns):
+  """The parameters after a step at each of the rates, by name, and the optimizer's state.
+
+  `columns` are further ones of the plan's table.
+  """
+  params = jax.tree.map(jnp.asarray, net())
   state = optimizer.init(params)
 
   @jax.jit
@@ -92,103 +88,82 @@ def trained(config, rates, renormalize=None, momenta=None):
     updates, state = optimizer.update(gradients, state, params, **extra)
     return optax.apply_updates(params, updates), state
 
-  for number, extra in enumerate(extra_arguments(rates, renormalize, momenta)):
-    params, state = step(params, state, gradients_of_step(number), extra)
-  return params, state
+  table = {"learning_rate": rates, "whiten_bias_rate": WHITEN_BIAS, "renormalize": RENORMALIZE}
+  table = {name: np.resize(values, len(rates)) for name, values in (table | columns).items()}
+  for number in range(len(rates)):
+    extra = {name: jnp.float64(values[number]) for name, values in table.items()}
+    params, state = step(params, state, gradients(number), extra)
+  return named(params), state
 
 
-def named_leaves(tree):
+def named(tree):
   return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def rate_and_decay(name, config, step, rate):
-  """Those of a parameter at a step."""
+def rate_and_decay(config):
+  """The rate and the decay of a parameter in a step, of SGD and beside Muon; None if it rests."""
   fields, decay = config.optimizer, config.optimizer.weight_decay
-  if "whiten" in name:
-    return WHITEN_BIAS[step], decay * config.whitening.bias_decay
-  if "head" in name:
-    return rate * fields.head_rate, decay * fields.head_decay
-  if "bias" in name or ("scale" in name and fields.name == "muon"):
-    return rate * fields.bias_rate, decay * fields.bias_decay
-  return rate, decay * fields.scale_decay if "scale" in name else decay
+
+  def group(name, step, rate):
+    if "whiten" in name:
+      return (WHITEN_BIAS[step], decay * config.whitening.bias_decay) if "bias" in name else None
+    if "head" in name:
+      return rate * fields.head_rate, decay * fields.head_decay
+    if "bias" in name or ("scale" in name and fields.name == "muon"):
+      return rate * fields.bias_rate, decay * fields.bias_decay
+    return rate, decay * fields.scale_decay if "scale" in name else decay
+
+  return group
 
 
-def trained_names():
-  return [name for name in named_leaves(small_net()) if name != "['whiten']['kernel']"]
+def torch_trained(make, group, rates=RATES, *, momenta=None, change=None, muon=None):
+  """`trained` with an optimizer of torch, which has a group for each parameter.
+
+  Args:
+    make: makes the optimizer from the groups.
+    group: the rate and the decay of a parameter by its name, the step and the rate; None if it
+      is not trained.
+    rates: the rates.
+    momenta: the momentum of each step.
+    change: may change the gradients of the named weights.
+    muon: makes what trains the kernels in place of the optimizer (`torch_muon`).
+  """
+  torch = pytest.importorskip("torch")
+  weights = {
+    name: torch.tensor(x, requires_grad=True)
+    for name, x in named(small_net()).items()
+    if group(name, 0, 1.0)
+  }
+  kernels = [n for n in weights if muon and "kernel" in n and "head" not in n]
+  optimizer = make([{"params": [w], "name": n} for n, w in weights.items() if n not in kernels])
+  other = muon and muon([weights[name] for name in kernels])
+  for step, rate in enumerate(rates):
+    gradients = named(gradients_of_step(step))
+    for name, weight in weights.items():
+      weight.grad = torch.tensor(gradients[name])
+    if change:
+      change(weights)
+    for each in optimizer.param_groups:
+      each["lr"], each["weight_decay"] = group(each["name"], step, rate)
+      if momenta is not None:
+        each["momentum"] = momenta[step]
+    optimizer.step()
+    if other:
+      other.step(rate, renormalize=RENORMALIZE[step])
+  return {name: weight.detach().numpy() for name, weight in weights.items()}
 
 
-def numpy_trained(config, rates):
-  """In float64, from the formulas of PyTorch's SGD and of davidcpage/cifar10-fast."""
-  fields = config.optimizer
-  weights = named_leaves(small_net())
-  velocity = {name: np.zeros_like(leaf) for name, leaf in weights.items()}
-  m = fields.momentum
-  for number, main_rate in enumerate(rates):
-    gradients = named_leaves(gradients_of_step(number))
-    for name in trained_names():
-      rate, decay = rate_and_decay(name, config, number, main_rate)
-      g = gradients[name] + decay * weights[name]
-      if fields.rate_in_momentum:
-        velocity[name] = m * velocity[name] - rate * g
-        step = m * velocity[name] - rate * g if fields.nesterov else velocity[name]
-        # Frozen is frozen: momentum that is left does not move the whitening bias.
-        weights[name] = weights[name] + (step if rate else 0.0)
-      else:
-        velocity[name] = m * velocity[name] + g
-        step = g + m * velocity[name] if fields.nesterov else velocity[name]
-        weights[name] = weights[name] - rate * step
-  return weights
-
-
-def torch_orthogonal(torch, u, coefficients, epsilon=1e-7):
-  """The published iteration on one matrix in float64, without stack and padding."""
-  a, b, c = coefficients
-  x = u / (torch.linalg.norm(u) + epsilon)
-  x = x.T if u.shape[0] > u.shape[1] else x
-  for _ in range(3):
-    gram = x @ x.T
-    x = a * x + (b * gram + c * gram @ gram) @ x
-  return x.T if u.shape[0] > u.shape[1] else x
-
-
-def torch_trained(config, rates, renormalize=None, momenta=None):
-  """torch.optim.SGD with a group for each parameter, and Muon on OIHW filters, in float64."""
+def torch_sgd(config):
   torch = pytest.importorskip("torch")
   fields = config.optimizer
-  net = named_leaves(small_net())
-  weights = {
-    n: torch.tensor(net[n], dtype=torch.float64, requires_grad=True) for n in trained_names()
-  }
-  filters = [n for n, w in weights.items() if w.ndim == 4] if fields.name == "muon" else []
-  oihw = {n: weights[n].detach().permute(0, 3, 1, 2).clone() for n in filters}
-  velocity = {n: torch.zeros_like(w) for n, w in oihw.items()}
-  groups = [{"params": [w], "name": n} for n, w in weights.items() if n not in filters]
-  sgd = torch.optim.SGD(groups, lr=1.0, momentum=fields.momentum, nesterov=fields.nesterov)
-  for number, main_rate in enumerate(rates):
-    gradients = {
-      name: torch.tensor(leaf, dtype=torch.float64)
-      for name, leaf in named_leaves(gradients_of_step(number)).items()
-    }
-    for group in sgd.param_groups:
-      group["momentum"] = fields.momentum if momenta is None else momenta[number]
-      group["lr"], group["weight_decay"] = rate_and_decay(group["name"], config, number, main_rate)
-      group["params"][0].grad = gradients[group["name"]]
-    sgd.step()
-    for name, w in oihw.items():
-      g = gradients[name].permute(0, 3, 1, 2)
-      velocity[name] = fields.muon_momentum * velocity[name] + g
-      u = g + fields.muon_momentum * velocity[name] if fields.nesterov else velocity[name]
-      if renormalize is None or renormalize[number]:
-        w *= w.shape[0] ** 0.5 / torch.linalg.norm(w)
-      matrix = u.reshape(u.shape[0], -1)
-      iteration = (fields.muon_coefficients, fields.muon_epsilon)
-      w -= main_rate * torch_orthogonal(torch, matrix, *iteration).reshape(w.shape)
-      w *= 1 - main_rate * fields.muon_decay
-  result = {name: weight.detach().numpy() for name, weight in weights.items()}
-  return result | {name: w.permute(0, 2, 3, 1).numpy() for name, w in oihw.items()}
+  return lambda groups: torch.optim.SGD(
+    groups, lr=1.0, momentum=fields.momentum, nesterov=fields.nesterov
+  )
 
 
 def assert_same(params, expected):
-  actual = named_leaves(params)
-  names = trained_names()
-  assert_equal([actual[name] for name in names], [expected[name] for name in names])
+  """Named parameters are those expected, and the bits of all others have not changed."""
+  assert_equal({name: params[name] for name in expected}, expected)
+  for name, first in named(small_net()).items():
+    if name not in expected:
+      np.testing.assert_array_equal(np.asarray(params[name]).view(np.uint64), first.view(np.uint64))

@@ -4,6 +4,7 @@ From KellerJordan/cifar10-airbench, hiverge/cifar10-speedrun, tysam-code/hlb-CIF
 davidcpage/cifar10-fast; parameters are laid out as ours are, kernels OHWI.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -17,6 +18,21 @@ functional = torch.nn.functional
 def tensors(tree: Any, *, gradients: bool = False) -> Any:
   """A tree of arrays as one of tensors of their own."""
   return jax.tree.map(lambda x: torch.tensor(np.array(x), requires_grad=gradients), tree)
+
+
+def drawn(shapes: Any, rng: np.random.Generator) -> Any:
+  """Random variables of these shapes, none of them at its initial value."""
+
+  def draw(path, leaf):
+    name = path[-1].key
+    if name == "kernel":
+      fan_in = math.prod(leaf.shape[1:]) if leaf.ndim == 4 else leaf.shape[0]
+      return rng.standard_normal(leaf.shape) / fan_in**0.5
+    if name == "var":
+      return rng.uniform(0.5, 1.5, leaf.shape)
+    return 0.2 * rng.standard_normal(leaf.shape) + (name == "scale")
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def arrays(tree: Any) -> Any:

@@ -1,5 +1,6 @@
-"""Compilation ahead: from the cache the second time, and never inside the clock unnoticed."""
+"""Compilation ahead, from the cache the second time and never inside the clock; its options."""
 
+import os
 import warnings
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from tolerances import rounding
 
 from jaxspeed.devices import compile as compile_lib
+from jaxspeed.devices import options
 from jaxspeed.devices.compile import (
   BackgroundCompiler,
   CompiledInsideClock,
@@ -16,7 +18,9 @@ from jaxspeed.devices.compile import (
   use_cache,
   warn_on_compile,
 )
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
+from jaxspeed.models.layers.conv import convolve
 
 
 @pytest.fixture
@@ -117,3 +121,44 @@ def test_without_a_writable_cache_the_run_goes_on(tmp_path):
   with pytest.warns(UserWarning, match="cannot be written"):
     assert use_cache(str(tmp_path / "file" / "programs")) is None
   assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_the_affinity_counts_or_without_one_the_machine(monkeypatch):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 8}, raising=False)
+  assert usable_cpus() == 3
+  monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+  for counted, expected in ((None, 1), (8, 8)):
+    monkeypatch.setattr(os, "cpu_count", lambda counted=counted: counted)
+    assert usable_cpus() == expected
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew():
+  options.libraries.cache_clear()
+  yield
+  options.libraries.cache_clear()
+
+
+def test_programs_for_cpus_leave_sums_to_ynnpack():
+  found = options.libraries("cpu")
+  program = jax.jit(lambda x: x.sum(axis=0)).lower(jnp.zeros((512, 512)))
+  assert "__ynn_fusion" in program.compile(compiler_options=found).as_text()
+  assert options.libraries("gpu") == {}
+
+
+def test_an_option_of_xla_flags_is_the_users_and_one_that_xla_does_not_know_is_left_out(
+  monkeypatch,
+):
+  monkeypatch.setenv("XLA_FLAGS", f"--{options._CPU_LIBRARIES}=LIBRARY_FUSION_TYPE_DOT")
+  assert options.libraries("cpu") == {}
+  options.libraries.cache_clear()
+  monkeypatch.setattr(options, "_CPU_LIBRARIES", "xla_cpu_of_another_version")
+  assert options.libraries("cpu") == {}
+
+
+def test_convolutions_in_loops_have_the_layout_of_eigen():
+  """XLA:CPU brings others to it outside of loops only; evaluations took nine times as long."""
+  loop = jax.jit(lambda x, kernel: jax.lax.map(lambda x: convolve(x, kernel, 1, 1), x))
+  program = loop.lower(jnp.ones((2, 4, 8, 8, 3)), jnp.ones((5, 3, 3, 3))).compile().as_text()
+  layouts = {part.split(",")[0].split()[0] for part in program.split("dim_labels=")[1:]}
+  assert layouts == {"b01f_01io->b01f"}

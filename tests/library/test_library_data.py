@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspeed
+from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import shipped
 from jaxspeed.library.arrays import opened
 
@@ -134,6 +135,15 @@ def test_a_recipe_takes_changes_by_name_by_group_and_by_dotted_name():
 )
 def test_a_mistake_in_a_recipe_is_one_sentence(name, changes, sentence):
   assert sentence in said(lambda: jaxspeed.recipe(name, **changes))
+
+
+@pytest.mark.parametrize("name", ["epochs", "schedule.peak", "optimizer.clip_norm"])
+@pytest.mark.parametrize("value", [10**400, True])
+def test_a_huge_integer_and_a_bool_are_no_numbers(name, value):
+  with pytest.raises(jaxspeed.UserError, match=f"config.{name}=.*: it must be a number"):
+    jaxspeed.recipe("quickstart", **{name: value})
+  with pytest.raises(jaxspeed.UserError, match=f"config.{name}=.*: it must be a number"):
+    with_overrides(jaxspeed.recipe("quickstart"), {name: value})
 
 
 def test_an_own_recipe_inherits_from_a_shipped_one_in_two_lines(tmp_path):

@@ -82,16 +82,15 @@ def test_a_file_of_torch_gives_torchs_logits_and_ours_goes_back(depth, width, tm
       assert torch.equal(back.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("depth", [18, 34, 50, 101])
-def test_what_is_saved_is_loaded(depth, tmp_path):
-  model = ResNet(depth, classes=3, width=4)
+def test_what_is_saved_is_loaded(tmp_path):
+  model = ResNet(101, classes=3, width=4)
   variables = random_variables(model)
   save_resnet(tmp_path / "net.safetensors", jax.tree.map(jnp.asarray, variables))
   assert_equal(load_resnet(tmp_path / "net.safetensors", shapes_of(model)), variables)
   assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float64])
 def test_other_floats_become_those_of_the_net(dtype, saved):
   expected = random_variables(SMALL)
 
@@ -160,15 +159,17 @@ def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
     check_weights(saved, shapes_of(SMALL), RESNET, head="keep")
 
 
-@pytest.mark.parametrize("depth", [34, 50, 101])
-def test_another_depth_is_named(depth, saved):
-  with pytest.raises(UserError, match="holds a ResNet-18, .* set config.model.depth=18 or name"):
-    load_resnet(saved, shapes_of(ResNet(depth, classes=5, width=4)))
-
-
-def test_another_width_is_named(saved):
-  with pytest.raises(UserError, match="width 4, but the model's is 8: set config.model.width=4 or"):
-    load_resnet(saved, shapes_of(ResNet(18, classes=5, width=8)))
+@pytest.mark.parametrize(
+  "model, sentence",
+  [
+    (ResNet(34, classes=5, width=4), "holds a ResNet-18, .* set config.model.depth=18 or name"),
+    (ResNet(50, classes=5, width=4), "holds a ResNet-18, .* set config.model.depth=18 or name"),
+    (ResNet(18, classes=5, width=8), "width 4, but the model's is 8: set config.model.width=4 or"),
+  ],
+)
+def test_another_depth_or_width_is_named(model, sentence, saved):
+  with pytest.raises(UserError, match=sentence):
+    load_resnet(saved, shapes_of(model))
 
 
 @pytest.mark.parametrize("name", ["net.pth", "net.pt", "pytorch_model.bin", "NET.PTH", "net.tar"])
@@ -178,24 +179,30 @@ def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
     load_resnet(tmp_path / name, shapes_of(SMALL))
 
 
-@pytest.mark.parametrize("begin", [b"PK\x03\x04", b"\x80\x02", b"\x80\x05"])
-def test_a_renamed_pickle_is_known_by_its_first_bytes(begin, tmp_path):
-  (tmp_path / "net.safetensors").write_bytes(begin + b"abcd" + bytes(50))
-  with pytest.raises(UserError, match=r"is a pickle.*save_file\(.*'net_converted.safetensors'"):
-    load_resnet(tmp_path / "net.safetensors", shapes_of(SMALL))
+@pytest.mark.parametrize(
+  "content, sentence",
+  [  # a renamed pickle is known by its first bytes
+    *(
+      (begin + b"abcd" + bytes(50), r"is a pickle.*save_file\(.*'net_converted.safetensors'")
+      for begin in (b"PK\x03\x04", b"\x80\x02", b"\x80\x05")
+    ),
+    (None, "does not exist: name a .safetensors file"),
+    (b"GIF89a no such file", "cannot be read as .safetensors"),
+  ],
+)
+def test_a_file_that_is_missing_or_something_else_is_told(content, sentence, tmp_path):
+  path = tmp_path / "net.safetensors"
+  if content:
+    path.write_bytes(content)
+  with pytest.raises(UserError, match=sentence):
+    load_resnet(path, shapes_of(SMALL))
 
 
-def test_a_file_that_is_missing_cut_off_or_something_else_is_told(saved, tmp_path):
-  with pytest.raises(UserError, match="does not exist: name a .safetensors file"):
-    load_resnet(tmp_path / "absent.safetensors", shapes_of(SMALL))
+def test_a_file_that_is_cut_off_or_a_folder_is_told(saved, tmp_path):
   saved.write_bytes(saved.read_bytes()[:-10])
-  with pytest.raises(UserError, match="cannot be read as .safetensors .*copy or convert it again"):
-    load_resnet(saved, shapes_of(SMALL))
-  saved.write_bytes(b"GIF89a no such file")
-  with pytest.raises(UserError, match="cannot be read as .safetensors"):
-    load_resnet(saved, shapes_of(SMALL))
-  with pytest.raises(UserError, match="cannot be read as .safetensors"):
-    load_resnet(tmp_path, shapes_of(SMALL))
+  for path in (saved, tmp_path):
+    with pytest.raises(UserError, match="cannot be read as .safetensors"):
+      load_resnet(path, shapes_of(SMALL))
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):

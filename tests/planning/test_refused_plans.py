@@ -113,55 +113,79 @@ def test_the_least_and_the_most_are_allowed():
     make_plan(checked(config))
 
 
-def test_a_batch_larger_than_the_set_is_refused():
-  with pytest.raises(UserError) as caught:
-    plan_with(data__train_images=100, batch_size=101)
-  assert str(caught.value) == (
-    "config.batch_size=101 is larger than the training set of 100 images: "
-    "set --config.batch_size to at most 100."
-  )
-
-
-def test_a_batch_that_does_not_divide_over_the_devices_is_refused():
-  assert plan_with(batch_size=96, devices=8).phases[0].batch_size == 96
-  with pytest.raises(UserError) as caught:
-    plan_with(batch_size=100, devices=8)
-  assert str(caught.value) == (
-    "config.batch_size=100 does not divide over 8 devices: "
-    "set --config.batch_size to a multiple of 8."
-  )
-
-
-def test_cutmix_needs_pairs():
-  fields = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
-  assert plan_with(batch_size=96, devices=8, **fields).cutmix_steps == 520
-  with pytest.raises(UserError) as caught:
-    plan_with(batch_size=24, devices=8, **fields)
-  assert str(caught.value) == (
+STREAM = dict(data__feed="stream", data__train_images=80, batch_size=8)
+PHASES = STREAM | dict(epochs=9.0, phases__image_size=(16, 24, 32))
+SQUARES = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+SEGMENTS = ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))
+SHARES = "shares of the run, which are below 1"
+TOGETHER = [
+  (
+    dict(data__train_images=100, batch_size=101),
+    "config.batch_size=101 is larger than the training set of 100 images: set --config.batch_size "
+    "to at most 100.",
+  ),
+  (
+    dict(batch_size=100, devices=8),
+    "config.batch_size=100 does not divide over 8 devices: set --config.batch_size to a multiple "
+    "of 8.",
+  ),
+  (
+    dict(batch_size=24, devices=8, **SQUARES),
     "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
-    "pair: set --config.batch_size to a multiple of 16."
-  )
-  for name in ("mixup", "cutmix_alpha"):
-    with pytest.raises(UserError, match=f"3 images, which config.augment.{name} cannot pair"):
-      plan_with(batch_size=24, devices=8, **{f"augment__{name}": 0.2})
+    "pair: set --config.batch_size to a multiple of 16.",
+  ),
+  *(
+    (fields | {f"augment__{name}": 0.2}, words.format(name))
+    for name in ("mixup", "cutmix_alpha")
+    for fields, words in (
+      (dict(batch_size=24, devices=8), "3 images, which config.augment.{} cannot pair"),
+      (SQUARES, "config.augment.{}=0.2 with config.augment.cutmix=3: both mix an image with its"),
+      (dict(proxy__keep=8), "config.augment.{}=0.2 with config.proxy.keep=8: a proxy chooses imag"),
+    )
+  ),
+  *(
+    (PHASES | dict(phases__first_epoch=starts), sentence)
+    for starts, sentence in (
+      ((0, 0.5, 1.0), SHARES),
+      ((0.2, 0.5, 0.8), SHARES),
+      ((0, 0.8, 0.5), SHARES),
+      ((0, 0.5, 2), SHARES),
+      ((0, 1.5, 3), "give whole epochs, or shares of the run below 1"),
+    )
+  ),
+  *(
+    (
+      {"epochs": 3.0, name.replace(".", "__"): SEGMENTS},
+      f"config.epochs=3.0 with config.{name}=((0.0, 2.0, 0.1, 0.5), (2.0, 5.0, 0.5, 0.1)): ",
+    )
+    for name in ("schedule.segments", "optimizer.momentum_segments")
+  ),
+  *(
+    (
+      dict(epochs=2.0, batch_size=1024, proxy__keep=keep, devices=devices),
+      f"config.proxy.keep={keep}: it must be a multiple of ",
+    )
+    for keep, devices in ((1025, 1), (510, 4))
+  ),
+  (dict(data__image_size=7), "image_size=7: resnet9 needs images of at least 8 pixels"),
+  (
+    dict(batch_size=1, epochs=1000.0),
+    "takes 50,000,000 steps, but a plan has at most 10,000,000",
+  ),
+]
 
 
-def test_images_are_mixed_in_one_way_and_chosen_by_no_proxy():
-  squares = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
-  for fields, words in (
-    (
-      squares,
-      "with config.augment.cutmix=3: both mix an image with its neighbour; set one",
-    ),
-    (
-      dict(proxy__keep=8),
-      "with config.proxy.keep=8: a proxy chooses images by the loss of one lab",
-    ),
-  ):
-    for name in ("mixup", "cutmix_alpha"):
-      with pytest.raises(UserError) as caught:
-        plan_with(**{f"augment__{name}": 0.2}, **fields)
-      assert str(caught.value).startswith(f"config.augment.{name}=0.2 {words}")
+@pytest.mark.parametrize("fields, sentence", TOGETHER)
+def test_fields_that_do_not_go_together_are_refused(fields, sentence):
+  with pytest.raises(UserError) as caught:
+    plan_with(**fields)
+  assert sentence in str(caught.value)
+
+
+def test_fields_that_go_together_are_not():
+  assert plan_with(batch_size=96, devices=8, **SQUARES).cutmix_steps == 520
+  for name in ("schedule__segments", "optimizer__momentum_segments"):
+    assert plan_with(epochs=5.0, **{name: SEGMENTS}).epochs == 5
 
 
 def test_a_frozen_model_with_a_resting_head_is_refused():

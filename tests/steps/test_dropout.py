@@ -1,5 +1,7 @@
 """The rng of dropout: what it is a function of, and that models without dropout never see it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -65,21 +67,16 @@ def test_a_model_without_batch_stats_trains_with_an_average_and_dropout():
   assert float(third) != float(loss)
 
 
-@pytest.mark.parametrize("devices, parts", [(1, 1), (1, 2), (2, 2)])
-def test_each_device_and_micro_batch_has_a_key_of_its_own(devices, parts):
-  config = vit_config(accumulate=parts)
-  spec = toy_spec(config, devices=devices)
+def test_each_device_and_micro_batch_has_a_key_of_its_own():
+  config = vit_config(accumulate=2)
+  spec = toy_spec(config, devices=2)
   carry = first_carry(spec, config)
 
   def keys(state):
-    return jax.lax.all_gather(jax.vmap(lambda k: k)(dropout_keys(state, spec=spec)), "data")
+    return jax.lax.all_gather(dropout_keys(state, spec=spec), "data")
 
-  found = np.asarray(jax.jit(on_mesh(lambda state, spec: keys(state), spec))(carry.state)).reshape(
-    -1, 2
-  )
-  assert len(np.unique(found, axis=0)) == devices * parts
-  carry, loss = stepper(spec, config)(carry)
-  assert np.isfinite(float(loss))
+  found = jax.jit(on_mesh(lambda state, spec: keys(state), spec))(carry.state)
+  assert len(np.unique(np.asarray(found).reshape(-1, 2), axis=0)) == 4
 
 
 def test_models_without_dropout_get_no_key():
@@ -99,8 +96,6 @@ class Wrong(nn.Module):
 
 
 def test_logits_of_another_shape_are_one_sentence():
-  import dataclasses
-
   config = vit_config()
   spec = dataclasses.replace(toy_spec(config), model=Wrong())
   with pytest.raises(

@@ -18,7 +18,6 @@ from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.state import Carry, variables_of
 
-BACKBONE = ("stage1", "stage2", "stage3", "stage4", "stem")
 TRAINED = {"stage4", "head"}
 RESNET = dict(
   name="resnet",
@@ -164,28 +163,23 @@ def test_frozen_norms_are_those_of_an_evaluation_and_the_step_has_no_other_backw
 
 
 @pytest.mark.parametrize(
-  "freeze, frozen",
-  [("", ()), ("stem", ("stem",)), ("stage1", ("stage1", "stem")), ("backbone", BACKBONE)],
-)
-def test_parts_of_a_resnet_up_to_the_named_one(freeze, frozen):
-  assert make_spec(freeze).frozen == frozen
-
-
-@pytest.mark.parametrize(
-  "freeze, frozen",
+  "model, freeze, frozen",
   [
-    ("patch", ("class_token", "patch", "positions")),
-    ("block1", ("block1", "class_token", "patch", "positions")),
-    ("block2", ("block1", "block2", "class_token", "norm", "patch", "positions")),
-    ("backbone", ("block1", "block2", "class_token", "norm", "patch", "positions", "pre_logits")),
+    (RESNET, "", ""),
+    (RESNET, "stem", "stem"),
+    (RESNET, "stage1", "stage1 stem"),
+    (RESNET, "backbone", "stage1 stage2 stage3 stage4 stem"),
+    (VIT, "patch", "class_token patch positions"),
+    (VIT, "block2", "block1 block2 class_token norm patch positions"),
+    (VIT, "backbone", "block1 block2 class_token norm patch positions pre_logits"),
   ],
 )
-def test_parts_of_a_vit_up_to_the_named_one(freeze, frozen):
-  assert make_spec(freeze, model=VIT).frozen == frozen
+def test_parts_of_a_model_up_to_the_named_one(model, freeze, frozen):
+  assert make_spec(freeze, model=model).frozen == tuple(frozen.split())
 
 
-def test_a_part_that_there_is_not_is_one_sentence():
+@pytest.mark.parametrize("name", ["stage5", "head"])
+def test_a_part_that_there_is_not_is_one_sentence(name):
   known = "choose backbone or the last part to freeze, one of stem, stage1, stage2, stage3, stage4"
-  for name in ("stage5", "head"):
-    with pytest.raises(UserError, match=f"^config.pretrained.freeze='{name}': {known}.$"):
-      make_spec(name)
+  with pytest.raises(UserError, match=f"^config.pretrained.freeze='{name}': {known}.$"):
+    make_spec(name)

@@ -26,6 +26,7 @@ from toy import load_recipe
 from jaxspeed.planning.plan import StepKind
 
 torch = pytest.importorskip("torch")
+from torch_muon import Muon  # noqa: E402
 from torch_nets import airbench_logits, arrays, resnet9_logits, tensors  # noqa: E402
 
 functional = torch.nn.functional
@@ -61,138 +62,66 @@ def test_airbench94_sgd_with_lookahead():
   assert moved.min() > 0
 
 
-def orthogonal(u, coefficients, epsilon):
-  """Three steps of Newton and Schulz's iteration from a filter's update [o, i h w]."""
-  a, b, c = coefficients
-  x = u / (torch.linalg.norm(u) + epsilon)
-  for _ in range(3):
-    gram = x @ x.T
-    x = a * x + (b * gram + c * gram @ gram) @ x
-  return x
+@pytest.mark.parametrize("name", ["airbench94_muon", "hiverge"])
+def test_recipes_of_muon(name):
+  """airbench94_muon.py: six of eight steps, whose whitening bias is frozen after four.
 
-
-class Muon:
-  """Muon with Nesterov momentum on filters OHWI, whose matrices have rows of i, h and w."""
-
-  def __init__(self, filters, *, momentum, coefficients, epsilon, decay=0.0):
-    self.filters, self.momentum, self.decay = filters, momentum, decay
-    self.iteration = (coefficients, epsilon)
-    self.buffers = [torch.zeros_like(w) for w in filters]
-
-  def step(self, rate, *, renormalize=True):
-    with torch.no_grad():
-      for w, buffer in zip(self.filters, self.buffers, strict=True):
-        buffer.mul_(self.momentum).add_(w.grad)
-        update = w.grad + self.momentum * buffer
-        if renormalize:
-          w.mul_(len(w) ** 0.5 / torch.linalg.norm(w))
-        matrix = update.permute(0, 3, 1, 2).reshape(len(w), -1)
-        u = orthogonal(matrix, *self.iteration).reshape(len(w), w.shape[3], *w.shape[1:3])
-        w.sub_(rate * u.permute(0, 2, 3, 1)).mul_(1 - rate * self.decay)
-        w.grad = None
-
-
-def load_muon(file, variant, *, batch, epochs, bias_epochs):
-  """A recipe of Muon's with its rates of the summed loss, for a small batch."""
-  config = load(file, variant, batch=batch, epochs=epochs)
+  And cifar10_speedrun.py at 06c6072: six of forty steps, in two of which Muon renormalises. The
+  1e-5 that is added to a norm for the second time, and the 1e-7 to the norms of weights, are less
+  than half the spacing of its float16 there, and so nothing.
+  """
+  batch, steps, hiverge = 16, 6, name == "hiverge"
+  file, variant = ("cifar10.py", None) if hiverge else ("cifar10_airbench.py", "94_muon")
+  config = load(file, variant, batch=batch, epochs=10.0 if hiverge else 2.0)
+  # The recipe's rates of the summed loss, for a small batch.
   share = batch / load_recipe(file, variant).batch_size
   config.model.update(widths=(8, 32, 32), head_scale=1 / 32)
-  fields = config.optimizer
+  fields, whitening = config.optimizer, config.whitening
   fields.update(bias_rate=fields.bias_rate * share, head_rate=fields.head_rate * share)
   fields.update(muon_decay=fields.muon_decay * share, muon_epsilon=fields.muon_epsilon / share)
-  config.whitening.update(bias_rate=config.whitening.bias_rate * share, bias_epochs=bias_epochs)
-  return config
-
-
-def muon_run(ours, muon, *, steps, whiten_steps, sgd_momentum, bias_rate, head_rate, decay, rate):
-  """What both recipes of Muon's share: `muon` makes theirs, the rest is torch's SGD."""
+  whitening.update(bias_rate=whitening.bias_rate * share, bias_epochs=2.0 if hiverge else 1.0)
+  ours = run(config, steps)
   total, smoothing = ours.spec.plan.total_steps, ours.spec.config.label_smoothing
+  assert total == (40 if hiverge else 8)
+
+  if hiverge:
+    whiten_steps, momentum, rate, muon_decay = 8, 0.825, 0.205, 1.0418e-6 * batch
+    bias_rate, head_rate, decay = 0.0573, 0.5415, 1.0418e-6 * batch
+    muon = dict(momentum=0.655, coefficients=(3.4576, -4.7391, 2.0843), epsilon=1e-5)
+  else:
+    whiten_steps, momentum, rate, muon_decay = 4, 0.85, 0.24, 0.0
+    bias_rate, head_rate, decay = 0.053, 0.67, 2e-6 * batch
+    muon = dict(momentum=0.6, coefficients=(3.4445, -4.7750, 2.0315), epsilon=1e-7)
   params, stats = of_airbench(ours.start)
-  others = [leaf for leaf in leaves(params, bias=False) if leaf.ndim == 2]
-  filters = [leaf for leaf in leaves(params, bias=False) if leaf.ndim == 4]
+  others = leaves(params, bias=False)
+  theirs = Muon([leaf for leaf in others if leaf.ndim == 4], decay=muon_decay, **muon)
+  groups = (
+    ([params["whiten"]["bias"]], bias_rate),
+    (leaves(params, bias=True), bias_rate),
+    ([leaf for leaf in others if leaf.ndim == 2], head_rate),
+  )
   optimizer = torch.optim.SGD(
-    [
-      {"params": [params["whiten"]["bias"]], "lr": bias_rate, "weight_decay": decay / bias_rate},
-      {"params": leaves(params, bias=True), "lr": bias_rate, "weight_decay": decay / bias_rate},
-      {"params": others, "lr": head_rate, "weight_decay": decay / head_rate},
-    ],
-    momentum=sgd_momentum,
+    [{"params": part, "lr": lr, "weight_decay": decay / lr} for part, lr in groups],
+    momentum=momentum,
     nesterov=True,
   )
-  theirs = muon(filters)
-  first = [group["lr"] for group in optimizer.param_groups]
-  last = 0
+  last, renormalized = 0, []
   for step in range(steps):
     params["whiten"]["bias"].requires_grad_(step < whiten_steps)
     logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
     summed_loss(logits, ours.labels[step], smoothing).sum().backward()
     left = [1 - step / whiten_steps] + [1 - step / total] * 2
-    for group, lr, share in zip(optimizer.param_groups, first, left, strict=True):
+    for group, (_, lr), share in zip(optimizer.param_groups, groups, left, strict=True):
       group["lr"] = lr * share
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    renormalize = True
-    if ours.spec.config.optimizer.muon_renormalize == "growing":
-      # hiverge: 2 steps after the last time at first, 17 in the end.
-      renormalize = step + 1 - last >= 2 + int(15 * (step + 1) / total)
-      last = step + 1 if renormalize else last
-    theirs.step(rate * (1 - step / total), renormalize=renormalize)
+    # hiverge: 2 steps after the last time at first, 17 in the end.
+    due = not hiverge or step + 1 - last >= 2 + int(15 * (step + 1) / total)
+    last = step + 1 if due else last
+    renormalized.append(due)
+    theirs.step(rate * (1 - step / total), renormalize=due)
+  assert renormalized == ([0, 1, 0, 0, 1, 0] if hiverge else [1] * 6)
   assert_model(ours.end, params, stats, ours.tolerance)
-
-
-def test_airbench94_muon():
-  """airbench94_muon.py: six of eight steps, whose whitening bias is frozen after four."""
-  batch = 16
-  config = load_muon("cifar10_airbench.py", "94_muon", batch=batch, epochs=2.0, bias_epochs=1.0)
-
-  def muon(filters):
-    return Muon(filters, momentum=0.6, coefficients=(3.4445, -4.7750, 2.0315), epsilon=1e-7)
-
-  muon_run(
-    run(config, 6),
-    muon,
-    steps=6,
-    whiten_steps=4,
-    sgd_momentum=0.85,
-    bias_rate=0.053,
-    head_rate=0.67,
-    decay=2e-6 * batch,
-    rate=0.24,
-  )
-
-
-def test_hiverge():
-  """cifar10_speedrun.py at 06c6072: six of forty steps, in two of which Muon renormalises.
-
-  The 1e-5 that is added to a norm for the second time, and the 1e-7 to the norms of weights, are
-  less than half the spacing of its float16 there, and so nothing.
-  """
-  batch = 16
-  config = load_muon("cifar10.py", None, batch=batch, epochs=10.0, bias_epochs=2.0)
-  decay = 1.0418e-6 * batch
-
-  def muon(filters):
-    return Muon(
-      filters,
-      momentum=0.655,
-      coefficients=(3.4576, -4.7391, 2.0843),
-      epsilon=1e-5,
-      decay=decay,
-    )
-
-  ours = run(config, 6)
-  assert ours.spec.plan.table["renormalize"][:6].tolist() == [0, 1, 0, 0, 1, 0]
-  muon_run(
-    ours,
-    muon,
-    steps=6,
-    whiten_steps=8,
-    sgd_momentum=0.825,
-    bias_rate=0.0573,
-    head_rate=0.5415,
-    decay=decay,
-    rate=0.205,
-  )
 
 
 def test_hlb_with_its_average():

@@ -21,23 +21,20 @@ def test_the_fields_of_the_config_reach_the_net():
   assert job.model.whiten and job.devices == 8
 
 
-NETS = {
-  "cifar10_resnet9.py": dict(
-    name="resnet51", width=0, ghost_splits=-1, celu_alpha=0.0, pool_position="no", activation="gelu"
-  ),
-  "cifar10.py": dict(
-    widths=(64, 256), depth=4, activation="celu", init_method="zeros", whiten_bias="ones"
-  ),
-  "imagenet_ffcv.py": dict(head_init="zeros"),
-}
-
-
 @pytest.mark.parametrize(
-  "recipe, field", [(recipe, field) for recipe, fields in NETS.items() for field in fields]
+  "recipe, field, value",
+  [
+    ("cifar10_resnet9.py", "width", 0),
+    ("cifar10_resnet9.py", "ghost_splits", -1),
+    ("cifar10_resnet9.py", "celu_alpha", 0.0),
+    ("cifar10_resnet9.py", "pool_position", "no"),
+    ("cifar10.py", "widths", (64, 256)),
+    ("cifar10.py", "depth", 4),
+  ],
 )
-def test_a_net_that_cannot_be_is_told(recipe, field):
-  config = load_recipe(recipe, "16" if "ffcv" in recipe else None)
-  config.model[field] = NETS[recipe][field]
+def test_a_net_that_cannot_be_is_told(recipe, field, value):
+  config = load_recipe(recipe)
+  config.model[field] = value
   with pytest.raises(UserError, match=rf"config\.model\.{field}="):
     checks.check(config)
 

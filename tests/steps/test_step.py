@@ -9,11 +9,11 @@ from toy import load_recipe, toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices import precision
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import StepKind
-from jaxspeed.steps import update as update_lib
 from jaxspeed.steps.hard_examples import select_hard_examples
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -63,17 +63,30 @@ def assert_same_run(first, second, *parts):
     assert_equal(getattr(carry.state, name), getattr(other.state, name))
 
 
+# Ghost batches make the norms of one device see what those of eight do: sample i of its batch is in
+# ghost batch i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
+GHOSTS = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
+GHOSTS["precision"] = "float64"
+
+
+@pytest.fixture(scope="module")
+def ghosts():
+  with precision.wide_enough("float64"):
+    return run_steps(toy_spec(toy_config(**{"model.ghost_splits": 8}, **GHOSTS)), 4)
+
+
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("parts, devices", [(8, 1), (2, 4)])
-def test_accumulated_parts_are_ghost_batches(parts, devices):
-  plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
-  plain["precision"] = "float64"
-  ghosts = toy_spec(toy_config(**{"model.ghost_splits": 8}, **plain))
-  parted = toy_spec(toy_config(accumulate=parts, **plain), devices=devices)
-  whole, accumulated = run_steps(ghosts, 4), run_steps(parted, 4, regroup)
-  assert_same_run(whole, accumulated, "params", "batch_stats", "opt_state")
-  assert accumulated[0].sums.count == 256
+@pytest.mark.parametrize("parts, devices, group_mb", [(8, 1, 4.0), (2, 4, 0.001), (1, 8, 4.0)])
+def test_devices_and_accumulated_parts_are_ghost_batches(ghosts, parts, devices, group_mb):
+  carry, losses = ghosts
+  fields = {"accumulate": parts, "allreduce.group_mb": group_mb} | GHOSTS
+  parted = toy_spec(toy_config(**fields), devices=devices)
+  other, other_losses = run_steps(parted, 4, regroup)
+  assert_same_run(ghosts, (other, other_losses), "params", "batch_stats", "average", "opt_state")
+  assert losses[0] != losses[-1]
+  assert carry.sums.count == other.sums.count == 256
+  assert carry.sums.top5 == other.sums.top5
 
 
 @pytest.mark.equivalence
@@ -90,25 +103,6 @@ def test_steps_in_the_forms_for_gpus_are_those_of_a_cpu(monkeypatch):
   monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
   assert_same_run(on_cpu, run_steps(toy_spec(config), 5), "params", "batch_stats", "opt_state")
   assert (1 + len(toy_spec(config).plan.table),) in shared  # the step's scalars are one array
-
-
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-def test_one_device_equals_eight():
-  # Ghost batches make the norms see the same: sample i of one device's batch is in ghost batch
-  # i mod 8, so the order for eight devices gives device d the samples d, d + 8, ...
-  plain = {"augment.crop_padding": 0, "batch_size": 64, "data.train_images": 256}
-  plain["precision"] = "float64"
-  one = toy_spec(toy_config(**{"model.ghost_splits": 8}, **plain), devices=1)
-  eight = toy_spec(toy_config(**plain), devices=8)
-
-  carry_1, losses_1 = run_steps(one, 4)
-  carry_8, losses_8 = run_steps(eight, 4, regroup)
-  parts = ("params", "batch_stats", "average", "opt_state")
-  assert_same_run((carry_1, losses_1), (carry_8, losses_8), *parts)
-  assert losses_1[0] != losses_1[-1]
-  assert carry_1.sums.count == carry_8.sums.count == 256
-  assert carry_1.sums.top5 == carry_8.sums.top5
 
 
 def make_feed(job, *, whole_epochs):
@@ -193,15 +187,14 @@ def test_one_program_takes_steps_of_two_kinds_in_turns():
   assert_epochs_equal_steps(job, 2, 4, 8)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
+def test_carried_epochs_show_each_image_once_before_one_comes_again():
   # Batches of 16 out of 70 images: 4 steps an epoch, which leave 6 over.
   shown = {}
   for last_batch in ("drop", "carry_over"):
     config = toy_config(
       **{"data.last_batch": last_batch, "data.train_images": 70, "augment.flip": "alternating"}
     )
-    job = toy_spec(config, devices)
+    job = toy_spec(config)
     order_of = jax.jit(on_mesh(order_of_job, job))
     orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
     assert (job.plan.total_steps, job.plan.examples(8)) == (8, 128)
@@ -211,45 +204,31 @@ def test_carried_epochs_show_each_image_once_before_one_comes_again(devices):
   assert len(set(shown["drop"][:70])) < 70
 
 
-def test_the_step_learns():
-  _, losses = run_steps(toy_spec(toy_config(epochs=8.0)), 32)
-  assert np.mean(losses[-4:]) < losses[0] - 0.3
-
-
-def masked_step(job, mask):
-  """One train_step on a batch with this mask; returns parameters, loss sum and count."""
+def one_step(job):
+  """A state, a batch of 16, and the compiled step."""
   arrays = toy_arrays(job.config)
-  batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.asarray(mask))
-  key = mesh_lib.replicate(seed_key(0), job.mesh)
-  init = jax.jit(on_mesh(init_state, job))
-  state = init(key, mesh_lib.replicate(arrays.train_images, job.mesh))
+  batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.ones(16, bool))
+  state = jax.jit(on_mesh(init_state, job))(seed_key(0), arrays.train_images)
+  return state, batch, jax.jit(on_mesh(train_step, job, kind=PLAIN))
+
+
+def test_a_batch_without_examples_leaves_finite_parameters():
+  state, batch, train = one_step(toy_spec(toy_config(**{"augment.crop_padding": 0})))
   hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(1.0)}
-  train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
-  return train(state, mesh_lib.replicate(batch, job.mesh), hyper)
+  new, sums = train(state, batch.replace(mask=np.zeros(16, bool)), hyper)
+  assert int(sums.count) == 0
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new.params))
 
 
-def test_masked_examples_do_not_move_the_parameters():
-  # Of 16 examples the last 8 are masked: their labels must not matter, their pixels only through
-  # the norms. The mean is over 8.
-  job = toy_spec(toy_config(**{"augment.crop_padding": 0}))
-  mask = np.arange(16) < 8
-  state, sums = masked_step(job, mask)
-  whole, all_sums = masked_step(job, np.ones(16, bool))
-  assert int(sums.count) == 8 and int(all_sums.count) == 16
-  head = np.asarray(state.params["head"]["kernel"])
-  assert np.isfinite(head).all()
-  assert not np.allclose(head, np.asarray(whole.params["head"]["kernel"]))
-  nothing, none = masked_step(job, np.zeros(16, bool))
-  assert int(none.count) == 0
-  assert np.isfinite(np.asarray(nothing.params["head"]["kernel"])).all()
+@pytest.fixture(scope="module")
+def in_float32():
+  return run_steps(toy_spec(toy_config()), 3)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_is_near_float32(precision):
-  job32 = toy_spec(toy_config())
-  job16 = toy_spec(toy_config(precision=precision))
-  carry32, losses32 = run_steps(job32, 3)
-  carry16, losses16 = run_steps(job16, 3)
+def test_half_precision_is_near_float32(in_float32, precision):
+  carry16, losses16 = run_steps(toy_spec(toy_config(precision=precision)), 3)
+  carry32, losses32 = in_float32
   np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, precision))
   assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
   assert (carry16.state.loss_scale is not None) == (precision == "float16")
@@ -259,21 +238,15 @@ def test_half_precision_is_near_float32(precision):
 @pytest.mark.float16
 def test_an_overflow_skips_the_step_and_halves_the_scale():
   job = toy_spec(toy_config(precision="float16", **{"augment.crop_padding": 0}))
-  arrays = toy_arrays(job.config)
-  batch = Batch(arrays.train_images[:16], arrays.train_labels[:16], np.ones(16, bool))
-  key = mesh_lib.replicate(seed_key(0), job.mesh)
-  state = jax.jit(on_mesh(init_state, job))(key, arrays.train_images)
+  state, batch, train = one_step(job)
   huge = state.replace(loss_scale=state.loss_scale.replace(scale=jnp.float32(2.0**40)))
   huge = mesh_lib.replicate(huge, job.mesh)
   hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(0.5)}
-  train = jax.jit(on_mesh(train_step, job, kind=PLAIN))
   new, _ = train(huge, batch, hyper)
-  jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
-  jax.tree.map(np.testing.assert_array_equal, new.opt_state, state.opt_state)
-  jax.tree.map(np.testing.assert_array_equal, new.average, state.average)
+  for name in ("params", "opt_state", "average"):
+    jax.tree.map(np.testing.assert_array_equal, getattr(new, name), getattr(state, name))
   assert float(new.loss_scale.scale) == 2.0**39
   assert int(new.step) == 1
-  assert train._cache_size() == 1
   train(new, batch, hyper)
   assert train._cache_size() == 1
 
@@ -293,92 +266,36 @@ def airbench_spec(variant, devices=1, **fields):
   return toy_spec(config, devices)
 
 
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-def test_a_proxy_keeps_the_images_with_the_highest_loss_and_learns_in_every_fourth_step():
-  fields = {"proxy.keep": 6, "model.depth": 2, "precision": "float64"}
-  job = airbench_spec("96_faster", **fields)
+def test_a_proxy_keeps_no_masked_image():
+  job = airbench_spec("96_faster", **{"proxy.keep": 6, "model.depth": 2})
   arrays = toy_arrays(job.config)
-  key = mesh_lib.replicate(seed_key(0), job.mesh)
-  proxy = jax.jit(on_mesh(init_state, job))(key, arrays.train_images).proxy
-  assert proxy.params["group1"]["conv1"]["kernel"].shape[0] == 2 and proxy.slow is None
-  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3))
-  mask = np.arange(16) != 3
-  batch = Batch(images, arrays.train_labels[:16], mask)
-  logits, _ = job.proxy.model.apply(
-    {"params": proxy.params, "batch_stats": proxy.batch_stats},
-    images,
-    train=True,
-    mutable=["batch_stats"],
-  )
-  log_p = np.asarray(jax.nn.log_softmax(logits))
-  losses = -0.8 * log_p[np.arange(16), batch.label] - 0.2 * log_p.mean(axis=1)
-  expected = [i for i in np.argsort(-losses) if mask[i]][:6]
+  proxy = jax.jit(on_mesh(init_state, job))(seed_key(0), arrays.train_images).proxy
+  images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
+  hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
+  choose = jax.jit(on_mesh(select_hard_examples, job.proxy, kind=PLAIN))
 
-  hyper = {name: column[0] for name, column in job.plan.table_in(np.float64).items()}
-  for learns in (True, False):
-    kind = StepKind(whiten_bias=True, proxy_learns=learns)
-    call = jax.jit(on_mesh(select_hard_examples, job.proxy, kind=kind))
-    new, kept = call(proxy, batch, hyper)
-    assert sorted(kept.tolist()) == sorted(expected)
-    assert int(new.step) == 1
-    moved = not np.array_equal(new.params["head"]["kernel"], proxy.params["head"]["kernel"])
-    assert moved == learns
-    old, stats = proxy.batch_stats["group1"]["norm1"], new.batch_stats["group1"]["norm1"]
-    assert not np.array_equal(stats["mean"], old["mean"])
-    if learns:
-      # Its norms see the whole batch, its gradient is the mean over the chosen images.
-      update = jax.jit(on_mesh(update_lib.update, job.proxy, share=0.0, kind=kind))
-      chosen = batch.replace(mask=np.isin(np.arange(16), kept))
-      same, sums = update(proxy, chosen, batch.label, hyper)
-      assert int(sums.count) == 6
-      assert_equal(same.params, new.params)
+  def kept(mask):
+    return set(choose(proxy, Batch(images, arrays.train_labels[:16], mask), hyper)[1].tolist())
+
+  first = kept(np.ones(16, bool))
+  assert len(first) == 6
+  assert not kept(~np.isin(np.arange(16), [*first])) & first
 
 
-def test_a_proxys_whitening_bias_stays_where_the_nets_moves():
-  job = airbench_spec("96_faster", **{"proxy.keep": 6, "proxy.every": 1, "model.depth": 2})
-  carry, _ = run_steps(job, 2)
-  assert np.abs(carry.state.params["whiten"]["bias"]).min() > 0
-  np.testing.assert_array_equal(carry.state.proxy.params["whiten"]["bias"], np.zeros(24))
-
-
-def test_a_frozen_whitening_bias_stays_and_a_trained_one_moves():
-  job = airbench_spec("94_muon")
-  feed = make_feed(job, whole_epochs=True)
-  carry = begin(feed)
-  before = np.asarray(carry.state.params["whiten"]["bias"])
-  trained, _ = take(feed, carry, 0, job.plan.steps_in_epoch(0))
-  assert not np.array_equal(before, trained.state.params["whiten"]["bias"])
-  frozen_job = airbench_spec("94_muon", **{"whitening.bias_epochs": 0.0})
-  carry, _ = run_steps(frozen_job, 4)
-  np.testing.assert_array_equal(carry.state.params["whiten"]["bias"], before)
-
-
-def test_whitening_comes_from_the_first_images():
-  config = toy_config(**{"whitening.images": 32})
-  job = toy_spec(config)
-  arrays = toy_arrays(config)
-  init = jax.jit(on_mesh(init_state, job))
-  key = mesh_lib.replicate(seed_key(0), job.mesh)
-  first = init(key, arrays.train_images)
-  others = arrays.train_images.copy()
-  others[32:] = 0
-  same = init(key, others)
-  turned = others.copy()
-  turned[:32] = turned[:32][::-1, ::-1]
-  other = init(key, turned)
-  kernel = [np.asarray(s.params["whiten"]["kernel"]) for s in (first, same, other)]
-  np.testing.assert_array_equal(kernel[0], kernel[1])
-  assert not np.allclose(kernel[0], kernel[2])
-
-
-def test_the_seed_decides_the_parameters():
-  job = toy_spec(toy_config())
+def test_the_seed_decides_the_parameters_and_the_first_images_the_whitening():
+  job = toy_spec(toy_config(**{"whitening.images": 32}))
   init = jax.jit(on_mesh(init_state, job))
   images = toy_arrays(job.config).train_images
-  a, b, c = (init(seed_key(seed), images) for seed in (1, 1, 2))
-  jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
-  assert not np.array_equal(a.params["head"]["kernel"], c.params["head"]["kernel"])
+  others, turned = images.copy(), images.copy()
+  others[32:], turned[:32] = 0, images[:32][::-1, ::-1]
+  first, same, turned, other = (
+    init(seed_key(seed), each).params
+    for seed, each in ((1, images), (1, others), (1, turned), (2, images))
+  )
+  jax.tree.map(np.testing.assert_array_equal, first, same)
+  assert not np.allclose(first["whiten"]["kernel"], turned["whiten"]["kernel"])
+  np.testing.assert_array_equal(first["head"]["kernel"], turned["head"]["kernel"])
+  assert not np.array_equal(first["head"]["kernel"], other["head"]["kernel"])
 
 
 def test_seed_key_is_that_of_jax():

@@ -1,4 +1,4 @@
-"""Norms fused with a pool or a border, and strided pixels, against the plain layers in turn."""
+"""Norms fused with a pool or a border against the plain layers in turn."""
 
 import functools
 
@@ -13,7 +13,7 @@ from jaxspeed.models.layers.border import add_border, border_before_pool, drop_b
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.norm import Norm, _sums_of_parts
-from jaxspeed.models.layers.pool import max_pool, with_strided
+from jaxspeed.models.layers.pool import max_pool
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -87,19 +87,6 @@ def test_a_pool_sees_no_difference_between_a_border_and_padding(size):
     return max_pool(y, 2), ()
 
   assert_equal(results_of(bordered, params, x), results_of(padded, params, x))
-
-
-@pytest.mark.parametrize("size, strides", [((8, 6), 2), ((7, 9), 2), ((7, 8), 3)])
-def test_strided_pixels_have_the_gradient_of_their_slice(size, strides):
-  x = random(2, *size, 3)
-
-  def both(of, x):
-    whole, pixels = of(x)
-    return jnp.concatenate([jnp.sin(whole).ravel(), jnp.cos(pixels).ravel()]), ()
-
-  ours = functools.partial(both, lambda x: with_strided(x, strides))
-  theirs = functools.partial(both, lambda x: (x, x[:, ::strides, ::strides]))
-  assert_equal(results_of(ours, x), results_of(theirs, x))
 
 
 @pytest.mark.parametrize("images", [16, 6, 5])

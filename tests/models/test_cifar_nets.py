@@ -1,4 +1,4 @@
-"""airbench's nets and their first weights against PyTorch transcriptions of the published ones."""
+"""The nets of CIFAR-10 and their first weights against transcriptions of the published ones."""
 
 import functools
 
@@ -11,50 +11,50 @@ from tolerances import assert_equal
 from jaxspeed.models import airbench
 from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.layers.whiten import whitening_kernel
+from jaxspeed.models.resnet9 import ResNet9
 
 torch = pytest.importorskip("torch")
-from torch_nets import airbench_logits, arrays, nchw, tensors  # noqa: E402
+from torch_nets import (  # noqa: E402 (it needs torch)
+  airbench_logits,
+  arrays,
+  drawn,
+  nchw,
+  resnet9_logits,
+  tensors,
+)
 
 functional = torch.nn.functional
 
-
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def init(model, images):
-  return model.init(jax.random.key(0), images, train=False)
-
-
-WIDE = functools.partial(Airbench, dtype=jnp.float64)
+Wide = functools.partial(Airbench, widths=(8, 16, 16), dtype=jnp.float64)
+Nine = functools.partial(ResNet9, width=8, dtype=jnp.float64)
 NETS = {
-  "airbench94": WIDE(widths=(8, 16, 16)),
-  "hiverge": WIDE(
-    widths=(8, 16, 16),
-    activation="silu",
-    head_unit_std=True,
-    head_scale=1 / 16,
-    norm_momentum=0.5566,
+  "airbench94": Wide(),
+  "hiverge": Wide(activation="silu", head_unit_std=True, head_scale=1 / 16, norm_momentum=0.5566),
+  "airbench96": Wide(widths=(24, 16, 32), depth=3, norm_momentum=0.9),
+  "hlb": Wide(widths=(8, 16, 32), whiten_bias="none", init_method="dirac_added"),
+  "resnet9": Nine(),
+  "resnet9_pool_before_activation": Nine(pool_position="before_activation"),
+  "resnet9_whitened_celu": Nine(
+    pool_position="before_norm", activation="celu", celu_alpha=0.3, whiten=True, head_scale=1 / 16
   ),
-  "airbench96": WIDE(widths=(24, 16, 32), depth=3, norm_momentum=0.9),
-  "hlb": WIDE(widths=(8, 16, 32), whiten_bias="none", init_method="dirac_added"),
 }
+
+
+def logits_of_torch(model, params, stats, x, *, train):
+  if isinstance(model, Airbench):
+    return airbench_logits(model, params, stats, x, train=train)
+  return resnet9_logits(model, params, [stats], x, train=train)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_net_its_gradients_and_its_statistics_are_the_published_ones(name):
-  model = NETS[name]
-  rng = np.random.default_rng(0)
+  model, rng, labels = NETS[name], np.random.default_rng(0), np.arange(12) % 10
   images = rng.standard_normal((12, 16, 16, 3))
-  labels = np.arange(12) % 10
-  variables = init(model, images)
-  shaken = [
-    leaf if leaf.ndim > 1 else leaf + rng.uniform(0.1, 0.4, leaf.shape)
-    for leaf in jax.tree.leaves(variables)
-  ]
-  variables = jax.tree.unflatten(jax.tree.structure(variables), shaken)
+  init = functools.partial(model.init, train=False)
+  variables = drawn(jax.eval_shape(init, jax.random.key(0), images), rng)
 
-  @jax.jit
   def loss(params):
     logits, updated = model.apply(
       variables | {"params": params}, images, train=True, mutable=["batch_stats"]
@@ -62,28 +62,42 @@ def test_the_net_its_gradients_and_its_statistics_are_the_published_ones(name):
     picked = jax.nn.log_softmax(logits)[np.arange(12), labels]
     return -picked.sum(), (logits, updated["batch_stats"])
 
-  grads, (logits, stats) = jax.grad(loss, has_aux=True)(variables["params"])
+  @jax.jit
+  def run(params):
+    return jax.grad(loss, has_aux=True)(params), model.apply(variables, images, train=False)
+
+  (grads, (logits, stats)), evaluated = run(variables["params"])
   weights, their_stats = (
     tensors(variables["params"], gradients=True),
     tensors(variables["batch_stats"]),
   )
-  theirs = airbench_logits(model, weights, their_stats, nchw(images), train=True)
+  theirs = logits_of_torch(model, weights, their_stats, nchw(images), train=False)
+  assert_equal(evaluated, theirs.detach().numpy())
+  theirs = logits_of_torch(model, weights, their_stats, nchw(images), train=True)
   functional.cross_entropy(theirs, torch.tensor(labels), reduction="sum").backward()
   assert_equal(logits, theirs.detach().numpy())
-  for group, layers in grads.items():
-    for layer, leaf in jax.tree_util.tree_leaves_with_path(layers):
-      names = [part.key for part in layer]
-      if [group, *names] == ["whiten", "kernel"]:
-        assert not np.asarray(leaf).any()
-        continue
-      their_leaf = functools.reduce(lambda tree, key: tree[key], names, weights[group])
-      assert_equal(leaf, their_leaf.grad.numpy())
   assert_equal(stats, arrays(their_stats))
+  if "whiten" in grads:
+    assert not np.asarray(grads["whiten"].pop("kernel")).any()
+    del weights["whiten"]["kernel"]
+  assert_equal(grads, arrays(jax.tree.map(lambda x: x.grad, weights)))
 
-  their_stats = tensors(variables["batch_stats"])
-  evaluated = airbench_logits(model, weights, their_stats, nchw(images), train=False)
-  ours = jax.jit(functools.partial(model.apply, train=False))(variables, images)
-  assert_equal(ours, evaluated.detach().numpy())
+
+def test_resnet9_in_bfloat16_gives_float32_logits_at_any_size():
+  images = np.random.default_rng(0).standard_normal((32, 20, 20, 3)).astype(np.float32)
+  kinds = dict(width=8, classes=7, activation="celu", ghost_splits=2, whiten=True)
+  model = ResNet9(dtype=jnp.bfloat16, **kinds)
+  init = functools.partial(model.init, train=False)
+  variables = jax.jit(init)(jax.random.key(0), images)
+  assert {p.dtype for p in jax.tree.leaves(variables)} == {np.dtype(np.float32)}
+  half, full = (
+    jax.jit(functools.partial(each.apply, train=True, mutable=["batch_stats"]))(variables, images)[
+      0
+    ]
+    for each in (model, ResNet9(**kinds))
+  )
+  assert half.shape == (32, 7) and half.dtype == jnp.float32
+  np.testing.assert_allclose(half, full, rtol=0, atol=0.1 * np.abs(full).max())
 
 
 @pytest.mark.parametrize("shape", [(64, 3, 3, 24), (16, 3, 3, 16), (16, 3, 3, 24)])
@@ -117,16 +131,17 @@ def test_the_head_starts_with_a_spread_of_one():
   assert np.abs(kernel).max() < 1.8  # uniform: sqrt(3)
 
 
-@pytest.mark.parametrize("name, least, most", [("none", None, None), ("zero", 0, 0)])
-def test_the_whitening_bias_starts_as_published(name, least, most):
-  params = init(Airbench(widths=(4, 4, 4), whiten_bias=name), np.zeros((1, 16, 16, 3)))["params"]
-  if least is None:
-    assert set(params["whiten"]) == {"kernel"}
+@pytest.mark.parametrize("whiten_bias", ["none", "zero", "uniform"])
+def test_the_whitening_bias_starts_as_published(whiten_bias):
+  model = Airbench(widths=(4, 4, 4), whiten_bias=whiten_bias)
+  init = jax.jit(functools.partial(model.init, train=False))
+  whiten = init(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"]["whiten"]
+  assert ("bias" in whiten) is (whiten_bias != "none")
+  bias = np.asarray(whiten.get("bias", 0))
+  if whiten_bias == "uniform":
+    assert 0.2 < np.abs(bias).max() <= 12**-0.5 and bias.min() < 0 < bias.max()
   else:
-    assert not np.asarray(params["whiten"]["bias"]).any()
-  params = init(Airbench(widths=(4, 4, 4), whiten_bias="uniform"), np.zeros((1, 16, 16, 3)))
-  bias = np.asarray(params["params"]["whiten"]["bias"])
-  assert 0.2 < np.abs(bias).max() <= 12**-0.5 and bias.min() < 0 < bias.max()
+    assert not bias.any()
 
 
 @pytest.mark.parametrize("centered", [False, True])
