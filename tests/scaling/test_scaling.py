@@ -68,30 +68,28 @@ def test_a_hierarchy_needs_few_hops():
   assert all_reduce_s(1e3, 256, CLUSTER) == hierarchical_s(1e3, 256, CLUSTER)
 
 
+EARLY, LATER = [(0.5, 4.0), (0.6, 3.0), (0.8, 1.0)], [(0.3, 5.0), (0.4, 0.1), (0.65, 0.1)]
+
+
 @pytest.mark.parametrize(
-  "in_flight, expected",
+  "groups, in_flight, expected",
   [
-    (0, 10 + 4 + 3 + 1),  # nothing beside the kernels
+    (EARLY, 0, 10 + 4 + 3 + 1),  # nothing beside the kernels
     # Begun at 5, done at 9; the kernels wait from 6 to 9, the second is done at 12, the third is
     # begun then and done at 13; the last two seconds of kernels follow.
-    (1, 13 + 2),
+    (EARLY, 1, 13 + 2),
     # The second begins with the first's end at 9, to 12; at 8 the kernels wait for the first.
-    (2, 13 + 2),
-    (3, 13 + 2),
+    (EARLY, 2, 13 + 2),
+    (EARLY, 3, 13 + 2),
+    # A fast network costs nothing.
+    ([(0.3, 1.0), (0.5, 1.0), (0.9, 0.0)], 1, 10),
+    # The first ends at 8: with one in flight the kernels stop at 4 until then.
+    (LATER, 1, 8 + 2.5 + 0.1 + 3.5),
+    (LATER, 3, 8.2 + 3.5),
   ],
 )
-def test_all_reduces_run_beside_kernels(in_flight, expected):
-  groups = [(0.5, 4.0), (0.6, 3.0), (0.8, 1.0)]
+def test_all_reduces_run_beside_kernels(groups, in_flight, expected):
   assert overlapped_s(10.0, groups, in_flight=in_flight) == pytest.approx(expected)
-
-
-def test_a_fast_network_costs_nothing_and_one_in_flight_may_cost_more():
-  hidden = [(0.3, 1.0), (0.5, 1.0), (0.9, 0.0)]
-  assert overlapped_s(10.0, hidden, in_flight=1) == pytest.approx(10)
-  # The first ends at 8: with one in flight the kernels stop at 4 until then.
-  groups = [(0.3, 5.0), (0.4, 0.1), (0.65, 0.1)]
-  assert overlapped_s(10.0, groups, in_flight=1) == pytest.approx(8 + 2.5 + 0.1 + 3.5)
-  assert overlapped_s(10.0, groups, in_flight=3) == pytest.approx(8.2 + 3.5)
 
 
 def toy_plan():
@@ -139,14 +137,10 @@ def test_few_cores_bound_the_step():
   assert free.cores == pytest.approx(1024 / free.seconds / rate)
 
 
-def test_one_device_sends_nothing():
-  config, plan = toy_plan()
+def test_one_device_sends_nothing_and_hosts_must_be_equal():
+  _, plan = toy_plan()
   step = step_of(plan.phases[0], 1, CLUSTER, Exchange((1,), 1), group_mb=0)
   assert step.exchange == 0 and step.seconds == step.compute
-
-
-def test_hosts_must_be_equal():
-  config, plan = toy_plan()
   with pytest.raises(UserError, match="--per-host"):
     step_of(plan.phases[0], 12, CLUSTER, Exchange((1,), 0), group_mb=0)
 

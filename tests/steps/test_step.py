@@ -14,6 +14,7 @@ from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import StepKind
+from jaxspeed.steps import eval_step
 from jaxspeed.steps.hard_examples import select_hard_examples
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -25,6 +26,18 @@ from jaxspeed.steps.train_step import train_step
 PLAIN = StepKind()
 # Quick to compile; the numbers are those of the slow programs in float64.
 QUICK = {"compiler_options": ("xla_backend_optimization_level=0",)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_evaluation():
+  """The program of an evaluation, which only a warm-up calls here, is empty."""
+
+  def empty(spec):
+    return on_mesh(lambda *_, spec: jnp.zeros((), jnp.float32), spec)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(eval_step, "evaluate_on_mesh", empty)
+    yield
 
 
 def start(job, programs, resident):
@@ -129,12 +142,16 @@ def begin(feed):
   return Carry(feed.init(job.config.seed), sums)
 
 
-def assert_epochs_equal_steps(job, *stops):
+def both_feeds(job):
+  """Feeds of a job by step and by epoch."""
+  return tuple(make_feed(job, whole_epochs=each) for each in (False, True))
+
+
+def assert_epochs_equal_steps(by_step, whole, *stops):
   """One program takes the steps up to each of `stops` that a loop of steps takes.
 
   The first ones are steps, as where a CPU saves inside an epoch and an accelerator resumes.
   """
-  by_step, whole = (make_feed(job, whole_epochs=each) for each in (False, True))
   assert len(whole._programs.train()) == 1
   whole.warm_up()
   carry, other = begin(by_step), begin(by_step)
@@ -148,20 +165,25 @@ def assert_epochs_equal_steps(job, *stops):
   assert_equal(jax.device_get(other), jax.device_get(carry))
 
 
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-def test_one_program_of_epochs_of_any_length_equals_a_loop_of_steps():
-  # Epochs of 4 and 2 steps; the second part begins inside an epoch, where a CPU may have saved.
-  fields = {"augment.flip": "random", "augment.cutout": 3, "precision": "float64", "epochs": 1.5}
+@pytest.fixture(scope="module")
+def feeds():
   # The program draws the numbers of crops, squares and erasing before its loop, a step its own.
-  fields["augment.erasing"] = 0.5
-  assert_epochs_equal_steps(toy_spec(toy_config(**fields, **QUICK)), 3, 4, 6)
+  fields = {"augment.flip": "random", "augment.cutout": 3, "augment.erasing": 0.5, "epochs": 1.5}
+  with precision.wide_enough("float64"):
+    return both_feeds(toy_spec(toy_config(precision="float64", **fields, **QUICK)))
 
 
 @pytest.mark.equivalence
 @pytest.mark.usefixtures("float64")
-def test_a_long_epoch_takes_several_calls_to_the_same_numbers(monkeypatch):
-  feed = make_feed(toy_spec(toy_config(precision="float64", **QUICK)), whole_epochs=True)
+def test_one_program_of_epochs_of_any_length_equals_a_loop_of_steps(feeds):
+  # Epochs of 4 and 2 steps; the second part begins inside an epoch, where a CPU may have saved.
+  assert_epochs_equal_steps(*feeds, 3, 4, 6)
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_a_long_epoch_takes_several_calls_to_the_same_numbers(feeds, monkeypatch):
+  _, feed = feeds
   feed._steps_per_call = 4
   whole, losses = take(feed, begin(feed), 0, 4)
   monkeypatch.setattr(resident, "_SECONDS", 0.0)
@@ -184,7 +206,7 @@ def test_one_program_takes_steps_of_two_kinds_in_turns():
   job = airbench_spec("96_faster", **fields, **QUICK, **{"whitening.bias_epochs": 0.0})
   (stretch,) = job.plan.stretches()
   assert len(stretch.kinds) == 3
-  assert_epochs_equal_steps(job, 2, 4, 8)
+  assert_epochs_equal_steps(*both_feeds(job), 2, 4, 8)
 
 
 def test_carried_epochs_show_each_image_once_before_one_comes_again():
