@@ -22,6 +22,8 @@ from jaxspeed.models.layers.pool import max_pool_3x3
 from jaxspeed.models.layers.whiten import Whiten, _sum_of_products, whitening_kernel
 
 torch = pytest.importorskip("torch")
+from torch_layers import assert_layer, to_numpy, to_torch  # noqa: E402 (it needs torch)
+
 functional = torch.nn.functional
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
@@ -29,15 +31,6 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
 def random(*shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape)
-
-
-def to_torch(x):
-  """NHWC to a torch NCHW leaf that takes a gradient."""
-  return torch.tensor(np.asarray(x).transpose(0, 3, 1, 2).copy()).requires_grad_()
-
-
-def to_nhwc(x):
-  return x.detach().numpy().transpose(0, 2, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +53,15 @@ def test_conv_and_its_gradients_are_torchs(
 ):
   conv = Conv(features, kernel, strides, padding, dtype=jnp.float64)
   x = random(batch, size, size, channels)
-  variables = conv.init(jax.random.key(0), x)
-  weight = variables["params"]["kernel"]
+  weight = conv.init(jax.random.key(0), x)["params"]["kernel"]
   assert weight.shape == (features, kernel, kernel, channels)
-
-  their_x, their_weight = to_torch(x), to_torch(weight)
-  theirs = functional.conv2d(
-    their_x, their_weight, stride=strides, padding=kernel // 2 if padding is None else padding
+  padded = kernel // 2 if padding is None else padding
+  assert_layer(
+    lambda x, weight: conv.apply({"params": {"kernel": weight}}, x),
+    lambda x, weight: functional.conv2d(x, weight, stride=strides, padding=padded),
+    x,
+    weight,
   )
-  ours, pull = jax.vjp(lambda p, x: conv.apply({"params": p}, x), variables["params"], x)
-  assert_equal(ours, to_nhwc(theirs))
-  grad = random(*ours.shape, seed=1)
-  theirs.backward(torch.tensor(grad.transpose(0, 3, 1, 2)))
-  grad_params, grad_x = jax.jit(pull)(grad)
-  assert_equal(grad_x, to_nhwc(their_x.grad))
-  assert_equal(grad_params["kernel"], to_nhwc(their_weight.grad))
 
 
 def test_conv_computes_in_its_dtype_and_keeps_float32_parameters():
@@ -95,48 +82,38 @@ def test_conv_init_is_torchs_default():
   np.testing.assert_allclose(np.std(kernel), bound / np.sqrt(3), rtol=0.02)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("activation", ["none", "relu", "celu"])
-def test_norm_gradients_are_torchs(splits, activation):
-  ours = {
-    "none": None,
-    "relu": jax.nn.relu,
-    "celu": functools.partial(celu, alpha=0.25),
-  }[activation]
-  theirs = {
-    "none": lambda x: x,
-    "relu": functional.relu,
-    "celu": lambda x: functional.celu(x, 0.25),
-  }[activation]
-  x, grad = 1 + random(8, 4, 6, 5), random(8, 4, 6, 5, seed=9)
-  params = {"scale": random(5, seed=1), "bias": random(5, seed=2)}
-  stats = {"mean": np.zeros(5), "var": np.ones(5)}
+@pytest.mark.parametrize(
+  "splits, ours, theirs",
+  [
+    (2, None, lambda x: x),
+    (1, jax.nn.relu, functional.relu),
+    (2, functools.partial(celu, alpha=0.25), lambda x: functional.celu(x, 0.25)),
+  ],
+  ids=["none", "relu", "celu"],
+)
+def test_norm_and_its_gradients_are_torchs(splits, ours, theirs):
   norm = Norm(use_running_average=False, splits=splits, activation=ours)
-
-  def apply(params, x):
-    return norm.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
-
-  y, pull, updated = jax.vjp(apply, params, x, has_aux=True)
-  grad_params, grad_x = jax.jit(pull)(grad)
-
-  their_x = to_torch(x)
-  scale, bias = (torch.tensor(params[name]).requires_grad_() for name in ("scale", "bias"))
+  inputs = 1 + random(8, 4, 6, 5), random(5, seed=1), random(5, seed=2)
   means, variances = (
     [start(5).double() for _ in range(splits)] for start in (torch.zeros, torch.ones)
   )
-  for s in range(splits):
-    out = theirs(
-      functional.batch_norm(
-        their_x[s::splits], means[s], variances[s], scale, bias, training=True, momentum=0.1
-      )
-    )
-    assert_equal(y[s::splits], to_nhwc(out))
-    out.backward(torch.tensor(grad[s::splits].transpose(0, 3, 1, 2)))
-  assert_equal(grad_x, to_nhwc(their_x.grad))
-  assert_equal(grad_params["scale"], scale.grad)
-  assert_equal(grad_params["bias"], bias.grad)
-  assert_equal(updated["batch_stats"]["mean"], sum(means) / splits)
-  assert_equal(updated["batch_stats"]["var"], sum(variances) / splits)
+
+  def apply(x, scale, bias):
+    stats = {"mean": np.zeros(5), "var": np.ones(5)}
+    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}
+    return norm.apply(variables, x, mutable=["batch_stats"])
+
+  def their_norm(x, scale, bias):
+    y = torch.empty_like(x)
+    for s in range(splits):
+      parts = (x[s::splits], means[s], variances[s], scale, bias)
+      y[s::splits] = theirs(functional.batch_norm(*parts, training=True, momentum=0.1))
+    return y
+
+  assert_layer(lambda *inputs: apply(*inputs)[0], their_norm, *inputs)
+  updated = apply(*inputs)[1]["batch_stats"]
+  assert_equal(updated["mean"], sum(means) / splits)
+  assert_equal(updated["var"], sum(variances) / splits)
 
 
 def test_norm_in_bfloat16_keeps_float32_statistics():
@@ -188,7 +165,7 @@ def test_whiten_convolves_and_is_not_trained():
   variables = whiten.init(jax.random.key(0), x)
   y = whiten.apply(variables, x)
   theirs = functional.conv2d(to_torch(x), to_torch(variables["params"]["kernel"]), padding=1)
-  assert_equal(y, to_nhwc(theirs))
+  assert_equal(y, to_numpy(theirs))
   grads = jax.grad(lambda v, x: whiten.apply(v, x).sum(), argnums=(0, 1))(variables, x)
   assert all(np.all(g == 0) for g in jax.tree.leaves(grads))
 

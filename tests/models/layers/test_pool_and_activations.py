@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import assert_equal
 
 from jaxspeed.models.layers.activations import add_relu, celu, gelu, relu
 from jaxspeed.models.layers.pool import (
@@ -18,6 +17,8 @@ from jaxspeed.models.layers.pool import (
 )
 
 torch = pytest.importorskip("torch")
+from torch_layers import assert_layer  # noqa: E402 (it needs torch)
+
 functional = torch.nn.functional
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
@@ -25,26 +26,6 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
 def random(*shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape)
-
-
-def assert_layer(ours, theirs, *inputs, same=assert_equal):
-  """Two functions of arrays have the same values and gradients; PyTorch's takes images NCHW."""
-
-  def to_torch(x):
-    return torch.tensor(np.moveaxis(x, -1, 1).copy(), requires_grad=True)
-
-  def back(x):
-    return np.moveaxis(x.detach().numpy(), 1, -1)
-
-  their_inputs = [to_torch(x) for x in inputs]
-  expected = theirs(*their_inputs)
-  found, pull = jax.vjp(ours, *inputs)
-  same(found, back(expected))
-  same(ours(*inputs), found)  # where the gradient has code of its own
-  grad = random(*found.shape, seed=1)
-  expected.backward(to_torch(grad).detach())
-  for gradient, x in zip(jax.jit(pull)(grad), their_inputs, strict=True):
-    same(gradient, back(x.grad))
 
 
 @pytest.mark.parametrize(
