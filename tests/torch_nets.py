@@ -43,7 +43,8 @@ def nchw(x: Any) -> Any:
   return torch.tensor(np.asarray(x).transpose(0, 3, 1, 2).copy())
 
 
-def convolve(x, kernel, padding):
+def convolve(x, kernel, features, size, padding):
+  assert kernel.shape == (features, size, size, x.shape[1])
   return functional.conv2d(x, kernel.permute(0, 3, 1, 2), padding=padding)
 
 
@@ -75,16 +76,19 @@ def airbench_logits(model, params, stats, x, *, train):
       epsilon=1e-12,
     )
 
-  x = convolve(x, params["whiten"]["kernel"], 0)
+  def conv(x, group, name):
+    return convolve(x, params[group][name]["kernel"], model.widths[int(group[-1]) - 1], 3, 1)
+
+  x = convolve(x, params["whiten"]["kernel"], 24, 2, 0)
   if model.whiten_bias != "none":
     x = x + params["whiten"]["bias"][:, None, None]
   x = functional.gelu(x)
   for group in ("group1", "group2", "group3"):
-    x = functional.max_pool2d(convolve(x, params[group]["conv1"]["kernel"], 1), 2)
+    x = functional.max_pool2d(conv(x, group, "conv1"), 2)
     x = first = act(norm(x, group, "norm1"))
-    x = act(norm(convolve(x, params[group]["conv2"]["kernel"], 1), group, "norm2"))
+    x = act(norm(conv(x, group, "conv2"), group, "norm2"))
     if model.depth == 3:
-      x = act(norm(convolve(x, params[group]["conv3"]["kernel"], 1), group, "norm3") + first)
+      x = act(norm(conv(x, group, "conv3"), group, "norm3") + first)
   x = functional.max_pool2d(x, x.shape[-1]).flatten(1)
   return x @ params["head"]["kernel"] * model.head_scale
 
@@ -105,9 +109,9 @@ def resnet9_logits(model, params, stats, x, *, train):
       )
     return y
 
-  def block(x, name, pool=False):
+  def block(x, name, factor, pool=False, size=3):
     kernel = params[name]["conv"]["kernel"]
-    x = convolve(x, kernel, kernel.shape[1] // 2)
+    x = convolve(x, kernel, factor * model.width, size, size // 2)
     if pool and model.pool_position == "before_norm":
       x = functional.max_pool2d(x, 2)
     x = norm(x, name)
@@ -117,10 +121,11 @@ def resnet9_logits(model, params, stats, x, *, train):
     return functional.max_pool2d(x, 2) if pool and model.pool_position == "after_activation" else x
 
   if model.whiten:
-    x = convolve(x, params["whiten"]["kernel"], 1)
-  x = block(block(x, "prep"), "layer1", pool=True)
-  x = x + block(block(x, "layer1_residual1"), "layer1_residual2")
-  x = block(block(x, "layer2", pool=True), "layer3", pool=True)
-  x = x + block(block(x, "layer3_residual1"), "layer3_residual2")
+    x = convolve(x, params["whiten"]["kernel"], 27, 3, 1)
+  x = block(x, "prep", 1, size=1 if model.whiten else 3)
+  x = block(x, "layer1", 2, pool=True)
+  x = x + block(block(x, "layer1_residual1", 2), "layer1_residual2", 2)
+  x = block(block(x, "layer2", 4, pool=True), "layer3", 8, pool=True)
+  x = x + block(block(x, "layer3_residual1", 8), "layer3_residual2", 8)
   x = functional.max_pool2d(x, x.shape[-1]).flatten(1)
   return x @ params["head"]["kernel"] * model.head_scale
