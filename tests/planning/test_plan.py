@@ -23,9 +23,10 @@ from jaxspeed.planning.plan import StepKind, Stretch
   ],
 )
 def test_numbers_of_steps(images, batch, epochs, per_epoch, total):
-  plan = plan_with(data__train_images=images, batch_size=batch, epochs=epochs)
+  sizes = dict(data__train_images=images, batch_size=batch, epochs=epochs)
+  plan = plan_with(**sizes, whitening__bias_epochs=epochs)
   assert plan.phases[0].steps_per_epoch == per_epoch
-  assert plan.total_steps == total
+  assert plan.total_steps == plan.whiten_bias_steps == total
   assert len(plan.table["learning_rate"]) == total
   assert plan.epochs == -(-total // per_epoch)
 
