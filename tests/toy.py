@@ -4,14 +4,20 @@ import importlib.util
 import pathlib
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
+from jaxspeed.steps.state import Carry, variables_of
 
 # Augmentation that draws numbers in the step and mixes labels.
 MIXED = {
@@ -88,3 +94,36 @@ def toy_arrays(config: ConfigDict, seed: int = 0) -> Arrays:
 
 def toy_spec(config: ConfigDict, devices: int = 1) -> TrainSpec:
   return make_train_spec(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
+
+
+def inputs_of(spec):
+  """A carry of random weights and statistics, some of them -0.0; a batch; and the plan's table."""
+  size = spec.config.data.image_size
+  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8)
+  shapes = jax.eval_shape(on_mesh(init_state, spec), jax.eval_shape(lambda: seed_key(0)), images)
+  random = np.random.default_rng(0)
+
+  def draw(shape):
+    drawn = random.normal(0, 0.3, shape.shape).astype(shape.dtype)
+    return np.where(random.uniform(size=shape.shape) < 0.05, np.asarray(-0.0, shape.dtype), drawn)
+
+  params = jax.tree.map(draw, shapes.params)
+  stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
+  state = shapes.replace(
+    step=np.int32(0),
+    key=np.asarray(seed_key(0)),
+    params=params,
+    batch_stats=stats,
+    opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
+    average=shapes.average and variables_of(params, stats),
+  )
+  carry = Carry(state, MetricSums.zero(spec.accumulation))
+  count = spec.plan.phases[0].batch_size
+  batch = Batch(
+    image=random.integers(0, 256, (count, size, size, 3)).astype(np.uint8),
+    label=random.integers(0, spec.config.data.classes, count).astype(np.int32),
+    mask=np.ones(count, bool),
+  )
+  table = spec.plan.table_in(spec.accumulation)
+  carry, table = mesh_lib.replicate((carry, table), spec.mesh)
+  return carry, mesh_lib.split(batch, spec.mesh), table

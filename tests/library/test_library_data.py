@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from fits import said
 
 import jaxspeed
 from jaxspeed.config.overrides import with_overrides
@@ -13,12 +14,6 @@ from jaxspeed.library.arrays import opened
 
 X = np.arange(12 * 4 * 4 * 3, dtype=np.uint8).reshape(12, 4, 4, 3)
 Y = np.arange(12) % 3
-
-
-def said(call):
-  with pytest.raises(jaxspeed.UserError) as raised:
-    call()
-  return str(raised.value)
 
 
 def test_images_are_uint8_or_floats_from_0_to_1():

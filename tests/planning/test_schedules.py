@@ -1,10 +1,183 @@
-"""Schedules against arithmetic."""
+"""Schedules against torch and arithmetic: learning rates of plans, averages, the whitening bias."""
+
+import fractions
 
 import numpy as np
 import pytest
+from recipes import get_config
 
+from jaxspeed.config import fields
 from jaxspeed.planning import schedules
+from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.own_schedule import evaluate
+
+STEPS, EPOCHS = 20, 12  # steps per epoch, epochs
+
+
+def rates(epochs=float(EPOCHS), **schedule):
+  config = fields.base()
+  config.update(epochs=epochs, batch_size=10)
+  config.data.update(train_images=10 * STEPS)
+  config.model = {"name": "resnet9"}
+  config.schedule.update(schedule)
+  return make_plan(config).table["learning_rate"]
+
+
+def torchs(make, *, peak, warmup=0, start=0.0, steps=STEPS * EPOCHS):
+  """The learning rates of a scheduler of torch that takes a step with the optimizer.
+
+  Args:
+    make: makes the scheduler from torch's module of them and an optimizer.
+    peak: the learning rate of the optimizer.
+    warmup: the steps of LinearLR before it.
+    start: the factor at their start.
+    steps: the number of steps.
+  """
+  torch = pytest.importorskip("torch")
+  schedulers = torch.optim.lr_scheduler
+  optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
+  found = make(schedulers, optimizer)
+  if warmup:
+    rise = schedulers.LinearLR(optimizer, start_factor=start, total_iters=warmup)
+    found = schedulers.SequentialLR(optimizer, [rise, found], milestones=[warmup])
+  values = []
+  for _ in range(steps):
+    values.append(optimizer.param_groups[0]["lr"])
+    optimizer.step()
+    found.step()
+  return np.array(values)
+
+
+def close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.max(expected))
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.25])
+def test_the_cosine_is_torchs(warmup):
+  rise = int(warmup * STEPS * EPOCHS)
+  expected = torchs(
+    lambda torch, optimizer: torch.CosineAnnealingLR(optimizer, STEPS * EPOCHS - rise, 0.03),
+    peak=0.3,
+    warmup=rise,
+    start=0.01,
+  )
+  close(
+    rates(name="cosine", read="start", peak=0.3, start=0.01, final=0.1, warmup=warmup), expected
+  )
+
+
+def test_a_polynomial_is_torchs():
+  expected = torchs(
+    lambda torch, optimizer: torch.PolynomialLR(optimizer, STEPS * EPOCHS - 60, power=2.2),
+    peak=0.3,
+    warmup=60,
+    start=0.5,
+  )
+  close(rates(read="start", peak=0.3, start=0.5, warmup=0.25, power=2.2), expected)
+
+
+@pytest.mark.parametrize("read", ["start", "end"])
+def test_stairs_are_torchs_by_epoch(read):
+  # torchvision's references take one step of StepLR after each epoch.
+  expected = torchs(
+    lambda torch, optimizer: torch.StepLR(optimizer, 5, gamma=0.2), peak=0.3, steps=EPOCHS
+  )
+  found = rates(name="step", read=read, peak=0.3, warmup=0.0, step_size=5.0, gamma=0.2)
+  close(found, np.repeat(expected, STEPS))
+
+
+def test_stairs_count_from_the_end_of_the_warm_up():
+  expected = torchs(
+    lambda torch, optimizer: torch.StepLR(optimizer, 3 * STEPS, gamma=0.1),
+    peak=0.3,
+    warmup=2 * STEPS,
+    start=0.01,
+  )
+  shape = dict(name="step", peak=0.3, start=0.01, warmup=2 / 12, step_size=3.0)
+  close(rates(read="start", **shape), expected)
+  # Read at their ends, the steps of the warm-up are one step ahead, and no stair is.
+  ahead = rates(read="end", **shape)
+  close(ahead[: 2 * STEPS - 1], expected[1 : 2 * STEPS])
+  assert ahead[2 * STEPS - 1] == pytest.approx(0.3, rel=1e-12)
+  close(ahead[2 * STEPS :], expected[2 * STEPS :])
+
+
+def test_an_exponential_decay_is_torchs():
+  expected = torchs(
+    lambda torch, optimizer: torch.ExponentialLR(optimizer, 0.97 ** (1 / (2.4 * STEPS))), peak=0.3
+  )
+  shape = dict(name="exponential", peak=0.3, warmup=0.0, step_size=2.4, gamma=0.97)
+  close(rates(read="start", **shape), expected)
+  close(rates(read="end", **shape)[:-1], expected[1:])
+
+
+def test_a_constant_learning_rate_with_a_warm_up():
+  close(rates(name="constant", peak=0.3, warmup=0.0), np.full(240, 0.3))
+  rise = np.minimum((np.arange(240) + 1) / 60, 1)
+  close(rates(name="constant", peak=0.3, warmup=0.25), 0.3 * rise)
+
+
+def test_a_cosine_read_at_the_ends_of_steps_that_stays_at_its_end():
+  share = np.clip(((np.arange(240) + 1) / STEPS - 3) / (12 - 3 - 2), 0, 1)
+  expected = 0.2 * (0.05 + 0.95 * (1 + np.cos(np.pi * share)) / 2)
+  found = rates(name="cosine", peak=0.2, final=0.05, warmup=0.25, flat_epochs=2.0)
+  close(found[60:], expected[60:])
+  close(found[:60], 0.2 * (np.arange(60) + 1) / 60)
+  # Without room for a decay, it ends at once.
+  close(rates(name="cosine", peak=0.2, final=0.05, warmup=0.25, flat_epochs=12.0)[60:], 0.01)
+
+
+@pytest.mark.parametrize("size", [0.1, 0.15, 0.2, 0.7, 1.1, 2.4])
+def test_no_stair_is_a_step_early_or_late(size):
+  # In doubles 0.6 / 0.2 is less than 3.
+  stair = [
+    int(fractions.Fraction(step, STEPS) / fractions.Fraction(str(size))) for step in range(240)
+  ]
+  found = rates(name="step", peak=1.0, warmup=0.0, step_size=size, gamma=0.9)
+  np.testing.assert_allclose(found, 0.9 ** np.array(stair), rtol=1e-12)
+
+
+def test_schedules_by_epoch_follow_phases_of_different_lengths_and_a_cut_end():
+  config = get_config("imagenette")
+  config.epochs = 4.3
+  config.phases.update(first_epoch=(0, 1, 3), batch_size=(128, 256, 64))
+  config.schedule.update(name="step", peak=0.4, warmup=0.0, step_size=2.0, gamma=0.5)
+  plan = make_plan(config)
+  steps = [9469 // batch for batch in (128, 256, 256, 64)] + [45]
+  assert plan.total_steps == sum(steps) and steps[4] == -(-3 * (9469 // 64) // 10)
+  expected = np.repeat(0.4 * 0.5 ** np.array([0, 0, 1, 1, 2]), steps)
+  close(plan.table["learning_rate"], expected)
+  config.schedule.update(name="cosine", warmup=0.0, final=0.0)
+  full = [9469 // batch for batch in (128, 256, 256, 64, 64)]
+  pairs = zip(full, steps, strict=True)
+  position = np.concatenate([e + (np.arange(n) + 1) / of for e, (of, n) in enumerate(pairs)])
+  share = np.minimum(position / 4.3, 1)
+  close(make_plan(config).table["learning_rate"], 0.2 * (1 + np.cos(np.pi * share)))
+
+
+def test_a_table_is_of_the_config_as_it_was_planned():
+  config = get_config("quickstart")
+  plan = make_plan(config)
+  config.schedule.peak = 7.0
+  assert plan.table["learning_rate"].max() == pytest.approx(0.3)
+  assert plan.table is plan.table
+
+
+def test_a_plan_computes_its_table_only_when_asked(monkeypatch):
+  # The launcher plans jobs on machines whose GPUs other jobs need.
+  def refuse(*_):
+    raise AssertionError("evaluated")
+
+  monkeypatch.setattr("jaxspeed.planning.make.evaluate", refuse)
+  plan = make_plan(get_config("quickstart"))
+  with pytest.raises(AssertionError, match="evaluated"):
+    plan.table  # noqa: B018
+
+
+def test_values_are_rounded_operation_by_operation():
+  # Fused, a * a - (a * a rounded) would be what its rounding lost, on processors that fuse.
+  a = 1 + 2.0**-30
+  np.testing.assert_array_equal(evaluate(lambda x: x * x - a * a, np.full(9, a)), np.zeros(9))
 
 
 @pytest.mark.parametrize("name", ["linear", "constant", "cosine", "step", "exponential"])

@@ -3,20 +3,14 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tolerances import assert_equal
-from toy import toy_config, toy_spec
+from toy import inputs_of, toy_config, toy_spec
 
-from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import allreduce
-from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import batch_step, on_mesh
-from jaxspeed.steps.state import Carry, variables_of
+from jaxspeed.steps.programs import batch_step
 
 TRAINED = {"stage4", "head"}
 RESNET = dict(
@@ -51,42 +45,6 @@ def make_spec(freeze, devices=1, model=RESNET, **fields):
   config.average.update(kind="ema", decay=0.9, reach=0.0, every=1)
   config.update_from_flattened_dict(fields)
   return toy_spec(config, devices=devices)
-
-
-def inputs_of(spec):
-  """A carry of random weights and statistics, some of them -0.0; a batch; and the table."""
-  size = spec.config.data.image_size
-  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8)
-  shapes = jax.eval_shape(on_mesh(init_state, spec), jax.eval_shape(lambda: seed_key(0)), images)
-  random = np.random.default_rng(0)
-
-  def draw(shape):
-    drawn = random.normal(0, 0.3, shape.shape).astype(shape.dtype)
-    return np.where(random.uniform(size=shape.shape) < 0.05, np.asarray(-0.0, shape.dtype), drawn)
-
-  params = jax.tree.map(draw, shapes.params)
-  stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
-  state = shapes.replace(
-    step=np.int32(0),
-    key=np.asarray(seed_key(0)),
-    params=params,
-    batch_stats=stats,
-    opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
-    average=variables_of(params, stats),
-  )
-  carry = Carry(state, MetricSums.zero(spec.accumulation))
-  count = spec.plan.phases[0].batch_size
-  batch = Batch(
-    image=random.integers(0, 256, (count, size, size, 3)).astype(np.uint8),
-    label=random.integers(0, spec.config.data.classes, count).astype(np.int32),
-    mask=np.ones(count, bool),
-  )
-  table = spec.plan.table_in(spec.accumulation)
-  return (
-    mesh_lib.replicate(carry, spec.mesh),
-    mesh_lib.split(batch, spec.mesh),
-    mesh_lib.replicate(table, spec.mesh),
-  )
 
 
 def stepped(spec, steps=3):
