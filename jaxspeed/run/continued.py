@@ -17,13 +17,19 @@ _FIELD = "config.continue_from"
 _ARRAYS = ("config.model.", "config.optimizer.name:", "config.average.kind:", "config.given.")
 
 
-def check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
-  """Makes sure that the run at `continue_from` has a checkpoint that fits a resolved config.
+def check_continued(config: ConfigDict, class_names: Sequence[str] = ()) -> None:
+  """Makes sure that the run at `continue_from`, if any, has a checkpoint that fits a config.
+
+  Args:
+    config: the config, with what weights and data decide.
+    class_names: the names of the data's classes; (): not known yet.
 
   Raises:
     UserError: it is no run, has no checkpoint, or is of another model, optimizer, average or other
       classes.
   """
+  if not config.continue_from:
+    return
   folder = expanded(config.continue_from, _FIELD)
   rows = differences(load_config(folder), config)
   if rows := [row for row in rows if row.startswith(_ARRAYS)]:
@@ -33,7 +39,8 @@ def check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
     )
   if not steps_of(folder):
     raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
-  check_class_names(folder, class_names)
+  if class_names:
+    check_class_names(folder, class_names)
 
 
 def continued(state: TrainState, config: ConfigDict, shapes: Carry) -> TrainState:

@@ -15,6 +15,7 @@ from jaxspeed.models.pretrained import check_fit
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.run.best import check_metrics
+from jaxspeed.run.continued import check_continued
 from jaxspeed.run.setup import (
   FOLLOWING,
   as_data_decide,
@@ -64,6 +65,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
     check_metrics(config)
+    check_continued(config)
     plan = make_plan(config, devices=devices)
     if has_weights:
       check_fit(with_file(config), with_head=False)
@@ -72,6 +74,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
   config = as_data_decide(config, data)
   check_metrics(config)
+  check_continued(config, data.class_names)
   plan = plan_of(config, data, devices=devices)
   counted = f"data: {data.source}, {plan.train_images} images to train on"
   lines = (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan))

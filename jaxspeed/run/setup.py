@@ -150,7 +150,7 @@ def set_up(
       check_fit(with_file(resolved))
       notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
-      if resolved.continue_from and begins:
+      if begins:
         check_continued(resolved, data.class_names)
       pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)

@@ -11,6 +11,7 @@ from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.run import trainer
+from jaxspeed.run.planned import planned
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 
@@ -69,8 +70,9 @@ def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_the
 def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_path, fields, words):
   config = digits(cache, continue_from=str(finished[0]))
   config.update_from_flattened_dict(fields)
-  with pytest.raises(UserError, match=words):
-    train(config, str(tmp_path / "b"))
+  for check in (lambda: planned(config, devices=8), lambda: train(config, str(tmp_path / "b"))):
+    with pytest.raises(UserError, match=words):
+      check()
   assert not (tmp_path / "b" / "checkpoints").exists()
 
 
