@@ -1,5 +1,6 @@
 """Arrays of one step in a compressed .npz file: written atomically, checked when they are read."""
 
+import dataclasses
 import io
 import pathlib
 import zipfile
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import jaxtyped
+from jaxtyping import Int, jaxtyped
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import read_bytes, write_atomically
@@ -15,15 +16,21 @@ from jaxspeed.files import read_bytes, write_atomically
 _Parsed = TypeVar("_Parsed")
 
 
+def types_of(kind: Any, **stored: Any) -> dict[str, Any]:
+  """The jaxtyping types of the arrays of a dataclass with a `step`; `stored` has other ones."""
+  types = {field.name: field.type for field in dataclasses.fields(kind)}
+  return types | {"step": Int[np.ndarray, ""]} | stored
+
+
 def write_arrays(
-  path: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], *, sync: bool = True
+  path: pathlib.Path, arrays: Mapping[str, np.ndarray | int], *, sync: bool = True
 ) -> None:
-  """Writes arrays, and the step that they are of; `sync` as in `write_atomically`.
+  """Writes arrays, one of them their step; `sync` as in `write_atomically`.
 
   Raises:
     OSError: the file cannot be written.
   """
-  content, named = io.BytesIO(), dict[str, Any](arrays, step=np.int64(step))
+  content, named = io.BytesIO(), dict[str, Any](arrays)
   np.savez_compressed(content, **named)
   write_atomically(path, content.getvalue(), sync=sync)
 
@@ -49,36 +56,24 @@ def read_arrays(
     UserError: the file cannot be read, is damaged, or holds something else.
   """
   try:
-    step, arrays = _unpacked(read_bytes(path), types, most_bytes)
-    with jaxtyped("context"):
+    content = io.BytesIO(read_bytes(path))
+    with zipfile.ZipFile(content) as archive:
+      if sum(member.file_size for member in archive.infolist()) > most_bytes:
+        raise ValueError("its arrays are too large")
+    content.seek(0)
+    with np.load(content, allow_pickle=False) as file, jaxtyped("context"):
+      arrays = {name: file[name] for name in types}
       for name, array in arrays.items():
         if not isinstance(array, types[name]):
           raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
-    return parse(step, **arrays)
+    require("step", arrays["step"] >= 1)
+    return parse(int(arrays.pop("step")), **arrays)
   except FileNotFoundError:
     return None
   # NumPy and zipfile raise errors of many kinds on damage.
   except Exception as error:
     reason = str(error).partition("\n")[0][:200] or type(error).__name__
     raise UserError(f"{path} cannot be used ({reason}): {advice}.") from None
-
-
-def _unpacked(
-  content: bytes, names: Mapping[str, Any], most_bytes: int
-) -> tuple[int, dict[str, np.ndarray]]:
-  """The step and the arrays in the bytes of a file; raises an exception of any kind on damage."""
-  stream = io.BytesIO(content)
-  with zipfile.ZipFile(stream) as archive:
-    if sum(member.file_size for member in archive.infolist()) > most_bytes:
-      raise ValueError("its arrays are too large")
-  stream.seek(0)
-  with np.load(stream, allow_pickle=False) as file:
-    step, arrays = file["step"], {name: file[name] for name in names}
-  if step.shape or step.dtype.kind != "i":
-    raise ValueError("its step has another type")
-  if step < 1:
-    raise ValueError(f"its step is {step}")
-  return int(step), arrays
 
 
 def require(name: str, right: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from jaxspeed.records.arrays import read_arrays, require, write_arrays
+from jaxspeed.records.arrays import read_arrays, require, types_of, write_arrays
 
 FILE = "predictions.npz"
 # ImageNet's 50,000 images with their paths take 4 MB before they are compressed.
@@ -45,12 +45,7 @@ class Predictions:
     return dataclasses.replace(self, names=chosen)
 
 
-_COLUMNS = {
-  each.name: each.type
-  for each in dataclasses.fields(Predictions)
-  if each.name not in ("step", "names")
-}
-_STORED = _COLUMNS | {"names": UInt8[np.ndarray, "bytes"]}
+_STORED = types_of(Predictions, names=UInt8[np.ndarray, "bytes"])
 
 
 def write_predictions(path: pathlib.Path, predictions: Predictions) -> None:
@@ -61,9 +56,8 @@ def write_predictions(path: pathlib.Path, predictions: Predictions) -> None:
   Raises:
     OSError: the file cannot be written.
   """
-  columns = {name: getattr(predictions, name) for name in _COLUMNS}
   names = np.frombuffer(b"\0".join(map(os.fsencode, predictions.names)), np.uint8)
-  write_arrays(path, predictions.step, columns | {"names": names})
+  write_arrays(path, vars(predictions) | {"names": names})
 
 
 def read_predictions(path: pathlib.Path, classes: int) -> Predictions | None:

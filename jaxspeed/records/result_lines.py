@@ -59,7 +59,7 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
   if not several and result["top1"] is not None and (images := result.get("eval_images")):
     low, high = interval_of_share(result["top1"], images)
     about["95 % CI"] = f"top1 {low:.1%} to {high:.1%}, by the number of images"
-  about |= {"compiled": _compiled(seconds["compile"]), "means": _fewer(result)}
+  about["compiled"] = _compiled(seconds["compile"])
   about["device"] = str(result["device"])
   lines = [f"{name:<9}  {value}" for name, value in about.items() if value]
   return _aligned([tuple(cells), tuple(cells.values())]) + lines
@@ -110,18 +110,6 @@ def _compiled(seconds: Mapping[str, float | None]) -> str:
     f"{seconds[kind]:.2f} s {name}" for kind, name in names.items() if seconds.get(kind) is not None
   ]
   return f"{', '.join(parts)}, summed over threads" if parts else ""
-
-
-def _fewer(result: Mapping[str, Any]) -> str:
-  """The compile times that are means over fewer than all of several runs; '': there are none.
-
-  Runs of one process share their programs: mostly the first one compiles them.
-  """
-  every = [run["seconds"].get("compile", {}) for run in result.get("runs", ())]
-  names = {"wall": "compile s", "cold": "cold", "cached": "from the cache"}
-  counts = {name: sum(each.get(kind) is not None for each in every) for kind, name in names.items()}
-  fewer = [f"{name} over {count}" for name, count in counts.items() if 0 < count < len(every)]
-  return f"over all {len(every)} runs, but {', '.join(fewer)}" if fewer else ""
 
 
 def _dollars(value: float) -> str:

@@ -3,7 +3,7 @@
 A new field of `Row` is stored, checked, printed and logged from its one declaration here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
@@ -175,49 +175,3 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
   if row.get("batch_size") is not None:
     found["sizes/batch"] = row["batch_size"] / row["world"]  # of one device
   return found
-
-
-def mean_pace(rows: Sequence[Mapping[str, Any]], *, examples: int) -> dict[str, float]:
-  """The means of images_per_second, images_per_second_per_device and data_wait over epochs.
-
-  Args:
-    rows: consecutive rows; one without a pace, of an epoch that an earlier process finished, is
-      skipped. The means are empty if no row has a pace.
-    examples: the number of images seen before the first row.
-  """
-  images = seconds = device_seconds = waited = 0.0
-  for before, row in zip([examples, *(row["examples"] for row in rows)], rows, strict=False):
-    if row.get("images_per_second"):
-      # An epoch in which the run resumed was timed in part: its pace counts for all of it.
-      took = (row["examples"] - before) / row["images_per_second"]
-      images += row["examples"] - before
-      seconds += took
-      device_seconds += took * row["world"]
-      waited += took * row["data_wait"]
-  if not seconds:
-    return {}
-  return {
-    "images_per_second": images / seconds,
-    "images_per_second_per_device": images / device_seconds,
-    "data_wait": waited / seconds,
-  }
-
-
-def format_phase(
-  number: int, row: Mapping[str, Any], pace: Mapping[str, float], *, epochs: int | float
-) -> str:
-  """A line on a phase of training.
-
-  Args:
-    number: the phase's number, from 1.
-    row: the row of its last epoch.
-    pace: the mean pace of its epochs (`mean_pace`).
-    epochs: the number of its epochs so far; may be fractional.
-  """
-  return (
-    f"phase {number}: {row['image_size']} px, batch {row['batch_size']:,}: "
-    f"{epochs:.3g} {'epoch' if epochs == 1 else 'epochs'}, "
-    f"{pace['images_per_second']:,.0f} images/s, "
-    f"{pace['images_per_second_per_device']:,.0f} per device, "
-    f"waited for input {pace['data_wait']:.1%} of the time"
-  )

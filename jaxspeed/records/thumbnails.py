@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 from jaxtyping import Float32, Int, Int32, UInt8
 
-from jaxspeed.records.arrays import read_arrays, require, write_arrays
+from jaxspeed.records.arrays import read_arrays, require, types_of, write_arrays
 from jaxspeed.records.predictions import Predictions
 
 FILE = "thumbnails.npz"
@@ -42,7 +42,7 @@ class Thumbnails:
   filters: UInt8[np.ndarray, "f h3 w3 3"]
 
 
-_ARRAYS = {each.name: each.type for each in dataclasses.fields(Thumbnails) if each.name != "step"}
+_ARRAYS = types_of(Thumbnails)
 
 
 def worst_rows(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
@@ -56,8 +56,7 @@ def write_thumbnails(path: pathlib.Path, thumbnails: Thumbnails) -> None:
   Raises:
     OSError: the file cannot be written.
   """
-  arrays = {name: getattr(thumbnails, name) for name in _ARRAYS}
-  write_arrays(path, thumbnails.step, arrays, sync=False)
+  write_arrays(path, vars(thumbnails), sync=False)
 
 
 def read_thumbnails(path: pathlib.Path) -> Thumbnails | None:

@@ -10,10 +10,9 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.optim import averaging
-from jaxspeed.planning.plan import Phase, Plan, momenta
+from jaxspeed.planning.plan import Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.rows import format_phase, mean_pace
 from jaxspeed.records.tracking import make_loggers
 from jaxspeed.records.writer import Records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
@@ -40,7 +39,7 @@ class EpochReport:
   def __init__(self, run: Run) -> None:
     self._run = run
     images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
-    self._broken = BrokenImages(run.folder, images, run.config, run.control.keep_folder)
+    self._broken = BrokenImages(run.folder, images, run.config)
     self._pace: dict[str, float] = {}  # of the last epoch trained
     self._records: Records
 
@@ -112,21 +111,6 @@ class EpochReport:
     millionths = processes.gather(round(1e6 * self._run.feed.take_waited_seconds() / seconds))
     return max(millionths) / 1e6
 
-  def progress_due(self) -> bool:
-    """Whether new progress would be shown."""
-    return self._run.screen.progress_due()
-
-  def progress(self, step: int, *, loss: float, images_per_second: float) -> None:
-    """Shows the progress after `step` steps."""
-    epoch, number = self._run.plan.epoch_of(step - 1)
-    self._run.screen.progress(
-      epoch=epoch + 1,
-      step=number + 1,
-      steps=self._run.plan.steps_in_epoch(epoch),
-      loss=loss,
-      images_per_second=images_per_second,
-    )
-
   def note_broken(self) -> None:
     """Records the images that this process could not read.
 
@@ -182,8 +166,8 @@ class EpochReport:
     }
     self._run.control.check_owner()
     self._records.epoch(row)
-    pace = pace_lines(self._run.plan, self.rows, step, stopped=self.stops_early())
-    self.lines([*lines, *lag_lines(config, self._run.plan, self.rows), *pace])
+    lag = lag_lines(config, self._run.plan, self.rows)
+    self.lines([*lines, *lag, *self._slow_input(step)])
 
   def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
@@ -207,6 +191,22 @@ class EpochReport:
     if "top1" in means:
       means |= class_figures.summary(evaluation.predictions, classes)
     return row | {f"eval_{name}": value for name, value in means.items()}, said
+
+  def _slow_input(self, step: int) -> Iterator[str]:
+    """A line on what to do when the devices wait for input; once a phase."""
+    plan, phase = self._run.plan, self._run.plan.phase_of(step - 1)
+    rows = [row for row in self.rows if row["step"] > phase.first_step]
+    slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
+    if not slow[-1] or any(slow[:-1]):
+      return
+    # A recipe of several phases finds the copies by itself; one of a single phase must name them.
+    named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
+    copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
+    yield (
+      f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: "
+      f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
+      "machine without its disk"
+    )
 
   def stops_early(self) -> bool:
     """Whether the run ends after its last row, whatever steps are left."""
@@ -245,40 +245,3 @@ def lag_lines(config: ConfigDict, plan: Plan, rows: Sequence[Mapping[str, Any]])
   ):
     return []
   return ["the evaluation is that of the weights' average, which lags behind in the first epochs"]
-
-
-def pace_lines(
-  plan: Plan, rows: Sequence[Mapping[str, Any]], step: int, *, stopped: bool
-) -> list[str]:
-  """Lines on speed after an epoch: on slow input, once a phase, and on a phase's pace at its end.
-
-  Args:
-    plan: the run's plan.
-    rows: the rows of its epochs so far.
-    step: the last step of an epoch.
-    stopped: whether the run ends here, before its last step.
-  """
-  phase = plan.phase_of(step - 1)
-  rows = [row for row in rows if row["step"] > phase.first_step]
-  lines = []
-  slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
-  if slow[-1] and not any(slow[:-1]):
-    lines.append(_waiting_line(plan, phase, rows[-1]["data_wait"]))
-  end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
-  if plan.streams and (step == end or stopped):
-    if pace := mean_pace(rows, examples=plan.examples(phase.first_step)):
-      epochs = rows[-1]["epoch"] - phase.first_epoch
-      lines.append(format_phase(plan.phases.index(phase) + 1, rows[-1], pace, epochs=epochs))
-  return lines
-
-
-def _waiting_line(plan: Plan, phase: Phase, share: float) -> str:
-  """What to do when the devices wait; a run that reads copies is not advised to make them."""
-  # A recipe of several phases finds the copies by itself; one of a single phase must name them.
-  named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
-  copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
-  return (
-    f"the devices waited for input {share:.0%} of this epoch's training: "
-    f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
-    "machine without its disk"
-  )

@@ -9,7 +9,6 @@ import numpy as np
 from jaxspeed.cluster.signals import RunAction
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.run.divergence import check_loss
-from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.run import Run
 from jaxspeed.run.saver import Saver
 from jaxspeed.steps.state import StepOutput
@@ -24,12 +23,11 @@ class LossWatcher:
 
   Args:
     run: the run.
-    report: the report of its epochs.
     saver: the run's saver.
   """
 
-  def __init__(self, run: Run, report: EpochReport, saver: Saver) -> None:
-    self._run, self._report, self._saver = run, report, saver
+  def __init__(self, run: Run, saver: Saver) -> None:
+    self._run, self._saver = run, saver
     self._unchecked: collections.deque[tuple[StepOutput, jax.Array | RunAction]] = (
       collections.deque()
     )
@@ -63,7 +61,6 @@ class LossWatcher:
     step, values = steps.step, np.atleast_1d(np.asarray(steps.losses))[: steps.count]
     self._run.control.note(answer)
     heartbeat()
-    self._run.control.keep_folder()
     for number, loss in enumerate(values, start=step - len(values)):
       check_loss(
         float(loss),
@@ -75,9 +72,15 @@ class LossWatcher:
     self._show_progress(step, float(values[-1]))
 
   def _show_progress(self, step: int, loss: float) -> None:
-    if not self._report.progress_due():
+    if not self._run.screen.progress_due():
       return
-    (since_step, since), now = self._progress_from, time.monotonic()
-    images = self._run.plan.examples(step) - self._run.plan.examples(since_step)
-    self._report.progress(step, loss=loss, images_per_second=images / max(now - since, 1e-9))
+    (since_step, since), now, plan = self._progress_from, time.monotonic(), self._run.plan
+    epoch, number = plan.epoch_of(step - 1)
+    self._run.screen.progress(
+      epoch=epoch + 1,
+      step=number + 1,
+      steps=plan.steps_in_epoch(epoch),
+      loss=loss,
+      images_per_second=(plan.examples(step) - plan.examples(since_step)) / max(now - since, 1e-9),
+    )
     self._progress_from = (step, now)

@@ -38,7 +38,7 @@ class Trainer:
     self._run = run
     self._report = EpochReport(run)
     self._saver = Saver(run, self._report)
-    self._losses = LossWatcher(run, self._report, self._saver)
+    self._losses = LossWatcher(run, self._saver)
     say, whole = self._report.lines, run.feed.whole_epochs
     self._profile = Profile(run.hooks.profile, run.folder, say, whole_epochs=whole)
     self._carry: Carry

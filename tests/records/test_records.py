@@ -9,7 +9,6 @@ import pytest
 
 from jaxspeed.errors import UserError
 from jaxspeed.records.console import Screen, silent_console
-from jaxspeed.records.rows import mean_pace
 from jaxspeed.records.writer import Records, read_metrics
 
 
@@ -137,24 +136,3 @@ def test_all_processes_but_the_first_write_nothing(tmp_path):
     records.epoch(epoch_row(1))
     assert records.rows == [epoch_row(1)]
   assert list(tmp_path.iterdir()) == []
-
-
-def test_the_pace_of_several_epochs_weighs_them_by_their_seconds():
-  # 1,000 images in 10 s on 2 devices, half of it waiting, then 1,000 in 2.5 s on 4 without.
-  rows = [
-    {"examples": 6000, "images_per_second": 100.0, "world": 2, "data_wait": 0.5},
-    {"examples": 7000, "images_per_second": 400.0, "world": 4, "data_wait": 0.0},
-  ]
-  assert mean_pace(rows, examples=5000) == pytest.approx(
-    {
-      "images_per_second": 2000 / 12.5,
-      "images_per_second_per_device": 2000 / (2 * 10 + 4 * 2.5),
-      "data_wait": 5 / 12.5,
-    }
-  )
-  # A row without a pace counts for nothing but where the next one begins.
-  old = {"examples": 6000, "data_wait": 0.5}
-  assert mean_pace([old], examples=5000) == {}
-  assert mean_pace([old, rows[1]], examples=5000) == pytest.approx(
-    {"images_per_second": 400.0, "images_per_second_per_device": 100.0, "data_wait": 0.0}
-  )

@@ -14,7 +14,6 @@ import pytest
 from jaxspeed.errors import UserError
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
-from jaxspeed.records.statistics import p_value_of_at_most
 
 
 def one_result(top1, **fields):
@@ -105,19 +104,6 @@ def test_result_of_three_runs(tmp_path):
     {key: row[key] for key in ("top1", "top5", "seconds", "seed")} for row in rows
   ]
   assert result == json.loads((tmp_path / "result.json").read_text())
-
-
-@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706205), (9, 2.262157), (199, 1.971957)])
-def test_interval_uses_students_t(tmp_path, degrees, t):
-  rows = [one_result(0.9 + 0.01 * (index % 2)) for index in range(degrees + 1)]
-  result = write_result(tmp_path, rows)
-  assert result["ci95"] == pytest.approx(t * result["sd"] / math.sqrt(degrees + 1), rel=1e-6)
-
-
-def test_p_value_is_small_only_for_a_mean_above_the_bound():
-  assert p_value_of_at_most([0.95, 0.951, 0.949], 0.94) < 0.01
-  assert p_value_of_at_most([0.93, 0.931, 0.929], 0.94) > 0.99
-  assert p_value_of_at_most([0.93, 0.95], 0.94) == pytest.approx(0.5)
 
 
 def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):

@@ -95,6 +95,7 @@ def test_it_has_the_time_of_each_row_however_late_it_is_written(tmp_path, monkey
       now[0] += 60.0
       records.epoch(epoch_row(epoch))
     now[0] += 1000.0
+  write(tmp_path, [epoch_row(3)], resume_step=20)
   times = {
     (value.tag, event.step): event.wall_time
     for event in read_events(tmp_path)
@@ -104,16 +105,6 @@ def test_it_has_the_time_of_each_row_however_late_it_is_written(tmp_path, monkey
   assert times["epoch", 1000] == 1.5e9 + 60.0
   assert times["losses/xent", 2000] == 1.5e9 + 120.0
   assert scalars(tmp_path)["first"] == {0: pytest.approx(1.5e9, rel=1e-6)}
-
-
-def test_first_is_the_start_of_the_first_process(tmp_path, monkeypatch):
-  now = [1.5e9]
-  monkeypatch.setattr(loggers.time, "time", lambda: now[0])
-  write(tmp_path, [epoch_row(1)])
-  now[0] += 1e6
-  write(tmp_path, [epoch_row(2)], resume_step=10)
-  assert scalars(tmp_path)["first"] == {0: pytest.approx(1.5e9, rel=1e-6)}
-  assert scalars(tmp_path)["epoch"] == {1000: 1, 2000: 2}
 
 
 def test_it_hides_what_a_resumed_run_does_again(tmp_path):
