@@ -7,7 +7,6 @@ was stopped, or cut off from the disk, while its job was started again.
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -16,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 
@@ -27,7 +26,6 @@ from jaxspeed.errors import SUPERSEDED, UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
   create,
-  dump_json,
   is_locked,
   load_json,
   open_locked,
@@ -43,8 +41,7 @@ RENEWED_EVERY = 5.0  # seconds
 _SHORT = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Owner:
+class Owner(pydantic.BaseModel, frozen=True):
   """The content of owner.json: the start of a run that may write to its folder.
 
   Attributes:
@@ -196,7 +193,7 @@ class FolderLock:
           (self._folder / OWNER).unlink()
           self._erase_locks()
         else:
-          self._write(dataclasses.replace(self._owner, released=True))
+          self._write(self._owner.model_copy(update={"released": True}))
     self._unlock()
 
   def _take(self) -> Owner:
@@ -289,10 +286,10 @@ class FolderLock:
     path = self._folder / OWNER
     advice = f"remove {path.name} if no other job writes there, or choose another --workdir"
     found = read_json(path, Owner, advice)
-    return None if found is None else _owner_of(found)
+    return None if found is None else Owner(**found)
 
   def _write(self, owner: Owner) -> None:
-    write_atomically(self._folder / OWNER, dump_json(dataclasses.asdict(owner), indent=1) + "\n")
+    write_atomically(self._folder / OWNER, owner.model_dump_json(indent=1) + "\n")
 
   def _refusal(self, owner: Owner | None) -> UserError:
     by = owner or "another start of its run"
@@ -305,7 +302,7 @@ class FolderLock:
 def read_owner(folder: pathlib.Path) -> Owner | None:
   """The last owner of a run's folder; None if there is none, or the file is damaged."""
   try:
-    return _owner_of(load_json(folder / OWNER, Owner))
+    return Owner(**load_json(folder / OWNER, Owner))
   except (OSError, ValueError):
     return None
 
@@ -323,8 +320,3 @@ def run_has_ended(folder: pathlib.Path) -> bool:
   if owner is None:
     return False
   return owner.released or (owner.is_here() and not is_locked(folder / LOCK))
-
-
-def _owner_of(found: Mapping[str, Any]) -> Owner:
-  names = {field.name for field in dataclasses.fields(Owner)}
-  return Owner(**{name: value for name, value in found.items() if name in names})

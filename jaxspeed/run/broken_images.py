@@ -1,7 +1,7 @@
 """The broken images of a run: the file that lists them, and the limit on their number."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
@@ -22,7 +22,6 @@ class BrokenImages:
     folder: pathlib.Path,
     images: Mapping[str, int],
     config: ConfigDict,
-    keep_folder: Callable[[], None],
   ) -> None:
     """Reads what earlier starts of the run found.
 
@@ -30,11 +29,9 @@ class BrokenImages:
       folder: the run's folder, where process 0 keeps `FILE`.
       images: the number of "train" and of "eval" images.
       config: the resolved config.
-      keep_folder: called before an error refers to `FILE`, so that the folder is not removed.
     """
     self._path = folder / FILE
-    self._images, self._keep_folder = images, keep_folder
-    self._max_broken = config.data.max_broken
+    self._images, self._max_broken = images, config.data.max_broken
     # All processes know those of earlier starts, and those that any has found in this one.
     self._earlier = _gather(_read(self._path) if processes.is_primary() else {})
     self._found: Broken = {}
@@ -94,7 +91,6 @@ class BrokenImages:
       if len(named) > allowed(images, self._max_broken):
         if processes.is_primary():
           self._write(found)
-        self._keep_folder()
         listed = f"{self._path} lists all"
         raise too_many(kind, named_in(named), len(named), images, self._max_broken, after=listed)
 

@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxspeed.cluster import processes
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import RunAction, Signals
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import Program, compile_program
-from jaxspeed.run.folder import RunFolder
 
 
 class RunControl:
@@ -24,16 +24,16 @@ class RunControl:
 
   Args:
     signals: the signals that this process has received.
-    owned: the folder that this start owns; None except in process 0.
+    lock: the lock of the run's folder; None except in process 0.
     mesh: the run's mesh.
 
   Attributes:
-    owned: as above.
+    lock: as above.
     decided: what all processes have decided since the last checkpoint.
   """
 
-  def __init__(self, signals: Signals, owned: RunFolder | None, mesh: Mesh) -> None:
-    self._signals, self.owned, self._mesh = signals, owned, mesh
+  def __init__(self, signals: Signals, lock: FolderLock | None, mesh: Mesh) -> None:
+    self._signals, self.lock, self._mesh = signals, lock, mesh
     self.decided = RunAction.CONTINUE
     self._largest: Program | None = None
     if processes.several():
@@ -75,12 +75,7 @@ class RunControl:
     if self.decided is RunAction.SAVE:
       self.decided = RunAction.CONTINUE
 
-  def keep_folder(self) -> None:
-    """Notes that the folder is worth keeping."""
-    if self.owned is not None:
-      self.owned.is_new = False
-
   def check_owner(self) -> None:
     """Makes sure that no later start has taken the folder."""
-    if self.owned is not None:
-      self.owned.lock.check()
+    if self.lock is not None:
+      self.lock.check()

@@ -1,7 +1,6 @@
 """A run's folder: its ownership, its files, and the clean-up after a refused start."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
@@ -39,6 +38,7 @@ _FILES = (
   LOCK,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "loggers", PROFILE)
+_EARLY = (CONFIG, "classes.json", OWNER, OWNER_LOCK, LOCK)
 # Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
 # lost+found is on a new disk.
 _TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
@@ -48,23 +48,8 @@ _RUN = re.compile("run_[0-9]+")  # the folder of one of several seeds
 _SHOWN = 3  # foreign files named in a message
 
 
-@dataclasses.dataclass
-class RunFolder:
-  """The folder of a run, owned by this start; made by `taken`.
-
-  Attributes:
-    path: the folder's path.
-    lock: the folder's lock.
-    is_new: whether no start of the run has taken a step yet: then it is removed if the run fails.
-  """
-
-  path: pathlib.Path
-  lock: FolderLock
-  is_new: bool = False
-
-
 def clear(path: pathlib.Path) -> None:
-  """Removes what a start writes before its first epoch is done."""
+  """Removes what an untrained run has written."""
   for folder in (*_subfolders(path), path):
     for name in ("tensorboard", "loggers"):
       shutil.rmtree(folder / name, ignore_errors=True)
@@ -76,18 +61,14 @@ def clear(path: pathlib.Path) -> None:
 
 
 def is_untrained(path: pathlib.Path) -> bool:
-  """Whether a run has nothing to lose: no checkpoint, row or result, and no file of others."""
-  for folder in (path, *_subfolders(path)):
-    checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
-    if os.path.lexists(folder / "result.json") or (metrics.exists() and metrics.stat().st_size):
-      return False
-    if checkpoints.exists() and any(checkpoints.iterdir()):
-      return False
-    # Trackers keep more than a start writes, and people put notes beside it.
-    if any((folder / "loggers").glob("*")):
-      return False
-    if any(not each.name.startswith("events.") for each in (folder / "tensorboard").glob("*")):
-      return False
+  """Whether a run has nothing to lose: only files that a start writes before its first row."""
+  for place, folders, names in os.walk(path):
+    folders[:] = [name for name in folders if name not in _TRACES]
+    for name in names:
+      is_log = name.startswith("events.") and os.path.basename(place) == "tensorboard"
+      is_empty = name == "metrics.jsonl" and not os.path.getsize(os.path.join(place, name))
+      if not (name in _EARLY or name.startswith((TEMPORARY, "traceback")) or is_log or is_empty):
+        return False
   return True
 
 
@@ -97,10 +78,10 @@ def taken(
   *,
   data_path: str = "",
   superseded: Callable[[str], None] = end_superseded,
-) -> Iterator[RunFolder]:
-  """Creates a run's folder if it is missing, and takes ownership of it for this start.
+) -> Iterator[FolderLock]:
+  """Creates a run's folder if it is missing, and yields its lock, owned by this start.
 
-  If the block fails before the first step of a new run, what was created is removed.
+  If the block fails before a new run has anything to lose, what was created is removed.
 
   Args:
     workdir: the folder.
@@ -115,21 +96,22 @@ def taken(
   look(path)
   made = make(path)
   try:
-    folder = RunFolder(path, FolderLock(path, superseded=superseded))
+    lock = FolderLock(path, superseded=superseded)
   except BaseException:
     _remove_empty(made)
     raise
+  is_new = False
   try:
-    folder.is_new = look(path)  # again, under the lock: another start may have written since
-    yield folder
+    is_new = look(path)  # again, under the lock: another start may have written since
+    yield lock
   except BaseException as error:
-    refused = folder.is_new and not isinstance(error, Stopped) and folder.lock.is_held()
+    refused = is_new and not isinstance(error, Stopped) and lock.is_held() and is_untrained(path)
     if refused:
       clear(path)
-    folder.lock.close(erase=refused)
+    lock.close(erase=refused)
     _remove_empty(made)
     raise
-  folder.lock.close()
+  lock.close()
 
 
 def look(path: pathlib.Path) -> bool:

@@ -1,6 +1,5 @@
 """An image file, or an image of Pillow, as a model sees it."""
 
-import io
 import os
 
 import numpy as np
@@ -11,9 +10,6 @@ from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.pixels import reason_of
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
-
-# Larger files are not read whole before they are decoded; 64 MB.
-_READ_WHOLE = 1 << 26
 
 
 class BrokenImage(UserError):
@@ -50,9 +46,7 @@ def read_image(
       return _cropped(pixels.as_shown(path), size, resize, antialias)
     path = os.fspath(path)
     with open_regular(path) as file:
-      whole = os.fstat(file.fileno()).st_size <= _READ_WHOLE
-      encoded = io.BytesIO(file.read()) if whole else file
-      return _cropped(pixels.load_upright(encoded), size, resize, antialias)
+      return _cropped(pixels.load_upright(file), size, resize, antialias)
   except FileNotFoundError:
     raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
   except Exception as error:  # Pillow raises almost anything

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import csv
 import dataclasses
-import functools
 import io
 import os
 import pathlib
@@ -17,7 +16,7 @@ from jaxspeed.config import output
 from jaxspeed.data.formats.folders import left_out, list_folder
 from jaxspeed.data.formats.label_csv import is_csv, read_names
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.errors import UserError, mend, plural, printable
+from jaxspeed.errors import UserError, mend, printable
 from jaxspeed.files import write_atomically
 from jaxspeed.run.folder import check_output
 from jaxspeed.run.image_file import BrokenImage
@@ -53,7 +52,7 @@ class Images:
   Attributes:
     names: the names as the table shows them: those in a list are its own.
     paths: the files.
-    notes: lines about files that are left out, or named twice.
+    notes: lines about files that are left out.
   """
 
   names: list[str]
@@ -64,8 +63,6 @@ class Images:
 def find_images(arguments: Sequence[str]) -> Images:
   """The images that are named: files, folders with all their sub-folders, and CSV lists.
 
-  An image that several arguments name is there once, as the first one names it.
-
   Args:
     arguments: the names. In a folder, files are images by their ending; hidden ones are left out.
 
@@ -73,10 +70,9 @@ def find_images(arguments: Sequence[str]) -> Images:
     UserError: a folder holds no image or cannot be read; a list is none.
   """
   found, others = Images([], [], ()), collections.Counter[str]()
-  earlier, twice, place = set[str](), 0, functools.cache(os.path.realpath)
   for name in arguments:
-    first = len(found.paths)
     if os.path.isdir(name):
+      first = len(found.paths)
       _add_folder(pathlib.Path(name), found, others, set())
       if len(found.paths) == first:
         raise UserError(f"{name} holds no image ({', '.join(SUFFIXES)}): name another folder.")
@@ -85,19 +81,7 @@ def find_images(arguments: Sequence[str]) -> Images:
     else:
       found.names.append(name)
       found.paths.append(name)
-    # A list of its own may name an image twice.
-    added = list(zip(found.names[first:], found.paths[first:], strict=True))
-    files = [
-      os.path.join(place(os.path.dirname(path)), os.path.basename(path)) for _, path in added
-    ]
-    new = [pair for pair, file in zip(added, files, strict=True) if file not in earlier]
-    found.names[first:], found.paths[first:] = [name for name, _ in new], [path for _, path in new]
-    twice += len(added) - len(new)
-    earlier.update(files)
-  notes = left_out(others, where="")
-  if twice:
-    notes += (f"{plural(twice, 'image')} named by more than one argument: predicted once",)
-  return dataclasses.replace(found, notes=notes)
+  return dataclasses.replace(found, notes=left_out(others, where=""))
 
 
 def _add_folder(

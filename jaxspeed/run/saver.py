@@ -68,7 +68,7 @@ class Saver:
       UserError: the checkpoint could not be saved and that ends the run, as always at its end
         (`last`); or weights are not finite.
     """
-    run, owned = self._run, self._run.control.owned
+    run = self._run
     self._report.settle_broken()
     check_weights(carry.state.params, step, saved=self.saved)
     try:
@@ -84,7 +84,7 @@ class Saver:
           images=run.feed.data.fingerprint,
           keep=run.config.checkpoint.keep,
           best=best_steps(self._report.rows, run.config),
-          lock=owned.lock if owned else None,
+          lock=run.control.lock,
         )
       self.saved = step
     except checkpoint.CheckpointError as error:

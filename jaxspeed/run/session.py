@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
-from jaxspeed.cluster.folder_lock import end_superseded, raise_superseded
+from jaxspeed.cluster.folder_lock import FolderLock, end_superseded, raise_superseded
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.cluster.signals import (
   NOTHING_TO_SAVE,
@@ -91,10 +91,10 @@ def train(
       mesh_lib.find_devices()
     screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
     with processes.all_or_none("taking the run's folder"):
-      owned = stack.enter_context(_taken(workdir, config, hooks))
+      lock = stack.enter_context(_taken(workdir, config, hooks))
     stack.enter_context(cache_settings_kept())
     use_cache(config.compile_cache)
-    incarnation = processes.gather(owned.lock.incarnation if owned else 0)[0]
+    incarnation = processes.gather(lock.incarnation if lock else 0)[0]
     setup = set_up(
       config, folder, incarnation, clock=clock, console=screen.console, given=given, parts=parts
     )
@@ -110,7 +110,7 @@ def train(
     print_header(screen, setup, folder)
     stack.enter_context(_explain_memory_errors(spec.config))
     feed = stack.enter_context(_ready_feed(setup, screen, clock))
-    control = RunControl(signals, owned, spec.mesh)
+    control = RunControl(signals, lock, spec.mesh)
     # After this, all have their programs, and none waits long for another.
     with clock.measure("others"):
       _stop_before_steps(signals)
@@ -127,15 +127,15 @@ def train(
 
 
 @contextlib.contextmanager
-def _taken(workdir: str, config: ConfigDict, hooks: Hooks) -> Iterator[folder_lib.RunFolder | None]:
+def _taken(workdir: str, config: ConfigDict, hooks: Hooks) -> Iterator[FolderLock | None]:
   """Takes the run's folder in process 0 for the block, and explains errors of its disk."""
   if not processes.is_primary():
     yield None
     return
   superseded = raise_superseded if hooks.call else end_superseded
-  with folder_lib.taken(workdir, data_path=config.data.path, superseded=superseded) as owned:
+  with folder_lib.taken(workdir, data_path=config.data.path, superseded=superseded) as lock:
     with _explain_disk_errors(pathlib.Path(workdir)):
-      yield owned
+      yield lock
 
 
 def _stop_before_steps(signals: Signals) -> None:

@@ -283,17 +283,6 @@ def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDi
   return parts.with_schedule(resolved, layout.total_steps)
 
 
-# What a change of each field that the images decide is called.
-_OF_IMAGES = {
-  "data.train_images": "training images",
-  "data.eval_images": "evaluation images",
-  "data.classes": "classes",
-  "data.image_size": "pixels a side",
-  "data.mean": "as the mean",
-  "data.std": "as the deviation",
-}
-
-
 def _derived(config: ConfigDict, follow: Collection[str]) -> set[str]:
   """The names of the fields that the images decide, whatever an unresolved config says."""
   if config.data.synthetic:
@@ -333,15 +322,11 @@ def pin_config(
       "%s held a run of another config without a checkpoint: this one replaces it", folder
     )
     return
-  changed = [row.removeprefix("config.").partition(": ") for row in rows]
-  if rows and all(name in derived for name, _, _ in changed):
+  if rows and all(row.removeprefix("config.").partition(": ")[0] in derived for row in rows):
     where = f" at {config.data.path}" if config.data.path else ""
-    words = [f"{values} {_OF_IMAGES.get(name, name)}" for name, _, values in changed]
-    # Other images nearly always have another mean too.
-    words = [word for word in words if " as the " not in word] or words
     raise UserError(
       f"the images{where} have changed since the run in {folder} began "
-      f"({stored_lib.listed(words)}): put them back, or choose another --workdir."
+      f"({stored_lib.listed(rows)}): put them back, or choose another --workdir."
     )
   if rows:
     advice = "choose another --workdir, or undo the changes to resume that run"

@@ -20,7 +20,7 @@ def config(**fields):
 def refusal(folder, *, given=(), **fields):
   """What a start with other fields says, of which the recipe leaves the mean to the images."""
   setup.pin_config(folder, config(**{"data.mean": (1.0, 2.0, 3.0)}))
-  (folder / "checkpoints" / "5").mkdir(parents=True, exist_ok=True)
+  (folder / "metrics.jsonl").write_text("a row")
   recipe = config(**{"data.mean": ()})
   derived = setup._derived(recipe, setup.FOLLOWING - set(given))
   with pytest.raises(UserError) as caught:
@@ -29,14 +29,12 @@ def refusal(folder, *, given=(), **fields):
 
 
 def test_fewer_images_have_changed_and_no_config_has(tmp_path):
-  fields = {"data.train_images": 29, "data.classes": 9, "data.mean": (1.0, 2.0, 4.0)}
-  assert refusal(tmp_path, **fields) == (
-    f"the images at photos have changed since the run in {tmp_path} began (10 -> 9 classes; "
-    "30 -> 29 training images): put them back, or choose another --workdir."
+  assert refusal(tmp_path, **{"data.train_images": 29, "data.classes": 9}) == (
+    f"the images at photos have changed since the run in {tmp_path} began (config.data.classes: "
+    "10 -> 9; config.data.train_images: 30 -> 29): put them back, or choose another --workdir."
   )
-  assert "began ([1.0, 2.0, 3.0] -> [1.0, 2.0, 4.0] as the mean): put them back" in refusal(
-    tmp_path, **{"data.mean": (1.0, 2.0, 4.0)}
-  )
+  words = "began (config.data.mean: [1.0, 2.0, 3.0] -> [1.0, 2.0, 4.0]): put them back"
+  assert words in refusal(tmp_path, **{"data.mean": (1.0, 2.0, 4.0)})
 
 
 @pytest.mark.parametrize(

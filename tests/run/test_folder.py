@@ -141,8 +141,8 @@ def test_what_a_killed_start_or_a_new_disk_leaves_is_nobodys(tmp_path, names):
   for name in ("lost+found", "checkpoints"):
     (tmp_path / name).mkdir()
   assert look(tmp_path)
-  with taken(tmp_path) as folder:
-    assert folder.lock.incarnation == 1
+  with taken(tmp_path) as lock:
+    assert lock.incarnation == 1
 
 
 def test_a_folder_of_the_data_is_no_workdir(tmp_path):
@@ -162,21 +162,20 @@ def test_a_folder_of_the_data_is_no_workdir(tmp_path):
 
 
 def test_a_refused_start_leaves_no_folder_behind(tmp_path):
-  with pytest.raises(UserError), taken(tmp_path / "a" / "b") as folder:
-    (folder.path / "config.json").write_text("{}")
-    (folder.path / "run_000").mkdir()
-    (folder.path / "run_000" / "config.json").write_text("{}")
+  with pytest.raises(UserError), taken(folder := tmp_path / "a" / "b"):
+    (folder / "config.json").write_text("{}")
+    (folder / "run_000").mkdir()
+    (folder / "run_000" / "config.json").write_text("{}")
+    (folder / "metrics.jsonl").touch()
     raise UserError("no")
   assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_there_before_a_refused_start_stays(tmp_path):
   (tmp_path / "a").mkdir()
-  with pytest.raises(UserError), taken(tmp_path / "a") as folder:
-    (folder.path / "config.json").write_text("{}")
-    (folder.path / "by someone else").write_text("precious")
+  with pytest.raises(UserError), taken(tmp_path / "a"):
     raise UserError("no")
-  assert contents(tmp_path) == {"a": None, "a/by someone else": b"precious"}
+  assert contents(tmp_path) == {"a": None}
 
 
 def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
@@ -192,13 +191,18 @@ def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
   assert (tmp_path / "a" / "config.json").exists()
 
 
-def test_a_run_that_has_begun_or_was_stopped_stays(tmp_path):
-  with pytest.raises(UserError), taken(tmp_path / "a") as folder:
-    folder.is_new = False
+@pytest.mark.parametrize(
+  "name", ["metrics.jsonl", "checkpoints/9/x", "broken_images.tsv", "profile/x", "notes.txt"]
+)
+def test_a_run_with_something_to_lose_or_that_was_stopped_stays(tmp_path, name):
+  with pytest.raises(UserError), taken(folder := tmp_path / "a"):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("{}")
     raise UserError("no")
-  with pytest.raises(Stopped), taken(tmp_path / "b") as folder:
+  assert (folder / name).exists() and set(os.listdir(folder)) > LOCKS
+  with pytest.raises(Stopped), taken(tmp_path / "b"):
     raise Stopped("saved", 0)
-  assert set(os.listdir(tmp_path / "a")) == set(os.listdir(tmp_path / "b")) == LOCKS
+  assert set(os.listdir(tmp_path / "b")) == LOCKS
 
 
 def test_a_start_that_is_refused_for_another_one_leaves_that_alone(tmp_path):

@@ -117,20 +117,6 @@ def test_a_list_names_its_images_as_it_does(predictor, photos, tmp_path):
   assert gone == ["photos/gone.png", "", "", "there is no such file"]
 
 
-def test_an_image_that_two_arguments_name_is_predicted_once(photos, tmp_path, monkeypatch):
-  listed = photos.parent / "more.csv"
-  listed.write_text("file\nphotos/0.png\nphotos/gone.png\nphotos/0.png\n")
-  (tmp_path / "link").symlink_to(photos)
-  monkeypatch.chdir(tmp_path)
-  once = find_images([str(photos)])
-  twice = find_images([str(photos), "photos", "link", "./photos/b", "more.csv"])
-  assert twice.paths == [*once.paths, "photos/gone.png"]
-  assert twice.notes[-1] == "32 images named by more than one argument: predicted once"
-  assert find_images(["more.csv", "photos"]).names[:3] == ["photos/0.png", "photos/gone.png"] + [
-    "photos/0.png"
-  ]
-
-
 def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, tmp_path):
   folder = tmp_path / "odd"
   folder.mkdir()
