@@ -5,10 +5,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-# The kinds of `config.average`, and the weights that are evaluated with each.
-KINDS = {"none": "live", "ema": "average", "lookahead": "lookahead"}
-
-
 def describe(fields: ConfigDict) -> str:
   """Describe in words the weights that are evaluated with `config.average`."""
   if fields.kind == "none":

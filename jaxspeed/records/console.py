@@ -93,17 +93,16 @@ class Screen:
       self._live = _NotebookLine()
     self.begin()
 
-  def begin(self, done: float = 0.0, total: float = 0.0, evaluated: str = "") -> None:
+  def begin(self, done: float = 0.0, total: float = 0.0) -> None:
     """Marks the start of a run's training.
 
     Args:
       done: the epochs done, from which on the pace tells the time left.
       total: the epochs of the whole run; may be fractional (airbench's 9.9).
-      evaluated: the weights that are evaluated, for the title of the rows.
     """
     self._total, self._begun = total, (done, time.monotonic())
     if isinstance(self._format, TextFormat):
-      self._format.begin(evaluated)
+      self._format.begin()
     self._next = 0.0
     self._wait_for_line()
 

@@ -19,9 +19,9 @@ from jaxspeed.records.result_lines import format_result
 from jaxspeed.records.rows import (
   COLUMNS,
   columns_within,
-  epoch_titles,
   format_epoch,
   format_missing,
+  titles,
 )
 
 Event = Literal["header", "note", "epoch", "progress", "result"]
@@ -47,9 +47,9 @@ class TextFormat:
     self._columns = COLUMNS if width is None else columns_within(width)
     self.begin()
 
-  def begin(self, evaluated: str = "") -> None:
-    """Begins a table of rows: of the evaluations of these weights."""
-    self._evaluated, self._has_titles = evaluated, False
+  def begin(self) -> None:
+    """Begins a table of rows."""
+    self._has_titles = False
 
   def lines(self, event: Event, content: Mapping[str, Any]) -> Iterator[str]:
     yield from map(printable, getattr(self, f"_{event}")(content))
@@ -71,7 +71,7 @@ class TextFormat:
 
   def _epoch(self, row: Mapping[str, Any]) -> Iterator[str]:
     if not self._has_titles:
-      yield from epoch_titles(self._evaluated, self._columns)
+      yield titles(self._columns)
     self._has_titles = True
     yield format_epoch(row, self._columns)
     if missing := format_missing(row):

@@ -121,7 +121,7 @@ def columns_within(width: int) -> dict[str, Column]:
   """The columns that fit so many characters; those that are never left out may take more."""
   columns = dict(COLUMNS)
   for name in sorted((name for name in columns if columns[name].dropped), key=_dropped):
-    if len(_titles(columns)) <= width:
+    if len(titles(columns)) <= width:
       break
     del columns[name]
   return columns
@@ -131,17 +131,8 @@ def _dropped(name: str) -> int:
   return COLUMNS[name].dropped
 
 
-def epoch_titles(evaluated: str = "", columns: Mapping[str, Column] = COLUMNS) -> tuple[str, str]:
-  """The two title lines above the rows of `format_epoch`, which name the evaluated weights."""
-  titles = _titles(columns)
-  evaluation = f"evaluation: {evaluated}" if evaluated else "evaluation"
-  # Each group's name ends where its last column does.
-  training = titles.index("eval") - 1
-  end = titles.index("eval top5") + len("eval top5")
-  return f"{'training':>{training}}{evaluation:>{end - training}}", titles
-
-
-def _titles(columns: Mapping[str, Column]) -> str:
+def titles(columns: Mapping[str, Column] = COLUMNS) -> str:
+  """The line above the rows of `format_epoch`."""
   return " ".join(column.title.rjust(column.width) for column in columns.values())
 
 

@@ -1,6 +1,7 @@
 """Small images that a run leaves for its report: thumbnails.npz in its folder."""
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
@@ -59,24 +60,26 @@ def write_thumbnails(path: pathlib.Path, thumbnails: Thumbnails) -> None:
   write_arrays(path, vars(thumbnails), sync=False)
 
 
-def read_thumbnails(path: pathlib.Path) -> Thumbnails | None:
-  """The thumbnails in a file that `write_thumbnails` wrote; None if the file does not exist.
+def read_thumbnails(path: pathlib.Path, classes: int) -> Thumbnails | None:
+  """The thumbnails of a run with so many classes in its file; None if the file does not exist.
 
   Raises:
     UserError: the file cannot be read, is damaged, or holds something else.
   """
   advice = "remove the file, and the report goes without these images"
-  return read_arrays(path, _ARRAYS, _parsed, most_bytes=_MOST_BYTES, advice=advice)
+  parse = functools.partial(_parsed, classes=classes)
+  return read_arrays(path, _ARRAYS, parse, most_bytes=_MOST_BYTES, advice=advice)
 
 
-def _parsed(step: int, **arrays: np.ndarray) -> Thumbnails:
+def _parsed(step: int, *, classes: int, **arrays: np.ndarray) -> Thumbnails:
   """The thumbnails in the arrays of a file; raises a ValueError where no run gives them."""
   found = Thumbnails(step, **arrays)
   for name in ("eval_image", "train_image", "filters"):
     count, *sides, _ = arrays[name].shape
     if count > MOST_IMAGES or max(sides) > MOST_PIXELS or (count and not min(sides)):
       raise ValueError(f"{name} is of shape {arrays[name].shape}")
-  for name in ("eval_index", "train_label", "train_partner"):
-    require(name, arrays[name] >= 0)
+  require("eval_index", found.eval_index >= 0)
+  for name in ("train_label", "train_partner"):
+    require(name, (arrays[name] >= 0) & (arrays[name] < classes))
   require("train_share", (found.train_share >= 0) & (found.train_share <= 1))
   return found

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field
 
 from jaxspeed.cluster.folder_lock import run_has_ended
@@ -19,13 +18,13 @@ from jaxspeed.files import TEMPORARY, dump_json, read_json
 from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records import thumbnails as thumbnails_lib
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.results import FILE as RESULT
 from jaxspeed.records.results import read_result
 from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.report.rates import rates_of
-from jaxspeed.run.checkpoint import load_manifest
+from jaxspeed.run.checkpoint import FOLDER as CHECKPOINTS
+from jaxspeed.run.checkpoint import load_manifest, steps_of
 from jaxspeed.run.folder import CONFIG
 
 # Folders of folders of runs: ROOT/SWEEP/JOB/run_000.
@@ -239,17 +238,17 @@ def read_run(folder: pathlib.Path) -> RunData:
   predictions = None
   if result is not None:
     predictions = predictions_lib.read_predictions(folder / predictions_lib.FILE, classes)
-    if predictions is not None:
-      _check_predictions(folder, predictions, result)
   thumbnails, notes = None, []
   try:
-    thumbnails = _thumbnails_of(folder, classes) if predictions else None
+    if predictions is not None:
+      thumbnails = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE, classes)
   except UserError as error:
     notes.append(str(error))
   if result is not None and not os.path.lexists(folder / METRICS):
     notes.append(f"{folder / METRICS} is missing: restore it, or the report goes without curves.")
   rows = read_metrics(folder)
-  clock = _newest_clock(folder / "checkpoints")
+  steps = steps_of(folder)
+  clock = load_manifest(folder / CHECKPOINTS / str(steps[-1]))["clock"] if steps else {}
   stopped = result is None and run_has_ended(folder)
   return RunData(
     folder,
@@ -264,48 +263,6 @@ def read_run(folder: pathlib.Path) -> RunData:
     tuple(notes),
     rates_of(folder, rows),
   )
-
-
-def _check_predictions(
-  folder: pathlib.Path, predictions: Predictions, result: Mapping[str, Any]
-) -> None:
-  """Makes sure that predictions are those of a result; raises a UserError."""
-  count, images, top1 = len(predictions.label), result.get("eval_images"), result["top1"]
-  own = float(np.mean(predictions.label == predictions.predicted))
-  if images not in (None, count):
-    reason = f"it has {count:,} images, and {RESULT} {images:,}"
-  elif np.min(predictions.predicted) < 0:
-    reason = "an image has no predicted class"
-  # A resumed process may have evaluated again on a device that rounds differently.
-  elif abs(own - top1) > 1e-3 + 1 / count:
-    reason = f"its top-1 accuracy is {own:.4f}, and that in {RESULT} {top1:.4f}"
-  else:
-    return
-  raise UserError(
-    f"{folder / predictions_lib.FILE} is not of the run's result ({reason}): put the run's own "
-    "file back, or remove it, and the report goes without."
-  )
-
-
-def _thumbnails_of(folder: pathlib.Path, classes: int) -> Thumbnails | None:
-  found = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE)
-  if found and max((*found.train_label, *found.train_partner), default=0) >= classes:
-    raise UserError(
-      f"{folder / thumbnails_lib.FILE} has a class above the run's {classes}: the report goes "
-      "without these images."
-    )
-  return found
-
-
-def _newest_clock(checkpoints: pathlib.Path) -> dict[str, float]:
-  """The clock in the newest whole checkpoint; {} without one."""
-  steps = [each for each in checkpoints.glob("*") if each.name.isascii() and each.name.isdigit()]
-  for path in sorted(steps, key=lambda each: int(each.name), reverse=True):
-    try:
-      return load_manifest(path)["clock"]
-    except (ValueError, UserError, OSError):
-      continue
-  return {}
 
 
 def groups_of(runs: Sequence[RunData]) -> list[Group]:

@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
-from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
@@ -65,7 +64,7 @@ class EpochReport:
       screen.header({"starting": self._run.clock.starting()})
       epoch, step_in_epoch = plan.epoch_of(step)
       done = epoch + step_in_epoch / plan.phase_of(step).steps_per_epoch
-      screen.begin(done, config.epochs, averaging.KINDS[config.average.kind])
+      screen.begin(done, config.epochs)
       if step:
         screen.line(f"resumes from the checkpoint of step {step}")
       yield

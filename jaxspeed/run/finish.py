@@ -3,8 +3,6 @@
 import pathlib
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
@@ -15,7 +13,7 @@ from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
 from jaxspeed.run.best import best_of, reaches_target
-from jaxspeed.run.checkpoint import FOLDER, steps_of
+from jaxspeed.run.checkpoint import FOLDER
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.state import TrainState
@@ -24,40 +22,23 @@ from jaxspeed.steps.state import TrainState
 _OF_LAST_ROW = ("eval_images", "eval_images_skipped", "train_images_broken", "stopped_by")
 
 
-def finished_result(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+def finished_result(folder: pathlib.Path, *, several: bool) -> dict[str, Any] | None:
   """The content of result.json if process 0 finds the run finished, else None. All must call it.
 
   Args:
     folder: the run's folder.
-    config: the resolved config.
+    several: whether the result is one of several runs.
 
   Raises:
-    UserError: the result is damaged, or of another config.
+    UserError: the result is damaged.
   """
   content = b""
   with processes.all_or_none("reading the result"):
-    if processes.is_primary() and (found := _result_of(folder, config)) is not None:
+    if processes.is_primary() and (found := read_result(folder, several=several)) is not None:
       content = dump_json(found).encode()
   # While a run is being finished, some processes might see the result and others not.
   content = processes.gather_bytes(content)[0]
   return parse_json(content) if content else None
-
-
-def _result_of(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
-  result = read_result(folder, several=config.runs > 1)
-  if result is None:
-    return None
-  try:
-    rows = stored.differences(ConfigDict(result["config"]), ConfigDict(stored.to_dict(config)))
-  except (TypeError, ValueError):  # names of fields that no config can have
-    rows = ["config"]
-  if rows:
-    raise UserError(
-      f"{folder / 'result.json'} is the result of another config ({rows[0].strip()}"
-      f"{', ...' if len(rows) > 1 else ''}): move it away, and the same command writes a new "
-      "one from the newest checkpoint."
-    )
-  return result
 
 
 def finish(
@@ -78,16 +59,10 @@ def finish(
   """
   folder, config, step = run.folder, run.config, int(state.step)
   if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
-    if any(each < step for each in steps_of(folder)):
-      advice = (
-        f"remove {folder / FOLDER / str(step)}, and the same command trains again from the "
-        "checkpoint before it"
-      )
-    else:
-      advice = "as there is no earlier checkpoint, train afresh in another --workdir"
     raise UserError(
       f"{folder / 'metrics.jsonl'} has no row of the last step, {step}: put the file back, or "
-      f"{advice}."
+      f"remove {folder / FOLDER / str(step)}, and the same command trains again from the "
+      "checkpoint before it, if there is one."
     )
   last = rows[-1]
   first = next((row for row in rows if reaches_target(row, config)), None)

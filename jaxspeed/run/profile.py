@@ -75,21 +75,17 @@ class Profile:
   @contextlib.contextmanager
   def open(self, step: int) -> Iterator[None]:
     """The block of a run after `step` steps; a trace under way at its end is written."""
-    if self._steps is not None:
-      first, last = self._steps
+    first, last = self._steps or (0, 0)
+    if step < last:
       what = f"steps {max(first, step + 1)} to {last}"
-      if step >= last:
-        self._end(f"steps {first} to {last} are past, and no trace is written (profile)")
-      else:
-        what = f"the epochs of {what}, each one program," if self._whole_epochs else what
-        self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
+      self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
     try:
       yield
     finally:
       if self._begun is not None:
         self._stop()
     if self._steps is not None:
-      self._end(f"the run ended before step {self._steps[0]}: no trace is written (profile)")
+      self._end(f"no trace is written: this start took none of the steps {first} to {last}")
 
   def _end(self, line: str) -> None:
     self._steps = self._begun = None

@@ -24,7 +24,7 @@ from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep, ranked
-from jaxspeed.run.checkpoint import FOLDER, Restored, restore, steps_of
+from jaxspeed.run.checkpoint import Restored, restore, steps_of
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
@@ -154,17 +154,10 @@ def open_run(
   about = ""
   if checkpoint_step == "best":
     checkpoint_step = best_step(folder, config)
-    about = f"--step=best is step {checkpoint_step}; "
+    about = f"--step=best is step {checkpoint_step} (config.checkpoint.keep_best keeps it); "
   try:
     restored = restore(folder, _abstract_carry(spec), step=checkpoint_step)
   except UserError as error:
-    kept = (folder / FOLDER / str(checkpoint_step)).exists()
-    if about and config.checkpoint.keep_best == "none" and not kept:
-      raise UserError(
-        f"{folder} kept no checkpoint of its best evaluation, step {checkpoint_step}: leave out "
-        "--step=best to take the newest one, and train with --config.checkpoint.keep_best=top1 to "
-        "keep the best."
-      ) from None
     error.args = (f"{about}{error}",)
     raise
   if restored is None:

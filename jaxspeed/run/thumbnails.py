@@ -43,10 +43,6 @@ def leave_thumbnails(run: Run, predictions: Predictions, state: TrainState) -> N
   """
   try:
     if not run.config.records.thumbnails:
-      if processes.is_primary():
-        (run.folder / FILE).unlink(
-          missing_ok=True
-        )  # one that the run left before the field was set
       return
     thumbnails = _collect(run.spec, run.feed, predictions, state)
     if processes.is_primary():

@@ -113,7 +113,7 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
     params[count] = np.concatenate([leaf.reshape(-1) for leaf in leaves])
     (rows[count],) = [read_metrics(folder)[-1]]
     starts[count] = ended
-    shown[count] = read_thumbnails(folder / THUMBNAILS)
+    shown[count] = read_thumbnails(folder / THUMBNAILS, 10)
   for count in (2, 4):
     assert_equal(params[count], params[1])
     for name in ("train_loss", "eval_loss"):

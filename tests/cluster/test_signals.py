@@ -126,14 +126,6 @@ def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, mo
   assert rows_of(tmp_path) == undisturbed
 
 
-def test_the_strongest_action_counts_and_says_how_the_command_exits():
-  assert max(RunAction.SAVE, RunAction.STOP, RunAction.CONTINUE) is RunAction.STOP
-  codes = {
-    action: action.exit_code for action in (RunAction.STOP, RunAction.REQUEUE, RunAction.INTERRUPT)
-  }
-  assert codes == {RunAction.STOP: 0, RunAction.REQUEUE: 85, RunAction.INTERRUPT: 130}
-
-
 def test_signals_are_noted_while_the_block_lasts(capfd, monkeypatch):
   monkeypatch.setattr(output._State, "errors", 2)  # a command in this process has its own
   with catch_signals() as signals:

@@ -44,7 +44,7 @@ def finished(places, tmp_path_factory):
 
 def test_a_run_leaves_images_for_its_report(finished):
   folder, _ = finished
-  found = read_thumbnails(folder / THUMBNAILS)
+  found = read_thumbnails(folder / THUMBNAILS, 10)
   predictions = read_predictions(folder / "predictions.npz", 1000)
   assert set(found.eval_index.tolist()) <= set(predictions.index.tolist())
   assert found.eval_image.shape[1:] == (64, 64, 3) and found.eval_image.std() > 1

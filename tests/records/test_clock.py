@@ -96,16 +96,6 @@ def test_a_start_is_told_by_its_parts_and_without_those_of_earlier_processes(fak
   assert later.process_seconds == 0.75
 
 
-def test_the_last_evaluation_counts_once_it_is_known_to_be_the_last(fake):
-  clock = Clock(now=fake)
-  spend(clock, fake, train=2.0, validate=4.0)
-  spend(clock, fake, validate=8.0)
-  assert clock.train_seconds == 2.0
-  clock.rename_last("final_validate")
-  assert (clock.train_seconds, clock.dawn_seconds) == (2.0 + 8.0, 2.0)
-  assert clock.state()["validate"] == 4.0
-
-
 def test_a_second_interval_is_an_error_and_one_ends_where_its_block_raises(fake):
   clock = Clock(now=fake)
   with pytest.raises(KeyError), clock.measure("train"):
@@ -139,29 +129,23 @@ def test_process_age_counts_what_came_before_the_import():
   assert 0.5 - 0.02 < float(output.stdout) < elapsed + 0.02
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a boot clock")
 @pytest.mark.parametrize(
-  "text",
+  "text, at_boot",
   [
-    None,  # no /proc, as on macOS
-    "",
-    "12 (python) R 1 1",  # too short
-    "12 (py) S " + "0 " * 18 + "999999999999999 0",  # a start in the future
+    (None, False),  # no /proc, as on macOS
+    ("12 (python) R 1 1", False),  # too short
+    ("12 (py) S " + "0 " * 18 + "999999999999999 0", False),  # a start in the future
+    # Fields 3 to 21 are one letter and 18 numbers; field 22 says: at boot.
+    ("12 (a (b) c) S " + "5 " * 18 + "0 7 7", True),
   ],
 )
-def test_process_age_falls_back_to_the_import(tmp_path, text):
+def test_process_age_reads_field_22_or_falls_back_to_the_import(tmp_path, text, at_boot):
   stat = tmp_path / "stat"
   if text is not None:
     stat.write_text(text)
-  before = time.perf_counter() - clock_lib._IMPORTED
-  age = clock_lib.process_age(stat)
-  assert before <= age <= time.perf_counter() - clock_lib._IMPORTED
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a boot clock")
-def test_process_age_reads_field_22_whatever_the_program_is_called(tmp_path):
-  stat = tmp_path / "stat"
-  # Fields 3 to 21 are one letter and 18 numbers; field 22 says: at boot.
-  stat.write_text("12 (a (b) c) S " + "5 " * 18 + "0 7 7")
-  assert clock_lib.process_age(stat) == pytest.approx(
-    time.clock_gettime(time.CLOCK_BOOTTIME), abs=1.0
-  )
+  ages = {
+    True: time.clock_gettime(time.CLOCK_BOOTTIME),
+    False: time.perf_counter() - clock_lib._IMPORTED,
+  }
+  assert clock_lib.process_age(stat) == pytest.approx(ages[at_boot], abs=1.0)

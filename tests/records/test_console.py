@@ -16,7 +16,7 @@ from rich.console import Console
 from jaxspeed.records import console as screen_lib
 from jaxspeed.records.console import Screen
 from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.rows import COLUMNS, epoch_titles, format_epoch
+from jaxspeed.records.rows import COLUMNS, format_epoch, titles
 
 PRINTED = pathlib.Path(__file__).with_name("printed_run.txt").read_text()
 ROW = {
@@ -101,7 +101,7 @@ def run(screen, clock):
   screen.header(
     {"device": "CPU: AMD EPYC (2 cores)", "data": "/data/[red]cifar :smile:" + 60 * "x"}
   )
-  screen.begin(0.0, 9.9, "average")
+  screen.begin(0.0, 9.9)
   screen.progress(**NOW)
   screen.line("a note\x1b[2J")
   screen.epoch(ROW)
@@ -165,10 +165,9 @@ def test_the_time_left_follows_the_pace_since_the_start_of_training(pipe, clock)
 
 
 def test_columns_stand_under_their_titles():
-  _, titles = epoch_titles()
   most = {"epoch": 23.8979, "learning_rate": 0.000146, "train_top1": 1.0, "train_seconds": 1e8}
   for row in ({}, most, most | {"learning_rate": 1.46e-12, "epoch": 12345}):
-    assert len(format_epoch(VALIDATED | row)) == len(titles)
+    assert len(format_epoch(VALIDATED | row)) == len(titles())
   assert format_epoch(VALIDATED | {"train_loss": float("nan")}).split()[4] == "nan"
   assert len({column.title for column in COLUMNS.values()}) == len(COLUMNS)
 
@@ -177,12 +176,11 @@ def test_columns_stand_under_their_titles():
 def test_a_narrow_terminal_gets_the_columns_that_fit(terminal, width):
   terminal.width = width
   screen = Screen(terminal)
-  screen.begin(0.0, 9.9, "average")
+  screen.begin(0.0, 9.9)
   screen.epoch(VALIDATED)
-  groups, titles, row = terminal.file.getvalue().splitlines()
-  assert len(groups) <= len(titles) == len(row) <= width
-  assert {"epoch", "total", "top5"} < set(titles.split()) and "px" not in titles
-  assert groups.index("evaluation: average") + 19 == titles.index("eval top5") + 9
+  line, row = terminal.file.getvalue().splitlines()
+  assert len(line) == len(row) <= width
+  assert {"epoch", "total", "top5"} < set(line.split()) and "px" not in line
   assert row.split()[0] == "9.9" and row.split()[-1] == "74.75"
 
 
@@ -309,7 +307,7 @@ def test_a_notebook_gets_plain_rows_and_one_live_line(monkeypatch, clock):
   screen.epoch(ROW)
   clock[0] += 1.0
   screen.progress(**NOW | {"epoch": 2})
-  rows = "".join(f"{line}\n" for line in (*epoch_titles(), format_epoch(ROW)))
+  rows = "".join(f"{line}\n" for line in (titles(), format_epoch(ROW)))
   assert cell.outputs[0] + "".join(cell.outputs[2:]) == "data  a\n" + rows
   assert cell.outputs[1].startswith("epoch 2/2  step 3/49") and cell.drawings == 3
   screen.result(RESULT)

@@ -179,16 +179,6 @@ def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
   assert "cost_usd" not in write_result(tmp_path, [missed])
 
 
-def test_skipped_steps_of_several_runs_are_a_mean(tmp_path):
-  rows = [
-    one_result(0.9, seed=seed, skipped_steps={"number": number, "share": number / 40})
-    for seed, number in ((1, 2), (2, 4))
-  ]
-  both = write_result(tmp_path, rows)
-  assert both["skipped_steps"] == pytest.approx({"number": 3, "share": 0.075})
-  assert [run["skipped_steps"]["number"] for run in both["runs"]] == [2, 4]
-
-
 @pytest.mark.parametrize(
   "wrong",
   [

@@ -229,20 +229,21 @@ def test_mistakes_are_sentences(tmp_path):
     dict(train_image=np.zeros((4, 0, 0, 3), np.uint8)),
     dict(train_share=np.full(4, 2, np.float32)),
     dict(train_label=np.full(4, -1, np.int32)),
+    dict(train_partner=np.full(4, 1000, np.int32)),
     dict(step=np.int64(0)),
     dict(filters=np.array([{}], object)),
   ],
 )
 def test_damaged_thumbnails_are_refused(one, tmp_path, broken):
   path = tmp_path / FILE
-  found = read_thumbnails(one[0] / FILE)
+  found = read_thumbnails(one[0] / FILE, 8)
   arrays = dataclasses.asdict(found) | {"step": np.int64(40)} | broken
   np.savez(path, **arrays)
   with pytest.raises(UserError, match="remove the file"):
-    read_thumbnails(path)
+    read_thumbnails(path, 8)
   path.write_bytes((one[0] / FILE).read_bytes()[:500])
   with pytest.raises(UserError):
-    read_thumbnails(path)
+    read_thumbnails(path, 8)
 
 
 def test_a_report_of_a_thousand_classes_is_small(tmp_path):

@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 
-import numpy as np
 import pytest
 from in_process import command, mistake
 from made_runs import NOW, change, without_images, write_run
@@ -15,7 +13,6 @@ from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
-from jaxspeed.records.results import read_result
 from jaxspeed.report.command import read_all
 from jaxspeed.report.data import Group, find_runs, groups_of, read_run
 from jaxspeed.report.page import page
@@ -177,35 +174,6 @@ def test_an_interval_ends_at_zero(tmp_path):
   shown = page(groups_of(read_all([tmp_path])), now=NOW)
   assert "over 2 seeds: 0.00\xa0% to" in shown
   assert "jax None" not in shown and "numpy 2" in shown
-
-
-@pytest.mark.parametrize("what", ["images", "top1", "predicted"])
-def test_predictions_of_another_run_are_refused(one, tmp_path, what):
-  folder = shutil.copytree(one, tmp_path / "a")
-  top1 = read_result(folder)["top1"]
-  change(folder / "result.json", eval_images=160)
-  read_run(folder)
-  if what == "images":
-    change(folder / "result.json", eval_images=161)
-  elif what == "top1":
-    change(folder / "result.json", top1=top1 - 0.02)
-  else:
-    with np.load(folder / "predictions.npz") as file:
-      arrays = dict(file)
-    wrong = np.flatnonzero(arrays["label"] != arrays["predicted"])[0]
-    arrays["predicted"][wrong] = -1
-    np.savez(folder / "predictions.npz", **arrays)
-  with pytest.raises(UserError, match="predictions.npz is not of the run's result .*remove it"):
-    read_run(folder)
-
-
-def test_rows_without_seconds_are_shown_over_epochs(tmp_path):
-  folder = without_images(tmp_path / "a", epochs=2)
-  lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-  for row in lines:
-    del row["train_seconds"]
-  (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in lines))
-  assert "Over epochs" in page(groups_of([read_run(folder)]), now=NOW)
 
 
 def test_class_names_that_cannot_be_used_say_what_to_do(tmp_path, monkeypatch):

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from toy import load_recipe
 
-from jaxspeed.config import stored
 from jaxspeed.devices import precision
-from jaxspeed.errors import UserError
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
@@ -52,12 +50,3 @@ def test_it_is_evaluated_and_predicts_in_float64(finished, tmp_path):
   (likeliest,) = predict(run_predictor(folder), [str(tmp_path / "grey.png")], top=10)
   assert abs(sum(p for _, p in likeliest) - 1) < 1e-14
   assert jax.numpy.zeros(1).dtype == np.float32
-
-
-def test_the_same_command_says_finished_and_another_precision_is_another_config(finished):
-  folder, result = finished
-  config = stored.load(folder / "config.json")
-  assert train(config, str(folder)) == result
-  config.precision = "float32"
-  with pytest.raises(UserError, match="config.precision|precision: float64 -> float32"):
-    train(config, str(folder))

@@ -50,13 +50,6 @@ def test_a_folder_that_nobody_can_write(path):
     make(pathlib.Path(path))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder(tmp_path):
-  tmp_path.chmod(0o500)
-  with pytest.raises(UserError, match="Permission denied"):
-    make(tmp_path)
-
-
 @pytest.mark.parametrize(
   "workdir, words",
   [
@@ -191,15 +184,11 @@ def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
   assert (tmp_path / "a" / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-  "name", ["metrics.jsonl", "checkpoints/9/x", "broken_images.tsv", "profile/x", "notes.txt"]
-)
-def test_a_run_with_something_to_lose_or_that_was_stopped_stays(tmp_path, name):
+def test_a_run_with_something_to_lose_or_that_was_stopped_stays(tmp_path):
   with pytest.raises(UserError), taken(folder := tmp_path / "a"):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("{}")
+    (folder / "metrics.jsonl").write_text("{}")
     raise UserError("no")
-  assert (folder / name).exists() and set(os.listdir(folder)) > LOCKS
+  assert set(os.listdir(folder)) == LOCKS | {"metrics.jsonl"}
   with pytest.raises(Stopped), taken(tmp_path / "b"):
     raise Stopped("saved", 0)
   assert set(os.listdir(tmp_path / "b")) == LOCKS

@@ -138,40 +138,29 @@ def test_other_unknown_names_name_the_flag_too(written):
 
 
 @pytest.mark.parametrize(
-  "data, sentence",
+  "kind, made, sentence",
   [
-    (None, "the data set 'wrong' returns NoneType: return a dict with train_images, train_labels"),
-    ({"images": 1}, "the data set 'wrong' returns images: return a dict with train_images"),
+    ("data", None, "the data set 'wrong' returns NoneType: return a dict with train_images"),
+    ("data", {"images": 1}, "the data set 'wrong' returns images: return a dict with train_images"),
     (
+      "data",
       dict.fromkeys(("train_images", "train_labels", "eval_images", "eval_labels"), [1.0]),
       "the data set 'wrong': train_images is float64 of shape (1,): images are uint8",
     ),
-  ],
-)
-def test_a_data_set_that_is_none_is_one_sentence(data, sentence, written):
-  registry.data_set("wrong")(lambda path: data)
-  found = mistake("train", "--config=own.py", IMPORT, "--config.data.name=wrong", "--workdir=n")
-  assert found.startswith(sentence)
-  assert not (written / "n").exists()
-
-
-@pytest.mark.parametrize(
-  "made, sentence",
-  [
-    (
-      {"kernels": print},
-      "the optimizer 'wrong' returns a dict with 'kernels': its keys are labels",
-    ),
-    (print, "the optimizer 'wrong' for 'kernel' is of type builtin_function_or_method: it must be"),
+    ("optimizer", {"kernels": print}, "the optimizer 'wrong' returns a dict with 'kernels': its"),
+    ("optimizer", print, "the optimizer 'wrong' for 'kernel' is of type builtin_function_or_"),
     # The plan's rate would turn these uphill; the second begins at a rate of 0.
-    ({"head": optax.adam(0.1)}, "the optimizer 'wrong' for 'head' brings its own learning rate"),
-    (optax.sgd(optax.linear_schedule(0.0, 0.1, 9)), "the optimizer 'wrong' for 'kernel' brings"),
+    ("optimizer", {"head": optax.adam(0.1)}, "the optimizer 'wrong' for 'head' brings its own"),
+    (
+      "optimizer",
+      optax.sgd(optax.linear_schedule(0.0, 0.1, 9)),
+      "the optimizer 'wrong' for 'kernel' brings",
+    ),
   ],
-  ids=["labels", "no transformation", "rate", "warm-up"],
 )
-def test_an_optimizer_that_is_none_is_one_sentence(made, sentence, written):
-  registry.optimizer("wrong")(lambda fields: made)
-  found = mistake(
-    "train", "--config=own.py", IMPORT, "--config.optimizer.name=wrong", "--workdir=n"
-  )
-  assert found.startswith(sentence)
+def test_what_is_no_data_set_or_optimizer_is_one_sentence(kind, made, sentence, written):
+  register = {"data": registry.data_set, "optimizer": registry.optimizer}[kind]
+  register("wrong")(lambda _: made)
+  field = f"--config.{kind}.name=wrong"
+  assert mistake("train", "--config=own.py", IMPORT, field, "--workdir=n").startswith(sentence)
+  assert not (written / "n").exists()

@@ -55,9 +55,9 @@ def recorder(monkeypatch):
     ((2, 5), 0, False, [2, 3, 4, 5], "trace of steps 2 to 5 is in"),
     ((9, 9), 0, False, [9], "trace of steps 9 to 9 is in"),
     ((2, 5), 4, False, [5], "steps 5 to 5 will be traced"),
-    ((2, 5), 5, False, [], "steps 2 to 5 are past"),
+    ((2, 5), 5, False, [], "took none of the steps 2 to 5"),
     ((3, 4), 0, True, [1, 2, 3, 4, 5, 6], "trace of steps 1 to 6 is in"),
-    ((4, 6), 0, True, [4, 5, 6], "the epochs of steps 4 to 6, each one program, will be"),
+    ((4, 6), 0, True, [4, 5, 6], "steps 4 to 6 will be traced"),
     (None, 0, False, [], ""),
   ],
 )
@@ -73,7 +73,7 @@ def test_a_run_that_ends_early_writes_what_it_has(recorder, tmp_path):
   assert recorder.run(Profile((5, 8), tmp_path, recorder.said.extend), end=6) == [5, 6]
   assert "a trace of steps 5 to 6 is in" in recorder.said[-1]
   recorder.run(Profile((8, 9), tmp_path, recorder.said.extend), end=6)
-  assert recorder.said[-1] == "the run ended before step 8: no trace is written (profile)"
+  assert recorder.said[-1] == "no trace is written: this start took none of the steps 8 to 9"
 
 
 def test_what_cannot_be_traced_is_said_and_the_run_continues(monkeypatch, tmp_path):

@@ -53,53 +53,18 @@ def run(tmp_path_factory):
   return folder
 
 
-def row(**fields) -> str:
-  """A line of metrics.jsonl; a field of None is taken out."""
-  known = {
-    "epoch": 1,
-    "step": 9,
-    "examples": 1440,
-    "world": 8,
-    "images_per_second": 500.0,
-    "dawn_seconds": 1.0,
-  }
-  return json.dumps({k: v for k, v in (known | fields).items() if v is not None}) + "\n"
-
-
-RESULTS = {
-  "": "it is no JSON",
-  "[]": "Input should be an object",
-  "{}": "seed: Field required",
-  '{"config": {}, "top1": NaN}': "NaN is no number of JSON",
-  "[" * 100_000: "it is nested too deeply",
-}
-METRICS = {
-  row(step=None): "step: Field required",
-  row(examples=None): "examples: Field required",
-  row(step="9"): "step: Input should be a valid integer",
-  row() + row(): "step 9 comes after step 9",
-  row(dawn_seconds=-1): "dawn_seconds: Input should be greater",
-  row().replace("500.0", "1e999"): "1e999 is too large a number",
-  "[]\n": "Input should be an object",
-  "{half\n" + row(): "it is no JSON",
-}
-OWNER = {"incarnation": 1, "token": "a", "host": "b", "pid": 1, "job": "", "restart": 0}
-OWNERS = {
-  "": "it is no JSON",
-  "[]": "Input should be an object",
-  json.dumps(OWNER | {"incarnation": "1"}): "incarnation: Input should be a valid integer",
-  json.dumps(OWNER | {"incarnation": 2**32}): "incarnation: Input should be less than 1073741824",
-}
+OWNER = {"incarnation": 2**32, "token": "a", "host": "b", "pid": 1, "job": "", "restart": 0}
 
 
 @pytest.mark.parametrize(
   "name, text, words",
   [
-    *(("result.json", text, words) for text, words in RESULTS.items()),
-    *(("metrics.jsonl", text, words) for text, words in METRICS.items()),
-    *(("owner.json", text, words) for text, words in OWNERS.items()),
+    ("result.json", "{}", "seed: Field required"),
+    ("metrics.jsonl", "[]\n", "Input should be an object"),
+    ("owner.json", "", "it is no JSON"),
+    ("owner.json", json.dumps(OWNER), "incarnation: Input should be less than 1073741824"),
+    ("owner.json", json.dumps(OWNER | {"incarnation": "1"}), "should be a valid integer"),
   ],
-  ids=lambda value: value[:30] if isinstance(value, str) else None,
 )
 def test_a_damaged_file_is_named_and_nothing_else_touched(run, tmp_path, name, text, words):
   folder = shutil.copytree(run, tmp_path / "a")
@@ -116,15 +81,6 @@ def test_a_damaged_file_is_named_and_nothing_else_touched(run, tmp_path, name, t
   assert changed <= {"owner.json"} - {name}
 
 
-def test_a_result_of_another_config(run, tmp_path):
-  folder = shutil.copytree(run, tmp_path / "a")
-  result = json.loads((folder / "result.json").read_text())
-  result["config"]["seed"] = 7
-  (folder / "result.json").write_text(json.dumps(result))
-  with pytest.raises(UserError, match=r"result.json is the result of another config .config.seed"):
-    train(digits(), str(folder))
-
-
 @pytest.mark.parametrize(
   "name", ["metrics.jsonl", "classes.json", "result.json", "config.json", "owner.json", "run.lock"]
 )
@@ -138,6 +94,16 @@ def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
     ):
       train(digits(), str(folder))
     remove(folder / name)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_a_file_in_place_of_a_folder(run, tmp_path, name):
+  folder = shutil.copytree(run, tmp_path / "a")
+  shutil.rmtree(folder / name, ignore_errors=True)
+  (folder / name).write_text("precious")
+  with pytest.raises(UserError, match=f"{name} is no folder, but a run writes a folder of that"):
+    train(digits(), str(folder))
+  assert (folder / name).read_text() == "precious"
 
 
 def left_untrained(folder):
@@ -168,6 +134,8 @@ def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_pat
     "result.json",
     "metrics.jsonl",
     "tensorboard/notes.txt",
+    "broken_images.tsv",
+    "profile/x",
     "loggers/wandb/id",
   ],
 )
@@ -180,19 +148,6 @@ def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
     UserError, match="holds a run of another config .config.seed: 0 -> 5.: choose"
   ):
     pin_config(folder, digits(seed=5))
-  assert contents(folder) == before
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
-def test_a_file_in_place_of_a_folder(run, tmp_path, name):
-  folder = shutil.copytree(run, tmp_path / "a")
-  shutil.rmtree(folder / name, ignore_errors=True)
-  (folder / name).write_text("precious")
-  before = contents(folder)
-  with pytest.raises(
-    UserError, match=f"{name} is no folder, but a run writes a folder of that name: move"
-  ):
-    train(digits(), str(folder))
   assert contents(folder) == before
 
 
@@ -219,15 +174,7 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   ):
     train(digits(), str(folder))
   assert not (folder / "result.json").exists()
-  for each in (folder / "checkpoints").iterdir():
-    if each.name != "18":
-      shutil.move(each, tmp_path)
-  with pytest.raises(UserError, match="back, or as there is no earlier checkpoint, train af"):
-    train(digits(), str(folder))
-  for each in tmp_path.iterdir():
-    if each != folder:
-      shutil.move(each, folder / "checkpoints")
-  # What the first sentence says.
+  # What the sentence says.
   shutil.rmtree(folder / "checkpoints" / "18")
   result = train(digits(), str(folder))
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
@@ -337,25 +284,6 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
   Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
   with pytest.raises(UserError, match="logits that are not finite: choose another --step"):
     predict(run_predictor(folder), [str(tmp_path / "a.png")])
-
-
-def test_a_stored_precision_may_be_auto(run, tmp_path):
-  folder = shutil.copytree(run, tmp_path / "a")
-  config = json.loads((folder / "config.json").read_text())
-  assert config["precision"] == "float32"
-  (folder / "config.json").write_text(json.dumps(config | {"precision": "auto"}))
-  assert evaluate(folder)[0]["loss"] == evaluate(run)[0]["loss"]
-
-
-def test_the_programs_of_a_run_are_not_taken_from_its_folder(run, tmp_path):
-  folder = shutil.copytree(run, tmp_path / "a")
-  config = json.loads((folder / "config.json").read_text())
-  config["compile_cache"] = str(tmp_path / "theirs")
-  (folder / "config.json").write_text(json.dumps(config))
-  assert load_config(folder).compile_cache == ""
-  assert evaluate(folder)[0]["step"] == 18
-  assert not (tmp_path / "theirs").exists()
-  assert jax.config.jax_compilation_cache_dir != str(tmp_path / "theirs")
 
 
 def test_evaluate_downloads_nothing_and_writes_to_no_place_that_the_folder_names(

@@ -15,14 +15,13 @@ from toy import digits
 from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
-from jaxspeed.planning import make
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.meters import network_bytes
 from jaxspeed.records.predictions import read_predictions
 from jaxspeed.records.result_lines import format_result
 from jaxspeed.records.thumbnails import read_thumbnails
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run import session, setup
+from jaxspeed.run import setup
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
@@ -83,7 +82,11 @@ def test_the_row_of_an_epoch(finished, cache):
     assert not {"skipped_steps", "memory_gb"} & row.keys()
     assert ("net_recv_gbit" in row) == ("net_transmit_gbit" in row) == (network_bytes() is not None)
   # Validation is no training: the last one counts for airbench's clock alone.
-  counted = result["seconds"]["train"] - result["seconds"]["dawn"]
+  seconds = result["seconds"]
+  assert 0 < rows[0]["dawn_seconds"] < rows[1]["dawn_seconds"] == seconds["dawn"]
+  assert seconds["train"] < seconds["process"] and seconds["compile"]["cold"] > 0
+  assert seconds["to_target"] is None
+  counted = seconds["train"] - seconds["dawn"]
   assert rows[-1]["eval_seconds"] == pytest.approx(counted, rel=0.2, abs=0.01)
   assert rows[1]["dawn_seconds"] - rows[0]["dawn_seconds"] == pytest.approx(
     9 * rows[1]["step_seconds"]
@@ -123,30 +126,15 @@ def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
 
 
 def test_a_run_leaves_as_many_images_as_its_field_says(finished, cache, tmp_path):
-  found = read_thumbnails(finished[0] / "thumbnails.npz")
+  found = read_thumbnails(finished[0] / "thumbnails.npz", 10)
   assert 24 < len(found.eval_index) <= 48 and len(found.train_image) == 24
   folder = tmp_path / "a"
   train(digits(cache, **{"records.thumbnails": 1}), str(folder))
-  found = read_thumbnails(folder / "thumbnails.npz")
+  found = read_thumbnails(folder / "thumbnails.npz", 10)
   predictions = read_predictions(folder / "predictions.npz", 10)
   assert found.eval_index[0] == predictions.index[predictions.loss.argmax()]
   assert len(found.eval_index) == len(found.eval_image) == 2
   assert len(found.train_image) == len(found.train_share) == 1
-  # A run that ends again with the field at 0 leaves none of the earlier ones.
-  (folder / "result.json").unlink()
-  train(digits(cache, **{"records.thumbnails": 0}), str(folder))
-  assert (folder / "result.json").exists() and not (folder / "thumbnails.npz").exists()
-
-
-def test_the_clocks_of_a_run(finished):
-  folder, result = finished
-  seconds = result["seconds"]
-  rows = read_metrics(folder)
-  assert 0 < seconds["dawn"] < seconds["train"] < seconds["process"]
-  assert seconds["dawn"] == rows[-1]["dawn_seconds"]
-  assert rows[0]["dawn_seconds"] < rows[1]["dawn_seconds"]
-  assert seconds["compile"]["cold"] > 0
-  assert seconds["to_target"] is None
 
 
 def test_evaluate_prints_the_same_accuracies(finished):
@@ -232,15 +220,8 @@ def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
   assert [row["seed"] for row in rows] == [5, 6, 7]
   assert len(set(top1)) > 1
   assert result["mean"] == pytest.approx(np.mean(top1))
-  assert result["sd"] == pytest.approx(np.std(top1, ddof=1))
-  # Student's t for 2 degrees of freedom at 97.5 %.
-  assert result["ci95"] == pytest.approx(4.302653 * np.std(top1, ddof=1) / math.sqrt(3))
-  stats = pytest.importorskip("scipy.stats")
-  p = stats.ttest_1samp(top1, 0.15, alternative="greater").pvalue
-  assert (result["target"], result["p_value"]) == (0.15, pytest.approx(p))
   to_target = [row["seconds"]["to_target"] for row in rows]
   assert result["reached"] == 3 - to_target.count(None)
-  assert result["seconds_min"]["train"] == min(row["seconds"]["train"] for row in rows)
   assert [row["seconds"] for row in result["runs"]] == [row["seconds"] for row in rows]
   config = json.loads((tmp_path / "many/config.json").read_text())
   assert {"format": stored.FORMAT} | result["config"] == config
@@ -361,26 +342,6 @@ def test_predictions_are_probabilities_of_named_classes(finished, tmp_path):
   for name, words in [("text.png", "cannot be read as an image"), ("none.png", "no such file")]:
     with pytest.raises(UserError, match=words):
       predict(run_predictor(folder), [str(tmp_path / name)])
-
-
-def test_a_run_has_one_plan_and_pins_its_config_once(cache, tmp_path, monkeypatch):
-  called = []
-
-  def counted(function):
-    return lambda *arguments, **named: (
-      called.append(function.__name__) or function(*arguments, **named)
-    )
-
-  monkeypatch.setattr(make, "_table", counted(make._table))  # a part of every plan
-  pin_config = counted(setup.pin_config)
-  for module in (setup, session):
-    monkeypatch.setattr(module, "pin_config", pin_config)
-  train(digits(cache, epochs=1.0), str(tmp_path / "one"))
-  assert sorted(called) == ["_table", "pin_config"]
-  called.clear()
-  train(digits(cache, epochs=1.0, runs=2), str(tmp_path / "two"))
-  # The folder of both, and that of each.
-  assert sorted(called) == ["_table", *["pin_config"] * 3]
 
 
 def test_a_plan_that_cannot_be_is_refused_before_the_data_are_opened(cache, tmp_path, monkeypatch):
