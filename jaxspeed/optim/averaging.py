@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
+
 def describe(fields: ConfigDict) -> str:
   """Describe in words the weights that are evaluated with `config.average`."""
   if fields.kind == "none":
