@@ -330,7 +330,7 @@ def pin_config(
     )
   if rows:
     advice = "choose another --workdir, or undo the changes to resume that run"
-    if (folder / "result.json").exists() and any(name == "epochs" for name, _, _ in changed):
+    if (folder / "result.json").exists() and any(row.startswith("config.epochs: ") for row in rows):
       advice = (
         f"that run is finished; to train longer, add --config.continue_from={folder} and choose "
         "another --workdir, whose run takes config.epochs more epochs"
