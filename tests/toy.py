@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed.config import checks
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
@@ -59,6 +60,17 @@ def digits(cache: str = "", **fields) -> ConfigDict:
   config.compile_cache = cache
   config.update_from_flattened_dict(fields)
   return config
+
+
+def saving_digits(**fields) -> ConfigDict:
+  """`digits`, checked, with a checkpoint after every step."""
+  return checks.checked(digits(**{"checkpoint.every_seconds": 0.0} | fields).to_dict())
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
+  """Every file in a folder with its bytes, every folder as None."""
+  found = sorted(folder.rglob("*"))
+  return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
 
 
 def toy_config(**fields) -> ConfigDict:

@@ -4,15 +4,12 @@ import json
 import re
 import shutil
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from fits import Net, bits, digits  # noqa: F401  a fixture
 from in_process import command, mistake
 
 import jaxspeed
-from jaxspeed.data.memory.arrays import open_arrays
 from jaxspeed.run import checkpoint, epoch_report, evaluation
 from jaxspeed.run import export as export_lib
 from jaxspeed.run import predict as predict_lib
@@ -23,26 +20,8 @@ TOP1 = (0.2, 0.6, 0.4, 0.6, 0.5)
 BEST, LAST = 6, 15
 
 
-class Net(nn.Module):
-  """A net that compiles in no time."""
-
-  dtype: object = jnp.float32
-
-  @nn.compact
-  def __call__(self, images, *, train):
-    x = nn.BatchNorm(use_running_average=not train, dtype=self.dtype)(images)
-    return nn.Dense(10, dtype=self.dtype)(x.reshape(len(images), -1))
-
-
 class Killed(BaseException):
   """What ends a run here in place of kill -9: nothing in the package catches it."""
-
-
-@pytest.fixture(scope="module")
-def digits():
-  found = open_arrays(name="digits", path="", cache="", classes=10)
-  parts = (found.train_images, found.train_labels, found.eval_images, found.eval_labels)
-  return jaxspeed.Arrays(*parts)
 
 
 @pytest.fixture
@@ -61,7 +40,7 @@ def programs(tmp_path_factory):
 
 
 @pytest.fixture
-def fit(digits, table, programs):
+def fit(digits, table, programs):  # noqa: F811
   def fit(folder, *, profile=None, **changes):
     fields = {"epochs": 5, "batch_size": 400, "compile_cache": programs}
     fields |= {"checkpoint.every_seconds": 1e6, "checkpoint.keep": 1}
@@ -79,7 +58,7 @@ def content(folder):
   saved = {}
   for path in (folder / "checkpoints").iterdir():
     run = jaxspeed.load(folder, step=int(path.name), model=Net())
-    saved[int(path.name)] = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(run.variables)]
+    saved[int(path.name)] = bits(run)
   result = json.loads((folder / "result.json").read_text())
   return [[row.get(key) for key in kept] for row in rows], saved, result["best"], result["top1"]
 

@@ -1,15 +1,12 @@
 """Broken images of a run: its file, its processes, and how many it may lose."""
 
-import contextlib
-import threading
-import types
-
 import pytest
 from toy import load_recipe
 
 from jaxspeed.cluster import processes
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import FILE, allowed, check_evaluated
+from jaxspeed.files import dump_json
 from jaxspeed.run.broken_images import BrokenImages
 
 
@@ -123,64 +120,30 @@ def test_what_an_evaluation_may_go_without():
     check_evaluated(names, 299, config())
 
 
-class Job:
-  """Processes of one run, as threads that meet where `processes.gather_bytes` does."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_processes_tell_each_other_what_they_found_and_end_together(tmp_path, monkeypatch, number):
+  """What happens in a process of two, of which the first one writes."""
+  sent: list[list[str]] = []  # by the other process
 
-  def __init__(self, count, monkeypatch):
-    self.count, self._own = count, threading.local()
-    self._barrier, self._values = threading.Barrier(count, timeout=60), [b""] * count
-    monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(processes, "is_primary", lambda: self._own.number == 0)
-    monkeypatch.setattr(processes, "gather_bytes", self._gather)
+  def gather(own):
+    other = dump_json(sent).encode()
+    return [own, other] if number == 0 else [other, own]
 
-  def _gather(self, value):
-    self._values[self._own.number] = value
-    self._barrier.wait()
-    gathered = list(self._values)
-    self._barrier.wait()
-    return gathered
-
-  def run(self, work):
-    """What `work(number)` returns or raises in each process."""
-    ends = [None] * self.count
-
-    def one(number):
-      self._own.number = number
-      with contextlib.suppress(threading.BrokenBarrierError):
-        try:
-          ends[number] = work(number)
-        except UserError as error:
-          ends[number] = error
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(self.count)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-    return ends
-
-
-def test_process_0_tells_of_the_images_of_all(tmp_path, monkeypatch):
-  def work(number):
-    broken = ledger(tmp_path)
-    # Each finds its own, and one that both have.
-    broken.note({("train", f"{number}.jpg"): "it is empty", ("eval", "both.jpg"): "it is empty"})
-    told = broken.settle()
-    return types.SimpleNamespace(told=told, count=broken.count("train"))
-
-  first, second = Job(2, monkeypatch).run(work)
-  assert first.count == second.count == 2
-  assert "0.jpg (it is empty), 1.jpg (it is empty)" in first.told[0]
-  assert [line.split("\t")[1] for line in lines(tmp_path)[1:]] == ["both.jpg", "0.jpg", "1.jpg"]
-
-
-def test_all_processes_end_together_where_all_have_lost_too_many(tmp_path, monkeypatch):
-  def work(number):
-    broken = ledger(tmp_path, max_broken=0.05)
-    broken.note({("train", f"{number}/{i}.jpg"): "it is empty" for i in range(3)})  # 5 may be
-    return broken.settle()
-
-  ends = Job(2, monkeypatch).run(work)
-  assert all(isinstance(end, UserError) for end in ends), ends
-  assert all(str(end).startswith("6 of 100 training images") for end in ends)
-  assert len(lines(tmp_path)) == 1 + 6
+  monkeypatch.setattr(processes, "several", lambda: True)
+  monkeypatch.setattr(processes, "is_primary", lambda: number == 0)
+  monkeypatch.setattr(processes, "gather_bytes", gather)
+  broken = ledger(tmp_path, max_broken=0.05)
+  # Each finds its own, and one that both have.
+  broken.note({("train", "a.jpg"): "it is empty", ("eval", "both.jpg"): "it is empty"})
+  sent += [["train", "b.jpg", "it is empty"], ["eval", "both.jpg", "it is empty"]]
+  told = broken.settle()
+  assert broken.count("train") == 2 and broken.count("eval") == 1
+  assert "a.jpg (it is empty)" in told[0] and "b.jpg (it is empty)" in told[0]
+  broken.note(images("train", 3))  # 5 may be broken, and a process alone does not end
+  sent[:] = [["train", "c.jpg", "it is empty"]]
+  with pytest.raises(UserError, match="^6 of 100 training images"):
+    broken.settle()
+  if number == 0:
+    names = [line.split("\t")[1] for line in lines(tmp_path)[1:]]
+    assert names == ["both.jpg", "a.jpg", "b.jpg", "c.jpg", *(f"train/{i}.jpg" for i in range(3))]
+  assert (tmp_path / FILE).exists() == (number == 0)

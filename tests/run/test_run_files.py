@@ -14,12 +14,11 @@ import jax
 import numpy as np
 import pytest
 import tiny_sets
-import toy
-from ml_collections import ConfigDict
 from PIL import Image
-from toy import toy_config, toy_spec
+from toy import contents, toy_config, toy_spec
+from toy import saving_digits as digits
 
-from jaxspeed.config import checks, stored
+from jaxspeed.config import stored
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
 from jaxspeed.records.clock import Clock
@@ -32,17 +31,6 @@ from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.run import COMMAND, Run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
-  """Every file with its bytes, every folder as None."""
-  found = sorted(folder.rglob("*"))
-  return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
-
-
-def digits(**fields) -> ConfigDict:
-  config = toy.digits(**{"checkpoint.every_seconds": 0.0} | fields)
-  return checks.checked(config.to_dict())
 
 
 @pytest.fixture(scope="module")
