@@ -34,14 +34,6 @@ def class_accuracies(predictions: Predictions, classes: int) -> Float[np.ndarray
   return np.where(images > 0, accuracies, np.nan)
 
 
-def macro_top1(predictions: Predictions, classes: int) -> float:
-  """The mean of `class_accuracies` over the classes that have images.
-
-  scikit-learn's `balanced_accuracy_score`; every class counts the same, however few its images.
-  """
-  return float(np.nanmean(class_accuracies(predictions, classes)))
-
-
 def expected_calibration_error(
   probability: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"], bins: int = _BINS
 ) -> float:
@@ -69,10 +61,14 @@ def expected_calibration_error(
 
 
 def summary(predictions: Predictions, classes: int) -> dict[str, float]:
-  """The figures that an epoch's row has: {"macro_top1", "ece"}."""
+  """The figures that an epoch's row has: {"macro_top1", "ece"}.
+
+  macro_top1 is scikit-learn's `balanced_accuracy_score`: the mean of `class_accuracies` over the
+  classes that have images, which all count the same.
+  """
   right = predictions.label == predictions.predicted
   return {
-    "macro_top1": macro_top1(predictions, classes),
+    "macro_top1": float(np.nanmean(class_accuracies(predictions, classes))),
     "ece": expected_calibration_error(predictions.probability, right),
   }
 

@@ -76,16 +76,15 @@ class Predictor:
     pixels.drop_warnings()
     # A decoded photo takes 100 times the memory of its file and of its crop: few at a time.
     pool = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="read")
-    waiting: tuple[list[_Read], Any] | None = None
+    waiting: Iterator[Prediction | BrokenImage] = iter(())
     try:
       for first in range(0, len(images), batch):
         read = list(pool.map(self._read, images[first : first + batch]))
         # The devices compute while the next batch is read.
-        earlier, waiting = waiting, (read, self._start(read, program, batch))
-        if earlier:
-          yield from self._likeliest(*earlier, top)
-      if waiting:
-        yield from self._likeliest(*waiting, top)
+        started = self._start(read, program, batch)
+        earlier, waiting = waiting, self._likeliest(read, started, top)
+        yield from earlier
+      yield from waiting
     finally:
       pool.shutdown(wait=False, cancel_futures=True)
 

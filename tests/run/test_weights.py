@@ -226,20 +226,6 @@ def test_every_mistake_of_an_export_is_a_sentence(trained, tmp_path, monkeypatch
   assert [path.name for path in tmp_path.iterdir()] == ["unfinished"]
 
 
-def test_a_fine_tune_begins_with_the_weights(trained, tmp_path):
-  config, folder, _ = trained
-  fields = {"pretrained.path": str(folder / "net.safetensors"), "schedule.peak": 1e-12}
-  tuned = config.copy_and_resolve_references()
-  tuned.update_from_flattened_dict(fields)
-  train(tuned, str(tmp_path / "tuned"))
-  (_, before), (_, after) = params_of(folder / "run"), params_of(tmp_path / "tuned")
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
-    jax.device_get(before.state.evaluated()["params"]),
-    jax.device_get(after.state.params),
-  )
-
-
 def test_another_head_for_other_classes(trained, tmp_path):
   config, folder, _ = trained
   images = write_folder(tmp_path / "images", classes=3)
