@@ -4,7 +4,6 @@ import functools
 import importlib.metadata
 import pathlib
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -73,14 +72,11 @@ def commit(checkout: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | 
   """
   if not (checkout / ".git").exists():
     return None
-  # One call answers both; without the index's lock, which would disturb a concurrent commit.
-  command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2"]
-  command += ["--branch", "--untracked-files=no"]
+  # Without the index's lock, which would disturb a concurrent commit; and without tags.
+  command = ["git", "--no-optional-locks", "-C", str(checkout), "describe"]
+  command += ["--always", "--dirty", "--abbrev=40", "--exclude=*"]
   try:
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
-  except (OSError, subprocess.SubprocessError):
+  except (OSError, subprocess.SubprocessError):  # such as of a repository without a commit
     return None
-  # In a repository without a commit the line says "(initial)".
-  found = re.search(r"^# branch\.oid ([0-9a-f]+)$", done.stdout, re.MULTILINE)
-  dirty = any(not line.startswith("#") for line in done.stdout.splitlines())
-  return found[1] + ("-dirty" if dirty else "") if found else None
+  return done.stdout.strip()
