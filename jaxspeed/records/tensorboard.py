@@ -1,8 +1,6 @@
 """TensorBoard's event files, written without TensorFlow; `rows.Row` has the tags."""
 
 import contextlib
-import logging
-import pathlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -10,8 +8,6 @@ from typing import Any
 
 from jaxspeed.records.loggers import LateLogger, LoggedRun, Row
 from jaxspeed.records.rows import scalars_of
-
-_log = logging.getLogger("jaxspeed")
 
 # A tag for the start of the run: its value and its wall time.
 _FIRST_TAG = "first"
@@ -36,9 +32,15 @@ class TensorBoardLogger(LateLogger):
     if shutil.disk_usage(self.run.folder).free < _ROOM:
       return False
     if self._writer is None:
-      self._writer = _open_writer(self.run.folder / "tensorboard", self._purge_from)
-    if self._writer is None:
-      return True
+      import tensorboardX
+
+      # File names have whole seconds: without the suffix a quick resume would overwrite a file.
+      self._writer = tensorboardX.SummaryWriter(
+        str(self.run.folder / "tensorboard"),
+        purge_step=self._purge_from,
+        flush_secs=1,
+        filename_suffix=f".{time.time_ns()}",
+      )
     if self._first is not None:
       self._writer.add_scalar(_FIRST_TAG, self._first, 0, walltime=self._first)
       self._first = None
@@ -53,15 +55,3 @@ class TensorBoardLogger(LateLogger):
       # On a full disk its buffer is lost; metrics.jsonl has the same values.
       with contextlib.suppress(OSError):
         self._writer.close()
-
-
-def _open_writer(folder: pathlib.Path, purge_from: int) -> Any:
-  try:
-    import tensorboardX
-  except ImportError:  # a machine for timings, with few packages
-    _log.warning("tensorboardX is not installed: nothing is written for TensorBoard")
-    return None
-  # File names have whole seconds: without the suffix a quick resume would overwrite a file.
-  return tensorboardX.SummaryWriter(
-    str(folder), purge_step=purge_from, flush_secs=1, filename_suffix=f".{time.time_ns()}"
-  )
