@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 
 import pytest
 from in_process import command, mistake
@@ -25,54 +26,49 @@ def one(tmp_path_factory):
   return write_run(tmp_path_factory.mktemp("inputs") / "a")
 
 
-def test_no_command_replaces_a_file_of_a_run(one, tmp_path):
-  for name in ("result.json", "config.json", "metrics.jsonl", "owner.json", "checkpoints"):
-    words = f"{one / name} has the name of a file of the run in {one}: name another file."
-    assert mistake("report", str(one), f"--out={one / name}") == words
-    assert mistake("export", str(one), "--format=onnx", f"--out={one / name}") == words
-    with pytest.raises(UserError, match=f"^--csv={words}"):
-      check_csv(str(one / name), [])
+@pytest.mark.parametrize(
+  "place, words",
+  [
+    *(
+      (f"run/{name}", "has the name of a file of the run in ")
+      for name in ("result.json", "owner.json")
+    ),
+    ("run/checkpoints", "is a folder: name a file in it."),
+    ("run/checkpoints/30/manifest.json", "lies in checkpoints/ of the run in "),
+    ("link/x.html", "lies in tensorboard/ of the run in "),
+    (256 * "a", "cannot be written (File name too long): name another file."),
+    ("no/r.html", "cannot be written, as there is no folder "),
+  ],
+)
+def test_no_command_replaces_what_is_a_runs(one, tmp_path, place, words):
+  run = shutil.copytree(one, tmp_path / "run")
+  (tmp_path / "link").symlink_to(run / "tensorboard")
+  (run / "tensorboard").mkdir(exist_ok=True)
+  inside = run / "checkpoints" / "30" / "manifest.json"
+  inside.parent.mkdir(parents=True, exist_ok=True)
+  inside.write_text("{}")
+  path = tmp_path / place
+  assert mistake("report", str(run), f"--out={path}").startswith(f"{path} {words}")
+  export = ("export", str(run), "--format=stablehlo")
+  assert mistake(*export, f"--out={path}").startswith(f"{path} {words}")
+  with pytest.raises(UserError) as error:
+    check_csv(str(path), [])
+  assert str(error.value).startswith(f"--csv={path} {words}")
   # The program's metadata lie in FILE.json.
-  assert "result.json has the name of a file of the run" in mistake(
-    "export", str(one), "--format=stablehlo", f"--out={one / 'result'}"
-  )
-  assert command("report", str(one), f"--out={one / 'report.html'}").returncode == 0
-  assert command("report", str(one), f"--out={tmp_path / 'result.json'}").returncode == 0
-
-
-def test_a_name_that_is_too_long_is_refused(one, tmp_path):
-  long = tmp_path / ("a" * 300)
-  assert "File name too long): name another" in mistake("report", str(one), f"--out={long}")
-  long = tmp_path / ("a" * 251)
-  words = mistake("export", str(one), "--format=stablehlo", f"--out={long}")
-  assert f"{long}.json cannot be written (File name too long)" in words
-  with pytest.raises(UserError, match="File name too long"):
-    check_csv(str(tmp_path / ("a" * 256)), [])
+  for name, why in (("run/result", "has the name"), (251 * "a", "cannot be written (File name")):
+    beside = tmp_path / name
+    assert mistake(*export, f"--out={beside}").startswith(f"{beside}.json {why}")
+  assert command("report", str(run), f"--out={run / 'report.html'}").returncode == 0
+  assert inside.read_text() == "{}" and not os.listdir(run / "tensorboard")
 
 
 def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   page = tmp_path / "no" / "r.html"
-  words = mistake("report", str(tmp_path / "none"), f"--out={page}")
-  assert words == f"{page} cannot be written, as there is no folder {page.parent}: make it first."
+  assert "there is no folder" in mistake("report", str(tmp_path / "none"), f"--out={page}")
   assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
   assert mistake("report", "").startswith("name the folder of a run")
   words = mistake("report", str(tmp_path), "--watch=0.5")
   assert "it must be a number from 1 to 86400" in words
-
-
-def test_what_only_a_run_writes_is_not_replaced(tmp_path):
-  one = write_run(tmp_path / "a")
-  (tmp_path / "link").symlink_to(one / "tensorboard")
-  inside = one / "checkpoints" / "30" / "manifest.json"
-  inside.parent.mkdir(parents=True, exist_ok=True)
-  (one / "tensorboard").mkdir(exist_ok=True)
-  inside.write_text("{}")
-  for path, folder in ((inside, "checkpoints"), (tmp_path / "link" / "x.html", "tensorboard")):
-    words = mistake("report", str(one), f"--out={path}")
-    assert words.startswith(f"{path} lies in {folder}/ of the run in "), words
-    words = mistake("export", str(one), "--format=stablehlo", f"--out={path}")
-    assert words.startswith(f"{path} lies in {folder}/ of the run in "), words
-  assert inside.read_text() == "{}" and not os.listdir(one / "tensorboard")
 
 
 def test_a_seed_counts_once_and_the_page_says_so(tmp_path):

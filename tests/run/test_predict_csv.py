@@ -241,13 +241,8 @@ def test_sigterm_removes_the_half_table(run, photos, tmp_path, monkeypatch):
 
 def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
   (tmp_path / "list.csv").write_text("file\nphotos/0.png\n")
-  gone = tmp_path / "gone"
-  for path, reason in (
-    (tmp_path, "is a folder: name a file in it."),
-    (gone / "a.csv", f"cannot be written, as there is no folder {gone}: make it first."),
-  ):
-    sentence = mistake("predict", "--workdir=run", str(photos), f"--csv={path}")
-    assert sentence == f"--csv={path} {reason}"
+  sentence = mistake("predict", "--workdir=run", str(photos), f"--csv={tmp_path}")
+  assert sentence == f"--csv={tmp_path} is a folder: name a file in it."
   sentence = mistake("predict", "--workdir=run", str(photos), "--csv=")
   assert sentence.startswith("--csv is empty: name the table")
   sentence = mistake("predict", "--workdir=run", str(photos), "--csv=/dev/null")
