@@ -80,14 +80,6 @@ def test_a_resume_forgets_a_line_that_a_kill_cut_off(tmp_path, cut):
   assert read_metrics(tmp_path) == [epoch_row(1), epoch_row(2)]
 
 
-def test_damage_elsewhere_leaves_the_file(tmp_path):
-  text = "{half\n" + json.dumps(epoch_row(2)) + "\n"
-  (tmp_path / "metrics.jsonl").write_text(text)
-  with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is no row of a run .it is no JSON"):
-    Records(tmp_path, resume_step=20, screen=Screen(silent_console()))
-  assert (tmp_path / "metrics.jsonl").read_text() == text
-
-
 @pytest.mark.parametrize(
   "field, value",
   [
@@ -110,17 +102,23 @@ def test_a_row_that_no_run_writes_is_refused(tmp_path, field, value):
     write_epochs(tmp_path, [epoch_row(1) | {field: value}])
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
-  (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": ' + number + "}\n{}\n")
-  with pytest.raises(UserError, match=f"metrics.jsonl, line 1, is no row of a run .{number} is "):
-    read_metrics(tmp_path)
-
-
-def test_steps_go_up(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text((json.dumps(epoch_row(1)) + "\n") * 2)
-  with pytest.raises(UserError, match=r"line 2, .*step 10 comes after step 10"):
-    read_metrics(tmp_path)
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("{half\n{}\n", "line 1, is no row of a run .it is no JSON"),
+    ("[]\n", "line 1, is no row of a run .Input should be an object"),
+    *(
+      (f'{{"epoch": 1, "train_loss": {number}}}\n', f"line 1, is no row of a run .{number} is ")
+      for number in ("NaN", "Infinity", "1e999")
+    ),
+    (2 * (json.dumps(epoch_row(1)) + "\n"), "line 2, .*step 10 comes after step 10"),
+  ],
+)
+def test_damage_elsewhere_is_named_and_leaves_the_file(tmp_path, text, words):
+  (tmp_path / "metrics.jsonl").write_text(text)
+  with pytest.raises(UserError, match=rf"metrics\.jsonl, {words}"):
+    Records(tmp_path, resume_step=20, screen=Screen(silent_console()))
+  assert (tmp_path / "metrics.jsonl").read_text() == text
 
 
 def test_a_resume_without_metrics_starts_them(tmp_path):
