@@ -37,7 +37,6 @@ from jaxspeed.run.setup import (
   open_data,
 )
 from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
-from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import Evaluated
 from jaxspeed.steps.spec import make_train_spec
 
@@ -53,11 +52,6 @@ class Evaluation:
   step: int
   evaluated: Evaluated
   seconds: float
-
-  @property
-  def sums(self) -> MetricSums:
-    """Its sums."""
-    return self.evaluated.sums
 
   @functools.cached_property
   def predictions(self) -> Predictions:
