@@ -227,7 +227,7 @@ def test_several_runs_share_one_compilation(cache, tmp_path, capsys):
     f"run {i + 1} of 3, seed {5 + i}" for i in range(3)
   ]
   lines = format_result(result)
-  assert len(lines) == 1 + 3 + 2 + 4 + 3 and printed[-len(lines) :] == lines
+  assert len(lines) == 1 + 3 + 2 + 3 + 3 and printed[-len(lines) :] == lines
   assert [line.split()[:2] for line in lines[1:4]] == [
     [str(5 + i), f"{top1[i]:.3%}"] for i in range(3)
   ]
