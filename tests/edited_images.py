@@ -20,20 +20,7 @@ def jpeg(seed, width=24, height=20):
   return buffer.getvalue()
 
 
-def write(root, files):
-  for name, content in files.items():
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(content)
-  return root
-
-
 NAMES = [f"train/{c}/{i}.jpg" for c in "abc" for i in range(4)] + [f"val/{c}/9.jpg" for c in "abc"]
-
-
-def tree(root):
-  return {
-    str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
-  }
 
 
 class Phase:

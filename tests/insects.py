@@ -25,13 +25,6 @@ def png_header(width, height):
   return b"\x89PNG\r\n\x1a\n" + length + header + checksum + struct.pack(">I", 0) + b"IDAT"
 
 
-def write(root, files):
-  for name, content in files.items():
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(content)
-  return root
-
-
 def small_files(held_out="val"):
   """Seven images for training and three for evaluation, none of the size of another."""
   names = [

@@ -51,6 +51,8 @@ class Listed:
     root: the folder that names are relative to.
     names: the names of the images, or of shards.
     train: the number of images for training; None: all.
+    class_names: the names of the classes, by label; () if shards have none.
+    source, notes: as in `sources.ImageSet`.
     labels: class numbers of the images; None: shards hold them.
     digest: as in `Table`, of images that are files.
     records: the number of images in each shard.
@@ -61,6 +63,9 @@ class Listed:
   root: pathlib.Path
   names: Names
   train: int | None
+  class_names: tuple[str, ...]
+  source: str
+  notes: tuple[str, ...] = ()
   labels: np.ndarray | None = None
   digest: Int64[np.ndarray, "n"] | None = None
   records: Sequence[int] = ()
@@ -69,11 +74,6 @@ class Listed:
   @property
   def images(self) -> int:
     return sum(self.records) if self.records else len(self.names)
-
-  @property
-  def own_index(self) -> pathlib.Path:
-    """The file of an index beside the images."""
-    return own_index(self.place)
 
 
 def own_index(place: pathlib.Path) -> pathlib.Path:
@@ -105,8 +105,8 @@ def open_table(
   """
   entry = npz.entry_of(cache, "images", listed.place)
   if anew or beside:
-    return _make(listed, listed.own_index if beside else entry, show, verify=True)
-  for path in (listed.own_index, entry):
+    return _make(listed, own_index(listed.place) if beside else entry, show, verify=True)
+  for path in (own_index(listed.place), entry):
     if (table := _stored(listed, path)) is not None:
       return table
   # The processes of a host wait for the first, which reads the headers.
@@ -135,7 +135,7 @@ def _make(listed: Listed, path: pathlib.Path, show: Show | None, *, verify: bool
   arrays = columns | {"names": listed.names.text}
   if listed.records:
     arrays["stats"] = _stats(listed)
-  if path != listed.own_index:
+  if path != own_index(listed.place):
     npz.store(path, arrays, {})
     return _table(listed, columns, path)
   try:
@@ -156,7 +156,7 @@ def _stored(listed: Listed, path: pathlib.Path) -> Table | None:
     return _table(listed, _fitting(listed, path), path)
   except ValueError as error:
     advice = "it is made again"
-    if path == listed.own_index:
+    if path == own_index(listed.place):
       place = shlex.quote(str(listed.place))
       advice = f"write it again with python -m jaxspeed.prepare index {place}"
     else:

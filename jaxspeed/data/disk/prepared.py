@@ -129,15 +129,9 @@ def is_current(path: str, original: int) -> bool:
   return stat.S_ISREG(found.st_mode) and found.st_mtime_ns // 10**9 >= original // 10**9
 
 
-def mending(folder: pathlib.Path, made: Prepared, source: str = "") -> str:
-  """Return the command that updates a folder.
-
-  Args:
-    folder: the folder of one size, or NAME/VERSION of shards.
-    made: how it was made.
-    source: the folder of the originals, if it is another now.
-  """
-  words = [shlex.quote(source or made.source)]
+def mending(folder: pathlib.Path, made: Prepared) -> str:
+  """Return the command that updates a folder: that of one size, or NAME/VERSION of shards."""
+  words = [shlex.quote(made.source)]
   if made.kind == "shards":
     words += [shlex.quote(str(folder.parent.parent)), f"--name={shlex.quote(folder.parent.name)}"]
     words += [f"--shards={made.setting}"] * bool(made.setting)
@@ -147,11 +141,8 @@ def mending(folder: pathlib.Path, made: Prepared, source: str = "") -> str:
   return f"python -m jaxspeed.prepare {made.kind} {' '.join(words)}"
 
 
-def require_complete(folder: pathlib.Path, source: str = "") -> Prepared | None:
-  """Return how a folder was made; None where `prepare` did not write it.
-
-  Args:
-    folder: as in `mending`, like `source`.
+def require_complete(folder: pathlib.Path) -> Prepared | None:
+  """Return how a folder, as in `mending`, was made; None where `prepare` did not write it.
 
   Raises:
     UserError: files are missing.
@@ -160,7 +151,7 @@ def require_complete(folder: pathlib.Path, source: str = "") -> Prepared | None:
   if made is not None and not made.images:
     what = "resized copies" if made.kind == "resize" else "shards"
     raise UserError(
-      f"{folder} holds {what} that are not complete: run {mending(folder, made, source)}, which "
+      f"{folder} holds {what} that are not complete: run {mending(folder, made)}, which "
       "resumes where it was."
     )
   return made
@@ -216,29 +207,28 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
     packed = None
     if not has_splits(folder):
       packed = find_tfds(folder, config.data.name) or only_tfds(folder)
-    source = path if side and path and not packed and os.path.isdir(expanded(path, "path")) else ""
     if side and not packed and read_prepared(folder) is None:
       notes.append(
         f"{printable(name)} was not written by prepare resize, so it is not known whether its "
         "copies fit the originals"
       )
-    _require_fitting(packed or folder, source, tune=tune)
+    _require_fitting(packed or folder, tune=tune)
   if not any(sides) and path:
     notes += _unread_copies(expanded(copies_of(config, 0), "config.data.copies").parent)
   return notes
 
 
-def _require_fitting(folder: pathlib.Path, source: str, *, tune: bool) -> None:
+def _require_fitting(folder: pathlib.Path, *, tune: bool) -> None:
   """Compare a folder with its originals, then these with theirs: shards may hold copies.
 
   Originals that are not on this machine are not compared; an empty folder counts as missing,
   because a disk may not be mounted there.
   """
   for _ in ("shards", "copies"):
-    made = require_complete(folder, source)
+    made = require_complete(folder)
     if made is None:
       return
-    root = expanded(source or made.source, "config.data.path")
+    root = pathlib.Path(made.source)
     try:
       if not root.is_dir() or not list_folder(root).folders:
         return
@@ -250,10 +240,9 @@ def _require_fitting(folder: pathlib.Path, source: str, *, tune: bool) -> None:
       ) from error
     if difference:
       raise UserError(
-        f"{folder} does not fit the images in {root}: {difference}; run "
-        f"{mending(folder, made, source)}."
+        f"{folder} does not fit the images in {root}: {difference}; run {mending(folder, made)}."
       )
-    folder, source = root, ""
+    folder = root
 
 
 def _difference(made: Prepared, root: pathlib.Path, *, tune: bool) -> str:

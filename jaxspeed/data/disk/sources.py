@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspeed.data.disk import prepared
 from jaxspeed.data.disk.index import Listed, Show, open_table
-from jaxspeed.data.formats.class_names import read_class_names
+from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   EVAL_FOLDERS,
   folder_notes,
@@ -31,7 +31,7 @@ from jaxspeed.data.formats.label_csv import is_csv, read_csv, require_files
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, only_tfds, open_tfds
+from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.data.table import Names, Table, path_digests
 from jaxspeed.errors import UserError, printable
@@ -67,17 +67,6 @@ class ImageSet:
   evaluated_on: str = "test"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-  """A data set before its images are opened; the class names of shards may be ()."""
-
-  listed: Listed
-  class_names: tuple[str, ...]
-  source: str
-  notes: tuple[str, ...] = ()
-  info: TfdsInfo | None = None
-
-
 def open_images(
   *,
   name: str,
@@ -105,26 +94,25 @@ def open_images(
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   try:
-    found = _find(name, path, tune)
-    table = open_table(found.listed, folder, show=show, anew=anew, beside=beside)
+    listed = _find(name, path, tune)
+    table = open_table(listed, folder, show=show, anew=anew, beside=beside)
   except OSError as error:
     raise UserError(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
       "is not complete, or not readable for you."
     ) from error
-  names = found.class_names if found.info is None else _checked_names(found.info, table)
-  train = table.take(slice(found.listed.train))
-  evaluation = (
-    train if tune or found.listed.train is None else table.take(slice(found.listed.train, None))
-  )
-  images = ImageSet(table, train, evaluation, names, found.source, found.notes)
+  names = _checked_names(listed, table) if listed.records else listed.class_names
+  train = evaluation = table.take(slice(listed.train))
+  if not tune and listed.train is not None:
+    evaluation = table.take(slice(listed.train, None))
+  images = ImageSet(table, train, evaluation, names, listed.source, listed.notes)
   for each in (train, evaluation):
     if not each.width.any():
       raise UserError(
         f"none of the {len(each)} images of {each.root} has a header that can be read (the first "
         f"is {each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
       )
-  if found.listed.train is None:
+  if listed.train is None:
     images = _hold_out(images, "held-out", share)
   return _hold_out(images, "validation", share) if tune else images
 
@@ -150,7 +138,7 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
     raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
 
 
-def _find(name: str, path: str, tune: bool) -> _Found:
+def _find(name: str, path: str, tune: bool) -> Listed:
   if not path:
     return _find_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
   root = expanded(path, "config.data.path").absolute()
@@ -175,48 +163,51 @@ def _find(name: str, path: str, tune: bool) -> _Found:
     )
   others: collections.Counter[str] = collections.Counter()
   files = {"": list_classes(root, others)}
-  listed = _listed_folders(root, files, None)
-  return _Found(
-    listed, tuple(files[""]), f"{_title(root)}: class folders", folder_notes(others, files[""])
-  )
+  return _listed_folders(root, files, None, "class folders", others)
 
 
-def _find_folders(root: pathlib.Path, tune: bool) -> _Found:
+def _find_folders(root: pathlib.Path, tune: bool) -> Listed:
   others: collections.Counter[str] = collections.Counter()
   made = prepared.require_complete(root)
   files = list_folders(root, others, tune=tune)
   counts = {split: sum(map(len, classes.values())) for split, classes in files.items()}
   if made is not None:
     prepared.check_counts(root, made, counts)
-  return _Found(
-    _listed_folders(root, files, counts["train"]),
-    tuple(files["train"]),
-    f"{_title(root)}: folders {' and '.join(files)}",
-    folder_notes(others, files["train"]),
-  )
-
-
-def _title(root: pathlib.Path) -> str:
-  """Return a folder's name, after its parent's if it is a number, as in folders of copies."""
-  return printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
+  what = f"folders {' and '.join(files)}"
+  return _listed_folders(root, files, counts["train"], what, others)
 
 
 def _listed_folders(
-  root: pathlib.Path, files: Mapping[str, Mapping[str, Sequence[str]]], train: int | None
+  root: pathlib.Path,
+  files: Mapping[str, Mapping[str, Sequence[str]]],
+  train: int | None,
+  what: str,
+  others: collections.Counter[str],
 ) -> Listed:
   """Return the images of folders of classes, given their names by split and class."""
-  numbers = {name: number for number, name in enumerate(next(iter(files.values())))}
+  class_names = tuple(next(iter(files.values())))
+  numbers = {name: number for number, name in enumerate(class_names)}
   parts, labels = [], []
   for split, classes in files.items():
     for name, found in classes.items():
       folder = f"{split}/{name}" if split else name
       parts.append(Names.of(f"{folder}/{file}" for file in found).text)
       labels.append(np.full(len(found), numbers[name], np.int32))
-  names = Names(np.concatenate(parts))
-  return Listed(root, root, names, train, labels=np.concatenate(labels))
+  # Folders of copies are named by a number.
+  title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
+  return Listed(
+    root,
+    root,
+    Names(np.concatenate(parts)),
+    train,
+    class_names,
+    f"{title}: {what}",
+    folder_notes(others, class_names),
+    labels=np.concatenate(labels),
+  )
 
 
-def _find_csv(path: pathlib.Path, tune: bool) -> _Found:
+def _find_csv(path: pathlib.Path, tune: bool) -> Listed:
   listed = read_csv(path, tune=tune)
   require_files(path, listed.names)
   source = printable(path.name)
@@ -225,54 +216,41 @@ def _find_csv(path: pathlib.Path, tune: bool) -> _Found:
   names = Names.of(name for each in listed.names.values() for name in each)
   labels = np.concatenate([np.array(each, np.int32) for each in listed.labels.values()])
   train = len(listed.names["train"]) if listed.has_splits else None
-  files = Listed(path, path.parent, names, train, labels=labels, digest=path_digests(names))
-  return _Found(files, listed.classes, source, listed.notes)
+  about = train, listed.classes, source, listed.notes
+  return Listed(path, path.parent, names, *about, labels=labels, digest=path_digests(names))
 
 
-def _find_tfds(folder: pathlib.Path, tune: bool) -> _Found:
+def _find_tfds(folder: pathlib.Path, tune: bool) -> Listed:
   prepared.require_complete(folder)
   info = open_tfds(folder, tune=tune)
   shards = info.train if tune else (*info.train, *info.eval)
   named = "split train" if tune else f"splits train and {info.eval_split}"
-  listed = Listed(
+  return Listed(
     folder.absolute(),
     folder.absolute(),
     Names.of(shard.path.name for shard in shards),
     sum(shard.records for shard in info.train),
+    info.class_names,
+    printable(f"TFDS {info.name} {folder.name}, {named}"),
     records=[shard.records for shard in shards],
     keys=(info.image_key, info.label_key),
   )
-  source = printable(f"TFDS {info.name} {folder.name}, {named}")
-  return _Found(listed, info.class_names, source, info=info)
 
 
-def _checked_names(info: TfdsInfo, table: Table) -> tuple[str, ...]:
+def _checked_names(listed: Listed, table: Table) -> tuple[str, ...]:
   """Return the names of the classes, or their numbers where they have no names.
 
   Raises:
     UserError: a label has no class, or two classes have one name.
   """
-  smallest, largest = int(table.label.min()), int(table.label.max())
-  if smallest < 0:
-    raise UserError(
-      f"a label of {info.folder} is {smallest}: labels count from 0, one for each image."
-    )
-  if len(set(info.class_names)) < len(info.class_names):
-    twice = next(name for name in info.class_names if info.class_names.count(name) > 1)
-    found = f"{info.folder} has two classes of the name {printable(twice)}"
-    raise UserError(f"{found}: correct its list of class names.")
-  named = len(info.class_names)
-  if named and largest >= named:
-    raise UserError(
-      f"labels of {info.folder} go up to {largest}, but it has names for only {named} classes: "
-      "correct its labels or its list of class names."
-    )
+  largest = int(table.label.max())
+  check_labels(int(table.label.min()), largest, listed.class_names, str(listed.root))
   if largest >= len(table):
     raise UserError(
-      f"labels of {info.folder} go up to {largest}, but it has only {len(table)} images: labels "
+      f"labels of {listed.root} go up to {largest}, but it has only {len(table)} images: labels "
       "count classes from 0."
     )
-  return info.class_names or tuple(map(str, range(largest + 1)))
+  return listed.class_names or tuple(map(str, range(largest + 1)))
 
 
 def _hold_out(images: ImageSet, evaluated_on: str, share: float) -> ImageSet:

@@ -161,6 +161,22 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   return tuple(names)
 
 
+def check_labels(smallest: int, largest: int, names: Sequence[str], where: str) -> None:
+  """Check that labels count classes from 0, and each has a name if classes have names.
+
+  Raises:
+    UserError: they do not.
+  """
+  if smallest < 0:
+    raise UserError(f"a label of {where} is {smallest}: labels count from 0, one for each image.")
+  if names and largest >= len(names):
+    raise UserError(
+      f"labels of {where} go up to {largest}, but it has names for only {len(names)} classes: "
+      "correct its labels or its list of class names."
+    )
+  distinct(names, where)
+
+
 def distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
   """Return the names as a tuple, after a check that all are different and look different.
 

@@ -302,17 +302,12 @@ def _refuse_twice(path: pathlib.Path, rows: Sequence[_Row]) -> None:
   if not twice:
     return
   one, other = min(twice, key=lambda pair: pair[1].line)
-  found = f"{path}, lines {one.line} and {other.line}, both name {_quoted(one.file)}"
   more = f" ({len(twice):,} rows repeat a file)" if len(twice) > 1 else ""
-  if one.label != other.label:
-    labels = f"{_quoted(one.label)} and {_quoted(other.label)}"
-    raise UserError(f"{found}, with the labels {labels}{more}: each image has one label.")
-  if one.split != other.split:
-    raise UserError(
-      f"{found}, in the splits {one.split} and {other.split}{more}: an image that is trained on "
-      "cannot be evaluated on."
-    )
-  raise UserError(f"{found}{more}: list each image once.")
+  ways = [f"label {_quoted(row.label)}, split {row.split}" for row in (one, other)]
+  raise UserError(
+    f"{path}, lines {one.line} and {other.line}, both name {_quoted(one.file)}{more}: list each "
+    f"image once, with one label and in one split ({' and '.join(dict.fromkeys(ways))})."
+  )
 
 
 def _by_split(

@@ -22,7 +22,7 @@ from jaxtyping import Int32, UInt8
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.config.schema import one_of
 from jaxspeed.data.formats import npz
-from jaxspeed.data.formats.class_names import distinct
+from jaxspeed.data.formats.class_names import check_labels
 from jaxspeed.data.formats.folders import has_splits, list_folder
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
@@ -357,17 +357,10 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
   """
   labels = np.concatenate([arrays.train_labels, arrays.eval_labels])
   smallest, largest, named = int(labels.min()), int(labels.max()), len(arrays.class_names)
-  if smallest < 0:
-    raise UserError(f"a label of {where} is {smallest}: labels count from 0, one for each image.")
-  if named and largest >= named:
-    raise UserError(
-      f"labels of {where} go up to {largest}, but it has names for only {named} classes: correct "
-      "its labels or its list of class names."
-    )
+  check_labels(smallest, largest, arrays.class_names, where)
   if arrays.is_own and smallest == largest:
     raise UserError(f"labels of {where} are all {largest}: at least two classes are needed.")
   found = named or largest + 1
-  distinct(arrays.class_names, where)
   if follow and found != classes:
     used = len(np.unique(labels))
     if not named and used != found:

@@ -19,8 +19,8 @@ from insects import (
   many_files,
   names_of,
   small_files,
-  write,
 )
+from made_images import write
 
 from jaxspeed.data.disk.sources import class_names_of, open_images
 from jaxspeed.data.formats.folders import folder_notes
@@ -371,7 +371,7 @@ def test_without_a_network_tfds_is_not_asked_for_minutes(tmp_path, opened, monke
     opened("")
   assert asked
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match=r"not set: name a folder .*install 'jaxspeed\[imagenet\]'"):
+  with pytest.raises(UserError, match=r"not set: name a folder .*install 'jaxspeed\[images\]'"):
     opened("")
 
 

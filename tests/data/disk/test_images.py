@@ -186,5 +186,5 @@ def test_tensorflow_is_imported_by_streams_only(noise, monkeypatch):
   root = pathlib.Path(__file__).parents[3]
   subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
   monkeypatch.setitem(sys.modules, "tensorflow", None)
-  with pytest.raises(UserError, match=r"pip install 'jaxspeed\[imagenet\]'"):
+  with pytest.raises(UserError, match=r"pip install 'jaxspeed\[images\]'"):
     train(noise)

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tiny_sets
-from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files, write
+from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files
+from made_images import write
 from PIL import Image
 
 from jaxspeed.data.disk import headers, index

@@ -336,25 +336,6 @@ def sample_sizes(shared_data):
   return width, height
 
 
-def mean_pixels(rectangles):
-  """Over the whole images, of their shapes: what the network computes."""
-  of_whole = rectangles.shape_of[rectangles.shape_of >= 0]
-  return np.prod(rectangles.shapes, axis=1)[of_whole].mean()
-
-
-def report(title, chosen, sizes, batch_size):
-  """One line: how many shapes, what the crops keep and compute, and that with whole batches."""
-  found = rect.batches(chosen, batch_size)
-  computed = sum(batch_size * batch.shape[0] * batch.shape[1] for batch in found)
-  share = rect.kept_share(chosen, *sizes, short_side=SHORT)
-  square_pixels = SHORT * SHORT
-  print(
-    f"{title:28} {len(chosen.shapes):3} shapes, kept {share:.4f}, pixels of 288^2 "
-    f"{mean_pixels(chosen) / square_pixels:.4f}, with padded batches "
-    f"{computed / len(sizes[0]) / square_pixels:.4f} in {len(found)} batches"
-  )
-
-
 def test_real_images(shared_data):
   sizes = sample_sizes(shared_data)
   chosen = rect.choose_shapes(*sizes, short_side=SHORT)
@@ -364,11 +345,6 @@ def test_real_images(shared_data):
   assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
   for each in (chosen, with_batches, original, center):
     assert_each_once(each, 8, np.ones(100, bool))
-  print()
-  report("original, batches of 8", original, sizes, 8)
-  report("ours", chosen, sizes, 8)
-  report("ours, knowing the batches", with_batches, sizes, 8)
-  report("square", center, sizes, 8)
   kept = [rect.kept_share(each, *sizes, short_side=SHORT) for each in (chosen, original, center)]
   assert kept[0] > kept[1] > kept[2] + 0.1
   # A crop of an image's own shape keeps (288 / 328)^2 = 0.771 of it.
@@ -387,7 +363,5 @@ def test_fifty_thousand_images(shared_data, batch):
   assert len(chosen.shapes) == 16
   if batch > 1:
     original = sorted_chunks(*sizes, short_side=SHORT, batch=batch)
-    report(f"original, batches of {batch}", original, sizes, batch)
-    report("ours", chosen, sizes, batch)
     assert len(original.shapes) > 16
     assert len(rect.batches(chosen, batch)) <= -(-50_000 // batch) + 1

@@ -1,7 +1,8 @@
 """The folder of images that tests of this folder change."""
 
 import pytest
-from edited_images import NAMES, jpeg, write
+from edited_images import NAMES, jpeg
+from made_images import write
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import os
 import re
 
 import pytest
-from edited_images import NAMES, edit, jpeg, pack, train, tree, write
+from edited_images import NAMES, edit, jpeg, pack, train
 from in_process import command
+from made_images import tree, write
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare import resize as resize_module

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import time
 
 import commands
@@ -149,32 +148,6 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch)
   assert copied and {name: found[name] for name in copied}.items() <= expected.items()
   assert resize(source, tmp_path / "out", sizes=(16,)).made == 12 - len(copied)
   assert tree(tmp_path / "out") == expected
-
-
-def test_a_full_disk_for_real(tmp_path):
-  disk = tmp_path / "disk"
-  disk.mkdir()
-  mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-  try:
-    subprocess.run(mount, check=True, capture_output=True)
-  except (OSError, subprocess.CalledProcessError) as error:
-    pytest.skip(f"no file system can be mounted here: {error}")
-  try:
-    # 24 copies of noise, of 100 KB and more each.
-    source = small_set(tmp_path / "source", train=18, held_out=6, width=700, height=500)
-    out = disk / "out"
-    arguments = ("resize", source, out, "--sizes=400", "--workers=2", "--quality=90")
-    err = sentence(prepare(*arguments))
-    assert "/400/" in err and "No space left on device" in err
-    assert 0 < count(out) < 24 and not list(out.rglob(".jaxspeed-*"))
-    remount = ["mount", "-o", "remount,size=16m", str(disk)]
-    subprocess.run(remount, check=True, capture_output=True)
-    code, _, err = prepare(*arguments)
-    assert code == 0, err
-    resize(source, tmp_path / "whole", sizes=(400,), quality=90)
-    assert images_in(out) == images_in(tmp_path / "whole")
-  finally:
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def limit_files():
