@@ -9,14 +9,11 @@ its memory from step to step; PyTorch is timed without and with that. Needs PyTo
 
 import argparse
 import functools
-import json
-import multiprocessing
 import os
 import statistics
-import time
-from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
+import benchmarking
 import flax
 import jax
 import jax.numpy as jnp
@@ -25,6 +22,7 @@ import optax
 import rich.table
 import torch
 import torch_peers
+from side_by_side import Prepared, Worker, time_in_turns
 
 from jaxspeed.devices import options
 from jaxspeed.devices.mesh import keep_host_memory
@@ -47,6 +45,24 @@ def make_nets(flags: argparse.Namespace):
     widths = (flags.width, 4 * flags.width, 4 * flags.width)
     return Airbench(widths=widths, whiten_bias="uniform"), torch_peers.airbench, 32
   return ResNet(18, classes=10, width=flags.width), torch_peers.resnet18, 128
+
+
+def make_step(name: str, flags: argparse.Namespace) -> Prepared:
+  """The step of one framework on noise, all from the same first weights."""
+  if name != TORCH:
+    keep_host_memory()
+  torch.set_num_threads(os.cpu_count() or 1)
+  model, theirs, side = make_nets(flags)
+  rng = np.random.default_rng(0)
+  images = rng.standard_normal((flags.batch, side, side, 3), dtype=np.float32)
+  labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
+  init = jax.jit(functools.partial(model.init, train=False))
+  variables = init(jax.random.key(0), images[:1])
+  if name == OURS:
+    step = make_jax_step(model, variables, images, labels)
+  else:
+    step = make_torch_step(theirs, variables, images, labels)
+  return lambda steps: [step() for _ in range(steps)][-1], {}
 
 
 def make_torch_step(theirs, variables, images, labels):
@@ -104,50 +120,6 @@ def make_jax_step(model, variables, images, labels):
   return step
 
 
-def serve(name: str, flags: argparse.Namespace, parent: Connection):
-  """Takes a step at each request, and sends its loss and its seconds."""
-  if name != TORCH:
-    keep_host_memory()
-  torch.set_num_threads(os.cpu_count() or 1)
-  model, theirs, side = make_nets(flags)
-  rng = np.random.default_rng(0)
-  images = rng.standard_normal((flags.batch, side, side, 3), dtype=np.float32)
-  labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
-  init = jax.jit(functools.partial(model.init, train=False))
-  variables = init(jax.random.key(0), images[:1])
-  if name == OURS:
-    step = make_jax_step(model, variables, images, labels)
-  else:
-    step = make_torch_step(theirs, variables, images, labels)
-  while parent.recv():
-    start = time.perf_counter()
-    loss = step()
-    parent.send((loss, time.perf_counter() - start))
-
-
-def take_turns(flags: argparse.Namespace):
-  """The first loss and the seconds of each framework's steps."""
-  context = multiprocessing.get_context("spawn")
-  pipes: dict[str, Connection] = {}
-  for name in (TORCH, KEPT, OURS):
-    pipes[name], child = context.Pipe()
-    context.Process(target=serve, args=(name, flags, child), daemon=True).start()
-    child.close()  # so that the end of the process is an EOFError here
-
-  def step(name):
-    pipes[name].send(True)
-    return pipes[name].recv()
-
-  # The first step compiles, the second fills caches.
-  first_losses = {name: step(name)[0] for name in pipes}
-  for name in pipes:
-    step(name)
-  turns = [{name: step(name)[1] for name in pipes} for _ in range(flags.steps)]
-  for pipe in pipes.values():
-    pipe.send(False)
-  return first_losses, {name: [turn[name] for turn in turns] for name in pipes}
-
-
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
   parser.add_argument("--model", choices=["resnet9", "94_muon", "resnet18"], default="resnet9")
@@ -155,20 +127,24 @@ def main():
   parser.add_argument("--width", type=int, default=64, help="channels of the first layer or group")
   parser.add_argument("--steps", type=int, default=10, help="timed steps of each framework")
   parser.add_argument("--activation", choices=["relu", "celu"], default="relu", help="of resnet9")
-  parser.add_argument("--out", type=Path, help="a JSON file for the figures and the machine")
+  parser.add_argument("--out", default="", help="a JSON file for the figures and the machine")
   flags = parser.parse_args()
 
-  first_losses, times = take_turns(flags)
-  medians = {name: statistics.median(values) for name, values in times.items()}
-  report = {
+  makes = {name: functools.partial(make_step, name, flags) for name in (TORCH, KEPT, OURS)}
+  timings = time_in_turns(makes, lambda: Worker(3600), turns=flags.steps, turn_seconds=0)
+  for name, timing in timings.items():
+    if timing.failed:
+      raise SystemExit(f"{name}: {timing.failed}")
+  medians = {name: statistics.median(timing.step_s) for name, timing in timings.items()}
+  report: dict[str, Any] = {
     **{name: getattr(flags, name) for name in ("model", "batch", "width", "activation")},
     "device": provenance.describe_device(),
     "commit": provenance.commit(),
     "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
     "n": flags.steps,
-    "first_losses": first_losses,
+    "first_losses": {name: timing.prepared["loss"] for name, timing in timings.items()},
     "median_s": medians,
-    "min_s": {name: min(values) for name, values in times.items()},
+    "min_s": {name: min(timing.step_s) for name, timing in timings.items()},
     "ratio_of_medians": {name: medians[OURS] / medians[name] for name in (TORCH, KEPT)},
   }
   table = rich.table.Table("", "median s", "least s", "images/s", title=report["device"])
@@ -181,8 +157,7 @@ def main():
     f"{flags.model}, width {flags.width}, batch {flags.batch}, n={flags.steps}: jaxspeed takes "
     f"{ratios[TORCH]:.2f} x torch's time, {ratios[KEPT]:.2f} x where torch keeps its memory too"
   )
-  if flags.out:
-    flags.out.write_text(json.dumps(report, indent=2) + "\n")
+  benchmarking.write_report(flags.out, report)
 
 
 if __name__ == "__main__":

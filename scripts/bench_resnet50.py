@@ -16,66 +16,20 @@ The report is written after every row: a benchmark that is cut off keeps what it
 """
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import benchmarking
 import rich
 import rich.table
 from absl import flags
-from resnet50_steps import STAGES, Shape, training_flops
-from resnet50_workers import Worker, WorkerFailed
+from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step, training_flops
+from side_by_side import Timing, Worker, WorkerFailed, time_in_turns
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
-
-
-@dataclasses.dataclass
-class Timing:
-  """A framework at a shape: what preparing it cost, and the seconds per step of each turn."""
-
-  prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
-  step_s: list[float] = dataclasses.field(default_factory=list)
-  failed: str | None = None
-
-
-def time_in_turns(
-  make_worker: Callable[[], Worker],
-  shape: Shape,
-  frameworks: list[str],
-  *,
-  mode: str,
-  turns: int,
-  turn_seconds: float,
-) -> dict[str, Timing]:
-  """Timings of frameworks, turn by turn."""
-  timings = {framework: Timing() for framework in frameworks}
-  with contextlib.ExitStack() as stack:
-    workers = {f: stack.enter_context(contextlib.closing(make_worker())) for f in frameworks}
-    for framework, timing in timings.items():
-      with failing(timing):
-        timing.prepared = workers[framework].ask(
-          "prepare", framework=framework, shape=shape, mode=mode
-        )
-    for _, framework in benchmarking.turns(frameworks, turns):
-      timing = timings[framework]
-      if timing.failed is None:
-        steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
-        with failing(timing):
-          timing.step_s.append(workers[framework].ask("turn", steps=steps))
-  return timings
-
-
-@contextlib.contextmanager
-def failing(timing: Timing) -> Iterator[None]:
-  """Records a worker's failure in `timing`, and goes on."""
-  try:
-    yield
-  except WorkerFailed as error:
-    timing.failed = str(error)
 
 
 def rows_of(shape: Shape, timings: dict[str, Timing], ceiling: float) -> list[dict[str, Any]]:
@@ -142,6 +96,14 @@ def print_report(report: dict[str, Any]) -> None:
   print(f"ceiling: {report['ceiling_tflops']:.3g} TFLOP/s of a matrix product")
 
 
+def measure_ceiling(precision: str) -> dict[str, Any]:
+  """The rate of a matrix product, and the device."""
+  from jaxspeed.records import provenance
+
+  tflops = benchmarking.matrix_product_tflops(precision)
+  return {"tflops": tflops, "device": provenance.describe_device()}
+
+
 def bench(given: Any) -> dict[str, Any]:
   """Runs the whole benchmark; returns its report, and writes it to --out.
 
@@ -162,7 +124,7 @@ def bench(given: Any) -> dict[str, Any]:
 
   with contextlib.closing(make_worker()) as worker:
     try:
-      ceiling = worker.ask("ceiling", precision=given.precision)
+      ceiling = worker.ask("call", function=functools.partial(measure_ceiling, given.precision))
     except WorkerFailed as error:
       raise UserError(f"the ceiling cannot be measured: {error}.") from None
   rows: list[dict[str, Any]] = []
@@ -182,11 +144,13 @@ def bench(given: Any) -> dict[str, Any]:
   }
   for batch, size in itertools.product(batches, sizes):
     shape = Shape(size, batch, given.depth, given.width, given.precision)
+    makes = {
+      "jaxspeed": functools.partial(make_jax_step, shape),
+      "torch": functools.partial(make_torch_step, shape, given.mode),
+    }
     timings = time_in_turns(
+      {framework: makes[framework] for framework in given.frameworks},
       make_worker,
-      shape,
-      given.frameworks,
-      mode=given.mode,
       turns=given.turns,
       turn_seconds=given.turn_seconds,
     )

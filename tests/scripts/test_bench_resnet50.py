@@ -3,6 +3,7 @@
 A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import bench_resnet50 as bench
 import jax
 import pytest
 import resnet50_steps as steps
-import resnet50_workers as workers
+import side_by_side as workers
 from commands import ROOT, environment
 
 TOY = dict(size=32, batch=8, depth=18, width=2, precision="float32")
@@ -89,7 +90,7 @@ class FakeWorker:
 
   def ask(self, do, **request):
     if do == "prepare":
-      framework, batch = request["framework"], request["shape"].batch
+      framework, batch = request["make"], TOY["batch"]
       if sum(self._held.values()) + batch > self._room:
         raise workers.WorkerFailed("out of memory")
       self._held[framework] = batch
@@ -104,11 +105,9 @@ class FakeWorker:
 @pytest.mark.parametrize("room, failed", [(16, []), (8, ["torch"]), (7, ["jaxspeed", "torch"])])
 def test_what_has_no_room_beside_the_other_says_so(room, failed):
   shape, held = steps.Shape(**TOY), {}
-  timings = bench.time_in_turns(
+  timings = workers.time_in_turns(
+    {"jaxspeed": "jaxspeed", "torch": "torch"},
     lambda: FakeWorker(held, room),
-    shape,
-    ["jaxspeed", "torch"],
-    mode="eager",
     turns=3,
     turn_seconds=2.0,
   )
@@ -127,20 +126,19 @@ def test_what_has_no_room_beside_the_other_says_so(room, failed):
 
 def test_a_worker_tells_what_went_wrong_and_goes_on(worker):
   shape = steps.Shape(**TOY | {"depth": 7})
-  request = {"framework": "jaxspeed", "shape": shape, "mode": "eager"}
   for _ in range(2):
     with pytest.raises(workers.WorkerFailed, match="^KeyError: 7"):
-      worker.ask("prepare", **request)
+      worker.ask("prepare", make=functools.partial(steps.make_jax_step, shape))
 
 
 def test_a_worker_that_ends_or_is_silent_is_told(worker):
   worker._process.kill()
   with pytest.raises(workers.WorkerFailed, match="out of memory"):  # what the kernel would do
-    worker.ask("ceiling", precision="float32")
+    worker.ask("call", function=os.getpid)
   silent = workers.Worker(seconds=0.01)
   for message in ("no answer within 0.01 s", "out of memory|code -9"):
     with pytest.raises(workers.WorkerFailed, match=message):
-      silent.ask("ceiling", precision="float32")
+      silent.ask("call", function=os.getpid)
   silent.close()
 
 

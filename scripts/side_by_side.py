@@ -1,18 +1,20 @@
-"""Processes that prepare and time steps for `bench_resnet50.py`, and wait in between."""
+"""Frameworks that take turns: each has a process that prepares a step, times it, and waits."""
 
-import functools
+import contextlib
+import dataclasses
 import math
 import multiprocessing
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 import benchmarking
-from resnet50_steps import Shape, make_jax_step, make_torch_step
 
+# A function that takes a number of steps and returns the last loss, and what preparing it cost.
+Prepared = tuple[Callable[[int], float], dict[str, Any]]
 MEMORY = "out of memory"
 _WARM_STEPS = 3
 
@@ -27,10 +29,9 @@ class Work:
   def __init__(self) -> None:
     self._run: Callable[[int], float]
 
-  def prepare(self, framework: str, shape: Shape, mode: str) -> dict[str, Any]:
-    """Compiles a step of "jaxspeed" or "torch" and warms it up; `step_s` is a first estimate."""
-    make = functools.partial(make_torch_step, mode=mode) if framework == "torch" else make_jax_step
-    self._run, prepared = make(shape)
+  def prepare(self, make: Callable[[], Prepared]) -> dict[str, Any]:
+    """Makes a step and warms it up; `step_s` is a first estimate, `loss` the first loss."""
+    self._run, prepared = make()
     first_loss, step_s = self._run(1), self.turn(_WARM_STEPS)
     return prepared | {"step_s": step_s, "loss": first_loss}
 
@@ -44,12 +45,9 @@ class Work:
       raise ValueError(f"the loss is {loss}")
     return seconds / steps
 
-  def ceiling(self, precision: str) -> dict[str, Any]:
-    """Returns the rate of a matrix product, and the device."""
-    from jaxspeed.records import provenance
-
-    tflops = benchmarking.matrix_product_tflops(precision)
-    return {"tflops": tflops, "device": provenance.describe_device()}
+  def call(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function returns."""
+    return function()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -119,3 +117,43 @@ class Worker:
     self._pipe.close()
     self._process.join(10)
     self._process.kill()
+
+
+@dataclasses.dataclass
+class Timing:
+  """A framework: what preparing it cost, and the seconds per step of each turn."""
+
+  prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
+  step_s: list[float] = dataclasses.field(default_factory=list)
+  failed: str | None = None
+
+
+def time_in_turns(
+  makes: Mapping[str, Callable[[], Prepared]],
+  make_worker: Callable[[], Any],
+  *,
+  turns: int,
+  turn_seconds: float,
+) -> dict[str, Timing]:
+  """Timings of frameworks, turn by turn; one that fails has the reason, and the others go on."""
+  timings = {framework: Timing() for framework in makes}
+  with contextlib.ExitStack() as stack:
+    workers = {f: stack.enter_context(contextlib.closing(make_worker())) for f in makes}
+    for framework, timing in timings.items():
+      with _failing(timing):
+        timing.prepared = workers[framework].ask("prepare", make=makes[framework])
+    for _, framework in benchmarking.turns([*makes], turns):
+      timing = timings[framework]
+      if timing.failed is None:
+        steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
+        with _failing(timing):
+          timing.step_s.append(workers[framework].ask("turn", steps=steps))
+  return timings
+
+
+@contextlib.contextmanager
+def _failing(timing: Timing) -> Iterator[None]:
+  try:
+    yield
+  except WorkerFailed as error:
+    timing.failed = str(error)
