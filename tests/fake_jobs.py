@@ -4,6 +4,7 @@ NOW is the time of what happens in them, and of the launcher where a test asks f
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,25 +21,18 @@ from ml_collections import ConfigDict
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
-from jaxspeed.launch import state
-from jaxspeed.launch.executor import Executor, SchedulerState
+from jaxspeed.launch import runs, state
+from jaxspeed.launch.executor import Executor, Found
 from jaxspeed.launch.executors import EXECUTORS
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import RECORD, Event, Facts, Job, read_facts
-from jaxspeed.launch.runs import LAUNCHER, RUN_FILE
-from jaxspeed.launch.seal import seal_of
+from jaxspeed.launch.record import LAUNCHER, RECORD, Event, Facts, Job, Request, add_line, named
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
 NOW = 1_800_000_000
 TOKEN = "5b0f"
-SUBMITTED = (
-  Event(NOW - 7200, "submit", TOKEN),
-  Event(NOW - 7199, "submitted", TOKEN, detail="7"),
-)
-# A local queue has no numbers: the name of the submission stands for one.
-LOCAL = (SUBMITTED[0], Event(NOW - 7199, "submitted", TOKEN, detail=TOKEN))
-CANCELLED = Event(NOW - 60, "cancel")
+SUBMITTED = (Request(NOW - 7200, "submit", [], TOKEN),)
+CANCELLED = Request(NOW - 60, "cancel", [])
 
 
 def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Event:
@@ -46,12 +40,11 @@ def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **mo
   return Event(NOW - ago, what, more.pop("token", TOKEN), restart, "n1", detail, **more)
 
 
-def write_run(root: pathlib.Path, name: str = "run", **values: Any) -> pathlib.Path:
+def write_run(root: pathlib.Path, name: str = "run") -> pathlib.Path:
   """A run's folder without jobs."""
   folder = root / name
   (folder / LAUNCHER).mkdir(parents=True)
-  about = {"format": 2, "name": name, "created": 0.0, "user": "a", "host": "b"} | values
-  (folder / RUN_FILE).write_text(json.dumps(about))
+  runs.write_jobs(folder, [])
   return folder
 
 
@@ -59,8 +52,7 @@ def write_job(
   run: pathlib.Path,
   name: str = "a",
   *,
-  index: int = 0,
-  requests: Sequence[Event] = SUBMITTED,
+  requests: Sequence[Request] = SUBMITTED,
   notes: Sequence[Event] = (),
   tasks: Mapping[int, Sequence[Event]] | None = None,
   logs: Mapping[str, str] | None = None,
@@ -68,28 +60,18 @@ def write_job(
   result: Mapping[str, Any] | str | None = None,
   **job: Any,
 ) -> Facts:
-  """A job's folder with what is given, and what it says."""
+  """Adds a job to a run, with what is given; returns what the files say about it."""
   folder = run / name
   record = folder / RECORD
-  (record / "tasks").mkdir(parents=True)
-  (record / "logs").mkdir()
-  about = {
-    "format": 2,
-    "name": name,
-    "index": index,
-    "recipe": "configs/quickstart.py",
-    "overrides": {},
-    "folder": str(folder),
-    "cwd": str(run),
-    "executor": {"kind": "slurm"},
-    "created": float(NOW),
-    "epochs": 20.0,
-    "metric": "top1",
-    "sources": "",
-  } | job
-  about = {"seal": seal_of(about)} | about
-  (record / "job.json").write_text(json.dumps(about))
-  write_events(record / "requests.jsonl", [each.sealed(folder) for each in requests])
+  (record / "logs").mkdir(parents=True)
+  fixed = {"recipe": "configs/quickstart.py", "overrides": {}, "folder": str(folder), "config": ""}
+  about = {"cwd": str(run), "executor": {"kind": "slurm"}, "epochs": 20.0, "metric": "top1"}
+  added = Job(**{"name": name, "sources": ""} | fixed | about | job)  # type: ignore[arg-type]
+  before = [facts.job for facts in runs.jobs_before(run)]
+  (run / LAUNCHER).mkdir(exist_ok=True)
+  runs.write_jobs(run, [*before, added])
+  for each in requests:
+    add_line(run / LAUNCHER / runs.REQUESTS, dataclasses.replace(each, jobs=[name]))
   write_events(record / "job.jsonl", notes)
   for number, own in (tasks or {}).items():
     write_events(record / "tasks" / f"{number}.jsonl", own)
@@ -97,8 +79,8 @@ def write_job(
     (record / "logs" / file).write_text(text)
   if metrics:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
-  if isinstance(result, Mapping) and "seed" in about["overrides"]:
-    first = about["overrides"]["seed"]
+  if isinstance(result, Mapping) and "seed" in added.overrides:
+    first = added.overrides["seed"]
     several = [{**row, "seed": first + row["seed"]} for row in result.get("runs", [])]
     result = {**result, "seed": first} | ({"runs": several} if several else {})
   if result is not None:
@@ -109,15 +91,15 @@ def write_job(
 
 def write_events(path: pathlib.Path, events: Sequence[Event]) -> None:
   """Writes a record."""
-  rows = [{name: value for name, value in vars(each).items() if value != ""} for each in events]
-  path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text("")
+  for each in events:
+    add_line(path, each)
 
 
 def facts_of(folder: pathlib.Path) -> Facts:
   """What a job's folder says."""
-  facts = read_facts(folder)
-  assert facts is not None
-  return facts
+  return named(runs.read_jobs(folder.parent))[folder.name]
 
 
 def seconds(train: float = 30.0, to_target: float | None = 12.0) -> dict[str, Any]:
@@ -158,8 +140,7 @@ class Fake(Executor):
 
   kind: ClassVar[str] = "fake"
   asked: ClassVar[list[tuple[Any, ...]]] = []
-  said: ClassVar[dict[str, SchedulerState] | None] = {}
-  known: ClassVar[dict[str, str]] = {}
+  said: ClassVar[dict[str, Found] | None] = {}
   dies_after: ClassVar[int | None] = None
   dies_of: ClassVar[type[UserError]] = UserError
 
@@ -174,35 +155,31 @@ class Fake(Executor):
   def script(self, jobs: Sequence[Job], token: str) -> str:
     return "".join(f"# {job.name}\n" for job in jobs)
 
-  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
+  def submit(self, jobs: Sequence[Job], token: str) -> None:
     for i, job in enumerate(jobs):
       if i == self.dies_after:
         raise self.dies_of("it refused (no more jobs).")
       # What a submission that dies leaves is read from the folder, so it must be there by now.
       assert facts_of(pathlib.Path(job.folder)).token == token
       self.asked.append(("submit", job.name))
-      yield {job.name: f"{100 + i}"}
+      assert self.said is not None
+      self.said[job.name] = Found(False, f"{100 + i}")
 
-  def states(
-    self, ids: Mapping[str, str], folder: pathlib.Path
-  ) -> Mapping[str, SchedulerState] | None:
-    self.asked.append(("states", *sorted(ids)))
+  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
+    names = [facts.job.name for facts in jobs]
+    self.asked.append(("states", *sorted(names)))
     said = self.said
-    return None if said is None else {name: said[name] for name in ids if name in said}
+    return None if said is None else {name: said[name] for name in names if name in said}
 
-  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
-    names = [job.name for own in jobs.values() for job in own]
-    self.asked.append(("find", *names))
-    return {name: self.known[name] for name in names if name in self.known}
-
-  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
-    self.asked.append(("cancel", *sorted(ids.items())))
+  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+    self.asked.append(("cancel", *sorted(ids)))
+    type(self).said = {name: each for name, each in (self.said or {}).items() if each.id not in ids}
 
 
 @contextlib.contextmanager
 def fake_executor() -> Iterator[type[Fake]]:
   """The fake executor with an empty memory, known by its kind inside."""
-  Fake.asked, Fake.said, Fake.known = [], {}, {}
+  Fake.asked, Fake.said = [], {}
   Fake.dies_after, Fake.dies_of = None, UserError
   EXECUTORS["fake"] = Fake
   try:
@@ -241,8 +218,6 @@ def lock_elsewhere(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
 # beside the runs say about it. `once` does the rest of its line at the first start only.
 _PYTHON = """\
 #!/usr/bin/env bash
-# The supervisor is the real one.
-[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
 for word in "$@"; do
   case "$word" in --workdir=*) workdir=${word#*=} ;; esac
 done
@@ -251,7 +226,7 @@ echo "$*" >>"$workdir/arguments"
 starts=$(wc -l <"$workdir/arguments")
 log() { echo "$1 $job ${2-}" >>"$all/log"; }
 cores=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$$/status)
-log + "$PPID $cores ${CUDA_VISIBLE_DEVICES-none}"
+log + "$$ $cores ${CUDA_VISIBLE_DEVICES-none}"
 trap 'log saved; exit 0' TERM
 do_as() {
   case "$1" in
@@ -266,9 +241,9 @@ do_as() {
     once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
   esac
 }
-while read -r name words; do
+while read -r name words <&3; do
   [ "$name" != "$job" ] || do_as $words
-done <"$all/plan"
+done 3<"$all/plan"
 log - 0
 """
 
@@ -280,7 +255,7 @@ def fake_python(root: pathlib.Path, plan: Mapping[str, Sequence[str]]) -> str:
   (root / "plan").write_text("".join(lines))
   (root / "result.json").write_text(json.dumps(result_of()))
   (root / "log").touch()
-  return program(root / "python", _PYTHON.replace("{python}", sys.executable))
+  return program(root / "python", _PYTHON)
 
 
 def program(path: pathlib.Path, text: str) -> str:

@@ -1,6 +1,6 @@
 """Commands of Slurm that only remember, as shell scripts: what a test submits runs where it says.
 
-`calls` has a line for each call, `jobs` one for each job: ID|COMMENT|STATE.
+`calls` has a line for each call, `jobs` one for each job: ID|STATE|NAME.
 """
 
 import os
@@ -31,13 +31,11 @@ number=$(($(cat "$FAKE_SLURM/number") + 1))
   exit 1
 }
 echo "$number" >"$FAKE_SLURM/number"
-for word; do
-  case $word in --comment=*) comment=${word#*=} ;; esac
-done
 cat >"$FAKE_SLURM/script.$number"
 last=$(sed -n "s/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p" "$FAKE_SLURM/script.$number")
+name=$(sed -n "s/^#SBATCH '*--job-name=\\([^']*\\).*/\\1/p" "$FAKE_SLURM/script.$number")
 for id in $(seq -f "${number}_%.0f" 0 "$last"); do
-  echo "$id|$comment|PENDING" >>"$FAKE_SLURM/jobs"
+  echo "$id|PENDING|$name" >>"$FAKE_SLURM/jobs"
 done
 [ ! -e "$FAKE_SLURM/silent" ] || {
   cat "$FAKE_SLURM/silent" >&2
@@ -47,25 +45,12 @@ echo "$number;cluster"
 """,
   "squeue": _UNLESS_DOWN
   + """
-for word; do
-  case $word in --jobs=*) jobs=${word#*=} ;; --format=*) format=${word#*=} ;; esac
-done
-awk -F'|' -v jobs=",${jobs-}," -v format="$format" '
-  { split($1, id, "_") }
-  jobs == ",," || index(jobs, "," id[1] ",") {
-    print (format ~ /%T/ ? $1 "|" $3 : $1 "|" $2)
-    found = 1
-  }
-  END { if (jobs != ",," && !found) exit 1 }' "$FAKE_SLURM/jobs" || {
-  echo "slurm_load_jobs error: Invalid job id specified" >&2
-  exit 1
-}
+cat "$FAKE_SLURM/jobs"
 """,
   "scancel": _UNLESS_DOWN,
   "scontrol": _UNLESS_DOWN
   + """
 case "$1" in
-  --oneliner) cat "$FAKE_SLURM/nodes" ;;
   requeue) [ ! -e "$FAKE_SLURM/refuses" ] ;;
 esac
 """,
@@ -118,7 +103,6 @@ class FakeSlurm:
       self.write(name, "")
     self.write("number", "99")
     self.write("most", "9999")
-    self.nodes("localhost")
 
   @property
   def variables(self) -> dict[str, str]:
@@ -129,23 +113,19 @@ class FakeSlurm:
   def write(self, name: str, text: str = "") -> None:
     (self.folder / name).write_text(f"{text}\n" if text else "")
 
-  def nodes(self, *addresses: str) -> None:
-    rows = [f"NodeName=n{i} NodeAddr={each} State=IDLE" for i, each in enumerate(addresses)]
-    self.write("nodes", "\n".join(rows))
-
   def calls(self, command: str = "") -> list[str]:
     """The calls so far, of one command or of all."""
     lines = (self.folder / "calls").read_text().splitlines()
     return [line for line in lines if line.startswith(command)]
 
   def jobs(self) -> list[list[str]]:
-    """Id, comment and state of each job."""
+    """Id, state and name of each job."""
     return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
 
   def set_state(self, id: str, state: str) -> None:
     """Gives a job a state; '' lets Slurm forget it."""
-    rows = [[*row[:2], state] if row[0] == id else row for row in self.jobs()]
-    self.write("jobs", "\n".join("|".join(row) for row in rows if row[2]))
+    rows = [[id, state, row[2]] if row[0] == id else row for row in self.jobs()]
+    self.write("jobs", "\n".join("|".join(row) for row in rows if row[1]))
 
   def run(
     self, script: pathlib.Path, *arguments: str, codes: Sequence[object], **variables: object

@@ -16,8 +16,7 @@ from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json, to_json
 from jaxspeed.launch import jobset, local, results, runs, state, submit
-from jaxspeed.launch.local_queue import Queue, only_queue
-from jaxspeed.launch.record import RECORD
+from jaxspeed.launch.record import RECORD, RUN_FILE
 from jaxspeed.launch.status import ENDED
 from jaxspeed.launch.submitted import ASK, LOOK, SubmittedRun
 
@@ -35,7 +34,6 @@ def define_flags(arguments: Sequence[str]) -> None:
   flags.DEFINE_integer("task", 0, "logs: the number of the task.", lower_bound=0)
   flags.DEFINE_bool("all", False, "cancel: all jobs of the run.")
   flags.DEFINE_bool("failed", False, "retry: all jobs that failed or were cancelled.")
-  flags.DEFINE_bool("here", False, "resume: run the queue in this process.")
   flags.DEFINE_enum("metric", "top1", [*results.METRICS], "results: the figure to sort by.")
   flags.DEFINE_integer("port", 6006, "tensorboard: the port.", lower_bound=1, upper_bound=65_535)
   flags.DEFINE_integer("nodes", 2, "script kubernetes: the number of machines.", lower_bound=1)
@@ -94,8 +92,7 @@ def _submit(arguments: list[str]) -> None:
 
 def _status(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("status", arguments)
-  jobs = [facts for facts in runs.read_jobs(folder) if not names or facts.job.name in names]
-  found = state.statuses(folder, jobs)
+  found = state.statuses(folder, runs.chosen(folder, names))
   if flags.FLAGS["json"].value:
     rows = [{**vars(status), "folder": str(status.folder)} for status in found]
     print(dump_json(to_json({"jobs": rows, "notes": found.notes}), indent=1))
@@ -145,10 +142,10 @@ class _Ended:
     if (now := time.monotonic()) < self._looked + LOOK:
       return False
     self._looked = now
-    (facts,) = submit.chosen(self._folder, [self._name])
+    (facts,) = runs.chosen(self._folder, [self._name])
     if facts.submission and not facts.is_open:
       return True
-    if facts.job.executor["kind"] != local.Local.kind and now < self._asked + ASK:
+    if facts.job.kind != local.Local.kind and now < self._asked + ASK:
       return False
     self._asked = now
     return state.statuses(self._folder, [facts])[0].state in ENDED
@@ -187,37 +184,28 @@ def _resume(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("resume", arguments)
   if names:
     raise UserError("resume takes a run: resume RUN; a single job is started by retry RUN/JOB.")
-  jobs = [f for f in runs.read_jobs(folder) if f.job.executor["kind"] == local.Local.kind]
+  jobs = [facts for facts in runs.read_jobs(folder) if facts.job.kind == local.Local.kind]
   if not jobs:
-    raise UserError(f"{folder} has no jobs of a local queue: its scheduler starts them by itself.")
+    raise UserError(f"{folder} has no jobs of this machine: its scheduler starts them by itself.")
   waiting = [facts for facts in jobs if facts.is_open and not facts.cancelled]
   if not waiting:
     print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
     return
   submit.check_own(waiting)
   if host := local.queue_elsewhere(folder):
-    output.say(f"the queue of {folder} last ran on {host}, and this machine takes it over.")
-  if not flags.FLAGS["here"].value:
-    running = local.queue_runs(folder)
-    local.start_queue(folder)
-    print("the queue runs already" if running else "the queue runs again")
-    return
-  with only_queue(folder) as own:
-    if not own:
-      raise UserError(f"the queue of {folder} runs already.")
-    Queue(folder).run()
+    output.say(f"the workers of {folder} last ran on {host}, and this machine takes the run over.")
+  submit.begin(folder)
+  print("the run goes on")
 
 
 def _results(arguments: list[str]) -> None:
   folder, names = _run_and_jobs("results", arguments)
-  jobs = [facts for facts in runs.read_jobs(folder) if not names or facts.job.name in names]
+  jobs = runs.chosen(folder, names)
   found = results.results_of(jobs, str(flags.FLAGS["metric"].value))
   if flags.FLAGS["json"].value:
     print(dump_json(to_json(results.as_json(found)), indent=1))
   else:
     print(results.results_table(found, len(jobs) - len(found)))
-  if lost := runs.without_record(folder):
-    output.note(lost)
 
 
 def _tensorboard(arguments: list[str]) -> None:
@@ -259,9 +247,9 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
       raise UserError(f"{argument} cannot be read ({reason}): ask its owner.") from None
     except (OSError, ValueError):
       pass
-    if (path / runs.RUN_FILE).exists():
+    if (path / RUN_FILE).exists():
       found, name = path, ""
-    elif (path.parent / runs.RUN_FILE).exists():
+    elif (path.parent / RUN_FILE).exists():
       found, name = path.parent, path.name
     elif folder is not None and (folder / argument / RECORD).is_dir():
       found, name = folder, argument
@@ -275,7 +263,7 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
     folder = found
     names += [name] if name else []
   assert folder is not None
-  submit.chosen(folder, names)
+  runs.chosen(folder, names)
   return folder, names
 
 
@@ -286,7 +274,7 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
   "logs": (_logs, ("follow", "task")),
   "cancel": (_cancel, ("all",)),
   "retry": (_retry, ("failed",)),
-  "resume": (_resume, ("here",)),
+  "resume": (_resume, ()),
   "results": (_results, ("metric", "json")),
   "tensorboard": (_tensorboard, ("port",)),
   "script": (_script, ("nodes", "gpus")),

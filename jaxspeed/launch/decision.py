@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxspeed.errors import LOST_PEER, REQUEUE
-from jaxspeed.launch.record import RECORD, ends_of, progress_of, read_events
+from jaxspeed.launch.record import ends_of, progress_of, read_notes
 
 _ENDED_BY_OTHERS = 128 + signal.SIGTERM  # srun ends a task because another one has ended
 
@@ -75,7 +75,7 @@ def decide(
     reason = reasons.get(code, "a process was lost")
   # A job that gets on may be interrupted as often as it likes.
   now = progress_of(folder)
-  notes = read_events(folder / RECORD / "job.jsonl")
+  notes = read_notes(folder)
   before = [n for n in notes if n.token == token and n.what == "requeued" and n.restart < restart]
   in_vain = 0
   while in_vain < len(before) and before[-1 - in_vain].progress == now:

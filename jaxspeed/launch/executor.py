@@ -2,13 +2,12 @@
 
 import abc
 import dataclasses
-import enum
 import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pydantic
 from annotated_types import Predicate
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from jaxspeed.config.schema import Group, Says, accepted, is_plain, shown
 from jaxspeed.errors import UserError
-from jaxspeed.launch.record import Job
+from jaxspeed.launch.record import Facts, Job
 
 # Names of variables whose values must not be stored in a job's folder.
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|AUTH|PRIVATE", re.IGNORECASE)
@@ -36,12 +35,11 @@ class Refused(UserError):  # noqa: N818  (a scheduler's answer)
   """A scheduler refused a submission, and surely has none of its jobs."""
 
 
-class SchedulerState(enum.Enum):
-  """What a scheduler says about a job."""
+class Found(NamedTuple):
+  """What a scheduler says about a job: whether it runs (or waits), and its id; '': it has none."""
 
-  PENDING = "pending"
-  RUNNING = "running"
-  ABSENT = "absent"  # the scheduler answers, and does not know the job
+  runs: bool
+  id: str = ""
 
 
 class Executor(Group, abc.ABC):
@@ -50,6 +48,7 @@ class Executor(Group, abc.ABC):
   model_config = pydantic.ConfigDict(frozen=True)
 
   kind: ClassVar[str]
+  most_at_once: ClassVar[int] = 1_000_000  # jobs of one submission
 
   price_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
   """price of one node in USD, for the cost in results; 0: not stated"""
@@ -132,23 +131,20 @@ class Executor(Group, abc.ABC):
     return f"{shlex.quote(job.folder)} {job.digest}"
 
   def preparation(self, cwd: str) -> list[str]:
-    """Lines of shell before the supervisor."""
+    """Lines of shell before the command."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
     return [f"cd {shlex.quote(cwd)} || exit 2", *exports, *self.setup]
 
   @abc.abstractmethod
-  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
-    """Submits jobs.
+  def submit(self, jobs: Sequence[Job], token: str) -> None:
+    """Submits jobs under names that have the token, by which the scheduler is asked about them.
 
     Args:
-      jobs: the jobs, all with an executor equal to this one.
+      jobs: the jobs, at most `most_at_once`, all with an executor equal to this one.
       token: a new name for this submission, which the jobs write into their records.
 
-    Yields:
-      The scheduler's ids of the next jobs, by their names, as soon as they are submitted.
-
     Raises:
-      Refused: the scheduler refuses the next jobs.
+      Refused: the scheduler refuses, and has none of the jobs.
       UserError: it does not answer, and may have them.
     """
 
@@ -159,31 +155,24 @@ class Executor(Group, abc.ABC):
     """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""
     return ""
 
+  def silence(self, folder: pathlib.Path) -> str:
+    """What to say where `states` has no answer."""
+    return f"{self.kind} does not answer"
+
   @abc.abstractmethod
-  def states(
-    self, ids: Mapping[str, str], folder: pathlib.Path
-  ) -> Mapping[str, SchedulerState] | None:
-    """What the scheduler says about jobs of a run, by name; None if it does not answer.
+  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
+    """What the scheduler says about submitted jobs of a run, by name; None if it does not answer.
+
+    A job that is missing is not known to the scheduler.
+    """
+
+  @abc.abstractmethod
+  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+    """Ends jobs of a run, which save first.
 
     Args:
-      ids: the scheduler's ids by job name; '' for a job whose id was not recorded.
+      ids: what `states` said.
       folder: the run's folder.
-    """
-
-  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
-    """Ids, by name, of jobs of submissions that died before they had recorded them.
-
-    Args:
-      jobs: by token, all jobs of the submission, in order.
-
-    Raises:
-      UserError: the scheduler does not answer.
-    """
-    return {}
-
-  @abc.abstractmethod
-  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
-    """Ends jobs, which are recorded as cancelled by now; they save first. Arguments as `states`.
 
     Raises:
       UserError: the scheduler refuses or does not answer.

@@ -24,7 +24,7 @@ def executor_of(stored: Mapping[str, Any], source: str) -> Executor:
   """
   fields = {name: value for name, value in stored.items() if name != "kind"}
   kind = stored.get("kind")
-  if kind not in EXECUTORS:
+  if not isinstance(kind, str) or kind not in EXECUTORS:
     raise UserError(f"{source} names the executor {kind!r}: there are {', '.join(EXECUTORS)}.")
   try:
     return EXECUTORS[kind](**fields)

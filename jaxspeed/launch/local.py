@@ -1,4 +1,4 @@
-"""This machine: jobs as processes, each with its own GPUs and cores, from a queue on disk."""
+"""This machine: jobs as processes, each with its own GPUs and cores, taken by workers."""
 
 import contextlib
 import os
@@ -7,8 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import pydantic
@@ -18,17 +17,14 @@ from jaxspeed.cluster.peers import visible_gpus
 from jaxspeed.config.schema import Says
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import is_locked, read_bytes
-from jaxspeed.launch.executor import Count, Executor, SchedulerState, to_tuple
-from jaxspeed.launch.record import RECORD, Job
+from jaxspeed.files import is_locked, open_locked, read_bytes
+from jaxspeed.launch.executor import Count, Executor, Found, to_tuple
+from jaxspeed.launch.record import LAUNCHER, RECORD, Facts, Job
 
-LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
-# In it: the lock of the process that runs the queue, with its host and number, and its output.
-QUEUE_LOCK, QUEUE_LOG = "queue.lock", "queue.log"
-# In a job's record: locked while any process of the job lives, which inherits the open file; it
-# holds the number of the job's place.
+# In the run's LAUNCHER: locked while worker N lives, with its host and number; the workers' output.
+WORKER, LOG = "worker.{}.lock", "workers.log"
+# In a job's record: locked while any process of the job lives, which inherits the open file.
 ALIVE = "alive.lock"
-_STARTS_WITHIN = 30.0  # seconds from the start of the queue's process to its lock
 
 
 class Slot(NamedTuple):
@@ -46,7 +42,7 @@ class Slot(NamedTuple):
 class Local(Executor):
   """Jobs on this machine, `parallel` at a time.
 
-  A process that outlives the terminal takes them from the queue, which is the run's folder.
+  As many workers (`jaxspeed.launch.worker`), which outlive the terminal, take them one by one.
   """
 
   kind: ClassVar[str] = "local"
@@ -86,19 +82,15 @@ class Local(Executor):
     if self.cores > usable_cpus():
       raise UserError(f"Local(cores={self.cores}): this process may use {usable_cpus()} cores.")
 
-  def slots(self) -> list[Slot]:
-    """The places of the jobs that run at the same time."""
-    gpus, hidden = self._gpus(), bool(_visible())
+  def slot(self, number: int) -> Slot:
+    """The place `number`, from 0, of the jobs that run at the same time."""
+    gpus, cores = self._gpus(), _cores()[: self.cores or None]
     each = len(gpus) // self.parallel
-    cores = _cores()[: self.cores or None]
-    slots = []
-    for i in range(self.parallel):
-      # With fewer cores than jobs, several jobs share a core.
-      first = i * len(cores) // self.parallel
-      last = max(first + 1, (i + 1) * len(cores) // self.parallel)
-      own = ",".join(gpus[i * each : (i + 1) * each]) if hidden else None
-      slots.append(Slot(own, frozenset(cores[first:last])))
-    return slots
+    # With fewer cores than jobs, several jobs share a core.
+    first = number * len(cores) // self.parallel
+    last = max(first + 1, (number + 1) * len(cores) // self.parallel)
+    own = ",".join(gpus[number * each : (number + 1) * each]) if _visible() else None
+    return Slot(own, frozenset(cores[first:last]))
 
   def _gpus(self) -> list[str]:
     visible = _visible()
@@ -108,79 +100,77 @@ class Local(Executor):
 
   def script(self, jobs: Sequence[Job], token: str) -> str:
     (job,) = jobs
-    local = self.supervisor("local", self.words_of(job), token)
-    return "\n".join([*self.preparation(job.cwd), f'exec {local} "${{1:-0}}"']) + "\n"
+    command = shlex.join(job.command(self.python or sys.executable))
+    return "\n".join([*self.preparation(job.cwd), f"exec {command}"]) + "\n"
 
-  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
-    # The queue takes what is recorded as submitted.
-    yield {job.name: token for job in jobs}
+  def submit(self, jobs: Sequence[Job], token: str) -> None:
+    """Does nothing more: the workers take what is recorded as submitted."""
 
   def begin(self, folder: pathlib.Path) -> None:
-    start_queue(folder)
+    """Starts the workers that do not run.
 
-  def states(
-    self, ids: Mapping[str, str], folder: pathlib.Path
-  ) -> Mapping[str, SchedulerState] | None:
+    Raises:
+      UserError: this user may not start them.
+    """
+    try:
+      with open(folder / LAUNCHER / LOG, "ab") as log:
+        for number in range(self.parallel):
+          self._start(folder, number, log.fileno())
+    except OSError as error:
+      raise UserError(
+        f"{folder / LAUNCHER} cannot be written ({error.strerror or error}): only who submitted "
+        "the run can start its workers."
+      ) from None
+
+  def _start(self, folder: pathlib.Path, number: int, log: int) -> None:
+    descriptor = open_locked(folder / LAUNCHER / WORKER.format(number))
+    if descriptor is None:
+      return
+    try:
+      command = [sys.executable, "-m", "jaxspeed.launch.worker", str(folder), str(number)]
+      # A session of its own outlives the terminal. It inherits the lock, which is held from now on.
+      process = subprocess.Popen(
+        [*command, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+      )
+      os.ftruncate(descriptor, 0)
+      os.write(descriptor, f"{socket.gethostname()} {process.pid}\n".encode())
+    finally:
+      os.close(descriptor)
+
+  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     if queue_elsewhere(folder):
       return None
-    alive = {name: is_locked(folder / name / RECORD / ALIVE) for name in ids}
-    return {name: SchedulerState.RUNNING if alive[name] else SchedulerState.PENDING for name in ids}
+    return {facts.job.name: Found(is_locked(facts.folder / RECORD / ALIVE)) for facts in jobs}
 
-  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
-    """Does nothing more: the queue and the supervisors of jobs read what is recorded."""
-    if host := queue_elsewhere(folder):
-      raise UserError(f"the queue of {folder} runs on {host}: cancel there.")
+  def silence(self, folder: pathlib.Path) -> str:
+    return f"the workers of {folder} run on {queue_elsewhere(folder)}"
+
+  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+    """Does nothing more: the workers read what is recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:
     if queue_elsewhere(folder) or queue_runs(folder):
       return ""
-    return f"the queue does not run: python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
-
-
-def start_queue(folder: pathlib.Path) -> None:
-  """Starts the process that runs a run's queue, unless there is one.
-
-  Raises:
-    UserError: the process ended at once.
-  """
-  if queue_runs(folder):
-    return
-  path = folder / LAUNCHER / QUEUE_LOG
-  try:
-    log = open(path, "ab")
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): only who submitted the run can start "
-      "its queue."
-    ) from None
-  with log:
-    command = [sys.executable, "-m", "jaxspeed.launch", "resume", str(folder), "--here"]
-    # A session of its own outlives the terminal.
-    process = subprocess.Popen(
-      command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-  deadline = time.monotonic() + _STARTS_WITHIN
-  while not queue_runs(folder):
-    # A short queue may be done already.
-    if process.poll() == 0:
-      return
-    if process.poll() is not None or time.monotonic() > deadline:
-      raise UserError(
-        f"the queue did not start, see {path}; then: python -m jaxspeed.launch resume {folder}."
-      )
-    time.sleep(0.05)
+    return f"no worker runs: python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
 
 
 def queue_runs(folder: pathlib.Path) -> bool:
-  """Whether a run's queue runs on this machine."""
-  return is_locked(folder / LAUNCHER / QUEUE_LOCK)
+  """Whether a worker of a run lives on this machine."""
+  return any(map(is_locked, (folder / LAUNCHER).glob(WORKER.format("*"))))
 
 
 def queue_elsewhere(folder: pathlib.Path) -> str:
-  """The other machine on which a queue was last started; '' for this one, or without a queue."""
-  with contextlib.suppress(OSError, ValueError):
-    host = read_bytes(folder / LAUNCHER / QUEUE_LOCK)[:300].decode().partition(" ")[0]
-    return "" if host == socket.gethostname() else printable(host)
+  """Another machine on which workers were last started and have not ended; '' without one."""
+  for path in (folder / LAUNCHER).glob(WORKER.format("*")):
+    with contextlib.suppress(OSError, ValueError):
+      host = read_bytes(path)[:300].decode().partition(" ")[0]
+      if host not in ("", socket.gethostname()):
+        return printable(host)
   return ""
 
 

@@ -1,13 +1,13 @@
-"""A job's folder as the launcher keeps it: what was submitted, and what happened since.
+"""A run of many jobs as files: what was submitted, what was asked, and what happened since.
 
-`JOB/launch/` holds
-  job.json        recipe, overrides, executor; a command is made from it and never stored
-  config.json     the checked config
-  requests.jsonl  what was asked: submissions with the scheduler's ids, cancellations
-  job.jsonl       what happened: starts and ends, written where the job runs
+`RUN/run.json` holds all jobs of a run, and is replaced as a whole (`RunFile`). `RUN/.launch/` holds
+  requests.jsonl  what was asked: submissions and cancellations (`Request`)
+  lock            held while a command changes the run
+Where a job runs, its supervisor writes into `RUN/JOB/launch/`
+  job.jsonl       what happened: starts and ends (`Event`)
   tasks/N.jsonl   the same of task N, with its exit codes
   logs/           the output of each task, and of the batch script
-Each line of a .jsonl is an `Event`. They are apart because different hosts append to them.
+A job's command is made from its record and never stored.
 """
 
 import contextlib
@@ -16,75 +16,56 @@ import hashlib
 import os
 import pathlib
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, TypeVar
 
-from ml_collections import ConfigDict
-from pydantic import Field
-
-from jaxspeed.config import stored
 from jaxspeed.config.overrides import to_flags
-from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, mend
-from jaxspeed.files import (
-  append_line,
-  dump_json,
-  load_json,
-  new_folder,
-  parse_json,
-  read_bytes,
-  write_atomically,
-)
-from jaxspeed.launch.seal import seal_of
+from jaxspeed.files import append_line, dump_json, load_json, parse_json, read_bytes
 
-RECORD = "launch"
-FORMAT: Literal[2] = 2
+RUN_FILE = "run.json"
+LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
+RECORD = "launch"  # and in a job's
+FORMAT: Literal[3] = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """The content of job.json.
+  """A job as run.json has it.
 
   Attributes:
-    format: `FORMAT`.
     name: the job's name.
-    index: the job's place in its run.
     recipe: FILE.py or FILE.py:VARIANT.
     overrides: values by dotted field name.
     folder: the job's folder, absolute: the workdir of the training.
     cwd: the folder in which the training starts.
     executor: the executor's kind and fields.
-    created: Unix time.
+    config: a hash of the checked config.
     epochs: config.epochs.
     metric: config.target_metric.
     sources: the folder of the code's state in the run's `.launch/sources`.
-    seal: `seal_of` the other fields.
   """
 
-  format: Literal[2]
   name: str
-  index: Annotated[int, Field(ge=0)]
   recipe: str
   overrides: dict[str, Any]
   folder: str
   cwd: str
   executor: dict[str, Any]
-  created: float
+  config: str
   epochs: float
   metric: Literal["top1", "top5"]
   sources: str
-  seal: str = ""
 
   @property
-  def record(self) -> pathlib.Path:
-    """The folder of the launcher's own files."""
-    return pathlib.Path(self.folder) / RECORD
+  def kind(self) -> str:
+    """The executor's kind."""
+    return str(self.executor.get("kind"))
 
   @property
-  def run(self) -> str:
-    """The name of the job's run."""
-    return pathlib.Path(self.folder).parent.name
+  def run(self) -> pathlib.Path:
+    """The folder of the job's run."""
+    return pathlib.Path(self.folder).parent
 
   @property
   def digest(self) -> str:
@@ -94,30 +75,49 @@ class Job:
 
   def command(self, python: str) -> list[str]:
     """The words of the command that trains the job."""
-    flags = to_flags(self.overrides)
     fixed = [f"--config={self.recipe}", f"--workdir={self.folder}"]
-    return [python, "-m", "jaxspeed.train", *fixed, *flags]
+    return [python, "-m", "jaxspeed.train", *fixed, *to_flags(self.overrides)]
 
-  def same_start(self, other: "Job") -> bool:
-    """Whether two jobs start the same training in the same way."""
-    own = (self.recipe, self.overrides, self.folder, self.cwd, self.executor)
-    return own == (other.recipe, other.overrides, other.folder, other.cwd, other.executor)
+
+@dataclasses.dataclass(frozen=True)
+class RunFile:
+  """The content of run.json: all jobs in their order, and the user's seal (`seal_of`)."""
+
+  format: Literal[3]
+  jobs: list[Job]
+  seal: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A line of requests.jsonl.
+
+  Attributes:
+    time: Unix time.
+    what: "submit" before a scheduler is asked, "refused" if it took none of the jobs, "cancel".
+    jobs: the names of the jobs, in the order of the submission.
+    token: the name of the submission.
+  """
+
+  time: float
+  what: str
+  jobs: list[str]
+  token: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """A line of a record.
+  """A line of a job's record.
 
   Attributes:
     time: Unix time on the host that wrote it.
-    what: a request is "submit" before a submission, "submitted" after it, or "cancel"; a job is
-      "started", "requeued", "failed" or "done"; a task is "started" or "ended".
+    what: a job is "started", "requeued", "failed" or "done"; a task is "started" or "ended".
     token: the name of the submission that it belongs to.
     restart: how often the job was restarted before.
     where: the host or hosts.
-    detail: the scheduler's id; a reason, after an exit code if it failed; a task's exit code.
+    detail: of a start, the scheduler's id; a reason, after an exit code if the job failed; a task's
+      exit code.
     progress: of a requeued job, its newest checkpoint (`progress_of`).
-    seal: of a request, the user's for this line in this job: what it names may be cancelled.
   """
 
   time: float
@@ -127,38 +127,36 @@ class Event:
   where: str = ""
   detail: str = ""
   progress: str = ""
-  seal: str = ""
-
-  def sealed(self, folder: pathlib.Path) -> "Event":
-    """The request of the job in `folder` with its seal."""
-    content = dataclasses.asdict(self) | {"job": folder.name}
-    return dataclasses.replace(self, seal=seal_of(content))
 
 
 # What a job writes to in its record: a link there would lead it elsewhere.
-_WRITTEN = ("", "logs", "logs/batch.log", "tasks")
+_WRITTEN = ("", "logs", "logs/batch.log", "logs/0.log", "tasks", "alive.lock")
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What a job's folder says.
+  """What the files of a run say about a job.
 
   Attributes:
     folder: the job's folder.
-    job: its job.json.
-    requests: what was asked, in order.
-    notes: what happened to the job, in order.
+    job: its record.
+    is_own: whether this user's own `submit` wrote the record.
+    requests: what was asked for the job, in order.
+    notes: what happened to it, in order.
   """
 
   folder: pathlib.Path
   job: Job
-  requests: Sequence[Event]
+  is_own: bool
+  requests: Sequence[Request]
   notes: Sequence[Event]
 
   @property
-  def submission(self) -> Event | None:
-    """The last "submit"; None: there was none."""
-    return next((r for r in reversed(self.requests) if r.what == "submit"), None)
+  def submission(self) -> Request | None:
+    """The last submission that no scheduler refused."""
+    refused = {request.token for request in self.requests if request.what == "refused"}
+    found = (r for r in reversed(self.requests) if r.what == "submit" and r.token not in refused)
+    return next(found, None)
 
   @property
   def token(self) -> str:
@@ -166,16 +164,14 @@ class Facts:
     return self.submission.token if self.submission else ""
 
   @property
-  def id(self) -> str:
-    """The scheduler's id of the last submission; '' if it was not recorded."""
-    ids = [r.detail for r in self.requests if r.what == "submitted" and r.token == self.token]
-    return ids[-1] if ids else ""
+  def place(self) -> int:
+    """The job's place in its submission."""
+    return self.submission.jobs.index(self.job.name) if self.submission else 0
 
   @property
   def cancelled(self) -> bool:
-    """Whether the last submission was cancelled."""
-    kinds = [request.what for request in self.requests if request.what != "submitted"]
-    return kinds[-1:] == ["cancel"]
+    """Whether the job was cancelled since its last submission."""
+    return bool(self.requests) and self.requests[-1].what == "cancel"
 
   @property
   def own_notes(self) -> list[Event]:
@@ -199,18 +195,12 @@ class Facts:
     return ends_of(self.folder, self.token, self.restarts)
 
   @property
-  def is_requested_by_others(self) -> bool:
-    """Whether a request is not sealed by the user."""
-    return any(request != request.sealed(self.folder) for request in self.requests)
-
-  @property
   def foreign(self) -> str:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
-    is_sealed = self.job.seal == seal_of(dataclasses.asdict(self.job))
-    if is_sealed and not _is_same(self.job.folder, self.folder):
-      reason = "was copied or moved"
-    elif not is_sealed or self.is_requested_by_others:
+    if not self.is_own:
       reason = "was submitted by somebody else or changed since"
+    elif not _is_same(self.job.folder, self.folder):
+      reason = "was copied or moved"
     elif any((self.folder / RECORD / part).is_symlink() for part in _WRITTEN):
       reason = "has links in its record"
     else:
@@ -219,42 +209,44 @@ class Facts:
 
 
 def _is_same(first: str, second: pathlib.Path) -> bool:
-  with contextlib.suppress(OSError, ValueError):
-    return os.path.samefile(first, second)
-  return False
+  return os.path.realpath(first) == os.path.realpath(second)
 
 
-def read_facts(folder: pathlib.Path) -> Facts | None:
-  """What a job's folder says; None if it is no job's.
+def read_run_file(folder: pathlib.Path) -> RunFile | None:
+  """The content of a run's run.json; None if there is none.
 
   Raises:
-    UserError: job.json is damaged.
+    UserError: it is damaged.
   """
-  path = folder / RECORD / "job.json"
+  path = folder / RUN_FILE
   try:
-    found = load_json(path, Job)
-    if not isinstance(kind := found["executor"].get("kind"), str):
-      raise ValueError(f"executor.kind={shown(kind)}")
-    job = Job(**found)
+    found = load_json(path, RunFile)
+    return RunFile(found["format"], [Job(**job) for job in found["jobs"]], found["seal"])
   except FileNotFoundError:
     return None
   except (TypeError, ValueError) as error:
     raise UserError(
-      f"{path} cannot be used ({error}): put the file back, or remove {path.parent} and submit the "
-      "job again, which resumes it."
+      f"{path} cannot be used ({error}): put the file back, or remove it and submit the run again, "
+      "which goes on with what its jobs have trained."
     ) from None
-  events = (read_events(path.parent / f"{name}.jsonl") for name in ("requests", "job"))
-  return Facts(folder, job, *events)
 
 
-def read_events(path: pathlib.Path) -> list[Event]:
-  """The events of a record; damaged lines, and a last one that was cut off, do not count."""
-  events = []
+def read_notes(folder: pathlib.Path) -> list[Event]:
+  """What happened to a job, in order."""
+  return read_lines(folder / RECORD / "job.jsonl", Event)
+
+
+_Line = TypeVar("_Line", Request, Event)
+
+
+def read_lines(path: pathlib.Path, kind: type[_Line]) -> list[_Line]:
+  """The lines of a record; damaged ones, and a last one that was cut off, do not count."""
+  found = []
   with contextlib.suppress(FileNotFoundError, ValueError):
     for line in read_bytes(path).rpartition(b"\n")[0].splitlines():
       with contextlib.suppress(TypeError, ValueError):
-        events.append(Event(**parse_json(line, Event)))
-  return events
+        found.append(kind(**parse_json(line, kind)))
+  return found
 
 
 def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
@@ -263,38 +255,28 @@ def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
   with contextlib.suppress(OSError):
     for path in (folder / RECORD / "tasks").iterdir():
       if re.fullmatch(r"\d{1,7}\.jsonl", path.name):
-        ended = [
-          e for e in read_events(path) if (e.what, e.token, e.restart) == ("ended", token, restart)
-        ]
-        if ended and re.fullmatch(r"\d{1,3}", ended[-1].detail):
-          found[int(path.stem)] = int(ended[-1].detail)
+        own = [e for e in read_lines(path, Event) if (e.token, e.restart) == (token, restart)]
+        ended = [event.detail for event in own if event.what == "ended"]
+        if ended and re.fullmatch(r"\d{1,3}", ended[-1]):
+          found[int(path.stem)] = int(ended[-1])
   return dict(sorted(found.items()))
 
 
-def add_event(path: pathlib.Path, event: Event) -> None:
-  """Appends an event to a record, without its empty fields.
+def add_line(path: pathlib.Path, line: Request | Event) -> None:
+  """Appends a line to a record, without its empty fields.
 
   Raises:
     UserError: it cannot be written.
   """
-  values = {name: value for name, value in dataclasses.asdict(event).items() if value != ""}
+  values = {name: value for name, value in dataclasses.asdict(line).items() if value != ""}
   try:
+    path.parent.mkdir(parents=True, exist_ok=True)
     append_line(path, dump_json(values))
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): {mend(error)}, and repeat the "
       "command."
     ) from None
-
-
-def request(folder: pathlib.Path, what: str, token: str = "", id: str = "") -> None:
-  """Appends what was asked to a job's record.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  asked = Event(time.time(), what, token, detail=id).sealed(folder)
-  add_event(folder / RECORD / "requests.jsonl", asked)
 
 
 def progress_of(folder: pathlib.Path) -> str:
@@ -304,42 +286,6 @@ def progress_of(folder: pathlib.Path) -> str:
   places = ((path.parent.parent.name, int(path.name[:15])) for path in steps)
   run, step = max(places, default=("", 0))
   return f"{run} {step}" if steps else ""
-
-
-def write_job(job: Job, config: ConfigDict, before: Facts | None = None) -> None:
-  """Writes all that is known of a job before its submission; job.json last.
-
-  Args:
-    job: the job.
-    config: its checked config.
-    before: what its folder says; None: nothing. A folder that is missing is created whole or not at
-      all; one that has lost its record, with what it has trained, gets a new one.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  folder = pathlib.Path(job.folder)
-  try:
-    is_there = before or (folder.is_dir() and not (folder / RECORD / "job.json").exists())
-    with contextlib.nullcontext(folder) if is_there else new_folder(folder) as place:
-      record = place / RECORD
-      for name in ("tasks", "logs"):
-        (record / name).mkdir(parents=True, exist_ok=True)
-      if before and before.is_requested_by_others:
-        (record / "requests.jsonl").unlink()
-      stored.save(config, record / "config.json", sync=False)
-      about = dump_json(dataclasses.asdict(job), indent=1) + "\n"
-      write_atomically(record / "job.json", about, sync=False)
-  except OSError as error:
-    raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): {mend(error)} or choose another "
-      "root."
-    ) from None
-
-
-def sealed(job: Job) -> Job:
-  """A job with its seal."""
-  return dataclasses.replace(job, seal=seal_of(dataclasses.asdict(job)))
 
 
 def named(jobs: Iterable[Facts]) -> Mapping[str, Facts]:

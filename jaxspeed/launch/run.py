@@ -70,7 +70,6 @@ class Run(SubmittedRun):
       UserError: the folder holds no run.
     """
     path = runs.absolute(folder)
-    runs.read_run(path)
     jobs = runs.read_jobs(path)
     if not jobs:
       raise UserError(f"{path} holds a run without jobs: submit it again.")

@@ -1,4 +1,4 @@
-"""A run of many jobs as its folder keeps it: `run.json`, one folder per job, and one lock."""
+"""The folder of a run of many jobs: its name, its jobs, and one lock."""
 
 import contextlib
 import dataclasses
@@ -6,11 +6,9 @@ import getpass
 import os
 import pathlib
 import re
-import shutil
 import socket
 import time
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxspeed.config import schema
 from jaxspeed.errors import UserError, printable
@@ -20,15 +18,25 @@ from jaxspeed.files import (
   expanded,
   open_locked,
   read_bytes,
-  read_json,
   write_atomically,
 )
-from jaxspeed.launch.local import LAUNCHER
-from jaxspeed.launch.record import RECORD, Facts, read_facts
+from jaxspeed.launch.record import (
+  FORMAT,
+  LAUNCHER,
+  RUN_FILE,
+  Facts,
+  Job,
+  Request,
+  RunFile,
+  add_line,
+  named,
+  read_lines,
+  read_notes,
+  read_run_file,
+)
+from jaxspeed.launch.seal import seal_of
 
-RUN_FILE = "run.json"
-FORMAT: Literal[2] = 2
-_LOCK = "lock"  # it holds who has the lock
+REQUESTS, _LOCK = "requests.jsonl", "lock"  # the lock holds who has it
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
 
@@ -50,17 +58,6 @@ def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
   return path
 
 
-@dataclasses.dataclass(frozen=True)
-class RunFile:
-  """The content of run.json: format, name, Unix time, and by whom and where it was created."""
-
-  format: Literal[2]
-  name: str
-  created: float
-  user: str
-  host: str
-
-
 def check_name(kind: str, name: object) -> str:
   """Returns a name that is safe as a folder's.
 
@@ -79,95 +76,98 @@ def check_name(kind: str, name: object) -> str:
   return name
 
 
-def create_run(folder: pathlib.Path) -> bool:
-  """Creates a run's folder and run.json, if they are missing; returns whether the run is new.
+def create_run(folder: pathlib.Path) -> None:
+  """Creates a run's folder, if it is missing.
 
   Raises:
     UserError: it cannot be written, or holds something else.
   """
-  if (folder / RUN_FILE).exists():
-    read_run(folder)
-    return False
   try:
-    if folder.is_dir():
-      # What a killed submission left half-written is not foreign.
-      known = (TEMPORARY, LAUNCHER)
-      foreign = sorted(name for name in os.listdir(folder) if not name.startswith(known))
-      if foreign:
+    if folder.is_dir() and not (folder / LAUNCHER).is_dir() and not (folder / RUN_FILE).exists():
+      for name in sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY)):
         raise UserError(
-          f"{folder} is not empty and holds no run of jaxspeed.launch ({foreign[0]}): choose "
-          "another name or root."
+          f"{folder} is not empty and holds no run of jaxspeed.launch ({name}): choose another "
+          "name or root."
         )
     (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
-    found = RunFile(FORMAT, folder.name, time.time(), _user(), socket.gethostname())
-    write_atomically(folder / RUN_FILE, dump_json(dataclasses.asdict(found), indent=1) + "\n")
   except OSError as error:
     raise UserError(
       f"{folder} cannot be created or written ({error.strerror or error}): choose another root."
     ) from None
-  return True
 
 
-def remove_run(folder: pathlib.Path) -> None:
-  """Removes a run whose jobs were all removed, and the folder if nothing else is in it."""
-  shutil.rmtree(folder / LAUNCHER, ignore_errors=True)
-  with contextlib.suppress(OSError):
-    (folder / RUN_FILE).unlink()
-    folder.rmdir()
-
-
-def _user() -> str:
-  try:
-    return getpass.getuser()
-  except (KeyError, OSError, ImportError):  # a container's user without a name
-    return str(os.getuid())
-
-
-def read_run(folder: pathlib.Path) -> None:
-  """Makes sure that a folder is a run's.
+def write_jobs(folder: pathlib.Path, jobs: Sequence[Job]) -> None:
+  """Writes a run's run.json, with the user's seal.
 
   Raises:
-    UserError: it has no run.json, or a damaged one.
+    UserError: it cannot be written.
   """
-  if read_json(folder / RUN_FILE, RunFile, "put the file back, or give exist='new'") is None:
-    raise UserError(
-      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
-    )
-
-
-def job_folders(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The folders of a run that may be jobs.
-
-  Raises:
-    UserError: the run's folder cannot be read.
-  """
+  content = [dataclasses.asdict(job) for job in jobs]
+  found = {"format": FORMAT, "jobs": content, "seal": seal_of(content)}
   try:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
+    write_atomically(folder / RUN_FILE, dump_json(found, indent=1) + "\n")
   except OSError as error:
-    raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from None
-  return [folder / name for name in names if (folder / name / RECORD).is_dir()]
+    raise UserError(
+      f"{folder} cannot be written ({error.strerror or error}): make room, or choose another root."
+    ) from None
 
 
 def read_jobs(folder: pathlib.Path) -> list[Facts]:
-  """What the folders of a run's jobs say, in the order of the jobs.
+  """What the files of a run say about its jobs, in their order.
 
   Raises:
-    UserError: a job's folder is damaged, or the run's cannot be read.
+    UserError: the folder holds no run, or a damaged one.
   """
-  found = (read_facts(each) for each in job_folders(folder))
-  return sorted((facts for facts in found if facts), key=lambda f: (f.job.index, f.job.name))
+  found = read_run_file(folder)
+  if found is None:
+    raise UserError(
+      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
+    )
+  return _facts_of(folder, found)
 
 
-def without_record(folder: pathlib.Path) -> str:
-  """A sentence on folders of a run that were trained and have lost their job's record, or ''."""
-  lost = [
-    path.name
-    for path in sorted(folder.iterdir())
-    if (path / "config.json").is_file() and not (path / RECORD / "job.json").is_file()
+def jobs_before(folder: pathlib.Path) -> list[Facts]:
+  """As `read_jobs`, for a run that may be new."""
+  found = read_run_file(folder)
+  return [] if found is None else _facts_of(folder, found)
+
+
+def _facts_of(folder: pathlib.Path, found: RunFile) -> list[Facts]:
+  is_own = found.seal == seal_of([dataclasses.asdict(job) for job in found.jobs])
+  requests: dict[str, list[Request]] = {job.name: [] for job in found.jobs}
+  for line in read_lines(folder / LAUNCHER / REQUESTS, Request):
+    for name in line.jobs:
+      if name in requests:
+        requests[name].append(line)
+  return [
+    Facts(folder / job.name, job, is_own, requests[job.name], read_notes(folder / job.name))
+    for job in found.jobs
+    if NAME.fullmatch(job.name)
   ]
-  if not lost:
-    return ""
-  return f"without a record of their job: {', '.join(lost)}; submit the run's file again for it"
+
+
+def chosen(folder: pathlib.Path, names: Collection[str] = ()) -> list[Facts]:
+  """The jobs of a run with these names; all without names.
+
+  Raises:
+    UserError: there is no such run or job.
+  """
+  jobs = named(read_jobs(folder))
+  names = [names] if isinstance(names, str) else names
+  if unknown := [name for name in names if name not in jobs]:
+    known = ", ".join([*[*jobs][:3], *["..."] * (len(jobs) > 3)])
+    raise UserError(f"{folder} has no job {unknown[0]}: it has {known}{'.' * (len(jobs) <= 3)}")
+  return [facts for name, facts in jobs.items() if name in names or not names]
+
+
+def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str = "") -> None:
+  """Writes down what is asked for some jobs of a run.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  line = Request(time.time(), what, [facts.job.name for facts in jobs], token)
+  add_line(folder / LAUNCHER / REQUESTS, line)
 
 
 @contextlib.contextmanager
@@ -195,15 +195,14 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
   try:
     yield
   finally:
-    os.utime(descriptor)
     os.close(descriptor)
 
 
-def last_change(folder: pathlib.Path) -> object:
-  """What differs after each block of `lock_run`."""
-  with contextlib.suppress(OSError):
-    return os.stat(folder / LAUNCHER / _LOCK).st_mtime_ns
-  return None
+def _user() -> str:
+  try:
+    return getpass.getuser()
+  except (KeyError, OSError, ImportError):  # a container's user without a name
+    return str(os.getuid())
 
 
 def _holder(path: pathlib.Path) -> str:

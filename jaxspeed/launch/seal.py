@@ -1,8 +1,8 @@
-"""The seal of a job: proof that this user's own `submit` wrote the job's record.
+"""The seal of a run: proof that this user's own `submit` wrote its run.json.
 
-A run's folder may come from a stranger, and a record names programs: the Python, lines of shell,
-the recipe. Commands that act (`cancel`, `retry`, `resume`) take only records with a seal, made with
-a key that never leaves the user's home.
+A run's folder may come from a stranger, and its jobs name programs: the Python, lines of shell, the
+recipe. Commands that act (`cancel`, `retry`, `resume`) take only runs with a seal, made with a key
+that never leaves the user's home.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import hmac
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 from jaxspeed.errors import UserError
@@ -20,16 +19,12 @@ from jaxspeed.files import dump_json, expanded, read_bytes
 _BYTES = 32
 
 
-def seal_of(job: Mapping[str, Any]) -> str:
-  """The seal of a job's record, as hexadecimal digits.
-
-  Args:
-    job: the content of job.json; its own `seal` does not count.
+def seal_of(content: Any) -> str:
+  """The seal of what JSON can hold, as hexadecimal digits.
 
   Raises:
     UserError: the key cannot be read or created.
   """
-  content = {name: value for name, value in job.items() if name != "seal"}
   return hmac.new(_key(), dump_json(content, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 

@@ -3,16 +3,15 @@
 import importlib.util
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from jaxspeed.config.schema import Says
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
-from jaxspeed.launch import shared_disk
-from jaxspeed.launch.executor import Count, Executor, Line, SchedulerState, Words
-from jaxspeed.launch.record import Job
+from jaxspeed.launch.executor import Count, Executor, Found, Line, Words
+from jaxspeed.launch.record import Facts, Job
 
 # SkyPilot's ManagedJobStatus; all others are ends.
 _PENDING = {"PENDING", "SUBMITTED", "STARTING", "RECOVERING"}
@@ -20,8 +19,6 @@ _RUNNING = {"RUNNING", "WINDING_DOWN", "CANCELLING"}
 # Buckets that SkyPilot mounts; https: a container of Azure.
 _SCHEMES = "s3|gs|r2|https|cos|oci|nebius|cw"
 _UPLOAD = 600  # seconds that a cancelled job has to upload what it saved
-# An address for documentation (RFC 5737): no machine of this network has it.
-_ELSEWHERE = "192.0.2.1"
 
 
 _Accelerators = Annotated[
@@ -40,6 +37,7 @@ class Sky(Executor):
   """
 
   kind: ClassVar[str] = "sky"
+  most_at_once: ClassVar[int] = 1
 
   accelerators: _Accelerators = ""
   """kind of GPU and how many on each node, as in H100:8; '': none, the job trains on CPUs"""
@@ -60,8 +58,6 @@ class Sky(Executor):
     Says("a dict of paths on the machines and the URLs of buckets or names of volumes"),
   ] = {}
   """buckets (gs://runs) and volumes of SkyPilot (a name) by the path at which they are mounted"""
-  shared_root: bool = False
-  """whether this machine sees the runs' root as the jobs do, where that cannot be found out"""
   python: Line = "python"
   """the Python on the machines that runs jobs"""
   setup: Words = ()
@@ -102,8 +98,6 @@ class Sky(Executor):
         "cloud, as in pip install 'skypilot[aws]'."
       )
     self._mount_of(root)
-    if not self.shared_root:
-      shared_disk.check(root, [_ELSEWHERE], escape="Sky(shared_root=True)")
 
   def _mount_of(self, folder: pathlib.Path) -> str:
     """The mount on which a folder lies.
@@ -165,59 +159,43 @@ class Sky(Executor):
 
     return yaml.safe_dump_all([self.task(job, token) for job in jobs], sort_keys=False)
 
-  def submit(self, jobs: Sequence[Job], token: str) -> Iterator[Mapping[str, str]]:
-    for job in jobs:
-      fields, name = self.task(job, token), job_name(job, token)
+  def submit(self, jobs: Sequence[Job], token: str) -> None:
+    (job,) = jobs
+    fields, name = self.task(job, token), job_name(job, token)
 
-      def launch(sky: Any, fields: Any = fields, name: str = name) -> Any:
-        return sky.get(sky.jobs.launch(sky.Task.from_yaml_config(fields), name=name))
+    def launch(sky: Any) -> Any:
+      return sky.get(sky.jobs.launch(sky.Task.from_yaml_config(fields), name=name))
 
-      failure = f"did not take the job {job.name}"
-      ids, _ = _asked(launch, failure, "submit again when that is mended")
-      if not ids:
-        raise UserError(f"SkyPilot took the job {job.name} without a number: see sky jobs queue.")
-      yield {job.name: str(ids[0])}
+    _asked(launch, f"did not take the job {job.name}", "submit again when that is mended")
 
-  def states(
-    self, ids: Mapping[str, str], folder: pathlib.Path
-  ) -> Mapping[str, SchedulerState] | None:
-    numbers = _numbers(ids)
-    if not numbers:
-      return {}
+  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     try:
       import sky
 
+      fields = ["job_id", "job_name", "status"]
       request = sky.jobs.queue_v2(
-        refresh=False,
-        all_users=True,
-        job_ids=sorted(set(numbers.values())),
-        fields=["job_id", "status"],
+        refresh=False, all_users=True, name_match="jaxspeed-", fields=fields
       )
-      listed = {row.job_id: row.status.value for row in sky.get(request)[0] if row.status}
+      rows = sky.get(request)[0]
     except Exception as error:  # no package, no server, no controller: there are many kinds
       # The controller of managed jobs stops itself when none is left.
       stopped = getattr(getattr(error, "cluster_status", None), "value", "") == "STOPPED"
-      return dict.fromkeys(numbers, SchedulerState.ABSENT) if stopped else None
-    return {name: _state(listed.get(number, "")) for name, number in numbers.items()}
+      return {} if stopped else None
+    names = {job_name(facts.job, facts.token): facts.job.name for facts in jobs}
+    states = {row.job_name: (row.status.value, str(row.job_id)) for row in rows if row.status}
+    return {
+      names[name]: Found(state not in _PENDING, id)
+      for name, (state, id) in states.items()
+      if name in names and state in _PENDING | _RUNNING
+    }
 
-  def find(self, jobs: Mapping[str, Sequence[Job]]) -> Mapping[str, str]:
-    def listed(sky: Any) -> Any:
-      fields = ["job_id", "job_name"]
-      return sky.get(sky.jobs.queue_v2(refresh=True, name_match="jaxspeed-", fields=fields))[0]
-
-    names = {job_name(job, token): job.name for token, own in jobs.items() for job in own}
-    rows = _asked(listed, "does not answer", "repeat the command when it does")
-    return {names[row.job_name]: str(row.job_id) for row in rows if row.job_name in names}
-
-  def cancel(self, ids: Mapping[str, str], folder: pathlib.Path) -> None:
-    numbers = sorted(set(_numbers(ids).values()))
-
+  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
     def cancel(sky: Any) -> Any:
       # Graceful: what the jobs save is uploaded before their machines are given back.
+      numbers = sorted(map(int, ids))
       return sky.get(sky.jobs.cancel(job_ids=numbers, graceful=True, graceful_timeout=_UPLOAD))
 
-    if numbers:
-      _asked(cancel, "did not cancel", "cancel again when it answers")
+    _asked(cancel, "did not cancel", "cancel again when it answers")
 
 
 def slug(name: str) -> str:
@@ -227,18 +205,8 @@ def slug(name: str) -> str:
 
 
 def job_name(job: Job, token: str) -> str:
-  """The name of a submitted job in SkyPilot's queue; no other submission of any job has it."""
-  return f"jaxspeed-{slug(job.name)}-{token}-{job.index}"
-
-
-def _numbers(ids: Mapping[str, str]) -> dict[str, int]:
-  return {name: int(id) for name, id in ids.items() if re.fullmatch("[0-9]{1,15}", id)}
-
-
-def _state(status: str) -> SchedulerState:
-  if status in _PENDING:
-    return SchedulerState.PENDING
-  return SchedulerState.RUNNING if status in _RUNNING else SchedulerState.ABSENT
+  """The name of a submitted job in SkyPilot's queue, by which it is found."""
+  return f"jaxspeed-{slug(job.name)}-{token}"
 
 
 def _asked(question: Callable[[Any], Any], failure: str, advice: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from jaxspeed.errors import UserError, mend
 from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.launch.executor import SECRET
-from jaxspeed.launch.local import LAUNCHER
+from jaxspeed.launch.record import LAUNCHER
 
 # Variables that change what a run computes or where it finds its libraries and data.
 _ENVIRONMENT = re.compile(

@@ -4,14 +4,13 @@ import contextlib
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
-from jaxspeed.launch import runs
 from jaxspeed.launch.decision import culprit
-from jaxspeed.launch.executor import SchedulerState
+from jaxspeed.launch.executor import Executor, Found
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
@@ -19,6 +18,7 @@ from jaxspeed.launch.status import JobStatus, status_table
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 
+NEVER = "the scheduler does not have it, and it never started"
 # Bytes at the end of a log that are searched for its last lines, and how many are shown.
 _TAIL, _LINES = 8192, 3
 # Seconds after its last note in which a job may be between two states, such as a start that the
@@ -45,45 +45,63 @@ class Statuses(tuple[JobStatus, ...]):
   __repr__ = __str__
 
 
+def ask(folder: pathlib.Path, jobs: Sequence[Facts]) -> tuple[dict[str, Found | None], list[str]]:
+  """What the schedulers say about the jobs that have not ended, with one question to each.
+
+  Returns:
+    By name, what is known of each job; None: its scheduler does not know it. And a sentence on each
+    that does not answer.
+  """
+  said: dict[str, Found | None] = {}
+  silent = []
+  for executor, group in by_kind([facts for facts in jobs if facts.is_open]):
+    found = executor.states(group, folder)
+    if found is None:
+      silent.append(executor.silence(folder))
+    else:
+      said |= {facts.job.name: found.get(facts.job.name) for facts in group}
+  return said, silent
+
+
+def by_kind(jobs: Iterable[Facts]) -> Iterator[tuple[Executor, list[Facts]]]:
+  """Jobs in groups of one kind of executor, each with the executor of its first job."""
+  groups: dict[str, list[Facts]] = {}
+  for facts in jobs:
+    groups.setdefault(facts.job.kind, []).append(facts)
+  for group in groups.values():
+    yield executor_of(group[0].job.executor, str(group[0].folder)), group
+
+
 def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
-  """The states of jobs, with one question to each scheduler.
+  """The states of jobs.
 
   Args:
     folder: the run's folder.
-    jobs: what the jobs' folders say.
+    jobs: what its files say about them.
   """
-  said: dict[str, SchedulerState] = {}
-  notes, stopped = [*filter(None, [runs.without_record(folder)])], False
-  kinds = dict.fromkeys(facts.job.executor["kind"] for facts in jobs if facts.is_open)
-  for kind in kinds:
-    own = [facts for facts in jobs if facts.job.executor["kind"] == kind and facts.is_open]
-    executor = executor_of(own[0].job.executor, str(own[0].folder))
-    # A stranger's folder has no jobs of ours.
-    ids = {facts.job.name: facts.id for facts in own}
-    found = executor.states(ids, folder)
-    if found is None:
-      notes.append(f"{kind} does not answer: the states are those that the jobs wrote last")
-    said |= found or {}
-    # Nor is a command advised that would act on it.
-    waiting = any(not facts.cancelled and not facts.foreign for facts in own)
-    if waiting and (warning := executor.warning(folder)):
-      notes.append(warning)
-      stopped = True
-  result = Statuses(status_of(facts, said.get(facts.job.name)) for facts in jobs)
-  result.notes, result.stopped = tuple(notes), stopped
-  result.is_local = {*kinds} <= {Local.kind}
+  said, silent = ask(folder, jobs)
+  result = Statuses(status_of(facts, said.get(facts.job.name, UNKNOWN)) for facts in jobs)
+  notes = [f"{each}: the states are those that the jobs wrote last" for each in silent]
+  # No command is advised that would act on a stranger's folder.
+  own = [facts for facts in jobs if facts.is_open and not facts.cancelled and not facts.foreign]
+  warnings = [*filter(None, (executor.warning(folder) for executor, _ in by_kind(own)))]
+  result.notes, result.stopped = (*notes, *warnings), bool(warnings)
+  result.is_local = {facts.job.kind for facts in jobs if facts.is_open} <= {Local.kind}
   return result
 
 
-def status_of(facts: Facts, scheduler: SchedulerState | None) -> JobStatus:
+UNKNOWN = Found(True, "?")  # the scheduler was not asked, or does not answer
+
+
+def status_of(facts: Facts, said: Found | None) -> JobStatus:
   """The state of a job.
 
   Args:
-    facts: what its folder says.
-    scheduler: what the scheduler says; None: it was not asked, or does not answer.
+    facts: what the files say.
+    said: what the scheduler says; None: it does not know the job.
   """
   job = facts.job
-  state, detail = _state(facts, scheduler)
+  state, detail = _state(facts, said)
   found = _progress(facts)
   if state == "done":
     result = result_of_job(facts) or {}
@@ -92,20 +110,20 @@ def status_of(facts: Facts, scheduler: SchedulerState | None) -> JobStatus:
     found["remaining"] = None
   if state == "failed":
     found |= _failure(facts)
+  starts = [note.detail for note in facts.own_notes if note.what == "started" and note.detail]
   return JobStatus(
     job.name,
     facts.folder,
     state,
     detail,
-    # A local queue has no numbers: the name of the submission stands there.
-    id=facts.id if facts.id != facts.token else "",
+    id=(said.id if said and said is not UNKNOWN else "") or "".join(starts[-1:]),
     restarts=facts.restarts,
     epochs=job.epochs,
     **found,
   )
 
 
-def _state(facts: Facts, scheduler: SchedulerState | None) -> tuple[str, str]:
+def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
   """State and detail, by the first rule that applies."""
   try:
     if result_of_job(facts) is not None:
@@ -113,17 +131,16 @@ def _state(facts: Facts, scheduler: SchedulerState | None) -> tuple[str, str]:
   except UserError as error:
     return "failed", str(error)
   if facts.cancelled:
-    return "cancelled", "saving" if scheduler is SchedulerState.RUNNING else ""
+    saves = said is not None and said is not UNKNOWN and said.runs
+    return "cancelled", "saving" if saves else ""
   if facts.submission is None:
     return "pending", "not submitted"
   last = facts.own_notes[-1] if facts.own_notes else None
+  settles = time.time() - (last or facts.submission).time < _SETTLING
   if last is None:
-    if not facts.id:
-      return "pending", "not submitted, or not written down: submit again"
-    if scheduler is not SchedulerState.ABSENT or time.time() - facts.submission.time < _SETTLING:
+    if said is not None or settles:
       return "pending", ""
-    return "failed", "the scheduler no longer has it, and it never started"
-  settling = time.time() - last.time < _SETTLING
+    return "failed", f"{NEVER}: do its machines see {facts.folder.parent}?"
   if last.what == "failed":
     code, _, reason = last.detail.partition(" ")
     # A trainer ends with 0 and without a result only after SIGTERM.
@@ -131,18 +148,16 @@ def _state(facts: Facts, scheduler: SchedulerState | None) -> tuple[str, str]:
   if last.what == "done":
     return "failed", "it ended without a result.json"
   if last.what == "requeued":
-    if scheduler is SchedulerState.ABSENT and not settling:
+    if said is None and not settles:
       return "failed", f"{last.detail}; the scheduler no longer has it"
     return "requeued", last.detail
-  if scheduler is SchedulerState.PENDING:
-    return "requeued", "interrupted"
-  if scheduler is not SchedulerState.ABSENT:
-    return "running", ""
+  if said is not None:
+    return ("running", "") if said.runs else ("requeued", "interrupted")
   # The scheduler does not have it, and it did not say how it ended.
   ends = facts.ends()
   if ends and {*ends.values()} == {0}:
     return "cancelled", "outside of jaxspeed.launch"
-  if settling and not ends:
+  if settles and not ends:
     return "running", ""
   return "failed", "it is gone, and did not say how it ended"
 

@@ -1,11 +1,13 @@
 """A run of many jobs, as its folder keeps it: states, results, cancellation, another try."""
 
+import contextlib
 import pathlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from jaxspeed.errors import UserError, printable
-from jaxspeed.launch import record, runs, state, submit
+from jaxspeed.launch import runs, state, submit
+from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import Statuses
 from jaxspeed.launch.status import ENDED
@@ -45,7 +47,7 @@ class SubmittedRun:
           print(printable(f"{status.name}: {status.state}{detail}"))
         seen[status.name] = status.state
       going = [status for status in found if status.state not in ENDED]
-      stuck = [s for s in going if s.detail.startswith("not submitted") or _waits(s, found)]
+      stuck = [s for s in going if s.detail == "not submitted" or _waits(s, found)]
       if len(stuck) == len(going):
         return found
       time.sleep(LOOK if found.is_local else ASK)
@@ -54,9 +56,8 @@ class SubmittedRun:
     """The states of the jobs, in their order; `print` shows a table.
 
     Raises:
-      UserError: the run does not exist yet, or a job's folder is damaged.
+      UserError: the run does not exist yet, or its file is damaged.
     """
-    runs.read_run(self.folder)
     return state.statuses(self.folder, runs.read_jobs(self.folder))
 
   def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
@@ -69,18 +70,18 @@ class SubmittedRun:
     Raises:
       UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
     """
-    submit.check_own(self._jobs(names, every=every))
-    with runs.lock_run(self.folder, wait=30.0):
-      # A scheduler may have jobs of a submission that died before it wrote their ids.
-      submit.recover(runs.read_jobs(self.folder))
-      jobs = self._jobs(names, every=every)
-      pairs = zip(jobs, state.statuses(self.folder, jobs), strict=True)
-      going = [facts for facts, status in pairs if status.state not in ENDED]
-      for executor, group in submit.by_executor(going, lambda facts: facts.job.executor["kind"]):
-        ids = {facts.job.name: facts.id for facts in group if facts.submission}
-        executor.cancel(ids, self.folder)
-        for facts in group:
-          record.request(facts.folder, "cancel")
+    with self._locked(names, every) as chosen:
+      jobs = [facts for facts in chosen if not facts.cancelled]
+      said, silent = state.ask(self.folder, jobs)
+      if silent:
+        raise UserError(f"{silent[0]}: cancel there, or when it answers.")
+      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
+      going = [facts for facts in jobs if found[facts.job.name].state not in ENDED]
+      for executor, group in state.by_kind(going):
+        ids = [each.id for f in group if (each := said.get(f.job.name)) and each.id]
+        if ids or executor.kind == Local.kind:
+          executor.cancel(ids, self.folder)
+        runs.request(self.folder, "cancel", group)
     return [facts.job.name for facts in going]
 
   def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
@@ -94,9 +95,7 @@ class SubmittedRun:
       UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
         scheduler refuses.
     """
-    submit.check_own(self._jobs(names, every=failed))
-    with runs.lock_run(self.folder, wait=30.0):
-      jobs = self._jobs(names, every=failed)
+    with self._locked(names, failed) as jobs:
       again = []
       for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
         if status.state in ("failed", "cancelled") and status.detail != "saving":
@@ -104,16 +103,19 @@ class SubmittedRun:
         elif not failed:
           stands = "still saving" if status.detail == "saving" else status.state
           raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
-      submit.submit(again)
+      submit.submit(self.folder, again)
     if again:
       submit.begin(self.folder)
     return [facts.job.name for facts in again]
 
-  def _jobs(self, names: Collection[str], *, every: bool) -> list[Facts]:
-    runs.read_run(self.folder)
-    return runs.read_jobs(self.folder) if every else submit.chosen(self.folder, names)
+  @contextlib.contextmanager
+  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
+    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
+    submit.check_own(runs.chosen(self.folder, names))
+    with runs.lock_run(self.folder, wait=30.0):
+      yield runs.chosen(self.folder, names) if names or every else []
 
 
 def _waits(status: state.JobStatus, found: Statuses) -> bool:
-  """Whether a job waits for a queue that does not run."""
+  """Whether a job waits for workers that do not run."""
   return found.stopped and status.state != "running"

@@ -1,15 +1,15 @@
 """The process beside each trainer: starts it, passes signals on, notes its end, decides the rest.
 
-  python -m jaxspeed.launch.supervisor local JOB DIGEST TOKEN RESTART   # a job of a local queue
   python -m jaxspeed.launch.supervisor slurm JOB DIGEST TOKEN           # a batch job, with srun for
   python -m jaxspeed.launch.supervisor task JOB DIGEST TOKEN RESTART    # each of its tasks
   python -m jaxspeed.launch.supervisor sky JOB DIGEST TOKEN             # one machine of a job
   python -m jaxspeed.launch.supervisor sbatch --workdir=...   # train.sbatch: a job without a sweep
 
 JOB is a job's folder, DIGEST that of its record, TOKEN its submission. `decision.decide` says what
-follows an end.
+follows an end. Local jobs have a `worker`.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 from jaxspeed.config import output
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE, UserError
@@ -28,15 +29,16 @@ from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import (
   RECORD,
   Event,
-  add_event,
+  add_line,
   ends_of,
   progress_of,
-  read_events,
-  read_facts,
+  read_lines,
+  read_run_file,
 )
 
 _LOOK = 0.5  # seconds between two looks for a cancellation
 _OTHERS = 3.0  # seconds within which the records of other machines are seen
+_PASSED = {number: number for number in (signal.SIGTERM, signal.SIGUSR1)}
 
 
 class Start:
@@ -47,10 +49,14 @@ class Start:
     token: its submission.
     restart: how often it was restarted before.
     where: the host or hosts.
+
+  Attributes:
+    came: the signals that this process got while the trainer ran.
   """
 
-  def __init__(self, folder: pathlib.Path, token: str, restart: int, where: str = "") -> None:
+  def __init__(self, folder: pathlib.Path, token: str, restart: int = 0, where: str = "") -> None:
     self.folder, self.token, self.restart = folder, token, restart
+    self.came: list[int] = []
     self._where = where or socket.gethostname()
 
   def note(self, what: str, detail: str = "", task: int | None = None) -> None:
@@ -62,7 +68,7 @@ class Start:
     name = "job.jsonl" if task is None else f"tasks/{task}.jsonl"
     progress = progress_of(self.folder) if what == "requeued" else ""
     event = Event(time.time(), what, self.token, self.restart, self._where, detail, progress)
-    add_event(self.folder / RECORD / name, event)
+    add_line(self.folder / RECORD / name, event)
 
   def conclude(self, verdict: Verdict) -> None:
     """Writes a verdict down, and prints it.
@@ -83,9 +89,9 @@ class Start:
     *,
     log: bool = True,
     tee: bool = False,
-    passed: Mapping[int, int] | None = None,
-    until_cancelled: bool = False,
+    passed: Mapping[signal.Signals, signal.Signals] = _PASSED,
     variables: Mapping[str, str] | None = None,
+    cancelled: Callable[[], bool] | None = None,
   ) -> int:
     """Runs a trainer to its end; returns its exit code, 128 + N after the signal N.
 
@@ -95,84 +101,100 @@ class Start:
       log: whether its output goes into the job's folder.
       tee: whether it is printed too.
       passed: the signals that the trainer gets when this process gets one.
-      until_cancelled: whether the trainer is told to end when the job's record is cancelled.
       variables: environment variables to add.
+      cancelled: whether the trainer is to end; the trainer then has a session of its own, and what
+        it leaves in the background ends with it.
     """
-    passed = {} if passed is None else passed
-    came: list[int] = []
-    trainer: subprocess.Popen[bytes] | None = None
-
-    def handle(number: int, _: object) -> None:
-      came.append(number)
-      if trainer is not None and number in passed:
-        trainer.send_signal(passed[number])
-
-    # This process stays to note the end while the trainer saves.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-      signal.signal(number, handle)
     self.note("started", task=task)
-    path = self.folder / RECORD / "logs" / f"{task}.log"
-    file = open(path, "ab") if log else None
-    # close_fds: the trainer keeps the lock of a local job.
-    trainer = subprocess.Popen(
-      command,
-      stdout=subprocess.PIPE if tee else file,
-      stderr=subprocess.STDOUT if log else None,
-      close_fds=False,
-      env=os.environ | (variables or {}),
-    )
-    for missed in {*came} & {*passed}:
-      trainer.send_signal(passed[missed])
-    if tee and file is not None:
+    own = cancelled is not None
+    with contextlib.ExitStack() as stack:
+      file = stack.enter_context(_appended(self.folder, task)) if log else None
+      trainer: subprocess.Popen[bytes] | None = None
+
+      def handle(number: int, _: object) -> None:
+        self.came.append(number)
+        if trainer is not None and number in passed:
+          trainer.send_signal(passed[signal.Signals(number)])
+
+      stack.enter_context(_handled(handle))
+      trainer = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL if own else None,
+        stdout=subprocess.PIPE if tee else file,
+        stderr=subprocess.STDOUT if log else None,
+        close_fds=False,  # the trainer keeps the locks of a local job
+        env=os.environ | (variables or {}),
+        start_new_session=own,
+      )
+      for missed in {*self.came} & {*passed}:
+        trainer.send_signal(passed[signal.Signals(missed)])
       copier = threading.Thread(target=_copy, args=(trainer, file), daemon=True)
-      copier.start()
-    if until_cancelled:
-      threading.Thread(target=self._end_cancelled, args=(trainer,), daemon=True).start()
-    code = trainer.wait()
-    if tee:
-      copier.join(5)  # what the trainer left in the background may hold the pipe
-    code = code if code >= 0 else 128 - code
-    try:
-      self.note("ended", str(code), task)
-    except UserError as error:  # as on a full disk: the code itself says enough
-      output.say(error)
+      if tee:
+        copier.start()
+      if cancelled is not None:
+        threading.Thread(target=_end_if, args=(trainer, cancelled), daemon=True).start()
+      code = trainer.wait()
+      if own:
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(trainer.pid, signal.SIGTERM)
+      if tee:
+        copier.join(5)  # what the trainer left in the background may hold the pipe
+      code = code if code >= 0 else 128 - code
+      try:
+        self.note("ended", str(code), task)
+      except UserError as error:  # as on a full disk: the code itself says enough
+        output.say(error)
     return code
 
-  def _end_cancelled(self, trainer: subprocess.Popen[bytes]) -> None:
-    path, size = self.folder / RECORD / "requests.jsonl", -1
-    while trainer.poll() is None:
-      if (now := path.stat().st_size if path.exists() else 0) != size:
-        size = now
-        if (facts := read_facts(self.folder)) and facts.cancelled and facts.token == self.token:
-          return trainer.terminate()
-      time.sleep(_LOOK)
+
+@contextlib.contextmanager
+def _appended(folder: pathlib.Path, task: int) -> Iterator[IO[bytes]]:
+  logs = folder / RECORD / "logs"
+  logs.mkdir(parents=True, exist_ok=True)
+  with open(logs / f"{task}.log", "ab") as file:
+    yield file
 
 
-def _copy(trainer: subprocess.Popen[bytes], file: object) -> None:
-  assert trainer.stdout is not None
+@contextlib.contextmanager
+def _handled(handle: Callable[[int, object], None]) -> Iterator[None]:
+  """Handles signals in the block: this process stays to note the end while the trainer saves."""
+  numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+  before = {number: signal.signal(number, handle) for number in numbers}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def _end_if(trainer: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> None:
+  while trainer.poll() is None:
+    with contextlib.suppress(OSError, UserError):
+      if cancelled():
+        return trainer.terminate()
+    time.sleep(_LOOK)
+
+
+def _copy(trainer: subprocess.Popen[bytes], file: IO[bytes] | None) -> None:
+  assert trainer.stdout is not None and file is not None
   while content := os.read(trainer.stdout.fileno(), 1 << 16):
-    os.write(file.fileno(), content)  # type: ignore[attr-defined]
+    os.write(file.fileno(), content)
     os.write(1, content)
 
 
 def _job_of(folder: pathlib.Path, digest: str) -> tuple[Executor, list[str]]:
   """A job's executor, and the command that trains it, made from its checked record."""
-  facts = read_facts(folder)
-  if facts is None or facts.job.digest != digest:
+  found = read_run_file(folder.parent)
+  jobs = [job for job in found.jobs if job.digest == digest] if found else []
+  if not jobs or jobs[0].folder != str(folder):
     raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
-  executor = executor_of(facts.job.executor, str(folder))
-  return executor, facts.job.command(executor.python or sys.executable)
-
-
-def local(start: Start, command: Sequence[str]) -> int:
-  """The trainer of a local job."""
-  passed = {int(number): int(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-  return start.run(0, command, passed=passed, until_cancelled=True)
+  executor = executor_of(jobs[0].executor, str(folder))
+  return executor, jobs[0].command(executor.python or sys.executable)
 
 
 def task(start: Start, command: Sequence[str], *, log: bool = True) -> int:
   """The trainer of a task of srun; Slurm signals every process of a task by itself."""
-  return start.run(int(os.environ["SLURM_PROCID"]), command, log=log)
+  return start.run(int(os.environ["SLURM_PROCID"]), command, log=log, passed={})
 
 
 def slurm(
@@ -232,7 +254,6 @@ def sbatch(arguments: Sequence[str]) -> int:
   if not most.isdecimal():
     raise UserError(f"MAX_RESTARTS={most}: it must be a whole number.")
   folder = pathlib.Path(os.path.abspath(os.path.expanduser(workdirs[-1])))
-  (folder / RECORD / "tasks").mkdir(parents=True, exist_ok=True)
   token = f"by-hand-{os.environ['SLURM_JOB_ID']}"
   return slurm(folder, "-", token, int(most), arguments)
 
@@ -245,7 +266,7 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
   number = int(variables.get("SKYPILOT_MANAGED_JOB_ID", "0"))
 
   def starts(name: str) -> int:
-    events = read_events(folder / RECORD / f"{name}.jsonl")
+    events = read_lines(folder / RECORD / f"{name}.jsonl", Event)
     return sum(event.token == token and event.what == "started" for event in events)
 
   # A machine that is taken away notes no end. Process 0 may have noted this start already.
@@ -263,7 +284,7 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
     "JAX_PROCESS_ID": str(rank),
   }
   # A notice that the machine goes away makes all processes save and leave with REQUEUE.
-  passed = dict.fromkeys((int(signal.SIGTERM), int(signal.SIGUSR1)), int(signal.SIGUSR1))
+  passed = dict.fromkeys(_PASSED, signal.SIGUSR1)
   code = start.run(rank, command, tee=True, passed=passed, variables=own)
   deadline = time.monotonic() + _OTHERS
   while len(ends_of(folder, token, restart)) < len(ips) and time.monotonic() < deadline:
@@ -296,7 +317,7 @@ def main(arguments: Sequence[str]) -> int:
       return slurm(folder, digest, token, executor.max_restarts)
     if role == "sky":
       return sky(folder, token, executor, command)
-    return (local if role == "local" else task)(Start(folder, token, int(more[0])), command)
+    return task(Start(folder, token, int(more[0])), command)
   except (OSError, UserError) as error:
     output.say(error)
     return MISTAKE

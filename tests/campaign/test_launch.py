@@ -1,32 +1,256 @@
-"""Sweeps on a Slurm of two nodes and on this machine, disturbed in every way: nothing is lost."""
+"""Sweeps on a Slurm of two nodes and on this machine, disturbed in every way: nothing is lost.
 
-import importlib
+Every job must end with the bits of one that nothing happened to. `--junitxml` keeps the states that
+were seen; those of results/launch.md came that way.
+"""
+
+import hashlib
+import os
 import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from commands import ROOT
-from local_cluster import environment, local_slurm
+from faulty_runs import arrays_of
+from local_cluster import Slurm as Cluster
+from local_cluster import environment, local_slurm, trainers, wait_until
+
+from jaxspeed.files import is_locked
+from jaxspeed.launch import Run, Slurm
+from jaxspeed.launch.record import read_notes
+from jaxspeed.launch.status import ENDED, JobStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
+NAMES = ("calm", "killed", "cancelled", "no-data", "two-nodes", "pushed-out")
 
-@pytest.fixture
-def campaign(monkeypatch):
-  monkeypatch.syspath_prepend(ROOT / "scripts")
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
   for name, value in environment().items():
     monkeypatch.setenv(name, value)
-  return importlib.import_module("launch_campaign")
 
 
-def test_a_disturbed_sweep_on_slurm_ends_with_the_same_bits(campaign, monkeypatch, tmp_path):
-  with local_slurm() as cluster:
-    monkeypatch.setenv("SLURM_CONF", cluster.variables["SLURM_CONF"])
-    moments, same = campaign.on_slurm(cluster, tmp_path, epochs=40.0)
-    assert same == 6 and len(moments) >= 8
-    submitted, seconds = campaign.times_of_a_hundred(tmp_path)
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[Cluster]:
+  with local_slurm() as found:
+    monkeypatch.setenv("SLURM_CONF", found.variables["SLURM_CONF"])
+    yield found
+
+
+def toy(programs: pathlib.Path, **fields: object) -> dict[str, object]:
+  """Overrides of a toy run that is long enough to be disturbed, and saves three times a second."""
+  often = {"checkpoint.every_seconds": 0.3, "heartbeat_seconds": 100}
+  return often | {"model.width": 4, "compile_cache": str(programs)} | fields
+
+
+def six(name: str, root: pathlib.Path, data: pathlib.Path) -> Run:
+  """The sweep of six jobs, two of them on two nodes."""
+  one, two = Slurm(save_seconds=60), Slurm(nodes=2, save_seconds=60)
+  # What is missing at run time was not looked at before.
+  run = Run(name, executor=one, root=root, check_data=False)
+  for seed, job in enumerate(NAMES):
+    overrides = toy(root / "programs", seed=seed, epochs=40.0)
+    if job == "no-data":
+      overrides |= {"data.path": str(data)}
+    executor = two if job in ("two-nodes", "pushed-out") else one
+    run.job("configs/quickstart.py", overrides, name=job, executor=executor)
+  return run
+
+
+def shown(status: JobStatus) -> str:
+  code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
+  return status.state + code + (f", restart {status.restarts}" if status.restarts else "")
+
+
+class Disturbed:
+  """A run that is disturbed, and the moments at which its states were looked at."""
+
+  def __init__(self, run: Run) -> None:
+    self.run = run
+    self.moments: dict[str, dict[str, str]] = {}
+
+  def status(self, name: str) -> JobStatus:
+    return next(status for status in Run.load(self.run.folder).status() if status.name == name)
+
+  def wait(self, name: str, *states: str) -> None:
+    """Until a job has one of some states."""
+    wait_until(lambda: self.status(name).state in states, 300, f"{name}: {states}")
+
+  def look(self, what: str, **expected: str) -> None:
+    """Writes the states down; those of `expected` must begin so."""
+    found = {status.name: shown(status) for status in Run.load(self.run.folder).status()}
+    self.moments[what] = found
+    for name, state in expected.items():
+      job = name.replace("_", "-")
+      assert found[job].startswith(state), f"{what}: {job} is {found[job]}, not {state}"
+
+  def wait_for_save(self, *names: str) -> None:
+    before = {name: saved(self.run.folder / name) for name in names}
+    wait_until(
+      lambda: all(saved(self.run.folder / name) > before[name] for name in names), 300, f"{names}"
+    )
+
+
+def saved(folder: pathlib.Path) -> int:
+  """The step of a job's newest checkpoint."""
+  names = (path.name for path in folder.glob("checkpoints/*"))
+  return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def bits(folder: pathlib.Path) -> str:
+  """A hash of all arrays of a run's last checkpoint."""
+  digest = hashlib.sha256()
+  for name, content in sorted(arrays_of(folder / "checkpoints" / str(saved(folder))).items()):
+    digest.update(name.encode() + content)
+  return digest.hexdigest()
+
+
+def make_data(folder: pathlib.Path) -> pathlib.Path:
+  """The digits as arrays of one's own."""
+  from sklearn.datasets import load_digits
+
+  digits = load_digits()
+  folder.mkdir(parents=True)
+  images = np.repeat((digits.images * 15.9375).astype(np.uint8)[..., None], 3, axis=-1)
+  np.save(folder / "images.npy", images)
+  np.save(folder / "labels.npy", digits.target)
+  return folder
+
+
+def answers() -> bool:
+  return subprocess.run(["squeue"], capture_output=True, timeout=60).returncode == 0
+
+
+def wait_for_all(run: Run) -> set[str]:
+  """The states in which the jobs have ended."""
+  states = [""]
+
+  def ended() -> bool:
+    states[:] = [status.state for status in run.status()]
+    return all(state in ENDED for state in states)
+
+  wait_until(ended, 900, "the end of all jobs")
+  return {*states}
+
+
+def test_a_disturbed_sweep_on_slurm_ends_with_the_same_bits(cluster, tmp_path, record_property):
+  data = make_data(tmp_path / "digits")
+  undisturbed = six("undisturbed", tmp_path, data)
+  undisturbed.start()
+  assert wait_for_all(undisturbed) == {"done"}, undisturbed.status()
+
+  hidden = data.rename(tmp_path / "hidden")
+  disturbed = Disturbed(six("disturbed", tmp_path, data))
+  disturbed.run.start()
+  disturbed.look("submitted")
+  disturbed.wait("no-data", "failed")
+  lines = " ".join(disturbed.status("no-data").last_lines)
+  assert str(data) in lines and "does not exist" in lines, lines
+  disturbed.wait_for_save("killed", "cancelled", "pushed-out")
+  disturbed.look("all others train", calm="running", no_data="failed (exit code 2)")
+
+  job = cluster.run("scontrol", "show", "job", disturbed.status("killed").id)
+  number = re.search(r"JobId=(\d+)", job)
+  assert number is not None
+  os.kill(trainers(number[1], cluster.variables["SLURM_CONF"])[0], signal.SIGKILL)
+  disturbed.wait("killed", "requeued")
+  disturbed.look("kill -9 of a trainer", killed="requeued")
+  disturbed.run.cancel(["cancelled"])
+  disturbed.look("cancel", cancelled="cancelled")
+  cluster.run("scontrol", "shutdown", "slurmctld")
+  wait_until(lambda: not answers(), 30, "the controller's end")
+  disturbed.look("the controller ended", pushed_out="running", cancelled="cancelled")
+  controller = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
+  assert controller is not None
+  subprocess.run([controller], env=cluster.variables, check=True, timeout=60)
+  wait_until(answers, 30, "the controller")
+  disturbed.look("the controller came back", pushed_out="running", cancelled="cancelled")
+  urgent = ["--partition=urgent", "--nodelist=127.0.0.2", "--exclusive", "--output=/dev/null"]
+  cluster.run("sbatch", *urgent, "--wrap=sleep 3")
+  disturbed.wait("pushed-out", "requeued")
+  disturbed.look("a job of higher priority on node 2", pushed_out="requeued")
+  hidden.rename(data)
+  wait_for_all(disturbed.run)
+  disturbed.look("all that was left ended", calm="done", killed="done", pushed_out="done")
+  disturbed.run.retry(failed=True)
+  disturbed.look("retry --failed")
+  wait_for_all(disturbed.run)
+  disturbed.look("the end", **{name.replace("-", "_"): "done" for name in NAMES})
+  record_property("moments", disturbed.moments)
+  for name in NAMES:
+    assert bits(undisturbed.folder / name) == bits(disturbed.run.folder / name), name
+
+
+def sweep_file(path: pathlib.Path, executor: str, jobs: int, overrides: object = None) -> str:
+  path.write_text(
+    "from jaxspeed.launch import Run, Local, Slurm\n"
+    "def sweep():\n"
+    f"  run = Run({path.stem!r}, executor={executor}, root={str(path.parent)!r})\n"
+    f"  for seed in range({jobs}):\n"
+    f"    run.job('configs/quickstart.py', {overrides or {}!r} | {{'seed': seed}})\n"
+    "  return run\n"
+  )
+  return str(path)
+
+
+def launch(*arguments: str) -> float:
+  """The seconds of a command."""
+  begun = time.monotonic()
+  command = [sys.executable, "-m", "jaxspeed.launch", *arguments]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr
+  return time.monotonic() - begun
+
+
+def test_a_hundred_jobs_are_submitted_and_looked_at_at_once(cluster, tmp_path, record_property):
+  # They wait, so that no job's start is in the time.
+  file = sweep_file(tmp_path / "hundred.py", "Slurm(options=['--hold'])", 100)
+  submitted = launch("submit", file)
+  seconds = min(launch("status", str(tmp_path / "hundred")) for _ in range(3))
+  launch("cancel", str(tmp_path / "hundred"), "--all")
+  record_property("seconds", (submitted, seconds))
   # What is asked for, on a machine that does nothing else.
   assert submitted < 10 and seconds < 1
 
 
-def test_twenty_local_jobs_outlive_the_terminal_and_their_queue(campaign, tmp_path: pathlib.Path):
-  assert "all 20 done, each started once" in campaign.on_this_machine(tmp_path, 20, epochs=10.0)
+def test_twenty_local_jobs_outlive_the_terminal_and_their_workers(tmp_path, record_property):
+  overrides = toy(tmp_path / "programs", epochs=10.0)
+  file = sweep_file(tmp_path / "local.py", "Local(parallel=2)", 20, overrides)
+  # A shell of its own session, which the closed terminal takes along.
+  shell = subprocess.Popen(
+    ["bash", "-c", f"{sys.executable} -m jaxspeed.launch submit {file} && sleep 600"],
+    cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
+  )  # fmt: skip
+  folder = tmp_path / "local"
+  locks = [folder / ".launch" / f"worker.{i}.lock" for i in range(2)]
+  wait_until(lambda: all(lock.exists() for lock in locks), 60, "the workers")
+
+  def count(state: str) -> int:
+    return sum(status.state == state for status in Run.load(folder).status())
+
+  wait_until(lambda: count("done") >= 2, 300, "two jobs")
+  os.killpg(shell.pid, signal.SIGHUP)
+  shell.wait()
+  before = count("done")
+  wait_until(lambda: count("done") >= before + 2, 300, "two jobs without a terminal")
+  for lock in locks:
+    os.kill(int(lock.read_text().split()[1]), signal.SIGKILL)
+  wait_until(lambda: not any(map(is_locked, locks)), 30, "the workers' end")
+  assert any("resume" in note for note in Run.load(folder).status().notes)
+  # What ran goes on to its end; nothing new begins.
+  wait_until(lambda: count("running") == 0, 120, "the end of what ran")
+  waiting = count("pending")
+  assert waiting >= 1
+  launch("resume", str(folder))
+  assert wait_for_all(Run.load(folder)) == {"done"}
+  for status in Run.load(folder).status():
+    assert [note.what for note in read_notes(status.folder)].count("started") == 1
+  record_property("waiting", waiting)

@@ -5,7 +5,6 @@ import json
 import pytest
 from fake_jobs import (
   CANCELLED,
-  LOCAL,
   NOW,
   SUBMITTED,
   TOKEN,
@@ -18,17 +17,17 @@ from fake_jobs import (
 )
 
 from jaxspeed.launch import runs
-from jaxspeed.launch.executor import SchedulerState
-from jaxspeed.launch.record import Event
-from jaxspeed.launch.state import status_of, statuses
+from jaxspeed.launch.executor import Found
+from jaxspeed.launch.record import Request
+from jaxspeed.launch.state import NEVER, UNKNOWN, status_of, statuses
 from jaxspeed.launch.status import STATES, counts, status_table
 
-PENDING, RUNNING, ABSENT = SchedulerState
+PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
-NEW = (Event(NOW - 5, "submit", TOKEN), Event(NOW - 5, "submitted", TOKEN, detail="7"))
-AGAIN = (Event(NOW - 5, "submit", "t2"), Event(NOW - 5, "submitted", "t2", detail="8"))
+NEW = (Request(NOW - 5, "submit", [], TOKEN),)
+AGAIN = (Request(NOW - 5, "submit", [], "t2"),)
+REFUSED = Request(NOW - 4, "refused", [], TOKEN)
 SILENT = "it is gone, and did not say how it ended"
-NEVER = "the scheduler no longer has it, and it never started"
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def ended(*codes, restart=0):
 
 # What is in the folder, what each answer of the scheduler makes of it (None: it was not asked, or
 # does not answer), and the detail, or one for each answer.
-ALL = (None, PENDING, RUNNING, ABSENT)
+ALL = (UNKNOWN, PENDING, RUNNING, ABSENT)
 TABLE = {
   "a result": ({"result": result_of()}, "done done done done", ""),
   "a result after all that can happen": (
@@ -66,13 +65,17 @@ TABLE = {
     ("", "", "saving", ""),
   ),
   "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
-  "submitted": ({}, "pending pending pending failed", ("", "", "", NEVER)),
-  "submitted a moment ago": ({"requests": NEW}, "pending pending pending pending", ""),
-  "submitted without an answer": (
-    {"requests": SUBMITTED[:1]},
+  "refused": (
+    {"requests": (*SUBMITTED, REFUSED)},
     "pending pending pending pending",
-    "not submitted, or not written down: submit again",
+    "not submitted",
   ),
+  "submitted": (
+    {},
+    "pending pending pending failed",
+    ("", "", "", f"{NEVER}: do its machines see {{run}}?"),
+  ),
+  "submitted a moment ago": ({"requests": NEW}, "pending pending pending pending", ""),
   "submitted again": (
     {"requests": (*SUBMITTED, CANCELLED, *AGAIN), "notes": [STARTED]},
     "pending pending pending pending",
@@ -126,7 +129,7 @@ TABLE = {
   "started by an earlier submission": (
     {"notes": [event("started", token="old"), event("failed", token="old")]},
     "pending pending pending failed",
-    ("", "", "", NEVER),
+    ("", "", "", f"{NEVER}: do its machines see {{run}}?"),
   ),
 }
 
@@ -138,7 +141,9 @@ def test_states(run, case):
   found = [status_of(facts, scheduler) for scheduler in ALL]
   assert [status.state for status in found] == states.split()
   expected = (details,) * 4 if isinstance(details, str) else details
-  assert [status.detail for status in found] == [*expected]
+  assert [status.detail for status in found] == [
+    each.replace("{run}", str(run)) for each in expected
+  ]
 
 
 def test_every_state_is_one_of_the_table():
@@ -149,16 +154,16 @@ def test_every_state_is_one_of_the_table():
   "text, reason", [("{", "it is no JSON"), ("{}", "seed: Field required"), ("", "it is no JSON")]
 )
 def test_a_damaged_result_is_a_failure(run, text, reason):
-  status = status_of(write_job(run, result=text), None)
+  status = status_of(write_job(run, result=text), UNKNOWN)
   assert status.state == "failed" and f"result.json cannot be used ({reason}" in status.detail
 
 
 def test_a_single_result_is_damaged_where_there_are_several_runs(run):
-  status = status_of(write_job(run, overrides={"runs": 3}, result=result_of()), None)
+  status = status_of(write_job(run, overrides={"runs": 3}, result=result_of()), UNKNOWN)
   assert status.state == "failed" and "n: Field required" in status.detail
   facts = write_job(run, "b", result=result_of())
   (facts.folder / "run_000").mkdir()
-  assert status_of(facts, None).state == "failed"
+  assert status_of(facts, UNKNOWN).state == "failed"
 
 
 # Numbers
@@ -173,7 +178,7 @@ def test_id_and_restarts(run):
   ]
   status = status_of(write_job(run, notes=notes), RUNNING)
   assert (status.id, status.restarts, status.epochs) == ("7", 2, 20.0)
-  assert status_of(write_job(run, "b", requests=LOCAL), None).id == ""
+  assert status_of(write_job(run, "b"), Found(True, "8")).id == "8"
 
 
 def row(epoch, **values):
@@ -209,7 +214,7 @@ def test_progress(run, rows, epoch, accuracy, remaining):
 
 def test_the_other_metric(run):
   rows = [row(1, eval_top5=0.9)]
-  assert status_of(write_job(run, metric="top5", metrics=rows), None).accuracy == 0.9
+  assert status_of(write_job(run, metric="top5", metrics=rows), UNKNOWN).accuracy == 0.9
 
 
 def test_of_several_runs_the_last_one_counts(run):
@@ -298,12 +303,12 @@ FAKE = {"executor": {"kind": "fake"}}
 
 
 def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, executor):
-  write_job(run, "a", index=0, notes=[STARTED], **FAKE)
-  write_job(run, "b", index=1, **FAKE)
-  write_job(run, "c", index=2, result=result_of(), **FAKE)
-  write_job(run, "d", index=3, notes=[event("failed")], **FAKE)
-  write_job(run, "e", index=4, requests=(), **FAKE)
-  executor.said = {"a": RUNNING, "b": ABSENT}
+  write_job(run, "a", notes=[STARTED], **FAKE)
+  write_job(run, "b", **FAKE)
+  write_job(run, "c", result=result_of(), **FAKE)
+  write_job(run, "d", notes=[event("failed")], **FAKE)
+  write_job(run, "e", requests=(), **FAKE)
+  executor.said = {"a": RUNNING}
   found = statuses(run, runs.read_jobs(run))
   assert [status.state for status in found] == ["running", "failed", "done", "failed", "pending"]
   assert executor.asked == [("states", "a", "b")] and found.notes == ()
@@ -313,8 +318,8 @@ def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, exe
 
 
 def test_without_an_answer_the_folders_decide(run, executor):
-  write_job(run, "a", index=0, notes=[STARTED], **FAKE)
-  write_job(run, "b", index=1, notes=[event("requeued")], **FAKE)
+  write_job(run, "a", notes=[STARTED], **FAKE)
+  write_job(run, "b", notes=[event("requeued")], **FAKE)
   executor.said = None
   found = statuses(run, runs.read_jobs(run))
   assert [status.state for status in found] == ["running", "requeued"]
@@ -334,8 +339,8 @@ def test_what_keeps_jobs_from_starting_is_said(run, executor, monkeypatch):
 def test_the_table(run):
   rows = [row(4)]
   jobs = [
-    write_job(run, "a", notes=[STARTED, event("started", 9, 2)], metrics=rows),
-    write_job(run, "b\x1b", requests=(*SUBMITTED, CANCELLED)),
+    write_job(run, "a", notes=[STARTED, event("started", 9, 2, "7")], metrics=rows),
+    write_job(run, "b", requests=(*SUBMITTED, CANCELLED)),
     write_job(
       run,
       "c",
@@ -343,13 +348,13 @@ def test_the_table(run):
       tasks=ended(143, 2),
       logs={"1.log": "jaxspeed: no data in /x.\n"},
     ),
-    write_job(run, "d", notes=[event("started", 9)]),
+    write_job(run, "d", notes=[event("started", 9, detail="7")]),
   ]
   lines = status_table([status_of(facts, RUNNING) for facts in jobs]).splitlines()
   assert counts([]) == "0 jobs: none"
   assert lines[0].split() == ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
   assert lines[2].split() == ["a", "running", "4/20", "20.00", "%", "48", "s", "2", "7"]
-  assert lines[3].split() == ["b\\x1b", "cancelled:", "saving", "7"]
+  assert lines[3].split() == ["b", "cancelled:", "saving"]
   assert lines[4].split() == ["c", "failed", "7"]
   assert lines[5].split() == ["d", "running", "0/20", "7"]
   assert lines[6:] == [

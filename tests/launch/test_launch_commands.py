@@ -6,7 +6,6 @@ import shutil
 import pytest
 from commands import ROOT
 from fake_jobs import (
-  LOCAL,
   QUICKSTART,
   event,
   facts_of,
@@ -23,6 +22,7 @@ from local_cluster import wait_until
 
 from jaxspeed.launch import command as module
 from jaxspeed.launch import local
+from jaxspeed.launch.executor import Found
 from jaxspeed.launch.jobset import FILES, jobset
 
 SWEEP = """
@@ -49,12 +49,13 @@ def sweep(fake, tmp_path):
 def run(fake, tmp_path):
   """A run of a job that is done, one that failed, one that runs and one that waits."""
   folder = write_run(tmp_path)
-  write_job(folder, "a", index=0, result=result_of(), overrides={"seed": 0}, **FAKE)
+  write_job(folder, "a", result=result_of(), overrides={"seed": 0}, **FAKE)
   failed = [event("started"), event("failed", detail="1 a task ended with exit code 1")]
-  write_job(folder, "b", index=1, notes=failed, logs={"0.log": "zero\n", "1.log": "one\n"}, **FAKE)
+  write_job(folder, "b", notes=failed, logs={"0.log": "zero\n", "1.log": "one\n"}, **FAKE)
+  fake.said = {"c": Found(True, "7"), "d": Found(False, "8")}
   row = {"epoch": 3, "step": 3, "examples": 3, "world": 1, "dawn_seconds": 1.0, "eval_top1": 0.25}
-  write_job(folder, "c", index=2, notes=[event("started")], metrics=[row], **FAKE)
-  write_job(folder, "d", index=3, logs={"batch.log": "the script\n"}, **FAKE)
+  write_job(folder, "c", notes=[event("started")], metrics=[row], **FAKE)
+  write_job(folder, "d", logs={"batch.log": "the script\n"}, **FAKE)
   return folder
 
 
@@ -113,7 +114,7 @@ def test_mistakes_in_the_use(fake, tmp_path, monkeypatch, arguments, message):
     (["status", "{run}/x"], "{run} has no job x: it has a, b, c, ..."),
     (["status", "{run}", "x"], "x is neither a run nor a job of one"),
     (["status", "{run}/a", "{run}/../other/a"], "{run}/../other/a is neither a run nor a job"),
-    (["resume", "{run}"], "{run} has no jobs of a local queue: its scheduler starts them by itsel"),
+    (["resume", "{run}"], "{run} has no jobs of this machine: its scheduler starts them by itself"),
     (["resume", "{run}/a"], "resume takes a run: resume RUN; a single job is started by retry RUN"),
   ],
 )
@@ -214,7 +215,7 @@ def test_status_as_json(run, fake):
   found = json.loads(launch("status", run, "--json"))
   assert [job["name"] for job in found["jobs"]] == [*"abcd"]
   job = found["jobs"][2]
-  assert (job["state"], job["epoch"], job["accuracy"], job["id"]) == ("running", 3.0, 0.25, "7")
+  assert (job["state"], job["epoch"], job["accuracy"], job["id"]) == ("running", 3.0, 0.25, "")
   assert job["folder"] == str(run / "c") and found["jobs"][1]["last_lines"] == ["zero"]
   assert found["notes"] == ["fake does not answer: the states are those that the jobs wrote last"]
 
@@ -306,37 +307,36 @@ def test_cancel_and_retry(run, fake):
 
 @pytest.fixture
 def stopped(tmp_path):
-  """A local run whose queue was killed before its job."""
+  """A local run whose workers were killed before its job."""
   python = fake_python(tmp_path, {"a": ["done"]})
   executor = local.Local(python=python, gpus=0)
   folder = write_run(tmp_path)
-  write_job(folder, "a", executor=executor.to_dict(), requests=LOCAL, cwd=str(ROOT))
+  write_job(folder, "a", executor=executor.to_dict(), cwd=str(ROOT))
   return folder
 
 
 def test_resume(stopped):
-  note = f"note: the queue does not run: python -m jaxspeed.launch resume {stopped}"
+  note = f"note: no worker runs: python -m jaxspeed.launch resume {stopped}"
   assert launch("status", stopped).splitlines()[-1] == note
-  assert launch("resume", stopped) == "the queue runs again\n"
-  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the queue")
+  assert launch("resume", stopped) == "the run goes on\n"
+  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the worker")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
   assert "; retry --failed starts those without a result" in launch("resume", stopped)
 
 
-def test_resume_beside_a_queue(stopped):
-  with lock_elsewhere(stopped / ".launch" / "queue.lock"):
-    assert launch("resume", stopped) == "the queue runs already\n"
-    text = mistake("launch", "resume", str(stopped), "--here")
-    assert text == f"the queue of {stopped} runs already."
+def test_resume_beside_a_worker(stopped):
+  with lock_elsewhere(stopped / ".launch" / "worker.0.lock"):
+    assert launch("resume", stopped) == "the run goes on\n"
+  assert facts_of(stopped / "a").notes == []
 
 
-def test_resume_says_whose_queue_it_takes_over(stopped):
-  (stopped / ".launch" / "queue.lock").write_text("elsewhere 1\n")
+def test_resume_says_whose_run_it_takes_over(stopped):
+  (stopped / ".launch" / "worker.0.lock").write_text("elsewhere 1\n")
   done = command("launch", "resume", str(stopped))
-  expected = f"the queue of {stopped} last ran on elsewhere, and this machine takes it over."
-  assert (done.returncode, done.stdout) == (0, "the queue runs again\n")
+  expected = f"the workers of {stopped} last ran on elsewhere, and this machine takes the run over."
+  assert (done.returncode, done.stdout) == (0, "the run goes on\n")
   assert expected in " ".join(done.stderr.split())
-  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the queue")
+  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the worker")
 
 
 def test_fields_of_a_file_of_flags_count_and_a_recipe_is_refused(fake, sweep, tmp_path):

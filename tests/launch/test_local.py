@@ -1,15 +1,16 @@
 """This machine as an executor: places of jobs, and what is refused."""
 
-import os
 import pathlib
 
 import pytest
 from fake_jobs import lock_elsewhere, program, write_job, write_run
+from local_cluster import wait_until
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import local as module
-from jaxspeed.launch.executor import SchedulerState
+from jaxspeed.launch.executor import Found
 from jaxspeed.launch.local import Local
+from jaxspeed.launch.submitted import SubmittedRun
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_jobs_divide_the_gpus(machine, gpus, fields, variables):
   machine(gpus)
   executor = Local(**fields)
   executor.check(pathlib.Path("/"))
-  assert [slot.gpus for slot in executor.slots()] == variables
+  assert [executor.slot(i).gpus for i in range(executor.parallel)] == variables
   each = len(variables[0].split(",")) if variables[0] else 0
   assert each == 0 or executor.devices() == each
 
@@ -65,7 +66,8 @@ def test_jobs_divide_the_gpus(machine, gpus, fields, variables):
 )
 def test_jobs_divide_the_cores(machine, cores, fields, places):
   machine(cores=cores)
-  assert [slot.cores for slot in Local(**fields).slots()] == [frozenset(each) for each in places]
+  found = [Local(**fields).slot(i).cores for i in range(len(places))]
+  assert found == [frozenset(each) for each in places]
 
 
 def test_devices_without_gpus_are_those_of_jax(machine, monkeypatch):
@@ -114,49 +116,40 @@ def test_fields_that_are_refused(fields, message):
   assert str(error.value).startswith(message)
 
 
-# The queue, as other processes see it
+# Workers, as other processes see them
 
 
 def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
   run = write_run(tmp_path)
-  write_job(run, "a")
-  write_job(run, "b")
+  jobs = [write_job(run, "a"), write_job(run, "b")]
   with lock_elsewhere(run / "a" / "launch" / "alive.lock"):
-    found = Local().states({"a": "t", "b": "t"}, run)
-  assert found == {"a": SchedulerState.RUNNING, "b": SchedulerState.PENDING}
-  assert Local().states({"a": "t"}, run) == {"a": SchedulerState.PENDING}
+    assert Local().states(jobs, run) == {"a": Found(True), "b": Found(False)}
+  assert Local().states(jobs[:1], run) == {"a": Found(False)}
 
 
-def test_a_queue_that_does_not_run_is_said(tmp_path):
+def test_workers_that_do_not_run_are_said(tmp_path):
   run = write_run(tmp_path)
   command = f"python -m jaxspeed.launch resume {run}"
-  assert Local().warning(run) == f"the queue does not run: {command}"
-  with lock_elsewhere(run / ".launch" / "queue.lock"):
+  assert Local().warning(run) == f"no worker runs: {command}"
+  with lock_elsewhere(run / ".launch" / "worker.1.lock"):
     assert Local().warning(run) == ""
 
 
-def test_a_queue_of_another_machine(tmp_path):
+def test_workers_of_another_machine(tmp_path):
   run = write_run(tmp_path)
-  write_job(run, "a")
-  (run / ".launch" / "queue.lock").write_text("elsewhere 1\n")
-  assert Local().states({"a": "t"}, run) is None
-  assert Local().warning(run) == ""
-  with pytest.raises(UserError, match=f"^the queue of {run} runs on elsewhere: cancel there."):
-    Local().cancel({"a": "t"}, run)
-  (run / ".launch" / "queue.lock").write_bytes(b"\xff")
-  assert Local().states({"a": "t"}, run) is not None
+  jobs = [write_job(run, "a", executor=Local().to_dict())]
+  (run / ".launch" / "worker.0.lock").write_text("elsewhere 1\n")
+  assert Local().states(jobs, run) is None and Local().warning(run) == ""
+  expected = f"^the workers of {run} run on elsewhere: cancel there, or when it answers."
+  with pytest.raises(UserError, match=expected):
+    SubmittedRun("run", tmp_path).cancel(["a"])
+  (run / ".launch" / "worker.0.lock").write_bytes(b"\xff")
+  assert Local().states(jobs, run) is not None
 
 
-def test_a_queue_that_does_not_start(tmp_path, monkeypatch):
+def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):
   run = write_run(tmp_path)
   monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
-  with pytest.raises(UserError) as error:
-    module.start_queue(run)
-  assert str(error.value) == (
-    f"the queue did not start, see {run}/.launch/queue.log; then: python -m jaxspeed.launch "
-    f"resume {run}."
-  )
-  # One that was short enough to be done already is no error.
-  program(tmp_path / "python", "#!/bin/sh\nexit 0\n")
-  module.start_queue(run)
-  assert os.path.exists(run / ".launch" / "queue.log")
+  Local().begin(run)
+  wait_until(lambda: not module.queue_runs(run), 60, "the worker's end")
+  assert "no worker runs" in Local().warning(run)

@@ -1,66 +1,65 @@
-"""A job's folder: what is written into it, what is read back, also from a damaged one."""
+"""The files of a run: what is written into them, what is read back, also from damaged ones."""
 
+import dataclasses
 import json
 import os
 import pathlib
+import socket
+import threading
 import time
 
 import pytest
 from fake_jobs import (
-  CANCELLED,
-  SUBMITTED,
   TOKEN,
   config_of,
   event,
   facts_of,
   local,
+  lock_elsewhere,
   write_job,
   write_run,
 )
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import TEMPORARY
-from jaxspeed.launch import record, submit
+from jaxspeed.launch import runs, submit
 from jaxspeed.launch.executor import Planned
+from jaxspeed.launch.record import RUN_FILE
 from jaxspeed.launch.supervisor import Start
 
 # Requests
 
 
 def test_requests_are_read_as_they_were_written(tmp_path):
-  folder = write_job(tmp_path, requests=()).folder
-  facts = facts_of(folder)
-  assert (facts.submission, facts.token, facts.id, facts.cancelled) == (None, "", "", False)
-  record.request(folder, "submit", "t1")
-  facts = facts_of(folder)
-  assert (facts.token, facts.id) == ("t1", "") and abs(facts.submission.time - time.time()) < 60
-  record.request(folder, "submitted", "t1", "12_3")
-  assert facts_of(folder).id == "12_3"
-  record.request(folder, "cancel")
-  assert facts_of(folder).cancelled
-  # Submitted again, the job is not cancelled, and the old id is not its id.
-  record.request(folder, "submit", "t2")
-  facts = facts_of(folder)
-  assert (facts.token, facts.id, facts.cancelled) == ("t2", "", False)
-  kinds = [request.what for request in facts.requests]
-  assert kinds == ["submit", "submitted", "cancel", "submit"]
-
-
-def test_an_id_that_comes_after_a_cancellation_does_not_revoke_it(tmp_path):
-  facts = write_job(tmp_path, requests=(SUBMITTED[0], CANCELLED, SUBMITTED[1]))
-  assert facts.cancelled and facts.id == "7"
+  run = write_run(tmp_path)
+  jobs = [write_job(run, name, requests=()) for name in "ab"]
+  facts = jobs[1]
+  assert (facts.submission, facts.token, facts.cancelled) == (None, "", False)
+  runs.request(run, "submit", jobs, "t1")
+  facts = facts_of(run / "b")
+  assert (facts.token, facts.place) == ("t1", 1) and abs(facts.submission.time - time.time()) < 60
+  runs.request(run, "cancel", jobs[1:])
+  assert facts_of(run / "b").cancelled and not facts_of(run / "a").cancelled
+  # Submitted again, the job is not cancelled.
+  runs.request(run, "submit", jobs[1:], "t2")
+  facts = facts_of(run / "b")
+  assert (facts.token, facts.place, facts.cancelled) == ("t2", 0, False)
+  assert [request.what for request in facts.requests] == ["submit", "cancel", "submit"]
+  # What was refused was not submitted.
+  runs.request(run, "refused", jobs[1:], "t2")
+  assert facts_of(run / "b").token == "t1"
 
 
 def test_requests_that_cannot_be_written(tmp_path, monkeypatch):
-  path = write_job(tmp_path).folder / "launch" / "requests.jsonl"
+  facts = write_job(write_run(tmp_path))
+  path = tmp_path / "run" / ".launch" / "requests.jsonl"
   monkeypatch.setattr(os, "write", lambda *_: 3)
   with pytest.raises(UserError, match="requests.jsonl cannot be written .there is no room.*repeat"):
-    record.request(tmp_path / "a", "cancel")
+    runs.request(tmp_path / "run", "cancel", [facts])
   monkeypatch.undo()
   path.unlink()
   path.mkdir()
   with pytest.raises(UserError, match="requests.jsonl cannot be written .Is a directory"):
-    record.request(tmp_path / "a", "cancel")
+    runs.request(tmp_path / "run", "cancel", [facts])
 
 
 # Events
@@ -82,20 +81,23 @@ def test_requests_that_cannot_be_written(tmp_path, monkeypatch):
     b'{"time": 1.0, "what": "failed", "restart": ' + b"9" * 5000 + b"}",
   ],
 )
-@pytest.mark.parametrize("name", ["requests", "job"])
+@pytest.mark.parametrize("name", [".launch/requests", "a/launch/job"])
 def test_damaged_lines_and_a_last_one_that_was_cut_off_do_not_count(tmp_path, line, name):
-  facts = write_job(tmp_path, notes=[event("started"), event("requeued", 60)])
-  path = facts.folder / "launch" / f"{name}.jsonl"
+  write_job(tmp_path, notes=[event("started"), event("requeued", 60)])
+  runs.request(tmp_path, "submit", [facts_of(tmp_path / "a")], TOKEN)
+  facts = facts_of(tmp_path / "a")
+  path = tmp_path / f"{name}.jsonl"
   first, second = path.read_bytes().splitlines()
   path.write_bytes(b"\n".join([first, line, second, b'{"time": 1.0, "what": "failed"}']))
   assert facts_of(facts.folder) == facts
 
 
 def test_an_event_after_a_cut_off_one_has_a_line_of_its_own(tmp_path):
-  path = write_job(tmp_path).folder / "launch" / "requests.jsonl"
+  facts = write_job(tmp_path)
+  path = tmp_path / ".launch" / "requests.jsonl"
   whole = path.read_bytes()
   path.write_bytes(whole + b'{"time": 1.0, "wh')
-  record.request(tmp_path / "a", "cancel")
+  runs.request(tmp_path, "cancel", [facts])
   assert facts_of(tmp_path / "a").cancelled and path.read_bytes().startswith(whole)
 
 
@@ -124,75 +126,154 @@ def test_only_files_of_tasks_say_how_tasks_ended(tmp_path):
   assert facts.ends() == {10: 75}
 
 
-# job.json
-
-
-def test_a_folder_without_a_job_is_none(tmp_path):
-  assert record.read_facts(tmp_path) is None
-  facts = write_job(tmp_path)
-  (facts.folder / "launch" / "job.json").unlink()
-  (tmp_path / f"{TEMPORARY}0123" / "launch").mkdir(parents=True)
-  assert record.read_facts(facts.folder) is None
-
-
-@pytest.mark.parametrize(
-  "text, reason",
-  [("", "it is no JSON"), ("{}", "format: Field required"), ("[]", "job.json cannot be used")],
-)
-def test_a_damaged_job(tmp_path, text, reason):
-  facts = write_job(tmp_path)
-  (facts.folder / "launch" / "job.json").write_text(text)
-  with pytest.raises(UserError, match=f"{reason}.*: put the file back, or remove"):
-    facts_of(facts.folder)
-
-
-@pytest.mark.parametrize(
-  "name, value",
-  [("format", 1), ("index", -1), ("metric", "f1"), ("cwd", 3), ("executor", {"kind": ["local"]})],
-)
-def test_a_field_of_a_job_that_is_not_valid(tmp_path, name, value):
-  with pytest.raises(UserError, match=rf"job.json cannot be used \({name}"):
-    write_job(tmp_path, **{name: value})
+# run.json
 
 
 def made(run, **overrides):
-  """The record of a job that is planned, and its config."""
-  config = config_of(overrides)
+  """The record of a job that is planned."""
   planned = Planned("a", "configs/quickstart.py", overrides, local(price_per_hour=2.0))
-  return submit.job_of(run, planned, config, index=3, code="abc"), config
+  return submit.job_of(run, planned, config_of(overrides), code="abc")
 
 
-def test_a_job_is_read_as_it_was_written(tmp_path):
-  run = write_run(tmp_path)
-  job, config = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4})
-  record.write_job(job, config)
-  facts = facts_of(run / "a")
-  assert facts.job == job and (job.index, job.epochs, job.metric, job.sources) == (
-    3,
-    3.0,
-    "top1",
-    "abc",
-  )
+def test_jobs_are_read_as_they_were_written_in_their_order(tmp_path):
+  run = tmp_path / "b" / "run"
+  runs.create_run(run)
+  assert runs.jobs_before(run) == []
+  job = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4})
+  runs.write_jobs(run, [dataclasses.replace(job, name="x", folder=str(run / "x")), job])
+  first, facts = runs.read_jobs(run)
+  assert first.job.name == "x" and facts.job == job
+  assert (job.epochs, job.metric, job.sources) == (3.0, "top1", "abc")
   fields = {"epochs": 3.0, "data.mean": [1.0, 2.0, 3.0], "seed": 4, "cost_per_hour": 2.0}
   assert job.overrides == fields and job.cwd == str(pathlib.Path.cwd())
   assert job.executor == local(price_per_hour=2.0).to_dict()
   assert (facts.requests, facts.notes, facts.ends(), facts.foreign) == ([], [], {}, "")
-  names = {path.name for path in (run / "a" / "launch").iterdir()}
-  assert names == {"job.json", "config.json", "tasks", "logs"}
-  assert json.loads((run / "a" / "launch" / "config.json").read_text())["epochs"] == 3.0
-  with pytest.raises(UserError, match="a cannot be written .*fix that or choose another root"):
-    record.write_job(job, config)
-  record.write_job(made(run, seed=5)[0], config, facts)
-  assert facts_of(run / "a").job.overrides["seed"] == 5
+  # Places of data and caches make no other job.
+  same = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4, "data.path": "/x"})
+  assert same.config == job.config != made(run, seed=5).config
+  assert same.digest != job.digest
 
 
-def test_a_job_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-  job, config = made(tmp_path / "run")
+@pytest.mark.parametrize(
+  "text, reason",
+  [
+    ("", "it is no JSON"),
+    ("{}", "format: Field required"),
+    ("[]", "Input should be an object"),
+    ("\0", "it is no JSON"),
+  ],
+)
+def test_a_damaged_run(tmp_path, text, reason):
+  folder = write_run(tmp_path)
+  (folder / RUN_FILE).write_text(text)
+  with pytest.raises(UserError, match=rf"run.json cannot be used \({reason}.*put the file back"):
+    runs.read_jobs(folder)
+
+
+@pytest.mark.parametrize(
+  "name, value", [("metric", "f1"), ("cwd", 3), ("executor", ["local"]), ("later", 1)]
+)
+def test_a_field_of_a_job_that_is_not_valid(tmp_path, name, value):
+  folder = write_run(tmp_path)
+  write_job(folder)
+  found = json.loads((folder / RUN_FILE).read_text())
+  found["jobs"][0][name] = value
+  (folder / RUN_FILE).write_text(json.dumps(found))
+  with pytest.raises(UserError, match=rf"run.json cannot be used \(.*{name}"):
+    runs.read_jobs(folder)
+
+
+def test_an_executor_of_another_kind(tmp_path):
+  for kind in (["local"], "ssh", None):
+    facts = write_job(write_run(tmp_path, f"{kind}"[:3]), executor={"kind": kind})
+    with pytest.raises(UserError, match="names the executor .*: there are local, slurm, sky"):
+      submit.begin(facts.folder.parent)
+
+
+def test_no_run(tmp_path):
+  with pytest.raises(UserError, match="holds no run of jaxspeed.launch: name the folder ROOT/RUN"):
+    runs.read_jobs(tmp_path)
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path):
+  (tmp_path / "notes.txt").touch()
+  with pytest.raises(
+    UserError, match=r"is not empty and holds no run .*\(notes.txt\): choose anoth"
+  ):
+    runs.create_run(tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+  # A submission that died before it wrote run.json may be repeated.
+  (tmp_path / "a" / ".launch").mkdir(parents=True)
+  runs.create_run(tmp_path / "a")
+
+
+def test_a_folder_that_cannot_be_created(tmp_path):
+  (tmp_path / "file").touch()
+  with pytest.raises(
+    UserError, match="file/run cannot be created or written .Not a directory.*root"
+  ):
+    runs.create_run(tmp_path / "file" / "run")
+
+
+def test_a_run_that_cannot_be_written_stays(tmp_path, monkeypatch):
+  run = write_run(tmp_path)
+  before = (run / RUN_FILE).read_bytes()
 
   def full(*_, **__):
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(record, "write_atomically", full)
-  with pytest.raises(UserError, match="a cannot be written .No space left on device.: make room"):
-    record.write_job(job, config)
-  assert [*(tmp_path / "run").iterdir()] == []
+  monkeypatch.setattr(runs, "write_atomically", full)
+  with pytest.raises(UserError, match="run cannot be written .No space left on device.: make room"):
+    runs.write_jobs(run, [made(run)])
+  assert (run / RUN_FILE).read_bytes() == before
+
+
+# The lock
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """Another process that holds the lock of the run `tmp_path`/run."""
+  with lock_elsewhere(write_run(tmp_path) / ".launch" / "lock") as process:
+    yield process
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_run(holder, tmp_path):
+  folder = tmp_path / "run"
+  (folder / ".launch" / "lock").write_text("ann (process 77 on login1)")
+  with pytest.raises(UserError) as error, runs.lock_run(folder):
+    pytest.fail("the lock was had twice")
+  expected = "is being submitted or changed by ann (process 77 on login1): wait for it."
+  assert str(error.value) == f"{folder} {expected}"
+  (folder / ".launch" / "lock").write_bytes(b"\xff")
+  with pytest.raises(UserError, match="changed by another process: wait"), runs.lock_run(folder):
+    pytest.fail("the lock was had twice")
+
+
+def test_a_process_that_waits_gets_the_lock(holder, tmp_path):
+  timer = threading.Timer(0.2, holder.kill)
+  timer.start()
+  with runs.lock_run(tmp_path / "run", wait=60.0):
+    assert holder.wait() < 0
+  timer.join()
+
+
+def test_who_holds_the_lock_is_written_down(tmp_path):
+  folder = write_run(tmp_path)
+  with runs.lock_run(folder):
+    held = (folder / ".launch" / "lock").read_text()
+  assert held.endswith(f" (process {os.getpid()} on {socket.gethostname()})")
+
+
+def test_the_lock_ends_with_its_block_and_with_its_process(holder, tmp_path):
+  holder.kill()
+  holder.wait()
+  for _ in range(2):
+    with pytest.raises(ValueError, match="inside"), runs.lock_run(tmp_path / "run"):
+      raise ValueError("inside")
+
+
+def test_a_lock_that_cannot_be_written(tmp_path):
+  with pytest.raises(UserError, match="lock cannot be written .No such file"):
+    with runs.lock_run(pathlib.Path(tmp_path / "none")):
+      pytest.fail("there is no such folder")

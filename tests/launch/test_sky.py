@@ -18,7 +18,7 @@ import pytest
 
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch import record
-from jaxspeed.launch.executor import SchedulerState
+from jaxspeed.launch.executor import Found
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.sky import Sky, job_name, slug
 
@@ -63,7 +63,6 @@ class Cloud(types.ModuleType):
     rows = [
       types.SimpleNamespace(job_id=number, job_name=job, status=types.SimpleNamespace(value=status))
       for number, (job, status) in self.queue.items()
-      if number in kwargs.get("job_ids", self.queue)
     ]
     return rows, len(rows), {}, len(rows)
 
@@ -75,19 +74,16 @@ def cloud(monkeypatch) -> Cloud:
   return found
 
 
-def job(
-  name: str = "lr=1", index: int = 0, root: str = "/runs", cwd: pathlib.Path | None = None
-) -> record.Job:
-  place = str(pathlib.Path(root, "sweep", name))
-  fixed = {"created": 0.0, "epochs": 1.0, "metric": "top1", "sources": "", "overrides": {}}
-  named = {
-    "name": name,
-    "index": index,
-    "recipe": "a.py",
-    "folder": place,
-    "executor": {"kind": "sky"},
-  }
-  return record.Job(format=2, cwd=str(cwd or pathlib.Path.cwd()), **fixed, **named)  # type: ignore
+def facts(name: str = "lr=1", root: str = "/runs", token: str = "t0ken") -> record.Facts:
+  folder = pathlib.Path(root, "sweep", name)
+  fixed = {"epochs": 1.0, "metric": "top1", "sources": "", "overrides": {}, "config": ""}
+  named = {"name": name, "recipe": "a.py", "folder": str(folder), "executor": {"kind": "sky"}}
+  made = record.Job(cwd=str(pathlib.Path.cwd()), **fixed, **named)  # type: ignore[arg-type]
+  return record.Facts(folder, made, True, [record.Request(0.0, "submit", [name], token)], [])
+
+
+def job(name: str = "lr=1", root: str = "/runs") -> record.Job:
+  return facts(name, root).job
 
 
 @pytest.mark.parametrize(
@@ -139,25 +135,14 @@ def test_mistakes_in_fields(fields, sentence):
 
 
 def test_the_root_lies_in_a_mount(cloud):
-  Sky(mounts=MOUNTS, shared_root=True).check(pathlib.Path("/runs/a"))
+  Sky(mounts=MOUNTS).check(pathlib.Path("/runs/a"))
   for root in ("/run", "/runs2/a", "/"):
     with pytest.raises(UserError, match=rf"root {root} is not on storage .*, which has /runs\.$"):
-      Sky(mounts=MOUNTS, shared_root=True).check(pathlib.Path(root))
+      Sky(mounts=MOUNTS).check(pathlib.Path(root))
   with pytest.raises(UserError, match=r"which has none\.$"):
     Sky().check(pathlib.Path("/runs"))
   with pytest.raises(UserError, match="is not on storage that the machines share"):
     Sky(mounts=MOUNTS).script([job(root="/elsewhere")], "t")
-
-
-def test_this_machine_sees_the_root_too(cloud, monkeypatch):
-  from jaxspeed.launch import shared_disk
-
-  sky = Sky(mounts=MOUNTS)
-  monkeypatch.setattr(shared_disk, "file_system", lambda *_: "fuse.rclone")
-  sky.check(pathlib.Path("/runs"))
-  monkeypatch.setattr(shared_disk, "file_system", lambda *_: "ext4")
-  with pytest.raises(UserError, match=r"root /runs lies on a ext4 .*Sky\(shared_root=True\)\.$"):
-    sky.check(pathlib.Path("/runs"))
 
 
 def test_without_skypilot_a_sentence_says_what_to_install(monkeypatch):
@@ -171,8 +156,7 @@ def test_nothing_imports_skypilot_before_it_is_asked(tmp_path):
   (tmp_path / "sky.py").write_text("import os; os._exit(7)")
   code = (
     "from jaxspeed.launch import Sky; import pathlib;"
-    "Sky(mounts={'/runs': 'gs://b'}, shared_root=True).check(pathlib.Path('/runs'));"
-    "Sky().states({'a': ''}, pathlib.Path('/'))"
+    "Sky(mounts={'/runs': 'gs://b'}).check(pathlib.Path('/runs'));"
   )
   paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
   environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -223,63 +207,57 @@ def test_names_are_short_and_distinct_from_flags():
   assert slug("_=_") == "job" and len(slug("x" * 100)) == 40
 
 
-def test_jobs_are_submitted_one_by_one_and_found_again(cloud):
-  sky, jobs = Sky(mounts=MOUNTS), [job("a=1"), job("a-1", 1)]
-  found = sky.submit(jobs, "t0ken")
-  assert next(found) == {"a=1": "40"} and len(cloud.queue) == 1
-  assert [*found] == [{"a-1": "41"}]
-  assert cloud.tasks == [sky.task(each, "t0ken") for each in jobs]
-  names = [name for name, _ in cloud.queue.values()]
-  assert len({*names, job_name(jobs[0], "other")}) == 3
-  assert all(name.startswith("jaxspeed-a-1-") for name in names)
-  assert sky.find({"t0ken": jobs, "other": jobs}) == {"a=1": "40", "a-1": "41"}
-  assert sky.find({"t0ken": jobs[1:]}) == {"a-1": "41"} and sky.find({"other": jobs}) == {}
+def test_jobs_are_submitted_one_by_one_and_found_by_their_names(cloud):
+  sky, jobs = Sky(mounts=MOUNTS), [facts("a=1"), facts("b=1", token="other")]
+  for each in jobs:
+    sky.submit([each.job], each.token)
+  assert cloud.tasks == [sky.task(each.job, each.token) for each in jobs]
+  assert [name for name, _ in cloud.queue.values()] == ["jaxspeed-a-1-t0ken", "jaxspeed-b-1-other"]
+  assert sky.states(jobs, HERE) == {"a=1": Found(False, "40"), "b=1": Found(False, "41")}
+  assert sky.states([facts("a=1", token="new")], HERE) == {}
+  assert Sky.most_at_once == 1
 
 
 def test_states_by_one_question(cloud):
   statuses = {
-    "STARTING": SchedulerState.PENDING,
-    "RECOVERING": SchedulerState.PENDING,
-    "RUNNING": SchedulerState.RUNNING,
-    "CANCELLING": SchedulerState.RUNNING,
-    "SUCCEEDED": SchedulerState.ABSENT,
-    "FAILED_SETUP": SchedulerState.ABSENT,
-    "A_STATE_OF_TOMORROW": SchedulerState.ABSENT,
+    "STARTING": False,
+    "RECOVERING": False,
+    "RUNNING": True,
+    "CANCELLING": True,
+    "SUCCEEDED": None,
+    "FAILED_SETUP": None,
+    "A_STATE_OF_TOMORROW": None,
   }
-  cloud.queue = {i: (f"job{i}", status) for i, status in enumerate(statuses)}
-  jobs = {status: str(i) for i, status in enumerate(statuses)} | {"gone": "99", "unknown": ""}
-  found = Sky().states(jobs, HERE)
-  assert found == statuses | {"gone": SchedulerState.ABSENT}
+  jobs = [facts(status) for status in statuses]
+  cloud.queue = {i: (job_name(f.job, f.token), f.job.name) for i, f in enumerate(jobs)}
+  found = Sky().states([*jobs, facts("gone")], HERE)
+  assert found == {name: Found(s, str(i)) for i, (name, s) in enumerate(statuses.items()) if i < 4}
   ((name, _, asked),) = cloud.calls
-  assert name == "queue_v2" and asked["job_ids"] == [*range(len(statuses)), 99]
+  assert name == "queue_v2" and asked["name_match"] == "jaxspeed-"
 
 
 def test_states_when_skypilot_does_not_answer(cloud):
   cloud.error = ConnectionError("no server")
-  assert Sky().states({"a": "40"}, HERE) is None
+  assert Sky().states([facts()], HERE) is None
   # The controller of managed jobs stops itself when none is left.
   stopped = RuntimeError("the controller is stopped")
   stopped.cluster_status = types.SimpleNamespace(value="STOPPED")  # type: ignore[attr-defined]
   cloud.error = stopped
-  assert Sky().states({"a": "40"}, HERE) == {"a": SchedulerState.ABSENT}
+  assert Sky().states([facts()], HERE) == {}
 
 
 def test_a_refusal_is_a_sentence(cloud):
   cloud.error = ValueError("no cloud is enabled.\nsecond line")
-  sky, jobs = Sky(mounts=MOUNTS), {"lr=1": "40"}
+  sky = Sky(mounts=MOUNTS)
   with pytest.raises(UserError) as refused:
-    [*sky.submit([job()], "t")]
+    sky.submit([job()], "t")
   sentence = "SkyPilot did not take the job lr=1 (no cloud is enabled): submit again when that is"
   assert str(refused.value).startswith(sentence)
   with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
-    sky.cancel(jobs, HERE)
-  with pytest.raises(UserError, match=r"^SkyPilot does not answer \(no cloud is enabled\): repeat"):
-    sky.find({"t": [job()]})
+    sky.cancel(["40"], HERE)
 
 
 def test_cancelled_jobs_upload_what_they_saved(cloud):
   cloud.queue = {3: ("a", "RUNNING"), 4: ("b", "RUNNING")}
-  Sky().cancel({"a": "3", "b": "4", "c": ""}, HERE)
+  Sky().cancel(["4", "3"], HERE)
   assert cloud.calls[0][2] == {"job_ids": [3, 4], "graceful": True, "graceful_timeout": 600}
-  Sky().cancel({"c": ""}, HERE)
-  assert len(cloud.calls) == 1

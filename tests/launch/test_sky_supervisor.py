@@ -13,7 +13,7 @@ from local_cluster import wait_until
 
 from jaxspeed.cluster.peers import find_peers
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
-from jaxspeed.launch.record import read_events
+from jaxspeed.launch.record import Event, read_lines
 from jaxspeed.launch.sky import Sky
 
 # Around `run` SkyPilot writes lines like these, and starts the file with `bash -i`.
@@ -78,7 +78,7 @@ class Job:
 
   def notes(self, name: str = "job") -> list[tuple[str, int, str]]:
     """What, restart and detail of each line of a record."""
-    events = read_events(self.record / f"{name}.jsonl")
+    events = read_lines(self.record / f"{name}.jsonl", Event)
     return [(each.what, each.restart, each.detail) for each in events]
 
   def log(self, rank: int = 0) -> str:

@@ -30,7 +30,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 CALLS: dict[str, tuple[int, dict[str, Any]]] = {
   "launch": (1, {"name": "a"}),
-  "queue_v2": (0, {"refresh": False, "all_users": True, "job_ids": [1], "fields": ["job_id"]}),
+  "queue_v2": (0, {"refresh": False, "all_users": True, "name_match": "a", "fields": ["job_id"]}),
   "cancel": (0, {"job_ids": [1], "graceful": True, "graceful_timeout": 600}),
 }
 OWN_CLASSES = """
@@ -46,7 +46,6 @@ for name, given in fields.items():
   found[name] = first, sky.Task.from_yaml_config(dict(first)).to_yaml_config(), task.run
 for name, (count, values) in calls.items():
   inspect.signature(getattr(sky.jobs, name)).bind(*[None] * count, **values)
-inspect.signature(sky.jobs.queue_v2).bind(refresh=True, name_match="a", fields=[])
 inspect.signature(sky.get).bind("")
 found["states"] = [status.value for status in sky.jobs.ManagedJobStatus]
 found["ends"] = [status.value for status in sky.jobs.ManagedJobStatus.terminal_statuses()]

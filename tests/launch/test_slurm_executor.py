@@ -4,17 +4,15 @@ import pathlib
 import subprocess
 
 import pytest
-from fake_jobs import write_job, write_run
+from fake_jobs import facts_of, write_job, write_run
 from fake_slurm import FakeSlurm
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import shared_disk
+from jaxspeed.launch import runs
 from jaxspeed.launch import slurm as module
-from jaxspeed.launch.executor import Refused, SchedulerState
+from jaxspeed.launch.executor import Found, Refused
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.slurm import Slurm
-
-PENDING, RUNNING, ABSENT = SchedulerState
 
 
 @pytest.fixture
@@ -27,9 +25,17 @@ def slurm(tmp_path, monkeypatch):
 
 @pytest.fixture
 def jobs(tmp_path):
-  """The records of five jobs of the run `tmp_path`/the run."""
+  """The records of five jobs of the run `tmp_path`/the run, which are submitted as t1."""
   run = write_run(tmp_path, "the run")
-  return [write_job(run, name, cwd=str(tmp_path)).job for name in "abcde"]
+  made = [write_job(run, name, cwd=str(tmp_path), requests=()) for name in "abcde"]
+  runs.request(run, "submit", made, "t1")
+  return [facts.job for facts in made]
+
+
+def states(jobs):
+  """What Slurm says about the jobs."""
+  run = jobs[0].run
+  return Slurm().states([facts_of(run / job.name) for job in jobs], run)
 
 
 # Fields
@@ -105,7 +111,7 @@ def test_options_of_a_job(jobs):
   more = {"cpus_per_task": 12, "account": "me", "save_seconds": 60, "options": ["--exclusive"]}
   found = directives(Slurm(**fields, **more).script(jobs[:1], "t1"))
   assert found == [
-    "--job-name=jaxspeed-a",
+    "--job-name=jaxspeed-the run-t1",
     "--partition=gpu",
     "--account=me",
     "--nodes=2",
@@ -115,14 +121,14 @@ def test_options_of_a_job(jobs):
     "--gpus-per-node=h100:8",
     "--signal=USR1@60",
     "--array=0-0",
-    f"--output={jobs[0].record.parents[1]}/.launch/slurm/%A_%a.log",
+    f"--output={jobs[0].run}/.launch/slurm/%A_%a.log",
     "--open-mode=append",
     "--requeue",
     "--exclusive",
   ]
   assert "--gpus-per-node=8" in directives(Slurm(gpus_per_node=8).script(jobs, "t1"))
   plain = directives(Slurm(parallel=2).script(jobs, "t1"))
-  assert plain[0] == "--job-name=jaxspeed-the run" and "--array=0-4%2" in plain
+  assert "--array=0-4%2" in plain
   unset = ("--gpus", "--time", "--part", "--acc", "--cpus")
   assert not any(word.startswith(unset) for word in plain)
 
@@ -139,48 +145,20 @@ def test_a_command_that_is_missing(slurm, monkeypatch, command):
   assert slurm.calls() == []
 
 
-def test_a_root_that_the_nodes_do_not_see(slurm, monkeypatch, tmp_path):
-  monkeypatch.setattr(shared_disk, "file_system", lambda *_: "ext4")
-  slurm.nodes("127.0.0.1", "192.0.2.7")
-  with pytest.raises(UserError, match=r"lies on a ext4 file system .*Slurm\(shared_root=True\)"):
-    Slurm().check(tmp_path)
-  Slurm(shared_root=True).check(tmp_path)
-  slurm.nodes("127.0.0.1", "localhost")
-  Slurm().check(tmp_path)
-
-
-def test_a_controller_that_does_not_answer_the_check(slurm, tmp_path):
-  slurm.write("down")
-  expected = (
-    r"^Slurm does not answer \(.*Unable to contact slurm controller .*\): submit again when"
-  )
-  with pytest.raises(UserError, match=expected):
-    Slurm().check(tmp_path)
-
-
 # Submission
 
 
-def test_jobs_are_arrays_below_the_limit_of_slurm(slurm, jobs, monkeypatch):
-  monkeypatch.setattr(module, "_MOST_IN_ARRAY", 2)
-  found = [*Slurm(nodes=2).submit(jobs, "t1")]
-  assert found == [{"a": "100_0", "b": "100_1"}, {"c": "101_0", "d": "101_1"}, {"e": "102_0"}]
-  calls = [f"sbatch --parsable --comment=jaxspeed:t1:{first}" for first in (0, 2, 4)]
-  assert slurm.calls() == calls
-  script = (slurm.folder / "script.101").read_text()
-  assert script == Slurm(nodes=2).script(jobs[2:4], "t1")
+def test_jobs_are_an_array_that_is_found_by_its_name(slurm, jobs):
+  Slurm(nodes=2).submit(jobs, "t1")
+  assert slurm.calls() == ["sbatch --parsable"]
+  assert (slurm.folder / "script.100").read_text() == Slurm(nodes=2).script(jobs, "t1")
+  assert states(jobs) == {name: Found(False, f"100_{i}") for i, name in enumerate("abcde")}
 
 
-def test_a_refusal_comes_after_what_was_submitted(slurm, jobs, monkeypatch):
-  monkeypatch.setattr(module, "_MOST_IN_ARRAY", 2)
-  slurm.write("most", "101")
-  submission = Slurm().submit(jobs, "t1")
-  assert [next(submission), next(submission)] == [
-    {"a": "100_0", "b": "100_1"},
-    {"c": "101_0", "d": "101_1"},
-  ]
+def test_a_refusal(slurm, jobs):
+  slurm.write("most", "99")
   with pytest.raises(Refused) as error:
-    next(submission)
+    Slurm().submit(jobs[4:], "t1")
   assert str(error.value) == (
     "sbatch refused the job e (sbatch: error: Batch job submission failed: Job violates "
     "accounting/QOS policy)."
@@ -202,83 +180,67 @@ def test_a_lost_connection_is_no_refusal_and_the_jobs_are_found_again(slurm, job
   with pytest.raises(
     UserError, match=r"^sbatch did not submit the jobs a \.\.\. .*: repeat"
   ) as error:
-    [*Slurm().submit(jobs, "t1")]
+    Slurm().submit(jobs, "t1")
   assert not isinstance(error.value, Refused)
-  ids = {name: f"100_{i}" for i, name in enumerate("abcde")}
-  assert Slurm().find({"t1": jobs, "t2": jobs}) == ids and Slurm().find({"t": jobs}) == {}
-  slurm.write("down")
-  expected = "^Slurm does not answer .*: repeat the command when it does."
-  with pytest.raises(UserError, match=expected):
-    Slurm().find({"t1": jobs})
+  assert states(jobs)["e"] == Found(False, "100_4")
 
 
 # States
 
 
 @pytest.mark.parametrize(
-  "word, state",
+  "word, runs",
   [
-    *[(word, PENDING) for word in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")],
-    *[(word, PENDING) for word in ("REQUEUE_FED", "SPECIAL_EXIT")],
-    *[(word, RUNNING) for word in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING")],
-    *[(word, RUNNING) for word in ("STAGE_OUT", "RESIZING")],
-    *[(word, ABSENT) for word in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")],
-    *[(word, ABSENT) for word in ("PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "NEW")],
-    ("", ABSENT),
+    *[(word, False) for word in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")],
+    *[(word, False) for word in ("REQUEUE_FED", "SPECIAL_EXIT")],
+    *[(word, True) for word in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING")],
   ],
 )
-def test_states(slurm, jobs, tmp_path, word, state):
-  [*Slurm().submit(jobs, "t1")]
+def test_states(slurm, jobs, word, runs):
+  Slurm().submit(jobs, "t1")
   slurm.set_state("100_1", word)
-  found = Slurm().states({"a": "100_0", "b": "100_1"}, tmp_path)
-  assert found == {"a": PENDING, "b": state}
+  # Forgotten, which Slurm is some minutes after the end.
+  slurm.set_state("100_2", "")
+  found = states(jobs)
+  assert found["a"] == Found(False, "100_0") and found["b"] == Found(runs, "100_1")
+  assert "c" not in found
 
 
-def test_one_question_for_all_jobs(slurm, jobs, tmp_path):
-  [*Slurm().submit(jobs, "t1"), *Slurm(nodes=2).submit(jobs, "t2")]
-  slurm.set_state("100_1", "RUNNING")
-  slurm.set_state("101_2", "")
+def test_one_question_for_all_jobs_of_the_owner(slurm, jobs):
+  Slurm().submit(jobs[:2], "t1")
+  Slurm().submit(jobs[2:], "other")
   slurm.write("calls")
-  ids = {"a": "100_0", "b": "100_1", "c": "100_7", "d": "101_1", "e": "101_2", "f": "", "g": "10_0"}
-  found = Slurm().states(ids, tmp_path)
-  assert found == {"a": PENDING, "b": RUNNING, "c": ABSENT, "d": PENDING, "e": ABSENT, "g": ABSENT}
-  (call,) = slurm.calls()
-  assert "--states=all" in call and "--array" in call and "--jobs=10,100,101" in call
+  assert [*states(jobs)] == ["a", "b"]
+  owner = jobs[0].run.stat().st_uid
+  assert slurm.calls() == [f"squeue --noheader --array --user={owner} --format=%i|%T|%j"]
 
 
-def test_jobs_that_slurm_has_forgotten_are_absent(slurm, tmp_path):
-  assert Slurm().states({"a": "5"}, tmp_path) == {"a": ABSENT}
-  slurm.write("calls")
-  assert Slurm().states({"a": ""}, tmp_path) == {} and slurm.calls() == []
-
-
-def test_no_answer_is_none(slurm, tmp_path, monkeypatch):
+def test_no_answer_is_none(slurm, jobs, monkeypatch):
   slurm.write("down")
-  assert Slurm().states({"a": "5"}, tmp_path) is None
+  assert states(jobs) is None
   (slurm.folder / "down").unlink()
   (slurm.bin / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
   monkeypatch.setattr(module, "_SECONDS", 0.2)
-  assert Slurm().states({"a": "5"}, tmp_path) is None
+  assert states(jobs) is None
   (slurm.bin / "squeue").unlink()
   monkeypatch.setenv("PATH", str(slurm.bin))
-  assert Slurm().states({"a": "5"}, tmp_path) is None
+  assert states(jobs) is None
 
 
 # Cancellation
 
 
 def test_cancellation(slurm, tmp_path):
-  Slurm().cancel({"a": "100_0", "b": "", "c": "7"}, tmp_path)
-  Slurm().cancel({"b": ""}, tmp_path)
+  Slurm().cancel(["100_0", "7"], tmp_path)
   assert slurm.calls() == ["scancel --quiet 100_0 7"]
   (slurm.bin / "scancel").write_text(
     "#!/bin/sh\necho 'scancel: error: Invalid job id 7' >&2; exit 1"
   )
-  Slurm().cancel({"c": "7"}, tmp_path)
+  Slurm().cancel(["7"], tmp_path)
 
 
 def test_a_cancellation_that_is_not_done(slurm, tmp_path):
   slurm.write("down")
   expected = r"^Slurm did not cancel \(.*Unable to contact .*\): cancel again when it answers.$"
   with pytest.raises(UserError, match=expected):
-    Slurm().cancel({"a": "7"}, tmp_path)
+    Slurm().cancel(["7"], tmp_path)

@@ -1,20 +1,19 @@
 """What a supervisor notes and decides: as a table, of real processes, and under a fake Slurm."""
 
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 from fake_jobs import TOKEN, event, facts_of, program, write_job, write_run
 from fake_slurm import FakeSlurm
-from local_cluster import wait_until
 
 from jaxspeed.launch.decision import culprit, decide
 from jaxspeed.launch.jobset import FILES
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import progress_of, read_events, request
+from jaxspeed.launch.record import Event, progress_of, read_lines
 from jaxspeed.launch.slurm import Slurm
+from jaxspeed.launch.supervisor import Start
 
 LOST, SAVED = "a process was lost", "saved, to be started again"
 TERM = "saved after SIGTERM, not finished"
@@ -99,64 +98,38 @@ def test_progress_is_the_newest_checkpoint_of_the_newest_run(tmp_path):
 # Processes
 
 
-class Task:
-  """The supervisor of a local job, with a script in place of its trainer."""
-
-  def __init__(self, root, text, setup=()):
-    interception = f'[ "$2" != jaxspeed.launch.supervisor ] || exec {sys.executable} "$@"'
-    python = program(root / "python", f"#!/usr/bin/env bash\n{interception}\n{text}\n")
-    executor = Local(gpus=0, python=python, setup=setup, env={"A": "it's $HOME"})
-    run = write_run(root, "a 'b'")
-    self.folder = write_job(run, executor=executor.to_dict(), cwd=str(root)).folder
-    script = executor.script([facts_of(self.folder).job], TOKEN)
-    self.process = subprocess.Popen(
-      ["bash", "-c", script, "a", "3"], env=os.environ | {"PYTHONPATH": os.getcwd()}
-    )
-
-  def notes(self):
-    events = read_events(self.folder / "launch" / "tasks" / "0.jsonl")
-    return [(each.what, each.detail) for each in events if each.restart == 3]
-
-  @property
-  def log(self):
-    path = self.folder / "launch" / "logs" / "0.log"
-    return path.read_text() if path.exists() else ""
-
-  def wait_for(self, text):
-    wait_until(lambda: text in self.log, 60, text)
-
-
-def test_a_supervisor_starts_the_command_that_it_makes_itself(tmp_path):
+def test_the_script_of_a_local_job(tmp_path):
+  python = program(tmp_path / "python", '#!/bin/sh\necho "$* in $PWD A=$A B=$B"\n')
   setup = ["module() { export B=$1; }", "module x", "set -euo pipefail"]
-  task = Task(tmp_path, 'echo "$* in $PWD A=$A B=$B"; exit 85', setup)
-  assert task.process.wait(60) == 85
-  assert task.notes() == [("started", ""), ("ended", "85")]
-  words = f"-m jaxspeed.train --config=configs/quickstart.py --workdir={task.folder}"
-  assert task.log == f"{words} in {tmp_path} A=it's $HOME B=x\n"
+  executor = Local(gpus=0, python=python, setup=setup, env={"A": "it's $HOME"})
+  job = write_job(write_run(tmp_path, "a 'b'"), cwd=str(tmp_path)).job
+  done = subprocess.run(["bash", "-c", executor.script([job], TOKEN)], capture_output=True)
+  words = f"-m jaxspeed.train --config=configs/quickstart.py --workdir={job.folder}"
+  assert done.stdout.decode() == f"{words} in {tmp_path} A=it's $HOME B=x\n"
 
 
-@pytest.mark.parametrize("text, code", [("exit 2", 2), ("kill -9 $$", 137), ("exit 0", 0)])
-def test_a_supervisor_ends_as_its_trainer(tmp_path, text, code):
-  task = Task(tmp_path, text)
-  assert task.process.wait(60) == code and task.notes()[-1] == ("ended", str(code))
+WAIT = "for _ in $(seq 600); do sleep 0.05; done"
 
 
-@pytest.mark.parametrize("name", ["TERM", "USR1"])
-def test_a_signal_is_passed_on_and_the_end_is_noted(tmp_path, name):
-  wait = "for _ in $(seq 600); do sleep 0.05; done"
-  task = Task(tmp_path, f"trap 'echo saved; exit 85' {name}; echo begun; {wait}")
-  task.wait_for("begun")
-  task.process.send_signal(getattr(signal, f"SIG{name}"))
-  assert task.process.wait(60) == 85
-  assert task.log == "begun\nsaved\n" and task.notes()[-1] == ("ended", "85")
-
-
-def test_a_cancellation_that_is_written_down_ends_the_trainer(tmp_path):
-  wait = "for _ in $(seq 600); do sleep 0.05; done"
-  task = Task(tmp_path, f"trap 'echo saved; exit 0' TERM; echo begun; {wait}")
-  task.wait_for("begun")
-  request(task.folder, "cancel")
-  assert task.process.wait(60) == 0 and task.log == "begun\nsaved\n"
+@pytest.mark.parametrize(
+  "text, code, log",
+  [
+    ("exit 2", 2, ""),
+    ("kill -9 $$", 137, ""),
+    ("echo a; exit 0", 0, "a\n"),
+    (f"trap 'echo saved; exit 85' USR1; kill -USR1 $PPID; {WAIT}", 85, "saved\n"),
+    (f"trap 'echo saved; exit 0' TERM; kill -TERM $PPID; {WAIT}", 0, "saved\n"),
+  ],
+)
+def test_a_trainer_gets_the_signals_and_its_end_is_noted(tmp_path, text, code, log):
+  start = Start(write_job(tmp_path).folder, TOKEN, 3)
+  assert start.run(0, ["bash", "-c", text]) == code and bool(start.came) == ("PPID" in text)
+  events = read_lines(start.folder / "launch" / "tasks" / "0.jsonl", Event)
+  assert [(each.what, each.restart, each.detail) for each in events] == [
+    ("started", 3, ""),
+    ("ended", 3, str(code)),
+  ]
+  assert (start.folder / "launch" / "logs" / "0.log").read_text() == log
 
 
 # Slurm
@@ -231,7 +204,7 @@ def test_a_queue_that_does_not_take_the_job_back(slurm, tmp_path):
 
 def test_a_record_that_was_changed_since_its_submission_is_not_run(slurm, tmp_path):
   job = Job(slurm, tmp_path)
-  path = job.folder / "launch" / "job.json"
+  path = job.folder.parent / "run.json"
   path.write_text(path.read_text().replace("configs/quickstart.py", "other.py"))
   assert job.run(0).returncode == 2 and job.notes == []
   log = (job.folder / "launch" / "logs" / "batch.log").read_text()
@@ -280,7 +253,7 @@ def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, words, variables,
 
 def test_a_folder_that_is_no_job_is_a_sentence(tmp_path):
   supervisor = [sys.executable, "-m", "jaxspeed.launch.supervisor"]
-  command = [*supervisor, "local", str(tmp_path), "0", "t", "0"]
+  command = [*supervisor, "slurm", str(tmp_path), "0", "t"]
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 2 and "does not hold the job that was submitted" in done.stderr
   assert [*tmp_path.iterdir()] == []

@@ -1,4 +1,4 @@
-"""The local queue for real, with scripts in place of trainers: nothing is lost or run twice."""
+"""Workers for real, with scripts in place of trainers: nothing is lost or run twice."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from fake_jobs import config_of, facts_of, fake_python
 from local_cluster import wait_until
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import local, record, runs, state, submit
+from jaxspeed.launch import local, runs, state, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.submitted import SubmittedRun
@@ -66,18 +66,22 @@ class LocalRun:
     return self.states
 
   @property
-  def queue(self):
-    """The queue's process."""
-    return int((self.launcher / "queue.lock").read_text().split()[1])
+  def workers(self):
+    """The workers' processes."""
+    return [int(path.read_text().split()[1]) for path in self.launcher.glob("worker.*.lock")]
 
-  def kill_queue(self):
-    os.kill(self.queue, signal.SIGKILL)
-    wait_until(lambda: not local.queue_runs(self.folder), 60, "the queue's end")
+  def resume(self):
+    submit.begin(self.folder)
+
+  def kill_workers(self):
+    for process in self.workers:
+      os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not local.queue_runs(self.folder), 60, "the workers' end")
 
   @property
   def log(self):
     with contextlib.suppress(OSError):
-      return (self.launcher / "queue.log").read_text()
+      return (self.launcher / "workers.log").read_text()
     return ""
 
   def notes(self, name):
@@ -95,8 +99,7 @@ def run(tmp_path, config):
   yield made
   # Nothing outlives a test, whatever it left running.
   with contextlib.suppress(OSError, ValueError):
-    if local.queue_runs(made.folder):
-      os.kill(made.queue, signal.SIGKILL)
+    made.kill_workers()
   for _, group, *_ in made.events() if (made.root / "log").exists() else []:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(int(group), signal.SIGKILL)
@@ -127,11 +130,11 @@ def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
   assert run.states == dict.fromkeys("ab", "running") | dict.fromkeys("cdef", "pending")
   # Neither the terminal nor its end reaches them: they have sessions and an input of their own.
   groups = {words[0]: int(words[1]) for words in run.events()}
-  for process in (run.queue, *groups.values()):
+  for process in (*run.workers, *groups.values()):
     assert os.getsid(process) == process != os.getsid(0)
     assert os.readlink(f"/proc/{process}/fd/0") == os.devnull
   places = {(words[2], words[3]) for words in run.events()}
-  slots = Local(parallel=2, gpus=0).slots()
+  slots = [Local(parallel=2, gpus=0).slot(i) for i in range(2)]
   assert {frozenset(cores_of(cores)) for cores, _ in places} == {slot.cores for slot in slots}
   run.go()
   assert run.wait_for_end() == dict.fromkeys("acdf", "done") | dict.fromkeys("be", "failed")
@@ -203,11 +206,11 @@ def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
   assert run.states == {"a": "cancelled", "b": "cancelled", "c": "running"}
   assert run.notes("a")[-1] == ("failed", "0 cancelled") and run.notes("b") == []
   assert run.submitted.cancel(["a"]) == []
-  # While the queue runs, it takes jobs that come back.
+  # While a worker lives, it takes jobs that come back.
   assert run.submitted.retry(["b"]) == ["b"]
   run.go("c")
   assert run.wait_for_end() == {"a": "cancelled", "b": "done", "c": "done"}
-  # And it begins again for those that come later.
+  # And another begins for those that come later.
   run.go()
   assert run.submitted.retry(failed=True) == ["a"]
   assert run.wait_for_end() == dict.fromkeys("abc", "done")
@@ -229,47 +232,46 @@ def test_what_saves_after_a_cancellation_keeps_its_place(run):
   assert run.wait_for_end() == {"a": "cancelled", "b": "done"}
 
 
-def test_another_queue_takes_over_what_a_killed_one_left(run, monkeypatch):
+def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
   plan = {name: ["wait", "done"] for name in "abcd"}
   run.start(plan, parallel=2, gpus=2)
   run.wait("a", "b")
   run.go("a")
   run.wait("c")
-  run.kill_queue()
+  run.kill_workers()
   assert run.states == {"a": "done", "b": "running", "c": "running", "d": "pending"}
-  notes = (f"the queue does not run: python -m jaxspeed.launch resume {run.folder}",)
+  notes = (f"no worker runs: python -m jaxspeed.launch resume {run.folder}",)
   assert run.found.notes == notes
-  # One ends in the meantime, and writes its end down itself.
+  # One ends in the meantime, with a result.
   run.go("c")
   wait_until(lambda: ["c", "0"] in run.events("-"), 60, "the end of c")
-  local.start_queue(run.folder)
+  run.resume()
   run.wait("d")
   # d has the place of c; b, which goes on, keeps its own.
-  assert {words[0]: words[3] for words in run.events()} == {"a": "4", "b": "5", "c": "4", "d": "4"}
+  places = {words[0]: words[3] for words in run.events()}
+  assert places["c"] == places["d"] == places["a"] != places["b"]
   assert run.states == {"a": "done", "b": "running", "c": "done", "d": "running"}
-  local.start_queue(run.folder)
+  run.resume()
   run.go()
   assert run.wait_for_end() == dict.fromkeys("abcd", "done")
-  assert run.begun == ["a", "b", "c", "d"] or run.begun == ["b", "a", "c", "d"]
+  assert sorted(run.begun) == [*"abcd"]
 
 
-def test_a_submission_that_dies_while_the_queue_runs_is_not_repeated(run, monkeypatch):
+def test_a_submission_that_dies_while_a_worker_lives_is_not_repeated(run, monkeypatch):
   plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "exit 2"]}
-  request = record.request
 
-  def killed(folder, what, *values):
-    if what == "submitted":
-      raise KeyboardInterrupt
-    request(folder, what, *values)
+  def killed(*_):
+    raise KeyboardInterrupt
 
   run.start({"a": plan["a"]}, parallel=2)
   run.wait("a")
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(record, "request", killed)
+    patch.setattr(Local, "submit", killed)
     run.start(plan, parallel=2)
+  run.go("a")
   run.wait("b", "c")
-  # The queue took them at once: one has ended, one runs.
+  # The worker took them at once: one has ended, one runs.
   assert run.start(plan, parallel=2)[-1].startswith("0 jobs submitted, 3 were there before; ")
   run.go()
   assert run.wait_for_end() == {"a": "done", "b": "done", "c": "failed"}
@@ -277,11 +279,11 @@ def test_a_submission_that_dies_while_the_queue_runs_is_not_repeated(run, monkey
   assert run.notes("c") == [("started", ""), ("failed", "2 ended with exit code 2")]
 
 
-def test_what_died_with_its_queue_is_started_again(run):
+def test_what_died_with_its_worker_is_started_again(run):
   plan = {"a": ["once wait", "done"], "b": ["wait", "done"]}
   run.start(plan, parallel=2)
   run.wait("a", "b")
-  run.kill_queue()
+  run.kill_workers()
   groups = {words[0]: int(words[1]) for words in run.events()}
   os.killpg(groups["a"], signal.SIGKILL)
   wait_until(lambda: run.states["a"] == "requeued", 60, "the end of a")
@@ -293,13 +295,24 @@ def test_what_died_with_its_queue_is_started_again(run):
   assert run.notes("a")[1] == ("requeued", "its processes disappeared")
 
 
+def test_a_worker_that_is_told_to_end_ends_with_its_job(run):
+  run.start({"a": ["wait", "done"], "b": ["done"]})
+  run.wait("a")
+  (worker,) = run.workers
+  os.kill(worker, signal.SIGTERM)
+  assert run.wait_for_end() == {"a": "cancelled", "b": "pending"}
+  assert run.events("saved") == [["a"]] and run.notes("a")[-1][1].startswith("0 ended by SIGTERM")
+  run.resume()
+  assert run.wait_for_end()["b"] == "done"
+
+
 def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
   plan = {"a": ["once wait", "once exit 2", "done"], "b": ["done"]}
   run.start(plan)
   run.wait("a")
-  run.kill_queue()
+  run.kill_workers()
   run.go()
-  wait_until(lambda: facts_of(run.folder / "a").ends() == {0: 2}, 60, "the end of a")
+  wait_until(lambda: ["a", "2"] in run.events("-"), 60, "the end of a")
   first, run.folder = run.folder, run.root / "copy"
   run.launcher = run.folder / ".launch"
   shutil.copytree(first, run.folder)
@@ -307,8 +320,6 @@ def test_a_copy_of_a_run_is_not_trained_in_the_place_of_the_first(run):
     run.submitted.retry(["a"])
   # The same script gives jobs their commands of now.
   run.start(plan)
-  assert run.wait_for_end() == {"a": "failed", "b": "done"}
-  assert run.submitted.retry(failed=True) == ["a"]
   assert run.wait_for_end() == {"a": "done", "b": "done"}
   assert [*first.glob("*/result.json")] == []
 
@@ -325,12 +336,13 @@ def test_a_folder_that_is_gone_ends_a_job_at_once(run, monkeypatch):
 def test_a_damaged_job_is_left_out_and_the_others_go_on(run):
   run.start({"a": ["once wait", "done"], "b": ["done"], "c": ["done"]})
   run.wait("a")
-  shutil.rmtree(run.folder / "b" / "launch" / "logs")
+  (run.folder / "b" / "launch").mkdir(parents=True)
+  (run.folder / "b" / "launch" / "logs").touch()
   run.go()
   found = run.wait_for_end()
   assert found == {"a": "done", "b": "failed", "c": "done"} and run.begun.count("b") == 0
   # Mended, it can be tried again.
-  (run.folder / "b" / "launch" / "logs").mkdir()
+  (run.folder / "b" / "launch" / "logs").unlink()
   run.submitted.retry(["b"])
   assert run.wait_for_end()["b"] == "done"
   assert "the other jobs go on" in run.log
