@@ -6,5 +6,12 @@
 #   bash scripts/gpu_day.sh --dry_run    # without a GPU, at toy size
 #   PYTHON=python3.12 bash scripts/gpu_day.sh
 set -euo pipefail
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-exec "${PYTHON:-python3}" "$scripts/gpu_day.py" "$@"
+python=${PYTHON:-python3}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+if ! said=$("$python" -c "import jaxspeed.library.fit" 2>&1); then
+  echo "jaxspeed: ${said##*$'\n'}: run $python -m pip install -e '$root[cuda13]';" \
+    "docs/benchmarks.md has the lines for a machine without a network" >&2
+  exit 2
+fi
+exec "$python" "$root/scripts/gpu_day.py" "$@"

@@ -1,7 +1,4 @@
-"""The files of a day on a GPU (`gpu_day.py`), and the Markdown table of what they say.
-
-This file imports the standard library alone, so that --table needs no packages.
-"""
+"""The files of a day on a GPU (`gpu_day.py`), and the Markdown table of what they say."""
 
 import json
 import pathlib
@@ -9,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gpu_parts
+from benchmarking import show
 
 TOY = "TOY SIZE, NO MEASUREMENT"
 _CLASSES = 4  # the heaviest classes of kernels that a row lists
@@ -99,11 +97,6 @@ def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str
   return "\n".join(lines)
 
 
-def _spread(value: Report, spec: str, factor: float = 1.0) -> str:
-  half = "" if value["ci95"] is None else f" ± {factor * value['ci95']:{spec}}"
-  return f"{factor * value['mean']:{spec}}{half}"
-
-
 def _of_runs(report: Report) -> Iterator[tuple[str, str]]:
   config = report["config"]
   if "starts" in report:
@@ -119,7 +112,7 @@ def _of_runs(report: Report) -> Iterator[tuple[str, str]]:
   yield f"`{config}`, seconds of a run", _run(report["jaxspeed"])
   for name, peer in report["peers"].items():
     if "seconds" in peer:
-      ratio = f"; ours takes {_spread(peer['ratio_of_rounds'], '.3f')} of its time"
+      ratio = f"; ours takes {show(peer['ratio_of_rounds'], '.3f')} of its time"
       yield f"{name}, seconds of a run", _run(peer) + ratio
     if "failed" in peer:
       yield name, f"failed: {peer['failed']}"
@@ -128,8 +121,8 @@ def _of_runs(report: Report) -> Iterator[tuple[str, str]]:
 def _run(side: Report) -> str:
   seconds = side["seconds"]
   said = side.get("accuracy")
-  accuracy = f", {_spread(said, '.2f', 100)} %" if said else ", on noise: no accuracy"
-  return f"{_spread(seconds, '.3f')} s (n = {seconds['n']}){accuracy}"
+  accuracy = f", {show(said, '.2f', 100)} %" if said else ", on noise: no accuracy"
+  return f"{show(seconds, '.3f')} s (n = {seconds['n']}){accuracy}"
 
 
 def _list(values: Sequence[float | None]) -> str:
@@ -149,13 +142,13 @@ def _of_steps(report: Report) -> Iterator[tuple[str, str]]:
     report,
     lambda row: f"{report['net']}, {row['size']} px, batch {row['batch']}, {row['framework']}",
     lambda row: (
-      f"{_spread(row['images_per_s'], '.0f')} images/s, {row['share_of_ceiling']:.0%} of the "
+      f"{show(row['images_per_s'], '.0f')} images/s, {row['share_of_ceiling']:.0%} of the "
       "matrix ceiling"
     ),
   )
   for row in report["ratios"]:
     what = f"{row['size']} px, batch {row['batch']}, {row['of']} beside {row['to']}"
-    yield what, f"{_spread(row['ratio'], '.3f')} times its images/s"
+    yield what, f"{show(row['ratio'], '.3f')} times its images/s"
 
 
 def _of_profile(report: Report) -> Iterator[tuple[str, str]]:
@@ -170,8 +163,8 @@ def _of_profile(report: Report) -> Iterator[tuple[str, str]]:
 
 def _of_options(report: Report) -> Iterator[tuple[str, str]]:
   def figure_of(row: Report) -> str:
-    ratio = f", {_spread(row['ratio'], '.3f')} of the first row" if "ratio" in row else ""
-    return f"{_spread(row['milliseconds'], '.3f')} ms{ratio}"
+    ratio = f", {show(row['ratio'], '.3f')} of the first row" if "ratio" in row else ""
+    return f"{show(row['milliseconds'], '.3f')} ms{ratio}"
 
   return _each_row(
     report,
@@ -184,7 +177,7 @@ def _of_allreduce(report: Report) -> Iterator[tuple[str, str]]:
   return _each_row(
     report,
     lambda row: f"all-reduce of {row['megabytes']:g} MB over {report['devices']} devices",
-    lambda row: f"{_spread(row['milliseconds'], '.3f')} ms, {row['gigabytes_per_s']:.1f} GB/s",
+    lambda row: f"{show(row['milliseconds'], '.3f')} ms, {row['gigabytes_per_s']:.1f} GB/s",
   )
 
 

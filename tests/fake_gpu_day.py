@@ -7,9 +7,9 @@ import sys
 from commands import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-gpu_machine = importlib.import_module("gpu_machine")
+gpu_day = importlib.import_module("gpu_day")
 
-H100 = gpu_machine.Machine("1 x NVIDIA H100 80GB HBM3", 1, "")
+H100 = gpu_day.Machine("1 x NVIDIA H100 80GB HBM3", 1, "")
 # A script that writes what it was called with, then does what its first argument says.
 SCRIPT = """
 import json, os, pathlib, sys, time

@@ -3,11 +3,11 @@ share.
 """
 
 import sys
-import time
 
 import pytest
 from commands import ROOT
 from fake_gpu_day import H100, SCRIPT
+from in_process import fresh_flags
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
   """Sets the parts: their names, each with what it does and other fields."""
-  import gpu_machine
+  import gpu_day
   import gpu_parts
 
   script = tmp_path / "bench_allreduce.py"
   script.write_text(SCRIPT)
-  monkeypatch.setattr(gpu_machine, "probe", lambda dry_run: H100)
+  monkeypatch.setattr(gpu_day, "probe", lambda dry_run: H100)
 
   def set_parts(**does):
     made = [
@@ -39,11 +39,17 @@ def call(tmp_path, capsys, monkeypatch):
   import gpu_tables
 
   def call(*arguments):
-    # The clock of a script starts when it is imported: here perhaps long before this test.
-    monkeypatch.setattr(gpu_day, "_STARTED", time.monotonic())
-    code = gpu_day.main([*arguments, f"--out={tmp_path / 'out'}"])
+    out = [] if any(each.startswith("--out=") for each in arguments) else [f"--out={tmp_path}/out"]
+    monkeypatch.setattr(sys, "argv", ["gpu_day.py", *arguments, *out])
+    code = 0
+    with fresh_flags():
+      try:
+        gpu_day.main()
+      except SystemExit as ended:
+        code = ended.code
     reports, _ = gpu_tables.read(tmp_path / "out")
-    out, err = capsys.readouterr()
-    return code, {name: report["gpu_day"]["state"] for name, report in reports.items()}, out, err
+    said = capsys.readouterr()
+    states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
+    return code, states, said.out, said.err
 
   return call

@@ -1,0 +1,95 @@
+"""The process of a part of a day on a GPU (`gpu_day.py`), and the GPU's clocks while it runs."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CLOCKS = ("sm_mhz", "memory_mhz", "watts", "degrees_c")
+_POLL_S, _CLOCK_S = 0.1, 5.0
+
+
+def sample_clocks() -> list[float] | None:
+  """`CLOCKS` of the first GPU now; None where they are unknown."""
+  query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
+  command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+  try:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
+    return [float(cell) for cell in done.stdout.splitlines()[0].split(",")]
+  except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    return None
+
+
+def summarize(samples: list[list[float]]) -> dict[str, Any]:
+  """The least, the median and the greatest of each of `CLOCKS`; {} without samples."""
+  return {
+    kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
+    for kind, *each in zip(CLOCKS, *samples, strict=True)
+    if each
+  }
+
+
+def run_part(
+  command: list[str],
+  log: pathlib.Path,
+  environment: Mapping[str, str],
+  *,
+  seconds: float,
+  lock: int,
+  clocks: list[list[float]],
+) -> tuple[str, str]:
+  """Runs a part's command, its output in a file.
+
+  Args:
+    lock: a descriptor that the process inherits, so that the folder stays locked while it runs.
+    clocks: samples of `CLOCKS` are added to it.
+
+  Returns:
+    "done", "cut off" or "failed"; and why.
+  """
+  deadline, next_sample = time.monotonic() + seconds, time.monotonic() + _CLOCK_S
+  with log.open("w") as output:
+    process = subprocess.Popen(
+      command,
+      cwd=ROOT,
+      env=environment,
+      stdin=subprocess.DEVNULL,
+      stdout=output,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      pass_fds=(lock,),
+    )
+    try:
+      while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        if time.monotonic() > next_sample:
+          next_sample += _CLOCK_S
+          clocks += [sample] if (sample := sample_clocks()) else []
+      ended = process.poll()
+    finally:
+      stop(process)
+  if ended is None:
+    return "cut off", f"after {seconds / 60:.1f} min"
+  if ended:
+    return "failed", f"code {ended}: {last(log.read_text(errors='replace'), 1)}"
+  return "done", ""
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+  """Ends a process and its children: by Ctrl-C, so that they tidy up, then by force."""
+  # Force is for its children too, when it has ended before them.
+  for number, seconds in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(seconds)
+
+
+def last(text: str, lines: int) -> str:
+  return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
