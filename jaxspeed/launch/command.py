@@ -43,7 +43,7 @@ def define_flags(arguments: Sequence[str]) -> None:
 
 
 def _given() -> list[tuple[str, str]]:
-  """Field and text of each --config.FIELD, also of a --flagfile."""
+  """Field and text of each --config.FIELD."""
   names = [name for name in flags.FLAGS if name.startswith("config.")]
   return [(name.removeprefix("config."), str(flags.FLAGS[name].value)) for name in sorted(names)]
 
@@ -118,9 +118,16 @@ def _logs(arguments: list[str]) -> None:
   if path.is_symlink():
     raise UserError(f"{path} is a link, which no job writes: look where it leads yourself.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-  ended = _Ended(folder, names[0]) if follow else None
+  looked = asked = -ASK
+  is_last = not follow
   while True:
-    is_last = ended is None or ended.now()
+    if not is_last and (now := time.monotonic()) >= looked + LOOK:
+      looked, (facts,) = now, runs.chosen(folder, names)
+      is_last = facts.submission is not None and not facts.is_open
+      # A scheduler is asked seldom.
+      if not is_last and (facts.job.kind == local.Local.kind or now >= asked + ASK):
+        asked = now
+        is_last = state.statuses(folder, [facts])[0].state in ENDED
     content = _read_from(path, at)
     at += len(content)
     text = decoder.decode(content, final=is_last)
@@ -129,26 +136,6 @@ def _logs(arguments: list[str]) -> None:
     if is_last or output.is_closed():
       return
     time.sleep(_POLL)
-
-
-class _Ended:
-  """Whether a job has ended: looks at its folder often, and asks its scheduler seldom."""
-
-  def __init__(self, folder: pathlib.Path, name: str) -> None:
-    self._folder, self._name = folder, name
-    self._looked = self._asked = -ASK
-
-  def now(self) -> bool:
-    if (now := time.monotonic()) < self._looked + LOOK:
-      return False
-    self._looked = now
-    (facts,) = runs.chosen(self._folder, [self._name])
-    if facts.submission and not facts.is_open:
-      return True
-    if facts.job.kind != local.Local.kind and now < self._asked + ASK:
-      return False
-    self._asked = now
-    return state.statuses(self._folder, [facts])[0].state in ENDED
 
 
 def _read_from(path: pathlib.Path, at: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
+from jaxspeed.files import read_bytes
 from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import Executor, Found
 from jaxspeed.launch.executors import executor_of
@@ -211,22 +211,13 @@ def _failure(facts: Facts) -> dict[str, Any]:
 
 def _last_lines(path: pathlib.Path) -> list[str]:
   """The last lines of a log; only those of jaxspeed if the very last lines have some."""
-  text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", _tail(path, _TAIL))
+  content = b""
+  with contextlib.suppress(OSError, ValueError):
+    content = read_bytes(path)
+  if len(content) > _TAIL:
+    content = content[-_TAIL:].partition(b"\n")[2]
+  text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content.decode("utf-8", "replace"))
   # A progress bar overwrites its line: what it showed last counts.
   lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()]
   own = [line for line in lines[-10:] if line.startswith("jaxspeed: ")]
   return (own or lines)[-_LINES:]
-
-
-def _tail(path: pathlib.Path, size: int) -> str:
-  """The last bytes of a file as text, from the beginning of a line; '' if it cannot be read."""
-  try:
-    with open_regular(path) as file:
-      end = file.seek(0, 2)
-      file.seek(max(0, end - size))
-      content = file.read(size)
-  except OSError:
-    return ""
-  if end > size:
-    content = content.partition(b"\n")[2]
-  return content.decode("utf-8", "replace")

@@ -339,11 +339,7 @@ def test_resume_says_whose_run_it_takes_over(stopped):
   wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the worker")
 
 
-def test_fields_of_a_file_of_flags_count_and_a_recipe_is_refused(fake, sweep, tmp_path):
-  file = tmp_path / "flags"
-  file.write_text("--config.epochs=7\n")
-  launch("submit", sweep, f"--flagfile={file}", f"--root={tmp_path}/other")
-  assert facts_of(tmp_path / "other" / "run" / "quickstart_seed=1").job.epochs == 7.0
+def test_fields_that_a_sweep_does_not_take(fake, sweep, tmp_path):
   for words, sentence in (
     (["--config=a.py"], "--config is not a flag; see --help for the flags."),
     (["--root="], "root='': name a folder"),

@@ -1,6 +1,5 @@
 """Results of a run: one row a job, mean and interval over seeds."""
 
-import dataclasses
 import json
 import statistics
 
@@ -28,19 +27,24 @@ def test_a_row_of_a_finished_job(tmp_path):
   result = result_of(0.951, seconds=seconds(train=31.5, to_target=None), cost_usd=cost)
   facts = write_job(tmp_path, "a", result=result, overrides={"schedule.peak": 2.0, "seed": 3})
   (row,) = results_of([facts, write_job(tmp_path, "b")], "top1")
-  assert (row.name, row.group, row.metric, row.target) == ("a", "quickstart_peak=2.0", "top1", 0.94)
-  assert (row.values, row.top1, row.top5) == ((0.951,), 0.951, 0.99)
-  assert (row.train, row.to_target, row.cost) == (31.5, None, 4.0)
+  assert (row["name"], row["group"], row["metric"], row["target"]) == (
+    "a",
+    "quickstart_peak=2.0",
+    "top1",
+    0.94,
+  )
+  assert (row["values"], row["top1"], row["top5"]) == ([0.951], 0.951, 0.99)
+  assert (row["train"], row["to_target"], row["cost"]) == (31.5, None, 4.0)
 
 
 def test_a_job_of_several_runs(tmp_path):
   facts = write_job(tmp_path, "a", result=several_of([0.93, 0.95, 0.97]), overrides={"runs": 3})
   (row,) = results_of([facts], "top1")
-  assert row.values == (0.93, 0.95, 0.97) and row.top1 == pytest.approx(0.95)
+  assert row["values"] == [0.93, 0.95, 0.97] and row["top1"] == pytest.approx(0.95)
   # The folder of its first run says the same as its overrides.
   facts = write_job(tmp_path, "b", result=several_of([0.93, 0.95]))
   (facts.folder / "run_000").mkdir()
-  assert results_of([facts], "top1")[0].values == (0.93, 0.95)
+  assert results_of([facts], "top1")[0]["values"] == [0.93, 0.95]
   facts = write_job(tmp_path, "c", result=result_of(), overrides={"runs": 3})
   with pytest.raises(UserError, match="c/result.json cannot be used"):
     results_of([facts], "top1")
@@ -56,12 +60,14 @@ def test_mean_and_interval_over_seeds(tmp_path):
     write_job(tmp_path, "x", result=result_of(0.9), overrides={"schedule.peak": 1, "seed": 0})
   ]
   (group,) = groups_of(results_of(jobs, "top1"))
-  assert (group.name, group.n, group.target) == ("quickstart_peak=2", 5, 0.94)
+  assert (group["name"], group["n"], group["target"]) == ("quickstart_peak=2", 5, 0.94)
   low, high = stats.t.interval(0.95, 4, statistics.fmean(values), stats.sem(values))
-  assert group.mean == pytest.approx(0.9422) and group.sd == pytest.approx(0.0023874672)
-  assert (group.mean - group.ci95, group.mean + group.ci95) == pytest.approx((low, high))
+  assert group["mean"] == pytest.approx(0.9422) and group["sd"] == pytest.approx(0.0023874672)
+  assert (group["mean"] - group["ci95"], group["mean"] + group["ci95"]) == pytest.approx(
+    (low, high)
+  )
   expected = stats.ttest_1samp(values, 0.94, alternative="greater").pvalue
-  assert group.p_value == pytest.approx(expected)
+  assert group["p_value"] == pytest.approx(expected)
 
 
 def test_jobs_of_several_runs_and_of_one_are_one_group(tmp_path):
@@ -72,7 +78,7 @@ def test_jobs_of_several_runs_and_of_one_are_one_group(tmp_path):
     tmp_path, "b", result=several_of([0.94, 0.96]), overrides={"seed": 2, "runs": 2}
   )
   (group,) = groups_of(results_of([several, other], "top1"))
-  assert group.n == 4 and group.mean == pytest.approx(0.93)
+  assert group["n"] == 4 and group["mean"] == pytest.approx(0.93)
 
 
 def test_the_group_counts_the_metric_of_the_target(tmp_path):
@@ -83,7 +89,7 @@ def test_the_group_counts_the_metric_of_the_target(tmp_path):
     for i, top5 in enumerate((0.9, 0.92))
   ]
   (group,) = groups_of(results_of(jobs, "top1"))
-  assert group.mean == pytest.approx(0.91)
+  assert group["mean"] == pytest.approx(0.91)
 
 
 def test_without_top5_there_is_nothing_to_average(tmp_path):
@@ -102,9 +108,9 @@ def test_groups_of_equal_names_need_the_same_metric_and_come_the_best_first(tmp_
     for i, value in enumerate(values)
   ]
   groups = groups_of(results_of(jobs, "top1"))
-  assert [group.name for group in groups] == ["quickstart_p=2", "quickstart_p=1"]
+  assert [group["name"] for group in groups] == ["quickstart_p=2", "quickstart_p=1"]
   # Equal values lie below their target for sure.
-  assert groups[0].sd == groups[0].ci95 == 0.0 and groups[0].p_value == 1.0
+  assert groups[0]["sd"] == groups[0]["ci95"] == 0.0 and groups[0]["p_value"] == 1.0
 
 
 def test_jobs_of_other_recipes_or_data_are_no_seeds_of_one_group(tmp_path):
@@ -119,7 +125,7 @@ def test_jobs_of_other_recipes_or_data_are_no_seeds_of_one_group(tmp_path):
     for i, (recipe, fields) in enumerate(settings)
   ]
   rows = results_of(jobs, "top1")
-  assert len({row.group for row in rows}) == 2 and groups_of(rows) == []
+  assert len({row["group"] for row in rows}) == 2 and groups_of(rows) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,7 @@ def test_the_best_come_first_and_missing_values_last(tmp_path, metric, order):
   for name, (top1, top5, train, to_target, hours) in figures.items():
     result = result_of(top1, top5=top5, seconds=seconds(train, to_target))
     jobs.append(write_job(tmp_path, name, result=result | {"cost_usd": {"dawn": 1.0 * hours}}))
-  assert "".join(row.name for row in results_of(jobs, metric)) == order
+  assert "".join(row["name"] for row in results_of(jobs, metric)) == order
 
 
 def test_the_table(tmp_path):
@@ -152,7 +158,7 @@ def test_the_table(tmp_path):
   assert lines[5].split() == "over seeds n top-1 95 % interval sd target p".split()
   assert lines[7].split() == "quickstart 2 94.00 % ± 12.71 1.41 94.00 % 0.5".split()
   assert lines[8:] == ["2 jobs have not finished"]
-  rows = [dataclasses.replace(row, target=0.0) for row in results_of(jobs, "top1")]
+  rows = [row | {"target": 0.0} for row in results_of(jobs, "top1")]
   assert results_table(rows, 0).splitlines()[7].split() == lines[7].split()[:-3]
   assert results_table([], 1) == "no job has finished\n1 job has not finished"
 
@@ -175,4 +181,4 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path):
     for i, (value, seed) in enumerate(((0.93, 0), (0.93, 0), (0.95, 1)))
   ]
   (group,) = groups_of(results_of(jobs, "top1"))
-  assert group.n == 2 and group.mean == pytest.approx(0.94)
+  assert group["n"] == 2 and group["mean"] == pytest.approx(0.94)
