@@ -142,7 +142,6 @@ class Fake(Executor):
   asked: ClassVar[list[tuple[Any, ...]]] = []
   said: ClassVar[dict[str, Found] | None] = {}
   dies_after: ClassVar[int | None] = None
-  dies_of: ClassVar[type[UserError]] = UserError
 
   gpus: int = 1
 
@@ -158,7 +157,7 @@ class Fake(Executor):
   def submit(self, jobs: Sequence[Job], token: str) -> None:
     for i, job in enumerate(jobs):
       if i == self.dies_after:
-        raise self.dies_of("it refused (no more jobs).")
+        raise UserError("it refused (no more jobs).")
       # What a submission that dies leaves is read from the folder, so it must be there by now.
       assert facts_of(pathlib.Path(job.folder)).token == token
       self.asked.append(("submit", job.name))
@@ -179,8 +178,7 @@ class Fake(Executor):
 @contextlib.contextmanager
 def fake_executor() -> Iterator[type[Fake]]:
   """The fake executor with an empty memory, known by its kind inside."""
-  Fake.asked, Fake.said = [], {}
-  Fake.dies_after, Fake.dies_of = None, UserError
+  Fake.asked, Fake.said, Fake.dies_after = [], {}, None
   EXECUTORS["fake"] = Fake
   try:
     yield Fake

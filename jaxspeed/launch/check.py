@@ -1,7 +1,6 @@
 """Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,14 +11,15 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
-from jaxspeed.planning.make import lay_out, make_plan
+from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, feed_of, open_data, plan_of
+from jaxspeed.run.planned import planned
+from jaxspeed.run.setup import feed_of
 from jaxspeed.scaling.hardware import DEVICES
 from jaxspeed.scaling.work import work_of
 
-# Jobs named in a message with each mistake.
-_NAMED = 3
+_NAMED = 3  # jobs named in a message with each mistake
+_NO_DATA = {"seed", "schedule", "optimizer", "model"}  # fields that change nothing of the data
 
 
 def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, ConfigDict]:
@@ -58,19 +58,16 @@ class _Checker:
 
   def __init__(self) -> None:
     self._recipes: dict[str, ConfigDict | UserError] = {}
-    self._data: dict[str, Any] = {}
+    self._plans: dict[str, Plan | UserError] = {}
 
   def check(self, job: Planned, *, data: bool) -> ConfigDict:
     config = with_overrides(self._recipe(job.recipe), job.overrides)
     effects.check(config, [*job.overrides], command="train")
-    devices = job.executor.devices()
-    feed_of(config)
-    lay_out(config)
-    reads = data and job.executor.sees_data() and not config.data.synthetic
-    if reads and config.data.path:
-      plan = self._plan_of_data(config, job, devices)
+    if data and job.executor.sees_data():
+      plan = self._planned(config, job)
     else:
-      plan = make_plan(config, devices=devices)
+      feed_of(config)
+      plan = make_plan(config, devices=job.executor.devices())
     _check_memory(plan, job.executor, config)
     return config
 
@@ -85,21 +82,21 @@ class _Checker:
       raise found
     return found
 
-  def _plan_of_data(self, config: ConfigDict, job: Planned, devices: int) -> Plan:
-    follow = FOLLOWING - set(job.overrides)
-    # What the feeds open depends on these alone.
-    parts = [stored.to_dict(config)["data"], config.tune_on, sorted(follow)]
-    key = dump_json([*parts, repr(lay_out(config).phases)], sort_keys=True)
-    if key not in self._data:
+  def _planned(self, config: ConfigDict, job: Planned) -> Plan:
+    """The plan with the data that are there, which many jobs share."""
+    found = stored.to_dict(config)
+    others = {name: found[name] for name in found.keys() - _NO_DATA}
+    devices = job.executor.devices()
+    key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
+    if key not in self._plans:
       try:
-        self._data[key] = open_data(config, follow=follow)
+        self._plans[key] = planned(config, devices=devices, given=job.overrides).plan
       except UserError as error:
-        self._data[key] = error
-    found = self._data[key]
-    if isinstance(found, UserError):
-      raise found
-    decided = as_data_decide(config, found)
-    return plan_of(decided, found, devices=devices)
+        self._plans[key] = error
+    plan = self._plans[key]
+    if isinstance(plan, UserError):
+      raise plan
+    return plan
 
 
 def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:

@@ -31,10 +31,6 @@ Line = Annotated[str, Predicate(is_plain), Says("text without line breaks or con
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Refused(UserError):  # noqa: N818  (a scheduler's answer)
-  """A scheduler refused a submission, and surely has none of its jobs."""
-
-
 class Found(NamedTuple):
   """What a scheduler says about a job: whether it runs (or waits), and its id; '': it has none."""
 
@@ -144,8 +140,7 @@ class Executor(Group, abc.ABC):
       token: a new name for this submission, which the jobs write into their records.
 
     Raises:
-      Refused: the scheduler refuses, and has none of the jobs.
-      UserError: it does not answer, and may have them.
+      UserError: the scheduler refuses; or it does not answer, and may have them.
     """
 
   def begin(self, folder: pathlib.Path) -> None:

@@ -94,7 +94,7 @@ class Request:
 
   Attributes:
     time: Unix time.
-    what: "submit" before a scheduler is asked, "refused" if it took none of the jobs, "cancel".
+    what: "submit", before a scheduler is asked, or "cancel".
     jobs: the names of the jobs, in the order of the submission.
     token: the name of the submission.
   """
@@ -153,10 +153,8 @@ class Facts:
 
   @property
   def submission(self) -> Request | None:
-    """The last submission that no scheduler refused."""
-    refused = {request.token for request in self.requests if request.what == "refused"}
-    found = (r for r in reversed(self.requests) if r.what == "submit" and r.token not in refused)
-    return next(found, None)
+    """The last submission; None: there was none."""
+    return next((r for r in reversed(self.requests) if r.what == "submit"), None)
 
   @property
   def token(self) -> str:

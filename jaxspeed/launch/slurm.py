@@ -12,13 +12,9 @@ from pydantic import Field
 
 from jaxspeed.config import schema
 from jaxspeed.errors import UserError
-from jaxspeed.launch.executor import Count, Executor, Found, Line, Refused, Words
+from jaxspeed.launch.executor import Count, Executor, Found, Line, Words
 from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job
 
-# What sbatch says when it has not submitted; and failures of the connection, after which the
-# controller may have the job that it did not confirm.
-_REFUSED = re.compile("submission failed|[Ii]nvalid|[Uu]nrecognized")
-_UNSURE = re.compile("timed out|Zero Bytes|(receive|send|shutdown) failure|[Cc]onnection|Broken")
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 # Options of sbatch that `Slurm` sets; a short one's value may follow without a space.
@@ -125,16 +121,13 @@ class Slurm(Executor):
     return "\n".join(lines) + "\n"
 
   def submit(self, jobs: Sequence[Job], token: str) -> None:
-    logs = jobs[0].run / LAUNCHER / "slurm"
     try:
-      logs.mkdir(exist_ok=True)
+      (jobs[0].run / LAUNCHER / "slurm").mkdir(exist_ok=True)
     except OSError as error:
-      raise Refused(f"{logs} cannot be written ({error.strerror or error}).") from None
+      raise UserError(f"{jobs[0].run} cannot be written ({error.strerror or error}).") from None
     done = _slurm("sbatch", "--parsable", script=self.script(jobs, token))
-    what = f"the job{'s' * (len(jobs) > 1)} {jobs[0].name}" + (" ..." if len(jobs) > 1 else "")
-    if done.returncode and _REFUSED.search(done.stderr) and not _UNSURE.search(done.stderr):
-      raise Refused(f"sbatch refused {what} ({_reason(done)}).")
     if done.returncode:
+      what = f"the job{'s' * (len(jobs) > 1)} {jobs[0].name}" + " ..." * (len(jobs) > 1)
       raise UserError(
         f"sbatch did not submit {what} ({_reason(done)}): repeat the command, which submits what "
         "is missing."

@@ -15,7 +15,7 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import dump_json, parse_json
 from jaxspeed.launch import runs, sources, state
-from jaxspeed.launch.executor import Planned, Refused
+from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job, named
 from jaxspeed.launch.status import ENDED
@@ -125,7 +125,7 @@ def _updated(facts: Facts, made: Job, lost: set[str], said: Mapping[str, Any]) -
     UserError: it trains something else.
   """
   old, name = facts.job, made.name
-  if not facts.submission and not facts.notes:
+  if not facts.notes and (not facts.submission or name in lost):
     return made, ""
   if old.config != made.config:
     rows = stored.differences(old.overrides, made.overrides) or ["its recipe has changed"]
@@ -156,19 +156,12 @@ def submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> None:
   groups: dict[str, list[Facts]] = {}
   for facts in jobs:
     groups.setdefault(repr([sorted(facts.job.executor.items()), facts.job.cwd]), []).append(facts)
-  count = 0
   for group in groups.values():
     executor = executor_of(group[0].job.executor, str(group[0].folder))
     for first in range(0, len(group), executor.most_at_once):
       part, token = group[first : first + executor.most_at_once], secrets.token_hex(6)
       runs.request(folder, "submit", part, token)
-      try:
-        executor.submit([facts.job for facts in part], token)
-      except Refused as error:
-        runs.request(folder, "refused", part, token)
-        left = f" {count} of {len(jobs)} jobs were submitted; the same command submits the rest."
-        raise Refused(f"{error}{left * bool(count)}") from None
-      count += len(part)
+      executor.submit([facts.job for facts in part], token)
 
 
 def check_own(jobs: Sequence[Facts]) -> None:

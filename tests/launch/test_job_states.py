@@ -26,7 +26,6 @@ PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
 NEW = (Request(NOW - 5, "submit", [], TOKEN),)
 AGAIN = (Request(NOW - 5, "submit", [], "t2"),)
-REFUSED = Request(NOW - 4, "refused", [], TOKEN)
 SILENT = "it is gone, and did not say how it ended"
 
 
@@ -65,11 +64,6 @@ TABLE = {
     ("", "", "saving", ""),
   ),
   "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
-  "refused": (
-    {"requests": (*SUBMITTED, REFUSED)},
-    "pending pending pending pending",
-    "not submitted",
-  ),
   "submitted": (
     {},
     "pending pending pending failed",

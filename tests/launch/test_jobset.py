@@ -61,15 +61,6 @@ def test_a_misspelt_field_and_a_wrong_type_are_found(jobset):
     check(jobset)
 
 
-def test_the_machines_are_counted_once(jobset):
-  job, variables = job_of(jobset), {v["name"]: v for v in trainer_of(jobset)["env"]}
-  assert job["parallelism"] == job["completions"]
-  assert variables["JAX_NUM_PROCESSES"]["value"] == str(job["parallelism"])
-  # Only the pods of an indexed job have JOB_COMPLETION_INDEX.
-  assert job["completionMode"] == "Indexed"
-  assert f"configs/imagenet18.py:{job['parallelism']}" in " ".join(trainer_of(jobset)["args"])
-
-
 def test_the_coordinator_is_the_first_pod_by_its_name_in_the_headless_service(jobset):
   (replicated,) = jobset["spec"]["replicatedJobs"]
   network = jobset["spec"]["network"]

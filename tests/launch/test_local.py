@@ -102,12 +102,8 @@ def test_what_the_machine_does_not_have(machine, gpus, fields, message):
 @pytest.mark.parametrize(
   "fields, message",
   [
-    ({"parallel": 0}, "Local(parallel=0): it must be a whole number from 1"),
     ({"gpus": "0,1"}, "Local(gpus='0,1'): it must be a number of GPUs, a list of their numbers"),
     ({"gpus": 1.0}, "Local(gpus=1.0): it must be a number of GPUs"),
-    ({"cores": -1}, "Local(cores=-1): it must be a whole number from 0"),
-    ({"jobs": 3}, "Local has no field jobs: it has price_per_hour,"),
-    ({"setup": "module load"}, "Local(setup='module load'): it must be a list of texts"),
   ],
 )
 def test_fields_that_are_refused(fields, message):

@@ -44,9 +44,6 @@ def test_requests_are_read_as_they_were_written(tmp_path):
   facts = facts_of(run / "b")
   assert (facts.token, facts.place, facts.cancelled) == ("t2", 0, False)
   assert [request.what for request in facts.requests] == ["submit", "cancel", "submit"]
-  # What was refused was not submitted.
-  runs.request(run, "refused", jobs[1:], "t2")
-  assert facts_of(run / "b").token == "t1"
 
 
 def test_requests_that_cannot_be_written(tmp_path, monkeypatch):

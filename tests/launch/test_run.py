@@ -29,6 +29,22 @@ def test_many_jobs_with_one_mistake_are_counted(make, root):
   assert str(error.value).startswith(text)
 
 
+def test_data_that_many_jobs_share_are_opened_once(tmp_path, root, monkeypatch):
+  opened = []
+  run = Run("run", executor=Local(gpus=0), root=root)
+  for overrides in grid(**{"schedule.peak": [0.1, 0.2], "seed": range(3)}):
+    run.job(QUICKSTART, overrides | {"data.path": str(tmp_path)})
+
+  def missing(config, *_, **__):
+    opened.append(config)
+    raise UserError("there are no images.")
+
+  monkeypatch.setattr("jaxspeed.run.planned.open_data", missing)
+  with pytest.raises(UserError, match="^6 of 6 jobs cannot run.* and 3 more. there are no images"):
+    run.check()
+  assert len(opened) == 1
+
+
 def test_a_run_without_jobs(make):
   with pytest.raises(UserError, match="^the run run has no jobs: add some with run.job.RECIPE."):
     make("").start()

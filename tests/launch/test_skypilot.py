@@ -86,20 +86,5 @@ def test_skypilot_reads_a_task_and_writes_the_same(own, name):
   assert "jaxspeed.launch.supervisor sky " in run
 
 
-def test_skypilot_gets_what_the_fields_say(own):
-  cpu, k8s, gpu = (own[name][0] for name in ("cpu", "k8s", "gpu"))
-  assert cpu["resources"]["cpus"] == "4+" and cpu["resources"]["use_spot"] is True
-  assert cpu["envs"]["A"] == "b: #" and cpu["resources"]["disk_size"] == 100
-  assert k8s["volumes"] == {own["root"]: "team-runs"} and not k8s.get("file_mounts")
-  assert gpu["resources"]["accelerators"] == {"H100": 8}
-  assert gpu["resources"]["infra"] == "gcp/us-central1"
-  modes = {path: (m["source"], m["mode"]) for path, m in gpu["file_mounts"].items()}
-  assert modes == {
-    own["root"]: ("gs://bucket/runs", "MOUNT_CACHED"),
-    "/data": ("s3://imagenet", "MOUNT"),
-  }
-  assert gpu["setup"] == "set -e\npip install -e .[cuda13]\nnvidia-smi"
-
-
 def test_every_state_of_skypilot_is_known(own):
   assert sky._PENDING | sky._RUNNING == set(own["states"]) - set(own["ends"])
