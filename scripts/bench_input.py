@@ -31,7 +31,6 @@ import math
 import multiprocessing
 import os
 import pathlib
-import resource
 import statistics
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from typing import Any
 import benchmarking
 import numpy as np
 import PIL.Image
+import psutil
 import rich
 import rich.table
 from absl import flags
@@ -77,29 +77,11 @@ class Timing:
   versions: dict[str, str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """The files of one --data: at most --files of them, linked into a folder of classes."""
-
-  data: str
-  root: str
-  files: int
-  left_out: int  # files that not every pipeline can read: no JPEG, or neither RGB nor grey
-  mean_bytes: float
-  mean_width: float
-  mean_height: float
-
-
 def cpu_seconds() -> float:
   """User and system time of this process and its living children, including their threads."""
-  usage = resource.getrusage(resource.RUSAGE_SELF)
-  ticks = 0
-  for child in multiprocessing.active_children():
-    # RUSAGE_CHILDREN leaves children out until they have ended.
-    stat = pathlib.Path(f"/proc/{child.pid}/stat").read_text()
-    # utime and stime are fields 14 and 15 of proc(5); the second one, a name, may hold blanks.
-    ticks += sum(map(int, stat.rpartition(")")[2].split()[11:13]))
-  return usage.ru_utime + usage.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+  own = psutil.Process()
+  times = [process.cpu_times() for process in (own, *own.children())]
+  return sum(each.user + each.system for each in times)
 
 
 def measure(task: Task) -> Timing:
@@ -130,13 +112,6 @@ def _imported_versions() -> dict[str, str]:
   return {name: sys.modules[name].__version__ for name in names if name in sys.modules}
 
 
-def measure_apart(task: Task) -> Timing:
-  """Runs `measure` in a fresh process."""
-  spawn = multiprocessing.get_context("spawn")
-  with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-    return pool.submit(measure, task).result()
-
-
 def _find_files(data: pathlib.Path) -> list[pathlib.Path]:
   """JPEGs of data/train/CLASS, or of the folder itself."""
   folder, pattern = (data / "train", "*/*") if (data / "train").is_dir() else (data, "*")
@@ -155,10 +130,11 @@ def _size_of(file: pathlib.Path) -> tuple[int, int] | None:
     return None
 
 
-def link_source(data: str, limit: int, root: pathlib.Path) -> Source:
+def link_source(data: str, limit: int, root: pathlib.Path) -> dict[str, Any]:
   """Links at most `limit` files of `data`, drawn at random, to root/train/CLASS; reads them once.
 
-  The first file of a class is also its validation set, because jaxspeed requires one.
+  The first file of a class is also its validation set, because jaxspeed requires one. Returns what
+  there is; `left_out` files are no JPEG, or neither RGB nor grey, which not every pipeline reads.
 
   Raises:
     UserError: there is no JPEG.
@@ -181,7 +157,12 @@ def link_source(data: str, limit: int, root: pathlib.Path) -> Source:
   if not sizes:
     raise UserError(f"--data: none of the files of {data} is a JPEG, RGB or grey.")
   width, height = np.mean(sizes, axis=0).tolist()
-  return Source(data, str(root), len(sizes), left_out, statistics.mean(lengths), width, height)
+  found = {"data": data, "files": len(sizes), "left_out": left_out}
+  return found | {
+    "mean_bytes": statistics.mean(lengths),
+    "mean_width": width,
+    "mean_height": height,
+  }
 
 
 def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
@@ -206,10 +187,10 @@ def summarise(timings: dict[str, list[Timing]]) -> list[dict]:
   return rows
 
 
-def print_rows(source: Source, size: int, rows: list[dict]) -> None:
+def print_rows(source: dict[str, Any], size: int, rows: list[dict]) -> None:
   title = (
-    f"{source.data} -> {size}: {source.files} files of {source.mean_bytes / 1000:.0f} kB, "
-    f"{source.mean_width:.0f} x {source.mean_height:.0f}; n={rows[0]['n']}"
+    f"{source['data']} -> {size}: {source['files']} files of {source['mean_bytes'] / 1000:.0f} kB, "
+    f"{source['mean_width']:.0f} x {source['mean_height']:.0f}; n={rows[0]['n']}"
   )
   columns = ("", "antialiased", "images/s a core", "images/s, wall", "to tf.data's")
   table = rich.table.Table(*columns, title=title)
@@ -223,10 +204,13 @@ def print_rows(source: Source, size: int, rows: list[dict]) -> None:
 
 
 def time_in_turns(tasks: list[Task], rounds: int) -> dict[str, list[Timing]]:
-  """Timings of each task's pipeline, one per round."""
+  """Timings of each task's pipeline, one per round, each in a fresh process."""
   timings: dict[str, list[Timing]] = {task.pipeline: [] for task in tasks}
+  spawn = multiprocessing.get_context("spawn")
   for number, task in benchmarking.turns(tasks, rounds):
-    timings[task.pipeline].append(measure_apart(dataclasses.replace(task, seed=number)))
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+      timed = pool.submit(measure, dataclasses.replace(task, seed=number)).result()
+    timings[task.pipeline].append(timed)
   return timings
 
 
@@ -247,26 +231,28 @@ def run(given: Any, scratch: pathlib.Path) -> None:
   names = [name for name in given.pipelines if not missing[name]]
   if not names:
     raise UserError("--pipelines: none of them can run here; install 'jaxspeed[images]'.")
-  sources = [link_source(data, given.files, scratch / str(i)) for i, data in enumerate(given.data)]
+  roots = [scratch / str(i) for i in range(len(given.data))]
+  named = zip(given.data, roots, strict=True)
+  sources = [link_source(data, given.files, root) for data, root in named]
   rows: list[dict] = []
   versions: dict[str, str] = {}
-  for source, size in itertools.product(sources, given.image_size):
+  for (source, root), size in itertools.product(zip(sources, roots, strict=True), given.image_size):
     shape = {"size": size, "batch": given.batch, "core": given.core, "min_scale": given.min_scale}
     length = {"warm_batches": given.warm_batches, "batches": math.ceil(given.images / given.batch)}
-    tasks = [Task(pipeline=n, root=source.root, seed=0, **shape, **length) for n in names]
+    tasks = [Task(pipeline=n, root=str(root), seed=0, **shape, **length) for n in names]
     timings = time_in_turns(tasks, given.rounds)
     for timing in itertools.chain(*timings.values()):
       versions |= timing.versions
     found = summarise(timings)
     print_rows(source, size, found)
-    rows += [{"data": source.data, "image_size": size, **row} for row in found]
+    rows += [{"data": source["data"], "image_size": size, **row} for row in found]
   report = {
     "device": provenance.describe_device(),
     "commit": provenance.commit(),
     "versions": provenance.versions() | versions,
     **{n: given[n].value for n in ("batch", "images", "rounds", "warm_batches", "min_scale")},
     "left_out": {name: module for name, module in missing.items() if module},
-    "sources": [{k: v for k, v in vars(s).items() if k != "root"} for s in sources],
+    "sources": sources,
     "rows": rows,
   }
   benchmarking.write_report(given.out, report)

@@ -153,9 +153,9 @@ def test_files_that_a_pipeline_cannot_read_are_left_out(tmp_path):
   (folder / "e.jpg").write_bytes(b"")
   (folder / "readme.txt").write_text("no image")
   source = bench.link_source(str(folder), 100, tmp_path / "links")
-  assert (source.files, source.left_out) == (2, 3)
-  assert (source.mean_width, source.mean_height) == ((40 + 60) / 2, (30 + 50) / 2)
-  assert source.mean_bytes == sum(file.stat().st_size for file in good) / 2
+  assert (source["files"], source["left_out"]) == (2, 3)
+  assert (source["mean_width"], source["mean_height"]) == ((40 + 60) / 2, (30 + 50) / 2)
+  assert source["mean_bytes"] == sum(file.stat().st_size for file in good) / 2
   links = sorted((tmp_path / "links" / "train").glob("*/*"))
   assert [link.resolve() for link in links] == [file.resolve() for file in good]
   assert len([*(tmp_path / "links" / "val" / "flat").iterdir()]) == 1
@@ -165,4 +165,4 @@ def test_files_that_a_pipeline_cannot_read_are_left_out(tmp_path):
 
 
 def test_at_most_so_many_files_are_taken(photographs, tmp_path):
-  assert bench.link_source(str(photographs), 3, tmp_path / "three").files == 3
+  assert bench.link_source(str(photographs), 3, tmp_path / "three")["files"] == 3
