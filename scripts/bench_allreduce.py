@@ -59,7 +59,7 @@ def main() -> None:
     if devices < 2:
       raise UserError("an all-reduce needs two devices, and JAX sees one.")
     rows: list[dict[str, Any]] = []
-    report = {
+    report: dict[str, Any] = {
       "what": "All-reduces of float32 by size; written by scripts/bench_allreduce.py.",
       "device": provenance.describe_device(),
       "devices": devices,
@@ -72,9 +72,8 @@ def main() -> None:
       milliseconds = {k: v if k == "n" or v is None else 1e3 * v for k, v in time_s.items()}
       rate = moved / time_s["mean"]
       rows.append({"megabytes": size, "milliseconds": milliseconds, "gigabytes_per_s": rate})
-      print(
-        f"{size:g} MB: {benchmarking.show(milliseconds, '.3f')} ms, {rate:.1f} GB/s", flush=True
-      )
+      figure = f"{benchmarking.show(milliseconds, '.3f')} ms, {rate:.1f} GB/s"
+      benchmarking.say(report, f"all-reduce of {size:g} MB over {devices} devices", figure)
       benchmarking.write_report(out.value, report)
 
   command_line.run(bench)

@@ -34,8 +34,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import benchmarking
-import rich
-import rich.table
 from absl import flags
 from cifar_sides import Ours, Peer, Run, find_peers, write_peer_images, write_recipe
 from held_processes import Ended, last_line
@@ -208,29 +206,44 @@ def report_of(runs: dict[str, list[Run]], failed: dict[str, str], target: float)
   return {"n": len(ours), "target": target, "jaxspeed": summary, "peers": peers}
 
 
-def print_report(report: dict[str, Any]) -> None:
-  table = rich.table.Table("", "n", "seconds", "least", "accuracy %", title=report["device"])
-  sides = {"jaxspeed": report["jaxspeed"], **report["peers"]}
+def said_of(report: dict[str, Any]) -> list[tuple[str, str]]:
+  """What was measured so far, each with its figure; accuracies in lines of their own."""
+  found = []
+  config = report["config"]
+  if "starts" in report:
+    seconds = report["starts"]["process_s"]
+    cached = ", ".join(f"{each:.1f}" for each in seconds["cached"])
+    figure = f"{seconds['first']:.1f} s with an empty cache, {cached} s with it"
+    found.append((f"`{config}`, start of the process to the result", figure))
+    reached = ["-" if each is None else f"{each:.1f}" for each in seconds["to_target"]]
+    found.append((f"`{config}`, start to the target accuracy", f"{', '.join(reached)} s"))
+  sides = {f"`{config}`": report.get("jaxspeed", {}), **report.get("peers", {})}
   for name, side in sides.items():
     if "seconds" in side:
-      seconds, percent = side["seconds"], benchmarking.show(side["accuracy"], ".3f", 100)
-      shown = benchmarking.show(seconds, ".3f"), f"{seconds['min']:.3f}"
-      table.add_row(name, str(seconds["n"]), *shown, percent)
-  rich.print(table)
-  for name, side in sides.items():
-    if "ratio" in side:
-      print(f"{report['config']} takes {side['ratio']:.3f} x the time of {name}")
-  for name, row in report.get("starts", {}).items():
-    cached = ", ".join(f"{seconds:.2f}" for seconds in row["cached"])
-    print(f"{name}: {row['first']:.2f} at first, with the cache {cached or '-'}")
+      seconds = side["seconds"]
+      figure = f"{benchmarking.show(seconds, '.3f')} s (n = {seconds['n']})"
+      if "ratio_of_rounds" in side:
+        ratio = benchmarking.show(side["ratio_of_rounds"], ".3f")
+        figure += f"; ours takes {ratio} of its time"
+      found.append((f"{name}, seconds of a run", figure))
+      percent = benchmarking.show(side["accuracy"], ".3f", 100)
+      found.append((f"{name}, accuracy", f"{percent} %"))
+    if "failed" in side:
+      found.append((name, f"failed: {side['failed']}"))
   if "achieved_tflops" in report:
-    print(
+    rate = (
       f"{report['achieved_tflops']:.3g} TFLOP/s, products of padding counted: "
       f"{report['share_of_ceiling']:.1%} of a matrix product's {report['ceiling_tflops']:.3g} in "
       f"{report['precision']}"
     )
-  if report["memory_gb"] is not None:
-    print(f"peak memory: {report['memory_gb']:.2f} GB")
+    found.append((f"`{config}`, operations", rate))
+  if report.get("memory_gb") is not None:
+    found.append((f"`{config}`, peak memory", f"{report['memory_gb']:.2f} GB"))
+  return found
+
+
+def write(out: str, report: dict[str, Any]) -> None:
+  benchmarking.write_report(out, report | {"said": said_of(report)})
 
 
 def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, Any]:
@@ -252,7 +265,7 @@ def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, An
   } | benchmarking.environment()
   if given.cold_starts:
     report["starts"] = time_starts(config, given.cold_starts, scratch)
-    benchmarking.write_report(given.out, report)
+    write(given.out, report)
   failed: dict[str, str] = {}
   if scripts:
     from jaxspeed.run.setup import open_data
@@ -266,7 +279,7 @@ def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, An
 
       def save(runs):
         report["device"] = ours.result["device"]
-        benchmarking.write_report(given.out, report | report_of(runs, failed, config.target))
+        write(given.out, report | report_of(runs, failed, config.target))
 
       try:
         ours.warm_up()
@@ -285,7 +298,7 @@ def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, An
     achieved = report["tflop"]["with_padding"] / report["jaxspeed"]["seconds"]["mean"]
     share = achieved / report["ceiling_tflops"]
     report |= {"achieved_tflops": achieved, "share_of_ceiling": share}
-  benchmarking.write_report(given.out, report)
+  write(given.out, report)
   return report
 
 
@@ -305,7 +318,8 @@ def main() -> None:
     command_line.nothing_left(arguments)
     config = check(config_flag.value)
     with exit_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-      print_report(bench(config, flags.FLAGS, pathlib.Path(scratch).resolve()))
+      for what, figure in said_of(bench(config, flags.FLAGS, pathlib.Path(scratch).resolve())):
+        print(f"{what}: {figure}")
 
   command_line.run(run)
 

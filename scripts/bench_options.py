@@ -112,14 +112,13 @@ def main() -> None:
       "rows": rows_of(seconds, failed),
     }
     for row in report["rows"]:
-      name = row["option"] or "no option"
+      what = f"a step of `{report['config']}`, {row['option'] or 'XLA as it is'}"
       if "failed" in row:
-        print(f"{name}: {row['failed']}")
+        benchmarking.say(report, what, f"failed: {row['failed']}")
         continue
-      ratio = (
-        f", {benchmarking.show(row['ratio'], '.3f')} of the plain step" if row["option"] else ""
-      )
-      print(f"{name}: {benchmarking.show(row['milliseconds'], '.3f')} ms a step{ratio}")
+      ratio = benchmarking.show(row["ratio"], ".3f") if row["option"] else ""
+      figure = f"{benchmarking.show(row['milliseconds'], '.3f')} ms"
+      benchmarking.say(report, what, figure + (f", {ratio} of XLA as it is" if ratio else ""))
     benchmarking.write_report(out.value, report)
 
   command_line.run(bench)

@@ -22,8 +22,6 @@ import os
 from typing import Any
 
 import benchmarking
-import rich
-import rich.table
 from absl import flags
 from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step, training_flops
 from side_by_side import Timing, Worker, WorkerFailed, time_in_turns
@@ -72,30 +70,6 @@ def ratios_of(shape: Shape, timings: dict[str, Timing], baseline: str) -> list[d
   ]
 
 
-def print_report(report: dict[str, Any]) -> None:
-  title = f"{report['device']}, {report['net']}, {report['precision']}"
-  table = rich.table.Table(
-    "px", "batch", "", "images/s", "TFLOP/s", "of ceiling", "compile s", "GB", title=title
-  )
-  for row in report["rows"]:
-    where = str(row["size"]), str(row["batch"]), row["framework"]
-    if "failed" in row:
-      table.add_row(*where, row["failed"])
-      continue
-    memory = "" if row["memory_gb"] is None else f"{row['memory_gb']:.1f}"
-    rates = benchmarking.show(row["images_per_s"], ".0f"), f"{row['tflops']:.3g}"
-    table.add_row(
-      *where, *rates, f"{row['share_of_ceiling']:.1%}", f"{row['compile_s']:.0f}", memory
-    )
-  rich.print(table)
-  for row in report["ratios"]:
-    print(
-      f"{row['size']} px, batch {row['batch']}: {row['of']} makes "
-      f"{benchmarking.show(row['ratio'], '.3f')} x the images of {row['to']}"
-    )
-  print(f"ceiling: {report['ceiling_tflops']:.3g} TFLOP/s of a matrix product")
-
-
 def measure_ceiling(precision: str) -> dict[str, Any]:
   """The rate of a matrix product, and the device."""
   from jaxspeed.records import provenance
@@ -129,7 +103,7 @@ def bench(given: Any) -> dict[str, Any]:
       raise UserError(f"the ceiling cannot be measured: {error}.") from None
   rows: list[dict[str, Any]] = []
   ratios: list[dict[str, Any]] = []
-  report = {
+  report: dict[str, Any] = {
     "what": "Training steps of ResNet-50 on noise, forward, backward and optimizer, ours and "
     "PyTorch's in turns on one machine; written by scripts/bench_resnet50.py.",
     "device": ceiling["device"],
@@ -155,17 +129,29 @@ def bench(given: Any) -> dict[str, Any]:
       turn_seconds=given.turn_seconds,
     )
     found = rows_of(shape, timings, ceiling["tflops"])
-    ratios += ratios_of(shape, timings, given.frameworks[-1])  # PyTorch, if it is there
+    compared = ratios_of(shape, timings, given.frameworks[-1])  # PyTorch, if it is there
+    ratios += compared
     rows += found
+    where = f"{report['net']}, {size} px, batch {batch}"
     for row in found:
-      print(_line(row), flush=True)
+      benchmarking.say(report, f"{where}, {row['framework']}", said(row))
+    for row in compared:
+      ratio = f"{benchmarking.show(row['ratio'], '.3f')} times its images/s"
+      benchmarking.say(report, f"{where}, {row['of']} beside {row['to']}", ratio)
     benchmarking.write_report(given.out, report)
   return report
 
 
-def _line(row: dict[str, Any]) -> str:
-  what = row.get("failed") or f"{benchmarking.show(row['images_per_s'], '.1f')} images/s"
-  return f"{row['size']} px, batch {row['batch']}, {row['framework']}: {what}"
+def said(row: dict[str, Any]) -> str:
+  """The figure of a row."""
+  if "failed" in row:
+    return f"failed: {row['failed']}"
+  memory = "" if row["memory_gb"] is None else f", {row['memory_gb']:.1f} GB"
+  return (
+    f"{benchmarking.show(row['images_per_s'], '.0f')} images/s, {row['tflops']:.3g} TFLOP/s, "
+    f"{row['share_of_ceiling']:.1%} of the matrix ceiling, compiled in {row['compile_s']:.0f} s"
+    f"{memory}"
+  )
 
 
 def main() -> None:
@@ -185,7 +171,7 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
-    print_report(bench(flags.FLAGS))
+    bench(flags.FLAGS)
 
   command_line.run(run)
 

@@ -160,6 +160,12 @@ def define_choices(
   return holder
 
 
+def say(report: Report, what: str, figure: str) -> None:
+  """Prints what was measured and its figure, and adds them to the report, for tables."""
+  report.setdefault("said", []).append([what, figure])
+  print(f"{what}: {figure}", flush=True)
+
+
 def write_report(out: str | pathlib.Path, report: Report) -> None:
   """Writes a report to the file of --out, if one is given: atomically, as it is written often.
 

@@ -218,6 +218,14 @@ def main() -> None:
     )
     print_report(report, "gigabytes" if step.gpu else "milliseconds")
     print(f"\n{note}")
+    if not step.gpu:
+      shares = sorted(
+        ((row["share"], name) for name, row in report["classes"].items()), reverse=True
+      )
+      listed = ", ".join(f"{name} {share:.0%}" for share, name in shares[:4])
+      what = f"a step of `{report['config']}` under the profiler, batch {report['batch_size']}"
+      figure = f"{report['milliseconds']:.2f} ms, {report['kernels']:.0f} kernels: {listed}"
+      benchmarking.say(report, what, figure)
     benchmarking.write_report(out.value, report)
 
   command_line.run(run)

@@ -119,7 +119,7 @@ def test_what_has_no_room_beside_the_other_says_so(room, failed):
       assert row["tflops"] == steps.training_flops(18, 2, 32) * 8 / 0.25 / 1e12
   ratios = bench.ratios_of(shape, timings, "torch")
   assert [ratio["ratio"]["mean"] for ratio in ratios] == ([] if failed else [1.0])
-  assert ["out of memory" in bench._line(row) for row in rows] == [
+  assert ["failed: out of memory" == bench.said(row) for row in rows] == [
     row["framework"] in failed for row in rows
   ]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import bench_cifar
 import gpu_day
 import gpu_parts
 import gpu_tables
@@ -89,13 +90,14 @@ def test_accuracies_of_noise_are_left_out():
   side = {"seconds": spread, "accuracy": spread, "runs": [{"seconds": 2.0, "accuracy": 0.1}]}
   starts = {"process_s": {"first": 60.0, "cached": [9.0], "to_target": [None], "accuracy": [0.1]}}
   report = {"config": "c", "target": 0.94, "starts": starts, "jaxspeed": side, "peers": {}}
-  stripped = gpu_tables.without_accuracies(report)
+  said = bench_cifar.said_of(report)
+  assert ("`c`, start to the target accuracy", "- s") in said and len(said) == 4
+  stripped = gpu_tables.without_accuracies(report | {"said": said})
   assert "accuracy" not in json.dumps(stripped) and "target" not in json.dumps(stripped)
-  assert list(gpu_tables._of_runs(stripped)) == [
+  assert stripped["said"] == [
     ("`c`, start of the process to the result", "60.0 s with an empty cache, 9.0 s with it"),
-    ("`c`, seconds of a run", "2.000 s (n = 1), on noise: no accuracy"),
+    ("`c`, seconds of a run", "2.000 s (n = 1)"),
   ]
-  assert "to the target not reached s" in list(gpu_tables._of_runs(report))[0][1]
 
 
 def test_without_pytorch_only_ours_is_measured(parts, call, tmp_path, monkeypatch):
@@ -212,7 +214,6 @@ def test_scripts_and_recipes_of_the_parts_are_there():
   assert len({part.name for part in gpu_parts.PARTS}) == len(gpu_parts.PARTS)
   # A dry run takes every path: each script has a part at toy size.
   assert {p.script for p in gpu_parts.PARTS} == {p.script for p in gpu_parts.PARTS if p.toy}
-  assert {part.script for part in gpu_parts.PARTS} == gpu_tables._ROWS.keys()
   # What README's table lacks comes first, and has the time that README gives it.
   assert [part.name for part in gpu_parts.PARTS if part.trains] == [
     part.name for part in gpu_parts.PARTS[:3]
@@ -303,7 +304,7 @@ def test_a_toy_is_timed_beside_a_peer(dry):
   assert len(seconds) == report["n"] == 2 and min(seconds) > 0
   assert ours["seconds"]["mean"] == pytest.approx(sum(seconds) / 2)
   assert theirs["ratio"] == pytest.approx(sum(seconds) / (0.5 + 1.5))
-  assert f"quickstart takes {theirs['ratio']:.3f} x the time of peer" in dry[2]["cifar10"]
+  assert "peer, seconds of a run: 1.000" in dry[2]["cifar10"]
   compiled, process = report["starts"]["compile_s"], report["starts"]["process_s"]
   assert min(compiled["cached"][0], compiled["first"]) > 0
   assert min(process["cached"][0], process["first"]) > 0
@@ -331,7 +332,7 @@ def test_a_toy_is_timed_beside_pytorch(dry):
     assert row["share_of_ceiling"] == pytest.approx(share)
   (ratio,) = report["ratios"]
   assert (ratio["of"], ratio["to"], ratio["ratio"]["n"]) == ("jaxspeed", "torch", 2)
-  assert f"jaxspeed makes {ratio['ratio']['mean']:.3f}" in dry[2]["resnet50_224"]
+  assert f"jaxspeed beside torch: {ratio['ratio']['mean']:.3f}" in dry[2]["resnet50_224"]
   assert report["device"].startswith("CPU") and report["versions"]["torch"]
 
 

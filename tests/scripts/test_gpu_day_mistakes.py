@@ -54,17 +54,17 @@ WHOLE = {"gpu_day": ENTRY | {"reason": "", "machine": MACHINE}}
     b"null",
     {},
     {"gpu_day": ENTRY},
-    WHOLE | {"what": "", "rows": [{"size": 1}]},
-    {"gpu_day": WHOLE["gpu_day"] | {"script": "os.py"}, "what": ""},
+    WHOLE | {"what": "", "said": [{"size": 1}]},
+    WHOLE | {"what": ""},
   ],
 )
 def test_a_damaged_file_of_a_part_is_told_and_measured_anew(content, parts, call, tmp_path):
   parts(a=("go", {}), b=("go", {}))
   call()
   folder = tmp_path / "out" / "gpu_day"
-  row = {"megabytes": 1, "milliseconds": {"mean": 2.0, "ci95": None}, "gigabytes_per_s": 3.0}
+  row = ["all-reduce of 1 MB over 1 devices", "2.000 ms, 3.0 GB/s"]
   report = json.loads((folder / "b.json").read_text())
-  (folder / "b.json").write_text(json.dumps(report | {"rows": [row]}))
+  (folder / "b.json").write_text(json.dumps(report | {"said": [row]}))
   data = content if isinstance(content, bytes) else json.dumps(content).encode()
   (folder / "a.json").write_bytes(data)
   code, _, out, _ = call("--table")
