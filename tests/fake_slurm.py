@@ -45,7 +45,10 @@ echo "$number;cluster"
 """,
   "squeue": _UNLESS_DOWN
   + """
-cat "$FAKE_SLURM/jobs"
+for word; do
+  case $word in --name=*) names=,${word#*=}, ;; esac
+done
+awk -F'|' -v names="$names" 'index(names, "," $3 ",")' "$FAKE_SLURM/jobs"
 """,
   "scancel": _UNLESS_DOWN,
   "scontrol": _UNLESS_DOWN

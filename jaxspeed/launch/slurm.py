@@ -13,7 +13,7 @@ from pydantic import Field
 from jaxspeed.config import schema
 from jaxspeed.errors import UserError
 from jaxspeed.launch.executor import Count, Executor, Found, Line, Words
-from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job
+from jaxspeed.launch.record import LAUNCHER, Facts, Job
 
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
@@ -87,8 +87,7 @@ class Slurm(Executor):
 
   def script(self, jobs: Sequence[Job], token: str) -> str:
     fields = {
-      # By its end jobs are found in the queue.
-      "job-name": f"jaxspeed-{jobs[0].run.name}-{token}",
+      "job-name": _name(jobs[0].run, token),
       "partition": self.partition,
       "account": self.account,
       "nodes": self.nodes,
@@ -134,15 +133,15 @@ class Slurm(Executor):
       )
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
-    owner = (folder / RUN_FILE).stat().st_uid
-    done = _slurm("squeue", "--noheader", "--array", f"--user={owner}", "--format=%i|%T|%j")
+    names = sorted({_name(folder, facts.token) for facts in jobs})
+    done = _slurm(
+      "squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%i|%T|%j"
+    )
     if done.returncode:
       return None
-    rows = re.findall(r"^(\d+_(\d+))\|(\w+)\|jaxspeed-.*-(\w+)$", done.stdout, re.MULTILINE)
-    listed = {
-      (token, int(place)): Found(state not in _PENDING, id) for id, place, state, token in rows
-    }
-    places = {facts.job.name: (facts.token, facts.place) for facts in jobs}
+    rows = re.findall(r"^(\d+_(\d+))\|(\w+)\|(.+)$", done.stdout, re.MULTILINE)
+    listed = {(name, int(place)): Found(word not in _PENDING, id) for id, place, word, name in rows}
+    places = {facts.job.name: (_name(folder, facts.token), facts.place) for facts in jobs}
     return {name: listed[place] for name, place in places.items() if place in listed}
 
   def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
@@ -150,6 +149,11 @@ class Slurm(Executor):
     done = _slurm("scancel", "--quiet", *ids)
     if done.returncode and "Invalid job id" not in done.stderr:
       raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
+
+
+def _name(run: pathlib.Path, token: str) -> str:
+  """The name of a submission in Slurm's queue, by which its jobs are found."""
+  return f"jaxspeed-{run.name.replace(',', '.')}-{token}"
 
 
 def _slurm(*command: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
