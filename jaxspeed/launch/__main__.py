@@ -6,7 +6,7 @@
   python -m jaxspeed.launch logs RUN/JOB -f
   python -m jaxspeed.launch cancel RUN/JOB ...           # or: cancel RUN --all
   python -m jaxspeed.launch retry RUN --failed           # or: retry RUN/JOB ...
-  python -m jaxspeed.launch resume RUN                   # a local queue that was killed
+  python -m jaxspeed.launch resume RUN                   # jobs of this machine, after a reboot
   python -m jaxspeed.launch results RUN
   python -m jaxspeed.launch tensorboard RUN
   python -m jaxspeed.launch script slurm                 # a batch job of one training

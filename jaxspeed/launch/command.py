@@ -179,7 +179,7 @@ def _resume(arguments: list[str]) -> None:
     print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
     return
   submit.check_own(waiting)
-  if host := local.queue_elsewhere(folder):
+  if host := local.workers_elsewhere(folder):
     output.say(f"the workers of {folder} last ran on {host}, and this machine takes the run over.")
   submit.begin(folder)
   print("the run goes on")

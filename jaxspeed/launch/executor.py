@@ -143,8 +143,8 @@ class Executor(Group, abc.ABC):
       UserError: the scheduler refuses; or it does not answer, and may have them.
     """
 
-  def begin(self, folder: pathlib.Path) -> None:
-    """Called once all jobs of a submission in a run's folder are recorded."""
+  def begin(self, folder: pathlib.Path, jobs: int) -> None:
+    """Called once a submission in a run's folder is recorded; `jobs` of it have not ended."""
 
   def warning(self, folder: pathlib.Path) -> str:
     """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""

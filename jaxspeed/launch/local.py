@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -106,7 +107,7 @@ class Local(Executor):
   def submit(self, jobs: Sequence[Job], token: str) -> None:
     """Does nothing more: the workers take what is recorded as submitted."""
 
-  def begin(self, folder: pathlib.Path) -> None:
+  def begin(self, folder: pathlib.Path, jobs: int) -> None:
     """Starts the workers that do not run.
 
     Raises:
@@ -114,7 +115,7 @@ class Local(Executor):
     """
     try:
       with open(folder / LAUNCHER / LOG, "ab") as log:
-        for number in range(self.parallel):
+        for number in range(min(jobs, self.parallel)):
           self._start(folder, number, log.fileno())
     except OSError as error:
       raise UserError(
@@ -123,7 +124,10 @@ class Local(Executor):
       ) from None
 
   def _start(self, folder: pathlib.Path, number: int, log: int) -> None:
-    descriptor = open_locked(folder / LAUNCHER / WORKER.format(number))
+    path = folder / LAUNCHER / WORKER.format(number)
+    if (descriptor := open_locked(path)) is None:
+      time.sleep(0.05)  # a command that asks whether a worker runs holds the lock for an instant
+      descriptor = open_locked(path)
     if descriptor is None:
       return
     try:
@@ -143,28 +147,28 @@ class Local(Executor):
       os.close(descriptor)
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
-    if queue_elsewhere(folder):
+    if workers_elsewhere(folder):
       return None
     return {facts.job.name: Found(is_locked(facts.folder / RECORD / ALIVE)) for facts in jobs}
 
   def silence(self, folder: pathlib.Path) -> str:
-    return f"the workers of {folder} run on {queue_elsewhere(folder)}"
+    return f"the workers of {folder} run on {workers_elsewhere(folder)}"
 
   def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
     """Does nothing more: the workers read what is recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:
-    if queue_elsewhere(folder) or queue_runs(folder):
+    if workers_elsewhere(folder) or workers_run(folder):
       return ""
     return f"no worker runs: python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
 
 
-def queue_runs(folder: pathlib.Path) -> bool:
+def workers_run(folder: pathlib.Path) -> bool:
   """Whether a worker of a run lives on this machine."""
   return any(map(is_locked, (folder / LAUNCHER).glob(WORKER.format("*"))))
 
 
-def queue_elsewhere(folder: pathlib.Path) -> str:
+def workers_elsewhere(folder: pathlib.Path) -> str:
   """Another machine on which workers were last started and have not ended; '' without one."""
   for path in (folder / LAUNCHER).glob(WORKER.format("*")):
     with contextlib.suppress(OSError, ValueError):

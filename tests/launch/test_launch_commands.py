@@ -319,7 +319,7 @@ def test_resume(stopped):
   note = f"note: no worker runs: python -m jaxspeed.launch resume {stopped}"
   assert launch("status", stopped).splitlines()[-1] == note
   assert launch("resume", stopped) == "the run goes on\n"
-  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the worker")
+  wait_until(lambda: not local.workers_run(stopped), 60, "the end of the worker")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
   assert "; retry --failed starts those without a result" in launch("resume", stopped)
 
@@ -336,7 +336,7 @@ def test_resume_says_whose_run_it_takes_over(stopped):
   expected = f"the workers of {stopped} last ran on elsewhere, and this machine takes the run over."
   assert (done.returncode, done.stdout) == (0, "the run goes on\n")
   assert expected in " ".join(done.stderr.split())
-  wait_until(lambda: not local.queue_runs(stopped), 60, "the end of the worker")
+  wait_until(lambda: not local.workers_run(stopped), 60, "the end of the worker")
 
 
 def test_fields_that_a_sweep_does_not_take(fake, sweep, tmp_path):

@@ -146,6 +146,6 @@ def test_workers_of_another_machine(tmp_path):
 def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):
   run = write_run(tmp_path)
   monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
-  Local().begin(run)
-  wait_until(lambda: not module.queue_runs(run), 60, "the worker's end")
+  Local().begin(run, 1)
+  wait_until(lambda: not module.workers_run(run), 60, "the worker's end")
   assert "no worker runs" in Local().warning(run)

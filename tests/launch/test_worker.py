@@ -62,7 +62,7 @@ class LocalRun:
     wait_until(lambda: {*names} <= {*self.begun}, 60, f"{names} run: {self.log}")
 
   def wait_for_end(self):
-    wait_until(lambda: not local.queue_runs(self.folder), 60, f"the end: {self.log}")
+    wait_until(lambda: not local.workers_run(self.folder), 60, f"the end: {self.log}")
     return self.states
 
   @property
@@ -76,7 +76,7 @@ class LocalRun:
   def kill_workers(self):
     for process in self.workers:
       os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not local.queue_runs(self.folder), 60, "the workers' end")
+    wait_until(lambda: not local.workers_run(self.folder), 60, "the workers' end")
 
   @property
   def log(self):
