@@ -170,7 +170,7 @@ class Fake(Executor):
     said = self.said
     return None if said is None else {name: said[name] for name in names if name in said}
 
-  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+  def cancel(self, ids: Sequence[str]) -> None:
     self.asked.append(("cancel", *sorted(ids)))
     type(self).said = {name: each for name, each in (self.said or {}).items() if each.id not in ids}
 

@@ -162,12 +162,8 @@ class Executor(Group, abc.ABC):
     """
 
   @abc.abstractmethod
-  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
-    """Ends jobs of a run, which save first.
-
-    Args:
-      ids: what `states` said.
-      folder: the run's folder.
+  def cancel(self, ids: Sequence[str]) -> None:
+    """Ends jobs, by the ids that `states` said; they save first.
 
     Raises:
       UserError: the scheduler refuses or does not answer.

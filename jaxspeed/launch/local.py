@@ -154,7 +154,7 @@ class Local(Executor):
   def silence(self, folder: pathlib.Path) -> str:
     return f"the workers of {folder} run on {workers_elsewhere(folder)}"
 
-  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+  def cancel(self, ids: Sequence[str]) -> None:
     """Does nothing more: the workers read what is recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:

@@ -189,7 +189,7 @@ class Sky(Executor):
       if name in names and state in _PENDING | _RUNNING
     }
 
-  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+  def cancel(self, ids: Sequence[str]) -> None:
     def cancel(sky: Any) -> Any:
       # Graceful: what the jobs save is uploaded before their machines are given back.
       numbers = sorted(map(int, ids))

@@ -144,7 +144,7 @@ class Slurm(Executor):
     places = {facts.job.name: (_name(folder, facts.token), facts.place) for facts in jobs}
     return {name: listed[place] for name, place in places.items() if place in listed}
 
-  def cancel(self, ids: Sequence[str], folder: pathlib.Path) -> None:
+  def cancel(self, ids: Sequence[str]) -> None:
     # --quiet: jobs that have ended in the meantime are no errors.
     done = _slurm("scancel", "--quiet", *ids)
     if done.returncode and "Invalid job id" not in done.stderr:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 
 from jaxspeed.errors import UserError, printable
 from jaxspeed.launch import runs, state, submit
-from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import Statuses
 from jaxspeed.launch.status import ENDED
@@ -79,8 +78,8 @@ class SubmittedRun:
       going = [facts for facts in jobs if found[facts.job.name].state not in ENDED]
       for executor, group in state.by_kind(going):
         ids = [each.id for f in group if (each := said.get(f.job.name)) and each.id]
-        if ids or executor.kind == Local.kind:
-          executor.cancel(ids, self.folder)
+        if ids:
+          executor.cancel(ids)
         runs.request(self.folder, "cancel", group)
     return [facts.job.name for facts in going]
 

@@ -254,10 +254,10 @@ def test_a_refusal_is_a_sentence(cloud):
   sentence = "SkyPilot did not take the job lr=1 (no cloud is enabled): submit again when that is"
   assert str(refused.value).startswith(sentence)
   with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
-    sky.cancel(["40"], HERE)
+    sky.cancel(["40"])
 
 
 def test_cancelled_jobs_upload_what_they_saved(cloud):
   cloud.queue = {3: ("a", "RUNNING"), 4: ("b", "RUNNING")}
-  Sky().cancel(["4", "3"], HERE)
+  Sky().cancel(["4", "3"])
   assert cloud.calls[0][2] == {"job_ids": [3, 4], "graceful": True, "graceful_timeout": 600}

@@ -210,16 +210,16 @@ def test_no_answer_is_none(slurm, jobs, monkeypatch):
 
 
 def test_cancellation(slurm, tmp_path):
-  Slurm().cancel(["100_0", "7"], tmp_path)
+  Slurm().cancel(["100_0", "7"])
   assert slurm.calls() == ["scancel --quiet 100_0 7"]
   (slurm.bin / "scancel").write_text(
     "#!/bin/sh\necho 'scancel: error: Invalid job id 7' >&2; exit 1"
   )
-  Slurm().cancel(["7"], tmp_path)
+  Slurm().cancel(["7"])
 
 
 def test_a_cancellation_that_is_not_done(slurm, tmp_path):
   slurm.write("down")
   expected = r"^Slurm did not cancel \(.*Unable to contact .*\): cancel again when it answers.$"
   with pytest.raises(UserError, match=expected):
-    Slurm().cancel(["7"], tmp_path)
+    Slurm().cancel(["7"])
