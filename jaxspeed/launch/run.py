@@ -206,5 +206,6 @@ class Run(SubmittedRun):
       job = submit.job_of(folder, planned, configs[planned.name])
       command = " ".join(job.command(planned.executor.python or "python"))
       script = planned.executor.script([job], "TOKEN")
-      found[job.folder] = f"{script}# which runs: {printable(command)}\n"
+      own = isinstance(planned.executor, Local)  # its script has the command itself
+      found[job.folder] = script if own else f"{script}# which runs: {printable(command)}\n"
     return found
