@@ -20,7 +20,7 @@ from jaxspeed.launch import runs
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.record import Request
 from jaxspeed.launch.state import NEVER, UNKNOWN, status_of, statuses
-from jaxspeed.launch.status import STATES, counts, status_table
+from jaxspeed.launch.status import counts, status_table
 
 PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
@@ -140,10 +140,6 @@ def test_states(run, case):
   ]
 
 
-def test_every_state_is_one_of_the_table():
-  assert {word for _, states, _ in TABLE.values() for word in states.split()} == {*STATES}
-
-
 @pytest.mark.parametrize(
   "text, reason", [("{", "it is no JSON"), ("{}", "seed: Field required"), ("", "it is no JSON")]
 )
@@ -186,11 +182,9 @@ def row(epoch, **values):
     ([], None, None, None),
     ([row(4)], 4.0, 0.2, 48.0),
     ([row(1, train_seconds=9.0), row(2, train_seconds=11.0)], 2.0, 0.1, 36.0),
-    ([row(i) for i in range(1, 15)], 14.0, 0.7, 18.0),
     ([row(1, eval_seconds=1.0), row(2, eval_seconds=1.0)], 2.0, 0.1, 72.0),
     ([row(4), row(5, eval_top1=None)], 5.0, 0.2, 45.0),
     ([row(5, train_seconds=None, eval_top1=None)], 5.0, None, None),
-    ([row(20)], 20.0, 1.0, 0.0),
     ([row(20), row(21, eval_top1=0.9)], 21.0, 0.9, 0.0),
     ([row(0.5)], 0.5, 0.025, 58.5),
     # A damaged file.
@@ -262,7 +256,6 @@ def test_only_the_last_start_counts(run):
   "log, lines",
   [
     ("", ()),
-    ("\n \n", ()),
     ("a\nb\n\nc\nd", ("b", "c", "d")),
     ("a\njaxspeed: no data.\nslurm: killed\n", ("jaxspeed: no data.",)),
     ("jaxspeed: old\n" + "x\n" * 10, ("x", "x", "x")),

@@ -90,10 +90,8 @@ def job(name: str = "lr=1", root: str = "/runs") -> record.Job:
   "fields, devices, nodes, gpu",
   [
     ({}, 1, 1, ""),
-    ({"cpus": "4+", "nodes": 3}, 3, 3, ""),
     ({"accelerators": "H100:8"}, 8, 1, "H100"),
     ({"accelerators": "A100-80GB:8", "nodes": 16}, 128, 16, "A100-80GB"),
-    ({"accelerators": "L4"}, 1, 1, "L4"),
   ],
 )
 def test_devices_and_nodes(fields, devices, nodes, gpu):
@@ -111,22 +109,15 @@ def test_devices_and_nodes(fields, devices, nodes, gpu):
   [
     ({"gpus": 8}, "Sky has no field gpus: it has price_per_hour, .*accelerators"),
     ({"accelerators": "8"}, r"Sky\(accelerators='8'\): it must be a kind of GPU"),
-    ({"accelerators": "H100:0"}, r"Sky\(accelerators='H100:0'\): it must be"),
-    ({"nodes": 0}, r"Sky\(nodes=0\)"),
-    ({"use_spot": 1}, r"Sky\(use_spot=1\)"),
     ({"infra": "aws\nus"}, r"Sky\(infra=.*it must be text without line breaks"),
     ({"mounts": ["/runs"]}, r"Sky\(mounts=.*a dict of paths on the machines"),
     ({"mounts": {"runs": "gs://a"}}, "mounts has the path 'runs': write it absolute"),
-    ({"mounts": {"/runs/": "gs://a"}}, "mounts has the path '/runs/'"),
     ({"mounts": {"/runs/../a": "gs://a"}}, "mounts has the path"),
-    ({"mounts": {"/r n": "gs://a"}}, "mounts has the path"),
     (
       {"mounts": {"/runs": "ftp://a"}},
       r"mounts\['/runs'\] is 'ftp://a': give the name of a volume",
     ),
-    ({"mounts": {"/runs": "/local"}}, r"mounts\['/runs'\] is '/local'"),
     ({"mounts": {"/runs": "gs://$HOME"}}, r"mounts\['/runs'\] is 'gs://\$HOME'"),
-    ({"env": {"AWS_SECRET_KEY": "x"}}, "Sky: env has AWS_SECRET_KEY, which looks like a secret"),
   ],
 )
 def test_mistakes_in_fields(fields, sentence):

@@ -54,8 +54,11 @@ def test_a_clean_tree(tree):
   assert sources.working_trees(tree, tree / "part") == f"# {tree} at {commit}\n".encode()
 
 
-def test_changes_and_files_that_are_not_in_git(tree):
+@pytest.mark.parametrize("staged", [False, True])
+def test_changes_and_files_that_are_not_in_git(tree, staged):
   (tree / "part" / "a.py").write_text("two\n")
+  if staged:
+    git(tree, "add", ".")
   (tree / "new.py").write_text("secret content\n")
   (tree / ".gitignore").write_text("ignored\n")
   (tree / "ignored").write_text("x")
@@ -65,16 +68,10 @@ def test_changes_and_files_that_are_not_in_git(tree):
   assert "# not in git: new.py\n" in text and "ignored" not in text.replace(".gitignore", "")
   assert "-one\n+two\n" in text and "secret content" not in text
   # The patch gives the changes back.
-  git(tree, "checkout", "-q", "part/a.py")
+  git(tree, "checkout", "-q", "HEAD", "part/a.py")
   (tree.parent / "patch").write_bytes(diff)
   git(tree, "apply", str(tree.parent / "patch"))
   assert (tree / "part" / "a.py").read_text() == "two\n"
-
-
-def test_staged_changes_count_too(tree):
-  (tree / "part" / "a.py").write_text("two\n")
-  git(tree, "add", ".")
-  assert b"+two" in sources.working_trees(tree)
 
 
 def test_many_and_large_changes_are_cut_short(tree, monkeypatch):
