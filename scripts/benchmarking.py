@@ -6,7 +6,6 @@ that one that is cut off keeps what it has.
 
 import importlib.metadata
 import json
-import math
 import pathlib
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from absl import flags
 from jaxspeed.errors import UserError
 from jaxspeed.files import to_json, write_atomically
 from jaxspeed.records import provenance
+from jaxspeed.records.statistics import interval as student_interval
 
 _PACKAGES = (
   "ml_collections",
@@ -49,12 +49,7 @@ def interval(values: Sequence[float]) -> Interval:
   By Student's t; sd and ci95 are None for one value.
   """
   n = len(values)
-  sd = ci95 = None
-  if n > 1:
-    from scipy import special
-
-    sd = statistics.stdev(values)
-    ci95 = float(special.stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
+  _, sd, ci95 = student_interval(values) if n > 1 else (None, None, None)
   return {"mean": statistics.fmean(values), "sd": sd, "ci95": ci95, "min": min(values), "n": n}
 
 
