@@ -144,22 +144,32 @@ def test_the_whitening_bias_starts_as_published(whiten_bias):
     assert not bias.any()
 
 
-@pytest.mark.parametrize("centered", [False, True])
-def test_the_whitening_layer_is_the_published_one_up_to_signs(centered):
-  """airbench: eigenvectors of the uncentred patch covariance over sqrt(value + 5e-4), and their
-  negatives; hlb: of the centred one."""
-  noise = np.random.default_rng(0).standard_normal((40, 14, 14, 3))
+@pytest.mark.parametrize(
+  "filters, patch, epsilon, centered, count",
+  [
+    (27, 3, 1e-2, False, 300),  # cifar10-fast; 300 images end in an unfilled chunk
+    (24, 2, 5e-4, False, 40),  # airbench
+    (24, 2, 5e-4, True, 40),  # hlb
+  ],
+)
+def test_the_whitening_layer_is_the_published_one_up_to_signs(
+  filters, patch, epsilon, centered, count
+):
+  """Eigenvectors of the patches' covariance over sqrt(value + epsilon), and their negatives."""
+  noise = np.random.default_rng(0).standard_normal((count, 12, 12, 3))
+  # Neighbouring pixels correlate, as in photographs.
   images = noise + np.roll(noise, 1, 1) + np.roll(noise, 1, 2) + 0.5
-  ours = whitening_kernel(images, filters=24, patch=2, epsilon=5e-4, centered=centered)
-  patches = nchw(images).unfold(2, 2, 1).unfold(3, 2, 1).transpose(1, 3).reshape(-1, 12)
+  fields = dict(filters=filters, patch=patch, epsilon=epsilon, centered=centered)
+  kernel = jax.jit(functools.partial(whitening_kernel, **fields))(images)
+  size = 3 * patch * patch
+  ours = nchw(kernel).reshape(filters, size)
+  windows = nchw(images).unfold(2, patch, 1).unfold(3, patch, 1).permute(0, 2, 3, 1, 4, 5)
+  patches = windows.reshape(-1, size)
   if centered:
     patches = patches - patches.mean(0)
-  values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-  theirs = (vectors / torch.sqrt(values + 5e-4)).T.flip(0).reshape(12, 3, 2, 2)
-  ours = nchw(ours).reshape(24, 12)
-  theirs = theirs.reshape(12, 12)
-  np.testing.assert_array_equal(ours[12:], -ours[:12])
+  values, vectors = torch.linalg.eigh(patches.T @ patches / (len(patches) - 1))
+  theirs = (vectors / torch.sqrt(values + epsilon)).T.flip(0)
   # Signs of eigenvectors are free; and each is in both halves.
-  signs = torch.sign((ours[:12] * theirs).sum(1, keepdim=True))
-  # Ours divides by one patch less, in which the relative difference is that of 1 / 6,760.
-  assert_equal((ours[:12] * signs).numpy(), theirs.numpy(), 1e-4)
+  signs = torch.sign((ours[:size] * theirs).sum(1, keepdim=True))
+  assert_equal((ours[:size] * signs).numpy(), theirs.numpy(), 1e-9)
+  np.testing.assert_array_equal(ours[size:], -ours[: filters - size])

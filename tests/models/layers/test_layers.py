@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import EQUAL, assert_close, assert_equal, rounding
+from tolerances import assert_close, assert_equal, rounding
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers.activations import celu, relu
@@ -19,7 +19,7 @@ from jaxspeed.models.layers.conv import (
 from jaxspeed.models.layers.fused_norm import PooledNorm, _normalize_pointwise
 from jaxspeed.models.layers.norm import Norm, _sum_of_pairs, _sums_apart
 from jaxspeed.models.layers.pool import max_pool_3x3
-from jaxspeed.models.layers.whiten import Whiten, _sum_of_products, whitening_kernel
+from jaxspeed.models.layers.whiten import Whiten, _sum_of_products
 
 torch = pytest.importorskip("torch")
 from torch_layers import assert_layer, to_numpy, to_torch  # noqa: E402 (it needs torch)
@@ -135,28 +135,6 @@ def test_norm_refuses_a_batch_that_does_not_divide():
   norm = Norm(use_running_average=False, splits=3)
   with pytest.raises(UserError, match="8, does not divide into 3"):
     norm.init(jax.random.key(0), random(8, 2, 2, 4))
-
-
-def test_whitening_kernel_is_that_of_the_formula_and_whitens():
-  # Neighbouring pixels correlate, as in photographs; 300 images end in an unfilled chunk.
-  noise = np.random.default_rng(0).standard_normal((300, 12, 12, 3))
-  images = sum(np.roll(noise, shift, (1, 2)) for shift in [(0, 0), (0, 1), (1, 0), (1, 1)])
-  images += images.mean(axis=-1, keepdims=True)
-  kernel = np.asarray(jax.jit(whitening_kernel)(images))
-  assert kernel.shape == (27, 3, 3, 3)
-
-  windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))
-  patches = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 27)
-  covariance = patches.T @ patches / (len(patches) - 1)
-  eigenvalues, vectors = np.linalg.eigh(covariance)
-  eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
-  filters = kernel.reshape(27, 27)
-  # lambda / (lambda + epsilon): 1 for the large eigenvalues, and eigenvectors free of sign.
-  assert_equal(filters @ covariance @ filters.T, np.diag(eigenvalues / (eigenvalues + 1e-2)))
-  expected = (vectors / np.sqrt(eigenvalues + 1e-2)).T
-  assert_equal(filters.T @ filters, expected.T @ expected)
-  scores = np.abs(np.sum(filters[0] * expected[0])) / np.sum(expected[0] ** 2)
-  np.testing.assert_allclose(scores, 1, rtol=EQUAL)
 
 
 def test_whiten_convolves_and_is_not_trained():
