@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tolerances import assert_equal as assert_close
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.exchange import check_weights
@@ -49,37 +48,6 @@ def rewrite(path, change):
 def assert_equal(actual, expected):
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-  "depth, width",
-  [(18, 16), pytest.param(50, 64, marks=pytest.mark.slow)],
-)
-def test_a_file_of_torch_gives_torchs_logits_and_ours_goes_back(depth, width, tmp_path):
-  torch = pytest.importorskip("torch")
-  import safetensors.torch
-  from torch_resnet import TorchResNet, random_resnet
-
-  theirs = random_resnet(depth, width=width).double().eval()
-  safetensors.torch.save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
-  model = ResNet(depth, width=width, dtype=jnp.float64)
-  variables = load_resnet(tmp_path / "theirs.safetensors", shapes_of(model))
-  assert jax.tree.structure(variables) == jax.tree.structure(shapes_of(model))
-  images = np.random.default_rng(0).standard_normal((2, 64, 64, 3))
-  with torch.no_grad():
-    expected = theirs(torch.tensor(images.transpose(0, 3, 1, 2).copy()))
-  logits = jax.jit(functools.partial(model.apply, train=False))(variables, images)
-  assert 0.1 < expected.abs().max()
-  assert_close(logits, expected.numpy())
-
-  save_resnet(tmp_path / "ours.safetensors", variables)
-  back = TorchResNet(depth, width=width).double()
-  back.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"))
-  for name, value in theirs.state_dict().items():
-    if not name.endswith("num_batches_tracked"):
-      assert torch.equal(back.state_dict()[name], value), name
 
 
 def test_what_is_saved_is_loaded(tmp_path):

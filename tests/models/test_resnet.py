@@ -9,7 +9,7 @@ import pytest
 from tolerances import assert_equal
 
 from jaxspeed.models.layers.groups import groups_by_name
-from jaxspeed.models.pretrained import load_resnet
+from jaxspeed.models.pretrained import load_resnet, save_resnet
 from jaxspeed.models.resnet import ResNet
 
 torch = pytest.importorskip("torch")
@@ -106,6 +106,11 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
     return load_resnet(tmp_path / "weights.safetensors", shapes_of(model))
 
   variables = as_ours({})
+  save_resnet(tmp_path / "ours.safetensors", variables)
+  back = safetensors_torch.load_file(tmp_path / "ours.safetensors")
+  for name, value in theirs.state_dict().items():
+    assert name.endswith("num_batches_tracked") or torch.equal(back.pop(name), value), name
+  assert not back
   ours = logits(model, variables, images)
   expected = theirs.eval()(to_torch(images)).detach().numpy()
   assert 0.1 < np.abs(expected).max()
