@@ -40,7 +40,8 @@ def test_without_x_val_a_share_of_each_class_is_held_out():
   assert opened(jaxspeed.Arrays(X, Y), 0.5).counts == (6, 6)
   assert data.class_names == ("a", "b", "c")
   assert data.source == opened(jaxspeed.Arrays(X, Y)).source
-  assert data.source != opened(jaxspeed.Arrays(X, (Y + 1) % 3)).source
+  for other in (jaxspeed.Arrays(X, (Y + 1) % 3), jaxspeed.Arrays(X ^ 1, Y)):
+    assert data.source != opened(other).source
 
 
 def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
