@@ -8,7 +8,7 @@ python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,9 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.prepared import QUALITY
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.prepare.index import broken_headers, write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
-from jaxspeed.data.prepare.writing import Broken, Done
+from jaxspeed.data.prepare.writing import Broken, Done, broken_headers
 from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
@@ -60,48 +59,30 @@ def main() -> None:
     lower_bound=0,
   )
   workers = flags.DEFINE_integer(
-    "workers", None, "Processes; the default is one for each core.", lower_bound=1
+    "workers", usable_cpus(), "Processes; the default is one for each core.", lower_bound=1
   )
   prune = flags.DEFINE_bool("prune", False, "resize: remove images without originals.")
-
-  flags_of = {
-    "resize": (sizes, quality, on_error, prune, workers),
-    "index": (size,),
-    "shards": (name, shards, workers),
+  commands: dict[str, tuple[Callable[..., None], tuple[str, ...], tuple[Any, ...]]] = {
+    "resize": (_resize, ("SRC", "DST"), (sizes, quality, on_error, prune, workers)),
+    "index": (_index, ("FOLDER",), (size,)),
+    "shards": (_shards, ("SRC", "DST"), (name, shards, workers)),
   }
 
   def run(arguments: list[str]) -> None:
-    console = make_console()
     command, *folders = arguments or [""]
-    if command in flags_of:
-      own = {flag.name for flag in flags_of[command]}
-      others = {flag.name: flag for each in flags_of.values() for flag in each}
-      unused = [flag for name, flag in others.items() if name not in own]
-      command_line.without_effect(f"with {command}", *unused)
-    processes = usable_cpus() if workers.value is None else workers.value
-    if command == "resize":
-      source, destination = _folders(command, folders, "SRC", "DST")
-      _resize(
-        console,
-        source,
-        destination,
-        sizes=_to_sizes(sizes.value),
-        quality=quality.value,
-        workers=processes,
-        raise_broken=on_error.value == "raise",
-        prune=prune.value,
-      )
-    elif command == "index":
-      (folder,) = _folders(command, folders, "FOLDER")
-      _index(console, folder, size.value)
-    elif command == "shards":
-      source, destination = _folders(command, folders, "SRC", "DST")
-      _shards(console, source, destination, name=name.value, shards=shards.value, workers=processes)
-    else:
+    if command not in commands:
       raise UserError(
         f"{command!r} is not a command: write resize SRC DST, index FOLDER or shards SRC DST; see "
         "--help."
       )
+    function, names, own = commands[command]
+    every = {flag.name: flag for _, _, each in commands.values() for flag in each}
+    options = {flag.name: flag.value for flag in own}
+    command_line.without_effect(
+      f"with {command}", *(flag for name, flag in every.items() if name not in options)
+    )
+    _check_folders(command, folders, names)
+    function(make_console(), *folders, **options)
 
   def interruptible(arguments: list[str]) -> None:
     try:
@@ -112,7 +93,7 @@ def main() -> None:
   command_line.run(interruptible, output_is_result=False)
 
 
-def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
+def _check_folders(command: str, given: Sequence[str], names: Sequence[str]) -> None:
   if len(given) != len(names):
     raise UserError(
       f"{command} needs {' and '.join(names)}, but was given {' '.join(given) or 'nothing'}; see "
@@ -124,7 +105,6 @@ def _folders(command: str, given: Sequence[str], *names: str) -> Sequence[str]:
     raise UserError(
       f"{given[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
     )
-  return given
 
 
 def _to_sizes(given: Sequence[str]) -> list[int]:
@@ -137,21 +117,30 @@ def _to_sizes(given: Sequence[str]) -> list[int]:
 
 
 def _resize(
-  console: Console, source: str, destination: str, *, sizes: Sequence[int], **options: Any
+  console: Console,
+  source: str,
+  destination: str,
+  *,
+  sizes: Sequence[str],
+  on_error: str,
+  workers: int,
+  **options: Any,
 ) -> None:
+  sides = _to_sizes(sizes)
+  options |= dict(sizes=sides, raise_broken=on_error == "raise", workers=workers)
   with progress_bar(console, "resizing") as show:
-    done = resize(source, destination, sizes=sizes, show=show, **options)
-  _show_work(console, "resized", done, options["workers"])
-  copies = [pathlib.Path(destination) / str(size) for size in sizes]
+    done = resize(source, destination, show=show, **options)
+  _show_work(console, "resized", done, workers)
+  copies = [pathlib.Path(destination) / str(size) for size in sides]
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
   for folder in copies:
     images = _write_index(console, folder)
     _show_counts(console, folder, images)
     # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
-    _show_broken(console, broken_headers(images), "the disk lost: remove them and run again")
+    _show_broken(console, broken_headers(images.table), "the disk lost: remove them and run again")
 
 
-def _index(console: Console, folder: str, size: int) -> None:
+def _index(console: Console, folder: str, *, size: int) -> None:
   images = _write_index(console, folder)
   _show_notes(console, images.notes)
   _show_counts(console, folder, images)
@@ -159,7 +148,7 @@ def _index(console: Console, folder: str, size: int) -> None:
     _show_extremes(console, title, split, size)
   if size:
     _show_rectangles(console, images.eval, size)
-  _show_broken(console, broken_headers(images), "have no header that can be read")
+  _show_broken(console, broken_headers(images.table), "have no header that can be read")
 
 
 def _shards(
@@ -177,7 +166,7 @@ def _shards(
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
   with progress_bar(console, "reading headers") as show:
-    return write_index(folder, show=show)
+    return open_images(name="", path=str(folder), cache="", show=show, beside=True)
 
 
 def _show_work(console: Console, verb: str, done: Done, workers: int) -> None:

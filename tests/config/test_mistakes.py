@@ -138,7 +138,7 @@ evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: eva
 evaluate run --config=quickstart => --config names a recipe and run a run: leave out one of them.
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
-prepare index . --size=8193 => --size=8193: name a short side in pixels, 8,192 at most.
+prepare index . --size=8193 => flag --size=8193: 8193 is not an integer in the range [0, 8192]
 export --format=onnx --out=a.onnx => name the folder of a run
 recipes --config=imagenet18 => --config is not a flag
 recipes imagenet18:4 => imagenet18:4 names a variant: write imagenet18

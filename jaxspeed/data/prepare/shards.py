@@ -26,12 +26,12 @@ from jaxspeed.data.disk.prepared import VERSION, Prepared, digests_of, is_curren
 from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
-from jaxspeed.data.prepare.index import broken_headers
 from jaxspeed.data.prepare.writing import (
   Broken,
   Done,
   Show,
   begin,
+  broken_headers,
   locked,
   refuse_inside,
   refuse_other,
@@ -112,7 +112,7 @@ def write_shards(
       look=_left_of,
       work=_write_shard,
       finish=lambda _: _write_info(folder, name, images.class_names, tasks),
-      broken=broken_headers(images),
+      broken=broken_headers(images.table),
       workers=workers,
       show=show,
     )

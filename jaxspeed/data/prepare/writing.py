@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from jaxspeed.data.disk.index import own_index
 from jaxspeed.data.disk.prepared import (
   STAT_THREADS,
@@ -28,6 +30,7 @@ from jaxspeed.data.disk.prepared import (
   read_prepared,
   write_prepared,
 )
+from jaxspeed.data.table import Table
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
@@ -42,6 +45,12 @@ class Broken:
 
   name: str
   reason: str
+
+
+def broken_headers(table: Table) -> tuple[Broken, ...]:
+  """Return the images without a readable header."""
+  rows = np.flatnonzero(table.width == 0).tolist()
+  return tuple(Broken(table.name(row), "it has no header of an image") for row in rows)
 
 
 class Task(Protocol):

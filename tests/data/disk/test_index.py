@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import tiny_sets
 from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files
-from made_images import write
+from made_images import write, write_index
 from PIL import Image
 
 from jaxspeed.data.disk import headers, index
 from jaxspeed.data.formats import npz
-from jaxspeed.data.prepare.index import write_index
 from jaxspeed.errors import UserError
 
 

@@ -15,13 +15,13 @@ from image_streams import (
   steps_of,
   train,
 )
+from made_images import write_index
 from PIL import Image, ImageOps
 from toy_images import write_split
 
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
-from jaxspeed.data.prepare.index import write_index
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
 

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from image_streams import in_shards
+from image_streams import assert_equal, in_shards, joined, needs_tensorflow, steps_of, train
 from toy_images import write_split
 
 from jaxspeed.data.disk import crops, reading
@@ -113,3 +113,21 @@ def test_the_order_of_shards_mixes_chunks_and_the_images_in_a_window(shards):
   assert (order_of(shards, 0, seed=4) != orders[0]).any()
   whole = crops.by_chunk(orders[0], chunk, 1000, 3, 0)
   np.testing.assert_array_equal(whole, orders[0])  # one window
+
+
+@needs_tensorflow
+def test_a_stream_of_shards_resumes_at_any_step_in_any_number_of_processes(
+  noise, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(reading, "_CHUNK_BYTES", int(2 * noise.length.mean()))
+  monkeypatch.setattr(reading, "_WINDOW_BYTES", int(6 * noise.length.mean()))
+  split, steps = in_shards(noise, tmp_path / "shards"), steps_of(2, 3)
+  whole, _ = train(split, steps=steps)
+  for epoch in range(2):
+    found = np.concatenate([batch.index for batch in whole[3 * epoch : 3 * epoch + 3]])[:22]
+    assert sorted(found) == list(range(22))
+    assert (found != crops.epoch_order(7, epoch, 22)).any()
+  parts = [train(split, steps=steps, process=process, processes=2)[0] for process in range(2)]
+  assert_equal(joined(parts), joined([whole]))
+  for first in (1, 4):
+    assert_equal(joined([train(split, steps=steps[first:])[0]]), joined([whole[first:]]))

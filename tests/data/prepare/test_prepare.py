@@ -12,11 +12,19 @@ import commands
 import numpy as np
 import pytest
 from in_process import command, mistake
-from made_images import broken_files, encoded, images_in, small_set, smooth, tree, write
+from made_images import (
+  broken_files,
+  encoded,
+  images_in,
+  small_set,
+  smooth,
+  tree,
+  write,
+  write_index,
+)
 
 from jaxspeed import files
 from jaxspeed.data.disk.sources import open_images
-from jaxspeed.data.prepare.index import write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.errors import UserError
 

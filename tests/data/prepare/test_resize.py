@@ -18,10 +18,10 @@ from made_images import (
   smooth,
   tree,
   write,
+  write_index,
 )
 
 from jaxspeed.data.disk.sources import open_images
-from jaxspeed.data.prepare.index import write_index
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.writing import locked
 from jaxspeed.data.workers import in_processes
