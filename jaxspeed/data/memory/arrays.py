@@ -14,7 +14,7 @@ import logging
 import pathlib
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8
