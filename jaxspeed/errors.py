@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DONE = 0  # also after SIGTERM, once everything is saved
 FAULT = 1  # an error in the program, reported in a sentence that names the file of its traceback
@@ -54,6 +54,18 @@ def mend(error: object) -> str:
 def plural(count: int, noun: str) -> str:
   """A count with its noun: "1 seed", "3 seeds"."""
   return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def some(names: Sequence[str], most: int, count: int = 0) -> str:
+  """At most `most` of names, and the number of the others: "a, b and 3 more".
+
+  Args:
+    names: the names.
+    most: the most that are named.
+    count: the number of all, if `names` are only the first.
+  """
+  others = (count or len(names)) - most
+  return ", ".join(names[:most]) + (f" and {others:,} more" if others > 0 else "")
 
 
 class UserError(Exception):

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int, Int64
 
-from jaxspeed.data.batch import FLIP, ORDER, Order
+from jaxspeed.data.batch import FLIP, ORDER, Order, random_stream
+from jaxspeed.errors import some
 
 # Classes that differ more than this in their numbers of training images are reported.
 _UNEVEN = 10
@@ -69,7 +70,7 @@ class BalancedSampler:
       index[rows] = self._in_turn(seed, label, self._members[number], turn[rows], images)
     times = turn // self._counts[self._labels[index]]  # how often the image came before
     flips = _flips(seed, epoch, index, times, len(self._labels), flip=flip)
-    shuffled = _random(seed, epoch, ORDER).permutation(images)
+    shuffled = random_stream(seed, epoch, ORDER).permutation(images)
     return Order(index[shuffled].astype(np.int32), flips[shuffled])
 
   def _in_turn(
@@ -85,17 +86,12 @@ class BalancedSampler:
     first = int(turn[0]) // size
     sequence = [
       # A stable sort: another would put equal numbers in an order that depends on the processor.
-      _random(seed, label, block, ORDER)
+      random_stream(seed, label, block, ORDER)
       .random_sample((rows, len(members)))
       .argsort(axis=1, kind="stable")
       for block in range(first, int(turn[-1]) // size + 1)
     ]
     return members[np.concatenate(sequence).reshape(-1)[turn - first * size]]
-
-
-def _random(seed: int, *numbers: int) -> np.random.RandomState:
-  """Return a stream that NumPy has frozen (NEP 19): equal on all machines and versions."""
-  return np.random.RandomState([seed % 2**32, *numbers])
 
 
 def _flips(
@@ -105,8 +101,8 @@ def _flips(
   if flip == "none":
     return np.zeros(len(index), bool)
   if flip == "random":
-    return _random(seed, epoch, FLIP).random_sample(len(index)) < 0.5
-  return (_random(seed, 0, FLIP).random_sample(images) < 0.5)[index] ^ (times % 2 == 1)
+    return random_stream(seed, epoch, FLIP).random_sample(len(index)) < 0.5
+  return (random_stream(seed, 0, FLIP).random_sample(images) < 0.5)[index] ^ (times % 2 == 1)
 
 
 def balance_lines(
@@ -145,7 +141,6 @@ def balance_lines(
     ]
   absent = np.flatnonzero(np.asarray(counts) == 0)
   if len(absent):
-    more = f" and {len(absent) - _NAMED:,} more" if len(absent) > _NAMED else ""
-    listed = ", ".join(names[label] for label in absent[:_NAMED])
-    lines.append(f"no training image is of {listed}{more}: nothing balances what is not there")
+    listed = some([names[label] for label in absent.tolist()], _NAMED)
+    lines.append(f"no training image is of {listed}: nothing balances what is not there")
   return lines

@@ -17,6 +17,11 @@ ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
 COLOR, ERASING, MIX, RANDAUGMENT, CHUNKS = range(8, 13)
 
 
+def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
+  """Return a stream that NumPy has frozen (NEP 19): equal on all machines and versions."""
+  return np.random.RandomState([seed % 2**32, *numbers])
+
+
 class Batch(flax.struct.PyTreeNode):
   """Images and labels of one device.
 

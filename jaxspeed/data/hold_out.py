@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 
 # The default of `config.data.hold_out`.
 TENTH = 0.1
@@ -93,9 +93,8 @@ def single_image_note(labels: np.ndarray, class_names: Sequence[str]) -> tuple[s
   if not len(single):
     return ()
   known = dict(enumerate(class_names))
-  names = [printable(known.get(i, str(i))) for i in single[:_NAMED].tolist()]
-  more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
-  return (f"classes with one image are trained on but not evaluated: {', '.join(names)}{more}",)
+  names = [printable(known.get(i, str(i))) for i in single.tolist()]
+  return (f"classes with one image are trained on but not evaluated: {some(names, _NAMED)}",)
 
 
 def require_trained(
@@ -116,9 +115,8 @@ def require_trained(
   lacking = ~np.isin(labels, trained)
   if lacking.any():
     counts = list(zip(labels[lacking].tolist(), images[lacking].tolist(), strict=True))
-    names = [f"{printable(class_names[i])} ({count:,})" for i, count in counts[:_NAMED]]
-    more = f" and {len(counts) - _NAMED:,} more" if len(counts) > _NAMED else ""
+    names = [f"{printable(class_names[i])} ({count:,})" for i, count in counts]
     raise UserError(
-      f"{where}: no training image has the class of these evaluation images: {', '.join(names)}"
-      f"{more}: add training images of it, or remove those."
+      f"{where}: no training image has the class of these evaluation images: "
+      f"{some(names, _NAMED)}: add training images of it, or remove those."
     )

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.data.disk.repair import why_broken
 from jaxspeed.data.disk.sets import NAMED, ImageSets
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, some
 from jaxspeed.feeds.protocol import Broken
 
 FILE = "broken_images.tsv"
@@ -82,13 +82,12 @@ def too_many(
   where: str = "",
   after: str = "",
 ) -> UserError:
-  more = f" and {broken - NAMED:,} more" if broken > NAMED else ""
   # Rounded up, so that this share allows them.
   enough = min(1.0, -(-10_000 * broken // images) / 10_000)
   return UserError(
     f"{broken:,} of {images:,} {WORDS[kind]} images {where}could not be read, and "
     f"config.data.max_broken={max_broken:g} allows {allowed(images, max_broken):,}: "
-    f"{', '.join(named[:NAMED])}{more}; repair them, or continue without them with "
+    f"{some(named, NAMED, broken)}; repair them, or continue without them with "
     f"--config.data.max_broken={enough:g}{f' ({after})' if after else ''}."
   )
 
@@ -102,9 +101,8 @@ def describe(new: Broken, file: str = "") -> list[str]:
   ):
     broken = {name: reason for (split, name), reason in new.items() if split == kind}
     if broken:
-      more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
       lines.append(
         f"{len(broken):,} {WORDS[kind]} image{'s' * (len(broken) > 1)} could not be read, "
-        f"{effect}: {', '.join(named_in(broken))}{more}{f' ({file})' if file else ''}"
+        f"{effect}: {some(named_in(broken), NAMED, len(broken))}{f' ({file})' if file else ''}"
       )
   return lines

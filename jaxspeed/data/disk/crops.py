@@ -7,18 +7,13 @@ of processes sees the same global batches.
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32, Int64
 
-from jaxspeed.data.batch import CHUNKS, FLIP, ORDER
+from jaxspeed.data.batch import CHUNKS, FLIP, ORDER, random_stream
 from jaxspeed.data.formats.pixels import TURNS
 
 # From torchvision's RandomResizedCrop: two numbers for each attempt, and two for the position.
 _ATTEMPTS = 10
 _RATIOS = (3 / 4, 4 / 3)
 CROP_NUMBERS = 2 * _ATTEMPTS + 2
-
-
-def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
-  """Return a stream that NumPy has frozen (NEP 19): equal on all machines and versions."""
-  return np.random.RandomState([seed % 2**32, *numbers])
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> Int64[np.ndarray, "n"]:

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import dump_json, expanded, read_json, write_atomically
 
 # The version folder that TFDS's layout needs; `prepare shards` writes no other.
@@ -35,7 +35,7 @@ VERSION = "1.0.0"
 STAT_THREADS = 32
 QUALITY = 75  # the default of `prepare resize`
 _SAMPLE = 1_000
-_NAMED = 3  # the most names of images in a message
+NAMED = 3  # the most names of images in a message
 
 _Whole = Annotated[int, pydantic.Field(ge=0)]
 
@@ -263,9 +263,8 @@ def _difference(made: Prepared, root: pathlib.Path, *, tune: bool) -> str:
   changed = [name for name, time in zip(sample, times, strict=True) if time > made.newest]
   if not changed:
     return ""
-  return (
-    f"{len(changed):,} of {len(sample):,} sampled images have changed ({some(sorted(changed))})"
-  )
+  named = some([*map(printable, sorted(changed))], NAMED)
+  return f"{len(changed):,} of {len(sample):,} sampled images have changed ({named})"
 
 
 def _paths_in(root: pathlib.Path, split: str) -> Iterable[str]:
@@ -274,12 +273,6 @@ def _paths_in(root: pathlib.Path, split: str) -> Iterable[str]:
     for name in list_folder(folder).folders:
       for file in list_folder(folder / name).images:
         yield os.path.join(split, name, file)
-
-
-def some(names: Sequence[str]) -> str:
-  """Return the first names for a message."""
-  more = f", and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-  return f"{', '.join(map(printable, names[:_NAMED]))}{more}"
 
 
 def _unread_copies(root: pathlib.Path) -> list[str]:

@@ -18,7 +18,7 @@ from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import require_trained
 from jaxspeed.data.table import Table, fingerprint, noise_table
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
 
@@ -170,10 +170,9 @@ def _small_images(split: Table, size: int) -> list[str]:
   if not len(small):
     return []
   named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
-  more = f" and {len(small) - NAMED:,} more" if len(small) > NAMED else ""
   return [
     f"{len(small):,} training images are smaller than {size} px and are enlarged: "
-    f"{', '.join(named)}{more}"
+    f"{some(named, NAMED, len(small))}"
   ]
 
 

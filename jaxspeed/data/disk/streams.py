@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.batch import AUGMENT, Order
+from jaxspeed.data.batch import AUGMENT, Order, random_stream
 from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   by_chunk,
@@ -26,7 +26,6 @@ from jaxspeed.data.disk.crops import (
   crop_boxes,
   epoch_flips,
   epoch_order,
-  random_stream,
   stored_boxes,
   stored_windows,
 )

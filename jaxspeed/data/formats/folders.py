@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.errors import UserError, plural, printable
+from jaxspeed.errors import UserError, plural, printable, some
 
 EVAL_FOLDERS = ("val", "validation", "test")
 # The most endings of names in the note about files left out.
@@ -65,10 +65,9 @@ def list_folders(
   files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
   distinct(sorted({*files["train"], *files[eval_name]}), str(root))
   if unknown := [name for name in files[eval_name] if name not in files["train"]]:
-    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-    named = [f"{name}: {len(files[eval_name][name]):,}" for name in unknown[:3]]
+    named = some([f"{name}: {len(files[eval_name][name]):,}" for name in unknown], 3)
     raise UserError(
-      f"{root / eval_name} has images of classes that train/ lacks ({', '.join(named)}{more}): "
+      f"{root / eval_name} has images of classes that train/ lacks ({named}): "
       "both name their classes alike."
     )
   return files

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.errors import UserError, plural, printable
+from jaxspeed.errors import UserError, plural, printable, some
 from jaxspeed.files import open_regular
 
 # The columns' names; the first of each is the one in the documents.
@@ -358,8 +358,7 @@ def _quoted(text: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-  more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-  return ", ".join(map(_short, names[:_SHOWN])) + more
+  return some([*map(_short, names)], _SHOWN)
 
 
 def _short(text: str) -> str:

@@ -14,7 +14,7 @@ import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from jaxspeed.data.disk.prepared import QUALITY, Prepared, digests_of, is_current, some
+from jaxspeed.data.disk.prepared import NAMED, QUALITY, Prepared, digests_of, is_current
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import (
   EVAL_FOLDERS,
@@ -36,7 +36,7 @@ from jaxspeed.data.prepare.writing import (
   update,
   write_whole,
 )
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded, open_regular
 
 # Images of one task of a worker: 0.1 s of work.
@@ -152,7 +152,8 @@ def _match_folders(folder: pathlib.Path, files: Mapping[str, Collection[str]], p
     others += [f"{name}/{image}" for image in sorted({*images} - {*files.get(name, ())})]
   if others and not prune:
     raise UserError(
-      f"{folder} holds {len(others):,} images without originals in the source ({some(others)}): "
+      f"{folder} holds {len(others):,} images without originals in the source "
+      f"({some([*map(printable, others)], NAMED)}): "
       "--prune removes them, or move them away."
     )
   for image in others:
