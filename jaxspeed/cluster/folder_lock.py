@@ -25,7 +25,6 @@ from jaxspeed.config.output import write_error
 from jaxspeed.errors import SUPERSEDED, UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
-  create,
   is_locked,
   load_json,
   open_locked,
@@ -211,7 +210,7 @@ class FolderLock:
           raise self._refusal(before)
         # An older start of the job holds it: put a new file in its place.
         new = self._folder / f"{TEMPORARY}{uuid.uuid4().hex}"
-        self._descriptor = create(new)
+        self._descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try_lock(self._descriptor)
         new.rename(self._folder / LOCK)
       owner = Owner(

@@ -113,8 +113,6 @@ def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
       if not {*found} <= {*allowed}:
         yield (name, "data.feed"), f"choose one of {', '.join(allowed)}"
   if c["data.feed"] == "stream":
-    if c["warmup"] == "on":
-      yield ("warmup", "data.feed"), "a stream has none: set --config.warmup=auto"
     for name in ("data.mean", "data.std"):
       if not c[name]:
         yield (name, "data.feed"), "it is not computed for a stream: set three numbers"

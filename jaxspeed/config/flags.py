@@ -16,8 +16,8 @@ from jaxspeed.config.overrides import parse_value, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
-# --config.FIELD=VALUE and --noconfig.FIELD.
-_OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
+# --config.FIELD=VALUE, --config.FIELD VALUE and, if it is True or False, --noconfig.FIELD.
+_FIELD = re.compile(r"--?(?:no)?config\.([^=]+)(=)?", re.DOTALL)
 # What registers the package's own families of models, whose fields a config has, and imports JAX.
 _MODELS = "jaxspeed.models.make"
 # The commands whose first argument may be a recipe.
@@ -224,9 +224,9 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
     importlib.import_module(_MODELS)
   if define is not None:
     define(argv)
-  words, texts = _split(argv) if has_config else (argv, {})
   try:
-    _, *arguments = flags.FLAGS(words)
+    fields = _define_fields(argv) if has_config else []
+    _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
   except flags.Error as error:
@@ -235,6 +235,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   if "import" in flags.FLAGS:
     import_modules(flags.FLAGS["import"].value or [])
   if has_config:
+    texts = {name: str(flags.FLAGS[f"config.{name}"].value) for name in fields}
     arguments = _CONFIG[0].read(arguments, texts, command)
   if asked := flags.FLAGS["help"].value:
     config = _CONFIG[0].value if has_config else None
@@ -244,26 +245,16 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   return arguments
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-  """The words of a command line without --config.FIELD=VALUE, and the text of each field."""
-  words: list[str] = []
-  texts: dict[str, str] = {}
-  rest = iter(argv)
-  for word in rest:
-    if word == "--":
-      return [*words, word, *rest], texts
-    if (found := _OVERRIDE.fullmatch(word)) is None:
-      words.append(word)
-      continue
-    no, name, text = found.groups()
-    if text is None:
-      field = names.field_of(name)
-      is_bool = no or (field and isinstance(field.default, bool))
-      text = str(not no) if is_bool else next(rest, None)
-    if text is None:
-      raise UserError(f"{word} has no value: write {word}=VALUE.")
-    texts[name] = text
-  return words, texts
+def _define_fields(argv: Sequence[str]) -> list[str]:
+  """Defines a flag for each field that the command line sets; returns the fields' names."""
+  found: dict[str, bool] = {}
+  for name, has_value in (each.groups() for each in map(_FIELD.match, argv) if each):
+    field = names.field_of(name)
+    found[name] = not has_value and field is not None and isinstance(field.default, bool)
+  for name, is_switch in found.items():
+    define: Any = flags.DEFINE_bool if is_switch else flags.DEFINE_string
+    define(f"config.{name}", None, "")
+  return [*found]
 
 
 def _unknown(error: flags.UnrecognizedFlagError) -> str:

@@ -168,15 +168,15 @@ def report(
   """
   text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
   first = next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".")
-  reason = f" ({first})" if first else ""
   where = "there is no room for the traceback"
-  for make_path in (
-    lambda: folder and folder / name,
-    lambda: pathlib.Path(tempfile.gettempdir(), f"jaxspeed_{os.getpid()}.txt"),
+  for path in (
+    folder / name if folder else None,
+    pathlib.Path(tempfile.gettempdir(), f"jaxspeed_{os.getpid()}.txt"),
   ):
     with contextlib.suppress(OSError):
-      if path := make_path():
+      if path:
         write_atomically(path, text)
         where = f"the traceback is in {path}"
         break
+  reason = f" ({first})" if first else ""
   say(f"an unexpected error ended this command, {type(error).__name__}{reason}: {where}.")

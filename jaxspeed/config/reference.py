@@ -28,7 +28,8 @@ def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     if not module.startswith("absl"):
-      lines += [f"  --{flag.name}: {flag.help}" for flag in defined]
+      own = [flag for flag in defined if not flag.name.startswith("config.")]
+      lines += [f"  --{flag.name}: {flag.help}" for flag in own]
   if "config" not in flags.FLAGS:
     return "\n".join(lines)
   values = {} if config is None else dict(leaves(config))

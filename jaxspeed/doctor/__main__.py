@@ -5,10 +5,10 @@
   python -m jaxspeed.doctor --data=/data/imagenet             # and how many GPUs its decoding feeds
   python -m jaxspeed.doctor --json
 
-It checks versions, CPUs, memory, the folder of compiled programs, the devices, and whether driver,
-CUDA and cuDNN fit them; it measures matrix products, memory and all-reduces. What is to mend comes
-with the line to type. Nothing that hangs or crashes in a driver ends it. It uses no network, and
-writes nothing but temporary files.
+It checks versions, CPUs, memory, disk, the devices, and whether driver, CUDA and cuDNN fit them; it
+measures matrix products, memory and all-reduces. What is to mend comes with the line to type.
+Nothing that hangs or crashes in a driver ends it. It uses no network, and writes nothing but
+temporary files.
 
 Exit codes: 0 nothing to mend; 1 something to mend, or an unexpected error; 2 a mistake in the
 flags; 130 Ctrl-C.
@@ -79,21 +79,18 @@ def checks_of(config: ConfigDict | None, folder: str, notes: dict[str, str]) -> 
   """
   yield "software", software.check
   yield "machine", machine.check
-  cache = config.compile_cache if config is not None else ""
-  yield "compiled programs", lambda: machine.check_programs(cache)
-  probed = devices.probe()
-  notes["environment"] = probed.stages.get("environment", "")
-  precision = config.precision if config is not None else ""
-  yield "devices", lambda: devices.check(probed, precision)
-  yield "ceilings", lambda: devices.check_ceilings(probed)
+  facts = devices.probe(config.precision if config is not None else "")
+  notes["environment"] = facts.environment
+  yield "devices", lambda: devices.check(facts)
+  yield "ceilings", lambda: devices.check_ceilings(facts)
   decoded = list(decode.check(expanded(folder, "--data"))) if folder else []
   yield "data", lambda: decoded
-  if config is not None and probed.ceilings:
+  if config is not None and facts.ceilings:
     # Imports JAX, which the process above has shown to work.
     from jaxspeed.doctor import forecast
 
     rate = next((each.facts["images_per_s"] for each in decoded if each.facts), 0.0)
-    yield "recipe", lambda: forecast.check(config, probed, rate)
+    yield "recipe", lambda: forecast.check(config, facts, rate)
 
 
 def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:

@@ -8,7 +8,6 @@ import itertools
 import os
 import pathlib
 import shlex
-import struct
 import sys
 import tempfile
 import time
@@ -18,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from jaxspeed.data.formats.pixels import SUFFIXES
-from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds, parse_example
+from jaxspeed.data.formats.tfrecord import (
+  find_tfds,
+  only_tfds,
+  open_tfds,
+  parse_example,
+  read_records,
+)
 from jaxspeed.doctor import child
 from jaxspeed.doctor.findings import Finding, figure, hint, mend
 from jaxspeed.errors import UserError, printable
@@ -65,26 +70,17 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
 
 def sample(root: pathlib.Path) -> Iterator[bytes]:
   """The encoded images of a data path, in the order in which they are found first."""
-  shards = find_tfds(root, root.name) or only_tfds(root)
-  if shards:
-    yield from _of_shard(shards)
+  if shards := find_tfds(root, root.name) or only_tfds(root):
+    info = open_tfds(shards, tune=True)
+    path = info.train[0].path
+    for record in read_records(np.memmap(path, np.uint8, "r"), path):
+      yield bytes(parse_example(record, info.image_key, info.label_key).image)
     return
   for folder, folders, files in os.walk(root):
     folders[:] = sorted(name for name in folders if not name.startswith("."))
     for name in files:
       if name.lower().endswith(SUFFIXES):
         yield pathlib.Path(folder, name).read_bytes()
-
-
-def _of_shard(folder: pathlib.Path) -> Iterator[bytes]:
-  """The images of a data set's first shard of training images."""
-  info = open_tfds(folder, tune=True)
-  with open(info.train[0].path, "rb") as file:
-    # A record: length, checksum, content, checksum (TFRecord).
-    while len(head := file.read(12)) == 12:
-      record = file.read(struct.unpack_from("<Q", head)[0])
-      file.seek(4, os.SEEK_CUR)
-      yield bytes(parse_example(memoryview(record), info.image_key, info.label_key).image)
 
 
 def rate(root: pathlib.Path, side: int) -> dict[str, Any]:

@@ -2,16 +2,33 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rich.filesize import decimal
 
 from jaxspeed.doctor import child, rules, software
 from jaxspeed.doctor.findings import Finding, figure, hint
-from jaxspeed.doctor.sheets import sheet_of
+from jaxspeed.doctor.rules import Facts
 from jaxspeed.errors import printable
+from jaxspeed.scaling.hardware import DEVICES
 
+# TFLOP/s of matrix products in half precision with sums in float32, and GB/s of memory, by a part
+# of the name; the first one that is found counts. Source: NVIDIA's data sheets.
+_SHEETS: dict[str, tuple[float, float]] = {
+  "H100 PCIe": (756, 2039),
+  "H100 NVL": (835, 3938),
+  "H200": (989, 4800),
+  "A100-SXM4-40GB": (312, 1555),
+  "A100-PCIE-40GB": (312, 1555),
+  "A100 80GB PCIe": (312, 1935),
+  "V100-PCIE": (112, 900),
+  "V100S": (130, 1134),
+  "L40S": (362, 864),
+  "L4": (121, 300),
+  "A10G": (70, 600),
+  "T4": (65, 320),
+  **{kind.upper(): (device.tflops, device.memory_gb_s) for kind, device in DEVICES.items()},
+}
 # Seconds of the examination: imports take 3 to 10, finding devices up to 5, measuring 5.
 _SECONDS = 30.0
 # What did not happen where a stage is missing.
@@ -22,35 +39,32 @@ _STAGES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Probed:
-  """What the examination in a process of its own found.
-
-  Attributes:
-    stages: the facts of each stage that ended (`probe.main`).
-    problem: why not all of them did; "" if they did.
-    hangs: whether that is because its time was over.
-  """
-
-  stages: Mapping[str, Any]
-  problem: str = ""
-  hangs: bool = False
-
-  @property
-  def ceilings(self) -> list[dict[str, Any]]:
-    """The measured devices, one of each kind, the fastest first."""
-    return sorted(self.stages.get("ceilings", []), key=lambda each: -each["tflops"])
-
-
-def probe() -> Probed:
-  """Examines the devices within a limited time."""
+def probe(precision: str = "") -> Facts:
+  """Examines the devices within a limited time, in a process of its own."""
   ended = child.run("jaxspeed.doctor.probe", seconds=_SECONDS)
   stages = {name: facts for line in ended.lines for name, facts in line.items()}
-  if ended.code == 0:
-    return Probed(stages)
-  missing = next((words for stage, words in _STAGES.items() if stage not in stages), "")
-  reason = f" within {_SECONDS:.0f} s" if ended.code is None else f": {ended.reason}"
-  return Probed(stages, missing + reason, hangs=ended.code is None)
+  driver, seen, problem = stages.get("driver", {}), stages.get("jax", {}), ""
+  if ended.code != 0:
+    missing = next((words for stage, words in _STAGES.items() if stage not in stages), "")
+    reason = f" within {_SECONDS:.0f} s" if ended.code is None else f": {ended.reason}"
+    problem = missing + reason
+  gpus = (each | {"capability": tuple(each["capability"])} for each in driver.get("gpus", ()))
+  found = "kinds" in seen
+  return Facts(
+    gpus=tuple(rules.Gpu(**each) for each in gpus),
+    driver=driver.get("version", ""),
+    files=gpu_files(),
+    platform=seen.get("platform", ""),
+    kinds=tuple(seen.get("kinds", ())),
+    problem="" if found else printable(seen.get("problem") or problem),
+    hangs=ended.code is None,
+    unmeasured=problem if found else "",
+    complaints=tuple(map(printable, seen.get("complaints", ()))),
+    ceilings=tuple(sorted(stages.get("ceilings", ()), key=lambda each: -each["tflops"])),
+    all_reduce=stages.get("all_reduce"),
+    environment=stages.get("environment", ""),
+    precision=precision,
+  )
 
 
 def gpu_files(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -64,27 +78,9 @@ def gpu_files(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
   return tuple(f"/{node.relative_to(root)}" for node in nodes)
 
 
-def facts_of(probed: Probed, precision: str) -> rules.Facts:
-  """What the rules need, of a probed machine and the precision of a recipe."""
-  driver, seen = probed.stages.get("driver", {}), probed.stages.get("jax", {})
-  gpus = (each | {"capability": tuple(each["capability"])} for each in driver.get("gpus", ()))
-  found = "kinds" in seen
-  return rules.Facts(
-    gpus=tuple(rules.Gpu(**each) for each in gpus),
-    driver=driver.get("version", ""),
-    files=gpu_files(),
-    platform=seen.get("platform", ""),
-    problem="" if found else printable(seen.get("problem") or probed.problem),
-    hangs=probed.hangs,
-    complaints=tuple(map(printable, seen.get("complaints", ()))),
-    precision=precision,
-  )
-
-
-def check(probed: Probed, precision: str) -> Iterator[Finding]:
+def check(facts: Facts) -> Iterator[Finding]:
   """The devices, the driver, and the rules that they break."""
-  facts, kinds = facts_of(probed, precision), probed.stages.get("jax", {}).get("kinds", [])
-  if kinds:
+  if kinds := facts.kinds:
     named = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     yield Finding(f"JAX sees {named}", facts={"platform": facts.platform, "devices": kinds})
   for number, gpu in enumerate(facts.gpus):
@@ -104,9 +100,14 @@ def check(probed: Probed, precision: str) -> Iterator[Finding]:
   yield from rules.broken(facts)
 
 
-def check_ceilings(probed: Probed) -> Iterator[Finding]:
+def sheet_of(name: str) -> tuple[float, float] | None:
+  """TFLOP/s and GB/s of a GPU by its name; None for a device without a sheet, such as a CPU."""
+  return next((sheet for key, sheet in _SHEETS.items() if key in name), None)
+
+
+def check_ceilings(facts: Facts) -> Iterator[Finding]:
   """Matrix products, memory and all-reduces, beside the data sheet."""
-  for each in probed.ceilings:
+  for each in facts.ceilings:
     sheet = sheet_of(each["kind"])
     figures = ((each["tflops"], "TFLOP/s in " + each["dtype"]), (each["gb_s"], "GB/s of memory"))
     peaks = sheet or (0.0, 0.0)
@@ -120,8 +121,8 @@ def check_ceilings(probed: Probed) -> Iterator[Finding]:
         f"{each['kind']} reaches less than half of its data sheet: is it hot, or used by others?"
       )
       yield hint(what, "nvidia-smi -q -d PERFORMANCE,PIDS")
-  if reduced := probed.stages.get("all_reduce"):
+  if reduced := facts.all_reduce:
     what = f"all-reduce of {reduced['megabytes']} MB between {reduced['devices']} devices"
     yield Finding(f"{what}: {figure(reduced['gb_s'])} GB/s of bus bandwidth", facts=reduced)
-  if probed.problem and "jax" in probed.stages:
-    yield hint(f"{probed.problem}, as on a busy machine.", "python -m jaxspeed.doctor")
+  if facts.unmeasured:
+    yield hint(f"{facts.unmeasured}, as on a busy machine.", "python -m jaxspeed.doctor")

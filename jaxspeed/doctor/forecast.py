@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from jaxspeed.doctor.devices import Probed
 from jaxspeed.doctor.findings import Finding, mend
 from jaxspeed.doctor.machine import cpus
+from jaxspeed.doctor.rules import Facts
 from jaxspeed.planning.make import make_plan
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.command import describe
@@ -25,9 +25,9 @@ from jaxspeed.scaling.work import PASSES, RESNET50, work_of
 CPU_SHARE = 0.7
 
 
-def cluster_for(probed: Probed) -> tuple[Cluster, str]:
+def cluster_for(facts: Facts) -> tuple[Cluster, str]:
   """This machine as `jaxspeed.scaling` describes one, and what its rate of ResNet-50 rests on."""
-  best = probed.ceilings[0]
+  best = facts.ceilings[0]
   kind = next((kind for kind in DEVICES if kind.upper() in best["kind"]), "a100")
   device = DEVICES[kind]
   if best["kind"] == "cpu":
@@ -41,28 +41,28 @@ def cluster_for(probed: Probed) -> tuple[Cluster, str]:
       f"{device.images_per_s:,.0f} images/s of ResNet-50 on {kind.upper()}, times {share:.2g}, the "
       f"{lower} ceiling measured here over that data sheet"
     )
-  reduced = probed.stages.get("all_reduce")
+  reduced = facts.all_reduce
   return Cluster(
     images_per_s=rate,
     launch_s=launch,
-    per_host=len(probed.stages["jax"]["kinds"]),
+    per_host=len(facts.kinds),
     local_gb_s=reduced["gb_s"] if reduced else device.local_gb_s,
   ), words
 
 
-def check(config: ConfigDict, probed: Probed, decoded: float) -> Iterator[Finding]:
+def check(config: ConfigDict, facts: Facts, decoded: float) -> Iterator[Finding]:
   """The predicted time of a recipe, what it rests on, and its memory.
 
   Args:
     config: the recipe.
-    probed: the measured devices, one at least.
+    facts: of the devices, one at least measured.
     decoded: images/s of 224 px that this host decodes; 0: not measured.
   """
-  best = probed.ceilings[0]
+  best = facts.ceilings[0]
   # The devices of a CPU share its cores.
-  devices = 1 if best["kind"] == "cpu" else len(probed.stages["jax"]["kinds"])
+  devices = 1 if best["kind"] == "cpu" else len(facts.kinds)
   plan, work = make_plan(config, devices=devices), work_of(config)
-  cluster, words = cluster_for(probed)
+  cluster, words = cluster_for(facts)
   cluster = dataclasses.replace(cluster, images_per_s=work.rate(cluster.images_per_s))
   if plan.streams:
     side = dataclasses.replace(plan.phases[0], image_size=224)
@@ -73,8 +73,8 @@ def check(config: ConfigDict, probed: Probed, decoded: float) -> Iterator[Findin
   needed = [work.memory_gb(config, plan, each, devices, best["dtype"]) for each in plan.phases]
   there = best["free_bytes"] / 1e9
   lines = describe(plan, found, needed, there)
-  facts = {"seconds": found.seconds, "step_s": [step.seconds for step in found.steps]}
-  yield Finding(f"{config.name} on {lines[0]}", facts=facts | {"needed_gb": max(needed)})
+  figures = {"seconds": found.seconds, "step_s": [step.seconds for step in found.steps]}
+  yield Finding(f"{config.name} on {lines[0]}", facts=figures | {"needed_gb": max(needed)})
   yield from (Finding(line) for line in lines[1:])
   yield Finding(f"rests on {words}")
   if 0 < there < max(needed):

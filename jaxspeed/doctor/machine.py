@@ -1,16 +1,14 @@
-"""The host: CPUs, memory, disk, and the folder of compiled programs."""
+"""The host: CPUs, memory and disk."""
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator
 
 import psutil
 from rich.filesize import decimal
 
-from jaxspeed.devices.host import program_folder, usable_cpus
+from jaxspeed.devices.host import usable_cpus
 from jaxspeed.doctor.findings import Finding, hint, mend
-from jaxspeed.errors import plural
 from jaxspeed.records.provenance import cpu_name
 
 _LITTLE = 2e9
@@ -68,22 +66,3 @@ def check() -> Iterator[Finding]:
   if room.free < _LITTLE:
     what = f"{os.getcwd()} has only {decimal(room.free)}; a checkpoint needs up to 1 GB."
     yield mend(what, "df -h .")
-
-
-def check_programs(folder: str = "") -> Iterator[Finding]:
-  """The folder of compiled programs, and whether it can be written.
-
-  Args:
-    folder: as `config.compile_cache`.
-  """
-  path = pathlib.Path(os.path.abspath(os.path.expanduser(program_folder(folder))))
-  nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
-  try:
-    with tempfile.TemporaryDirectory(prefix=".jaxspeed-", dir=nearest):
-      sizes = [each.stat().st_size for each in path.glob("*-cache")]  # JAX's name of a program
-  except OSError as error:
-    what = f"{path} cannot be used ({error.strerror or error}): each start compiles."
-    yield mend(what, "export JAXSPEED_COMPILE_CACHE=DIR")
-    return
-  content = f"{path}: {plural(len(sizes), 'program')}, {decimal(sum(sizes))}"
-  yield Finding(content, facts={"path": str(path), "programs": len(sizes)})

@@ -6,8 +6,10 @@ know: all of that stays in here. It prints a JSON object after each stage: `driv
 """
 
 import logging
+import logging.handlers
 import os
 import traceback
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pynvml as nvml
@@ -31,22 +33,6 @@ def ask_driver() -> dict[str, Any]:
     return {}
 
 
-class _Complaints(logging.Handler):
-  """Keeps what JAX logs of its plugins, instead of printing it."""
-
-  def __init__(self) -> None:
-    super().__init__(logging.WARNING)
-    self.found: list[str] = []
-
-  def emit(self, record: logging.LogRecord) -> None:
-    # JAX logs one message without its argument.
-    text = record.getMessage() if record.args else str(record.msg)
-    error = record.exc_info[1] if record.exc_info else None
-    # Its hint that there may be a GPU is a rule of the doctor's own.
-    if "may be present" not in text:
-      self.found.append(text.rstrip(".: ") + (f": {in_words(error)}" if error else ""))
-
-
 def in_words(error: BaseException) -> str:
   """An exception's type, the first line of its message, and where it arose."""
   if isinstance(error, UserError):
@@ -56,12 +42,22 @@ def in_words(error: BaseException) -> str:
   return f"{type(error).__name__}: {first}" + (f" ({frames[-1].filename})" if frames else "")
 
 
+def _complaints(records: Iterable[logging.LogRecord]) -> Iterator[str]:
+  """What JAX logs of its plugins; its hint that there may be a GPU is a rule of the doctor's own."""
+  for record in records:
+    # JAX logs one message without its argument.
+    text = record.getMessage() if record.args else str(record.msg)
+    error = record.exc_info[1] if record.exc_info else None
+    if record.levelno >= logging.WARNING and "may be present" not in text:
+      yield text.rstrip(".: ") + (f": {in_words(error)}" if error else "")
+
+
 def find_devices() -> dict[str, Any]:
   """JAX's platform and kinds of devices, or the problem; what it complains of its plugins."""
-  complaints, logger = _Complaints(), logging.getLogger("jax._src.xla_bridge")
-  logger.addHandler(complaints)
+  log, logger = logging.handlers.BufferingHandler(1000), logging.getLogger("jax._src.xla_bridge")
+  logger.addHandler(log)
   logger.propagate = False
-  found: dict[str, Any] = {"complaints": complaints.found}
+  found: dict[str, Any] = {}
   try:
     import jax
 
@@ -73,8 +69,8 @@ def find_devices() -> dict[str, Any]:
     found["problem"] = in_words(error)
     cause = error.__cause__ or error
     if any("jax_plugins" in frame.filename for frame in traceback.extract_tb(cause.__traceback__)):
-      complaints.found.append(in_words(cause))
-  return found
+      return found | {"complaints": [*_complaints(log.buffer), in_words(cause)]}
+  return found | {"complaints": [*_complaints(log.buffer)]}
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from packaging.version import Version
 
@@ -34,16 +35,21 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What the rules need, beside the packages and the environment's variables.
+  """What is known of the devices (`devices.probe`).
 
   Attributes:
     gpus: the GPUs that the driver lists.
     driver: the driver's version; "" if it does not answer.
     files: GPUs that /dev or the bus names.
     platform: "gpu", "cpu", ...; "" if JAX found no device.
+    kinds: the kind of each device that JAX found.
     problem: why JAX found no device; "" if it did.
     hangs: whether that is because its time was over.
+    unmeasured: why not all was measured.
     complaints: what JAX said of its plugins while it looked.
+    ceilings: the measured devices, one of each kind, the fastest first (`ceilings.measure`).
+    all_reduce: as `ceilings.all_reduce`; None for one device.
+    environment: the text of `jax.print_environment_info`.
     precision: the precision of a recipe that is asked about; "" without one.
   """
 
@@ -51,9 +57,14 @@ class Facts:
   driver: str = ""
   files: tuple[str, ...] = ()
   platform: str = ""
+  kinds: tuple[str, ...] = ()
   problem: str = ""
   hangs: bool = False
+  unmeasured: str = ""
   complaints: tuple[str, ...] = ()
+  ceilings: tuple[dict[str, Any], ...] = ()
+  all_reduce: dict[str, Any] | None = None
+  environment: str = ""
   precision: str = ""
 
   @property

@@ -38,15 +38,6 @@ def test_every_field_has_a_meaning():
       assert field.meaning and field.meaning.split()[0] not in ("of", "whose"), name
 
 
-def test_a_variant_is_known_or_told():
-  assert fields_lib.variant_of("b", ("a", "b"), "configs/some.py") == "b"
-  for variant in ("c", "", None, "A"):
-    with pytest.raises(
-      UserError, match=f"^there is no variant {variant!r}: write some:VARIANT with one of a, b.$"
-    ):
-      fields_lib.variant_of(variant, ("a", "b"), "configs/some.py")
-
-
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   config = fields_lib.base()
   config.model = dict(name="airbench", widths=(8, 16, 32))
