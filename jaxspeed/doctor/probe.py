@@ -43,7 +43,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _complaints(records: Iterable[logging.LogRecord]) -> Iterator[str]:
-  """What JAX logs of its plugins; its hint that there may be a GPU is a rule of the doctor's own."""
+  """What JAX logs of its plugins, but for its hint on a GPU, which is a rule of the doctor's."""
   for record in records:
     # JAX logs one message without its argument.
     text = record.getMessage() if record.args else str(record.msg)
