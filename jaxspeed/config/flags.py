@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -83,19 +82,6 @@ def define_import_flag() -> None:
   flags.DEFINE_list(
     "import", [], "Modules to import first: they register a model, ... of your own."
   )
-
-
-def define_number(
-  name: str, default: float, help_text: str, *, least: float = 0.0, most: float = 1e9
-) -> flags.FlagHolder:
-  """Defines a flag for a number from `least` to `most`; its default may lie outside that range."""
-  holder = flags.DEFINE_float(name, default, help_text)
-  flags.register_validator(
-    name,
-    lambda value: value == default or (math.isfinite(value) and least <= value <= most),
-    message=f"it must be a number from {least:g} to {most:g}",
-  )
-  return holder
 
 
 class _StepParser(flags.IntegerParser):

@@ -18,18 +18,14 @@ from jaxspeed.config import flags as command_line
 def main() -> None:
   """Reads the flags and writes the report."""
   out = flags.DEFINE_string("out", "report.html", "The file to write; an existing one is replaced.")
-  watch = command_line.define_number(
-    "watch",
-    0.0,
-    "Seconds between two reports, until all runs have ended; 0 writes one.",
-    least=1.0,
-    most=86400.0,
+  watch = flags.DEFINE_float(
+    "watch", None, "Seconds between two reports, until all runs have ended.", 1.0, 86400.0
   )
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.report import command
 
-    command.run(arguments, out.value, watch=watch.value)
+    command.run(arguments, out.value, watch=watch.value or 0.0)
 
   command_line.run(run, output_is_result=False)
 

@@ -8,7 +8,6 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxspeed.config import effects
-from jaxspeed.config import flags as command_line
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError, plural
@@ -100,23 +99,24 @@ class Flags:
 
 
 def define_flags() -> Flags:
-  number = command_line.define_number
+  number = flags.DEFINE_float
   return Flags(
     devices=flags.DEFINE_list("devices", ["8"], "Numbers of devices, separated by commas."),
     device=flags.DEFINE_enum("device", "v100", list(DEVICES), "The kind of device."),
     step_ms=number(
       "step-ms",
-      0.0,
+      None,
       "Milliseconds of a measured step of the first phase on the first number of --devices.",
-      least=1e-3,
+      1e-3,
+      1e9,
     ),
     epochs=flags.DEFINE_integer("epochs", 0, "Epochs until the target is reached; 0: all.", 0),
     per_host=flags.DEFINE_integer("per-host", 8, "Devices per host.", 1, _MOST_DEVICES),
-    network=number("network", 0.0, "Gbit/s per host; 0: as usual.", least=1e-3, most=1e7),
-    latency=number("latency", 0.0, "us between hosts; 0: as usual.", least=1e-3),
+    network=number("network", None, "Gbit/s per host; by default as usual.", 1e-3, 1e7),
+    latency=number("latency", None, "us between hosts; by default as usual.", 1e-3, 1e9),
     in_flight=flags.DEFINE_integer("in-flight", 1, "All-reduces in flight at once.", 0, 1_000),
-    cores=number("cores", 0.0, "Decoding cores per host; 0: enough.", least=0.01, most=1e6),
-    price=number("price", 0.0, "USD per device and hour; 0: as usual.", least=1e-6, most=1e6),
+    cores=number("cores", None, "Decoding cores per host; by default enough.", 0.01, 1e6),
+    price=number("price", None, "USD per device and hour; by default as usual.", 1e-6, 1e6),
   )
 
 
@@ -125,7 +125,7 @@ def _cluster(given: Flags, plan: Plan, devices: int, work: Work) -> Cluster:
     per_host=given.per_host.value,
     in_flight=given.in_flight.value,
     ready=READY if given.device.value == "h100" else LATE,
-    cores=given.cores.value,
+    cores=given.cores.value or 0.0,
   )
   device = DEVICES[given.device.value]
   fields["images_per_s"] = work.rate(cluster_of(device).images_per_s)

@@ -41,19 +41,14 @@ imagenette | eval.mode=five | phases.eval_mode | phases.eval_mode=()
 imagenet18:1 | batch_size=256 | phases.batch_size | phases.batch_size=()
 imagenet18:1 | schedule.warmup=0.1 | schedule.segments | schedule.segments=()
 imagenet_21epochs | optimizer.momentum=0.8 | optimizer.momentum_segments | optimizer.momentum_segments=()
-imagenette | loss_scale=8.0 precision=float32 | precision | precision=float16
 imagenette | data.copies=a | phases.copies | phases.copies=(160,160,0)
-imagenette | pretrained.head=new | pretrained.path | pretrained.path=a
 imagenet_ffcv:16 | data.path=a data.synthetic=True | data.synthetic | data.synthetic=False
 imagenet_lars:8192 | eval.shapes=4 | eval.mode | eval.mode=rect
 imagenet_lars:8192 | phases.copies=(160,) | phases.first_epoch |
 imagenet_lars:8192 | phases.first_epoch=(0,3) | phases.batch_size |
-imagenet_lars:8192 | optimizer.bias_rate=2.0 | optimizer.name |
-imagenet_lars:8192 | optimizer.rate_in_momentum=True | optimizer.name |
 imagenet_lars:8192 | warmup=on | data.feed |
 quickstart | optimizer.lars_eta=0.1 | optimizer.name | optimizer.name=lars
 quickstart | optimizer.scale_decay=0.1 | model.train_norm_scale |
-quickstart | optimizer.b2=0.95 | optimizer.name | optimizer.name=adamw
 quickstart | optimizer.momentum=0.8 optimizer.name=adamw | optimizer.name |
 finetune | optimizer.layer_decay=0.7 pretrained.freeze=backbone | pretrained.freeze | pretrained.freeze=stage2
 finetune | stop_at_target=True | target | target=0.9
@@ -61,22 +56,14 @@ quickstart | patience=20 | epochs | epochs=40.0
 quickstart | augment.min_scale=0.5 | data.feed |
 quickstart | data.hold_out=0.2 | data.path | tune_on=validation
 quickstart | data.cache=a | data.name | data.name=cifar10
-quickstart | augment.randaugment_magnitude=5.0 | augment.randaugment_layers | augment.randaugment_layers=2
 quickstart | augment.cutmix_epochs=1.0 | augment.cutmix | augment.cutmix=3
-quickstart | augment.cutmix=3 | augment.cutmix_epochs | augment.cutmix_epochs=1.0
-quickstart | proxy.every=2 | proxy.keep | proxy.keep=50
-quickstart | average.from_epoch=1 | average.kind | average.kind=lookahead
 quickstart | whitening.bias_epochs=1.0 | model.name |
 quickstart | whitening.images=9 model.whiten=False | model.whiten |
-quickstart | records.author=a tune_on=validation | tune_on | tune_on=test
 quickstart | schedule.start=0.5 schedule.warmup=0.0 | schedule.warmup |
-quickstart | schedule.gamma=0.5 | schedule.name | schedule.name=step
 cifar10 | schedule.final=0.1 schedule.name=step | schedule.name |
 cifar10 | schedule.read=end schedule.name=constant | schedule.warmup |
-cifar10 | schedule.power=2.0 schedule.name=cosine | schedule.name | schedule.name=linear
 quickstart | optimizer.bias_decay=0.5 optimizer.weight_decay=0.0 | weight_decay |
 cifar10 | average.decay=0.9 | average.kind | average.kind=ema
-cifar10_hlb | average.reach=0.1 | average.kind | average.kind=ema
 cifar10_resnet9:baseline | model.celu_alpha=0.1 | activation |
 cifar10_hlb | whitening.bias_rate=2.0 | model.whiten_bias |
 quickstart | target=0.5 target_metric=top5 data.classes=5 | target_metric |

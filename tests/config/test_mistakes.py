@@ -121,10 +121,9 @@ train => name the recipe to train, as in: jaxspeed train quickstart.
 train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
-scaling --config=imagenet_lars:4096 --network=nan => flag --network=nan: it must be a number from 0.001 to
 scaling --config=imagenet_lars:4096 --network=abc => flag --network=abc: could not convert string to float
-scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: it must be a number from 0.001 to
-scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1.0: it must be a number
+scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: inf is not a number in the range [0.001, 1000000000.0]
+scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1: -1.0 is not a number in the range [1e-06
 scaling --config=imagenet_lars:4096 --config.data.path=/x => reads no images, it uses config.data.train
 evaluate => --workdir is missing: name the folder of a run
 evaluate runs/none => runs/none/config.json is missing

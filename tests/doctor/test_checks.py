@@ -14,6 +14,7 @@ from PIL import Image
 from recipes import get_config
 
 from jaxspeed.doctor import ceilings, child, decode, devices, forecast, machine, software
+from jaxspeed.doctor.rules import Facts
 from jaxspeed.errors import UserError
 from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S
 from jaxspeed.scaling.work import PASSES, RESNET50, work_of

@@ -68,7 +68,7 @@ def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
   assert mistake("report", "").startswith("name the folder of a run")
   words = mistake("report", str(tmp_path), "--watch=0.5")
-  assert "it must be a number from 1 to 86400" in words
+  assert "is not a number in the range [1.0, 86400.0]" in words
 
 
 def test_a_seed_counts_once_and_the_page_says_so(tmp_path):
