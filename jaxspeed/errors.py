@@ -71,16 +71,13 @@ def some(names: Sequence[str], most: int, count: int = 0) -> str:
 class UserError(Exception):
   """A user's mistake, in one sentence that names the file, field or value and what to do.
 
-  The commands print the sentence without a traceback and exit with code 2. Unprintable characters
-  are escaped (`printable`).
-
-  Attributes:
-    frame: Python's lines on the bug in the user's own file, printed before the sentence; '': none.
+  The commands print the sentence without a traceback, below its notes (`add_note`), which are
+  Python's lines on a bug in the user's own file, and exit with code 2. Unprintable characters are
+  escaped (`printable`).
   """
 
-  def __init__(self, message: str, *, frame: str = "") -> None:
+  def __init__(self, message: str) -> None:
     super().__init__(printable(message))
-    self.frame = frame
 
   def in_python(self) -> str:
     """The sentence without the dashes of flags, whose names arguments and fields have too."""

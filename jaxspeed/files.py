@@ -150,15 +150,21 @@ def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
     raise UserError(f"{what}={path!r}: it must be the path of a file or folder.") from None
 
 
-def try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
   """Locks an open file until it is closed; False if another process has the lock.
 
   On a file system without locks it is always True.
+
+  Args:
+    descriptor: the file.
+    shared: whether others may lock it so too.
+    wait: whether to wait for the process that has the lock.
   """
   if fcntl is None:
     return True
+  how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
   try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, how)
   except BlockingIOError:
     return False
   except OSError:
@@ -168,16 +174,12 @@ def try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked_folder(folder: pathlib.Path) -> Iterator[None]:
-  """Locks a folder during the block, after waiting for the process or thread that has the lock.
-
-  On a file system without locks nothing is locked.
-  """
+  """Locks a folder during the block, after waiting for the process or thread that has the lock."""
   with contextlib.ExitStack() as stack:
     with contextlib.suppress(OSError):
-      if fcntl is not None:
-        descriptor = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+      descriptor = os.open(folder, os.O_RDONLY)
+      stack.callback(os.close, descriptor)
+      try_lock(descriptor, wait=True)
     yield
 
 
@@ -203,14 +205,10 @@ def is_locked(path: pathlib.Path) -> bool:
   """Whether a process holds the lock of a file; False on a file system without locks."""
   try:
     with open_regular(path) as file:
-      if fcntl is not None:
-        # Shared: two processes that ask at the same time do not take each other for an owner.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return True
+      # Shared: two processes that ask at the same time do not take each other for an owner.
+      return not try_lock(file.fileno(), shared=True)
   except OSError:
-    pass
-  return False
+    return False
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

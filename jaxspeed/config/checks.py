@@ -5,7 +5,6 @@ the data. A config is checked where it enters, with the file that it comes from,
 it is merged with overrides, or with what the data decide.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,9 +21,9 @@ from jaxspeed.errors import UserError
 _MOST_NOISE = 20_000_000
 
 
-def check(config: ConfigDict, *, source: str = "") -> None:
+def check(config: ConfigDict) -> None:
   """Checks a config as `checked` does."""
-  checked(config.copy_and_resolve_references().to_dict(), source=source)
+  checked(config.copy_and_resolve_references().to_dict())
 
 
 def checked(values: Mapping[str, Any], *, source: str = "") -> ConfigDict:
@@ -128,7 +127,13 @@ def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
     if c["data.synthetic"] and c[name] > _MOST_NOISE:
       yield (name, "data.synthetic"), f"it must be at most {_MOST_NOISE:,}"
   yield from _of_optimizer(c)
-  yield from _of_segments(c)
+  for name in ("schedule.segments", "optimizer.momentum_segments"):
+    if c[name] and c[name][-1][1] != c["epochs"]:
+      yield (
+        ("epochs", name),
+        f"these do not scale with the run; set --config.{name} to segments of that length, and "
+        "--config.phases.first_epoch if the recipe has phases",
+      )
   if c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]):
     yield (
       ("schedule.warmup", "epochs"),
@@ -149,8 +154,6 @@ def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _of_optimizer(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
-  if (clip := c["optimizer.lars_clip"]) and clip[0] > clip[1]:
-    yield ("optimizer.lars_clip",), "it must be the least and the most trust ratio, or ()"
   head_rests = not (c["optimizer.head_rate"] or c["given.optimizer"])
   if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and head_rests:
     yield (
@@ -172,17 +175,3 @@ def _of_optimizer(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
       "Muon scales all kernels to one norm, whatever their learning rate: set the decay to 1, or "
       "choose another optimizer",
     )
-
-
-def _of_segments(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
-  """Segments follow each other without gaps, and end with the run."""
-  for name in ("schedule.segments", "optimizer.momentum_segments"):
-    begins, ends = [s[0] for s in c[name]], [0, *(s[1] for s in c[name])]
-    if begins != ends[:-1] or any(a >= b for a, b in itertools.pairwise(ends)):
-      yield (name,), f"it must be {names.declared()[name].accepted}"
-    elif begins and ends[-1] != c["epochs"]:
-      yield (
-        ("epochs", name),
-        f"these do not scale with the run; set --config.{name} to segments of that length, and "
-        "--config.phases.first_epoch if the recipe has phases",
-      )

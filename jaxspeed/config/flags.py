@@ -176,7 +176,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   try:
     function()
   except UserError as error:
-    for line in error.frame.splitlines():
+    for line in "".join(getattr(error, "__notes__", ())).splitlines():
       print(printable(line), file=sys.stderr)
     output.say(error)
     return MISTAKE

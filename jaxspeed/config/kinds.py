@@ -3,7 +3,9 @@
 The upper bounds are not advice: beyond them memory, an int32 or a float32 would overflow.
 """
 
+import itertools
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from annotated_types import Predicate
@@ -11,6 +13,12 @@ from pydantic import Field
 
 from jaxspeed.config import registry
 from jaxspeed.config.schema import Says, is_plain, one_of
+
+
+def _are_contiguous(segments: Sequence[tuple[float, ...]]) -> bool:
+  begins, ends = [segment[0] for segment in segments], [0, *(segment[1] for segment in segments)]
+  return begins == ends[:-1] and all(a < b for a, b in itertools.pairwise(ends))
+
 
 Text = Annotated[
   str,
@@ -71,13 +79,16 @@ Std = Annotated[
 ]
 Segments = Annotated[
   tuple[tuple[Epochs, Epochs, NotNegative, NotNegative], ...],
+  Predicate(_are_contiguous),
   Says(
     "segments of four numbers of at least 0 (first epoch, end, value there, value at the end), the "
     "first from epoch 0 on and each from the end of the one before"
   ),
 ]
 TrustRatios = Annotated[
-  tuple[()] | tuple[Factor, Factor], Says("the least and the most trust ratio, or ()")
+  tuple[()] | tuple[Factor, Factor],
+  Predicate(lambda ratios: ratios == tuple(sorted(ratios))),
+  Says("the least and the most trust ratio, or ()"),
 ]
 Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
 XlaOption = Annotated[Text, Field(pattern="="), Says("NAME=VALUE, an option of XLA")]

@@ -228,18 +228,18 @@ def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   """
   try:
     return run()
-  except UserError as error:
-    text, frame = str(error), ""
-    where = _where(error)
   except (Exception, SystemExit) as error:
-    text, where = traceback.format_exception_only(error)[-1], _where(error)
-    limit = 0 if isinstance(error, SyntaxError) else -1
-    frame = "".join(traceback.format_exception(error, limit=limit))
+    is_plain = isinstance(error, UserError)
+    text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
     # ml_collections lists all fields that there are.
-    if unknown := re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL):
-      text, frame = names.no_field(unknown[1]), ""
-  text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
-  raise UserError(f"{prefix}{where}{text}{'.' * (not text.endswith('?'))}", frame=frame) from None
+    unknown = re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL)
+    text = " ".join((names.no_field(unknown[1]) if unknown else text).split()).removesuffix(".")
+    end = "" if text.endswith("?") else "."
+    mistake = UserError(f"{prefix}{_where(error)}{text[:_SHOWN]}{end}")
+    if not (unknown or is_plain):
+      limit = 0 if isinstance(error, SyntaxError) else -1
+      mistake.add_note("".join(traceback.format_exception(error, limit=limit)))
+    raise mistake from None
 
 
 def _where(error: BaseException) -> str:
