@@ -108,48 +108,12 @@ def test_predict_goes_on_past_a_file_that_is_no_image(trained, tmp_path):
   assert all(line.startswith("jaxspeed: ") for line in told)
 
 
-def write_binary_cifar(folder: pathlib.Path) -> pathlib.Path:
-  """A folder of the official binary version, all of it zeros: 307 MB are not needed to be wrong."""
-  folder.mkdir()
-  for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
-    (folder / name).write_bytes(b"")
-  (folder / "data_batch_3.bin").write_bytes(b"\0" * 1000)
-  return folder
-
-
 def write_arrays(folder: pathlib.Path, classes: int) -> pathlib.Path:
   folder.mkdir()
   rng = np.random.default_rng(0)
   np.save(folder / "images.npy", rng.integers(256, size=(200, 32, 32, 3), dtype=np.uint8))
   np.save(folder / "labels.npy", np.arange(200) % classes)
   return folder
-
-
-CIFAR = "--config=configs/cifar10_resnet9.py:ema"
-
-
-def test_mistakes_in_data_and_folders_get_one_sentence_and_exit_code_2(tmp_path):
-  (tmp_path / "file").write_text("in the way")
-  arrays = write_arrays(tmp_path / "arrays", classes=37)
-  cut = write_binary_cifar(tmp_path / "cut")
-  for arguments, words in (
-    ([QUICKSTART, "--config.batch_size=5000"], "larger than the training set"),
-    ([CIFAR, f"--config.data.path={tmp_path / 'nowhere'}"], "nowhere does not exist"),
-    ([CIFAR, f"--config.data.path={cut}"], "data_batch_"),
-    ([CIFAR, f"--config.data.path={arrays}", "--config.data.classes=2"], "classes"),
-    ([QUICKSTART, f"--workdir={tmp_path / 'file'}"], "cannot be created"),
-  ):
-    workdir = [f"--workdir={tmp_path / 'run'}"] * (len(arguments[-1].split("--workdir")) == 1)
-    assert words in mistake("train", *arguments, *workdir)
-
-
-def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
-  command = [sys.executable, "-m", "jaxspeed.train", QUICKSTART, f"--workdir={tmp_path / 'run'}"]
-  env = environment() | {"JAX_NUM_CPU_DEVICES": "8", "PJRT_NPROC": "16"}
-  done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-  assert done.returncode == 2
-  assert "config.batch_size=100 does not divide over 8 devices" in done.stderr
-  assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):

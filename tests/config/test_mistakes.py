@@ -118,6 +118,8 @@ plan imagenet_lars:4096 --config.data.path=/nowhere => /nowhere does not exist; 
 plan imagenet_lars:4096 --config.data.image_size=8192 => config.batch_size=4096 images of 8192 pixels a side take 825 GB per device
 plan imagenet_lars:4096 --config.data.synthetic=True --config.data.train_images=1000000000 => config.data.synthetic=True: it must be at most 20,000,000.
 train => name the recipe to train, as in: jaxspeed train quickstart.
+train quickstart --config.batch_size=5000 => config.batch_size=5000 is larger than the training set
+train quickstart --workdir=run/config.json => run/config.json cannot be created
 train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
