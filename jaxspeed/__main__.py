@@ -10,8 +10,8 @@ import runpy
 import sys
 
 import jaxspeed
-from jaxspeed.config import output
-from jaxspeed.errors import MISTAKE, did_you_mean
+from jaxspeed.config.flags import finish
+from jaxspeed.errors import UserError, did_you_mean
 
 
 def commands() -> dict[str, str]:
@@ -31,21 +31,24 @@ def main() -> None:
   """Runs the command that the first argument names."""
   name, rest = (*sys.argv[1:2], "")[0], sys.argv[2:]
   found = commands()
-  if name in ("", "-h", "--help", "help"):
+  if name in found:
+    sys.argv = [f"jaxspeed {name}", *rest]
+    runpy.run_module(f"jaxspeed.{name}", run_name="__main__", alter_sys=True)
+  else:
+    finish(lambda: _without_command(name, found))
+
+
+def _without_command(name: str, found: dict[str, str]) -> None:
+  if name == "--version":
+    print(jaxspeed.__version__)
+  elif name in ("", "-h", "--help", "help"):
     width = max(map(len, found))
     lines = [f"  {each:<{width}}  {does}" for each, does in found.items()]
     print("usage: jaxspeed COMMAND [FLAGS]\n", *lines, sep="\n")
     print("\njaxspeed COMMAND --help lists its flags; help(jaxspeed) in Python is the library.")
-    return
-  if name == "--version":
-    print(jaxspeed.__version__)
-    return
-  if name not in found:
+  else:
     meant = did_you_mean(name, found) or f": choose one of {', '.join(found)}."
-    output.say(f"there is no command {name!r}{meant}")
-    sys.exit(MISTAKE)
-  sys.argv = [f"jaxspeed {name}", *rest]
-  runpy.run_module(f"jaxspeed.{name}", run_name="__main__", alter_sys=True)
+    raise UserError(f"there is no command {name!r}{meant}")
 
 
 if __name__ == "__main__":

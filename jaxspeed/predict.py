@@ -8,7 +8,8 @@ python -m jaxspeed.predict runs/imagenette photos more.csv --csv=predictions.csv
 lines, and names may be folders, of which all images are predicted, and CSV files with a column of
 file names. Its columns are file, label, probability and error; --top=3 adds label_2, probability_2,
 label_3 and probability_3. It is written in UTF-8 when it is complete; --csv=- prints it. A name
-that is not UTF-8 is escaped, as in \\xff.
+that is not UTF-8 is escaped, as in \\xff. A cell that begins with = + - or @ gets an apostrophe
+before it, so that spreadsheets show it; where such a table is named, the names lose it again.
 
 For a file that is not an image, a sentence on standard error says why, or the column error; the
 others are still predicted, and the exit code is 2.

@@ -14,12 +14,28 @@ A config holds primitives only. Everything derived (steps, learning rates, shape
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config import names
 from jaxspeed.errors import UserError
+
+
+class Fields(ConfigDict):
+  """A config, or a group of its fields, that recipes and Python change: mistakes are sentences."""
+
+  def __init__(self, values: Mapping[str, Any] | None = None, **options: Any) -> None:
+    groups = {name: Fields(v) if isinstance(v, dict) else v for name, v in (values or {}).items()}
+    super().__init__(groups, **options)
+
+  def __setitem__(self, key: str, value: Any) -> None:
+    if self.is_locked and key not in self:  # ConfigDict would print all fields that there are
+      raise UserError(names.no_field(key))
+    if isinstance(value, bool) and isinstance(self.get(key), float):  # it would store 1.0 or 0.0
+      raise UserError(f"config.{key}={value}: it must be a number.")
+    super().__setitem__(key, value)
 
 
 def base() -> ConfigDict:
@@ -29,7 +45,7 @@ def base() -> ConfigDict:
   """
   fields = names.declared() | names.GIVEN
   values = names.nested({name: field.default for name, field in fields.items()})
-  return ConfigDict({"model": {}} | values).lock()
+  return Fields({"model": {}} | values).lock()
 
 
 def imagenet() -> ConfigDict:

@@ -159,8 +159,13 @@ def run(
     command: its name, if it always has a config: for --help, which lists the fields that it uses,
       and for a recipe as its first argument.
   """
+  finish(lambda: main(_parsed(sys.argv, define, command)), output_is_result=output_is_result)
+
+
+def finish(function: Callable[[], None], *, output_is_result: bool = True) -> None:
+  """Calls a function as `run` calls a command, and exits with a code unless that is DONE."""
   output.guard()
-  code = _exit_code_of(lambda: main(_parsed(sys.argv, define, command)))
+  code = _exit_code_of(function)
   output.be_quiet(False)
   lost = output.lost()
   if code == DONE and lost:

@@ -8,7 +8,6 @@ import importlib.machinery
 import inspect
 import os
 import pathlib
-import re
 import sys
 import traceback
 import types
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, names
+from jaxspeed.config import checks
 from jaxspeed.config.kinds import PositiveShare
 from jaxspeed.config.schema import Group
 from jaxspeed.errors import UserError, did_you_mean
@@ -231,12 +230,10 @@ def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   except (Exception, SystemExit) as error:
     is_plain = isinstance(error, UserError)
     text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
-    # ml_collections lists all fields that there are.
-    unknown = re.search(r'Key "(.*?)" does not exist and cannot be added', text, re.DOTALL)
-    text = " ".join((names.no_field(unknown[1]) if unknown else text).split()).removesuffix(".")
+    text = " ".join(text.split()).removesuffix(".")
     end = "" if text.endswith("?") else "."
     mistake = UserError(f"{prefix}{_where(error)}{text[:_SHOWN]}{end}")
-    if not (unknown or is_plain):
+    if not is_plain:
       limit = 0 if isinstance(error, SyntaxError) else -1
       mistake.add_note("".join(traceback.format_exception(error, limit=limit)))
     raise mistake from None

@@ -6,7 +6,7 @@ So each group is one flat vector here, which XLA would build anyway, and XLA's o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -25,22 +25,23 @@ _ALL_REDUCE = re.compile(r"^[^=\n]*= ([^=\n]*?) all-reduce(?:-start)?\(", re.MUL
 _ARRAY = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 
-def layer_order(model: nn.Module, image_size: int) -> tuple[int, ...]:
-  """Positions of a model's parameters in jax.tree.leaves, in the order of its layers."""
+def layer_order(model: nn.Module, image_size: int, frozen: Collection[str] = ()) -> tuple[int, ...]:
+  """Positions of a model's gradients in jax.tree.leaves, in the order of its layers.
+
+  What is in one of the `frozen` parts of the model has no gradient.
+  """
   order: list[tuple[str, ...]] = []
 
   def init(key: Array) -> PyTree:
     images = jnp.zeros((1, image_size, image_size, 3))
     params = model.init(key, images, train=False)["params"]
+    params = {part: tree for part, tree in params.items() if part not in frozen}
     order.extend(_paths(params))  # these dicts keep the order of the layers
     return params
 
-  shapes = jax.eval_shape(init, jax.random.key(0))
-  position = {
-    tuple(key.key for key in path): i
-    for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(shapes))
-  }
-  return tuple(position[path] for path in order)
+  jax.eval_shape(init, jax.random.key(0))
+  leaves = sorted(order)  # as jax.tree sorts dicts
+  return tuple(leaves.index(path) for path in order)
 
 
 def _paths(tree: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import threading
@@ -18,8 +19,14 @@ from jaxspeed.devices.flops import count_flops
 from jaxspeed.devices.host import program_folder, usable_cpus
 from jaxspeed.errors import UserError
 
+_log = logging.getLogger("jaxspeed")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FROM_CACHE = "/jax/compilation_cache/cache_retrieval_time_sec"
+# Small programs are cached too: any that is missing is compiled again at the next start.
+_LEAST = {
+  "jax_persistent_cache_min_compile_time_secs": 0.0,
+  "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
 class CompiledInsideClock(UserWarning):
@@ -66,36 +73,26 @@ def use_cache(folder: str = "") -> pathlib.Path | None:
   except (OSError, RuntimeError, ValueError):  # a RuntimeError: no home folder
     usable = False
   if not usable:
-    warnings.warn(f"no cache of compiled programs: {path} cannot be written", stacklevel=2)
+    _log.warning("no cache of compiled programs: %s cannot be written", path)
     return None
   if jax.config.values["jax_compilation_cache_dir"] != str(path):
     jax.config.update("jax_compilation_cache_dir", str(path))
     compilation_cache.reset_cache()  # otherwise JAX keeps the folder of its first program
-  # Cache small programs too: any that is missing is compiled again at the next start.
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  for name, least in _LEAST.items():
+    jax.config.update(name, least)
   return path
-
-
-_CACHE_SETTINGS = (
-  "jax_compilation_cache_dir",
-  "jax_persistent_cache_min_compile_time_secs",
-  "jax_persistent_cache_min_entry_size_bytes",
-)
 
 
 @contextlib.contextmanager
 def cache_settings_kept() -> Iterator[None]:
   """A block after which JAX's cache of programs is as it was before (`use_cache`)."""
-  before = {name: jax.config.values[name] for name in _CACHE_SETTINGS}
+  before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", *_LEAST)}
   try:
     yield
   finally:
-    moved = jax.config.values[_CACHE_SETTINGS[0]] != before[_CACHE_SETTINGS[0]]
     for name, value in before.items():
       jax.config.update(name, value)
-    if moved:
-      compilation_cache.reset_cache()
+    compilation_cache.reset_cache()  # otherwise JAX keeps the folder of its first program
 
 
 class _Counts(threading.local):

@@ -23,19 +23,23 @@ def find_devices() -> list[jax.Device]:
   """The devices of all processes of the run.
 
   Raises:
-    UserError: JAX finds no device, or none of the kind that JAX_PLATFORMS names.
+    UserError: JAX finds no device of the kind that JAX_PLATFORMS names, or must not compile.
   """
+  if jax.config.values["jax_disable_jit"]:
+    raise UserError("JAX_DISABLE_JIT is set, and jaxspeed runs compiled programs: unset it.")
   try:
     return jax.devices()
   # An AssertionError without a message: the plugin for CUDA is missing (jax 0.10).
   except (RuntimeError, AssertionError) as error:
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     reason = str(error).partition(" (set JAX")[0].rstrip(".")
-    count = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
-    if "'cpu'" in reason and not (count.isdecimal() and int(count)):
-      raise UserError(
-        f"JAX_NUM_CPU_DEVICES={count} is no number of devices: set it to 1 or more, or unset it."
-      ) from error
+    counts = f"JAX_NUM_CPU_DEVICES={os.environ.get('JAX_NUM_CPU_DEVICES', 1)}"
+    for setting in (counts, *os.environ.get("XLA_FLAGS", "").split()) if "'cpu'" in reason else ():
+      name, _, count = setting.partition("=")
+      if name.endswith(("_DEVICES", "device_count")) and not (count.isdecimal() and int(count)):
+        raise UserError(
+          f"{setting} is no number of devices: set it to 1 or more, or unset it."
+        ) from error
     if not platforms:
       raise UserError(
         f"JAX finds no device ({reason}): python -m jaxspeed.doctor says what to mend."

@@ -31,7 +31,7 @@ from jaxspeed.feeds.evaluation import (
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
 from jaxspeed.feeds.train_streams import TrainStreams
-from jaxspeed.planning.make import lay_out
+from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
@@ -107,7 +107,7 @@ class StreamFeed(Feed):
       UserError: as `open_sets` and `check_headers`.
     """
     with progress_bar(console, "reading headers") as show:
-      wanted = lay_out(config).phases if phases is None else phases
+      wanted = make_plan(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
     # A caller that names phases only evaluates.
     check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))

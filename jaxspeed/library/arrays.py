@@ -96,6 +96,8 @@ def _pixels_of(
   except ValueError:
     raise UserError(f"images of {name} have different sizes: resize them to one size.") from None
   found = f"{name} is {images.dtype} of shape {images.shape}"
+  if images.shape[:1] == (0,):
+    raise UserError(f"{name} holds no image: give at least one.")
   alone = images.ndim == 3 and images.shape[-1] in (1, 3) and images.shape[1] != images.shape[2]
   if one and (images.ndim == 2 or alone):
     images = images[None]
@@ -155,6 +157,8 @@ def opened(arrays: Arrays, share: float = TENTH) -> Opened:
     notes = single_image_note(arrays.y, arrays.class_names)
     parts = (arrays.x[kept], arrays.y[kept], arrays.x[out], arrays.y[out])
     evaluated_on = "held-out"
+  if parts[0].max() == 1:
+    notes += ("the largest pixel of x is 1, and white is 255: multiply x by 255 if 1 is white",)
   checksum = 0
   for part in parts:
     checksum = zlib.crc32(part, checksum)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config.fields import Fields
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
@@ -12,7 +13,7 @@ from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 
 
-class Recipe(ConfigDict):
+class Recipe(Fields):
   """A config that knows the call that made it."""
 
   def remember(self, call: str, changed: tuple[str, ...]) -> "Recipe":

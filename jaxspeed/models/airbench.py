@@ -4,20 +4,19 @@ Sources: KellerJordan/cifar10-airbench, tysam-code/hlb-CIFAR10, hiverge/cifar10-
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.border import add_border, border_before_pool
-from jaxspeed.models.layers.conv import Conv, conv_init, dense_init
+from jaxspeed.models.layers.conv import Conv, conv_init, dense_init, uniform_init
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
@@ -32,13 +31,10 @@ ACTIVATIONS: dict[str, Activation] = {
 # Added to the variance in each norm.
 NORM_EPSILON = 1e-12
 
-# "uniform" is PyTorch's default for 2x2 patches of 3 channels: U(+-1/sqrt(12)).
 BIAS_INITS: dict[str, nn.initializers.Initializer | None] = {
   "none": None,
   "zero": nn.initializers.zeros_init(),
-  "uniform": lambda key, shape, dtype: jax.random.uniform(
-    key, shape, dtype, minval=-(12**-0.5), maxval=12**-0.5
-  ),
+  "uniform": uniform_init(2 * 2 * 3),
 }
 
 
@@ -179,12 +175,5 @@ class Airbench(nn.Module):
     )
     return head(x) * self.head_scale
 
-  def param_groups(self, params: PyTree) -> PyTree:
-    """The label of each parameter."""
-    return groups_by_name(params)
-
-  def init_from_images(
-    self, params: PyTree, images: Callable[[], Float[Array, "n h w 3"]], **fields: Any
-  ) -> PyTree:
-    """The initial parameters with the whitening filters of the first images."""
-    return init_whitening(params, images(), **fields)
+  param_groups = staticmethod(groups_by_name)
+  init_from_images = staticmethod(init_whitening)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,12 +14,14 @@ from flax import traverse_util
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular, parse_json, write_atomically
 
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 Place = tuple[str, ...]  # keys of an array in the variables: ("params" or "batch_stats", ...)
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 # What a file of torch.save begins with: a .zip, or a pickle of protocols 2 to 5.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # The fields of `config.model` that weights may decide.
 SIZES = ("depth", "width", "mlp", "patch_size", "heads")
+_IGNORED = ".num_batches_tracked"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -29,25 +31,18 @@ class Layout:
 
   Attributes:
     name_of: maps a place to the name of its tensor.
-    to_torch: converts the array at a place to its tensor.
-    from_torch: converts a tensor to the array of a shape at a place.
+    to_torch: converts the array at a place to its tensor; it only moves numbers.
     head: what the names of the last layer's tensors begin with.
-    width: the name of a tensor whose first side is `config.model.width`.
-    what: says what file is wanted, from the names of the model's tensors.
-    sizes: the fields of `config.model` that the names and shapes of a file decide.
-    mismatch: an error for a file with the first names and a model with the second; None: no error.
-    ignored: the end of names that are passed over.
+    what: the file that is wanted, in words.
+    sizes: the fields of `config.model` that the names and shapes of tensors decide; {} if they are
+      another model's.
   """
 
   name_of: Callable[[Place], str]
   to_torch: Callable[[Place, np.ndarray], np.ndarray]
-  from_torch: Callable[[Place, np.ndarray, tuple[int, ...]], np.ndarray]
   head: str
-  width: str
-  what: Callable[[Iterable[str]], str]
-  sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, int]]
-  mismatch: Callable[[Iterable[str], Iterable[str]], str | None] = lambda stored, wanted: None
-  ignored: str = ".num_batches_tracked"
+  what: str
+  sizes: Callable[[Shapes], dict[str, int]]
 
 
 def load_weights(
@@ -63,21 +58,36 @@ def load_weights(
     path: a .safetensors file, also in float16 or bfloat16.
     variables: the result of the model's `init`, or its shapes (`jax.eval_shape`), as a template.
     layout: the names of the file.
-    head: "keep" uses the linear layer of the file; "new", for other classes, uses that of
-      `variables`, which must then hold arrays.
+    head: "keep" uses the linear layer of the file; "new", for other classes, that of `variables`.
 
   Raises:
     UserError: the file is missing, damaged or a pickle; its model has another size or number of
       classes; or tensors are missing, unknown, not floats or not finite.
   """
   path = pathlib.Path(path)
-  ours = traverse_util.flatten_dict(dict(variables))
-  loaded = dict(ours)
+  loaded = traverse_util.flatten_dict(dict(variables))
+  places = {layout.name_of(place): place for place in loaded}
+  wanted = {
+    # A broadcast zero has the shape, but takes no memory.
+    name: layout.to_torch(place, np.broadcast_to(np.int8(0), loaded[place].shape)).shape
+    for name, place in places.items()
+  }
   with _open(path) as file:
-    for place, tensor in _tensors(path, file, ours, layout, head):
-      template = ours[place]
-      array = layout.from_torch(place, tensor.astype(template.dtype), template.shape)
-      loaded[place] = np.ascontiguousarray(array)
+    stored = _shapes_in(file)
+    _check_sizes(path, layout.sizes(stored), layout.sizes(wanted))
+    if head == "new":
+      stored, wanted = (
+        {name: shape for name, shape in shapes.items() if not name.startswith(layout.head)}
+        for shapes in (stored, wanted)
+      )
+    _check_names(path, stored, wanted, layout)
+    for name, shape in sorted(wanted.items()):
+      _check_shape(path, name, stored[name], shape, layout)
+      place, tensor = places[name], _tensor(path, file, name)
+      array = np.empty(loaded[place].shape, loaded[place].dtype)
+      positions = layout.to_torch(place, np.arange(array.size).reshape(array.shape))
+      array.reshape(-1)[positions.ravel()] = tensor.ravel()
+      loaded[place] = array
   return traverse_util.unflatten_dict(loaded)
 
 
@@ -116,27 +126,14 @@ def save_weights(
     ) from error
 
 
-def check_weights(
-  path: pathlib.Path, shapes: Mapping[str, Any], layout: Layout, *, head: Literal["keep", "new"]
-) -> None:
-  """Makes sure that `load_weights` can load a file; raises a UserError as that."""
-  with _open(path) as file:
-    for _ in _tensors(path, file, traverse_util.flatten_dict(dict(shapes)), layout, head):
-      pass
-
-
-def class_names_in(path: pathlib.Path) -> tuple[str, ...]:
+def class_names_in(path: str | os.PathLike) -> tuple[str, ...]:
   """The class names in the metadata of a file, as an export writes them; () without them.
 
   Raises:
     UserError: the file does not open, as in `load_weights`.
   """
-  with _open(path) as file:
-    text = (file.metadata() or {}).get("class_names", "")
-  try:
-    return tuple(parse_json(text, list[str]))
-  except ValueError:  # another program's
-    return ()
+  with _open(pathlib.Path(path)) as file:
+    return tuple(_metadata(file, "class_names", list[str]) or ())
 
 
 def sizes_in(path: pathlib.Path, layout: Layout, model: Mapping[str, Any]) -> dict[str, int]:
@@ -152,63 +149,29 @@ def sizes_in(path: pathlib.Path, layout: Layout, model: Mapping[str, Any]) -> di
     UserError: the file does not open, as in `load_weights`.
   """
   with _open(path) as file:
-    sizes = layout.sizes({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})
-    text = (file.metadata() or {}).get("model", "")
-  try:
-    exported = parse_json(text, dict[str, Any])  # ours say what no shape tells
-  except ValueError:
-    exported = {}
+    sizes = layout.sizes(_shapes_in(file))
+    exported = _metadata(file, "model", dict[str, Any]) or {}  # ours say what no shape tells
   if sizes.get("width") == model["width"] and "heads" in model:
     exported = {"heads": model["heads"]} | exported
   return {name: found for name in sizes if type(found := exported.get(name, sizes[name])) is int}
 
 
-def check_file(path: pathlib.Path) -> None:
-  """Makes sure that a file of weights opens; raises a UserError as `load_weights`."""
-  with _open(path):
-    pass
-
-
-def _tensors(path, file, ours, layout, head):
-  """Yields the place and the tensor of each array to load."""
-  for name, place in _checked(path, file, ours, layout, head).items():
-    tensor = file.get_tensor(name)
-    if not np.isfinite(tensor).all():
-      raise UserError(
-        f"{path}: {name} has numbers that are not finite (NaN or infinite): name other weights."
-      )
-    yield place, tensor
-
-
-def _checked(path, file, ours, layout, head):
-  """The places of the arrays to load, by name, after a check of all names, shapes and dtypes."""
-  places = {layout.name_of(place): place for place in ours}
-  stored = {name for name in file.keys() if not name.endswith(layout.ignored)}
-  wanted = set(places)
-  if head == "new":
-    wanted, stored = (
-      {name for name in names if not name.startswith(layout.head)} for names in (wanted, stored)
-    )
-  _check_names(path, stored, wanted, layout)
-  # The first is that which tells the width, so that another width is known as such.
-  for name in sorted(wanted, key=lambda name: (name != layout.width, name)):
-    place = places[name]
-    # The shape only: a broadcast zero takes no memory.
-    shape = layout.to_torch(place, np.broadcast_to(np.int8(0), ours[place].shape)).shape
-    _check_tensor(path, name, file.get_slice(name), list(shape), layout)
-  return {name: places[name] for name in sorted(wanted)}
-
-
 def _open(path):
   if path.suffix.lower() in _PICKLES:
     raise _pickled(path, f"{path.stem}.safetensors")
+  if path.is_dir():
+    raise UserError(f"{path} is a folder, and no run's: name a .safetensors file of weights.")
   begin = b""
   try:
     with open_regular(path) as file:  # refuses a pipe, on which safe_open would wait
       begin = file.read(8)
     return safetensors.safe_open(path, framework="np")
   except FileNotFoundError as error:
-    raise UserError(f"{path} does not exist: name a .safetensors file of weights.") from error
+    raise UserError(
+      f"{path} does not exist: name the weights with --config.pretrained.path=FILE.safetensors, a "
+      "run's folder or the hub's, as hf://timm/resnet50.a1_in1k, or train from random ones with "
+      "--config.pretrained.path= (nothing behind it)."
+    ) from error
   except (OSError, safetensors.SafetensorError) as error:
     # Only now: the length of a header may have the same first bytes, and zeros after them.
     if begin.startswith(_PICKLED) and any(begin[2:]):
@@ -226,43 +189,67 @@ def _pickled(path, converted):
   )
 
 
-def _listed(names):
-  names = sorted(names)
-  more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-  return ", ".join(names[:3]) + more
+def _metadata(file, name, kind):
+  try:
+    return parse_json((file.metadata() or {}).get(name, ""), kind)
+  except ValueError:  # another program's
+    return None
+
+
+def _shapes_in(file) -> Shapes:
+  shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+  return {name: shape for name, shape in shapes.items() if not name.endswith(_IGNORED)}
+
+
+def _check_sizes(path, theirs, ours):
+  differing = [name for name in theirs if theirs[name] != ours[name]]
+  have, wanted = (
+    " and ".join(f"{name} {sizes[name]}" for name in differing) for sizes in (theirs, ours)
+  )
+  if differing:
+    fields = " and ".join(f"config.model.{name}={theirs[name]}" for name in differing)
+    raise UserError(
+      f"{path} holds a model of {have}, but the config's has {wanted}: set {fields} or name "
+      "another file."
+    )
 
 
 def _check_names(path, stored, wanted, layout):
-  if mismatch := layout.mismatch(stored, wanted):
-    raise UserError(f"{path} {mismatch}")
-  for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has unknown tensors:")):
-    if names:
-      raise UserError(
-        f"{path} {what} {_listed(names)}; it must hold {layout.what(wanted)}, with their tensor "
-        "names."
-      )
-
-
-def _check_tensor(path, name, tensor, expected, layout):
-  shape = list(tensor.get_shape())
-  if name.startswith(layout.head) and len(shape) == len(expected) and shape[0] != expected[0]:
+  lacking, unknown = sorted(wanted.keys() - stored), sorted(stored.keys() - wanted)
+  if names := lacking or unknown:
+    what = "lacks" if lacking else "has unknown tensors:"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise UserError(
-      f"{path} has {shape[0]} classes, but the model has {expected[0]}: choose the data set of "
+      f"{path} {what} {', '.join(names[:3])}{more}; it must hold {layout.what}, with their tensor "
+      "names."
+    )
+
+
+def _check_shape(path, name, shape, wanted, layout):
+  if name.startswith(layout.head) and len(shape) == len(wanted) and shape[0] != wanted[0]:
+    raise UserError(
+      f"{path} has {shape[0]} classes, but the model has {wanted[0]}: choose the data set of "
       f"these weights, or --config.data.classes={shape[0]} to predict without a data set, or set "
       "config.pretrained.head='new' to train a new last layer."
     )
-  if name == layout.width and len(shape) == len(expected) and shape[0] != expected[0]:
+  if shape != wanted:
     raise UserError(
-      f"{path} holds a model of width {shape[0]}, but the model's is {expected[0]}: set "
-      f"config.model.width={shape[0]} or name another file."
+      f"{path}: {name} has shape {list(shape)}, but the model's has {list(wanted)}: name the "
+      "weights of a model of the same width."
     )
-  if shape != expected:
+
+
+def _tensor(path, file, name):
+  """A tensor of floats, once its numbers are known to be possible."""
+  if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
     raise UserError(
-      f"{path}: {name} has shape {shape}, but the model's has {expected}: name the weights of a "
-      "model of the same width."
+      f"{path}: {name} is stored as {dtype}, but only {', '.join(_FLOATS)} are read: convert it to "
+      "floats."
     )
-  if tensor.get_dtype() not in _FLOATS:
-    raise UserError(
-      f"{path}: {name} is stored as {tensor.get_dtype()}, but only {', '.join(_FLOATS)} are read: "
-      "convert it to floats."
-    )
+  tensor = file.get_tensor(name)
+  wrong = "" if np.isfinite(tensor).all() else "numbers that are not finite (NaN or infinite)"
+  if name.endswith("running_var") and (tensor < 0).any():
+    wrong = "negative variances"
+  if wrong:
+    raise UserError(f"{path}: {name} has {wrong}: name other weights.")
+  return tensor

@@ -4,7 +4,8 @@ import functools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import FAMILIES
@@ -32,13 +33,26 @@ def make_model(config: ConfigDict) -> nn.Module:
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)
 
 
+def shapes_of(model: nn.Module, side: int) -> dict[str, PyTree]:
+  """The shapes of a model's variables; nothing is computed.
+
+  Args:
+    model: the model.
+    side: the side of its images in pixels.
+  """
+  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+  return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
+
+
+def shapes_in(config: ConfigDict) -> dict[str, PyTree]:
+  """`shapes_of` the model of a config, in float32, whatever this machine has."""
+  config = config.copy_and_resolve_references()
+  config.precision = "float32"
+  return shapes_of(make_model(config), (config.phases.image_size or (config.data.image_size,))[0])
+
+
 def parameter_table(config: ConfigDict) -> str:
   """A table of each parameter's name, shape and size, as text."""
   from clu import parameter_overview
 
-  config = config.copy_and_resolve_references()
-  config.precision = "float32"
-  images = jnp.zeros((1, config.data.image_size, config.data.image_size, 3))
-  init = functools.partial(make_model(config).init, train=False)
-  shapes = jax.eval_shape(init, jax.random.key(0), images)
-  return parameter_overview.get_parameter_overview(shapes["params"], include_stats=False)
+  return parameter_overview.get_parameter_overview(shapes_in(config)["params"], include_stats=False)

@@ -79,15 +79,11 @@ def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
   """
   side, classes = config.data.image_size, config.data.classes
   images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
-  call = functools.partial(model.init_with_output, train=False)
-  try:
-    logits, variables = jax.eval_shape(call, jax.random.key(0), images)
-  except Exception as error:
-    reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
-    raise UserError(
-      f"{name} fails on images of shape {images.shape} with train=False "
-      f"({type(error).__name__}: {reason}): it must map images [n, h, w, 3] and train to logits."
-    ) from error
+  variables = _traced(name, model.init, jax.random.key(0), images, train=False)
+  kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
+  logits = _traced(name, model.apply, kept, images, train=False)
+  rngs, mutable = {"dropout": jax.random.key(0)}, ["batch_stats"]
+  _traced(name, model.apply, kept, images, train=True, rngs=rngs, mutable=mutable)
   if getattr(logits, "shape", None) != (2, classes):
     shape = getattr(logits, "shape", None) or type(logits).__name__
     raise UserError(
@@ -101,19 +97,16 @@ def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
     raise UserError(f"{name} has a parameter without elements, which no checkpoint can hold.")
   if not trained:
     raise UserError(f"{name} has no parameters: there is nothing to train.")
-  kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
-  _check_apply(model, name, kept, images, train=False)
-  _check_apply(model, name, kept, images, train=True, mutable=["batch_stats"])
 
 
-def _check_apply(model: nn.Module, name: str, variables: Any, images: Any, **options: Any) -> None:
-  """Makes sure that a model runs with what a run keeps and passes: see docs/extending.md."""
-  rngs = {"dropout": jax.random.key(0)} if options["train"] else {}
+def _traced(name: str, call: Any, *arguments: Any, train: bool, **options: Any) -> Any:
+  """The shapes of what a model returns with what a run keeps and passes: see docs/extending.md."""
   try:
-    jax.eval_shape(functools.partial(model.apply, rngs=rngs, **options), variables, images)
+    return jax.eval_shape(functools.partial(call, train=train, **options), *arguments)
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
     raise UserError(
-      f"{name} fails with train={options['train']} ({type(error).__name__}: {reason}): a model has "
-      "the collections params and batch_stats only, and the rng dropout in training only."
+      f"{name} fails on images of shape {arguments[1].shape} with train={train} "
+      f"({type(error).__name__}: {reason}): it must map images [n, h, w, 3] and train to logits, "
+      "with the collections params and batch_stats only, and the rng dropout in training only."
     ) from error

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
-from jaxspeed.models.layers.conv import Conv
+from jaxspeed.models.layers.conv import Conv, uniform_init
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
@@ -36,12 +36,6 @@ _conv_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=
 def is_bottleneck(depth: int) -> bool:
   """Whether a ResNet of `depth` layers has blocks of 1x1, 3x3, 1x1 instead of 3x3, 3x3."""
   return depth >= 50
-
-
-def _uniform_init(fan_in):
-  """PyTorch's default initialization for the weights and the bias of a linear layer."""
-  bound = fan_in**-0.5
-  return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class Block(nn.Module):
@@ -187,7 +181,7 @@ class ResNet(nn.Module):
       x = Stage(blocks, 1 if number == 1 else 2, block, name=part)(x)
     masters = accumulation(self.dtype)
     x = jnp.mean(x, axis=(1, 2), dtype=masters)
-    uniform = _uniform_init(x.shape[-1])
+    uniform = uniform_init(x.shape[-1])
     head = nn.Dense(
       self.classes,
       param_dtype=masters,
@@ -197,9 +191,7 @@ class ResNet(nn.Module):
     )
     return head(x)
 
-  def param_groups(self, params: PyTree) -> PyTree:
-    """The label of each parameter."""
-    return groups_by_name(params)
+  param_groups = staticmethod(groups_by_name)
 
   def param_layers(self, params: PyTree) -> PyTree:
     """The layer of each parameter, as timm counts them: the stem is 0, each block one, the head."""

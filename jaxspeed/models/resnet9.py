@@ -1,14 +1,13 @@
 """ResNet-9 of myrtle.ai (cifar10-fast: dawn.py, bag_of_tricks.ipynb), for CIFAR-sized images."""
 
 import functools
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 from pydantic import Field
 
 from jaxspeed.config import kinds, registry
@@ -118,12 +117,5 @@ class ResNet9(nn.Module):
     )
     return head(x) * self.head_scale
 
-  def param_groups(self, params: PyTree) -> PyTree:
-    """The label of each parameter."""
-    return groups_by_name(params)
-
-  def init_from_images(
-    self, params: PyTree, images: Callable[[], Float[Array, "n h w 3"]], **fields: Any
-  ) -> PyTree:
-    """The initial parameters with the whitening filters of the first images."""
-    return init_whitening(params, images(), **fields) if self.whiten else params
+  param_groups = staticmethod(groups_by_name)
+  init_from_images = staticmethod(init_whitening)

@@ -4,11 +4,9 @@ Both libraries use the same names: conv1, bn1, layer1.0.conv1 ..., downsample.0,
 Their kernels are OIHW, ours OHWI; their linear layers are [out, in].
 """
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 
-from jaxspeed.models.exchange import Layout, Place
+from jaxspeed.models.exchange import Layout, Place, Shapes
 from jaxspeed.models.resnet import STAGES, is_bottleneck
 
 _LEAVES = {
@@ -39,44 +37,16 @@ def _to_torch(_: Place, x: np.ndarray) -> np.ndarray:
   return x.transpose(0, 3, 1, 2) if x.ndim == 4 else x.T
 
 
-def _from_torch(_: Place, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  return x.transpose(0, 2, 3, 1) if x.ndim == 4 else x.T
+def _sizes(shapes: Shapes) -> dict[str, int]:
+  stages = [
+    {name.split(".")[1] for name in shapes if name.startswith(f"layer{i}.")} for i in range(1, 5)
+  ]
+  bottleneck, stem = "layer1.0.conv3.weight" in shapes, shapes.get("conv1.weight", ())
+  for depth, blocks in STAGES.items():
+    found = blocks == tuple(map(len, stages)) and is_bottleneck(depth) == bottleneck
+    if found and len(stem) == 4:
+      return {"depth": depth, "width": stem[0]}
+  return {}
 
 
-def _depth_of(names: Iterable[str]) -> int | None:
-  """Return the depth of the ResNet with these tensor names; None if no ResNet has them."""
-  names = set(names)
-  bottleneck = "layer1.0.conv3.weight" in names
-  for depth, stages in STAGES.items():
-    blocks = {f"layer{s}.{b}.conv1.weight" for s, n in enumerate(stages, 1) for b in range(n)}
-    found = {name for name in names if name.startswith("layer") and name.endswith(".conv1.weight")}
-    if bottleneck == is_bottleneck(depth) and found == blocks:
-      return depth
-  return None
-
-
-def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
-  theirs, ours = _depth_of(stored), _depth_of(wanted)
-  if theirs in (None, ours):
-    return None
-  return (
-    f"holds a ResNet-{theirs}, but the model is a ResNet-{ours}: set config.model.depth={theirs} "
-    "or name another file."
-  )
-
-
-def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-  depth, stem = _depth_of(shapes), shapes.get("conv1.weight", ())
-  return {"depth": depth, "width": stem[0]} if depth and len(stem) == 4 else {}
-
-
-RESNET = Layout(
-  _torch_name,
-  _to_torch,
-  _from_torch,
-  head="fc.",
-  width="conv1.weight",
-  what=lambda names: f"torchvision's or timm's ResNet-{_depth_of(names)}",
-  sizes=_sizes,
-  mismatch=_mismatch,
-)
+RESNET = Layout(_torch_name, _to_torch, "fc.", "torchvision's or timm's ResNet", _sizes)

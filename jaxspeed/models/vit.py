@@ -23,6 +23,7 @@ from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers.dropout import Dropout
+from jaxspeed.models.layers.groups import groups_by_name
 
 # Of the sines and cosines of `sincos2d`, as in Vaswani et al. 2017.
 _TEMPERATURE = 10_000.0
@@ -100,28 +101,23 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n t w"]) -> Float[Array, "n t w"]:
-    masters = accumulation(self.dtype)
-
     norm = functools.partial(_LayerNorm, self.norm_epsilon)
 
-    def dense(features, name):
-      xavier, small = nn.initializers.xavier_uniform(), nn.initializers.normal(1e-6)
-      return nn.Dense(
-        features,
-        dtype=self.dtype,
-        param_dtype=masters,
-        kernel_init=xavier,
-        bias_init=small,
-        name=name,
-      )
+    dense = functools.partial(
+      nn.Dense,
+      dtype=self.dtype,
+      param_dtype=accumulation(self.dtype),
+      kernel_init=nn.initializers.xavier_uniform(),
+      bias_init=nn.initializers.normal(1e-6),
+    )
 
     def drop(y):
       return Dropout(self.dropout, self.train)(y)
 
     x = x + drop(Attention(self.heads, self.dtype, name="attention")(norm(name="norm1")(x)))
-    y = dense(self.mlp, "mlp1")(norm(name="norm2")(x))
+    y = dense(self.mlp, name="mlp1")(norm(name="norm2")(x))
     y = drop(jax.nn.gelu(y, approximate=self.approximate))
-    return x + drop(dense(x.shape[-1], "mlp2")(y))
+    return x + drop(dense(x.shape[-1], name="mlp2")(y))
 
 
 @registry.model("vit")
@@ -130,7 +126,7 @@ class ViT(nn.Module):
 
   Squares of `patch_size` pixels are the tokens; pixels beyond the last whole square are left out.
   The parameters are patch, class_token, positions, block1 ..., norm, pre_logits and head. There are
-  no running statistics. Positions are embeddings in `param_groups`, and so is the class token.
+  no running statistics.
   """
 
   classes: int = 1000
@@ -230,18 +226,7 @@ class ViT(nn.Module):
       x = x + positions.astype(self.dtype)
     return x
 
-  def param_groups(self, params: PyTree) -> PyTree:
-    """The label of each parameter."""
-
-    def label(path, _):
-      names = [part.key for part in path]
-      if names[-1] in ("class_token", "positions"):
-        return "embedding"
-      if names[0] == "head":
-        return "head_bias" if names[-1] == "bias" else "head"
-      return names[-1]
-
-    return jax.tree_util.tree_map_with_path(label, params)
+  param_groups = staticmethod(groups_by_name)
 
   def param_layers(self, params: PyTree) -> PyTree:
     """The layer of each parameter, as timm counts them.

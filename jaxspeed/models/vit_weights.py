@@ -4,11 +4,9 @@ timm's names: patch_embed.proj, cls_token, pos_embed, blocks.0.norm1, blocks.0.a
 head. Their patch kernel is OIHW, ours [h * w * i, o]; their linear layers are [out, in].
 """
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 
-from jaxspeed.models.exchange import Layout, Place
+from jaxspeed.models.exchange import Layout, Place, Shapes
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _MODULES = {
@@ -43,44 +41,16 @@ def _to_torch(place: Place, x: np.ndarray) -> np.ndarray:
   return x.T if x.ndim == 2 else x
 
 
-def _from_torch(place: Place, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  if place == _PATCHES:
-    return x.transpose(2, 3, 1, 0).reshape(shape)
-  return x.T if x.ndim == 2 else x
-
-
-def _depth_of(names: Iterable[str]) -> int:
-  return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
-
-
-def _mismatch(stored: Iterable[str], wanted: Iterable[str]) -> str | None:
-  theirs, ours = _depth_of(stored), _depth_of(wanted)
-  if theirs in (0, ours):
-    return None
-  return (
-    f"holds {theirs} blocks, but the model has {ours}: set config.model.depth={theirs} or name "
-    "another file."
-  )
-
-
-def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _sizes(shapes: Shapes) -> dict[str, int]:
   names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
   patches, mlp = (shapes.get(name, ()) for name in names)
   if len(patches) != 4 or len(mlp) != 2:
     return {}
-  depth, width = _depth_of(shapes), patches[0]
+  depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+  width = patches[0]
   # No shape tells the heads; timm's have 64 channels each.
   heads = max(width // 64, 1)
   return dict(depth=depth, width=width, mlp=mlp[0], patch_size=patches[2], heads=heads)
 
 
-VIT = Layout(
-  _torch_name,
-  _to_torch,
-  _from_torch,
-  head="head.",
-  width="patch_embed.proj.weight",
-  what=lambda names: f"timm's vision transformer of {_depth_of(names)} blocks",
-  sizes=_sizes,
-  mismatch=_mismatch,
-)
+VIT = Layout(_torch_name, _to_torch, "head.", "timm's vision transformer", _sizes)

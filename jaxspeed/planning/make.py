@@ -3,7 +3,6 @@
 `python -m jaxspeed.plan` prints the plan.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -18,71 +17,12 @@ from jaxspeed.data.hold_out import held_out_count, require_training_images
 from jaxspeed.errors import UserError
 from jaxspeed.planning import schedules
 from jaxspeed.planning.own_schedule import evaluate, rates_of
-from jaxspeed.planning.plan import Phase, Plan, with_whole_epochs
+from jaxspeed.planning.plan import Phase, Plan
 
 # The table keeps a row per step in memory; ImageNet for 90 epochs at batch size 32 has 3.6 million.
 MOST_STEPS = 10_000_000
 # Size of one device's batch as uint8; its activations take a hundred times as much.
 _MOST_BYTES = 32 * 10**9
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The phases and image counts of a run; a `Plan` adds what changes from step to step.
-
-  Attributes:
-    phases: the phases of the run, in order.
-    total_steps: the number of steps in the run.
-    train_images: the number of training images available to the first phase.
-    eval_images: the number of images in each evaluation.
-  """
-
-  phases: tuple[Phase, ...]
-  total_steps: int
-  train_images: int
-  eval_images: int
-
-
-def lay_out(
-  config: ConfigDict,
-  *,
-  devices: int = 1,
-  train_images: int | Mapping[int, int] = 0,
-  eval_images: int = 0,
-) -> Layout:
-  """Return the phases of a config; this part of `make_plan` finds every mistake.
-
-  Args:
-    config: a config with the fields of `config.fields.base`.
-    devices: the number of devices that share a batch.
-    train_images: the size of the training set, or the size of each resized copy by its short
-      side; 0: the size that the config expects.
-    eval_images: the size of the evaluation set; 0: the size that the config expects.
-
-  Raises:
-    UserError: a field has a value that no run can use.
-  """
-  if config.tune_on == "validation" and not train_images:
-    require_training_images(config.data.hold_out)
-    eval_images = held_out_count(config.data.train_images, config.data.hold_out)
-    train_images = config.data.train_images - eval_images
-  train_images = train_images or config.data.train_images
-  eval_images = eval_images or config.data.eval_images
-  columns = _columns(config)
-  if not isinstance(train_images, Mapping):
-    train_images = dict.fromkeys(columns["copies"], train_images)
-  counts = [train_images[copies] for copies in columns["copies"]]
-  phases, total = _phases(config, columns, counts)
-  if total > MOST_STEPS:
-    raise UserError(
-      f"config.epochs={config.epochs:g} with config.batch_size={config.batch_size} takes {total:,} "
-      f"steps, but a plan has at most {MOST_STEPS:,}: lower --config.epochs or raise "
-      f"--config.batch_size."
-    )
-  for phase, count in zip(phases, counts, strict=True):
-    _check_sides(config, phase)
-    _check_batch(config, phase, devices=devices, train_images=count)
-  return Layout(phases, total, counts[0], eval_images)
 
 
 def make_plan(
@@ -93,25 +33,49 @@ def make_plan(
   eval_images: int = 0,
   schedule: Callable[..., Any] | None = None,
 ) -> Plan:
-  """Return the plan of a config; arguments and errors are those of `lay_out` and `rates_of`.
+  """Return the plan of a config; it finds every mistake, but computes no learning rate yet.
 
-  A `schedule` from Python replaces `config.schedule`.
+  Args:
+    config: a config with the fields of `config.fields.base`.
+    devices: the number of devices that share a batch.
+    train_images: the size of the training set, or the size of each resized copy by its short
+      side; 0: the size that the config expects.
+    eval_images: the size of the evaluation set; 0: the size that the config expects.
+    schedule: a function from Python in place of `config.schedule`.
+
+  Raises:
+    UserError: a field has a value that no run can use, or as `rates_of`.
   """
-  layout = lay_out(config, devices=devices, train_images=train_images, eval_images=eval_images)
-  first, last = layout.phases[0], layout.phases[-1]
-  rates = rates_of(schedule, layout.total_steps) if schedule else None
-  fixed = config.copy_and_resolve_references()
+  if config.tune_on == "validation" and not train_images:
+    require_training_images(config.data.hold_out)
+    eval_images = held_out_count(config.data.train_images, config.data.hold_out)
+    train_images = config.data.train_images - eval_images
+  eval_images = eval_images or config.data.eval_images
+  rows = _rows(config)
+  sizes = train_images or config.data.train_images
+  counts = [sizes[row["copies"]] if isinstance(sizes, Mapping) else sizes for row in rows]
+  phases, total = _phases(config, rows, counts)
+  if total > MOST_STEPS:
+    raise UserError(
+      f"config.epochs={config.epochs:g} with config.batch_size={config.batch_size} takes {total:,} "
+      f"steps, but a plan has at most {MOST_STEPS:,}: lower --config.epochs or raise "
+      f"--config.batch_size."
+    )
+  for phase, count in zip(phases, counts, strict=True):
+    _check_sides(config, phase)
+    _check_batch(config, phase, devices=devices, train_images=count)
+  rates = rates_of(schedule, total) if schedule else None
+  fixed, augment = config.copy_and_resolve_references(), config.augment
+  cutmix_epochs = augment.cutmix_epochs if augment.cutmix else 0
   return Plan(
-    phases=layout.phases,
-    total_steps=layout.total_steps,
-    train_images=layout.train_images,
-    eval_images=layout.eval_images,
-    eval_batch_size=min(config.eval.batch_size, -(-layout.eval_images // devices)),
-    tabulate=lambda: _table(fixed, layout.phases, layout.total_steps, rates),
-    whiten_bias_steps=_steps(config.whitening.bias_epochs, first.steps_per_epoch),
-    cutmix_steps=_steps(config.augment.cutmix_epochs, last.steps_per_epoch)
-    if config.augment.cutmix
-    else 0,
+    phases=phases,
+    total_steps=total,
+    train_images=counts[0],
+    eval_images=eval_images,
+    eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
+    tabulate=lambda: _table(fixed, phases, total, rates),
+    whiten_bias_steps=_steps(config.whitening.bias_epochs, phases[0].steps_per_epoch),
+    cutmix_steps=_steps(cutmix_epochs, phases[-1].steps_per_epoch),
     proxy_every=config.proxy.every if config.proxy.keep else 0,
     streams=config.data.feed == "stream",
   )
@@ -179,38 +143,26 @@ def _check_batch(config: ConfigDict, phase: Phase, *, devices: int, train_images
 
 
 def _phases(
-  config: ConfigDict, columns: dict[str, tuple], counts: list[int]
+  config: ConfigDict, rows: list[dict[str, Any]], counts: list[int]
 ) -> tuple[tuple[Phase, ...], int]:
   """Return the phases and their total steps; `counts` are the images available to each."""
-  starts = columns["first_epoch"]
   phases, first_step = [], 0
-  for index, start in enumerate(starts):
-    batch, image_size = columns["batch_size"][index], columns["image_size"][index]
-    train_images = counts[index]
-    eval_size = config.eval.image_size or image_size
+  ends = [*(row["first_epoch"] for row in rows[1:]), Fraction(str(config.epochs))]
+  for row, end, count in zip(rows, ends, counts, strict=True):
+    batch, eval_size = row["batch_size"], config.eval.image_size or row["image_size"]
     if config.data.last_batch == "keep":
-      steps_per_epoch, images = -(-train_images // batch), train_images
+      steps_per_epoch, images = -(-count // batch), count
     else:
-      steps_per_epoch = max(train_images // batch, 1)
+      steps_per_epoch = max(count // batch, 1)
       images = steps_per_epoch * batch
-    if index + 1 < len(starts):
-      epochs = starts[index + 1] - start
-      steps = epochs * steps_per_epoch
-    else:
-      steps = _steps(Fraction(str(config.epochs)) - start, steps_per_epoch)
-      epochs = -(-steps // steps_per_epoch)
+    steps = _steps(end - row["first_epoch"], steps_per_epoch)
     phases.append(
       Phase(
-        first_epoch=start,
-        epochs=epochs,
+        **row,
+        epochs=-(-steps // steps_per_epoch),
         first_step=first_step,
         steps_per_epoch=steps_per_epoch,
-        image_size=image_size,
-        batch_size=batch,
         images=images,
-        min_scale=columns["min_scale"][index],
-        copies=columns["copies"][index],
-        eval_mode=columns["eval_mode"][index],
         eval_size=eval_size,
         eval_resize=int(eval_size * config.eval.resize),
       )
@@ -219,12 +171,16 @@ def _phases(
   return tuple(phases), first_step
 
 
-def _columns(config: ConfigDict) -> dict[str, tuple]:
-  """Return the columns of `config.phases`; empty ones take the value of the run-wide field."""
-  given = {name: tuple(values) for name, values in config.phases.items()}
-  if not given["first_epoch"] and config.data.feed == "stream":
-    given = dict.fromkeys(given, ())
-  starts = given["first_epoch"] or (0,)
+def _rows(config: ConfigDict) -> list[dict[str, Any]]:
+  """Return the fields of each phase; empty ones of `config.phases` are those of the whole run.
+
+  Shares of the run become whole epochs, rounded down. If several phases then start at the same
+  epoch, only the last one is kept, so that a short run ends like a long one.
+  """
+  given = {name: tuple(values) for name, values in config.phases.items() if values}
+  if "first_epoch" not in given and config.data.feed == "stream":
+    given = {}
+  starts = given.get("first_epoch", (0,))
   shares = any(0 < start < 1 for start in starts)
   end = 1 if shares else config.epochs
   if starts[0] != 0 or list(starts) != sorted(set(starts)) or starts[-1] >= end:
@@ -237,28 +193,30 @@ def _columns(config: ConfigDict) -> dict[str, tuple]:
     raise UserError(
       f"config.phases.first_epoch={starts}: give whole epochs, or shares of the run below 1."
     )
-  rest = {
-    "first_epoch": 0,
+  for name, values in given.items():
+    if config.data.feed != "stream":
+      raise UserError(
+        f"config.phases.{name}={values}: only a stream has phases: set --config.data.feed=stream."
+      )
+    if len(values) != len(starts):
+      raise UserError(
+        f"config.phases.{name}={values} has {len(values)} values, but "
+        f"config.phases.first_epoch={starts} has {len(starts)}: give one value per phase."
+      )
+  of_run = {
     "image_size": config.data.image_size,
     "batch_size": config.batch_size,
     "min_scale": config.augment.min_scale,
     "copies": 0,
     "eval_mode": config.eval.mode,
   }
-  for name, values in given.items():
-    if values and config.data.feed != "stream":
-      raise UserError(
-        f"config.phases.{name}={values}: only a stream has phases: set --config.data.feed=stream."
-      )
-    if values and len(values) != len(starts):
-      raise UserError(
-        f"config.phases.{name}={values} has {len(values)} values, but "
-        f"config.phases.first_epoch={starts} has {len(starts)}: give one value per phase."
-      )
-  columns = {name: given[name] or (rest[name],) * len(starts) for name in rest}
-  if shares:
-    return with_whole_epochs(columns, config.epochs)
-  return columns | {"first_epoch": tuple(int(start) for start in starts)}
+  # 0.6 of 5 epochs is 3, which doubles may miss by their last digit.
+  epochs = [int(start * config.epochs + 1e-9) if shares else int(start) for start in starts]
+  rows = {}
+  for number, epoch in enumerate(epochs):
+    of_phase = {name: values[number] for name, values in given.items()}
+    rows[epoch] = of_run | of_phase | {"first_epoch": epoch}
+  return list(rows.values())
 
 
 def _steps(epochs: float | Fraction, steps_per_epoch: int) -> int:
@@ -308,13 +266,12 @@ def _table(
 ) -> dict[str, np.ndarray]:
   """The table of a plan; `rates` replace the learning rates of the config."""
   average, steps_per_epoch = config.average, phases[0].steps_per_epoch
-  epochs, numbers, _ = _positions(phases, total)
+  epochs, numbers, steps = _positions(phases, total)
   rate = _rate(config, phases, total) if rates is None else rates
   columns = {"learning_rate": rate}
   if config.optimizer.momentum_segments:
-    epoch, number, steps = _positions(phases, total)
     momentum = schedules.segments(config.optimizer.momentum_segments)
-    columns["momentum"] = momentum(epoch, number + 1, steps)
+    columns["momentum"] = momentum(epochs, numbers + 1, steps)
   if average.kind == "ema":
     columns["average_keep"] = schedules.average_keep(
       numbers, decay=average.decay, every=average.every, reach=average.reach

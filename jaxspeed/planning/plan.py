@@ -229,16 +229,3 @@ def left_out(config: ConfigDict, plan: Plan) -> list[str]:
     f"{most.batch_size} (config.data.last_batch=drop); a smaller --config.{field} leaves out "
     f"fewer{keep}"
   ]
-
-
-def with_whole_epochs(columns: dict[str, tuple], epochs: float) -> dict[str, tuple]:
-  """Convert shares of the run in `first_epoch` to whole epochs, rounded down.
-
-  If several phases then start at the same epoch, only the last one is kept, so that a short run
-  ends like a long one.
-  """
-  # 0.6 of 5 epochs is 3, which doubles may miss by their last digit.
-  starts = [int(share * epochs + 1e-9) for share in columns["first_epoch"]]
-  kept = [i for i in range(len(starts)) if starts[i] not in starts[i + 1 :]]
-  columns = columns | {"first_epoch": tuple(starts)}
-  return {name: tuple(values[i] for i in kept) for name, values in columns.items()}

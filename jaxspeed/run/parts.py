@@ -39,7 +39,7 @@ class Parts:
     words: dict[str, Any] = {}
     if self.model is not None:
       words["model"] = describe_model(self.model)
-      config.model = ConfigDict({"name": type(self.model).__name__})
+      config.model = {"name": type(self.model).__name__}
     if self.optimizer is not None:
       words["optimizer"] = "a gradient transformation"
     if self.data is not None:
@@ -49,7 +49,7 @@ class Parts:
     if self.schedule is not None:
       words["schedule"] = "a schedule"  # `with_schedule` describes it
     with config.unlocked():
-      config.given = ConfigDict(Given().model_dump() | words)
+      config.given = Given().model_dump() | words
     return config
 
   def with_schedule(self, config: ConfigDict, total_steps: int) -> ConfigDict:

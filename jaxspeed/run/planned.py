@@ -11,7 +11,7 @@ from jaxspeed.data.memory.arrays import known
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded
 from jaxspeed.models import hub
-from jaxspeed.models.pretrained import check_fit
+from jaxspeed.models.pretrained import check_fit, layout_of
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.run.best import check_metrics
@@ -55,7 +55,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     UserError: a value that no run can have, or data that cannot be read.
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
-  recipe, missing = config, _missing_weights(config.pretrained.path)
+  recipe, missing = config, _missing_weights(config)
   has_weights = config.pretrained.path and not missing
   lacking = missing_package(config)
   needs = (f"training: {lacking.removesuffix('.')}",) if lacking else ()
@@ -85,8 +85,14 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   return Planned(config, plan, (counted, *lines, *missing, *needs))
 
 
-def _missing_weights(path: str) -> list[str]:
-  """A line on pretrained weights that are not there yet; none if they are, or none are named."""
+def _missing_weights(config: ConfigDict) -> list[str]:
+  """A line on pretrained weights that are not there yet; none if they are, or none are named.
+
+  Raises:
+    UserError: the model takes no weights.
+  """
+  if path := config.pretrained.path:
+    layout_of(config)
   if path.startswith(hub.PREFIX):
     return [] if hub.is_cached(path) else [f"weights: training downloads {path}"]
   if not path or expanded(path, "config.pretrained.path").exists():

@@ -21,7 +21,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
-from jaxspeed.models.pretrained import pretrained_class_names
+from jaxspeed.models.exchange import class_names_in
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.image_file import BrokenImage, read_image
 from jaxspeed.run.restore import (
@@ -213,7 +213,7 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
       )
     if names:
       require_same_classes(config, names)
-  if not names and (stored := pretrained_class_names(config)):
+  if not names and (stored := class_names_in(config.pretrained.path)):
     if "data.classes" not in given:
       config.data.classes = len(stored)
     # Another number does not fit the last layer either, which is refused.
@@ -229,7 +229,7 @@ def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:
     normal = normalize(batch, config.data.mean, config.data.std, spec.accumulation)
     normal = normal.astype(precision.DTYPES[config.precision])
     with precision.products(config.precision):
-      logits = eval_step.predict_logits(variables, normal, spec=spec)
+      logits = eval_step.logits_of(variables, normal, config.eval.mode, spec=spec)
     return jax.nn.softmax(logits)
 
   return probabilities

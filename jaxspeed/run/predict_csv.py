@@ -112,7 +112,7 @@ def _add_folder(
 
 def _add_list(path: pathlib.Path, found: Images) -> None:
   try:
-    names = read_names(path)
+    names = [_without_apostrophe(name) for name in read_names(path)]
   except OSError as error:
     raise UserError(
       f"{path} cannot be read ({error.strerror or error}): name a CSV file with a column file."
@@ -197,6 +197,11 @@ def _lines(
         pairs = [(label, f"{probability:.6g}") for label, probability in each]
         yield _line([name, *(cell for pair in pairs for cell in pair), ""])
       show(done.images, len(images.paths))
+
+
+def _without_apostrophe(name: str) -> str:
+  """A name as it was before `_line` wrote it."""
+  return name[1:] if name[:1] == "'" and name[1:].startswith(_FORMULA) else name
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept, use_cache
 from jaxspeed.errors import UserError, mend
 from jaxspeed.feeds.protocol import Feed
-from jaxspeed.planning.make import lay_out
+from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import ensure_installed
@@ -78,7 +78,7 @@ def train(
   clock = Clock(later=hooks.call is not None)
   config = checks.checked(parts.recorded(config).to_dict())
   feed_of(config)  # raises on an unknown feed
-  lay_out(config)  # raises on mistakes, before data and folders take seconds
+  make_plan(config)  # raises on mistakes, before data and folders take seconds
   ensure_installed(config.records.loggers)
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:

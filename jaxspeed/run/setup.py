@@ -31,7 +31,7 @@ from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.models.pretrained import check_fit, load_pretrained
-from jaxspeed.planning.make import lay_out, make_plan
+from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
@@ -274,13 +274,11 @@ def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDi
   """The config with the fields filled in that machine and data decide, as a folder stores it."""
   resolved = as_data_decide(config, data)
   resolved.precision = precision.resolve(config.precision, jax.devices()[0])
-  train, evaluated = data.counts
-  layout = lay_out(resolved, train_images=train, eval_images=evaluated)
-  resolved.data.train_images = layout.train_images
-  resolved.data.eval_images = layout.eval_images
+  plan = plan_of(resolved, data)
+  resolved.data.update(train_images=plan.train_images, eval_images=plan.eval_images)
   if not (len(config.data.mean) and len(config.data.std)):
     resolved.data.mean, resolved.data.std = data.channel_statistics()
-  return parts.with_schedule(resolved, layout.total_steps)
+  return parts.with_schedule(resolved, plan.total_steps)
 
 
 def _derived(config: ConfigDict, follow: Collection[str]) -> set[str]:

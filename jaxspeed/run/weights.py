@@ -20,11 +20,11 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded
 from jaxspeed.models import hub
 from jaxspeed.models.exchange import SIZES, class_names_in, save_weights, sizes_in
+from jaxspeed.models.make import shapes_of
 from jaxspeed.models.pretrained import (
   LAYOUTS,
-  check_pretrained,
+  layout_of,
   load_pretrained,
-  pretrained_class_names,
 )
 from jaxspeed.run.checkpoint import FOLDER
 from jaxspeed.run.restore import Weights, load_config, open_run, stored_plan
@@ -54,14 +54,13 @@ def with_decided(config: ConfigDict, given: Collection[str]) -> ConfigDict:
     given: the fields that the command line sets, which the weights do not override.
 
   Raises:
-    UserError: as `with_file` and `check_pretrained`.
+    UserError: as `with_file` and `pretrained.layout_of`.
   """
   local = with_file(config)
-  check_pretrained(local)
   config = config.copy_and_resolve_references()
   if config.pretrained.path.startswith(hub.PREFIX):
     config.pretrained.path = hub.pinned(config.pretrained.path)
-  path, layout = pathlib.Path(local.pretrained.path), LAYOUTS[config.model.name]
+  path, layout = pathlib.Path(local.pretrained.path), layout_of(config)
   sizes = sizes_in(path, layout, config.model.to_dict())
   config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
   return config
@@ -85,7 +84,7 @@ def with_known_head(
   config: ConfigDict, classes: Sequence[str], given: Collection[str]
 ) -> ConfigDict:
   """The config, with head="keep" where the weights are of just these classes, by their names."""
-  names = class_names_in(pathlib.Path(with_file(config).pretrained.path))
+  names = class_names_in(with_file(config).pretrained.path)
   if "pretrained.head" not in given and names and names == tuple(classes):
     config = config.copy_and_resolve_references()
     config.pretrained.head = "keep"
@@ -113,12 +112,7 @@ def pretrained_weights(config: ConfigDict) -> Iterator[Weights]:
   use_cache(config.compile_cache)
   with precision.wide_enough(config.precision):
     spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh())
-    size = spec.plan.phases[-1].image_size
-    shapes = jax.eval_shape(
-      functools.partial(spec.model.init, train=False),
-      jax.random.key(0),
-      jax.ShapeDtypeStruct((1, size, size, 3), np.float32),
-    )
+    shapes = shapes_of(spec.model, spec.plan.phases[-1].image_size)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     variables = mesh_lib.replicate(load_pretrained(config, zeros), spec.mesh)
     yield Weights(spec, spec.plan.total_steps, variables)
@@ -141,7 +135,8 @@ def named(config: ConfigDict) -> ConfigDict:
       "both to those that the weights were trained with, which a run's config.json holds."
     )
   config = with_file(config)
-  check_pretrained(config)
+  layout_of(config)
+  class_names_in(config.pretrained.path)  # raises if the file does not open
   return config
 
 
@@ -152,7 +147,7 @@ def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
     UserError: they were not.
   """
   path, data = config.pretrained.path, config.data.path or config.data.name
-  if note := check_weights_classes(path, pretrained_class_names(config), data, names):
+  if note := check_weights_classes(path, class_names_in(path), data, names):
     output.note(note)
 
 

@@ -63,7 +63,13 @@ def logits_of(
   spec: TrainSpec,
   size: int = 0,
 ) -> Float[Array, "n classes"]:
-  """Return the weighted mean of the views' logits; only the views "five" use `size`."""
+  """Return the logits of normalised images, the weighted mean over the views of a mode.
+
+  "center" and "rect" use the image; "flip" and "rect_flip" also its flipped copy
+  (davidcpage/cifar10-fast, Kakao Brain); "six" also both of these moved by one pixel to two
+  corners, at half the weight (KellerJordan/cifar10-airbench), as "selective" does for the images
+  that it selects from a data set (hiverge/cifar10-speedrun). Only "five" uses `size`.
+  """
   weights = WEIGHTS[views]
   if views == "five":
     parts = five_crops(images, size)
@@ -77,19 +83,6 @@ def logits_of(
   logits = logits.reshape(len(weights), len(images), -1)
   # A sum, because GPUs would compute a matrix product in TF32.
   return sum(weight * view for weight, view in zip(weights, logits, strict=True))
-
-
-def predict_logits(
-  variables: dict[str, Any], images: Float[Array, "n h w 3"], *, spec: TrainSpec
-) -> Float[Array, "n classes"]:
-  """Return the logits of normalised images, the mean over the views of `config.eval.mode`.
-
-  "center" uses the image; "flip" also its flipped copy (davidcpage/cifar10-fast, Kakao Brain);
-  "six" also both of these moved by one pixel to two corners, at half the weight
-  (KellerJordan/cifar10-airbench). "selective" (hiverge/cifar10-speedrun) selects images from a data
-  set; here it uses the plain mean of the six views, as it does for the selected images.
-  """
-  return logits_of(variables, images, spec.config.eval.mode, spec=spec)
 
 
 def logits_in_batches(

@@ -20,6 +20,7 @@ def select_hard_examples(
   batch: Batch,
   hyper: dict[str, Float[Array, ""]],
   *,
+  keep: int,
   spec: TrainSpec,
   kind: StepKind,
 ) -> tuple[TrainState, Int[Array, "kept"]]:
@@ -33,13 +34,13 @@ def select_hard_examples(
     state: the proxy's state.
     batch: the augmented images of this device.
     hyper: this step's row of the plan's table.
+    keep: the number of images to select.
     spec: the proxy's spec.
     kind: the kind of this step.
 
   Returns:
     The proxy's next state, and the indices of the selected images in the batch.
   """
-  keep = spec.config.proxy.keep // spec.devices
   keys = dropout_keys(state, spec=spec)
   key = None if keys is None else keys[0]
   logits, stats = forward(state.params, state.batch_stats, batch.image, key, spec=spec)

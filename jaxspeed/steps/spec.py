@@ -4,19 +4,20 @@ import dataclasses
 import functools
 from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
 from jaxspeed.data.balance import class_weights
 from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
-from jaxspeed.models.make import make_model
+from jaxspeed.models.make import make_model, shapes_of
 from jaxspeed.models.own import check_contract, prepared
 from jaxspeed.optim.groups import Labels, labels_of
 from jaxspeed.optim.layers import frozen_parts, with_frozen
@@ -55,17 +56,12 @@ class TrainSpec:
       (phase.batch_size // self.devices // self.config.accumulate, *2 * (phase.image_size,), 3),
       precision.DTYPES[self.config.precision],
     )
-    init = functools.partial(self.model.init, train=False)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(init, key, images)
-
-    def apply(key: Array, variables: Any, images: Array) -> Any:
-      return self.model.apply(
-        variables, images, train=True, mutable=["batch_stats"], rngs={"dropout": key}
-      )
-
-    traced = jax.make_jaxpr(apply)(key, variables, images).jaxpr
-    return any(each is traced.invars[0] for line in traced.eqns for each in line.invars)
+    apply = functools.partial(self.model.apply, train=True, mutable=["batch_stats"])
+    try:
+      jax.eval_shape(apply, shapes_of(self.model, phase.image_size), images)
+    except flax.errors.InvalidRngError:
+      return True
+    return False
 
   @property
   def accumulation(self) -> np.dtype:
@@ -94,6 +90,7 @@ def _proxy_config(config: ConfigDict) -> ConfigDict:
     raise UserError(f"config.proxy.keep={config.proxy.keep}: only airbench models have a proxy.")
   proxy = config.copy_and_resolve_references()
   proxy.model.update(widths=config.proxy.widths, depth=2)
+  proxy.proxy.keep = 0  # it has none itself
   proxy.average.kind = "none"
   proxy.whitening.bias_epochs = 0.0  # the bias stays at its initial 0
   return proxy
@@ -125,37 +122,29 @@ def make_train_spec(
   """
   config = config.copy_and_resolve_references()
   config.precision = precision.resolve(config.precision, mesh.devices.flat[0])
-  weights = None
-  if config.data.balance == "weights" and class_counts is not None:
-    weights = class_weights(class_counts)
-  proxy = None
+  proxy, size = None, plan.phases[0].image_size
   if config.proxy.keep:
-    proxy = _spec_of(_proxy_config(config), plan, mesh, None, optimizer)
-    proxy = dataclasses.replace(proxy, class_weights=weights)
-  spec = _spec_of(config, plan, mesh, model, optimizer)
-  return dataclasses.replace(spec, proxy=proxy, class_weights=weights)
-
-
-def _spec_of(
-  config: ConfigDict,
-  plan: Plan,
-  mesh: Mesh,
-  own_model: nn.Module | None,
-  optimizer: optax.GradientTransformation | None,
-) -> TrainSpec:
-  model = make_model(config) if own_model is None else prepared(own_model, config)
-  if own_model is None and not type(model).__module__.startswith("jaxspeed."):
-    check_contract(model, config, f"config.model.name={config.model.name!r}")
-  size = plan.phases[0].image_size
+    own: dict[str, Any] = dict(optimizer=optimizer, class_counts=class_counts)
+    proxy = make_train_spec(_proxy_config(config), plan, mesh, **own)
+  if model is not None:
+    model = prepared(model, config)
+  else:
+    model = make_model(config)
+    if not type(model).__module__.startswith("jaxspeed."):
+      check_contract(model, config, f"config.model.name={config.model.name!r}")
   labels = labels_of(model, classes=config.data.classes, image_size=size)
   frozen: tuple[str, ...] = ()
   if config.pretrained.path and config.pretrained.freeze:
-    frozen = frozen_parts(model, labels, _param_shapes(model, size), config.pretrained.freeze)
+    params = shapes_of(model, size)["params"]
+    frozen = frozen_parts(model, labels, params, config.pretrained.freeze)
     labels = with_frozen(labels, frozen)
   if optimizer is None:
     chosen = make_optimizer(config, labels, own=registry.OPTIMIZERS)
   else:
     chosen = own_optimizer(optimizer, config, labels)
+  weights = None
+  if config.data.balance == "weights" and class_counts is not None:
+    weights = class_weights(class_counts)
   return TrainSpec(
     config=config,
     plan=plan,
@@ -163,23 +152,8 @@ def _spec_of(
     model=model,
     optimizer=around(chosen, config, labels, model),
     labels=labels,
-    layer_order=_layer_order(model, size, frozen) if mesh.size > 1 else (),
+    layer_order=allreduce.layer_order(model, size, frozen) if mesh.size > 1 else (),
     frozen=frozen,
+    proxy=proxy,
+    class_weights=weights,
   )
-
-
-def _param_shapes(model: nn.Module, image_size: int) -> PyTree:
-  """The shapes of a model's parameters."""
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), np.float32)
-  init = functools.partial(model.init, train=False)
-  return jax.eval_shape(init, jax.random.key(0), images)["params"]
-
-
-def _layer_order(model: nn.Module, image_size: int, frozen: tuple[str, ...]) -> tuple[int, ...]:
-  """`allreduce.layer_order` of the gradients, which frozen parts do not have."""
-  order = allreduce.layer_order(model, image_size)
-  if not frozen:
-    return order
-  paths = jax.tree_util.tree_leaves_with_path(_param_shapes(model, image_size))
-  kept = [i for i, (path, _) in enumerate(paths) if path[0].key not in frozen]
-  return tuple(kept.index(i) for i in order if i in kept)

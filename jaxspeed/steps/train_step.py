@@ -61,7 +61,8 @@ def train_step(
   )
   proxy = state.proxy
   if proxy is not None and spec.proxy is not None:
-    proxy, kept = select_hard_examples(proxy, batch, hyper, spec=spec.proxy, kind=kind)
+    keep = spec.config.proxy.keep // spec.devices
+    proxy, kept = select_hard_examples(proxy, batch, hyper, keep=keep, spec=spec.proxy, kind=kind)
     # A number stays one.
     varying = () if isinstance(share, float) else (share,)
     batch, partner, *shares = jax.tree.map(

@@ -61,21 +61,21 @@ def update(
     # Divided by the global batch here, because a sum could overflow half precision.
     return loss * (scale / (size * spec.devices)), (sums, stats, weight)
 
-  gradient_of = jax.grad(loss_sum, has_aux=True)
   # Each micro-batch gets its part of an array; a number is a constant of the program.
   shares = None if isinstance(share, float) else share
   trained = {part: tree for part, tree in state.params.items() if part not in spec.frozen}
   gradient, (sums, stats, weight) = accumulate(
-    functools.partial(gradient_of, trained),
+    functools.partial(jax.grad(loss_sum, has_aux=True), trained),
     (batch, partner, dropout_keys(state, spec=spec), shares),
     config.accumulate,
   )
   stats = jax.tree.map(lambda x: x / config.accumulate, stats)
-  gradient, (sums, stats, weight) = sum_over_devices(
-    gradient,
-    (sums, jax.tree.map(lambda x: x / spec.devices, stats), weight),
-    spec=spec,
-  )
+  stats = jax.tree.map(lambda x: x / spec.devices, stats)
+  if spec.devices > 1:
+    with jax.named_scope("allreduce"):
+      gradient, (sums, stats, weight) = allreduce.sum_over_devices(
+        gradient, (sums, stats, weight), order=spec.layer_order, **config.allreduce
+      )
   with jax.named_scope("optimizer"):
     counted = jnp.maximum(sums.count, 1) if weight is None else jnp.where(weight > 0, weight, 1)
     full = size * spec.devices / (scale * counted.astype(spec.accumulation))
@@ -186,17 +186,6 @@ def keep_frozen(state: TrainState, new: TrainState, *, spec: TrainSpec) -> Train
 def _frozen(tree: Any, *, spec: TrainSpec) -> dict[str, Any]:
   """The frozen parts of parameters or running statistics."""
   return {part: x for part, x in tree.items() if part in spec.frozen}
-
-
-def sum_over_devices(gradient: Any, rest: Any, *, spec: TrainSpec) -> tuple[Any, Any]:
-  """`allreduce.sum_over_devices`, or the arguments themselves on one device."""
-  if spec.devices == 1:
-    return gradient, rest
-  fields = spec.config.allreduce
-  with jax.named_scope("allreduce"):
-    return allreduce.sum_over_devices(
-      gradient, rest, order=spec.layer_order, group_mb=fields.group_mb, dtype=fields.dtype
-    )
 
 
 def accumulate(function: Callable[..., Any], batch: tuple[Any, ...], parts: int) -> Any:

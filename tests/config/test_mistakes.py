@@ -34,6 +34,7 @@ recipe import not_there_module => line 38: ModuleNotFoundError: No module named 
 recipe import sys; sys.exit(0) => line 38: SystemExit: 0.
 recipe return get_config() => RecursionError: maximum recursion depth
 recipe config.epochs = '3' => line 38: TypeError: Could not override field 'epochs'
+recipe config.schedule.peak = True => c.py, line 38: config.peak=True: it must be a number.
 recipe config.data.path = lambda: 'x' => line 38: TypeError: Could not override field 'path'
 recipe config.model = dict(name='resnet9', widht=8) => c.py: the config has no field model.widht: did you mean model.width?
 recipe config.model = dict(width=8) => config.model has no name: the recipe
@@ -132,6 +133,7 @@ evaluate runs/none => runs/none/config.json is missing
 evaluate --config=quickstart --config.eval.mode=center,flip => weights come from --config.pretrained
 evaluate --config=imagenet_lars:4096 --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of
 evaluate --config=imagenet_lars:4096 --config.pretrained.path=x.safetensors --config.model.name=resnet9 => only a ResNet or a ViT has weights to load
+plan quickstart --config.pretrained.path=x.safetensors => only a ResNet or a ViT has weights to load
 evaluate run --config.model.width=32 => --config.model.width: the weights in run belong
 evaluate run --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of center, flip
 evaluate run --config.eval.batch_size=0 => config.eval.batch_size=0: it must be a whole number from 1

@@ -32,16 +32,26 @@ def test_a_platform_without_its_device_is_a_sentence(error, reason, monkeypatch)
 
 
 @pytest.mark.parametrize("platforms", ["", "cpu"])
-def test_no_cpu_device_is_told_of_its_variable(platforms, monkeypatch):
+@pytest.mark.parametrize(
+  "variable, value, setting",
+  [
+    ("JAX_NUM_CPU_DEVICES", "0", "JAX_NUM_CPU_DEVICES=0"),
+    ("XLA_FLAGS", "--a=1 --xla_force_host_platform_device_count=0", "--xla_force_.*_count=0"),
+  ],
+)
+def test_no_cpu_device_is_told_of_its_variable(platforms, variable, value, setting, monkeypatch):
   error = RuntimeError(
     "Unable to initialize backend 'cpu': INVALID_ARGUMENT: no (set JAX_PLATFORMS"
   )
   monkeypatch.setattr(mesh_lib.jax, "devices", mock.Mock(side_effect=error))
   monkeypatch.setenv("JAX_PLATFORMS", platforms)
-  monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "0")
-  with pytest.raises(
-    UserError, match="^JAX_NUM_CPU_DEVICES=0 is no number of devices: set it to 1"
-  ):
+  monkeypatch.setenv(variable, value)
+  with pytest.raises(UserError, match=f"^{setting} is no number of devices: set it to 1"):
+    mesh_lib.find_devices()
+
+
+def test_programs_that_must_not_be_compiled_are_refused():
+  with jax.disable_jit(), pytest.raises(UserError, match="JAX_DISABLE_JIT is set.*: unset it"):
     mesh_lib.find_devices()
 
 

@@ -83,8 +83,8 @@ def test_a_model_that_does_not_fit_or_train_is_refused_before_the_run(digits, tm
     (Odd("hollow"), "model= has a parameter without elements"),
     (Odd("whole"), "model= gives logits of type int32: they must be floats."),
     (Odd("empty"), "model= has no parameters"),
-    (Odd("raises"), "fails with train=True (ValueError: mine)"),
-    (Odd("cache"), "fails with train=False (ScopeCollectionNotFound"),
+    (Odd("raises"), "with train=True (ValueError: mine)"),
+    (Odd("cache"), "with train=False (ScopeCollectionNotFound"),
     (Odd("dropout"), "needs PRNG for"),
   ):
     fit = lambda model=model: jaxspeed.fit(recipe(), digits, tmp_path / "a", model=model)  # noqa: E731

@@ -66,7 +66,8 @@ def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
     ((X.astype(int), Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X.astype(float), Y), "has floats from 0 to 255: they must be from 0 to 1"),
     ((X / 255 - 0.5, Y), "must be from 0 to 1, and not normalised"),
-    ((X[:0], Y[:0]), "images are uint8"),
+    ((X[:0], Y[:0]), "x holds no image: give at least one"),
+    ((X, Y, X[:0], Y[:0]), "x_val holds no image: give at least one"),
     (([X[0], X[0, :2]], Y[:2]), "have different sizes: resize them"),
     ((X, Y[:5]), "labels are integers of shape (12,)"),
     ((X, Y / 2), "labels are integers of shape (12,)"),
@@ -95,6 +96,22 @@ def test_classes_without_gaps_or_their_names_are_asked_for(tmp_path):
   )
   assert "labels of data= go up to 10, but use only 3 numbers" in sentence
   assert "pass class_names=, or set config.data.classes=11" in sentence
+
+
+def test_pixels_that_are_0_or_1_are_said():
+  notes = opened(jaxspeed.Arrays((X > 99).astype(np.uint8), Y, X, Y)).notes
+  assert [note for note in notes if "the largest pixel of x is 1" in note]
+  assert not opened(jaxspeed.Arrays(X, Y, X, Y)).notes
+
+
+def test_what_python_assigns_to_a_config_is_checked():
+  config = jaxspeed.recipe("quickstart")
+  with pytest.raises(jaxspeed.UserError, match="no field epoch: did you mean epochs"):
+    config.epoch = 3
+  with pytest.raises(jaxspeed.UserError, match="no field clases: did you mean data.classes"):
+    config.data.clases = 3
+  with pytest.raises(jaxspeed.UserError, match="config.epochs=True: it must be a number"):
+    config.epochs = True
 
 
 def test_every_shipped_recipe_is_found_by_name():

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxspeed.errors import UserError
-from jaxspeed.models.exchange import check_weights
-from jaxspeed.models.pretrained import load_resnet, save_resnet
+from jaxspeed.models.exchange import load_weights, save_weights
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet_weights import RESNET
 
@@ -29,13 +28,13 @@ def shapes_of(model):
 def random_variables(model, seed=0):
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes_of(model)
+    lambda leaf: np.abs(rng.standard_normal(leaf.shape).astype(np.float32)), shapes_of(model)
   )
 
 
 @pytest.fixture
 def saved(tmp_path) -> pathlib.Path:
-  save_resnet(tmp_path / "net.safetensors", random_variables(SMALL))
+  save_weights(tmp_path / "net.safetensors", random_variables(SMALL), RESNET)
   return tmp_path / "net.safetensors"
 
 
@@ -53,8 +52,8 @@ def assert_equal(actual, expected):
 def test_what_is_saved_is_loaded(tmp_path):
   model = ResNet(101, classes=3, width=4)
   variables = random_variables(model)
-  save_resnet(tmp_path / "net.safetensors", jax.tree.map(jnp.asarray, variables))
-  assert_equal(load_resnet(tmp_path / "net.safetensors", shapes_of(model)), variables)
+  save_weights(tmp_path / "net.safetensors", jax.tree.map(jnp.asarray, variables), RESNET)
+  assert_equal(load_weights(tmp_path / "net.safetensors", shapes_of(model), RESNET), variables)
   assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
 
 
@@ -66,7 +65,7 @@ def test_other_floats_become_those_of_the_net(dtype, saved):
     tensors.update({name: x.astype(dtype) for name, x in tensors.items()})
 
   rewrite(saved, cast)
-  loaded = load_resnet(saved, shapes_of(SMALL))
+  loaded = load_weights(saved, shapes_of(SMALL), RESNET)
   assert_equal(loaded, jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), expected))
   assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype(np.float32)}
 
@@ -77,7 +76,7 @@ def test_a_new_head_is_the_initial_one(fc, saved):
     rewrite(saved, lambda tensors: [tensors.pop(name) for name in ("fc.weight", "fc.bias")])
   model = ResNet(18, classes=7, width=4)
   initial, theirs = random_variables(model, seed=1), random_variables(SMALL)
-  loaded = load_resnet(saved, initial, head="new")
+  loaded = load_weights(saved, initial, RESNET, head="new")
   assert_equal(loaded["params"].pop("head"), initial["params"]["head"])
   theirs["params"].pop("head")
   assert_equal(loaded, theirs)
@@ -85,7 +84,7 @@ def test_a_new_head_is_the_initial_one(fc, saved):
 
 def test_counters_of_batches_are_passed_over(saved):
   rewrite(saved, lambda tensors: tensors.update({"bn1.num_batches_tracked": np.array(3)}))
-  assert_equal(load_resnet(saved, shapes_of(SMALL)), random_variables(SMALL))
+  assert_equal(load_weights(saved, shapes_of(SMALL), RESNET), random_variables(SMALL))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_counters_of_batches_are_passed_over(saved):
   [
     (
       lambda t: t.pop("layer3.1.bn2.running_var"),
-      "lacks layer3.1.bn2.running_var; it must hold torchvision's or timm's ResNet-18,",
+      "lacks layer3.1.bn2.running_var; it must hold torchvision's or timm's ResNet,",
     ),
     (
       lambda t: t.update({f"conv1.{i}.weight": np.zeros(3, np.float32) for i in range(5)}),
@@ -115,36 +114,38 @@ def test_counters_of_batches_are_passed_over(saved):
       lambda t: t["bn1.weight"].fill(np.nan),
       "bn1.weight has numbers that are not finite .*: name other weights",
     ),
+    (
+      lambda t: t["layer1.0.bn1.running_var"].fill(-0.5),
+      "layer1.0.bn1.running_var has negative variances: name other weights",
+    ),
   ],
-  ids=["missing", "unknown", "shape", "classes", "integers", "nan"],
+  ids=["missing", "unknown", "shape", "classes", "integers", "nan", "negative"],
 )
 def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
   rewrite(saved, change)
   with pytest.raises(UserError, match=sentence) as raised:
-    load_resnet(saved, shapes_of(SMALL))
+    load_weights(saved, shapes_of(SMALL), RESNET)
   assert str(saved) in str(raised.value)
-  with pytest.raises(UserError, match=sentence):  # before a run compiles
-    check_weights(saved, shapes_of(SMALL), RESNET, head="keep")
 
 
 @pytest.mark.parametrize(
   "model, sentence",
   [
-    (ResNet(34, classes=5, width=4), "holds a ResNet-18, .* set config.model.depth=18 or name"),
-    (ResNet(50, classes=5, width=4), "holds a ResNet-18, .* set config.model.depth=18 or name"),
-    (ResNet(18, classes=5, width=8), "width 4, but the model's is 8: set config.model.width=4 or"),
+    (ResNet(34, classes=5, width=4), "of depth 18, .* set config.model.depth=18 or name"),
+    (ResNet(50, classes=5, width=4), "of depth 18, .* set config.model.depth=18 or name"),
+    (ResNet(18, classes=5, width=8), "width 4, but .* has width 8: set config.model.width=4 or"),
   ],
 )
 def test_another_depth_or_width_is_named(model, sentence, saved):
   with pytest.raises(UserError, match=sentence):
-    load_resnet(saved, shapes_of(model))
+    load_weights(saved, shapes_of(model), RESNET)
 
 
 @pytest.mark.parametrize("name", ["net.pth", "net.pt", "pytorch_model.bin", "NET.PTH", "net.tar"])
 def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
   sentence = r"is a pickle.*safetensors.torch.save_file\(torch.load\('.*', weights_only=True\), '"
   with pytest.raises(UserError, match=sentence):
-    load_resnet(tmp_path / name, shapes_of(SMALL))
+    load_weights(tmp_path / name, shapes_of(SMALL), RESNET)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
       (begin + b"abcd" + bytes(50), r"is a pickle.*save_file\(.*'net_converted.safetensors'")
       for begin in (b"PK\x03\x04", b"\x80\x02", b"\x80\x05")
     ),
-    (None, "does not exist: name a .safetensors file"),
+    (None, "does not exist: name the weights"),
     (b"GIF89a no such file", "cannot be read as .safetensors"),
   ],
 )
@@ -163,16 +164,16 @@ def test_a_file_that_is_missing_or_something_else_is_told(content, sentence, tmp
   if content:
     path.write_bytes(content)
   with pytest.raises(UserError, match=sentence):
-    load_resnet(path, shapes_of(SMALL))
+    load_weights(path, shapes_of(SMALL), RESNET)
 
 
 def test_a_file_that_is_cut_off_or_a_folder_is_told(saved, tmp_path):
   saved.write_bytes(saved.read_bytes()[:-10])
-  for path in (saved, tmp_path):
-    with pytest.raises(UserError, match="cannot be read as .safetensors"):
-      load_resnet(path, shapes_of(SMALL))
+  for path, sentence in ((saved, "cannot be read as .safetensors"), (tmp_path, "is a folder")):
+    with pytest.raises(UserError, match=sentence):
+      load_weights(path, shapes_of(SMALL), RESNET)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
   with pytest.raises(UserError, match="no_folder/net.safetensors cannot be written"):
-    save_resnet(tmp_path / "no_folder" / "net.safetensors", random_variables(SMALL))
+    save_weights(tmp_path / "no_folder" / "net.safetensors", random_variables(SMALL), RESNET)

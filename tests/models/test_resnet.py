@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tolerances import assert_equal
 
+from jaxspeed.models.exchange import load_weights, save_weights
 from jaxspeed.models.layers.groups import groups_by_name
-from jaxspeed.models.pretrained import load_resnet, save_resnet
 from jaxspeed.models.resnet import ResNet
+from jaxspeed.models.resnet_weights import RESNET
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -103,10 +104,10 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
   def as_ours(tensors):
     state = {**theirs.state_dict(), **tensors}
     safetensors_torch.save_file(state, tmp_path / "weights.safetensors")
-    return load_resnet(tmp_path / "weights.safetensors", shapes_of(model))
+    return load_weights(tmp_path / "weights.safetensors", shapes_of(model), RESNET)
 
   variables = as_ours({})
-  save_resnet(tmp_path / "ours.safetensors", variables)
+  save_weights(tmp_path / "ours.safetensors", variables, RESNET)
   back = safetensors_torch.load_file(tmp_path / "ours.safetensors")
   for name, value in theirs.state_dict().items():
     assert name.endswith("num_batches_tracked") or torch.equal(back.pop(name), value), name

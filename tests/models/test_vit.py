@@ -181,9 +181,12 @@ def test_learned_positions_are_for_one_size():
 @pytest.mark.parametrize(
   "other, sentence",
   [
-    (dict(depth=3), "holds 2 blocks, but the model has 3: set config.model.depth=2"),
+    (dict(depth=3), "depth 2, but the config's has depth 3: set config.model.depth=2"),
     (dict(classes=7), "has 5 classes, but the model has 7"),
-    (dict(width=32), "of width 16, but the model's is 32: set config.model.width=16 or name"),
+    (
+      dict(width=32),
+      "width 16, but .* width 32: set config.model.width=16 or name",
+    ),
     (
       dict(pool="token", posemb="learned"),
       "lacks cls_token, pos_embed; it must hold timm's vision",

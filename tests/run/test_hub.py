@@ -159,7 +159,7 @@ def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   found = begun_with(trained, tmp_path / "a", **{"model.width": 8})
   before = jax.device_get(params_of(trained)[1].state.evaluated()["params"])
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), before, found)
-  with pytest.raises(UserError, match="width 4, but the model's is 8: set config.model.width=4"):
+  with pytest.raises(UserError, match="width 4, but .* has width 8: set config.model.width=4"):
     begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 8})
   # Its classes are ours: so is its last layer.
   config = resnet(**{"pretrained.path": str(trained), "pretrained.head": "new"})

@@ -21,7 +21,12 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.run import image_file, predict_csv
 from jaxspeed.run import predict as predict_lib
 from jaxspeed.run.predict import Predictor
-from jaxspeed.run.predict_csv import _line, find_images, write_csv
+from jaxspeed.run.predict_csv import (
+  _line,
+  _without_apostrophe,
+  find_images,
+  write_csv,
+)
 from jaxspeed.run.restore import Weights
 from jaxspeed.steps.spec import make_train_spec
 
@@ -259,3 +264,4 @@ def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
 @pytest.mark.parametrize("name", ["=1+1.png", "+a.png", "-a.png", "@a.png"])
 def test_a_cell_that_a_spreadsheet_would_compute_is_text(name):
   assert _line([name, "a=b", "0.5"]) == f"'{name},a=b,0.5\n"
+  assert _without_apostrophe(f"'{name}") == name and _without_apostrophe("'a'") == "'a'"

@@ -15,7 +15,8 @@ import jaxspeed
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.to_stablehlo import metadata_file
-from jaxspeed.models.pretrained import load_resnet
+from jaxspeed.models.exchange import load_weights
+from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.run.evaluation import evaluate_pretrained
 from jaxspeed.run.export import export
 from jaxspeed.run.planned import planned
@@ -189,7 +190,7 @@ def test_an_exported_program_gives_the_probabilities_of_its_run(trained, tmp_pat
   np.testing.assert_array_equal(again.call(images), program.call(images))
   weights = run.export(tmp_path / "net.safetensors", format="safetensors")
   assert (weights["step"], weights["output"], "input_range" in weights) == (2, "logits", False)
-  loaded = load_resnet(tmp_path / "net.safetensors", jax.device_get(run.variables))
+  loaded = load_weights(tmp_path / "net.safetensors", jax.device_get(run.variables), RESNET)
   jax.tree.map(np.testing.assert_array_equal, loaded, jax.device_get(run.variables))
   for wrong in (dict(format="pth"), dict(format="onnx", input="int8")):
     with pytest.raises(UserError, match=r"^(format=.pth.|input=.int8.): "):
@@ -239,7 +240,7 @@ def test_another_head_for_other_classes(trained, tmp_path):
   result = train(tuned, str(tmp_path / "new"))
   assert 0 <= result["top1"] <= 1
   state = jax.device_get(params_of(tmp_path / "new")[1].state)
-  loaded = load_resnet(folder / "net.safetensors", state.evaluated(), head="new")
+  loaded = load_weights(folder / "net.safetensors", state.evaluated(), RESNET, head="new")
   loaded["params"].pop("head")
   for variables in (state.variables(), state.evaluated()):
     variables = {**variables, "params": {**variables["params"]}}
@@ -293,7 +294,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_compiled(
     lambda: train(other, str(tmp_path / "run"), given=given),
     lambda: planned(other, devices=1, given=given),
   ):
-    with pytest.raises(UserError, match="net.safetensors holds a ResNet-18, but .* a ResNet-34"):
+    with pytest.raises(UserError, match="holds a model of depth 18, but .* depth 34"):
       check()
   assert not (tmp_path / "run" / "config.json").exists()
   other.pretrained.path = str(tmp_path / "none.safetensors")

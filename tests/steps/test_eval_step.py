@@ -173,7 +173,7 @@ def test_the_net_sees_batches_of_equal_size_in_the_precision_of_the_config(views
 def test_predicted_logits_are_torchs(views, of_a_batch):
   spec = spec_of(views)
   images = toy_arrays(spec.config).eval_images
-  logits = eval_step.predict_logits(VARIABLES, images.astype(np.float64), spec=spec)
+  logits = eval_step.logits_of(VARIABLES, images.astype(np.float64), views, spec=spec)
   assert_equal(logits, torch_logits(images, of_a_batch).numpy())
   # No two kinds agree, so the tests above can tell them apart.
   others = [torch_logits(images, other) for other in (*VIEWS, "mean") if other != of_a_batch]

@@ -294,7 +294,7 @@ def test_a_proxy_keeps_no_masked_image():
   proxy = jax.jit(on_mesh(init_state, job))(seed_key(0), arrays.train_images).proxy
   images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
   hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
-  choose = jax.jit(on_mesh(select_hard_examples, job.proxy, kind=PLAIN))
+  choose = jax.jit(on_mesh(select_hard_examples, job.proxy, keep=6, kind=PLAIN))
 
   def kept(mask):
     return set(choose(proxy, Batch(images, arrays.train_labels[:16], mask), hyper)[1].tolist())

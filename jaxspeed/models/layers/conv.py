@@ -20,6 +20,12 @@ conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis
 dense_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
+def uniform_init(fan_in: int) -> nn.initializers.Initializer:
+  """PyTorch's default for a bias, and for the weights of a linear layer."""
+  bound = fan_in**-0.5
+  return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 def convolve(x, kernel, strides, padding):
   """Convolve NHWC images with an OHWI kernel, in the fastest form of the backend."""
   on_cpu = functools.partial(_convolve_on_cpu, strides=strides, padding=padding)
@@ -47,13 +53,7 @@ def convolve_in_loops(x, kernel, strides, padding):
   Evaluation is a loop over batches. With OHWI its convolutions take nine times as long on a CPU,
   since XLA brings them to HWIO outside of loops only.
   """
-  return lax.conv_general_dilated(
-    x,
-    kernel.transpose(1, 2, 3, 0),
-    window_strides=(strides, strides),
-    padding=((padding, padding),) * 2,
-    dimension_numbers=("NHWC", "HWIO", "NHWC"),
-  )
+  return plain_convolution(x, kernel.transpose(1, 2, 3, 0), strides, padding, layout="HWIO")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -87,14 +87,14 @@ def _convolve_small_map_backward(padding, residuals, grad):
 _convolve_small_map.defvjp(_convolve_small_map_forward, _convolve_small_map_backward)
 
 
-def plain_convolution(x, kernel, strides, padding):
-  """Convolve NHWC images with an OHWI kernel, with zeros around the images."""
+def plain_convolution(x, kernel, strides, padding, layout="OHWI"):
+  """Convolve NHWC images with a kernel, with zeros around the images."""
   return lax.conv_general_dilated(
     x,
     kernel,
     window_strides=(strides, strides),
     padding=((padding, padding),) * 2,
-    dimension_numbers=("NHWC", "OHWI", "NHWC"),
+    dimension_numbers=("NHWC", layout, "NHWC"),
   )
 
 
@@ -110,7 +110,6 @@ class Conv(nn.Module):
   kernel_size: int = 3
   strides: int = 1
   padding: int | None = None
-  use_bias: bool = False
   dtype: DTypeLike = jnp.float32
   kernel_init: nn.initializers.Initializer = conv_init
 
@@ -120,8 +119,4 @@ class Conv(nn.Module):
     masters = accumulation(self.dtype)
     kernel = self.param("kernel", self.kernel_init, shape, masters)
     padding = self.kernel_size // 2 if self.padding is None else self.padding
-    y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), self.strides, padding)
-    if self.use_bias:
-      bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), masters)
-      y = y + bias.astype(self.dtype)
-    return y
+    return convolve(x.astype(self.dtype), kernel.astype(self.dtype), self.strides, padding)

@@ -20,8 +20,6 @@ class Dropout(nn.Module):
   def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
     if not self.train or self.rate == 0:
       return x
-    if self.rate == 1:
-      return jnp.zeros_like(x)
     keep = 1 - self.rate
     kept = jax.random.bernoulli(self.make_rng("dropout"), jnp.float32(keep), x.shape)
     return jnp.where(kept, x / keep, jnp.zeros_like(x))

@@ -1,6 +1,7 @@
 """The whitening convolution of the fast CIFAR-10 models, and its filters."""
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -71,12 +72,18 @@ class Whiten(nn.Module):
 
 
 def init_whitening(
-  params: PyTree, images: Float[Array, "n h w c"], *, epsilon: float, centered: bool
+  params: PyTree,
+  images: Callable[[], Float[Array, "n h w c"]],
+  *,
+  epsilon: float,
+  centered: bool,
 ) -> PyTree:
-  """Return parameters with the filters of `whitening_kernel` in the module `whiten`."""
+  """Return parameters with the filters of `whitening_kernel` in the module `whiten`, if any."""
+  if "whiten" not in params:
+    return params
   filters, patch, _, _ = params["whiten"]["kernel"].shape
   kernel = whitening_kernel(
-    images, filters=filters, patch=patch, epsilon=epsilon, centered=centered
+    images(), filters=filters, patch=patch, epsilon=epsilon, centered=centered
   )
   return params | {"whiten": params["whiten"] | {"kernel": kernel}}
 
