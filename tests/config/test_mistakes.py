@@ -38,7 +38,7 @@ recipe config.schedule.peak = True => c.py, line 38: config.peak=True: it must b
 recipe config.data.path = lambda: 'x' => line 38: TypeError: Could not override field 'path'
 recipe config.model = dict(name='resnet9', widht=8) => c.py: the config has no field model.widht: did you mean model.width?
 recipe config.model = dict(width=8) => config.model has no name: the recipe
-recipe config.model.name = 'vgg' => config.model.name='vgg': choose one of airb
+recipe config.model.name = 'vgg' => config.model.name='vgg': choose one of
 recipe config.model = dict(name='resnet9', width='8') => config.model.width='8': it must be a whole number from 1 to 1,024.
 recipe config.model = dict(name='resnet9', width=1.5) => config.model.width=1.5: it must be a whole number
 recipe config.model.activation = 'gelu' => 'gelu': choose one of relu, celu.
