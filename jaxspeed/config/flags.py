@@ -216,6 +216,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   if define is not None:
     define(argv)
   try:
+    argv = flags.FLAGS.read_flags_from_files(argv)
     fields = _define_fields(argv) if has_config else []
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
@@ -223,6 +224,9 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   except flags.Error as error:
     last = str(error).strip().splitlines()[-1].rstrip(".")
     raise UserError(f"{last}; see --help for the flags.") from None
+  for name in flags.FLAGS:
+    if flags.FLAGS[name].value != flags.FLAGS[name].value:  # within all of absl's bounds
+      raise UserError(f"--{name}=nan is not a number.")
   if "import" in flags.FLAGS:
     import_modules(flags.FLAGS["import"].value or [])
   if has_config:

@@ -124,6 +124,7 @@ train quickstart --workdir=run/config.json => run/config.json cannot be created
 train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
+scaling --config=imagenet_lars:4096 --network=nan => --network=nan is not a number.
 scaling --config=imagenet_lars:4096 --network=abc => flag --network=abc: could not convert string to float
 scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: inf is not a number in the range [0.001, 1000000000.0]
 scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1: -1.0 is not a number in the range [1e-06
@@ -230,6 +231,11 @@ def test_a_stored_config_that_is_long(content, words, tmp_path):
   (tmp_path / "config.json").write_text(content)
   for words_of in (["evaluate"], ["predict", "--workdir"]):
     assert words in mistake(*words_of, str(tmp_path), *["a.png"] * ("predict" in words_of))
+
+
+def test_fields_in_a_file_of_flags_count(tmp_path):
+  (tmp_path / "flags").write_text("--config.epochs=7\n")
+  assert "epochs 1-7:" in command("plan", "cifar10", f"--flagfile={tmp_path}/flags").stdout
 
 
 def test_a_folder_in_the_place_of_a_config_and_a_name_that_is_too_long(tmp_path):
