@@ -1,11 +1,11 @@
-"""Time a training step with options of XLA beside the same step without them, in turns.
+"""Time a training step with options beside the same step without them, in turns.
 
     python scripts/bench_options.py --config=configs/cifar10.py --steps=20 --out=options.json \\
         --option=xla_gpu_enable_command_buffer= --option=NAME=VALUE
 
-Each option is a variant of its own. A step is what `profile_step.py` compiles, on noise and without
-the profiler, so a GPU uses its command buffers. An option that this version of XLA refuses is left
-out, with XLA's reason.
+Each option is a variant of its own; config.FIELD=VALUE sets a field in place of an option of XLA.
+A step is what `profile_step.py` compiles, on noise and without the profiler, so a GPU uses its
+command buffers. An option that this version of XLA refuses is left out, with XLA's reason.
 """
 
 import time
@@ -93,7 +93,9 @@ def rows_of(seconds: dict[str, list[float]], failed: dict[str, str]) -> list[dic
 def main() -> None:
   make_step = step_program.define_flags()
   steps = flags.DEFINE_integer("steps", 5, "Steps of a program.", lower_bound=1)
-  options = flags.DEFINE_multi_string("option", [], "NAME=VALUE of XLA; may be repeated.")
+  options = flags.DEFINE_multi_string(
+    "option", [], "NAME=VALUE of XLA, or config.FIELD=VALUE; may be repeated."
+  )
   turns = flags.DEFINE_integer("turns", 7, "Turns of each variant.", lower_bound=1)
   turn_seconds = flags.DEFINE_float("turn_seconds", 0.5, "About what a turn takes.")
   out = benchmarking.define_out()

@@ -97,7 +97,7 @@ def _options(
   *,
   devices: int = 1,
 ) -> Part:
-  title = f"a step of {config[0].rpartition('/')[2]} and options of XLA ({name.partition('_')[0]})"
+  title = f"a step of {config[0].rpartition('/')[2]} and its options ({name.partition('_')[0]})"
   arguments = (*config, "--steps=20", *options)
   return Part(name, title, "bench_options.py", arguments, 1.5, 3, toy, devices=devices)
 
@@ -127,9 +127,13 @@ PARTS = (
     "buffers_cifar10",
     _CIFAR10,
     _BUFFERS,
-    (*_TOY_STEP, "--turns=2", "--turn_seconds=0.01", _BUFFER, "--option=xla_no_such=1"),
+    (
+      *(*_TOY_STEP, "--turns=2", "--turn_seconds=0.01", _BUFFER),
+      *("--option=xla_no_such=1", "--option=config.deterministic=True"),
+    ),
   ),
   _options("buffers_resnet50", _IMAGENET, _BUFFERS),
+  _options("fusion_resnet50", _IMAGENET, ("--option=config.conv_fusion=on",)),
   _resnet(128),
   _resnet(288),
   _profile("profile_muon", ("--config=configs/cifar10_airbench.py:94_muon",)),

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.overrides import parse_value
 from jaxspeed.data.batch import Batch, Order, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -49,9 +50,15 @@ class Step:
   gpu: described_gpus.Gpu | None
 
   def spec(self, *options: str) -> TrainSpec:
-    """The training of the config, with more options of XLA as NAME=VALUE."""
+    """The training of the config, with more NAME=VALUE: options of XLA, or config.FIELD=VALUE."""
     config = self.config.copy_and_resolve_references()
-    config.compiler_options = (*config.compiler_options, *options)
+    for option in options:
+      name, _, text = option.partition("=")
+      if name.startswith("config."):
+        field = name.removeprefix("config.")
+        config.update_from_flattened_dict({field: parse_value(field, text)})
+      else:
+        config.compiler_options = (*config.compiler_options, option)
     return make_train_spec(config, make_plan(config), self.mesh)
 
   def describe(self) -> dict[str, Any]:

@@ -108,6 +108,10 @@ WHITENING_BIAS = When(
   "this model has no whitening layer with a bias",
 )
 BIAS_TRAINED = given("whitening.bias_epochs")
+FUSES = When(
+  lambda c: hasattr(getattr(FAMILIES.get(c["model.name"]), "module", None), "conv_fusion"),
+  "this model has no form for it",
+)
 RECTANGLES = When(
   lambda c: any("rect" in mode for mode in phase_column(c, "eval_mode") or [c["eval.mode"]]),
   "it applies to the modes rect and rect_flip only",

@@ -101,7 +101,7 @@ _NAME = Declared(
 def _fields_of(module: Any) -> Iterator[Declared]:
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
   for each in dataclasses.fields(module):
-    if each.name not in ("classes", "dtype", "parent", "name"):
+    if each.name not in ("classes", "dtype", "conv_fusion", "parent", "name"):
       info = pydantic.fields.FieldInfo.from_annotation(types[each.name])
       default = ... if each.default is dataclasses.MISSING else each.default
       meaning = " ".join(meanings.get(each.name, "").split())

@@ -184,6 +184,10 @@ class Config(Group):
   command_buffers: bool = False
   """whether a GPU launches convolutions and loops from command buffers (CUDA graphs), as XLA does
   with other kernels by default; not timed yet"""
+  conv_fusion: Annotated[Literal["off", "on", "auto"], on.FUSES] = "off"
+  """whether a GPU adds, masks and offsets in cuDNN's graphs of convolutions, by an experimental
+  option of XLA: fewer kernels, and bytes of bottlenecks; not timed yet; auto: on GPUs for which
+  results/ measures that it is faster, none so far. It has no effect on CPUs"""
   deterministic: bool = False
   """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
   resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""

@@ -30,6 +30,8 @@ def make_model(config: ConfigDict) -> nn.Module:
     )
   fields = config.model.to_dict()
   module = FAMILIES[fields.pop("name")].module
+  if hasattr(module, "conv_fusion"):
+    fields["conv_fusion"] = config.conv_fusion == "on"
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)
 
 

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError, printable
 
-# Fields of a module that no user sets, and the one that the run's precision sets.
-_NO_FIELDS = ("parent", "name", "dtype")
+# Fields of a module that no user sets, and those that the run sets.
+_NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 # Longest description, in characters.
 _SHOWN = 500
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
+from jaxspeed.models.layers.border import add_border, border_before_stride
 from jaxspeed.models.layers.conv import Conv, uniform_init
 from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
 from jaxspeed.models.layers.groups import groups_by_name
@@ -52,6 +53,7 @@ class Block(nn.Module):
   blurpool: bool
   conv: functools.partial[Conv]
   norm: functools.partial[Norm]
+  conv_fusion: bool
 
   def _blurs(self, x):
     return self.blurpool and x.shape[-1] >= 16
@@ -61,18 +63,23 @@ class Block(nn.Module):
       # For a 1x1 convolution, blur only the pixels that it reads.
       blur_strides = strides if kernel_size == 1 else 1
       x, strides = blur_pool(x, blur_strides), strides // blur_strides
-    return self.conv(features, kernel_size, strides, name=name)(x)
+    padding = None
+    if self.conv_fusion and strides > 1:
+      # A graph of cuDNN does not pad more above than below: the kernel that writes x does.
+      x, padding = add_border(x, border_before_stride(x)), 0
+    return self.conv(features, kernel_size, strides, padding, name=name)(x)
 
   def _project(self, x, features, strides, conv, norm, shortcut=None, **fields):
     """Apply a 1x1 convolution and its norm; with a shortcut, add it and apply a ReLU."""
     shared = self.norm.keywords
     if shared["splits"] > 1:
       x = self.norm(name=norm, **fields)(self._convolve(x, features, 1, strides, conv))
-      return x if shortcut is None else add_relu(x, shortcut)
+      return x if shortcut is None else add_relu(x, shortcut, self.conv_fusion)
     if strides > 1:
       x = blur_pool(x, strides)
     kernel = PointwiseKernel(features, name=conv, **self.conv.keywords)(x.shape[-1])
-    return PointwiseNorm(name=norm, **fields, **shared)(x, kernel, shortcut)
+    fused = PointwiseNorm(name=norm, conv_fusion=self.conv_fusion, **fields, **shared)
+    return fused(x, kernel, shortcut)
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w i"]) -> Float[Array, "n h2 w2 o"]:
@@ -95,7 +102,8 @@ class Block(nn.Module):
     if self.bottleneck:
       return self._project(y, outputs, 1, f"conv{last}", f"norm{last}", x, scale_init=scale_init)
     y = self._convolve(y, outputs, sizes[-1], 1, f"conv{last}")
-    return add_relu(self.norm(scale_init=scale_init, name=f"norm{last}")(y), x)
+    y = self.norm(scale_init=scale_init, name=f"norm{last}")(y)
+    return add_relu(y, x, self.conv_fusion)
 
 
 class Stem(nn.Module):
@@ -150,6 +158,7 @@ class ResNet(nn.Module):
   norm_momentum: kinds.Share = 0.9
   """share that batch norm keeps of its running statistics: 1 - PyTorch's momentum"""
   dtype: DTypeLike = jnp.float32
+  conv_fusion: bool = False  # whether blocks have the forms that `config.conv_fusion` compiles
 
   @nn.compact
   def __call__(
@@ -177,6 +186,7 @@ class ResNet(nn.Module):
         blurpool=self.blurpool,
         conv=conv,
         norm=norm_of(part),
+        conv_fusion=self.conv_fusion,
       )
       x = Stage(blocks, 1 if number == 1 else 2, block, name=part)(x)
     masters = accumulation(self.dtype)

@@ -77,7 +77,8 @@ class TrainSpec:
     named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
     buffers = options.command_buffers(platform) if self.config.command_buffers else {}
     exchange = allreduce.compiler_options(platform, self.devices)
-    return exchange | buffers | self.common_options(platform) | named
+    fusion = options.conv_fusion(platform) if getattr(self.model, "conv_fusion", False) else {}
+    return exchange | buffers | fusion | self.common_options(platform) | named
 
   def common_options(self, platform: str) -> dict[str, Any]:
     """Return XLA's options for all programs of a run, those that do not train among them."""
@@ -122,6 +123,7 @@ def make_train_spec(
   """
   config = config.copy_and_resolve_references()
   config.precision = precision.resolve(config.precision, mesh.devices.flat[0])
+  config.conv_fusion = options.resolve_conv_fusion(config.conv_fusion, mesh.devices.flat[0])
   proxy, size = None, plan.phases[0].image_size
   if config.proxy.keep:
     own: dict[str, Any] = dict(optimizer=optimizer, class_counts=class_counts)

@@ -47,6 +47,7 @@ imagenet_lars:8192 | eval.shapes=4 | eval.mode | eval.mode=rect
 imagenet_lars:8192 | phases.copies=(160,) | phases.first_epoch |
 imagenet_lars:8192 | phases.first_epoch=(0,3) | phases.batch_size |
 imagenet_lars:8192 | warmup=on | data.feed |
+quickstart | conv_fusion=on | model.name |
 quickstart | optimizer.lars_eta=0.1 | optimizer.name | optimizer.name=lars
 quickstart | optimizer.scale_decay=0.1 | model.train_norm_scale |
 quickstart | optimizer.momentum=0.8 optimizer.name=adamw | optimizer.name |

@@ -1,5 +1,6 @@
 """Activations with a backward pass that keeps and reads as little as possible."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -71,24 +72,37 @@ def recompute(*arrays):
   )
 
 
-@jax.custom_vjp
+def where_positive(
+  y: Float[Array, "n h w c"], grad: Float[Array, "n h w c"], *, as_product: bool
+) -> Float[Array, "n h w c"]:
+  """The gradient `grad` where a ReLU's result `y` is above 0, else 0.
+
+  As a product, the mask is part of the cuDNN graph that computes `grad` (`config.conv_fusion`); a
+  selection is not. There a `y` below the least normal number of its dtype counts in part.
+  """
+  # Without the barrier a GPU would repeat the addition, read two arrays instead of one and move the
+  # mask out of the kernel of the norm's sums: that is 4.6 of 97 GB per step in ResNet-50, 224 px.
+  (y,) = recompute(y)
+  if as_product:
+    return grad * jnp.minimum(y * (1 / jnp.finfo(y.dtype).tiny).astype(y.dtype), 1)
+  return jnp.where(y > 0, grad, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def add_relu(
-  x: Float[Array, "n h w c"], shortcut: Float[Array, "n h w c"]
+  x: Float[Array, "n h w c"], shortcut: Float[Array, "n h w c"], conv_fusion: bool = False
 ) -> Float[Array, "n h w c"]:
   """max(x + shortcut, 0); its backward pass keeps only the result."""
   return jnp.maximum(x + shortcut, 0)
 
 
-def _add_relu_forward(x, shortcut):
-  y = add_relu(x, shortcut)
+def _add_relu_forward(x, shortcut, conv_fusion):
+  y = add_relu(x, shortcut, conv_fusion)
   return y, y
 
 
-def _add_relu_backward(y, grad):
-  # Without the barrier a GPU would repeat the addition, read two arrays instead of one and move the
-  # mask out of the kernel of the norm's sums: that is 4.6 of 97 GB per step in ResNet-50, 224 px.
-  (y,) = recompute(y)
-  grad = jnp.where(y > 0, grad, 0)
+def _add_relu_backward(conv_fusion, y, grad):
+  grad = where_positive(y, grad, as_product=conv_fusion)
   return grad, grad
 
 

@@ -23,6 +23,12 @@ def border_before_pool(x: Float[Array, "n h w c"]) -> Border:
   return (1, 1 - h % 2), (1, 1 - w % 2)
 
 
+def border_before_stride(x: Float[Array, "n h w c"]) -> Border:
+  """Return the zeros that a 3x3 convolution of stride 2 reads with 1 pixel of padding, no more."""
+  _, h, w, _ = x.shape
+  return (1, h % 2), (1, w % 2)
+
+
 def add_border(x: Float[Array, "n h w c"], border: Border | None) -> Float[Array, "n h2 w2 c"]:
   """Return `x` with its border of zeros."""
   if border is None:

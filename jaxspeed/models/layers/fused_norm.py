@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
-from jaxspeed.models.layers.activations import Activation, recompute, relu
+from jaxspeed.models.layers.activations import Activation, recompute, relu, where_positive
 from jaxspeed.models.layers.conv import conv_init, convolve
 from jaxspeed.models.layers.norm import (
   BatchNorm,
@@ -46,13 +46,25 @@ def _matmul(a, b):
 
 
 def _pointwise(x, matrix, offset):
-  """Multiply each pixel by a matrix [o, i] and add an offset; a GPU fuses the next operations."""
-  y = convolve(x, matrix.astype(x.dtype)[:, None, None], 1, 0)
-  return y + offset.astype(x.dtype)
+  """Multiply each pixel by a matrix [o, i] and add an offset; a GPU fuses the next operations.
+
+  After the i channels, x may have ones (`_with_ones`); the offset is then the weight of the first.
+  """
+  matrix, offset = matrix.astype(x.dtype), offset.astype(x.dtype)
+  if ones := x.shape[-1] - matrix.shape[1]:
+    matrix = jnp.concatenate([matrix, jnp.pad(offset[:, None], ((0, 0), (0, ones - 1)))], axis=1)
+    return convolve(x, matrix[:, None, None], 1, 0)
+  return convolve(x, matrix[:, None, None], 1, 0) + offset
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
+def _with_ones(x):
+  """Append 8 channels of ones to x, in the kernel that writes x: cuDNN needs a multiple of 8."""
+  (x,) = recompute(jnp.pad(x, ((0, 0),) * 3 + ((0, 8),), constant_values=1))
+  return x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
   """1x1 convolution and batch norm, for outputs >= inputs; also returns mean and variance.
 
   A `shortcut` is added to the result, and a ReLU follows.
@@ -61,14 +73,24 @@ def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon):
   covariance C of x. So the norm is known before the convolution and is folded into its weights and
   bias; y itself is never computed. Nor is its gradient, (g - mean g - y_hat mean(g y_hat)) / sigma:
   its last term is linear in x too, and becomes a matrix of the size of C.
+
+  With `conv_fusion`, x has a channel of ones. The products that give C and the gradient of W then
+  give m and the bias's gradient too, in a pass less over x and g, and offsets are weights.
   """
-  return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon)[0]
+  return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion)[0]
 
 
-def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
+def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
   weight, count, dtype = kernel[:, 0, 0], x.size // x.shape[-1], accumulation(x.dtype)
-  mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=dtype) / count
-  spread = _matmul(weight, _product(x, x) / count - mean_x[:, None] * mean_x)
+  inputs = x.shape[-1]
+  if conv_fusion:
+    x = _with_ones(x)
+  products = _product(x, x) / count
+  if conv_fusion:
+    products, mean_x = products[:inputs, :inputs], products[:inputs, inputs]
+  else:
+    mean_x = jnp.sum(x, axis=(0, 1, 2), dtype=dtype) / count
+  spread = _matmul(weight, products - mean_x[:, None] * mean_x)
   mean = _matmul(weight, mean_x)
   var = jnp.maximum(jnp.sum(spread * weight, axis=1), 0)
   inverse = lax.rsqrt(var + epsilon)
@@ -81,15 +103,18 @@ def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon):
   return (y, mean[None], var[None]), kept
 
 
-def _normalize_pointwise_backward(epsilon, residuals, cotangents):
+def _normalize_pointwise_backward(epsilon, conv_fusion, residuals, cotangents):
   x, y, weight, spread, mean_x, inverse, scale, folded = residuals
   count, grad, dtype = x.size // x.shape[-1], cotangents[0], accumulation(x.dtype)
   if y is not None:
-    (y,) = recompute(y)
-    grad = jnp.where(y > 0, grad, 0)
-  grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=dtype)
+    grad = where_positive(y, grad, as_product=conv_fusion)
   with jax.named_scope("weight_gradient"):
     product = _product(grad, x)
+  if conv_fusion:
+    inputs = weight.shape[1]
+    product, grad_bias = product[:, :inputs], product[:, inputs]
+  else:
+    grad_bias = jnp.sum(grad, axis=(0, 1, 2), dtype=dtype)
   product = product - grad_bias[:, None] * mean_x
   grad_scale = inverse * jnp.sum(weight * product, axis=1)
   share = (inverse * grad_scale)[:, None]
@@ -123,9 +148,11 @@ class PointwiseNorm(BatchNorm):
   """A 1x1 convolution and its `Norm`, [n, h, w, i] to [n, h, w, o]; with a shortcut, add and ReLU.
 
   A GPU runs it in one kernel, without a pass over the convolution's output for statistics or the
-  norm's gradient (`_normalize_pointwise`). It does not support ghost batches, because their
-  statistics do not fit into one set of weights.
+  norm's gradient (`_normalize_pointwise`, which `conv_fusion` goes to). It does not support ghost
+  batches, because their statistics do not fit into one set of weights.
   """
+
+  conv_fusion: bool = False
 
   @nn.compact
   def __call__(
@@ -139,7 +166,8 @@ class PointwiseNorm(BatchNorm):
       factor, offset = self._affine(scale, bias, running_mean, running_var)
       y = _pointwise(x, factor[:, None] * kernel[:, 0, 0], offset)
       return y if shortcut is None else jnp.maximum(y + shortcut, 0)
-    y, mean, var = _normalize_pointwise(x, kernel, scale, bias, shortcut, self.epsilon)
+    static = self.epsilon, self.conv_fusion
+    y, mean, var = _normalize_pointwise(x, kernel, scale, bias, shortcut, *static)
     self._update(running_mean, running_var, mean, var, x.size // x.shape[-1])
     return y
 
