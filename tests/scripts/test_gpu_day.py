@@ -289,9 +289,10 @@ def test_a_dry_run_takes_every_path(dry):
     assert f"| `gpu_day/{entry}.json` |" in dry[1]
   assert report_of(dry, "allreduce")["devices"] == 2
   rows = report_of(dry, "buffers_cifar10")["rows"]
-  assert [row["option"] for row in rows][:2] == ["", "xla_gpu_enable_command_buffer="]
+  options = ["", "xla_gpu_enable_command_buffer=", "config.deterministic=True"]
+  assert [row["option"] for row in rows][:3] == options
   assert rows[1]["ratio"]["n"] == 2 and rows[1]["ratio"]["mean"] > 0
-  assert "xla_no_such" in rows[2]["failed"]
+  assert "xla_no_such" in rows[3]["failed"]
 
 
 @pytest.mark.campaign

@@ -167,8 +167,9 @@ def test_what_a_gpu_runs_is_what_a_cpu_runs():
     assert_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("conv_fusion", [False, True])
 @pytest.mark.parametrize("with_shortcut", [False, True])
-def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut):
+def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut, conv_fusion):
   rng = np.random.default_rng(0)
 
   def draw(*shape):
@@ -185,7 +186,7 @@ def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut):
     return (y if shortcut is None else jax.nn.relu(y + shortcut)), mean, var
 
   def ours(*arguments):
-    y, mean, var = _normalize_pointwise(*arguments, 1e-5)
+    y, mean, var = _normalize_pointwise(*arguments, 1e-5, conv_fusion)
     return y, mean[0], var[0]
 
   arguments = (x, kernel, scale, bias, shortcut)
