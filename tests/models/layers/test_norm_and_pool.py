@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import assert_equal
+from tolerances import assert_close, assert_equal
 
+from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import gelu
 from jaxspeed.models.layers.border import add_border, border_before_pool, drop_border
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
-from jaxspeed.models.layers.norm import Norm, _sums_of_parts
+from jaxspeed.models.layers.norm import Norm, _sums_of_parts, gradient_sums, normalize_forward
 from jaxspeed.models.layers.pool import max_pool
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
@@ -94,3 +95,17 @@ def test_sums_in_two_stages_are_sums(images):
   """The branch that a GPU takes, run here."""
   a, b = random(images, 2, 9, 4), random(images, 2, 9, 4, seed=1)
   assert_equal(_sums_of_parts(a, b), (a.sum(axis=(0, 2)), b.sum(axis=(0, 2))))
+
+
+def test_sums_in_float16_are_those_of_float64():
+  """Each of them computes its own derivative there."""
+  x, grad = random(6, 5, 4, 3), random(6, 5, 4, 3, seed=1)
+
+  def sums(dtype):
+    images, of_result = (each.astype(jnp.float16).astype(dtype) for each in (x, grad))
+    vectors = (each.astype(accumulation(dtype)) for each in VARIABLES["params"].values())
+    _, kept = normalize_forward(images, *vectors, 2, 1e-5, jax.nn.silu)
+    return gradient_sums(images, of_result, kept, 2, jax.nn.silu)
+
+  for half, whole in zip(sums(jnp.float16), sums(jnp.float64), strict=True):
+    assert_close(half, whole, terms=x.size)  # all but the images is in float32
