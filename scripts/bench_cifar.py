@@ -41,7 +41,6 @@ from ml_collections import ConfigDict
 
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
-from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of config.model
 from jaxspeed.records.statistics import p_value_of_at_most
@@ -286,7 +285,7 @@ def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, An
         runs = run_rounds(ours, peers, failed, given.runs, save)
       except Ended as error:
         raise UserError(f"jaxspeed.train: {error}") from None
-  resolved = stored_lib.load(scratch / "ours" / "runs" / "config.json")
+  resolved = ours.config
   report |= report_of(runs, failed, config.target) | {
     "precision": resolved.precision,
     "memory_gb": ours.memory_gb,

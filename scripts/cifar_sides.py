@@ -112,16 +112,18 @@ class Ours:
       environment={} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"},
     )
     self.close = self._held.close
+    self.config = config
     self.result: dict[str, Any] = {}
     self.memory_gb: float | None = None
 
   def warm_up(self) -> None:
-    """Waits until everything is compiled and warmed up.
+    """Waits until everything is compiled and warmed up, and sets `config` to that of the runs.
 
     Raises:
       Ended: it failed.
     """
     self._held.wait()
+    self.config = stored_lib.load(self._workdir / "config.json")
 
   def run(self, number: int) -> Run:
     """Lets it do run `number`, counted from 0, and sets `result` and `memory_gb` to those of it.
