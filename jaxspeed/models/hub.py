@@ -15,7 +15,12 @@ _NAME = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?(?:/([\w./-]+\.safete
 
 
 def is_cached(path: str) -> bool:
-  """Whether `fetch` needs no download."""
+  """Whether `fetch` needs no download.
+
+  Raises:
+    UserError: the name is malformed.
+  """
+  _parts(path)
   try:
     return bool(fetch(path, download=False))
   except UserError:
@@ -34,10 +39,19 @@ def pinned(path: str) -> str:
   Raises:
     UserError: as `fetch`.
   """
-  file, found = fetch(path), _NAME.fullmatch(path)
-  assert found is not None  # or `fetch` had raised
-  commit = file.parents[(found[3] or _FILE).count("/")].name  # the cache's snapshots/COMMIT/FILE
-  return f"{PREFIX}{found[1]}@{commit}" + (f"/{found[3]}" if found[3] else "")
+  found, (name, _, file) = fetch(path), _parts(path)
+  commit = found.parents[(file or _FILE).count("/")].name  # the cache's snapshots/COMMIT/FILE
+  return f"{PREFIX}{name}@{commit}" + (f"/{file}" if file else "")
+
+
+def _parts(path: str) -> tuple[str, str | None, str | None]:
+  if (found := _NAME.fullmatch(path)) is None:
+    raise UserError(
+      f"config.pretrained.path={path}: write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION/FILE "
+      "with a FILE of .safetensors; pickles are not loaded."
+    )
+  name, revision, file = found.groups()
+  return name, revision, file
 
 
 @functools.cache
@@ -52,12 +66,7 @@ def fetch(path: str, *, download: bool = True) -> pathlib.Path:
   Raises:
     UserError: the name is malformed, huggingface_hub is missing, or the file cannot be had.
   """
-  found = _NAME.fullmatch(path)
-  if found is None:
-    raise UserError(
-      f"config.pretrained.path={path}: write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION/FILE "
-      "with a FILE of .safetensors; pickles are not loaded."
-    )
+  name, revision, file = _parts(path)
   try:
     import huggingface_hub as hub
     from huggingface_hub import errors
@@ -65,7 +74,6 @@ def fetch(path: str, *, download: bool = True) -> pathlib.Path:
     raise UserError(
       f"config.pretrained.path={path} needs huggingface_hub: pip install 'jaxspeed[hub]'."
     ) from error
-  name, revision, file = found.groups()
   try:
     return pathlib.Path(
       hub.hf_hub_download(name, file or _FILE, revision=revision, local_files_only=not download)

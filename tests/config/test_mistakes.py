@@ -134,6 +134,7 @@ evaluate runs/none => runs/none/config.json is missing
 evaluate --config=quickstart --config.eval.mode=center,flip => weights come from --config.pretrained
 evaluate --config=imagenet_lars:4096 --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of
 evaluate --config=imagenet_lars:4096 --config.pretrained.path=x.safetensors --config.model.name=resnet9 => only a ResNet or a ViT has weights to load
+plan finetune --config.pretrained.path=hf://timm => config.pretrained.path=hf://timm: write hf://OWNER/NAME
 plan quickstart --config.pretrained.path=x.safetensors => only a ResNet or a ViT has weights to load
 evaluate run --config.model.width=32 => --config.model.width: the weights in run belong
 evaluate run --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of center, flip
