@@ -23,8 +23,10 @@ if "JAXSPEED_COMPILE_CACHE" not in os.environ:
   os.environ["JAXSPEED_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxspeed_programs_")
   atexit.register(shutil.rmtree, os.environ["JAXSPEED_COMPILE_CACHE"], ignore_errors=True)
 
+import contextlib
 import pathlib
 import re
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -33,6 +35,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+with contextlib.suppress(ValueError):  # not in the main thread
+  # A shell lets a command behind & ignore Ctrl-C, and so its children, which tests interrupt.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -213,16 +213,16 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   has_config = "config" in flags.FLAGS
   if has_config and (command or any(word.lstrip("-").startswith("config") for word in argv)):
     importlib.import_module(_MODELS)
-  if define is not None:
-    define(argv)
   try:
     argv = flags.FLAGS.read_flags_from_files(argv)
+    if define is not None:
+      define(argv)
     fields = _define_fields(argv) if has_config else []
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
   except flags.Error as error:
-    last = str(error).strip().splitlines()[-1].rstrip(".")
+    last = str(error).strip().splitlines()[-1].rstrip(".").removeprefix("ERROR:: ")
     raise UserError(f"{last}; see --help for the flags.") from None
   for name in flags.FLAGS:
     if flags.FLAGS[name].value != flags.FLAGS[name].value:  # within all of absl's bounds

@@ -110,9 +110,11 @@ class SubmittedRun:
   @contextlib.contextmanager
   def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
     """Holds the run's lock; yields its jobs of these names, on which this user may act."""
+    if not (names or every):
+      raise UserError("name jobs, or all with cancel(every=True) or retry(failed=True).")
     submit.check_own(runs.chosen(self.folder, names))
     with runs.lock_run(self.folder, wait=30.0):
-      yield runs.chosen(self.folder, names) if names or every else []
+      yield runs.chosen(self.folder, names)
 
 
 def _waits(status: state.JobStatus, found: Statuses) -> bool:

@@ -1,20 +1,30 @@
 """A run that begins with the weights, the optimizer and the averages of another: continue_from."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config.stored import differences, listed
-from jaxspeed.data.formats.class_names import check_class_names
+from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
 from jaxspeed.run.checkpoint import restore, steps_of
 from jaxspeed.run.restore import load_config
+from jaxspeed.run.weights import as_decided
 from jaxspeed.steps.state import Carry, TrainState
 
 _FIELD = "config.continue_from"
 # Fields that decide which arrays a checkpoint holds.
 _ARRAYS = ("config.model.", "config.optimizer.name:", "config.average.kind:", "config.given.")
+
+
+def as_continued(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+  """The config of a run that begins, with the sizes of the run at `continue_from`.
+
+  Raises:
+    UserError: it is no run.
+  """
+  return as_decided(config, given, load_config(expanded(config.continue_from, _FIELD)))
 
 
 def check_continued(config: ConfigDict, class_names: Sequence[str] = ()) -> None:
@@ -31,16 +41,19 @@ def check_continued(config: ConfigDict, class_names: Sequence[str] = ()) -> None
   if not config.continue_from:
     return
   folder = expanded(config.continue_from, _FIELD)
-  rows = differences(load_config(folder), config)
-  if rows := [row for row in rows if row.startswith(_ARRAYS)]:
+  stored = load_config(folder)
+  if rows := [row for row in differences(stored, config) if row.startswith(_ARRAYS)]:
     raise UserError(
       f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
       "these fields as it has them, or take its weights only, with --config.pretrained.path."
     )
   if not steps_of(folder):
     raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
-  if class_names:
-    check_class_names(folder, class_names)
+  if class_names and stored_class_names(folder, stored.data.classes) != tuple(class_names):
+    raise UserError(
+      f"{_FIELD}={folder} is a run of other classes: take its weights with "
+      "--config.pretrained.path in its place, and choose the same data set to train it longer."
+    )
 
 
 def continued(state: TrainState, config: ConfigDict, shapes: Carry) -> TrainState:

@@ -15,7 +15,7 @@ from jaxspeed.models.pretrained import check_fit, layout_of
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.run.best import check_metrics
-from jaxspeed.run.continued import check_continued
+from jaxspeed.run.continued import as_continued, check_continued
 from jaxspeed.run.setup import (
   FOLLOWING,
   as_data_decide,
@@ -55,12 +55,15 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     UserError: a value that no run can have, or data that cannot be read.
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
-  recipe, missing = config, _missing_weights(config)
-  has_weights = config.pretrained.path and not missing
+  recipe, missing = config, () if config.continue_from else _missing_weights(config)
+  has_weights = config.pretrained.path and not (missing or config.continue_from)
   lacking = missing_package(config)
   needs = (f"training: {lacking.removesuffix('.')}",) if lacking else ()
   if has_weights:
     config = with_decided(config, given)
+  elif config.continue_from:
+    config = as_continued(config, given)
+    missing = decided_by_weights(recipe, config)
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)

@@ -37,7 +37,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import check_metrics
-from jaxspeed.run.continued import check_continued
+from jaxspeed.run.continued import as_continued, check_continued
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
 from jaxspeed.run.parts import NONE, Parts
@@ -127,15 +127,18 @@ def set_up(
   require_training_images(config.data.hold_out)
   with processes.all_or_none("opening the data"), clock.measure("load"):
     _ensure_shared(folder, incarnation)
-    if (lacking := missing_package(config)) and not (folder / "result.json").exists():
+    lacking = missing_package(config) if parts.data is None else ""
+    if lacking and not (folder / "result.json").exists():
       raise UserError(lacking)
     # Not where a run resumes, which has its weights.
     begins = not (folder / "config.json").exists() or is_untrained(folder)
     recipe = config
-    if config.pretrained.path and begins:
-      config = with_decided(config, given)
-    elif config.pretrained.path:
+    if not begins and (config.pretrained.path or config.continue_from):
       config = as_decided(config, given, stored_lib.load(folder / "config.json"))
+    elif config.continue_from:
+      config = as_continued(config, given)
+    elif config.pretrained.path:
+      config = with_decided(config, given)
     follow = FOLLOWING - set(given)
     if parts.data is None:
       data = open_data(config, console, follow=follow)
@@ -145,9 +148,10 @@ def set_up(
   check_metrics(resolved)
   notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
-    if config.pretrained.path and begins:
+    if config.pretrained.path and begins and not config.continue_from:
       resolved = with_known_head(resolved, data.class_names, given)
       check_fit(with_file(resolved))
+    if begins:
       notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
       if begins:

@@ -67,10 +67,14 @@ def with_decided(config: ConfigDict, given: Collection[str]) -> ConfigDict:
 
 
 def as_decided(config: ConfigDict, given: Collection[str], stored: ConfigDict) -> ConfigDict:
-  """The config of a run that resumes, with what its weights, which may be gone, decided then."""
+  """The config of a run that resumes, with what its weights, which may be gone, decided then.
+
+  A run that continues another one needs no weights: those of `stored` are named where none are.
+  """
   config = config.copy_and_resolve_references()
   path, then = config.pretrained.path, stored.pretrained.path
-  if hub.without_revision(path) == hub.without_revision(then):
+  unnamed = config.continue_from and "pretrained.path" not in given
+  if unnamed or hub.without_revision(path) == hub.without_revision(then):
     config.pretrained.path = then
   if "pretrained.head" not in given:
     config.pretrained.head = stored.pretrained.head

@@ -139,7 +139,10 @@ def test_a_dry_run_prints_the_scripts_and_writes_nothing(fake, sweep, tmp_path, 
 
 
 def test_submit(fake, sweep, tmp_path):
-  lines = launch("submit", sweep, "--config.epochs=3", f"--root={tmp_path}/other").splitlines()
+  (tmp_path / "flags").write_text("--config.epochs=3\n")
+  lines = launch(
+    "submit", sweep, f"--flagfile={tmp_path}/flags", f"--root={tmp_path}/other"
+  ).splitlines()
   folder = tmp_path / "other" / "run"
   assert lines[-1].startswith("2 jobs submitted; ") and lines[-1].endswith(f" status {folder}")
   job = facts_of(folder / "quickstart_seed=1").job

@@ -218,6 +218,9 @@ def test_cancellation(make, fake, root):
   assert run.cancel(every=True) == ["c"] and run.cancel(every=True) == []
   with pytest.raises(UserError, match="run has no job x: it has a, b, c.$"):
     run.cancel(["x"])
+  for act in (run.cancel, run.retry):
+    with pytest.raises(UserError, match="every=True"):
+      act()
   # The same script does not submit what was cancelled.
   fake.asked.clear()
   make().start()

@@ -1,5 +1,6 @@
 """continue_from: a new run that begins with all that another one has learned."""
 
+import json
 import shutil
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from toy import digits
 
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.run import trainer
@@ -25,7 +26,7 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
 
   def spy(*arguments):
     state = trainer_continued(*arguments)
-    begun.append((arguments[0].key, jax.device_get(state)))
+    begun.append(jax.tree.map(np.array, jax.device_get((arguments[0].key, state))))
     return state
 
   trainer_continued = trainer.continued
@@ -61,7 +62,7 @@ def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_the
 @pytest.mark.parametrize(
   "fields, words",
   [
-    ({"model.width": 8}, r"model.width: 4 -> 8\): .*only, with --config.pretrained.path"),
+    ({"model.activation": "relu"}, r"celu -> relu.*only, with --config.pretrained.path"),
     ({"average.kind": "none"}, "average.kind: ema -> none"),
     ({"optimizer.name": "muon"}, "optimizer.name: sgd -> muon"),
     ({"continue_from": "nowhere"}, "nowhere/config.json is missing: name the folder of a run"),
@@ -76,6 +77,17 @@ def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_pa
   assert not (tmp_path / "b" / "checkpoints").exists()
 
 
+def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(finished, cache):
+  fields = {"model.width": 8, "pretrained.path": "gone.safetensors"}
+  config = digits(cache, continue_from=str(finished[0]), **fields)
+  config = checks.checked(config.to_dict())
+  found = planned(config, devices=8)
+  assert (found.config.model.width, found.config.pretrained.path) == (4, "")
+  assert "model.width=4 in place of the recipe's 8" in " ".join(found.lines)
+  with pytest.raises(UserError, match="model.width: 4 -> 8"):
+    planned(config, devices=8, given={"model.width"})
+
+
 def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):
   run = shutil.copytree(finished[0], tmp_path / "a")
   config = digits(cache, continue_from=str(run))
@@ -84,7 +96,10 @@ def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):
     train(config, str(tmp_path / "b"))
   shutil.copytree(finished[0] / "checkpoints", run / "checkpoints")
   (run / "classes.json").write_text('["cat"]')
-  with pytest.raises(UserError, match="classes.json names the class cat"):
+  with pytest.raises(UserError, match="classes.json names 1 classes, but the run's model has 10"):
+    train(config, str(tmp_path / "b"))
+  (run / "classes.json").write_text(json.dumps([*"abcdefghij"]))
+  with pytest.raises(UserError, match="a run of other classes: take its weights with"):
     train(config, str(tmp_path / "b"))
   several = stored.load(run / "config.json")
   several.runs = 2

@@ -137,7 +137,9 @@ def full_after(monkeypatch, writes):
   real = open
 
   def fake(path, mode="r", **options):
-    return File(path, mode, **options) if mode == "wb" else real(path, mode, **options)
+    return (
+      File(path, mode, **options) if "b" in mode and mode != "rb" else real(path, mode, **options)
+    )
 
   monkeypatch.setattr(files, "open", fake, raising=False)
 
