@@ -61,7 +61,8 @@ def by_phase(field: str, column: str, phase: int = -1) -> When:
   """A field of the whole run that a column of `phases` replaces; it may repeat that of a phase."""
   return When(
     lambda c: phase_column(c, column)[phase:][:1] in ((), (c[field],)),
-    f"each phase has its own: set --config.phases.{column}, to '()' for one in all of them",
+    f"each phase has its own: set --config.phases.{column}, or '--config.phases.{column}=()' for "
+    "one in all of them",
   )
 
 

@@ -200,7 +200,7 @@ class EpochReport:
       return
     # A recipe of several phases finds the copies by itself; one of a single phase must name them.
     named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
-    copies = f"make resized copies (python -m jaxspeed.prepare resize){named}, or "
+    copies = f"resize folders train/ and val/ (python -m jaxspeed.prepare resize){named}, or "
     yield (
       f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: "
       f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "

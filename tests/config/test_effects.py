@@ -149,7 +149,7 @@ def test_the_command_knows_what_it_was_given():
   assert mistake("plan", "imagenette", "--config.data.image_size=64") == (
     "config.data.image_size=64 has no effect beside config.phases.first_epoch=(0.0, 0.4, 0.8) and "
     "config.phases.image_size=(128, 160, 192): each phase has its own: set "
-    "--config.phases.image_size, to '()' for one in all of them."
+    "--config.phases.image_size, or '--config.phases.image_size=()' for one in all of them."
   )
 
 
