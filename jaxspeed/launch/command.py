@@ -14,7 +14,7 @@ from absl import flags
 from jaxspeed.config import output
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, to_json
+from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import jobset, local, results, runs, state, submit
 from jaxspeed.launch.record import RECORD, RUN_FILE
 from jaxspeed.launch.status import ENDED
@@ -115,8 +115,9 @@ def _logs(arguments: list[str]) -> None:
     path = logs / "batch.log"
     if not path.exists():
       raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
-  if path.is_symlink():
-    raise UserError(f"{path} is a link, which no job writes: look where it leads yourself.")
+  if path.is_symlink() or (path.exists() and not path.is_file()):
+    what = "a link" if path.is_symlink() else "no file"
+    raise UserError(f"{path} is {what}, which no job writes: look at it yourself.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
   looked = asked = -ASK
   is_last = not follow
@@ -141,7 +142,7 @@ def _logs(arguments: list[str]) -> None:
 def _read_from(path: pathlib.Path, at: int) -> bytes:
   """What a file holds from a position on."""
   try:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
       file.seek(at)
       return file.read()
   except OSError:

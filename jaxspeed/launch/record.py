@@ -129,10 +129,6 @@ class Event:
   progress: str = ""
 
 
-# What a job writes to in its record: a link there would lead it elsewhere.
-_WRITTEN = ("", "logs", "logs/batch.log", "logs/0.log", "tasks", "alive.lock")
-
-
 @dataclasses.dataclass(frozen=True)
 class Facts:
   """What the files of a run say about a job.
@@ -199,11 +195,18 @@ class Facts:
       reason = "was submitted by somebody else or changed since"
     elif not _is_same(self.job.folder, self.folder):
       reason = "was copied or moved"
-    elif any((self.folder / RECORD / part).is_symlink() for part in _WRITTEN):
-      reason = "has links in its record"
+    elif self.folder.is_symlink():
+      return "is a link, which would lead its files elsewhere: remove it"
+    elif link := link_in(self.folder / RECORD):
+      return f"would write through the link {link}: remove it"
     else:
       return ""
     return f"{reason}: submit the sweep's own file again with this root, then repeat this"
+
+
+def link_in(folder: pathlib.Path) -> str:
+  """A link that a folder is or holds, at any depth: it would lead what is written elsewhere."""
+  return next((str(path) for path in (folder, *folder.rglob("*")) if path.is_symlink()), "")
 
 
 def _is_same(first: str, second: pathlib.Path) -> bool:

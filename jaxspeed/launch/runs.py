@@ -29,6 +29,7 @@ from jaxspeed.launch.record import (
   Request,
   RunFile,
   add_line,
+  link_in,
   named,
   read_lines,
   read_notes,
@@ -179,8 +180,10 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     wait: seconds to wait for another process.
 
   Raises:
-    UserError: another process is at it, or nothing can be written.
+    UserError: another process is at it, there are links, or nothing can be written.
   """
+  if link := link_in(folder / LAUNCHER):
+    raise UserError(f"{link} is a link, which would lead the run's files elsewhere: remove it.")
   path = folder / LAUNCHER / _LOCK
   deadline = time.monotonic() + wait
   try:

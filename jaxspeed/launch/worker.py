@@ -39,6 +39,7 @@ class Worker:
     self._run, self._number = run, number
     self._slot: Slot | None = None
     self._requests = -1  # bytes of requests.jsonl at the last look
+    self._unwritable: set[str] = set()  # names of jobs whose folder takes no files
 
   def work(self, own: int) -> None:
     """Returns when no job waits.
@@ -62,11 +63,17 @@ class Worker:
           continue
       # A command that adds jobs sees either this lock or that it must start a worker.
       with runs.lock_run(self._run, wait=30.0):
-        if not any(map(_waits, runs.read_jobs(self._run))):
+        if not any(map(self._waits, runs.read_jobs(self._run))):
           (self._run / LAUNCHER / WORKER.format(self._number)).unlink(missing_ok=True)
           os.close(own)
           return
       time.sleep(_POLL)
+
+  def _waits(self, facts: Facts) -> bool:
+    """Whether a job may be started here."""
+    if facts.job.kind != Local.kind or not facts.is_open or facts.cancelled or facts.foreign:
+      return False
+    return not (facts.job.name in self._unwritable or is_locked(facts.folder / RECORD / ALIVE))
 
   @contextlib.contextmanager
   def _place(self) -> Iterator[None]:
@@ -81,9 +88,13 @@ class Worker:
 
   def _claim(self) -> tuple[Facts, int] | None:
     """The first job that waits, with its lock; None if there is none."""
-    for facts in filter(_waits, runs.read_jobs(self._run)):
-      (facts.folder / RECORD).mkdir(parents=True, exist_ok=True)
-      descriptor = open_locked(facts.folder / RECORD / ALIVE)
+    for facts in filter(self._waits, runs.read_jobs(self._run)):
+      try:
+        (facts.folder / RECORD).mkdir(parents=True, exist_ok=True)
+        descriptor = open_locked(facts.folder / RECORD / ALIVE)
+      except OSError as error:
+        self._leave_out(facts, error)
+        continue
       if descriptor is not None:
         # Another worker may have ended it since.
         now = self._facts(facts.job.name)
@@ -114,11 +125,18 @@ class Worker:
           return bool(start.came)
         facts = self._facts(facts.job.name)
     except (OSError, UserError) as error:
-      output.say(f"{facts.folder}: {error}; the other jobs go on.")
-      Start(facts.folder, facts.token).note(
-        "failed", f"2 {printable(' '.join(f'{error}'.split()))}"
-      )
+      reason = printable(" ".join(f"{error}".split()))
+      try:
+        Start(facts.folder, facts.token).note("failed", f"2 {reason}")
+        output.say(f"{facts.folder}: {error}; the other jobs go on.")
+      except UserError:
+        self._leave_out(facts, error)
       return False
+
+  def _leave_out(self, facts: Facts, error: Exception) -> None:
+    """Goes on with the other jobs, as this one's folder cannot even hold why it failed."""
+    self._unwritable.add(facts.job.name)
+    output.say(f"{facts.folder}: {error}: make its folder writable, then resume; others go on.")
 
   def _run_once(self, start: Start, facts: Facts, executor: object) -> int:
     assert isinstance(executor, Local)
@@ -141,13 +159,6 @@ class Worker:
       return False
     self._requests = size
     return self._facts(name).cancelled
-
-
-def _waits(facts: Facts) -> bool:
-  """Whether a job may be started here."""
-  if facts.job.kind != Local.kind or not facts.is_open or facts.cancelled or facts.foreign:
-    return False
-  return not is_locked(facts.folder / RECORD / ALIVE)
 
 
 def main(arguments: list[str]) -> None:

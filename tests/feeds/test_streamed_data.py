@@ -97,7 +97,6 @@ def test_the_classes_on_the_disk_decide(places, tmp_path):
     ({"data.mean": ()}, r"config.data.mean=\(\) with .*: it is not computed for a stream"),
     ({"data.path": "nowhere"}, "nowhere does not exist"),
     ({"model.whiten": True}, "whiten=True with .*: a stream has no first images"),
-    ({"warmup": "on"}, "config.warmup='on' with .*: a stream has none"),
     ({"data.feed": "resident", "data.name": "digits"}, "choose one of center, flip, six"),
   ],
 )

@@ -1,6 +1,7 @@
 """The commands of `python -m jaxspeed.launch`, in this process."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -224,6 +225,9 @@ def test_logs(run):
   log.unlink()
   log.symlink_to(run / "run.json")
   assert "0.log is a link" in mistake("launch", "logs", str(run / "b"))
+  log.unlink()
+  os.mkfifo(log)
+  assert "0.log is no file" in mistake("launch", "logs", str(run / "b"))
 
 
 def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):

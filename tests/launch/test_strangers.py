@@ -18,6 +18,7 @@ from fake_jobs import (
 )
 from in_process import command, mistake
 
+from jaxspeed.errors import UserError
 from jaxspeed.launch import runs
 from jaxspeed.launch.worker import Worker
 
@@ -79,12 +80,24 @@ def test_a_job_that_lies_outside_of_its_run_is_not_looked_at(tmp_path, name):
   assert runs.read_jobs(tmp_path / "run") == []
 
 
-def test_a_job_is_not_started_whose_logs_lie_behind_a_link(tmp_path):
-  facts = write_job(write_run(tmp_path), "a")
-  logs = facts.folder / "launch" / "logs"
-  logs.rename(tmp_path / "elsewhere")
-  logs.symlink_to(tmp_path / "elsewhere")
-  assert facts_of(facts.folder).foreign.startswith("has links in its record")
+@pytest.mark.parametrize("part", ["", "launch", "launch/logs", "launch/job.jsonl"])
+def test_a_job_is_not_started_whose_files_lie_behind_a_link(tmp_path, part):
+  facts = write_job(write_run(tmp_path), "a", notes=[event("started")])
+  place = facts.folder / part
+  place.rename(tmp_path / "elsewhere")
+  place.symlink_to(tmp_path / "elsewhere")
+  assert facts_of(facts.folder).foreign.endswith(": remove it")
+
+
+@pytest.mark.parametrize("link", ["", "lock"])
+def test_a_run_is_not_submitted_into_whose_own_files_lie_behind_a_link(make, root, tmp_path, link):
+  make("a").start()
+  place = root / "run" / ".launch" / link
+  place.rename(tmp_path / "elsewhere")
+  place.symlink_to(tmp_path / "elsewhere")
+  change(root / "run", seal="0" * 64)
+  with pytest.raises(UserError, match=f"{place} is a link, .*: remove it"):
+    make("a").start()
 
 
 def test_a_submission_of_ones_own_begins_anew(make, fake, root):
@@ -111,7 +124,7 @@ def test_nothing_is_appended_to_through_a_link(tmp_path):
   requests.rename(own)
   before = own.read_bytes()
   requests.symlink_to(own)
-  assert "requests.jsonl cannot be written" in mistake("launch", "cancel", str(run), "--all")
+  assert "requests.jsonl is a link" in mistake("launch", "cancel", str(run), "--all")
   assert own.read_bytes() == before
 
 

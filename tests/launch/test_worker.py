@@ -196,6 +196,15 @@ def test_what_a_job_leaves_in_the_background_ends_with_it(run):
   assert whats == ["started", "requeued", "started", "done"]
 
 
+def test_a_job_whose_folder_takes_no_files_does_not_stop_the_others(run):
+  run.launcher.mkdir(parents=True)
+  (run.folder / "a").mkdir()
+  (run.folder / "a" / "launch").write_text("in the way")
+  run.start({"a": ["done"], "b": ["done"]})
+  assert run.wait_for_end() == {"a": "pending", "b": "done"}
+  assert "launch'" in run.log and "then resume" in run.log
+
+
 def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
   plan = {"a": ["wait", "done"], "b": ["done"], "c": ["wait", "done"]}
   run.start(plan)
