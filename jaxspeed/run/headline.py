@@ -16,6 +16,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.result_lines import images_of
+from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.run.checkpoint import steps_of
 from jaxspeed.run.setup import Setup, balance_lines_of
 from jaxspeed.steps.spec import TrainSpec
@@ -105,3 +106,5 @@ def print_finished(
       f"{folder} no longer holds a whole checkpoint: remove {folder / 'result.json'} to train "
       "it again"
     )
+  if alone and not (folder / METRICS).exists():
+    screen.line(f"{folder / METRICS} is missing, and with it the curves of this run")

@@ -181,12 +181,14 @@ def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_run_without_its_checkpoints_says_what_to_do(run, tmp_path, capsys):
+def test_a_finished_run_without_checkpoints_and_rows_says_what_it_lacks(run, tmp_path, capsys):
   folder = shutil.copytree(run, tmp_path / "a")
   shutil.rmtree(folder / "checkpoints")
+  (folder / "metrics.jsonl").unlink()
   train(digits(), str(folder))
-  words = f"no longer holds a whole checkpoint: remove {folder / 'result.json'} to train it again"
-  assert words in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert f"a whole checkpoint: remove {folder / 'result.json'} to train it again" in said
+  assert "metrics.jsonl is missing, and with it the curves" in said
 
 
 # The last checkpoint

@@ -240,7 +240,7 @@ def find_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> lis
     whole = len(frames) - (position > len(view))
     raise UserError(
       f"{path} ends in the middle of record {whole}, at byte {len(view)}: it was cut off; "
-      "copy it again or prepare the data set again."
+      "remove it, and copy it or prepare the data set again."
     )
   return frames
 
