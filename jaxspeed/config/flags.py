@@ -211,13 +211,13 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
     flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all fields.", "h", True)
   )
   has_config = "config" in flags.FLAGS
-  if has_config and (command or any(word.lstrip("-").startswith("config") for word in argv)):
-    importlib.import_module(_MODELS)
   try:
     argv = flags.FLAGS.read_flags_from_files(argv)
+    if has_config and (command or any(word.lstrip("-").startswith("config") for word in argv)):
+      importlib.import_module(_MODELS)
     if define is not None:
       define(argv)
-    fields = _define_fields(argv) if has_config else []
+    fields = define_fields(argv) if has_config else []
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
@@ -240,7 +240,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   return arguments
 
 
-def _define_fields(argv: Sequence[str]) -> list[str]:
+def define_fields(argv: Sequence[str]) -> list[str]:
   """Defines a flag for each field that the command line sets; returns the fields' names."""
   found: dict[str, bool] = {}
   for name, has_value in (each.groups() for each in map(_FIELD.match, argv) if each):

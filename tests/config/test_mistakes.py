@@ -237,6 +237,8 @@ def test_a_stored_config_that_is_long(content, words, tmp_path):
 def test_fields_in_a_file_of_flags_count(tmp_path):
   (tmp_path / "flags").write_text("--config.epochs=7\n")
   assert "epochs 1-7:" in command("plan", "cifar10", f"--flagfile={tmp_path}/flags").stdout
+  (tmp_path / "flags").write_text("--config=cifar10\n--config.eval.mode=none\n")
+  assert "config.eval.mode='none': choose" in mistake("evaluate", f"--flagfile={tmp_path}/flags")
 
 
 def test_a_folder_in_the_place_of_a_config_and_a_name_that_is_too_long(tmp_path):
