@@ -44,6 +44,8 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {}
 # From `config.data.path` to arrays.
 DATA_SETS: dict[str, Callable[..., Any]] = {}
 
+# Attributes of a module that no user sets, and those that the run sets.
+NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
 
 
@@ -101,7 +103,7 @@ _NAME = Declared(
 def _fields_of(module: Any) -> Iterator[Declared]:
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
   for each in dataclasses.fields(module):
-    if each.name not in ("classes", "dtype", "conv_fusion", "parent", "name"):
+    if each.name not in ("classes", *NO_FIELDS):
       info = pydantic.fields.FieldInfo.from_annotation(types[each.name])
       default = ... if each.default is dataclasses.MISSING else each.default
       meaning = " ".join(meanings.get(each.name, "").split())

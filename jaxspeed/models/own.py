@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed.config.registry import NO_FIELDS
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError, printable
 
-# Fields of a module that no user sets, and those that the run sets.
-_NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 # Longest description, in characters.
 _SHOWN = 500
 
@@ -39,7 +38,7 @@ def describe_model(model: nn.Module) -> str:
   values = [
     f"{field.name}={_stable(getattr(model, field.name))}"
     for field in dataclasses.fields(model)
-    if field.name not in _NO_FIELDS
+    if field.name not in NO_FIELDS
   ]
   text = printable(" ".join(f"{type(model).__name__}({', '.join(values)})".split()))
   return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
