@@ -207,6 +207,8 @@ class Run:
     kinds = str | os.PathLike | Image.Image
     if not (isinstance(images, Sequence) and images and isinstance(images[0], kinds)):
       return self._checked(images, one=True)
+    if not all(isinstance(each, kinds) for each in images):
+      raise UserError("images holds files or images of Pillow and something else: pass one kind.")
     size, resize, antialias = self._weights.view
     with without_warnings():
       return np.stack([read_image(each, size, resize, antialias=antialias) for each in images])

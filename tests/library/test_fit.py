@@ -90,6 +90,7 @@ def test_a_folder_a_file_and_images_of_pillow_are_predicted_alike(finished, digi
   np.testing.assert_allclose(finished.predict(files[1]), expected[1:2], rtol=1e-5)
   (tmp_path / "empty").mkdir()
   assert "holds no image" in said(lambda: finished.predict(tmp_path / "empty"))
+  assert "pass one kind" in said(lambda: finished.predict([files[0], digits.x_val[0]]))
 
 
 def test_the_attributes_that_the_guide_names_are_there(finished):
