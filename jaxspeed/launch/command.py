@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from jaxspeed.config import output
+from jaxspeed.config.flags import define_fields
 from jaxspeed.config.overrides import parse_value
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import jobset, local, results, runs, state, submit
 from jaxspeed.launch.record import RECORD, RUN_FILE
@@ -21,7 +22,6 @@ from jaxspeed.launch.status import ENDED
 from jaxspeed.launch.submitted import ASK, LOOK, SubmittedRun
 
 _POLL = 0.5  # seconds between two looks at a log
-_OVERRIDE = re.compile(r"--config\.([^=]+)=(.*)", re.DOTALL)
 
 
 def define_flags(arguments: Sequence[str]) -> None:
@@ -38,8 +38,7 @@ def define_flags(arguments: Sequence[str]) -> None:
   flags.DEFINE_integer("port", 6006, "tensorboard: the port.", lower_bound=1, upper_bound=65_535)
   flags.DEFINE_integer("nodes", 2, "script kubernetes: the number of machines.", lower_bound=1)
   flags.DEFINE_integer("gpus", 8, "script kubernetes: GPUs of each machine.", lower_bound=1)
-  for name in {found[1] for word in arguments if (found := _OVERRIDE.fullmatch(word))}:
-    flags.DEFINE_string(f"config.{name}", None, "submit: a field of all jobs.")
+  define_fields(arguments)
 
 
 def _given() -> list[tuple[str, str]]:
@@ -88,6 +87,8 @@ def _submit(arguments: list[str]) -> None:
       output.say(f"note: submit would refuse: {error}")
     return
   run.start(detach=not flags.FLAGS["wait"].value)
+  if flags.FLAGS["wait"].value and (left := [s.name for s in run.status() if s.state != "done"]):
+    raise UserError(f"{some(left, 3)}: no result; status {run.folder} says why.")
 
 
 def _status(arguments: list[str]) -> None:

@@ -160,7 +160,8 @@ class Local(Executor):
   def warning(self, folder: pathlib.Path) -> str:
     if workers_elsewhere(folder) or workers_run(folder):
       return ""
-    return f"no worker runs: python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
+    resume = f"python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
+    return f"no worker runs, see {LAUNCHER}/{LOG}: {resume}"
 
 
 def workers_run(folder: pathlib.Path) -> bool:

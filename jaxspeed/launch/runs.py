@@ -171,6 +171,12 @@ def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str =
   add_line(folder / LAUNCHER / REQUESTS, line)
 
 
+def refuse_links(folder: pathlib.Path) -> None:
+  """Refuses a run whose own files are behind a link, before anything is written there."""
+  if link := link_in(folder / LAUNCHER):
+    raise UserError(f"{link} is a link, which would lead the run's files elsewhere: remove it.")
+
+
 @contextlib.contextmanager
 def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
   """A block in which no other process submits, cancels or retries jobs of a run.
@@ -182,8 +188,7 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
   Raises:
     UserError: another process is at it, there are links, or nothing can be written.
   """
-  if link := link_in(folder / LAUNCHER):
-    raise UserError(f"{link} is a link, which would lead the run's files elsewhere: remove it.")
+  refuse_links(folder)
   path = folder / LAUNCHER / _LOCK
   deadline = time.monotonic() + wait
   try:

@@ -173,6 +173,7 @@ def check_own(jobs: Sequence[Facts]) -> None:
 
 def begin(folder: pathlib.Path) -> None:
   """Starts what executors need besides, such as workers; without the run's lock."""
+  runs.refuse_links(folder)
   jobs = [facts for facts in runs.read_jobs(folder) if facts.is_open and not facts.cancelled]
   for executor, group in state.by_kind(jobs):
     executor.begin(folder, len(group))

@@ -312,12 +312,42 @@ def stopped(tmp_path):
 
 
 def test_resume(stopped):
-  note = f"note: no worker runs: python -m jaxspeed.launch resume {stopped}"
+  note = (
+    f"note: no worker runs, see .launch/workers.log: python -m jaxspeed.launch resume {stopped}"
+  )
   assert launch("status", stopped).splitlines()[-1] == note
   assert launch("resume", stopped) == "the run goes on\n"
   wait_until(lambda: not local.workers_run(stopped), 60, "the end of the worker")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
   assert "; retry --failed starts those without a result" in launch("resume", stopped)
+
+
+def test_resume_writes_into_no_link(stopped):
+  (stopped / ".launch" / "workers.log").symlink_to(stopped / "run.json")
+  before = (stopped / "run.json").read_bytes()
+  assert "workers.log is a link" in mistake("launch", "resume", str(stopped))
+  assert (stopped / "run.json").read_bytes() == before
+
+
+LOCAL_SWEEP = """
+from jaxspeed.launch import Local, Run
+
+def sweep():
+  with Run("run", executor=Local(python={python!r}, gpus=0), root={root!r}) as run:
+    for seed, name in enumerate("ab"):
+      run.job({recipe!r}, {{"seed": seed, "batch_size": 160}}, name=name)
+  return run
+"""
+
+
+@pytest.mark.parametrize("step, code", [("done", 0), ("exit 2", 2)])
+def test_submit_waits_and_fails_with_its_jobs(tmp_path, step, code):
+  python = fake_python(tmp_path, {"a": ["done"], "b": [step]})
+  file = tmp_path / "sweep.py"
+  file.write_text(LOCAL_SWEEP.format(python=python, root=str(tmp_path), recipe=QUICKSTART))
+  done = command("launch", "submit", str(file), "--wait")
+  said = f"b: no result; status {tmp_path}/run says why" in " ".join(done.stderr.split())
+  assert (done.returncode, said) == (code, code == 2), done.stderr
 
 
 def test_resume_beside_a_worker(stopped):

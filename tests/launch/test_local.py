@@ -126,7 +126,7 @@ def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
 def test_workers_that_do_not_run_are_said(tmp_path):
   run = write_run(tmp_path)
   command = f"python -m jaxspeed.launch resume {run}"
-  assert Local().warning(run) == f"no worker runs: {command}"
+  assert Local().warning(run) == f"no worker runs, see .launch/workers.log: {command}"
   with lock_elsewhere(run / ".launch" / "worker.1.lock"):
     assert Local().warning(run) == ""
 

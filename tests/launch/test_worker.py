@@ -250,7 +250,9 @@ def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
   run.wait("c")
   run.kill_workers()
   assert run.states == {"a": "done", "b": "running", "c": "running", "d": "pending"}
-  notes = (f"no worker runs: python -m jaxspeed.launch resume {run.folder}",)
+  notes = (
+    f"no worker runs, see .launch/workers.log: python -m jaxspeed.launch resume {run.folder}",
+  )
   assert run.found.notes == notes
   # One ends in the meantime, with a result.
   run.go("c")
