@@ -21,7 +21,8 @@ from jaxspeed.files import open_regular
 
 # Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
-# The most bytes of a shard that are read at once: at 50 ms a request, 64 threads read 2.7 GB/s.
+# The most bytes of a shard that are read at once: at 50 ms a request, 64 threads can ask for
+# 2.7 GB/s.
 _CHUNK_BYTES = 1 << 21
 # A gap up to this between two images is read with them.
 _GAP_BYTES = 1 << 16
