@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import secrets
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
@@ -107,22 +106,6 @@ def sync(path: pathlib.Path) -> None:
   """
   with open_regular(path) as file:
     os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a new folder that becomes `path` if the block succeeds, and is removed if it fails.
-
-  Raises:
-    OSError: the folder cannot be created, or `path` exists.
-  """
-  partial = _beside(path)
-  try:
-    partial.mkdir(parents=True)
-    yield partial
-    os.replace(partial, path)
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _beside(path: str | os.PathLike[str]) -> pathlib.Path:

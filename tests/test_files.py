@@ -18,7 +18,7 @@ from jaxspeed.files import (
   TEMPORARY,
   dump_json,
   load_json,
-  new_folder,
+  new_file,
   open_locked,
   parse_json,
   read_json,
@@ -88,10 +88,10 @@ def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
 def test_names_are_not_to_be_guessed(tmp_path):
   seen = set()
   for _ in range(3):
-    with new_folder(tmp_path / "a") as partial:
+    with new_file(tmp_path / "a") as file:
+      partial = pathlib.Path(file.name)
       seen.add(partial.name)
       assert partial.parent == tmp_path and str(os.getpid()) != partial.name[len(TEMPORARY) :]
-    (tmp_path / "a").rmdir()
   assert len(seen) == 3 and all(len(name) == len(TEMPORARY) + 16 for name in seen)
 
 
@@ -113,20 +113,6 @@ def test_a_failure_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
     write_atomically(tmp_path / "b", broken())
   assert error.value.filename == "the source"
   assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-  with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "deep" / "a") as partial:
-    (partial / "b").write_text("half")
-    raise ZeroDivisionError
-  assert list((tmp_path / "deep").iterdir()) == []
-  with new_folder(tmp_path / "deep" / "a") as partial:
-    (partial / "b").write_text("whole")
-    assert not (tmp_path / "deep" / "a").exists()
-  with pytest.raises(OSError), new_folder(tmp_path / "deep" / "a") as partial:
-    (partial / "b").write_text("a second one")
-  assert (tmp_path / "deep" / "a" / "b").read_text() == "whole"
-  assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a"]
 
 
 # Locks
