@@ -1,5 +1,6 @@
 """A run that begins with the weights, the optimizer and the averages of another: continue_from."""
 
+import pathlib
 from collections.abc import Collection, Sequence
 
 from ml_collections import ConfigDict
@@ -15,7 +16,13 @@ from jaxspeed.steps.state import Carry, TrainState
 
 _FIELD = "config.continue_from"
 # Fields that decide which arrays a checkpoint holds.
-_ARRAYS = ("config.model.", "config.optimizer.name:", "config.average.kind:", "config.given.")
+_ARRAYS = (
+  "config.model.",
+  "config.optimizer.name:",
+  "config.average.kind:",
+  "config.given.model:",
+  "config.given.optimizer:",
+)
 
 
 def as_continued(config: ConfigDict, given: Collection[str]) -> ConfigDict:
@@ -24,7 +31,16 @@ def as_continued(config: ConfigDict, given: Collection[str]) -> ConfigDict:
   Raises:
     UserError: it is no run.
   """
-  return as_decided(config, given, load_config(expanded(config.continue_from, _FIELD)))
+  return as_decided(config, given, _source(config)[1])
+
+
+def _source(config: ConfigDict) -> tuple[pathlib.Path, ConfigDict]:
+  """The folder at `continue_from`, and the config of its run."""
+  folder = expanded(config.continue_from, _FIELD)
+  try:
+    return folder, load_config(folder)
+  except UserError as error:
+    raise UserError(f"{_FIELD}: {error}") from None
 
 
 def check_continued(config: ConfigDict, class_names: Sequence[str] = ()) -> None:
@@ -40,8 +56,7 @@ def check_continued(config: ConfigDict, class_names: Sequence[str] = ()) -> None
   """
   if not config.continue_from:
     return
-  folder = expanded(config.continue_from, _FIELD)
-  stored = load_config(folder)
+  folder, stored = _source(config)
   if rows := [row for row in differences(stored, config) if row.startswith(_ARRAYS)]:
     raise UserError(
       f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
@@ -67,9 +82,17 @@ def continued(state: TrainState, config: ConfigDict, shapes: Carry) -> TrainStat
     shapes: shapes and shardings of its carry.
 
   Raises:
-    UserError: as `checkpoint.restore`; or the run has no checkpoint any more.
+    UserError: the run has no sound checkpoint any more, or its optimizer has other arrays.
   """
   folder = expanded(config.continue_from, _FIELD)
-  if (restored := restore(folder, shapes)) is None:
+  try:
+    restored = restore(folder, shapes)
+  except UserError as error:
+    reason = str(error).partition("; ")[0]
+    raise UserError(
+      f"{_FIELD}={folder} cannot be continued ({reason}): set the fields of the optimizer as it "
+      "has them, or take its weights only, with --config.pretrained.path."
+    ) from error
+  if restored is None:
     raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
   return restored.tree.state.replace(step=state.step, key=state.key)

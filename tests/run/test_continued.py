@@ -12,6 +12,7 @@ from jaxspeed.config import checks, stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.run import trainer
+from jaxspeed.run.continued import check_continued
 from jaxspeed.run.planned import planned
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
@@ -65,7 +66,7 @@ def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_the
     ({"model.activation": "relu"}, r"celu -> relu.*only, with --config.pretrained.path"),
     ({"average.kind": "none"}, "average.kind: ema -> none"),
     ({"optimizer.name": "muon"}, "optimizer.name: sgd -> muon"),
-    ({"continue_from": "nowhere"}, "nowhere/config.json is missing: name the folder of a run"),
+    ({"continue_from": "nowhere"}, "config.continue_from: nowhere/config.json is missing"),
   ],
 )
 def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_path, fields, words):
@@ -86,6 +87,24 @@ def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(f
   assert "model.width=4 in place of the recipe's 8" in " ".join(found.lines)
   with pytest.raises(UserError, match="model.width: 4 -> 8"):
     planned(config, devices=8, given={"model.width"})
+
+
+def test_an_optimizer_with_other_arrays_is_told_by_its_field(finished, cache, tmp_path):
+  config = digits(cache, continue_from=str(finished[0]), **{"optimizer.rate_in_momentum": False})
+  words = "continue_from=.* cannot be continued .*: set the fields of the optimizer as it has them"
+  with pytest.raises(UserError, match=words):
+    train(config, str(tmp_path / "b"))
+  assert (finished[0] / "checkpoints").exists() and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("part", ["schedule", "data"])
+def test_another_schedule_and_other_arrays_are_the_new_runs_own(finished, cache, tmp_path, part):
+  source = shutil.copytree(finished[0], tmp_path / "a")
+  before = stored.load(source / "config.json")
+  before.given[part] = "another"
+  stored.save(before, source / "config.json")
+  config = checks.checked(digits(cache, continue_from=str(source)).to_dict())
+  check_continued(config)
 
 
 def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):
