@@ -72,8 +72,8 @@ def fit(
       True, the run is saved and stops, and can be resumed.
     profile: the first and the last step to trace, counted from 1; the trace is for TensorBoard and
       Perfetto, in the run's folder "profile".
-    loggers: objects with the methods `init(run)`, `log(row)` and `finish()` (`records.loggers`),
-      besides those that `config.records.loggers` names.
+    loggers: functions of a run that return a context manager, whose value is called with each row
+      (`records.loggers`), besides those that `config.records.loggers` names.
 
   Returns:
     The run. `run.result` is {} if `on_epoch` stopped it before its end.

@@ -1,57 +1,47 @@
-"""TensorBoard's event files, written without TensorFlow; `rows.Row` has the tags."""
+"""TensorBoard's event files, written without TensorFlow; `rows.Row` has the tags.
+
+The messages are those of TensorFlow's core/util/event.proto and core/framework/summary.proto.
+"""
 
 import contextlib
-import shutil
+import struct
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from jaxspeed.records.loggers import LateLogger, LoggedRun, Row
+from jaxspeed.records.appended import AppendedFile
+from jaxspeed.records.loggers import Log, LoggedRun
+from jaxspeed.records.protobuf import field, make_frames, varint
 from jaxspeed.records.rows import scalars_of
 
-# A tag for the start of the run: its value and its wall time.
-_FIRST_TAG = "first"
-_ROOM = 2**20  # bytes
+_VERSION = field(3, b"brain.Event:2")
+_START = field(7, b"\x08\x01")  # SessionLog with status START
 
 
-class TensorBoardLogger(LateLogger):
-  """Writes a run's rows to event files in its folder tensorboard/.
-
-  Rows wait while the disk has no room: tensorboardX's thread would die with a traceback.
-  """
-
-  def init(self, run: LoggedRun) -> None:
-    super().init(run)
-    self._writer: Any = None
-    # Tools read the times from the files.
-    self._first = None if run.rows else time.time()
+@contextlib.contextmanager
+def tensorboard(run: LoggedRun) -> Iterator[Log]:
+  """Writes the rows of a run to an event file in its folder tensorboard/."""
+  folder = run.folder / "tensorboard"
+  folder.mkdir(exist_ok=True)
+  now = time.time_ns()
+  # TensorBoard reads files in the order of their names, which begin with whole seconds.
+  path = folder / f"events.out.tfevents.{now // 10**9:010d}.{now}"
+  with contextlib.closing(AppendedFile(path)) as file:
     # TensorBoard hides entries of earlier processes of this run from this x on.
-    self._purge_from = run.rows[-1]["examples"] + 1 if run.rows else 0
+    purged = run.rows[-1]["examples"] + 1 if run.rows else 0
+    file.append(make_frames([_event(_VERSION), _event(_START, purged)]))
+    if not run.rows:  # tools read from it when the run began
+      file.append(make_frames([_event(_summary({"first": time.time()}))]))
+    yield lambda row: file.append(make_frames([_event(_summary(scalars_of(row)), row["examples"])]))
 
-  def write(self, rows: Sequence[tuple[float, Row]]) -> bool:
-    if shutil.disk_usage(self.run.folder).free < _ROOM:
-      return False
-    if self._writer is None:
-      import tensorboardX
 
-      # File names have whole seconds: without the suffix a quick resume would overwrite a file.
-      self._writer = tensorboardX.SummaryWriter(
-        str(self.run.folder / "tensorboard"),
-        purge_step=self._purge_from,
-        flush_secs=1,
-        filename_suffix=f".{time.time_ns()}",
-      )
-    if self._first is not None:
-      self._writer.add_scalar(_FIRST_TAG, self._first, 0, walltime=self._first)
-      self._first = None
-    for wall_time, row in rows:
-      for tag, value in scalars_of(row).items():
-        self._writer.add_scalar(tag, value, row["examples"], walltime=wall_time)
-    return True
+def _event(content: bytes, step: int = 0) -> bytes:
+  """An Event of this moment with one of its fields."""
+  return b"\x09" + struct.pack("<d", time.time()) + b"\x10" + varint(step) + content
 
-  def finish(self) -> None:
-    super().finish()
-    if self._writer is not None:
-      # On a full disk its buffer is lost; metrics.jsonl has the same values.
-      with contextlib.suppress(OSError):
-        self._writer.close()
+
+def _summary(values: Mapping[str, float]) -> bytes:
+  """A Summary of scalars by their tags, as a field of an Event."""
+  scalars = (
+    field(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items()
+  )
+  return field(5, b"".join(field(1, scalar) for scalar in scalars))

@@ -5,15 +5,15 @@ with Records(workdir, resume_step=None, screen=screen) as records:
     records.epoch({"epoch": 1, "step": 98, "examples": 100352, "train_loss": 1.2, ...})
 """
 
-import io
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, parse_json, read_bytes, to_json, write_atomically
+from jaxspeed.records.appended import AppendedFile
 from jaxspeed.records.console import Screen
 from jaxspeed.records.loggers import LoggedRun, Logger, Loggers
 from jaxspeed.records.rows import Row
@@ -58,7 +58,7 @@ def _is_cut_off(line: bytes) -> bool:
   return False
 
 
-class Records:
+class Records(contextlib.AbstractContextManager["Records"]):
   """The writer of a new or resumed run's epochs. Close it, or use `with`.
 
   Args:
@@ -89,9 +89,7 @@ class Records:
     config: Mapping[str, Any] | None = None,
   ) -> None:
     path, self._screen = workdir / FILE, screen
-    self._metrics: io.FileIO | None = None
-    self._unwritten = b""  # lines of metrics.jsonl for which the disk had no room
-    self._loggers = Loggers(loggers if primary else (), screen.warn)
+    self._metrics: AppendedFile | None = None
     is_missing = bool(resume_step) and not os.path.lexists(path)
     found = [] if resume_step is None else read_metrics(workdir)
     self.rows = [row for row in found if row["step"] <= (resume_step or 0)]
@@ -103,8 +101,9 @@ class Records:
         f"{path} is missing: it begins anew after step {resume_step}, and what was reached before "
         "does not count; to keep it, stop, restore the file and start again"
       )
-    self._metrics = open(path, "ab", buffering=0)
-    self._loggers.init(LoggedRun(workdir, dict(config or {}), tuple(self.rows), screen.line))
+    self._metrics = AppendedFile(path)
+    logged = LoggedRun(workdir, dict(config or {}), tuple(self.rows), screen.line)
+    self._loggers = Loggers(loggers, logged, screen.warn)
 
   def epoch(self, row: Mapping[str, Any]) -> None:
     """Records the end of an epoch in metrics.jsonl, on the screen and in the loggers.
@@ -118,43 +117,23 @@ class Records:
     if self._metrics is None:
       return
     self._screen.epoch(row)
-    self._unwritten += _json_line(plain).encode()
-    self._write_waiting()
+    if reason := self._metrics.append(_json_line(plain).encode()):
+      self._screen.line(f"{reason}: jaxspeed tries again after the next epoch")
     self._loggers.log(plain)
 
   def close(self) -> None:
     """Removes the live line and writes all that is not yet on the disk."""
     self._screen.close()
     if self._metrics is not None:
-      self._write_waiting()
       self._metrics.close()
-    self._loggers.finish()
+      self._loggers.close()
 
-  def __enter__(self) -> "Records":
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *error: object) -> None:
     self.close()
 
   def write_waiting(self) -> str:
-    """Writes the lines of metrics.jsonl that wait for room on the disk; why it failed, or ''."""
-    try:
-      while self._unwritten and self._metrics is not None:
-        self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
-    except OSError as error:
-      assert self._metrics is not None
-      return f"{self._metrics.name} could not be written ({error.strerror or error})"
-    return ""
-
-  def _write_waiting(self) -> None:
-    """As `write_waiting`; on a full disk the run continues, and the lines wait."""
-    if reason := self.write_waiting():
-      self._screen.line(f"{reason}: jaxspeed tries again after the next epoch")
+    """Writes the rows that wait for room on the disk; returns why it failed, or ''."""
+    return "" if self._metrics is None else self._metrics.append()
 
 
 def _json_line(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from jaxspeed.config import stored
 from jaxspeed.planning.plan import Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
-from jaxspeed.records.tracking import make_loggers
+from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages

@@ -29,7 +29,7 @@ class Hooks:
     make_screen: makes the screen that the runs print on.
     on_epoch: called with each epoch's row, in the caller's thread; True ends the run.
     profile: the first and the last step to trace (`run.profile`); None: none.
-    loggers: objects that follow the run, besides those of `config.records.loggers`.
+    loggers: functions that follow the run, besides those of `config.records.loggers`.
   """
 
   call: str | None = None

@@ -32,8 +32,8 @@ from jaxspeed.feeds.protocol import Feed
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, silent_console
-from jaxspeed.records.loggers import ensure_installed
 from jaxspeed.records.results import result_of, write_result
+from jaxspeed.records.trackers import ensure_installed
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.headline import print_compiled, print_finished, print_header

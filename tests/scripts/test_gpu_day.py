@@ -241,7 +241,6 @@ MISSING = (
   "clu",
   "sklearn",
   "tensorboard",
-  "tensorboardX",
   "tensorflow",
   "tensorflow_datasets",
   "torchvision",

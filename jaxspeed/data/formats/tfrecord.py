@@ -16,7 +16,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
@@ -24,8 +23,8 @@ from PIL import Image
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.errors import UserError
 from jaxspeed.files import load_json, open_regular
+from jaxspeed.records.protobuf import masked_checksum
 
-_MASK_DELTA = 0xA282EAD8
 _MOST_RECORDS = 10**12  # in a shard
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
@@ -259,13 +258,6 @@ def _check(
         f"{path} is damaged: record {record} does not fit its checksum; remove it, "
         "and copy it or prepare the data set again."
       )
-
-
-def masked_checksum(part: memoryview | bytes) -> int:
-  """Return the CRC32C of some bytes, masked as in a TFRecord (record_writer.h)."""
-  checksum = google_crc32c.value(bytes(part))
-  rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
-  return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 
 
 class Example(NamedTuple):

@@ -16,7 +16,6 @@ import io
 import os
 import pathlib
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 from jaxspeed.data.disk.prepared import VERSION, Prepared, digests_of, is_current, modified
 from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.tfrecord import FILE_NAME, masked_checksum
+from jaxspeed.data.formats.tfrecord import FILE_NAME
 from jaxspeed.data.prepare.writing import (
   Broken,
   Done,
@@ -41,6 +40,7 @@ from jaxspeed.data.prepare.writing import (
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
+from jaxspeed.records.protobuf import field, make_frames, varint
 
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024
@@ -201,37 +201,12 @@ def _for_tensorflow(encoded: bytes) -> bytes:
 def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:
   """Serialize a tf.train.Example with the features file_name, image and label (>= 0)."""
   values = {
-    FILE_NAME: _field(1, _field(1, file_name)),
-    _IMAGE: _field(1, _field(1, encoded)),
-    _LABEL: _field(3, _field(1, _varint(label))),
+    FILE_NAME: field(1, field(1, file_name)),
+    _IMAGE: field(1, field(1, encoded)),
+    _LABEL: field(3, field(1, varint(label))),
   }
-  entries = [_field(1, _field(1, key.encode()) + _field(2, v)) for key, v in values.items()]
-  return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-  """Encode a length-delimited field of a protocol buffer."""
-  return b"".join((_varint(number << 3 | 2), _varint(len(content)), content))
-
-
-def _varint(value: int) -> bytes:
-  """Encode an integer >= 0 in base 128, low groups first."""
-  groups = bytearray()
-  while value > 0x7F:
-    groups.append(value & 0x7F | 0x80)
-    value >>= 7
-  groups.append(value)
-  return bytes(groups)
-
-
-def make_frames(records: Sequence[bytes]) -> bytes:
-  """Encode TFRecords: length (8 bytes), its checksum (4), data, its checksum (4)."""
-  return b"".join(
-    part
-    for record in records
-    for content in (struct.pack("<Q", len(record)), record)
-    for part in (content, struct.pack("<I", masked_checksum(content)))
-  )
+  entries = [field(1, field(1, key.encode()) + field(2, v)) for key, v in values.items()]
+  return field(1, b"".join(entries))
 
 
 def _write_info(

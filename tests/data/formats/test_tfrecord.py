@@ -12,7 +12,6 @@ import tiny_sets
 
 from jaxspeed.data.formats.tfrecord import (
   find_tfds,
-  masked_checksum,
   only_tfds,
   open_tfds,
   parse_example,
@@ -20,6 +19,7 @@ from jaxspeed.data.formats.tfrecord import (
   read_shards,
 )
 from jaxspeed.errors import UserError
+from jaxspeed.records.protobuf import masked_checksum
 
 
 def records_of(data, tmp_path):

@@ -10,8 +10,9 @@ from made_images import decoded, encoded, images_in, small_set, smooth, tree, wr
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
-from jaxspeed.data.prepare.shards import make_frames, shards_folder, write_shards
+from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.errors import UserError
+from jaxspeed.records.protobuf import make_frames
 
 
 @pytest.fixture
