@@ -8,9 +8,9 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 
+from jaxspeed.data.formats.protobuf import field, make_frames, varint
 from jaxspeed.records.appended import AppendedFile
 from jaxspeed.records.loggers import Log, LoggedRun
-from jaxspeed.records.protobuf import field, make_frames, varint
 from jaxspeed.records.rows import scalars_of
 
 _VERSION = field(3, b"brain.Event:2")

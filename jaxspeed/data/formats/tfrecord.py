@@ -21,9 +21,9 @@ from jaxtyping import Int32, UInt8
 from PIL import Image
 
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.data.formats.protobuf import masked_checksum
 from jaxspeed.errors import UserError
 from jaxspeed.files import load_json, open_regular
-from jaxspeed.records.protobuf import masked_checksum
 
 _MOST_RECORDS = 10**12  # in a shard
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.

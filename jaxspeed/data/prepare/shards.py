@@ -24,6 +24,7 @@ import numpy as np
 from jaxspeed.data.disk.prepared import VERSION, Prepared, digests_of, is_current, modified
 from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats.protobuf import field, make_frames, varint
 from jaxspeed.data.formats.tfrecord import FILE_NAME
 from jaxspeed.data.prepare.writing import (
   Broken,
@@ -40,7 +41,6 @@ from jaxspeed.data.prepare.writing import (
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
-from jaxspeed.records.protobuf import field, make_frames, varint
 
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024

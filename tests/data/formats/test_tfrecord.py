@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_sets
 
+from jaxspeed.data.formats.protobuf import masked_checksum
 from jaxspeed.data.formats.tfrecord import (
   find_tfds,
   only_tfds,
@@ -19,7 +20,6 @@ from jaxspeed.data.formats.tfrecord import (
   read_shards,
 )
 from jaxspeed.errors import UserError
-from jaxspeed.records.protobuf import masked_checksum
 
 
 def records_of(data, tmp_path):

@@ -9,10 +9,10 @@ from edited_images import pack, train
 from made_images import decoded, encoded, images_in, small_set, smooth, tree, write
 
 from jaxspeed.data.disk.sources import open_images
+from jaxspeed.data.formats.protobuf import make_frames
 from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.errors import UserError
-from jaxspeed.records.protobuf import make_frames
 
 
 @pytest.fixture
