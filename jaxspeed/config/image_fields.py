@@ -132,7 +132,7 @@ class Phases(Group):
 class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
-  path: Annotated[kinds.Text, Also("weights"), _PREDICT] = ""
+  path: Annotated[kinds.Text, Also("weights"), _PREDICT, on.without("continue_from")] = ""
   """a .safetensors file with torchvision's or timm's parameter names, hf://OWNER/NAME[@REVISION]
   for one on the Hugging Face hub, or the folder of a run"""
   head: Annotated[Literal["keep", "new"], _PREDICT] = "keep"

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Float, UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
 from jaxspeed.config import stored
 from jaxspeed.data.batch import pad_batches
-from jaxspeed.data.formats.pixels import without_warnings
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept
@@ -37,12 +36,14 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.export import class_names_of, network_of, write_network
-from jaxspeed.run.image_file import read_image
-from jaxspeed.run.predict import probabilities_of
+from jaxspeed.run.image_file import BrokenImage
+from jaxspeed.run.predict import Predictor, Source
 from jaxspeed.run.predict_csv import find_images
 from jaxspeed.run.restore import Weights, for_images, load_config, open_run
 from jaxspeed.steps.eval_step import evaluate_on_mesh
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
+
+_log = logging.getLogger("jaxspeed")
 
 
 class Run:
@@ -70,7 +71,7 @@ class Run:
     self.history: list[dict[str, Any]] = read_metrics(folder)
     self.result: dict[str, Any] = read_result(folder) or {}
     self.class_names = tuple(class_names_of(folder, config.data.classes))
-    self._weights = weights
+    self._weights, self._predictor = weights, Predictor(weights, self.class_names)
 
   def __repr__(self) -> str:
     end = f"top1 {self.result['top1']:.2%}" if self.result else f"unfinished, step {self.step}"
@@ -136,20 +137,23 @@ class Run:
         folder of them (in the order of their names, those of sub-folders last) or images of Pillow,
         one or a list.
 
+    Returns:
+      A row for each image. The row of a file that cannot be read is NaN, and the logger "jaxspeed"
+      has the reason as a warning.
+
     Raises:
-      UserError: images are of another kind or size, or a file is no image.
+      UserError: images are of another kind or size, or none of the files is an image.
     """
     with _computing(self.config.precision):
-      pixels = self._seen(images)
-      size = min(self.config.eval.batch_size, len(pixels))
-      rows = []
-      for begin in range(0, len(pixels), size):
-        part = pixels[begin : begin + size]
-        # A full batch each time: another size would compile another program.
-        padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0), (0, 0)])
-        found = self._probabilities(self.variables, mesh_lib.replicate(padded, self._mesh))
-        rows.append(np.asarray(found)[: len(part)])
-      return np.concatenate(rows)
+      found = list(self._predictor.rows(self._sources(images)))
+      read = [row for row in found if not isinstance(row, BrokenImage)]
+      for row in found:
+        if isinstance(row, BrokenImage):
+          if not read:
+            raise row
+          _log.warning("%s", row)
+      lost = np.full_like(read[0], np.nan)
+      return np.stack([lost if isinstance(row, BrokenImage) else row for row in found])
 
   def export(
     self,
@@ -181,37 +185,27 @@ class Run:
       network = network_of(self._weights, self.class_names, input_dtype=input)
       return write_network(expanded(path, "path"), network, file_format=format, fold=fold)
 
-  @property
-  def _mesh(self) -> Mesh:
-    return self._weights.spec.mesh
-
-  @functools.cached_property
-  def _probabilities(self) -> Any:
-    return jax.jit(probabilities_of(self._weights.spec))
-
   @functools.cache  # noqa: B019  a run has few sizes of data
   def _evaluation(self, count: int) -> tuple[TrainSpec, Any]:
     """The specification and program of an evaluation of `count` images."""
     config = self._weights.spec.config
     plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
     own = self.model if config.given.model else None
-    spec = make_train_spec(config, plan, self._mesh, model=own)
+    spec = make_train_spec(config, plan, self._weights.spec.mesh, model=own)
     return spec, jax.jit(evaluate_on_mesh(spec))
 
-  def _seen(self, images: Any) -> UInt8[np.ndarray, "n size size 3"]:
-    """What `predict` takes, as the model sees it."""
+  def _sources(self, images: Any) -> Sequence[Source]:
+    """What `predict` takes, one by one; arrays in the size of the model."""
     if isinstance(images, str | os.PathLike):
-      images = find_images([os.fspath(images)]).paths
-    elif isinstance(images, Image.Image):
-      images = [images]
+      return find_images([os.fspath(images)]).paths
+    if isinstance(images, Image.Image):
+      return [images]
     kinds = str | os.PathLike | Image.Image
     if not (isinstance(images, Sequence) and images and isinstance(images[0], kinds)):
-      return self._checked(images, one=True)
+      return list(self._checked(images, one=True))
     if not all(isinstance(each, kinds) for each in images):
       raise UserError("images holds files or images of Pillow and something else: pass one kind.")
-    size, resize, antialias = self._weights.view
-    with without_warnings():
-      return np.stack([read_image(each, size, resize, antialias=antialias) for each in images])
+    return images
 
   def _checked(self, images: Any, *, one: bool = False) -> UInt8[np.ndarray, "n size size 3"]:
     """Arrays as uint8 in the size of the model; `one` as in `images_of`."""

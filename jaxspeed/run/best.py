@@ -42,11 +42,11 @@ def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
 
   Args:
     rows: a run's rows in their order.
-    metric: one of `METRICS`.
+    metric: one of `METRICS`, or "none", which no row has.
   """
   key = f"eval_{metric}"
   known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]
-  return sorted(known, key=lambda row: row[key], reverse=METRICS[metric])
+  return sorted(known, key=lambda row: row[key], reverse=METRICS.get(metric, True))
 
 
 def reaches_target(row: Row, config: ConfigDict) -> bool:
@@ -80,12 +80,6 @@ def said_to_stop(reason: str, config: ConfigDict) -> str:
   )
 
 
-def best_steps(rows: Sequence[Row], config: ConfigDict) -> list[int]:
-  """The steps of a run's evaluations, the best first; [] if the config keeps no best one."""
-  metric = config.checkpoint.keep_best
-  return [] if metric == "none" else [row["step"] for row in ranked(rows, metric)]
-
-
 def best_of(rows: Sequence[Row], config: ConfigDict) -> dict[str, Any] | None:
   """The best evaluation in the words of result.json; None if the config keeps none.
 
@@ -93,8 +87,7 @@ def best_of(rows: Sequence[Row], config: ConfigDict) -> dict[str, Any] | None:
     {"metric", "epoch", "step", "top1", "top5", "macro_top1", "loss"}, as far as evaluated.
   """
   metric = config.checkpoint.keep_best
-  if metric == "none" or not (best_first := ranked(rows, metric)):
-    return None
-  best = best_first[0]
-  figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
-  return {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
+  for best in ranked(rows, metric):
+    figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
+    return {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
+  return None

@@ -20,7 +20,7 @@ import shutil
 import zlib
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import flax.serialization
 import jax
@@ -34,15 +34,12 @@ from jaxspeed.config.stored import FORMAT
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, sync, write_atomically
-from jaxspeed.records.clock import NAMES
 
 FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
 _PART = ".part-"
 _SIGN_OF_LIFE = 2.0  # seconds between two signs to the processes that wait for a save
 _log = logging.getLogger("jaxspeed")
-
-_Whole = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class CheckpointError(Exception):
@@ -53,12 +50,12 @@ class CheckpointError(Exception):
 class _Manifest:
   """The fields of a manifest.json; an array's are its shape and the CRC-32 of its bytes."""
 
-  format: Annotated[int, Field(ge=1, le=FORMAT)]
-  step: Annotated[int, Field(ge=1, lt=2**31)]
-  clock: dict[Literal[(*NAMES, "process")], Annotated[float, Field(ge=0, lt=1e11)]]  # type: ignore[valid-type]
-  images: Annotated[str, Field(max_length=100)]
-  arrays: dict[str, tuple[list[_Whole], _Whole]]
-  crc32: _Whole
+  format: Annotated[int, Field(le=FORMAT)]
+  step: int
+  clock: dict[str, float]
+  images: str
+  arrays: dict[str, tuple[list[int], int]]
+  crc32: int
 
 
 def _crc_of(manifest: dict[str, Any]) -> int:
@@ -93,13 +90,10 @@ def steps_of(folder: pathlib.Path) -> list[int]:
   return found
 
 
-def _home(folder: pathlib.Path) -> pathlib.Path:
-  return folder.absolute() / FOLDER  # Orbax takes no relative paths
-
-
 def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
   """The folders in a run's `FOLDER` that are named like a step, in ASCII digits, in order."""
-  found = [path for path in _home(folder).glob("[0-9]*") if path.is_dir()]
+  # Orbax takes no relative paths.
+  found = [path for path in (folder.absolute() / FOLDER).glob("[0-9]*") if path.is_dir()]
   found = [path for path in found if path.name.isascii() and path.name.isdecimal()]
   return sorted(found, key=lambda path: int(path.name))
 
@@ -133,13 +127,13 @@ def save(
   Raises:
     CheckpointError: it could not be written; raised in all processes, and older ones stay.
   """
-  writing, reason = [], ""
+  writing, reason, home = [], "", folder.absolute() / FOLDER
   with futures.ThreadPoolExecutor(1, "checkpoint") as pool:
     if processes.is_primary():
       # As NumPy arrays: Orbax refuses the JAX arrays of one process if there are several.
       arrays = jax.tree.map(np.asarray, flax.serialization.to_state_dict(tree))
       manifest = dict(format=FORMAT, step=step, clock=clock, images=images)
-      writing = [pool.submit(_write, _home(folder), manifest, arrays, lock)]
+      writing = [pool.submit(_write, home, manifest, arrays, lock)]
     while processes.gather(len(futures.wait(writing, _SIGN_OF_LIFE).not_done))[0]:
       heartbeat()
   # Orbax and tensorstore raise whatever their file systems do.
@@ -149,24 +143,32 @@ def save(
       lock.check()
   if processes.gather(int(bool(reason)))[0]:
     raise CheckpointError(
-      f"the checkpoint of step {step} could not be written to {_home(folder)} "
+      f"the checkpoint of step {step} could not be written to {home} "
       f"({reason[:200] or 'process 0 says why'})"
     )
   if processes.is_primary():
-    _remove_older(folder, step, keep, best)
+    # Foreign folders do not count, or they would push checkpoints out.
+    own = [each for each in steps_of(folder) if each <= step]
+    kept = {*own[-keep:], next((each for each in best if each in own), step)}
+    for each in set(own) - kept:
+      try:
+        _set_aside(home / str(each))
+      except OSError as error:
+        _log.warning("%s could not be removed (%s)", home / str(each), error.strerror or error)
+    _sweep(home)
 
 
 def _write(
-  folder: pathlib.Path, manifest: dict[str, Any], arrays: Any, lock: FolderLock | None
+  home: pathlib.Path, manifest: dict[str, Any], arrays: Any, lock: FolderLock | None
 ) -> None:
-  folder.mkdir(parents=True, exist_ok=True)
-  for left in folder.glob(f"{_PART}*"):
-    _discard(left)
+  """Writes a checkpoint to the run's folder of checkpoints."""
+  home.mkdir(parents=True, exist_ok=True)
+  _sweep(home)
   # Orbax finds a full disk too, but then each of its threads prints a traceback.
   needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + 2**20
-  if shutil.disk_usage(folder).free < needed:
+  if shutil.disk_usage(home).free < needed:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-  part = _new_part(folder)
+  part = _new_part(home)
   try:
     with _checkpointer() as checkpointer:
       checkpointer.save(part, arrays)
@@ -178,41 +180,30 @@ def _write(
     write_atomically(part / MANIFEST, f"{content}\n")
     with lock.writing() if lock else contextlib.nullcontext():
       # One already there is broken, or of a signal before the evaluation of its epoch.
-      _remove(final := folder / str(manifest["step"]))
+      _set_aside(final := home / str(manifest["step"]))
       part.rename(final)
   finally:
-    for left in folder.glob(f"{part.name}*"):
-      _discard(left)
+    _sweep(home)
 
 
-def _new_part(folder: pathlib.Path) -> pathlib.Path:
+def _new_part(home: pathlib.Path) -> pathlib.Path:
   # Random, so that no start that was thought dead writes there too.
-  return folder / f"{_PART}{secrets.token_hex(8)}"
+  return home / f"{_PART}{secrets.token_hex(8)}"
 
 
-def _remove_older(folder: pathlib.Path, step: int, keep: int, best: Sequence[int]) -> None:
-  """Removes checkpoints up to `step` but the newest and the first of `best` that is there."""
-  # Foreign folders do not count, or they would push checkpoints out.
-  own = [each for each in steps_of(folder) if each <= step]
-  kept = {*own[-keep:], next((each for each in best if each in own), step)}
-  for path in (_home(folder) / str(each) for each in own if each not in kept):
-    try:
-      _remove(path)
-    except OSError as error:
-      _log.warning("%s could not be removed (%s)", path, error.strerror)
+def _set_aside(path: pathlib.Path) -> None:
+  """Renames what is at `path`, if anything, for `_sweep`: a kill leaves no half of a checkpoint."""
+  with contextlib.suppress(FileNotFoundError):
+    path.rename(_new_part(path.parent))
 
 
-def _remove(path: pathlib.Path) -> None:
-  if os.path.lexists(path):
-    # Renamed first: a kill in the middle must not leave half a checkpoint under its name.
-    _discard(path.rename(_new_part(path.parent)))
-
-
-def _discard(path: pathlib.Path) -> None:
-  if path.is_symlink() or not path.is_dir():
-    path.unlink(missing_ok=True)
-  else:
-    shutil.rmtree(path, ignore_errors=True)
+def _sweep(home: pathlib.Path) -> None:
+  """Removes what is set aside, and what a kill or a failure left half written."""
+  for left in home.glob(f"{_PART}*"):
+    if left.is_symlink() or not left.is_dir():
+      left.unlink(missing_ok=True)
+    else:
+      shutil.rmtree(left, ignore_errors=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,16 +216,18 @@ class Restored:
   images: str
 
 
-def restore(folder: pathlib.Path, target: Any, *, step: int | None = None) -> Restored | None:
+def restore(
+  folder: pathlib.Path, target: Any, *, step: int | None = None, ignored: str = ""
+) -> Restored | None:
   """Reads the checkpoint of `step`, or the newest sound one; None if there is none at all.
 
   All processes of a run must call it. A warning names each one that is passed over.
 
   Args:
     folder: the run's folder.
-    target: ShapeDtypeStructs on one mesh, in the structure that was saved; an `opt_state` of None
-      is not read.
+    target: ShapeDtypeStructs on one mesh, in the structure that was saved.
     step: the step to restore; None: that of the newest sound checkpoint.
+    ignored: arrays with this part in their name are not in `target`, and are not read; '': none.
 
   Raises:
     UserError: the checkpoint of `step` is missing or damaged, or all are; or it holds another
@@ -244,7 +237,7 @@ def restore(folder: pathlib.Path, target: Any, *, step: int | None = None) -> Re
   leaves, structure = jax.tree.flatten(wanted)
   arrays, about = [np.zeros(each.shape, each.dtype) for each in leaves], b""
   with processes.all_or_none("reading the checkpoint"):
-    if processes.is_primary() and (found := _find(folder, _named(wanted), step)) is not None:
+    if processes.is_primary() and (found := _find(folder, _named(wanted), step, ignored)):
       arrays = found[1]
       about = dump_json({key: found[0][key] for key in ("step", "clock", "images")}).encode()
   if not (about := processes.gather_bytes(about)[0]):
@@ -255,15 +248,15 @@ def restore(folder: pathlib.Path, target: Any, *, step: int | None = None) -> Re
 
 
 def _find(
-  folder: pathlib.Path, wanted: dict[str, Any], step: int | None
+  folder: pathlib.Path, wanted: dict[str, Any], step: int | None, ignored: str
 ) -> tuple[dict[str, Any], list[np.ndarray]] | None:
   """The manifest and the `wanted` arrays of the checkpoint to restore; errors as in `restore`."""
-  faults = []
+  home, faults = folder.absolute() / FOLDER, []
   for path in reversed(_folders(folder)):
     if step in (None, int(path.name)):
       try:
         found = load_manifest(path)
-        arrays = _read(path, found["arrays"], wanted)
+        arrays = _read(path, found["arrays"], wanted, ignored)
       except ValueError as error:
         faults.append((path, error))
         continue
@@ -272,22 +265,32 @@ def _find(
       return found, arrays
   if step is None and not faults:
     return None
-  path, error = [*faults, (_home(folder) / str(step), "there is no finished checkpoint")][0]
-  advice = f"there is no other checkpoint that is whole: move {_home(folder)} away to train afresh"
+  path, error = [*faults, (home / str(step), "there is no finished checkpoint")][0]
+  advice = f"there is no other checkpoint that is whole: move {home} away to train afresh"
   if step is not None:
     others = ", ".join(str(each) for each in steps_of(folder) if each != step) or "none"
     advice = f"steps there: {others}"
   raise UserError(f"{path}: {error}; {advice}.")
 
 
-def _read(path: pathlib.Path, arrays: dict[str, Any], wanted: dict[str, Any]) -> list[np.ndarray]:
+def _read(
+  path: pathlib.Path, arrays: dict[str, Any], wanted: dict[str, Any], ignored: str
+) -> list[np.ndarray]:
   """The arrays of a checkpoint, by the names and in the shapes of `wanted`.
 
   Raises:
     ValueError: they are not those of the manifest, `arrays`.
     UserError: they are, and of another model.
   """
-  _check_fit(path, {name: shape for name, (shape, _) in arrays.items()}, wanted)
+  have = {name: shape for name, (shape, _) in arrays.items() if not (ignored and ignored in name)}
+  want = {name: list(leaf.shape) for name, leaf in wanted.items()}
+  for name in sorted(want.keys() | have.keys()):
+    if have.get(name) != want.get(name):
+      there, here = have.get(name, "nothing"), want.get(name, "nothing")
+      raise UserError(
+        f"{path} does not fit the run's model: {name} is of shape {there} there and {here} in the "
+        "model; use the version of the code and the config.json that trained it, or move it away."
+      )
   try:
     with _checkpointer() as checkpointer:
       found = _named(jax.tree.map(np.asarray, checkpointer.restore(path)))
@@ -300,24 +303,10 @@ def _read(path: pathlib.Path, arrays: dict[str, Any], wanted: dict[str, Any]) ->
   return [found[name].astype(leaf.dtype, copy=False) for name, leaf in wanted.items()]
 
 
-def _check_fit(path: pathlib.Path, have: dict[str, Any], wanted: dict[str, Any]) -> None:
-  """Raises a UserError if names or shapes differ: before any array is read."""
-  want = {name: list(leaf.shape) for name, leaf in wanted.items()}
-  if not any(".opt_state." in name for name in want):
-    have = {name: shape for name, shape in have.items() if ".opt_state." not in name}
-  for name in sorted(want.keys() | have.keys()):
-    if have.get(name) != want.get(name):
-      there, here = have.get(name, "nothing"), want.get(name, "nothing")
-      raise UserError(
-        f"{path} does not fit the run's model: {name} is of shape {there} there and {here} in the "
-        "model; use the version of the code and the config.json that trained it, or move it away."
-      )
-
-
 def _named(tree: Any) -> dict[str, Any]:
   """The leaves of nested dicts, with their keys joined by dots."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {".".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in leaves}
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _checksum(array: np.ndarray) -> list[Any]:

@@ -1,7 +1,9 @@
-"""The likeliest classes of image files."""
+"""The probabilities of the classes of images, and the likeliest classes of image files."""
 
 import contextlib
 import dataclasses
+import functools
+import os
 import pathlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from ml_collections import ConfigDict
+from PIL import Image
 
 from jaxspeed.config import output
 from jaxspeed.data.augment import normalize
@@ -37,11 +40,15 @@ from jaxspeed.steps.spec import TrainSpec
 Prediction = list[tuple[str, float]]
 # Called with the error of an image that cannot be read.
 OnError = Callable[[UserError], None]
+# The name of a file, an image of Pillow, or the pixels as the model sees them.
+Source = str | os.PathLike[str] | Image.Image | UInt8[np.ndarray, "size size 3"]
+# The probabilities of an image's classes, or why the image cannot be read.
+Row = Float[np.ndarray, "classes"] | BrokenImage
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-  """Weights that predict image files.
+  """Weights that predict images.
 
   Attributes:
     weights: the weights.
@@ -51,78 +58,72 @@ class Predictor:
   weights: Weights
   names: Sequence[str]
 
-  def predict(
-    self, images: Sequence[str], top: int
-  ) -> Generator[Prediction | BrokenImage, None, None]:
-    """Compiles the program for some files; returns a generator that predicts them, in order.
+  def rows(self, images: Sequence[Source]) -> Generator[Row, None, None]:
+    """Compiles the program for some images; returns a generator of a row for each, in order.
 
-    It yields the `top` likeliest classes of each file, or why it cannot be read. A batch is
-    `eval.batch_size` images on each device, or fewer if there are fewer files. The memory does not
-    grow with their number.
+    A batch is `eval.batch_size` images on each device, or fewer if there are fewer images. The
+    memory does not grow with their number.
 
     Raises:
       UserError: logits are not finite.
     """
+    devices, most = self.weights.spec.devices, self.weights.spec.config.eval.batch_size
+    batch = devices * min(most, -(-len(images) // devices) or 1)
+    return self._rows(images, batch, self._program(batch))
+
+  @functools.cache  # noqa: B019  few sizes of batches
+  def _program(self, batch: int) -> Any:
     spec, size = self.weights.spec, self.weights.view.size
-    batch = spec.devices * min(spec.config.eval.batch_size, -(-len(images) // spec.devices) or 1)
     shape = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
     abstract = mesh_lib.abstract(shape, mesh_lib.sharded(spec.mesh))
-    program = jax.jit(probabilities_of(spec)).lower(self.weights.variables, abstract).compile()
-    return self._predict(images, program, batch, top)
+    return jax.jit(probabilities_of(spec)).lower(self.weights.variables, abstract).compile()
 
-  def _predict(
-    self, images: Sequence[str], program: Any, batch: int, top: int
-  ) -> Generator[Prediction | BrokenImage, None, None]:
+  def _rows(self, images: Sequence[Source], batch: int, program: Any) -> Generator[Row, None, None]:
     pixels.drop_warnings()
     # A decoded photo takes 100 times the memory of its file and of its crop: few at a time.
     pool = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="read")
-    waiting: Iterator[Prediction | BrokenImage] = iter(())
+    waiting: Iterator[Row] = iter(())
     try:
       for first in range(0, len(images), batch):
         read = list(pool.map(self._read, images[first : first + batch]))
+        found = [image for image in read if not isinstance(image, BrokenImage)]
+        started: Any = ()
+        if found:
+          # A full batch each time: another size would compile another program.
+          padding = [(0, batch - len(found)), (0, 0), (0, 0), (0, 0)]
+          padded = np.pad(np.stack(found), padding)
+          started = program(self.weights.variables, mesh_lib.split(padded, self.weights.spec.mesh))
         # The devices compute while the next batch is read.
-        started = self._start(read, program, batch)
-        earlier, waiting = waiting, self._likeliest(read, started, top)
+        earlier, waiting = waiting, _finished(read, started)
         yield from earlier
       yield from waiting
     finally:
       pool.shutdown(wait=False, cancel_futures=True)
 
-  def _read(self, path: str) -> "_Read":
+  def _read(self, image: Source) -> UInt8[np.ndarray, "size size 3"] | BrokenImage:
+    if isinstance(image, np.ndarray):
+      return image
     view = self.weights.view
     try:
-      return read_image(path, view.size, view.resize, antialias=view.antialias)
+      return read_image(image, view.size, view.resize, antialias=view.antialias)
     except BrokenImage as error:
       return error
 
-  def _start(self, part: "list[_Read]", program: Any, batch: int) -> Any:
-    """The probabilities of a part's images, still being computed; None without images."""
-    found = [image for image in part if not isinstance(image, BrokenImage)]
-    if not found:
-      return None
-    # A full batch each time: another size would compile another program.
-    padding = [(0, batch - len(found)), (0, 0), (0, 0), (0, 0)]
-    images = mesh_lib.split(np.pad(np.stack(found), padding), self.weights.spec.mesh)
-    return program(self.weights.variables, images)
-
-  def _likeliest(
-    self, part: "list[_Read]", started: Any, top: int
-  ) -> Iterator[Prediction | BrokenImage]:
-    rows = iter(() if started is None else np.asarray(started))
-    for image in part:
-      if isinstance(image, BrokenImage):
-        yield image
-        continue
-      row = next(rows)
-      if not np.isfinite(row).all():
-        raise UserError(
-          "the weights give logits that are not finite: choose another --step, or other weights."
-        )
-      yield [(self.names[index], float(row[index])) for index in np.argsort(-row)[:top]]
+  def likeliest(self, row: Float[np.ndarray, "classes"], top: int) -> Prediction:
+    """The `top` likeliest classes of an image, with their probabilities."""
+    return [(self.names[index], float(row[index])) for index in np.argsort(-row)[:top]]
 
 
-# The pixels of a file, or why it has none.
-_Read = UInt8[np.ndarray, "size size 3"] | BrokenImage
+def _finished(read: Sequence[Any], started: Any) -> Iterator[Row]:
+  """Waits for the probabilities of a batch; yields a row for each image that was read or not."""
+  rows = iter(np.asarray(started))
+  for image in read:
+    row = image if isinstance(image, BrokenImage) else next(rows)
+    if not isinstance(row, BrokenImage) and not np.isfinite(row).all():
+      raise UserError(
+        "the weights give logits that are not finite: choose another --step, or other weights."
+      )
+    yield row
 
 
 @contextlib.contextmanager
@@ -137,11 +138,6 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
     UserError: the folder holds no run, or not that checkpoint.
   """
   config = for_images(load_config(folder))
-  if config.eval.mode == "selective":
-    output.note(
-      "the run was evaluated with eval.mode=selective, six views for the least confident quarter "
-      "of the images; predict uses six views for each"
-    )
   names = stored_class_names(folder, config.data.classes)
   with run_weights(folder, config, step) as weights:
     yield Predictor(weights, names)
@@ -186,12 +182,14 @@ def predict(
   """
   found: list[Prediction | None] = []
   with opened as predictor:
-    for each in predictor.predict(images, top):
-      if isinstance(each, BrokenImage):
-        if on_error is None:
-          raise each
-        on_error(each)
-      found.append(None if isinstance(each, BrokenImage) else each)
+    for row in predictor.rows(images):
+      if not isinstance(row, BrokenImage):
+        found.append(predictor.likeliest(row, top))
+      elif on_error is None:
+        raise row
+      else:
+        on_error(row)
+        found.append(None)
   return found
 
 

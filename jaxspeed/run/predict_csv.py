@@ -184,18 +184,18 @@ def _lines(
   """Yields the lines of the table, and counts them in `done`."""
   more = [f"{name}_{number}" for number in range(2, top + 1) for name in ("label", "probability")]
   yield _line(["file", "label", "probability", *more, "error"])
-  with contextlib.closing(predictor.predict(images.paths, top)) as found:
+  with contextlib.closing(predictor.rows(images.paths)) as found:
     begun = time.perf_counter()
     show(0, len(images.paths))
-    for name, each in zip(images.names, found, strict=True):
+    for image, each in zip(images.names, found, strict=True):
       done.images += 1
       done.seconds = time.perf_counter() - begun
       if isinstance(each, BrokenImage):
         done.broken += 1
-        yield _line([name, *[""] * (2 * top), printable(each.reason)])
+        yield _line([image, *[""] * (2 * top), printable(each.reason)])
       else:
-        pairs = [(label, f"{probability:.6g}") for label, probability in each]
-        yield _line([name, *(cell for pair in pairs for cell in pair), ""])
+        pairs = [(name, f"{share:.6g}") for name, share in predictor.likeliest(each, top)]
+        yield _line([image, *(cell for pair in pairs for cell in pair), ""])
       show(done.images, len(images.paths))
 
 

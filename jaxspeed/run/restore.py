@@ -155,8 +155,10 @@ def open_run(
   if checkpoint_step == "best":
     checkpoint_step = best_step(folder, config)
     about = f"--step=best is step {checkpoint_step} (config.checkpoint.keep_best keeps it); "
+  # The state of an optimizer from Python has a structure that only the optimizer knows.
+  ignored = ".opt_state." if given_in(config).get("optimizer") else ""
   try:
-    restored = restore(folder, _abstract_carry(spec), step=checkpoint_step)
+    restored = restore(folder, _abstract_carry(spec), step=checkpoint_step, ignored=ignored)
   except UserError as error:
     error.args = (f"{about}{error}",)
     raise
@@ -208,9 +210,7 @@ def _abstract_carry(spec: TrainSpec) -> Carry:
     jax.ShapeDtypeStruct((2,), np.uint32),
     jax.ShapeDtypeStruct((spec.config.data.train_images, size, size, 3), np.uint8),
   )
-  if given_in(spec.config).get(
-    "optimizer"
-  ):  # its state has a structure that only the optimizer knows
+  if given_in(spec.config).get("optimizer"):
     state = state.replace(opt_state=None)
     if state.proxy is not None:
       state = state.replace(proxy=state.proxy.replace(opt_state=None))

@@ -1,6 +1,5 @@
 """The saving of a run: when a checkpoint is due, what a failure does, how a stop ends the run."""
 
-import math
 import time
 
 from jaxspeed.cluster import processes
@@ -8,7 +7,7 @@ from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError, mend
 from jaxspeed.run import checkpoint
-from jaxspeed.run.best import best_steps
+from jaxspeed.run.best import ranked
 from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.run import Run
@@ -27,8 +26,8 @@ class Saver:
   """
 
   def __init__(self, run: Run, report: EpochReport) -> None:
-    self._run, self._report = run, report
-    self.saved, self._due = 0, math.inf
+    self._run, self._report, self.saved = run, report, 0
+    self._due = time.monotonic() + run.config.checkpoint.every_seconds
 
   def restore(self, target: Carry) -> checkpoint.Restored | None:
     """Reads the newest checkpoint, and its clock; None if there is none. All must call it.
@@ -48,18 +47,18 @@ class Saver:
       self.saved = restored.step
     return restored
 
-  def start_waiting(self) -> None:
-    """Makes the next checkpoint due in `checkpoint.every_seconds` from now."""
-    self._due = time.monotonic() + self._run.config.checkpoint.every_seconds
-
   def is_due(self, *, evaluated: int = 0) -> bool:
     """Whether process 0 wants a checkpoint, by its clock or its rows; False in the others.
 
     Args:
       evaluated: the step of an evaluation, to be saved if it is the best one so far; 0: none.
     """
-    best = evaluated and best_steps(self._report.rows, self._run.config)[:1] == [evaluated]
-    return processes.is_primary() and (bool(best) or time.monotonic() >= self._due)
+    is_best = evaluated > 0 and self._best_steps()[:1] == [evaluated]
+    return processes.is_primary() and (is_best or time.monotonic() >= self._due)
+
+  def _best_steps(self) -> list[int]:
+    metric = self._run.config.checkpoint.keep_best
+    return [row["step"] for row in ranked(self._report.rows, metric)]
 
   def save(self, step: int, carry: Carry, *, last: bool = False) -> None:
     """Saves the carry after `step` steps; the config decides whether a failure ends the run.
@@ -83,7 +82,7 @@ class Saver:
           run.clock.state(),
           images=run.feed.data.fingerprint,
           keep=run.config.checkpoint.keep,
-          best=best_steps(self._report.rows, run.config),
+          best=self._best_steps(),
           lock=run.control.lock,
         )
       self.saved = step
@@ -91,7 +90,7 @@ class Saver:
       self._handle(error, last=last)
     heartbeat()
     run.control.saved()
-    self.start_waiting()
+    self._due = time.monotonic() + run.config.checkpoint.every_seconds
 
   def stop_if_decided(self, step: int, carry: Carry) -> None:
     """Ends the run after a signal to any of its processes.

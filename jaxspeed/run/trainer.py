@@ -131,7 +131,6 @@ class Trainer:
           state = with_pretrained(state, self._run.spec)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
-    self._saver.start_waiting()
     return restored.step if restored is not None else 0
 
   def _epoch_ended(self, step: int) -> bool:

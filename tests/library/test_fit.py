@@ -79,7 +79,9 @@ def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
   assert "workdir=None: it must be the path" in said(lambda: jaxspeed.load(None))
 
 
-def test_a_folder_a_file_and_images_of_pillow_are_predicted_alike(finished, digits, tmp_path):
+def test_a_folder_a_file_and_images_of_pillow_are_predicted_alike(
+  finished, digits, tmp_path, caplog
+):
   for number in range(3):
     Image.fromarray(digits.x_val[number]).save(tmp_path / f"{number}.png")
   expected = finished.predict(digits.x_val[:3])
@@ -91,6 +93,13 @@ def test_a_folder_a_file_and_images_of_pillow_are_predicted_alike(finished, digi
   (tmp_path / "empty").mkdir()
   assert "holds no image" in said(lambda: finished.predict(tmp_path / "empty"))
   assert "pass one kind" in said(lambda: finished.predict([files[0], digits.x_val[0]]))
+  # A broken file of several is a row of NaN, with its reason in the log.
+  (tmp_path / "1.png").write_text("no image")
+  found = finished.predict(tmp_path)
+  assert np.isnan(found[1]).all() and found.dtype == expected.dtype
+  np.testing.assert_array_equal(found[[0, 2]], finished.predict(files[::2]))
+  assert "1.png cannot be read as an image: it is not an image" in caplog.text
+  assert "1.png cannot be read as an image" in said(lambda: finished.predict(files[1]))
 
 
 def test_the_attributes_that_the_guide_names_are_there(finished):

@@ -89,8 +89,11 @@ def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(f
     planned(config, devices=8, given={"model.width"})
 
 
-def test_an_optimizer_with_other_arrays_is_told_by_its_field(finished, cache, tmp_path):
-  config = digits(cache, continue_from=str(finished[0]), **{"optimizer.rate_in_momentum": False})
+@pytest.mark.parametrize("field, value", [("rate_in_momentum", False), ("momentum", 0.0)])
+def test_an_optimizer_with_other_arrays_is_told_by_its_field(
+  finished, cache, tmp_path, field, value
+):
+  config = digits(cache, continue_from=str(finished[0]), **{f"optimizer.{field}": value})
   words = "continue_from=.* cannot be continued .*: set the fields of the optimizer as it has them"
   with pytest.raises(UserError, match=words):
     train(config, str(tmp_path / "b"))
