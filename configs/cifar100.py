@@ -41,7 +41,7 @@ def get_config():
   # Learning rate and decay for 1,024 examples; the decay does not follow the learning rate.
   rate, decay, momentum = 9.0, 0.012, 0.85
   config.optimizer.update(
-    momentum=momentum, weight_decay=decay / rate, bias_rate=64.0, bias_decay=1 / 64
+    momentum=momentum, weight_decay=decay / rate, bias_rate_factor=64.0, bias_decay_factor=1 / 64
   )
   # Nesterov momentum lengthens each step by this factor.
   peak = rate / (1 + 1 / (1 - momentum))

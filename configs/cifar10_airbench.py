@@ -114,8 +114,8 @@ def set_sgd(config, *, rate, decay):
   config.optimizer.update(
     momentum=momentum,
     weight_decay=decay / rate,
-    bias_rate=64.0,
-    bias_decay=1 / 64,
+    bias_rate_factor=64.0,
+    bias_decay_factor=1 / 64,
   )
   config.schedule.update(peak=peak, start=0.2, warmup=0.23, final=0.07)
   config.average.update(kind="lookahead", decay=0.95, every=5)
@@ -132,13 +132,13 @@ def set_muon(config, *, rate, momentum, bias_rate, head_rate, decay):
     name="muon",
     momentum=momentum,
     weight_decay=decay,
-    bias_rate=bias_rate * batch / rate,
-    bias_decay=1 / bias_rate,
-    head_rate=head_rate * batch / rate,
-    head_decay=1 / head_rate,
+    bias_rate_factor=bias_rate * batch / rate,
+    bias_decay_factor=1 / bias_rate,
+    head_rate_factor=head_rate * batch / rate,
+    head_decay_factor=1 / head_rate,
     muon_epsilon=1e-7 / batch,
   )
   config.whitening.update(
-    bias_rate=bias_rate * batch / rate, bias_decay=1 / bias_rate, bias_falls=True
+    bias_rate_factor=bias_rate * batch / rate, bias_decay_factor=1 / bias_rate, bias_falls=True
   )
   config.schedule.update(peak=rate, start=1.0, warmup=0.0, final=0.0)

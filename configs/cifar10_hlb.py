@@ -54,8 +54,8 @@ def get_config():
   config.optimizer.update(
     momentum=0.85,
     weight_decay=6.687e-4 * batch / loss_scale,
-    bias_rate=64.0,
-    bias_decay=1 / 64,
+    bias_rate_factor=64.0,
+    bias_decay_factor=1 / 64,
   )
   config.schedule.update(read="start", peak=1.525, start=0.0, warmup=0.23, final=0.07)
   config.average.update(kind="lookahead", decay=0.95, every=5, from_epoch=2)

@@ -96,7 +96,7 @@ def get_config(rung="flip_tta"):
     # The original's scale of 1/4 is 1 here: what follows is rescaled by 4, the bias's learning rate
     # by 4^2, which the original then tuned to 64.
     config.model.update(train_norm_scale=False, celu_alpha=0.3, head_scale=1 / 16)
-    config.optimizer.update(bias_rate=64.0, bias_decay=1 / 64)
+    config.optimizer.update(bias_rate_factor=64.0, bias_decay_factor=1 / 64)
   if height >= RUNGS.index("whitening"):
     config.epochs = 15.0
     config.model.whiten = True

@@ -36,7 +36,7 @@ def get_config():
   )
   config.pretrained.update(path="resnet50.safetensors", head="new")
   config.augment.min_scale = 0.25
-  config.optimizer.update(nesterov=True, weight_decay=1e-4, head_rate=10.0)
+  config.optimizer.update(nesterov=True, weight_decay=1e-4, head_rate_factor=10.0)
   config.schedule.update(name="cosine", peak=0.01, start=0.0, warmup=0.1, final=0.0)
   config.eval.update(batch_size=32)
   return config

@@ -46,7 +46,7 @@ def get_config(epochs="90"):
   config.augment.update(min_scale=0.05, mixup=0.2)
   config.augment.update(randaugment_layers=2, randaugment_magnitude=10)
   config.optimizer.update(
-    name="adamw", clip_norm=1.0, weight_decay=0.1, bias_decay=0.0, scale_decay=0.0
+    name="adamw", clip_norm=1.0, weight_decay=0.1, bias_decay_factor=0.0, scale_decay_factor=0.0
   )
   steps = _IMAGES // _BATCH * config.epochs
   config.schedule.update(

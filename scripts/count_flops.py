@@ -57,7 +57,7 @@ def count(spec: TrainSpec) -> dict[str, float]:
     def logits(variables, images):
       return eval_step.logits_of(variables, images, views, spec=spec)
 
-    return flops_of(logits, state.evaluated(), images) / plan.eval_batch_size
+    return flops_of(logits, state.eval_variables(), images) / plan.eval_batch_size
 
   if views == "selective":
     each = evaluation("center") + eval_step.SELECTED * evaluation("selective")

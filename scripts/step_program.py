@@ -21,7 +21,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Phase, StepKind, Stretch
+from jaxspeed.planning.plan import Phase, StepKind, StepRange
 from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -225,8 +225,8 @@ def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgra
     else:
       # An epoch may have any number of steps, whatever the data set's size gives.
       phase = dataclasses.replace(phase, steps_per_epoch=max(steps, phase.steps_per_epoch))
-      stretches = (Stretch(_NEVER, (kind,)),)
-      function = on_mesh(resident_steps, spec, phase=phase, stretches=stretches)
+      step_ranges = (StepRange(_NEVER, (kind,)),)
+      function = on_mesh(resident_steps, spec, phase=phase, step_ranges=step_ranges)
       arguments = (*arguments, array((), jnp.int32))
   options = spec.compiler_options(platform)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)

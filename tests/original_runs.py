@@ -47,8 +47,8 @@ def filled(shapes, seed):
   return state.replace(
     **model,
     key=seed_key(0),
-    average=state.average and model,
-    slow=state.slow and model,
+    ema=state.ema and model,
+    lookahead=state.lookahead and model,
     proxy=shapes.proxy and filled(shapes.proxy, seed + 1),
   )
 
@@ -56,7 +56,7 @@ def filled(shapes, seed):
 def weights_of(state):
   """What the tests compare."""
   proxy = state.proxy and weights_of(state.proxy)
-  return state.params, state.batch_stats, state.average, state.slow, proxy
+  return state.params, state.batch_stats, state.ema, state.lookahead, proxy
 
 
 def disturbed(state):
@@ -111,9 +111,9 @@ def run(config, steps):
       )
     rows = (np.arange(batch) + step * batch) % len(data.train_labels)
     part = Batch(data.train_images[rows], data.train_labels[rows], np.ones(batch, bool))
-    hyper = {name: column[step] for name, column in table.items()}
-    state, _ = programs[kind](state, part, hyper)
-    moved, _ = programs[kind](moved, part, hyper)
+    row = {name: column[step] for name, column in table.items()}
+    state, _ = programs[kind](state, part, row)
+    moved, _ = programs[kind](moved, part, row)
     normal = (part.image / 255 - np.array(config.data.mean) / 255) / (
       np.array(config.data.std) / 255
     )

@@ -20,11 +20,11 @@ RENORMALIZE = [1, 1, 0, 1, 0, 0, 1, 1, 0, 0]
 APART = dict(
   momentum=0.85,
   weight_decay=0.05,
-  bias_rate=64.0,
-  bias_decay=1 / 64,
-  head_rate=2.8,
-  head_decay=1 / 2.8,
-  scale_decay=0.2,
+  bias_rate_factor=64.0,
+  bias_decay_factor=1 / 64,
+  head_rate_factor=2.8,
+  head_decay_factor=1 / 2.8,
+  scale_decay_factor=0.2,
   whitening_bias_decay=0.3,
 )
 
@@ -56,7 +56,7 @@ def make_config(whitening_bias_decay=1.0, bias_epochs=1.0, precision="float64", 
   config = fields_lib.base()
   config.precision = precision
   config.optimizer.update(changes)
-  config.whitening.update(bias_epochs=bias_epochs, bias_decay=whitening_bias_decay)
+  config.whitening.update(bias_epochs=bias_epochs, bias_decay_factor=whitening_bias_decay)
   return config
 
 
@@ -106,12 +106,14 @@ def rate_and_decay(config):
 
   def group(name, step, rate):
     if "whiten" in name:
-      return (WHITEN_BIAS[step], decay * config.whitening.bias_decay) if "bias" in name else None
+      return (
+        (WHITEN_BIAS[step], decay * config.whitening.bias_decay_factor) if "bias" in name else None
+      )
     if "head" in name:
-      return rate * fields.head_rate, decay * fields.head_decay
+      return rate * fields.head_rate_factor, decay * fields.head_decay_factor
     if "bias" in name or ("scale" in name and fields.name == "muon"):
-      return rate * fields.bias_rate, decay * fields.bias_decay
-    return rate, decay * fields.scale_decay if "scale" in name else decay
+      return rate * fields.bias_rate_factor, decay * fields.bias_decay_factor
+    return rate, decay * fields.scale_decay_factor if "scale" in name else decay
 
   return group
 

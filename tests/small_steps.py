@@ -22,7 +22,7 @@ def make_spec(freeze, devices=1, model=RESNET, **fields):
   config = toy_config(batch_size=24, **{"data.train_images": 48})
   config.model = model
   config.pretrained.update(path="weights.safetensors", freeze=freeze)
-  config.optimizer.update(weight_decay=0.1, head_rate=10.0)
+  config.optimizer.update(weight_decay=0.1, head_rate_factor=10.0)
   config.schedule.peak = 0.01
   config.average.update(kind="ema", decay=0.9, reach=0.0, every=1)
   config.update_from_flattened_dict(fields)

@@ -127,7 +127,7 @@ def inputs_of(spec):
     params=params,
     batch_stats=stats,
     opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
-    average=shapes.average and variables_of(params, stats),
+    ema=shapes.ema and variables_of(params, stats),
   )
   carry = Carry(state, MetricSums.zero(spec.accumulation))
   count = spec.plan.phases[0].batch_size

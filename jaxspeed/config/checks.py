@@ -154,10 +154,10 @@ def _contradictions(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _of_optimizer(c: View) -> Iterator[tuple[tuple[str, ...], str]]:
-  head_rests = not (c["optimizer.head_rate"] or c["given.optimizer"])
+  head_rests = not (c["optimizer.head_rate_factor"] or c["given.optimizer"])
   if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and head_rests:
     yield (
-      ("optimizer.head_rate", "pretrained.freeze"),
+      ("optimizer.head_rate_factor", "pretrained.freeze"),
       "nothing would be trained; set a rate above 0, or freeze less",
     )
   if c["optimizer.layer_decay"] == 1:

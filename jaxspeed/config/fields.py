@@ -80,7 +80,7 @@ def imagenet() -> ConfigDict:
     norm_momentum=0.9,
   )
   config.optimizer.update(
-    momentum=0.9, nesterov=False, weight_decay=1e-4, bias_decay=0.0, scale_decay=0.0
+    momentum=0.9, nesterov=False, weight_decay=1e-4, bias_decay_factor=0.0, scale_decay_factor=0.0
   )
   config.eval.update(batch_size=256, resize=1.14)
   return config

@@ -9,6 +9,16 @@ from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.run_fields import Config, Given
 from jaxspeed.config.schema import Declared, shown
 
+# Fields by the names of earlier versions, which a stored config may hold.
+RENAMED = {
+  "optimizer.bias_rate": "optimizer.bias_rate_factor",
+  "optimizer.bias_decay": "optimizer.bias_decay_factor",
+  "optimizer.scale_decay": "optimizer.scale_decay_factor",
+  "optimizer.head_rate": "optimizer.head_rate_factor",
+  "optimizer.head_decay": "optimizer.head_decay_factor",
+  "whitening.bias_rate": "whitening.bias_rate_factor",
+  "whitening.bias_decay": "whitening.bias_decay_factor",
+}
 _NAMED = 3
 # Least similarity of a suggestion, from 0 to 1.
 _ALIKE = 0.75
@@ -67,9 +77,13 @@ def nearest(name: str, model: str = "") -> list[str]:
 
 
 def no_field(name: str, model: str = "") -> str:
-  """A sentence that a config has no field of this name, with suggestions; arguments: `nearest`."""
+  """A sentence that a config has no field of this name, with suggestions or its present name.
+
+  Arguments: as for `nearest`.
+  """
   if any(known.startswith(f"{name}.") for known in _of_all_families()):
     return f"config.{name} is a group of fields: set config.{name}.FIELD."
-  near = nearest(name, model)
+  near = [RENAMED[old] for old in RENAMED if name in (old, old.partition(".")[2])]
+  near = near or nearest(name, model)
   meant = f": did you mean {' or '.join(near)}?" if near else "."
   return f"the config has no field {shown(name)[1:-1]}{meant}"

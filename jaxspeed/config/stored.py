@@ -73,7 +73,8 @@ def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
-  Fields that it lacks were added since, and take their default; a note says so.
+  Fields that it lacks were added since, and take their default; a note says so. Fields that have
+  been renamed since keep their values.
 
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
@@ -94,6 +95,7 @@ def load(path: pathlib.Path) -> ConfigDict:
       "restore the file that jaxspeed.train wrote, use the version that trained the run, or train "
       "again in another --workdir."
     )
+  loaded = {names.RENAMED.get(name, name): value for name, value in leaves(loaded)}
   config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
   there = {name for name, _ in leaves(loaded)} | {"compile_cache"}
   added = [

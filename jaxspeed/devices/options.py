@@ -54,7 +54,7 @@ def deterministic(platform: str) -> dict[str, Any]:
   return {"xla_gpu_deterministic_ops": True, "xla_gpu_exclude_nondeterministic_ops": True}
 
 
-def told(deterministic: bool, conv_fusion: str, platform: str) -> list[str]:
+def notes(deterministic: bool, conv_fusion: str, platform: str) -> list[str]:
   """Lines on what `deterministic` costs, and on what it and `conv_fusion` do not do on a CPU."""
   lines = []
   if platform == "cpu" and conv_fusion == "on":

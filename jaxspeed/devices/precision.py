@@ -151,7 +151,7 @@ class LossScale(flax.struct.PyTreeNode):
       in_row=in_row,
     )
 
-  def told(self, loss: Float[Array, ""]) -> Float[Array, ""]:
+  def reported_loss(self, loss: Float[Array, ""]) -> Float[Array, ""]:
     """The loss of a step, or `TOO_MANY_SKIPPED`, as the host reads only the loss of a step."""
     return jnp.where(self.in_row >= MOST_SKIPPED, TOO_MANY_SKIPPED, loss)
 

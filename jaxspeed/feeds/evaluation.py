@@ -26,7 +26,7 @@ from jaxspeed.feeds.protocol import RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.outcomes import Evaluated, Outcomes
+from jaxspeed.steps.outcomes import EvalResult, Outcomes
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
@@ -86,7 +86,7 @@ def run_evaluation(
   evaluation: Evaluation,
   programs: dict[tuple[int, int], Program],
   variables: dict[str, Any],
-) -> tuple[Evaluated, dict[str, str]]:
+) -> tuple[EvalResult, dict[str, str]]:
   """The result of an evaluation, and why this process could not read some images, by name."""
   split = evaluation.split
   sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
@@ -96,8 +96,8 @@ def run_evaluation(
     for host in stream:
       batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
       program = programs[host.image.shape[1:3]]
-      evaluated = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
-      sums, images = evaluated.sums, images + evaluated.images
+      found = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
+      sums, images = found.sums, images + found.images
       under_way.append(sums)
       if len(under_way) > _EVALUATED_AHEAD:
         jax.block_until_ready(under_way.popleft())
@@ -106,7 +106,7 @@ def run_evaluation(
   headless = np.flatnonzero(split.width == 0).tolist()
   broken = stream.broken | {number: why_broken(split, number) for number in headless}
   reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
-  return Evaluated(sums, images), reasons
+  return EvalResult(sums, images), reasons
 
 
 def read_threads(spec: TrainSpec) -> int:

@@ -12,14 +12,14 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
-from jaxspeed.steps.outcomes import Evaluated
+from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # Why images cannot be read, by split ("train" or "eval") and name.
 Broken = dict[tuple[str, str], str]
 # Evaluates once; returns the result, and why images could not be read, by name.
-RunEvaluation = Callable[[], tuple[Evaluated, dict[str, str]]]
+RunEvaluation = Callable[[], tuple[EvalResult, dict[str, str]]]
 
 
 class OpenData(Protocol):
@@ -185,7 +185,7 @@ class Feed(Protocol):
     """
     ...
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+  def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
     ...
 

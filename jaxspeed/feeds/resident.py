@@ -23,7 +23,7 @@ from jaxspeed.feeds.resident_programs import compile_programs, place
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.outcomes import Evaluated
+from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
@@ -145,16 +145,16 @@ class ResidentFeed(Feed):
     for program in programs.step.values():
       carry, _ = program.call(carry, train, order, resident.table)
     first = 0
-    for stretch in spec.plan.stretches() if programs.whole_epochs else ():
+    for span in spec.plan.step_ranges() if programs.whole_epochs else ():
       assert programs.epoch is not None
       carry = carry.replace(state=carry.state.replace(step=self._number(first)))
-      stop = self._number(min(first + len(stretch.kinds), stretch.end))
+      stop = self._number(min(first + len(span.kinds), span.end))
       carry, _ = programs.epoch.call(carry, train, order, resident.table, stop)
-      first = stretch.end
+      first = span.end
     if (steps := min(self._steps_per_call, spec.plan.steps_in_epoch(0) - 1)) > 0 < first:
       carry = carry.replace(state=carry.state.replace(step=self._number(0)))
       carry, _ = self._take(carry, train, order, 0, steps, spec.plan.steps_in_epoch(0))
-    jax.block_until_ready(programs.evaluate.call(carry.state.evaluated(), resident.eval))
+    jax.block_until_ready(programs.evaluate.call(carry.state.eval_variables(), resident.eval))
 
   def init(self, seed: int) -> TrainState:
     """The state before the first step."""
@@ -189,7 +189,7 @@ class ResidentFeed(Feed):
       self._steps_per_call = _steps_in_time((time.monotonic() - start) / (end - begin))
     return carry, losses
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+  def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     """Evaluates all evaluation images, each counted once."""
     return self._programs.evaluate.call(variables, self._resident.eval)
 

@@ -90,8 +90,8 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
   key = array((2,), jnp.uint32)
   train_set = batch(plan.train_images)
   group = plan.eval_batch_size * spec.devices
-  evaluated = math.ceil(plan.eval_images / group) * group
-  eval_set = batch(evaluated).replace(index=array((evaluated,), jnp.int32))
+  padded = math.ceil(plan.eval_images / group) * group
+  eval_set = batch(padded).replace(index=array((padded,), jnp.int32))
   table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
   balanced = config.data.balance == "sampling"
   places = plan.phases[0].images if balanced else plan.train_images
@@ -108,7 +108,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
 
   def train(kind: StepKind | None) -> Callable[[], Program]:
     if kind is None:
-      function = on_mesh(resident_steps, spec, phase=phase, stretches=plan.stretches())
+      function = on_mesh(resident_steps, spec, phase=phase, step_ranges=plan.step_ranges())
     else:
       function = on_mesh(resident_step, spec, phase=phase, kind=kind)
     # The step before which to stop.
@@ -124,7 +124,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
     kind: train(kind) for kind in ((None,) if whole_epochs else kinds)
   }
   others: dict[Any, Callable[[], Program]] = {
-    "evaluate": other(eval_step.evaluate_on_mesh(spec), (state.evaluated(), eval_set)),
+    "evaluate": other(eval_step.evaluate_on_mesh(spec), (state.eval_variables(), eval_set)),
     "init": other(init, (key, train_set.image)),
     "order": other(on_mesh(order_of, spec), (key, array((), jnp.int32))),
   }
@@ -143,7 +143,7 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
 
 def place(arrays: Arrays, spec: TrainSpec) -> Resident:
   """Copies the data set and the plan's table to the devices."""
-  evaluated = pad_batches(
+  padded = pad_batches(
     arrays.eval_images, arrays.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
   )
   train = Batch(
@@ -153,6 +153,6 @@ def place(arrays: Arrays, spec: TrainSpec) -> Resident:
   )
   return Resident(
     train=mesh_lib.replicate(train, spec.mesh),
-    eval=mesh_lib.replicate(evaluated, spec.mesh),
+    eval=mesh_lib.replicate(padded, spec.mesh),
     table=mesh_lib.replicate(spec.plan.table_in(spec.accumulation), spec.mesh),
   )

@@ -36,7 +36,7 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.outcomes import Evaluated
+from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
@@ -80,7 +80,12 @@ class StreamFeed(Feed):
         jobs.setdefault(
           eval_key(evaluation, shape),
           functools.partial(
-            compile_evaluation, spec, state.evaluated(), evaluation, shape, plan.eval_batch_size
+            compile_evaluation,
+            spec,
+            state.eval_variables(),
+            evaluation,
+            shape,
+            plan.eval_batch_size,
           ),
         )
     self._ahead = BackgroundCompiler(jobs)
@@ -174,13 +179,13 @@ class StreamFeed(Feed):
       self._streams.look_ahead(seed, step)
       yield StepOutput(step + 1, carry, loss)
 
-  def evaluate(self, variables: dict[str, Any], step: int) -> Evaluated:
+  def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
     evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
-    evaluated, broken = run_evaluation(self.spec, evaluation, programs, variables)
+    result, broken = run_evaluation(self.spec, evaluation, programs, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
-    return evaluated
+    return result
 
   def eval_names(self, step: int) -> Sequence[str]:
     """The paths of the evaluation images of the phase of step `step - 1`; () for noise."""

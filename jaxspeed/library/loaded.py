@@ -121,12 +121,12 @@ class Run:
         )
       spec, program = self._evaluation(len(pixels))
       batch = pad_batches(pixels, truth, batch=spec.plan.eval_batch_size, devices=spec.devices)
-      evaluated = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
+      result = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
       metrics = {
-        "images": int(evaluated.sums.count),
-        **evaluated.sums.means(self.config.data.classes),
+        "images": int(result.sums.count),
+        **result.sums.means(self.config.data.classes),
       }
-      predictions = predictions_of(evaluated, self.step)
+      predictions = predictions_of(result, self.step)
       return metrics | class_figures.figures_of(predictions, self.class_names)
 
   def predict(self, images: Any) -> Float[np.ndarray, "n classes"]:
@@ -245,7 +245,7 @@ def load(
     for_use = for_images(config)
     with cache_settings_kept(), precision.wide_enough(config.precision):
       spec, restored = open_run(folder, for_use, step, model=model)
-      weights = Weights(spec, restored.step, restored.tree.state.evaluated())
+      weights = Weights(spec, restored.step, restored.tree.state.eval_variables())
     return Run(folder, stored.load(folder / "config.json"), weights)
 
 

@@ -89,17 +89,17 @@ def _others(config: ConfigDict) -> _Transforms:
   """The transformations of all parameters but kernels, scales and embeddings."""
   fields = config.optimizer
   # The original SGD recipes decay the head's bias with its kernel.
-  head_bias_decay = fields.bias_decay if fields.name == "adamw" else fields.head_decay
+  head_bias_decay = fields.bias_decay_factor if fields.name == "adamw" else fields.head_decay_factor
   transforms = {
-    "bias": _group(config, fields.bias_rate, fields.bias_decay),
-    "head": _group(config, fields.head_rate, fields.head_decay),
-    "head_bias": _group(config, fields.head_rate, head_bias_decay),
+    "bias": _group(config, fields.bias_rate_factor, fields.bias_decay_factor),
+    "head": _group(config, fields.head_rate_factor, fields.head_decay_factor),
+    "head_bias": _group(config, fields.head_rate_factor, head_bias_decay),
     "whiten_bias": optax.set_to_zero(),
     "frozen": optax.set_to_zero(),
   }
   if config.whitening.bias_epochs:
     transforms["whiten_bias"] = optax.chain(
-      _group(config, 1.0, config.whitening.bias_decay, "whiten_bias_rate"),
+      _group(config, 1.0, config.whitening.bias_decay_factor, "whiten_bias_rate"),
       hold_at_zero("whiten_bias_rate"),
     )
   return transforms
@@ -107,7 +107,7 @@ def _others(config: ConfigDict) -> _Transforms:
 
 def _body(config: ConfigDict) -> _Transforms:
   """The transformations of kernels, scales and embeddings."""
-  scale = _group(config, 1.0, config.optimizer.scale_decay)
+  scale = _group(config, 1.0, config.optimizer.scale_decay_factor)
   return {"kernel": _group(config, 1.0, 1.0), "scale": scale, "embedding": scale}
 
 

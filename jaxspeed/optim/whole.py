@@ -11,7 +11,7 @@ from jaxspeed.optim.groups import Labels
 from jaxspeed.optim.layers import scale_by_layer
 
 
-def around(
+def with_clipping_and_layer_decay(
   optimizer: optax.GradientTransformation, config: ConfigDict, labels: Labels, model: Any
 ) -> optax.GradientTransformationExtraArgs:
   """The optimizer between `config.optimizer.clip_norm` and `config.optimizer.layer_decay`.

@@ -286,7 +286,7 @@ def _table(
   if config.whitening.bias_epochs:
     columns["whiten_bias_rate"] = schedules.whiten_bias_rate(
       rate,
-      factor=config.whitening.bias_rate,
+      factor=config.whitening.bias_rate_factor,
       steps=_steps(config.whitening.bias_epochs, steps_per_epoch),
       falling=config.whitening.bias_falls,
     )

@@ -60,7 +60,7 @@ _MUCH_LEFT_OUT = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
+class StepRange:
   """Steps of a run, up to step `end`, that are of one kind or take turns.
 
   Attributes:
@@ -163,7 +163,7 @@ class Plan:
       averaged = bool(self.table["average_pull"][step - 1])
     return "average" if averaged else "live"
 
-  def stretches(self) -> tuple[Stretch, ...]:
+  def step_ranges(self) -> tuple[StepRange, ...]:
     """The steps of the run by kind, in their order."""
     bias, cutmix = self.whiten_bias_steps, self.total_steps - self.cutmix_steps
     ends = sorted({min(max(end, 0), self.total_steps) for end in (bias, cutmix)} - {0})
@@ -173,7 +173,7 @@ class Plan:
       kinds = [kind] * max(self.proxy_every, 1)
       if self.proxy_every:
         kinds[0] = dataclasses.replace(kind, proxy_learns=True)
-      found.append(Stretch(end, tuple(kinds)))
+      found.append(StepRange(end, tuple(kinds)))
       first = end
     return tuple(found)
 

@@ -38,6 +38,8 @@ from jaxspeed.files import dump_json, load_json, parse_json, sync, write_atomica
 FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
 _PART = ".part-"
+# How the names of arrays began in earlier versions, and how they begin now.
+_RENAMED = {"state.average.": "state.ema.", "state.slow.": "state.lookahead."}
 _SIGN_OF_LIFE = 2.0  # seconds between two signs to the processes that wait for a save
 _log = logging.getLogger("jaxspeed")
 
@@ -282,6 +284,7 @@ def _read(
     ValueError: they are not those of the manifest, `arrays`.
     UserError: they are, and of another model.
   """
+  arrays = {_todays(name): about for name, about in arrays.items()}
   have = {name: shape for name, (shape, _) in arrays.items() if not (ignored and ignored in name)}
   want = {name: list(leaf.shape) for name, leaf in wanted.items()}
   for name in sorted(want.keys() | have.keys()):
@@ -306,7 +309,14 @@ def _read(
 def _named(tree: Any) -> dict[str, Any]:
   """The leaves of nested dicts, with their keys joined by dots."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+  names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+  return {_todays(name): leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+def _todays(name: str) -> str:
+  """The name of an array that a checkpoint may hold under an earlier version's."""
+  old = next((each for each in _RENAMED if name.startswith(each)), "")
+  return _RENAMED.get(old, "") + name.removeprefix(old)
 
 
 def _checksum(array: np.ndarray) -> list[Any]:

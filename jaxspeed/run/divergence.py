@@ -16,7 +16,7 @@ def check_loss(loss: float, step: int, *, total_steps: int, config: ConfigDict, 
   """Ends a run if its training loss is not finite or its float16 steps are all skipped.
 
   Args:
-    loss: the loss of a step, as `LossScale.told` gives it.
+    loss: the loss of a step, as `LossScale.reported_loss` gives it.
     step: the step's number, from 0.
     total_steps: the number of steps of the run.
     config: the run's config.

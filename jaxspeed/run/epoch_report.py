@@ -178,7 +178,7 @@ class EpochReport:
 
   def _evaluated(self, step: int, evaluation: Evaluation) -> tuple[dict[str, Any], list[str]]:
     """What an evaluation adds to the row of its epoch, and lines to print."""
-    plan, sums = self._run.plan, evaluation.evaluated.sums
+    plan, sums = self._run.plan, evaluation.result.sums
     count = int(sums.count)
     row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
     config, classes = self._run.config, self._run.config.data.classes

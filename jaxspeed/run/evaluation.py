@@ -37,7 +37,7 @@ from jaxspeed.run.setup import (
   open_data,
 )
 from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
-from jaxspeed.steps.outcomes import Evaluated
+from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.spec import make_train_spec
 
 
@@ -50,19 +50,19 @@ class Evaluation:
   """
 
   step: int
-  evaluated: Evaluated
+  result: EvalResult
   seconds: float
 
   @functools.cached_property
   def predictions(self) -> Predictions:
     """Its images' predictions, copied from the devices at the first use."""
-    return predictions_of(self.evaluated, self.step)
+    return predictions_of(self.result, self.step)
 
 
-def predictions_of(evaluated: Evaluated, step: int) -> Predictions:
+def predictions_of(result: EvalResult, step: int) -> Predictions:
   """The predictions of an evaluation, in the order of the images' numbers."""
   # One call: the copies of all batches are under way before the first is waited for.
-  parts = jax.device_get(evaluated.images)
+  parts = jax.device_get(result.images)
   joined = jax.tree.map(lambda *each: np.concatenate(each), *parts)
   order = np.argsort(joined.index, kind="stable")
   order = order[joined.index[order] >= 0]
@@ -101,8 +101,8 @@ def evaluate(
     )
   with run_weights(folder, configs[0], step) as weights:
     rows = _rows(configs, weights, folder=folder)
-  evaluated = weights.spec.plan.evaluated_weights(weights.step)
-  return [{"step": weights.step, "evaluated_weights": evaluated} | row for row in rows]
+  kind = weights.spec.plan.evaluated_weights(weights.step)
+  return [{"step": weights.step, "evaluated_weights": kind} | row for row in rows]
 
 
 def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -213,8 +213,8 @@ def _evaluate_mode(weights: Weights, data: OpenData) -> dict[str, Any]:
   config, phase = weights.spec.config, weights.phase
   run = feed_of(config).prepare_evaluation(data, weights.spec, phase, weights.variables)
   start = time.perf_counter()
-  evaluated, broken = jax.block_until_ready(run())
-  sums, seconds = evaluated.sums, round(time.perf_counter() - start, 3)
+  result, broken = jax.block_until_ready(run())
+  sums, seconds = result.sums, round(time.perf_counter() - start, 3)
   images, count = data.evaluated_count(phase.copies), int(sums.count)
   for line in check_evaluated(broken, images, config):
     output.note(line)
@@ -225,7 +225,7 @@ def _evaluate_mode(weights: Weights, data: OpenData) -> dict[str, Any]:
       "finite, and accuracies would mean nothing; choose another --step."
     )
   row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
-  predictions = predictions_of(evaluated, weights.step)
+  predictions = predictions_of(result, weights.step)
   return row | {
     **class_figures.summary(predictions, config.data.classes),
     "worst_classes": class_figures.worst_classes(predictions, data.class_names),

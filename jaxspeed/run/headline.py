@@ -54,9 +54,9 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "workdir": str(folder),
     }
   )
-  told = options.told(config.deterministic, config.conv_fusion, backend)
+  of_options = options.notes(config.deterministic, config.conv_fusion, backend)
   of_data = (*data.notes, *balance_lines_of(config, data, plan))
-  for note in (*setup.notes, *of_data, *left_out(config, plan), *told):
+  for note in (*setup.notes, *of_data, *left_out(config, plan), *of_options):
     screen.line(note)
 
 

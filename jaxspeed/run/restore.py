@@ -85,7 +85,7 @@ def run_weights(
     spec, restored = open_run(folder, config, step)
     if step is None:
       _note_unfinished(folder, restored.step, spec.plan.total_steps)
-    yield Weights(spec, restored.step, restored.tree.state.evaluated())
+    yield Weights(spec, restored.step, restored.tree.state.eval_variables())
 
 
 def for_images(config: ConfigDict) -> ConfigDict:

@@ -382,6 +382,6 @@ def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
 
   return state.replace(
     **place(),
-    average=state.average and place(),
-    slow=state.slow and place(),
+    ema=state.ema and place(),
+    lookahead=state.lookahead and place(),
   )

@@ -69,7 +69,7 @@ def _collect(
     train_label=np.asarray(batch.label, np.int32)[:most],
     train_partner=partner[:most],
     train_share=share[:most],
-    filters=filters_of(state.evaluated()),
+    filters=filters_of(state.eval_variables()),
   )
 
 

@@ -154,7 +154,7 @@ class Trainer:
     start = time.monotonic()
     with self._measure(name):
       evaluated = jax.block_until_ready(
-        self._run.feed.evaluate(self._carry.state.evaluated(), step)
+        self._run.feed.evaluate(self._carry.state.eval_variables(), step)
       )
     heartbeat()
     self._evaluation = Evaluation(step, evaluated, time.monotonic() - start)

@@ -184,7 +184,7 @@ def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathli
     )
   with precision.wide_enough(config.precision):
     _, restored = open_run(folder, config, None)
-    variables = jax.device_get(restored.tree.state.evaluated())
+    variables = jax.device_get(restored.tree.state.eval_variables())
   facts: dict[str, Any] = {"model": dict(config.model)}
   with contextlib.suppress(UserError):  # a run may have lost its names
     facts["class_names"] = stored_class_names(folder, config.data.classes)

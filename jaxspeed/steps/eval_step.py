@@ -15,7 +15,7 @@ from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.steps.forward import check_logits
 from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
-from jaxspeed.steps.outcomes import Evaluated, outcomes_of
+from jaxspeed.steps.outcomes import EvalResult, outcomes_of
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import TrainSpec
 
@@ -102,7 +102,7 @@ def logits_in_batches(
   return logits.reshape(len(images), -1)
 
 
-def evaluated(*parts: tuple[Float[Array, "n classes"], Batch]) -> Evaluated:
+def result_of(*parts: tuple[Float[Array, "n classes"], Batch]) -> EvalResult:
   """Return the sums and outcomes, over all devices, of the examples with a true mask.
 
   Args:
@@ -115,7 +115,7 @@ def evaluated(*parts: tuple[Float[Array, "n classes"], Batch]) -> Evaluated:
     sums.append(masked_sums(logits, losses, batch.label, batch.mask))
     images.append(outcomes_of(logits, losses, batch))
   total = lax.psum(functools.reduce(operator.add, sums), AXIS)
-  return Evaluated(total, lax.all_gather(tuple(images), AXIS, tiled=True))
+  return EvalResult(total, lax.all_gather(tuple(images), AXIS, tiled=True))
 
 
 def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: TrainSpec) -> Batch:
@@ -133,7 +133,7 @@ def share_of_first(data: Batch, order: Int[Array, "m"], count: int, *, spec: Tra
   return taken.replace(mask=taken.mask & (first + jnp.arange(share, dtype=jnp.int32) < count))
 
 
-def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Evaluated:
+def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> EvalResult:
   """Evaluate the whole data set; each device evaluates its own part.
 
   With "selective" views the model first sees every image once. For the least confident quarter, by
@@ -145,7 +145,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Eval
   first = lax.axis_index(AXIS) * size
   part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, size), data)
   if views != "selective":
-    return evaluated((logits_in_batches(variables, part.image, views, spec=spec), part))
+    return result_of((logits_in_batches(variables, part.image, views, spec=spec), part))
 
   logits = logits_in_batches(variables, part.image, "center", spec=spec)
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
@@ -157,7 +157,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Eval
   if selected:
     again = share_of_first(data, order, selected, spec=spec)
     parts.append((logits_in_batches(variables, again.image, views, spec=spec), again))
-  return evaluated(*parts)
+  return result_of(*parts)
 
 
 def evaluate_batch(
@@ -168,7 +168,7 @@ def evaluate_batch(
   spec: TrainSpec,
   mode: str,
   size: int,
-) -> Evaluated:
+) -> EvalResult:
   """Evaluate one streamed batch over all devices; its sums are added to those so far.
 
   `batch` holds this device's uint8 images. With the `mode` "center" they are the middle squares of
@@ -181,7 +181,7 @@ def evaluate_batch(
   normal = normalize(batch.image, config.data.mean, config.data.std, spec.accumulation)
   images = normal.astype(precision.DTYPES[config.precision])
   logits = logits_of(variables, images, mode, spec=spec, size=size)
-  found = evaluated((logits, batch))
+  found = result_of((logits, batch))
   return found.replace(sums=sums + found.sums)
 
 

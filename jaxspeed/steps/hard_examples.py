@@ -18,7 +18,7 @@ from jaxspeed.steps.update import update
 def select_hard_examples(
   state: TrainState,
   batch: Batch,
-  hyper: dict[str, Float[Array, ""]],
+  row: dict[str, Float[Array, ""]],
   *,
   keep: int,
   spec: TrainSpec,
@@ -33,7 +33,7 @@ def select_hard_examples(
   Args:
     state: the proxy's state.
     batch: the augmented images of this device.
-    hyper: this step's row of the plan's table.
+    row: this step's row of the plan's table.
     keep: the number of images to select.
     spec: the proxy's spec.
     kind: the kind of this step.
@@ -49,7 +49,7 @@ def select_hard_examples(
   if kind.proxy_learns:
     # `update` repeats the forward pass: a small model, in one of four steps.
     hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
-    state, _ = update(state, hard, batch.label, hyper, share=0.0, spec=spec, kind=kind)
+    state, _ = update(state, hard, batch.label, row, share=0.0, spec=spec, kind=kind)
     return state, kept
   stats = lax.psum(jax.tree.map(lambda x: x / spec.devices, stats), AXIS)
   return state.replace(step=state.step + 1, batch_stats=stats), kept

@@ -56,8 +56,8 @@ def init_state(
     params=params,
     batch_stats=stats,
     opt_state=spec.optimizer.init(params),
-    average=copied if config.average.kind == "ema" else None,
-    slow=copied if config.average.kind == "lookahead" else None,
+    ema=copied if config.average.kind == "ema" else None,
+    lookahead=copied if config.average.kind == "lookahead" else None,
     loss_scale=precision.LossScale.create(config.loss_scale)
     if config.precision == "float16"
     else None,

@@ -30,7 +30,7 @@ class Outcomes(flax.struct.PyTreeNode):
   loss: Float[Any, "n"]
 
 
-class Evaluated(flax.struct.PyTreeNode):
+class EvalResult(flax.struct.PyTreeNode):
   """The result of an evaluation: its sums, and parts that hold each counted image once."""
 
   sums: MetricSums

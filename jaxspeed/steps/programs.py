@@ -24,9 +24,9 @@ from jaxspeed.data.batch import (
 )
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
-from jaxspeed.planning.plan import Phase, StepKind, Stretch
+from jaxspeed.planning.plan import Phase, StepKind, StepRange
 from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.rounding import rounding_apart
+from jaxspeed.steps.rounding import hoist_casts
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
@@ -44,12 +44,12 @@ def tabled_step(
   kind: StepKind,
   drawn: Drawn | None = None,
 ) -> tuple[Carry, Float[Array, ""]]:
-  """Run `train_step` with its row of the table; also return its mean loss (`LossScale.told`)."""
-  hyper = {name: column[carry.state.step] for name, column in table.items()}
-  state, sums = train_step(carry.state, batch, hyper, spec=spec, kind=kind, drawn=drawn)
+  """Run `train_step` with its row of the table; also return its `LossScale.reported_loss`."""
+  row = {name: column[carry.state.step] for name, column in table.items()}
+  state, sums = train_step(carry.state, batch, row, spec=spec, kind=kind, drawn=drawn)
   loss = sums.loss / jnp.maximum(sums.count, 1).astype(sums.loss.dtype)
   if state.loss_scale is not None:
-    loss = state.loss_scale.told(loss)
+    loss = state.loss_scale.reported_loss(loss)
   return Carry(state, carry.sums + sums), loss
 
 
@@ -81,13 +81,13 @@ def resident_steps(
   *,
   spec: TrainSpec,
   phase: Phase,
-  stretches: Sequence[Stretch],
+  step_ranges: Sequence[StepRange],
 ) -> tuple[Carry, Float[Array, "steps"]]:
   """Run the steps of an epoch up to step `stop`, from wherever the carry is.
 
   One program serves epochs of all lengths, and the rest of one. Each iteration of its loops is one
   step, in which the kernel that updates a parameter also rounds it for the next step
-  (`rounding_apart`). The augmentation's random numbers are drawn before the loops, and the metrics
+  (`hoist_casts`). The augmentation's random numbers are drawn before the loops, and the metrics
   are summed after them: 7 kernels fewer a step on a GPU.
 
   Args:
@@ -96,7 +96,7 @@ def resident_steps(
     stop: the step of the run before which to stop.
     spec: the run's constants.
     phase: the run's phase.
-    stretches: the steps of the run by kind (`Plan.stretches`).
+    step_ranges: the steps of the run by kind (`Plan.step_ranges`).
 
   Returns:
     The carry after them, and the mean loss of each, then zeros for the rest of an epoch.
@@ -115,7 +115,7 @@ def resident_steps(
       parts = dict(spec=spec, phase=phase, kind=kind, drawn=of_step)
       return resident_step(carry, data, order, table, **parts)
 
-    rounded, stepped = rounding_apart(step, carry)
+    rounded, stepped = hoist_casts(step, carry)
 
     def body(value: tuple[Carry, Any, Array]) -> tuple[Carry, Any, Array]:
       carry, low, rows = value
@@ -128,20 +128,20 @@ def resident_steps(
     carry, _, rows = lax.while_loop(lambda v: todo(v[0].state.step), body, looped)
     return carry, rows
 
-  for stretch in stretches:
-    last = jnp.minimum(stop, stretch.end)
-    if len(stretch.kinds) == 1:
-      carry, rows = run(stretch.kinds[0], lambda step, last=last: step < last, carry, rows)
+  for span in step_ranges:
+    last = jnp.minimum(stop, span.end)
+    if len(span.kinds) == 1:
+      carry, rows = run(span.kinds[0], lambda step, last=last: step < last, carry, rows)
       continue
-    carry, rows = _cycles(run, stretch, last, carry, rows)
+    carry, rows = _cycles(run, span, last, carry, rows)
   losses, sums = _of_rows(rows)
   return carry.replace(sums=carry.sums + sums), losses
 
 
-def _cycles(run: Any, stretch: Stretch, last: Array, carry: Carry, rows: Array) -> Any:
-  """Run a stretch whose steps take turns: one of the first kind, then those of the second."""
-  turn = len(stretch.kinds)
-  begins, others = stretch.kinds[:2]
+def _cycles(run: Any, span: StepRange, last: Array, carry: Carry, rows: Array) -> Any:
+  """Run steps of two kinds in turns: one of the first kind, then those of the second."""
+  turn = len(span.kinds)
+  begins, others = span.kinds[:2]
 
   def cycle(value: tuple[Carry, Array]) -> tuple[Carry, Array]:
     carry, rows = run(begins, lambda step: (step < last) & (step % turn == 0), *value)

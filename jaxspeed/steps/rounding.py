@@ -13,7 +13,7 @@ Step = Callable[[Carry], tuple[Carry, Array]]
 Rounded = tuple[Array, ...]
 
 
-def rounding_apart(
+def hoist_casts(
   step: Step, carry: Carry
 ) -> tuple[Callable[[Carry], Rounded], Callable[[Carry, Rounded], tuple[Carry, Array]]]:
   """Splits a step into the rounding of its parameters and all else.

@@ -23,7 +23,7 @@ from jaxspeed.optim.groups import Labels, labels_of
 from jaxspeed.optim.layers import frozen_parts, with_frozen
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
-from jaxspeed.optim.whole import around
+from jaxspeed.optim.whole import with_clipping_and_layer_decay
 from jaxspeed.planning.plan import Plan
 
 _BOOLEANS = {"true": True, "false": False}
@@ -152,7 +152,7 @@ def make_train_spec(
     plan=plan,
     mesh=mesh,
     model=model,
-    optimizer=around(chosen, config, labels, model),
+    optimizer=with_clipping_and_layer_decay(chosen, config, labels, model),
     labels=labels,
     layer_order=allreduce.layer_order(model, size, frozen) if mesh.size > 1 else (),
     frozen=frozen,

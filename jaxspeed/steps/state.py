@@ -24,9 +24,8 @@ class TrainState(flax.struct.PyTreeNode):
     params: master weights in the accumulation dtype (`precision.accumulation`).
     batch_stats: running statistics of the norms, averaged over the devices; {} if there are none.
     opt_state: the optimizer's state.
-    average: the variables (`variables_of`) averaged over the steps; None if the recipe has no
-      average.
-    slow: lookahead's average of the same, which the model is regularly set to; or None.
+    ema: the exponential moving average of the variables (`variables_of`); or None.
+    lookahead: the average of the variables that the model is regularly set to; or None.
     loss_scale: the loss scale in float16, else None.
     proxy: the state of the proxy model, if there is one.
   """
@@ -36,15 +35,15 @@ class TrainState(flax.struct.PyTreeNode):
   params: PyTree
   batch_stats: PyTree
   opt_state: PyTree
-  average: Any
-  slow: Any
+  ema: Any
+  lookahead: Any
   loss_scale: LossScale | None
   proxy: "TrainState | None" = None
 
-  def evaluated(self) -> dict[str, PyTree]:
+  def eval_variables(self) -> dict[str, PyTree]:
     """The variables that validation and prediction use: the average if there is one."""
-    if self.average is not None:
-      return self.average
+    if self.ema is not None:
+      return self.ema
     return self.variables()
 
   def variables(self) -> dict[str, PyTree]:

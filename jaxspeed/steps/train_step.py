@@ -25,7 +25,7 @@ from jaxspeed.steps.update import update
 def train_step(
   state: TrainState,
   batch: Batch,
-  hyper: dict[str, Float[Array, ""]],
+  row: dict[str, Float[Array, ""]],
   *,
   spec: TrainSpec,
   kind: StepKind,
@@ -40,7 +40,7 @@ def train_step(
   Args:
     state: the state, which callers donate.
     batch: the images of this device.
-    hyper: this step's row of the plan's table.
+    row: this step's row of the plan's table.
     spec: the run's constants.
     kind: the kind of this step.
     drawn: the step's `augment.draw_ahead`, if it is there already.
@@ -62,7 +62,7 @@ def train_step(
   proxy = state.proxy
   if proxy is not None and spec.proxy is not None:
     keep = spec.config.proxy.keep // spec.devices
-    proxy, kept = select_hard_examples(proxy, batch, hyper, keep=keep, spec=spec.proxy, kind=kind)
+    proxy, kept = select_hard_examples(proxy, batch, row, keep=keep, spec=spec.proxy, kind=kind)
     # A number stays one.
     varying = () if isinstance(share, float) else (share,)
     batch, partner, *shares = jax.tree.map(
@@ -70,7 +70,7 @@ def train_step(
     )
     share = shares[0] if shares else share
   state, sums = update(
-    state.replace(proxy=None), batch, partner, hyper, share=share, spec=spec, kind=kind
+    state.replace(proxy=None), batch, partner, row, share=share, spec=spec, kind=kind
   )
   return state.replace(proxy=proxy), sums
 

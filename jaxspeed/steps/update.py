@@ -25,7 +25,7 @@ def update(
   state: TrainState,
   batch: Batch,
   partner: Int[Array, "n"],
-  hyper: dict[str, Float[Array, ""]],
+  row: dict[str, Float[Array, ""]],
   *,
   share: Float[Array, "n"] | float,
   spec: TrainSpec,
@@ -40,7 +40,7 @@ def update(
     state: the state before the step.
     batch: the augmented images of this device, in the model's dtype.
     partner: the labels of the images that mixup or CutMix mixed in.
-    hyper: this step's row of the plan's table.
+    row: this step's row of the plan's table.
     share: the weight of the `partner` labels in the loss; top-1 and top-5 count the own labels.
     spec: the run's constants.
     kind: the kind of this step.
@@ -80,20 +80,20 @@ def update(
     counted = jnp.maximum(sums.count, 1) if weight is None else jnp.where(weight > 0, weight, 1)
     full = size * spec.devices / (scale * counted.astype(spec.accumulation))
     # A GPU updates parameters of equal shape in one kernel if they share an operand, but no scalar.
-    ((full, *shared),) = recompute(jnp.stack([full, *hyper.values()]))
-    hyper = dict(zip(hyper, shared, strict=True))
+    ((full, *shared),) = recompute(jnp.stack([full, *row.values()]))
+    row = dict(zip(row, shared, strict=True))
     gradient = jax.tree.map(lambda g: g * full, gradient)
 
     if spec.frozen:
       gradient |= jax.tree.map(jnp.zeros_like, _frozen(state.params, spec=spec))
-    updates, opt_state = spec.optimizer.update(gradient, state.opt_state, state.params, **hyper)
+    updates, opt_state = spec.optimizer.update(gradient, state.opt_state, state.params, **row)
     new = state.replace(
       step=state.step + 1,
       params=optax.apply_updates(state.params, updates),
       batch_stats=stats,
       opt_state=opt_state,
     )
-    new = averaged(state, new, hyper, spec=spec)
+    new = averaged(state, new, row, spec=spec)
     if spec.frozen:
       new = keep_frozen(state, new, spec=spec)
     if state.loss_scale is not None:
@@ -149,17 +149,17 @@ def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree
 
 
 def averaged(
-  state: TrainState, new: TrainState, hyper: dict[str, Float[Array, ""]], *, spec: TrainSpec
+  state: TrainState, new: TrainState, row: dict[str, Float[Array, ""]], *, spec: TrainSpec
 ) -> TrainState:
   """`new`, the state after the optimizer, with its average of the weights (`config.average`)."""
   kind, model = spec.config.average.kind, new.variables()
   if kind == "ema":
-    return new.replace(average=averaging.ema(state.average, model, hyper["average_keep"]))
+    return new.replace(ema=averaging.ema(state.ema, model, row["average_keep"]))
   if kind == "lookahead":
-    slow, model = averaging.lookahead(
-      state.slow, model, hyper["average_keep"], hyper["average_pull"]
+    lookahead, model = averaging.lookahead(
+      state.lookahead, model, row["average_keep"], row["average_pull"]
     )
-    return new.replace(slow=slow, **model)
+    return new.replace(lookahead=lookahead, **model)
   return new
 
 
@@ -178,8 +178,8 @@ def keep_frozen(state: TrainState, new: TrainState, *, spec: TrainSpec) -> Train
   return new.replace(
     params=kept(state.params, new.params),
     batch_stats=kept(state.batch_stats, new.batch_stats),
-    average=kept_variables(state.average, new.average),
-    slow=kept_variables(state.slow, new.slow),
+    ema=kept_variables(state.ema, new.ema),
+    lookahead=kept_variables(state.lookahead, new.lookahead),
   )
 
 

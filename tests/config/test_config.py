@@ -12,6 +12,7 @@ from recipes import get_config
 import jaxspeed.models.make  # noqa: F401  the families of models
 from jaxspeed.config import checks, names, reference, stored
 from jaxspeed.config import fields as fields_lib
+from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
@@ -76,6 +77,20 @@ def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path, c
   assert said.startswith(f"{path} is of an earlier version")
   for listed in ("config.patience=0", "config.average.every=1", "config.proxy.keep=0"):
     assert listed in said
+
+
+def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name(tmp_path):
+  config = get_config("cifar10_hlb")
+  path = tmp_path / "config.json"
+  stored.save(config, path)
+  path.write_text(path.read_text().replace('"bias_rate_factor"', '"bias_rate"'))
+  loaded = stored.load(path)
+  assert loaded.optimizer.bias_rate_factor == config.optimizer.bias_rate_factor != 1
+  assert all(names.field_of(new) and not names.field_of(old) for old, new in names.RENAMED.items())
+  with pytest.raises(UserError, match="optimizer.bias_rate_factor or whitening.bias_rate_factor"):
+    config.optimizer.bias_rate = 2.0  # as a recipe does
+  with pytest.raises(UserError, match=r"mean optimizer.head_decay_factor\?$"):
+    with_overrides(config, {"optimizer.head_decay": 2.0})
 
 
 def test_differences_name_the_fields_that_may_change_a_result():

@@ -49,7 +49,7 @@ imagenet_lars:8192 | phases.first_epoch=(0,3) | phases.batch_size |
 imagenet_lars:8192 | warmup=on | data.feed |
 quickstart | conv_fusion=on | model.name |
 quickstart | optimizer.lars_eta=0.1 | optimizer.name | optimizer.name=lars
-quickstart | optimizer.scale_decay=0.1 | model.train_norm_scale |
+quickstart | optimizer.scale_decay_factor=0.1 | model.train_norm_scale |
 quickstart | optimizer.momentum=0.8 optimizer.name=adamw | optimizer.name |
 finetune | optimizer.layer_decay=0.7 pretrained.freeze=backbone | pretrained.freeze | pretrained.freeze=stage2
 finetune | stop_at_target=True | target | target=0.9
@@ -63,10 +63,10 @@ quickstart | whitening.images=9 model.whiten=False | model.whiten |
 quickstart | schedule.start=0.5 schedule.warmup=0.0 | schedule.warmup |
 cifar10 | schedule.final=0.1 schedule.name=step | schedule.name |
 cifar10 | schedule.read=end schedule.name=constant | schedule.warmup |
-quickstart | optimizer.bias_decay=0.5 optimizer.weight_decay=0.0 | weight_decay |
+quickstart | optimizer.bias_decay_factor=0.5 optimizer.weight_decay=0.0 | weight_decay |
 cifar10 | average.decay=0.9 | average.kind | average.kind=ema
 cifar10_resnet9:baseline | model.celu_alpha=0.1 | activation |
-cifar10_hlb | whitening.bias_rate=2.0 | model.whiten_bias |
+cifar10_hlb | whitening.bias_rate_factor=2.0 | model.whiten_bias |
 quickstart | target=0.5 target_metric=top5 data.classes=5 | target_metric |
 """  # noqa: E501
 

@@ -231,9 +231,12 @@ def test_an_airbench_recipes_groups_are_the_published_ones(named):
   rate = MUON_RATE.get(named) or groups["filter"][0] * summed
   ours = {
     "filter": (rate, fields.weight_decay),
-    "head": (rate * fields.head_rate, fields.weight_decay * fields.head_decay),
-    "bias": (rate * fields.bias_rate, fields.weight_decay * fields.bias_decay),
-    "whiten": (rate * whitening.bias_rate, fields.weight_decay * whitening.bias_decay),
+    "head": (rate * fields.head_rate_factor, fields.weight_decay * fields.head_decay_factor),
+    "bias": (rate * fields.bias_rate_factor, fields.weight_decay * fields.bias_decay_factor),
+    "whiten": (
+      rate * whitening.bias_rate_factor,
+      fields.weight_decay * whitening.bias_decay_factor,
+    ),
   }
   for kind, (lr, weight_decay) in groups.items():
     assert ours[kind] == pytest.approx((lr * summed, weight_decay / summed), rel=1e-12), kind

@@ -31,9 +31,9 @@ SHARED = {
   "model.norm_momentum": 0.9,
   "optimizer.nesterov": False,
   "optimizer.rate_in_momentum": False,
-  "optimizer.bias_decay": 0.0,
-  "optimizer.scale_decay": 0.0,
-  "optimizer.head_decay": 1.0,
+  "optimizer.bias_decay_factor": 0.0,
+  "optimizer.scale_decay_factor": 0.0,
+  "optimizer.head_decay_factor": 1.0,
   "average.kind": "none",
 }
 OF_SGD = SHARED | {

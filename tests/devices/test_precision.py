@@ -109,20 +109,20 @@ def test_skipped_steps_are_counted_in_one_program(given):
 def test_the_loss_tells_when_too_many_steps_in_a_row_were_skipped():
   told, scale = [], LossScale.create(1e9)
   for _ in range(precision.MOST_SKIPPED):
-    told.append(float(scale.told(jnp.float32(2.5))))
+    told.append(float(scale.reported_loss(jnp.float32(2.5))))
     scale = scale.update(jnp.bool_(False))
   assert told == [2.5] * precision.MOST_SKIPPED
-  assert float(scale.told(jnp.float32(2.5))) == precision.TOO_MANY_SKIPPED
+  assert float(scale.reported_loss(jnp.float32(2.5))) == precision.TOO_MANY_SKIPPED
   scale = scale.update(jnp.bool_(True))
   assert (int(scale.in_row), int(scale.skipped)) == (0, precision.MOST_SKIPPED)
-  assert float(scale.told(jnp.float32(2.5))) == 2.5
+  assert float(scale.reported_loss(jnp.float32(2.5))) == 2.5
 
 
 def test_the_halvings_of_a_first_scale_are_not_too_many():
   scale, halvings = LossScale.create(), 0
   while float(scale.scale) > 1:
     scale, halvings = scale.update(jnp.bool_(False)), halvings + 1
-    assert np.isfinite(scale.told(jnp.float32(0)))
+    assert np.isfinite(scale.reported_loss(jnp.float32(0)))
   assert halvings == 16 and int(scale.in_row) < precision.MOST_SKIPPED
 
 

@@ -91,7 +91,7 @@ def test_one_device_counts_as_eight(finished, places):
   sets = open_data(config)
   config.precision = "float64"
   trained = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), jax.device_get(restored.tree.state.evaluated())
+    lambda x: np.asarray(x, np.float64), jax.device_get(restored.tree.state.eval_variables())
   )
   losses, columns = [], []
   for devices in (1, 8):

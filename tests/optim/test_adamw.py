@@ -29,7 +29,7 @@ from jaxspeed.models.vit import ViT
 from jaxspeed.optim.layers import layers_of
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
-from jaxspeed.optim.whole import around
+from jaxspeed.optim.whole import with_clipping_and_layer_decay
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -60,11 +60,13 @@ def of_torch(config):
   "changes, factors",
   [  # of the rate and the decay
     (
-      dict(bias_decay=0.0, scale_decay=0.0, b2=0.98, epsilon=1e-4),
+      dict(bias_decay_factor=0.0, scale_decay_factor=0.0, b2=0.98, epsilon=1e-4),
       {"scale": (1, 0), "bias": (1, 0), "head_bias": (1, 0)},
     ),
     (
-      dict(head_rate=10.0, head_decay=0.5, bias_rate=3.0, bias_decay=0.25),
+      dict(
+        head_rate_factor=10.0, head_decay_factor=0.5, bias_rate_factor=3.0, bias_decay_factor=0.25
+      ),
       {"head_bias": (10, 0.25), "head": (10, 0.5), "bias": (3, 0.25)},
     ),
   ],
@@ -107,9 +109,13 @@ def test_clipping_is_torchs_over_all_trained_parameters(name):
     return groups_by_name(params) | {"whiten": {"bias": "frozen", "kernel": "frozen"}}
 
   optimizer = made(config, optax.trace(0.9, nesterov=True) if name == "own" else None)
-  assert_same(trained(around(optimizer, config, untrained, None))[0], expected)
+  assert_same(
+    trained(with_clipping_and_layer_decay(optimizer, config, untrained, None))[0], expected
+  )
   # What is frozen would count otherwise, and the steps would be others.
-  every = around(optimizer, config, lambda p: jax.tree.map(lambda _: "kernel", p), None)
+  every = with_clipping_and_layer_decay(
+    optimizer, config, lambda p: jax.tree.map(lambda _: "kernel", p), None
+  )
   bias = "['head']['bias']"
   assert not np.allclose(trained(every)[0][bias], expected[bias], rtol=1e-3)
 
@@ -123,7 +129,7 @@ def test_a_clipped_gradient_is_what_other_optimizers_get(name):
   norm = np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(gradients)))
   scaled = jax.tree.map(lambda g: g * 2.0 / norm, gradients)
   extra = dict(learning_rate=jnp.float64(0.1), renormalize=jnp.float64(0.0))
-  clipped = around(optimizer, config, groups_by_name, None)
+  clipped = with_clipping_and_layer_decay(optimizer, config, groups_by_name, None)
   found, _ = clipped.update(gradients, clipped.init(params), params, **extra)
   assert_equal(found, optimizer.update(scaled, optimizer.init(params), params, **extra)[0])
 
@@ -138,12 +144,12 @@ class Layers:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_layers_rate_is_the_decay_to_the_number_of_layers_after_it(name):
-  config = config_of(name, layer_decay=0.5, head_rate=4.0)
+  config = config_of(name, layer_decay=0.5, head_rate_factor=4.0)
 
   def group(name, step, rate):
     return None if "whiten" in name else (rate * (4.0 if "head" in name else 0.25), 0.05)
 
-  optimizer = around(made(config), config, groups_by_name, Layers())
+  optimizer = with_clipping_and_layer_decay(made(config), config, groups_by_name, Layers())
   assert_same(trained(optimizer)[0], torch_trained(of_torch(config), group))
 
 
@@ -153,7 +159,7 @@ def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
   config = config_of("lars" if name == "lars" else "sgd", layer_decay=0.5)
   config.optimizer.rate_in_momentum = name == "sgd"
   optimizer = made(config, optax.scale_by_lion() if name == "own" else None)
-  found, _ = trained(around(optimizer, config, groups_by_name, Layers()))
+  found, _ = trained(with_clipping_and_layer_decay(optimizer, config, groups_by_name, Layers()))
   slow, _ = trained(optimizer, [0.25 * rate for rate in RATES])
   fast, _ = trained(optimizer)
   assert_equal(found, {n: (fast if "head" in n else slow)[n] for n in found})

@@ -43,10 +43,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 )
 def test_muon_is_torchs_on_oihw_filters_and_sgd_the_rest(changes):
   config = make_config(name="muon", **(APART | changes))
-  # Rates of airbench's size; the rest learns at bias_rate = 64 times these.
+  # Rates of airbench's size; the rest learns at bias_rate_factor = 64 times these.
   rates = [10 * rate for rate in RATES]
   fields = config.optimizer
-  fields.bias_rate = 0.2
+  fields.bias_rate_factor = 0.2
   muon = functools.partial(
     Muon,
     momentum=fields.muon_momentum,

@@ -96,7 +96,7 @@ def test_an_optimizer_takes_what_the_plan_has_for_it(name):
 @pytest.mark.parametrize("rate_in_momentum", [False, True])
 def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
   config = make_config(
-    momentum=0.9, weight_decay=0.5, bias_decay=3.0, rate_in_momentum=rate_in_momentum
+    momentum=0.9, weight_decay=0.5, bias_decay_factor=3.0, rate_in_momentum=rate_in_momentum
   )
   optimizer = made(config)
   bias = jnp.array([0.0, -0.0, 1.0, -1e-30, 5e-324, 2.5])

@@ -5,7 +5,7 @@ import pytest
 from made_plans import config_with, plan_with
 
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import StepKind, Stretch
+from jaxspeed.planning.plan import StepKind, StepRange
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_without_first_epochs_there_is_one_phase():
   assert (phase.image_size, phase.eval_mode, phase.epochs) == (64, "center", 4)
 
 
-def test_a_run_is_cut_into_stretches_of_one_kind():
+def test_a_run_is_cut_into_ranges_of_one_kind():
   # hiverge: 32 steps an epoch, the whitening bias in ceil(0.2 * 32) = 7 of them.
   plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2)
   plain, bias = StepKind(), StepKind(whiten_bias=True)
-  assert plan.stretches() == (Stretch(7, (bias,)), Stretch(245, (plain,)))
+  assert plan.step_ranges() == (StepRange(7, (bias,)), StepRange(245, (plain,)))
   assert [plan.kind_of(step) for step in (6, 7)] == [bias, plain]
   assert "train 1536x32x32x3, 7 with whitening bias + 238 steps" in plan.programs()
   # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
@@ -163,8 +163,8 @@ def test_a_proxy_learns_in_one_step_of_a_cycle():
   fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200)
   plan = plan_with(proxy__keep=512, proxy__every=4, **fields)
   learns, looks = StepKind(proxy_learns=True), StepKind()
-  assert plan.stretches() == (Stretch(12, (learns, looks, looks, looks)),)
-  assert plan_with(proxy__every=4, **fields).stretches() == (Stretch(12, (looks,)),)
+  assert plan.step_ranges() == (StepRange(12, (learns, looks, looks, looks)),)
+  assert plan_with(proxy__every=4, **fields).step_ranges() == (StepRange(12, (looks,)),)
 
 
 @pytest.mark.parametrize("images, held_out", [(50_000, 5000), (104, 10), (6, 1)])

@@ -155,8 +155,8 @@ def test_a_frozen_model_with_a_resting_head_is_refused():
   config = fields_lib.base()
   config.pretrained.update(path="weights.safetensors", freeze="backbone")
   checked(config)
-  config.optimizer.head_rate = 0.0
+  config.optimizer.head_rate_factor = 0.0
   with pytest.raises(
-    UserError, match="config.optimizer.head_rate=0.0 .*: nothing would be trained"
+    UserError, match="config.optimizer.head_rate_factor=0.0 .*: nothing would be trained"
   ):
     checked(config)

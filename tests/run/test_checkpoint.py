@@ -11,6 +11,7 @@ import shutil
 import time
 import types
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +39,8 @@ def make_carry(step: int, value: float | None = None, average=True) -> Carry:
     params=params,
     batch_stats={"norm": {"mean": jnp.full((2,), value / 3)}},
     opt_state={"weight": (jnp.full((6,), -0.0), None)},
-    average={"params": params} if average else None,
-    slow=None,
+    ema={"params": params} if average else None,
+    lookahead=None,
     loss_scale=LossScale.create(),
   )
   return Carry(state, MetricSums(jnp.float32(0.1), jnp.int32(3), jnp.int32(5), jnp.int32(9)))
@@ -105,6 +106,19 @@ def test_save_and_restore_are_exact_on_any_number_of_devices(tmp_path, devices, 
   assert (restored.step, restored.clock, restored.images) == (7, CLOCK, "arrays 01234567")
   assert_same(restored.tree, carry)
   assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored.tree))
+
+
+def test_arrays_under_the_names_of_earlier_versions_are_read(tmp_path, monkeypatch):
+  carry, fields = make_carry(7), {"average": "ema", "slow": "lookahead"}
+  earlier = flax.serialization.to_state_dict(carry)
+  earlier["state"] |= {old: earlier["state"].pop(new) for old, new in fields.items()}
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint, "_RENAMED", {})
+    checkpoint.save(tmp_path, 7, earlier, CLOCK)
+  assert "state.average.params" in (tmp_path / FOLDER / "7" / MANIFEST).read_text()
+  restored = checkpoint.restore(tmp_path, target())
+  assert restored is not None
+  assert_same(restored.tree, carry)
 
 
 def test_a_step_is_asked_for_by_its_number(two):

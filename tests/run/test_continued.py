@@ -41,7 +41,7 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
     _, restored = open_run(tmp_path / "a", load_config(tmp_path / "a"), None)
   last = jax.device_get(restored.tree.state)
   ((key, first),) = begun
-  for part in ("params", "batch_stats", "opt_state", "average"):
+  for part in ("params", "batch_stats", "opt_state", "ema"):
     jax.tree.map(np.testing.assert_array_equal, getattr(first, part), getattr(last, part))
   assert all(leaf.any() for leaf in jax.tree.leaves(first.opt_state))
   assert first.step == 0 and last.step == 9

@@ -30,7 +30,7 @@ def test_everything_a_run_keeps_is_float64_and_the_process_is_as_before(finished
   with precision.wide_enough("float64"):
     _, restored = open_run(folder, load_config(folder), None)
   state = restored.tree.state
-  kept = (state.params, state.batch_stats, state.opt_state, state.average)
+  kept = (state.params, state.batch_stats, state.opt_state, state.ema)
   assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {np.dtype(np.float64)}
   # Digits of which float32 has none.
   loss = row_of(folder)["train_loss"]

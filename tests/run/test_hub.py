@@ -77,7 +77,7 @@ def resnet(**fields):
 def served(trained, tmp_path, monkeypatch):
   """The run's weights as timm/small on a hub of this machine."""
   _, carry = params_of(trained)
-  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.evaluated()), RESNET)
+  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.eval_variables()), RESNET)
   content = (tmp_path / "net.safetensors").read_bytes()
   monkeypatch.setattr(Server, "files", {"timm/small/model.safetensors": content})
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
@@ -108,7 +108,7 @@ def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(trained, se
   config = resnet(**{"pretrained.path": path, "model.depth": 34, "model.width": 8})
   assert f"weights: training downloads {path}" in planned(config, devices=1).lines
   found = begun_with(path, tmp_path / "a", **{"model.depth": 34, "model.width": 8})
-  before = jax.device_get(params_of(trained)[1].state.evaluated()["params"])
+  before = jax.device_get(params_of(trained)[1].state.eval_variables()["params"])
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), before, found)
   kept = stored.load(tmp_path / "a" / "config.json")
   assert kept.pretrained.path == f"{path}@{COMMIT}"
@@ -157,7 +157,7 @@ def test_a_download_that_is_cut_off_is_no_file(served, monkeypatch):
 
 def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   found = begun_with(trained, tmp_path / "a", **{"model.width": 8})
-  before = jax.device_get(params_of(trained)[1].state.evaluated()["params"])
+  before = jax.device_get(params_of(trained)[1].state.eval_variables()["params"])
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), before, found)
   with pytest.raises(UserError, match="width 4, but .* has width 8: set config.model.width=4"):
     begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 8})

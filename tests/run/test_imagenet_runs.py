@@ -57,9 +57,7 @@ def test_all_phases_of_imagenet18(whole):
   _, carry = params_of(folder)
   # A static scale, and the average that was evaluated is not the last state.
   assert float(carry.state.loss_scale.scale) == 1024
-  kernels = [
-    t["stem"]["conv"]["kernel"] for t in (carry.state.average["params"], carry.state.params)
-  ]
+  kernels = [t["stem"]["conv"]["kernel"] for t in (carry.state.ema["params"], carry.state.params)]
   assert not np.array_equal(*map(np.asarray, kernels))
 
 

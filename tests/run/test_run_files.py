@@ -266,8 +266,8 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
   config = load_config(folder)
   _, restored = open_run(folder, config, 18)
   carry = jax.tree.map(np.asarray, restored.tree)
-  average = jax.tree.map(lambda x: np.full_like(x, np.nan), carry.state.average)
-  carry = carry.replace(state=carry.state.replace(average=average))
+  average = jax.tree.map(lambda x: np.full_like(x, np.nan), carry.state.ema)
+  carry = carry.replace(state=carry.state.replace(ema=average))
   checkpoint.save(folder, 18, carry, restored.clock)
   with pytest.raises(UserError, match="mean loss of 297 images is nan: the weights give logits"):
     evaluate(folder)

@@ -236,13 +236,13 @@ def test_another_head_for_other_classes(trained, tmp_path):
   with pytest.raises(UserError, match="set config.pretrained.head='new'"):
     train(tuned, str(tmp_path / "kept"))
   tuned.pretrained.update(head="new", freeze="backbone")
-  tuned.optimizer.update(name="adamw", clip_norm=1.0, layer_decay=0.8, head_rate=10.0)
+  tuned.optimizer.update(name="adamw", clip_norm=1.0, layer_decay=0.8, head_rate_factor=10.0)
   result = train(tuned, str(tmp_path / "new"))
   assert 0 <= result["top1"] <= 1
   state = jax.device_get(params_of(tmp_path / "new")[1].state)
-  loaded = load_weights(folder / "net.safetensors", state.evaluated(), RESNET, head="new")
+  loaded = load_weights(folder / "net.safetensors", state.eval_variables(), RESNET, head="new")
   loaded["params"].pop("head")
-  for variables in (state.variables(), state.evaluated()):
+  for variables in (state.variables(), state.eval_variables()):
     variables = {**variables, "params": {**variables["params"]}}
     assert variables["params"].pop("head")["kernel"].any()
     jax.tree.map(np.testing.assert_array_equal, variables, loaded)

@@ -43,7 +43,7 @@ def test_the_option_reaches_gpus_only_and_auto_waits_for_a_measurement(monkeypat
   option = {"xla_gpu_experimental_enable_conv_fusion": True}
   assert on.compiler_options("gpu") == spec.compiler_options("gpu") | option
   assert on.compiler_options("cpu") == spec.compiler_options("cpu")
-  assert options.told(False, "on", "cpu") == ["conv_fusion has no effect on CPUs"]
+  assert options.notes(False, "on", "cpu") == ["conv_fusion has no effect on CPUs"]
   cpu = spec.mesh.devices.flat[0]
   gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
   resolved = [

@@ -26,7 +26,7 @@ def test_a_model_without_batch_stats_trains_with_an_average_and_dropout():
   spec = toy_spec(vit_config())
   carry, *rest = inputs_of(spec)
   step = jax.jit(batch_step(spec))
-  assert carry.state.batch_stats == {} and set(carry.state.evaluated()) == {"params"}
+  assert carry.state.batch_stats == {} and set(carry.state.eval_variables()) == {"params"}
   first, loss = step(carry, *rest)
   again, same = step(carry, *rest)
   jax.tree.map(np.testing.assert_array_equal, (first, loss), (again, same))

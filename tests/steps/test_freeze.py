@@ -37,7 +37,7 @@ def test_frozen_parts_keep_their_bits_and_the_others_train():
   trees = {
     "params": (first.params, last.params),
     "batch_stats": (first.batch_stats, last.batch_stats),
-    **{f"average {k}": (first.average[k], last.average[k]) for k in first.average},
+    **{f"average {k}": (first.ema[k], last.ema[k]) for k in first.ema},
   }
   for name, (before, after) in trees.items():
     for part in before:
@@ -66,7 +66,7 @@ def test_clipped_adamw_with_rates_by_layer_and_frozen_patches_on_eight_devices_i
   }
   runs = [stepped(make_spec("patch", devices, VIT, **fields)) for devices in (1, 8)]
   (first, last, _), (_, other, _) = runs
-  assert_equal((other.params, other.average), (last.params, last.average))
+  assert_equal((other.params, other.ema), (last.params, last.ema))
   same = {part: bits(first.params[part]) == bits(last.params[part]) for part in first.params}
   assert {part for part in same if same[part]} == {"patch", "positions", "class_token"}
 

@@ -45,8 +45,8 @@ def initial_state(spec):
     params=params,
     batch_stats={},
     opt_state=spec.optimizer.init(params),
-    average=None,
-    slow=None,
+    ema=None,
+    lookahead=None,
     loss_scale=None,
   )
   return mesh_lib.replicate(state, spec.mesh)
@@ -111,16 +111,16 @@ def test_in_half_precision_parameters_and_weighted_losses_are_float32(precision)
   spec = linear_spec(precision=precision, **WEIGHTED)
   step = on_mesh(update, spec, kind=StepKind(), share=SHARE)
   # Strict promotion (conftest.py) refuses to mix dtypes unseen.
-  hyper = {"learning_rate": np.float32(RATE)}
-  new, sums = jax.eval_shape(step, initial_state(spec), *some_batch(jnp.dtype(precision)), hyper)
+  row = {"learning_rate": np.float32(RATE)}
+  new, sums = jax.eval_shape(step, initial_state(spec), *some_batch(jnp.dtype(precision)), row)
   assert new.params["head"]["kernel"].dtype == sums.loss.dtype == np.float32
 
 
 def test_gradients_are_summed_in_the_dtype_of_the_config():
   spec = linear_spec(2, precision="float32", **{"allreduce.dtype": "bfloat16"})
   step = on_mesh(update, spec, kind=StepKind(), share=0.0, split=(False, True, True, False))
-  hyper = {"learning_rate": np.float32(RATE)}
-  program = jax.make_jaxpr(step)(initial_state(spec), *some_batch(np.float32), hyper)
+  row = {"learning_rate": np.float32(RATE)}
+  program = jax.make_jaxpr(step)(initial_state(spec), *some_batch(np.float32), row)
   assert re.search(r"bf16\[\d+\][^\n]* = psum", str(program))
 
 

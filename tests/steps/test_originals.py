@@ -77,9 +77,14 @@ def test_recipes_of_muon(name):
   share = batch / load_recipe(file, variant).batch_size
   config.model.update(widths=(8, 32, 32), head_scale=1 / 32)
   fields, whitening = config.optimizer, config.whitening
-  fields.update(bias_rate=fields.bias_rate * share, head_rate=fields.head_rate * share)
+  fields.update(
+    bias_rate_factor=fields.bias_rate_factor * share,
+    head_rate_factor=fields.head_rate_factor * share,
+  )
   fields.update(muon_decay=fields.muon_decay * share, muon_epsilon=fields.muon_epsilon / share)
-  whitening.update(bias_rate=whitening.bias_rate * share, bias_epochs=2.0 if hiverge else 1.0)
+  whitening.update(
+    bias_rate_factor=whitening.bias_rate_factor * share, bias_epochs=2.0 if hiverge else 1.0
+  )
   ours = run(config, steps)
   total, smoothing = ours.spec.plan.total_steps, ours.spec.config.label_smoothing
   assert total == (40 if hiverge else 8)
@@ -157,7 +162,7 @@ def test_hlb_with_its_average():
         average.update(0.95**5 * (done / total) ** 3)
   assert average is not None
   assert_model(ours.end, params, stats, ours.tolerance)
-  slow = {"params": ours.end.slow["params"], "batch_stats": ours.end.slow["batch_stats"]}
+  slow = {"params": ours.end.lookahead["params"], "batch_stats": ours.end.lookahead["batch_stats"]}
   slow = jax.tree.leaves((slow["params"], slow["batch_stats"]))
   assert_equal(slow, arrays(average.slow), ours.tolerance)
 
@@ -253,5 +258,5 @@ def test_myrtles_ghost_norm_and_moving_average():
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *ghosts)
 
   assert_model(ours.end, params, mean(stats), ours.tolerance)
-  assert_equal(ours.end.average["params"], arrays(average[0]), ours.tolerance)
-  assert_equal(ours.end.average["batch_stats"], arrays(mean(average[1])), ours.tolerance)
+  assert_equal(ours.end.ema["params"], arrays(average[0]), ours.tolerance)
+  assert_equal(ours.end.ema["batch_stats"], arrays(mean(average[1])), ours.tolerance)

@@ -82,12 +82,12 @@ def programs(config):
   images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8)
   state = jax.eval_shape(on_mesh(init_state, job), seed_key(0), images)
   batch = Batch(images, *(jax.ShapeDtypeStruct((n,), t) for t in (jnp.int32, jnp.bool_)))
-  hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
+  row = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
   step = on_mesh(train_step, job, kind=job.plan.kind_of(0))
   return (
-    precisions(step, state, batch.replace(flip=batch.mask), hyper),
+    precisions(step, state, batch.replace(flip=batch.mask), row),
     precisions(
-      eval_step.evaluate_on_mesh(job), state.evaluated(), batch.replace(index=batch.label)
+      eval_step.evaluate_on_mesh(job), state.eval_variables(), batch.replace(index=batch.label)
     ),
     precisions(on_mesh(init_state, job), seed_key(0), images),
   )

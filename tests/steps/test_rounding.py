@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspeed.steps.rounding import rounding_apart
+from jaxspeed.steps.rounding import hoist_casts
 
 
 def step_of(dtype):
@@ -34,7 +34,7 @@ def test_steps_with_their_rounding_apart_are_the_same(dtype, shapes):
     "step": jnp.int32(0),
   }
   step = step_of(dtype)
-  rounded, stepped = rounding_apart(step, start)
+  rounded, stepped = hoist_casts(step, start)
   carry = apart = start
   # Not compiled: each operation is the same, so the bits are.
   for _ in range(3):

@@ -48,9 +48,9 @@ def test_options_for_gpus_reach_only_programs_for_gpus():
   assert job.compiler_options("cpu") == job.common_options("cpu") == options_lib.libraries("cpu")
   off = toy_spec(toy_config())
   assert off.compiler_options("gpu") == off.common_options("gpu") == {}
-  assert options_lib.told(False, "on", "gpu") == options_lib.told(False, "off", "cpu") == []
-  assert "no effect on CPUs" in options_lib.told(True, "off", "cpu")[0]
-  assert "slower" in options_lib.told(True, "off", "gpu")[0]
+  assert options_lib.notes(False, "on", "gpu") == options_lib.notes(False, "off", "cpu") == []
+  assert "no effect on CPUs" in options_lib.notes(True, "off", "cpu")[0]
+  assert "slower" in options_lib.notes(True, "off", "gpu")[0]
 
 
 def test_every_program_gets_the_options_of_all_programs(monkeypatch):

@@ -96,7 +96,7 @@ def test_devices_and_accumulated_parts_are_ghost_batches(ghosts, parts, devices,
   fields = {"accumulate": parts, "allreduce.group_mb": group_mb} | GHOSTS
   parted = toy_spec(toy_config(**fields), devices=devices)
   other, other_losses = run_steps(parted, 4, regroup)
-  assert_same_run(ghosts, (other, other_losses), "params", "batch_stats", "average", "opt_state")
+  assert_same_run(ghosts, (other, other_losses), "params", "batch_stats", "ema", "opt_state")
   assert losses[0] != losses[-1]
   assert carry.sums.count == other.sums.count == 256
   assert carry.sums.top5 == other.sums.top5
@@ -204,8 +204,8 @@ def test_one_program_takes_steps_of_two_kinds_in_turns():
   # A proxy learns in every third step; the second part begins between two of them.
   fields = {"proxy.keep": 6, "proxy.every": 3, "model.depth": 2, "precision": "float64"}
   job = airbench_spec("96_faster", **fields, **QUICK, **{"whitening.bias_epochs": 0.0})
-  (stretch,) = job.plan.stretches()
-  assert len(stretch.kinds) == 3
+  (span,) = job.plan.step_ranges()
+  assert len(span.kinds) == 3
   assert_epochs_equal_steps(*both_feeds(job), 2, 4, 8)
 
 
@@ -236,8 +236,8 @@ def one_step(job):
 
 def test_a_batch_without_examples_leaves_finite_parameters():
   state, batch, train = one_step(toy_spec(toy_config(**{"augment.crop_padding": 0})))
-  hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(1.0)}
-  new, sums = train(state, batch.replace(mask=np.zeros(16, bool)), hyper)
+  row = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(1.0)}
+  new, sums = train(state, batch.replace(mask=np.zeros(16, bool)), row)
   assert int(sums.count) == 0
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new.params))
 
@@ -263,13 +263,13 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
   state, batch, train = one_step(job)
   huge = state.replace(loss_scale=state.loss_scale.replace(scale=jnp.float32(2.0**40)))
   huge = mesh_lib.replicate(huge, job.mesh)
-  hyper = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(0.5)}
-  new, _ = train(huge, batch, hyper)
-  for name in ("params", "opt_state", "average"):
+  row = {"learning_rate": jnp.float32(0.1), "average_keep": jnp.float32(0.5)}
+  new, _ = train(huge, batch, row)
+  for name in ("params", "opt_state", "ema"):
     jax.tree.map(np.testing.assert_array_equal, getattr(new, name), getattr(state, name))
   assert float(new.loss_scale.scale) == 2.0**39
   assert int(new.step) == 1
-  train(new, batch, hyper)
+  train(new, batch, row)
   assert train._cache_size() == 1
 
 
@@ -293,11 +293,11 @@ def test_a_proxy_keeps_no_masked_image():
   arrays = toy_arrays(job.config)
   proxy = jax.jit(on_mesh(init_state, job))(seed_key(0), arrays.train_images).proxy
   images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
-  hyper = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
+  row = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
   choose = jax.jit(on_mesh(select_hard_examples, job.proxy, keep=6, kind=PLAIN))
 
   def kept(mask):
-    return set(choose(proxy, Batch(images, arrays.train_labels[:16], mask), hyper)[1].tolist())
+    return set(choose(proxy, Batch(images, arrays.train_labels[:16], mask), row)[1].tolist())
 
   first = kept(np.ones(16, bool))
   assert len(first) == 6
