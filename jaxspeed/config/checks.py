@@ -5,16 +5,18 @@ the data. A config is checked where it enters, with the file that it comes from,
 it is merged with overrides, or with what the data decide.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.config import names
-from jaxspeed.config.conditions import WHITENS, View, leaves
-from jaxspeed.config.registry import FAMILIES
-from jaxspeed.config.schema import one_of, shown
+from jaxspeed.config import fields
+from jaxspeed.config.conditions import WHITENS, View
+from jaxspeed.config.registry import FAMILIES, Model
+from jaxspeed.config.run_fields import Config
+from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError
 
 # The largest number of images of noise: each takes 60 bytes of memory.
@@ -39,14 +41,20 @@ def checked(values: Mapping[str, Any], *, source: str = "") -> ConfigDict:
     UserError: names the first invalid field and the values that it accepts, or those that
       contradict each other.
   """
+  values = to_plain(values)
+  model = View(values)["model.name"]
+  family = FAMILIES[model].fields if isinstance(model, str) and model in FAMILIES else Model
+  sentence = ""
   try:
-    found = {"model": {}} | names.nested(_checked(dict(leaves(to_plain(values)))))
-    view = View(found)
-    for clashing, sentence in _contradictions(view):
+    is_given = View(values)["given.model"]
+    found = _whole(dict[str, Any] if is_given else family).model_validate(values).model_dump()
+    for clashing, reason in _contradictions(view := View(found)):
       named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing)
-      raise UserError(f"{named}: {sentence}.")
-  except UserError as error:
-    raise UserError(f"{source}: {error}" if source else str(error)) from None
+      sentence = sentence or f"{named}: {reason}."
+  except pydantic.ValidationError as error:
+    sentence = _sentence(error, values, str(model))
+  if sentence:
+    raise UserError(f"{source}: {sentence}" if source else sentence)
   return ConfigDict(found).lock()
 
 
@@ -59,36 +67,31 @@ def to_plain(value: Any) -> Any:
   return to_plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-  """All fields by dotted name, with these values or their defaults."""
-  known, found = names.GIVEN | names.declared(), dict[str, Any]()
-  if values.get("given.model"):
-    found |= {name: value for name, value in values.items() if name.startswith("model.")}
-  else:
-    known |= names.declared(_family(values))
-  for name, value in values.items():
-    if name not in known and name not in found:
-      raise UserError(names.no_field(name, str(values.get("model.name"))))
-    try:
-      found[name] = known[name].checked(value) if name in known else value
-    except pydantic.ValidationError:
-      raise UserError(f"config.{name}={shown(value)}: {known[name].must_be}") from None
-  for name, field in known.items():
-    if found.setdefault(name, field.default) is ...:
-      raise UserError(f"there is no config.{name}: it has no default, so the recipe sets it.")
-  return {name: found[name] for name in sorted(found)}
+@functools.cache
+def _whole(model: Any) -> type[Config]:
+  """The fields of a config with a model of some type."""
+  return pydantic.create_model("Config", __base__=Config, model=(model, ...))
 
 
-def _family(values: Mapping[str, Any]) -> str:
-  """The family of `config.model`."""
-  if (name := values.get("model.name")) is None and "model" not in values:
-    raise UserError(
+def _sentence(error: pydantic.ValidationError, values: Any, model: str) -> str:
+  """A sentence on the first mistake that pydantic found in the values of fields."""
+  first, known = error.errors()[0], fields.known(model)
+  place = [".".join(map(str, first["loc"][: n + 1])) for n in range(len(first["loc"]))]
+  name = next((each for each in place if each in known), place[-1])
+  if first["type"] == "missing" and name in ("model", "model.name"):
+    families = ", ".join(FAMILIES)
+    return (
       "config.model has no name: the recipe sets config.model = dict(name=NAME, ...) with one of "
-      f"{', '.join(FAMILIES)}."
+      f"{families}."
     )
-  if name is not None and (not isinstance(name, str) or name not in FAMILIES):
-    raise UserError(f"config.model.name={shown(name)}: choose {one_of(FAMILIES)}.")
-  return name or ""
+  if first["type"] == "missing" and name == place[-1]:
+    return f"there is no config.{name}: it has no default, so the recipe sets it."
+  if name not in known:
+    return fields.no_field(name, model)
+  value = functools.reduce(lambda group, key: group[key], name.split("."), values)
+  accepted = known[name].accepted
+  must = "choose" if accepted.startswith("one of ") else "it must be"
+  return f"config.{name}={shown(value)}: {must} {accepted}."
 
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other

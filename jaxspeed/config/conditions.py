@@ -6,7 +6,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import FAMILIES
-from jaxspeed.config.schema import When, not_given
+from jaxspeed.config.schema import When
+
+LEAVE_OUT = "leave one of them out"
 
 
 def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -18,21 +20,25 @@ def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator
       yield prefix + name, config[name]
 
 
-class View:
-  """The fields of a config by dotted name; None for one that it lacks.
-
-  Attributes:
-    read: the fields that were looked at, with their values.
-  """
+class View(dict[str, Any]):
+  """The fields of a config by dotted name, None for one that it lacks; notes those `read`."""
 
   def __init__(self, config: ConfigDict | Mapping[str, Any]) -> None:
-    self._fields = dict(leaves(config))
+    super().__init__(leaves(config))
     self.read: dict[str, Any] = {}
 
   def __getitem__(self, name: str) -> Any:
-    if name in self._fields:
-      self.read[name] = self._fields[name]
-    return self._fields.get(name)
+    if name in self:
+      self.read[name] = self.get(name)
+    return self.get(name)
+
+
+def not_given(argument: str, *but: str) -> When:
+  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
+
+  Evaluations of such a run may name other data.
+  """
+  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
 
 
 def only(field: str, *values: str) -> When:

@@ -4,12 +4,11 @@ Such a field is an error on the command line and a note in a recipe. A field of 
 override leaves without effect is accepted.
 """
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields, names
+from jaxspeed.config import fields
 from jaxspeed.config.conditions import View, leaves
 from jaxspeed.config.schema import Declared, Mark, shown
 from jaxspeed.errors import UserError
@@ -20,7 +19,7 @@ USED = {"evaluate": {Mark.EVALUATE, Mark.PREDICT}, "predict": {Mark.PREDICT}}
 
 def is_used(field: Declared, command: str) -> bool:
   """Whether a command uses a field."""
-  return command not in USED or bool(field.marks & USED[command])
+  return command not in USED or not USED[command].isdisjoint(field.facts(Mark))
 
 
 def check(config: ConfigDict, overridden: Collection[str], *, command: str = "") -> list[str]:
@@ -38,45 +37,40 @@ def check(config: ConfigDict, overridden: Collection[str], *, command: str = "")
   Raises:
     UserError: a field of the command line has no effect.
   """
-  known = names.declared(str(config.model.get("name", "")))
   # A field of the recipe's model may be set although another model was given.
-  given = {name: known.get(name) or names.field_of(name) for name in sorted(overridden)}
-  for name, field in given.items():
-    if field and not is_used(field, command):
+  known = fields.known() | fields.known(str(config.model.get("name", "")))
+  for name in sorted(known.keys() & overridden):
+    if not is_used(known[name], command):
       raise UserError(
         f"config.{name} has no effect: {command} does not use it; --help=all lists what it uses."
       )
-  for field in filter(None, given.values()):
-    for sentence, _ in _idle(config, field, command):
+    sentence, _ = _idle(config, known[name], command)
+    if sentence:
       raise UserError(f"{sentence}.")
-  if command in USED:
-    return []
-  shared = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
-  return [
-    f"{sentence} (set in the recipe)."
-    for name, value in leaves(config)
-    if name in shared[0] and name in known and name not in given
-    if value not in [defaults[name] for defaults in shared]
-    for sentence, beside in _idle(config, known[name], "")
-    if not given.keys() & {*beside}  # who turns it off on the command line knows
-  ]
+  bases = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
+  notes = []
+  for name, value in [] if command in USED else leaves(config):
+    if name in fields.SHARED and value not in [base.get(name, value) for base in bases]:
+      sentence, beside = _idle(config, known[name], "")
+      # Who turns it off on the command line knows.
+      if sentence and not {name, *beside} & {*overridden}:
+        notes.append(f"{sentence} (set in the recipe).")
+  return notes
 
 
-def _idle(
-  config: ConfigDict, field: Declared, command: str
-) -> Iterator[tuple[str, Collection[str]]]:
-  """Yields, if a field has no effect, a sentence and the names of the deciding fields."""
+def _idle(config: ConfigDict, field: Declared, command: str) -> tuple[str, Collection[str]]:
+  """A sentence if a field has no effect, and the names of the deciding fields; '' if it has one."""
   for condition in field.conditions:
     view = View(config)
     if condition.command in ("", command) and not condition.works(view):
-      beside = {name: found for name, found in view.read.items() if name != field.name}
-      listed = " and ".join(_named(*each) for each in beside.items())
-      effect = f"{_named(field.name, view[field.name])} has no effect beside {listed}"
-      yield f"{effect}: {condition.otherwise}", beside
-      return
+      beside = [_named(view, name) for name in view.read if name != field.name]
+      effect = f"{_named(view, field.name)} has no effect beside {' and '.join(beside)}"
+      return f"{effect}: {condition.otherwise}", view.read
+  return "", ()
 
 
-def _named(name: str, value: Any) -> str:
+def _named(view: View, name: str) -> str:
   if name.startswith("given."):
     return f"{name.removeprefix('given.')}= of jaxspeed.fit"
+  value = view.get(name)
   return f"config.{name}" if value is None else f"config.{name}={shown(value)}"

@@ -10,13 +10,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import names, output, reference
+from jaxspeed.config import fields, output, reference
 from jaxspeed.config.overrides import parse_value, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
-# --config.FIELD=VALUE, --config.FIELD VALUE and, if it is True or False, --noconfig.FIELD.
-_FIELD = re.compile(r"--?(?:no)?config\.([^=]+)(=)?", re.DOTALL)
 # What registers the package's own families of models, whose fields a config has, and imports JAX.
 _MODELS = "jaxspeed.models.make"
 # The commands whose first argument may be a recipe.
@@ -37,27 +35,23 @@ class ConfigFlag:
   @functools.cached_property
   def value(self) -> ConfigDict | None:
     """The checked config of the recipe with the overrides; None where none is named."""
-    if self.recipe is None:
-      return None
-    config, before = with_overrides(self.recipe, self.overrides), self.recipe.model
-    if config.model.name != before.name and len(before) > 1:
-      left_out = ", ".join(name for name in before if name != "name")
-      output.note(f"config.model.name={config.model.name} replaces the recipe's model: {left_out}")
-    return config
+    return None if self.recipe is None else with_overrides(self.recipe, self.overrides)
 
-  def read(self, arguments: list[str], texts: Mapping[str, str], command: str) -> list[str]:
+  def read(self, arguments: list[str], command: str) -> list[str]:
     """Loads the recipe, and returns the arguments that do not name it."""
     recipe = flags.FLAGS["config"].value
+    given = [name for name in flags.FLAGS if name.startswith("config.")]
     if command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       if recipe is not None:
         raise UserError(f"--config={recipe} and {arguments[0]} are two recipes: name one of them.")
       recipe, *arguments = arguments
     if recipe is not None:
       self.recipe = load_recipe(recipe)
-    elif texts and command != "evaluate":  # which has the config of a run
-      raise UserError(f"--config.{next(iter(texts))} changes a recipe: name it with --config=NAME.")
+    elif given and command != "evaluate":  # which has the config of a run
+      raise UserError(f"--{given[0]} changes a recipe: name it with --config=NAME.")
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
+    texts = {name.removeprefix("config."): str(flags.FLAGS[name].value) for name in given}
     self.overrides = {name: parse_value(name, text) for name, text in texts.items()}
     return arguments
 
@@ -166,7 +160,6 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
   """Calls a function as `run` calls a command, and exits with a code unless that is DONE."""
   output.guard()
   code = _exit_code_of(function)
-  output.be_quiet(False)
   lost = output.lost()
   if code == DONE and lost:
     more = ": send it to another place" if output_is_result else "; the work itself is done"
@@ -190,19 +183,17 @@ def _exit_code_of(function: Callable[[], None]) -> int:
       output.say(ended.code)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
   except (KeyboardInterrupt, Exception) as error:
-    if _is_interrupt(error):
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+      cause = (
+        cause.__cause__ or cause.__context__
+      )  # in an import, jaxlib makes an ImportError of it
+    if cause is not None:
       output.say("stopped by Ctrl-C.")
       return INTERRUPTED
     output.report(error)
     return FAULT
   return DONE
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-  """Whether Ctrl-C is behind an exception: in an import, jaxlib makes an ImportError of it."""
-  while error is not None and not isinstance(error, KeyboardInterrupt):
-    error = error.__cause__ or error.__context__
-  return error is not None
 
 
 def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
@@ -213,11 +204,9 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   has_config = "config" in flags.FLAGS
   try:
     argv = flags.FLAGS.read_flags_from_files(argv)
-    if has_config and (command or any(word.lstrip("-").startswith("config") for word in argv)):
-      importlib.import_module(_MODELS)
     if define is not None:
       define(argv)
-    fields = define_fields(argv) if has_config else []
+    fields_given = has_config and define_fields(argv)
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error)) from None
@@ -227,35 +216,31 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   for name in flags.FLAGS:
     if flags.FLAGS[name].value != flags.FLAGS[name].value:  # within all of absl's bounds
       raise UserError(f"--{name}=nan is not a number.")
+  if has_config and (command or fields_given or flags.FLAGS["config"].value):
+    importlib.import_module(_MODELS)
   if "import" in flags.FLAGS:
     import_modules(flags.FLAGS["import"].value or [])
   if has_config:
-    texts = {name: str(flags.FLAGS[f"config.{name}"].value) for name in fields}
-    arguments = _CONFIG[0].read(arguments, texts, command)
+    arguments = _CONFIG[0].read(arguments, command)
   if asked := flags.FLAGS["help"].value:
     config = _CONFIG[0].value if has_config else None
     print(reference.help_text(command, asked == "all", config))
     sys.exit(0)
-  output.be_quiet("quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value))
   return arguments
 
 
-def define_fields(argv: Sequence[str]) -> list[str]:
-  """Defines a flag for each field that the command line sets; returns the fields' names."""
-  found: dict[str, bool] = {}
-  for name, has_value in (each.groups() for each in map(_FIELD.match, argv) if each):
-    field = names.field_of(name)
-    found[name] = not has_value and field is not None and isinstance(field.default, bool)
-  for name, is_switch in found.items():
-    define: Any = flags.DEFINE_bool if is_switch else flags.DEFINE_string
-    define(f"config.{name}", None, "")
-  return [*found]
+def define_fields(argv: Sequence[str]) -> bool:
+  """Defines a flag for each field that the command line sets; whether there are any."""
+  found = {each[1] for each in map(re.compile(r"--?(config\.[^=]+)").match, argv) if each}
+  for name in sorted(found):
+    flags.DEFINE_string(name, None, "")
+  return bool(found)
 
 
 def _unknown(error: flags.UnrecognizedFlagError) -> str:
   """A sentence on an unknown flag, with the nearest flag or field."""
   near = re.findall(r"Did you mean: (.*) \?", str(error))
   if not near and "config" in flags.FLAGS:
-    near = [f"config.{field}" for field in names.nearest(error.flagname)]
+    near = [f"config.{field}" for field in fields.nearest(error.flagname, fields.known().values())]
   meant = f" (did you mean {' or '.join(f'--{flag}' for flag in near)}?)" if near else ""
   return f"--{error.flagname} is not a flag{meant}; see --help for the flags."

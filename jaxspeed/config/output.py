@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
 
+from absl import flags
+
 from jaxspeed.errors import printable
 from jaxspeed.files import write_atomically
 
@@ -53,12 +55,6 @@ class _Stream:
     return getattr(self._stream, name)
 
 
-class _State:
-  """The descriptor of errors, and whether notes are left out."""
-
-  errors, quiet = 2, False
-
-
 def guard() -> None:
   """Replaces sys.stdout and sys.stderr by streams that never raise, and opens closed descriptors.
 
@@ -76,13 +72,12 @@ def guard() -> None:
       if stream is not None:
         stream.reconfigure(errors="backslashreplace", line_buffering=True)
       setattr(sys, name, _Stream(stream))
-  _State.errors = os.dup(2)
 
 
 def write_error(sentence: str) -> None:
   """Writes "jaxspeed: " and a sentence to standard error, without a lock, from any thread."""
   with contextlib.suppress(OSError):
-    os.write(_State.errors, f"jaxspeed: {sentence}\n".encode("utf-8", "backslashreplace"))
+    os.write(2, f"jaxspeed: {sentence}\n".encode("utf-8", "backslashreplace"))
 
 
 _HOLDING = threading.Lock()
@@ -90,17 +85,12 @@ _HOLDING = threading.Lock()
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-  """Drops what is written to descriptor 2 in the block; prints it if the block raises."""
-  with _HOLDING, tempfile.TemporaryFile() as file:
+  """Drops what is written to descriptor 2 in the block."""
+  with _HOLDING, open(os.devnull, "w") as nowhere:
     before = os.dup(2)
-    os.dup2(file.fileno(), 2)
+    os.dup2(nowhere.fileno(), 2)
     try:
       yield
-    except BaseException:
-      file.seek(0)
-      with contextlib.suppress(OSError):
-        os.write(before, file.read())
-      raise
     finally:
       os.dup2(before, 2)
       os.close(before)
@@ -140,19 +130,14 @@ def say(sentence: object) -> None:
   print(f"jaxspeed: {printable(str(sentence))}", file=sys.stderr)
 
 
-def be_quiet(quiet: bool) -> None:
-  """Sets whether `note` prints nothing, as --quiet asks."""
-  _State.quiet = quiet
-
-
 def is_quiet() -> bool:
-  """Whether notes are left out."""
-  return _State.quiet
+  """Whether --quiet leaves notes out."""
+  return "quiet" in flags.FLAGS and bool(flags.FLAGS["quiet"].value)
 
 
 def note(sentence: object) -> None:
   """Prints a note on standard error, as `say`; nothing if the command is quiet."""
-  if not _State.quiet:
+  if not is_quiet():
     say(f"note: {sentence}")
 
 
@@ -169,14 +154,11 @@ def report(
   text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
   first = next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".")
   where = "there is no room for the traceback"
-  for path in (
-    folder / name if folder else None,
-    pathlib.Path(tempfile.gettempdir(), f"jaxspeed_{os.getpid()}.txt"),
-  ):
+  elsewhere = pathlib.Path(tempfile.gettempdir(), f"jaxspeed_{os.getpid()}.txt")
+  for path in [folder / name, elsewhere] if folder else [elsewhere]:
     with contextlib.suppress(OSError):
-      if path:
-        write_atomically(path, text)
-        where = f"the traceback is in {path}"
-        break
+      write_atomically(path, text)
+      where = f"the traceback is in {path}"
+      break
   reason = f" ({first})" if first else ""
   say(f"an unexpected error ended this command, {type(error).__name__}{reason}: {where}.")

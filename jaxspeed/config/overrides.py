@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, names
+from jaxspeed.config import checks, fields
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.errors import UserError
 
@@ -29,8 +29,8 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
     values["model"] = {"name": family}
   model = str(values["model"].get("name", ""))
   for name, value in overrides.items():
-    if name not in names.declared(model):
-      raise UserError(names.no_field(str(name), model))
+    if name not in fields.known(model):
+      raise UserError(fields.no_field(str(name), model))
     group, _, last = name.rpartition(".")
     (values[group] if group else values)[last] = value
   found = checks.checked(values)
@@ -57,9 +57,9 @@ def parse_value(name: str, text: str) -> Any:
   Raises:
     UserError: there is no such field.
   """
-  field = names.field_of(name)
+  field = fields.known().get(name)
   if field is None:
-    raise UserError(names.no_field(name))
+    raise UserError(fields.no_field(name))
   if isinstance(field.default, str):
     return text
   try:

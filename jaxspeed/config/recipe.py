@@ -1,10 +1,10 @@
-"""Recipes and modules of the user's own: finding, running and checking them.
+"""Recipes and modules of the user's own: finding, importing and checking them.
 
 A mistake in one is a sentence with the file and its line.
 """
 
-import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -27,13 +27,6 @@ _SHOWN = 300
 _PACKAGE = pathlib.Path(__file__).parents[1]
 # Where the frames of a traceback are not the user's.
 _NOT_OWN = ("<frozen", os.path.dirname(importlib.__file__), os.path.join(_PACKAGE, "config", ""))
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-  """Loads without __pycache__, which is stale for a second after an edit."""
-
-  def path_stats(self, path: Any) -> Any:
-    raise OSError("not cached")
 
 
 class Published(Group):
@@ -106,15 +99,7 @@ def facts_of(name: str) -> Facts:
 
 
 def published(name: str, variant: str | None = None) -> Published:
-  """What is published of a recipe; its fields are empty where nothing is.
-
-  Args:
-    name: a shipped recipe, or the path of a recipe file.
-    variant: one of its variants; None: that of the recipe without a colon.
-
-  Raises:
-    UserError: as `facts_of`.
-  """
+  """What is published of a variant of a recipe (`facts_of`), perhaps nothing; None: the default."""
   facts = facts_of(name)
   return facts.variants.get(facts.default if variant is None else variant, Published())
 
@@ -189,11 +174,10 @@ def import_file(file: str) -> types.ModuleType:
   Raises:
     UserError: it raises an exception; the message names the line.
   """
-  name = f"jaxspeed_recipe_{pathlib.Path(file).stem}"
-  loader = _Loader(name, file)
-  module = types.ModuleType(name)
-  module.__file__ = file
-  sys.modules[name] = module  # where dataclasses look for a class's module
+  loader = importlib.machinery.SourceFileLoader(f"recipe_{pathlib.Path(file).stem}", file)
+  spec = importlib.util.spec_from_file_location(loader.name, file, loader=loader)
+  assert spec is not None
+  module = sys.modules[loader.name] = importlib.util.module_from_spec(spec)
   guarded(lambda: loader.exec_module(module))
   return module
 
@@ -207,8 +191,7 @@ def import_modules(modules: Sequence[str]) -> None:
   Raises:
     UserError: there is no such module, or its own code raises an exception.
   """
-  here = os.getcwd()
-  if here not in sys.path and "" not in sys.path:
+  if (here := os.getcwd()) not in sys.path:
     sys.path.insert(0, here)
   importlib.invalidate_caches()
   for module in modules:
@@ -219,30 +202,22 @@ def import_modules(modules: Sequence[str]) -> None:
 def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
 
-  The commands print the last frame of Python's traceback before the sentence.
-
-  Args:
-    run: runs it.
-    prefix: the beginning of the message.
+  The commands print the last frame of Python's traceback, a note of the error, before the sentence,
+  which begins with `prefix` and the innermost line of the user's file.
   """
   try:
     return run()
   except (Exception, SystemExit) as error:
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if not frame[0].startswith(_NOT_OWN)]
+    if isinstance(error, SyntaxError):
+      own = [(str(error.filename), error.lineno or 0)]
+    where = next((f"{f}, line {line}: " for f, line in reversed(own) if f == own[0][0]), "")
     is_plain = isinstance(error, UserError)
     text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
-    text = " ".join(text.split()).removesuffix(".")
-    end = "" if text.endswith("?") else "."
-    mistake = UserError(f"{prefix}{_where(error)}{text[:_SHOWN]}{end}")
+    text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
+    mistake = UserError(f"{prefix}{where}{text}{'' if text.endswith('?') else '.'}")
     if not is_plain:
       limit = 0 if isinstance(error, SyntaxError) else -1
       mistake.add_note("".join(traceback.format_exception(error, limit=limit)))
     raise mistake from None
-
-
-def _where(error: BaseException) -> str:
-  """The innermost line of the user's file in a traceback, as "FILE, line N: "; '' without one."""
-  if isinstance(error, SyntaxError):
-    return f"{error.filename}, line {error.lineno}: "
-  frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-  own = [frame for frame in frames if not frame[0].startswith(_NOT_OWN)]
-  return next((f"{f}, line {line}: " for f, line in reversed(own) if f == own[0][0]), "")

@@ -4,17 +4,17 @@ python -c 'from jaxspeed.models import make; from jaxspeed.config import referen
 print(reference.page(), end="")' > docs/fields.md
 """
 
-import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, names
-from jaxspeed.config.conditions import leaves
+from jaxspeed.config import effects, fields
+from jaxspeed.config.conditions import LEAVE_OUT, leaves
 from jaxspeed.config.registry import FAMILIES
-from jaxspeed.config.schema import LEAVE_OUT, Declared, Mark
+from jaxspeed.config.schema import Declared, Mark
 
 
 def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
@@ -36,28 +36,24 @@ def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
   whose = f"with the values of {values.get('name') or 'the recipe'}" if values else "with defaults"
   which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"
   lines += ["", f"{which}, {whose}:", ""]
-  for field in _listed(str(values.get("model.name", "")), command):
-    if all_fields or Mark.COMMON in field.marks:
-      lines.append(f"  --config.{_line(field, values.get(field.name, field.default))}")
+  for field in _listed(values.get("model.name"), command):
+    if all_fields or Mark.COMMON in field.metadata:
+      value = values.get(field.name, field.default)
+      default = "" if value is ... else f"={value!r}"
+      lines.append(f"  --config.{field.name}{default} ({field.accepted}): {field.meaning}")
   return "\n".join(lines)
 
 
-def _listed(model: str, command: str) -> Iterator[Declared]:
+def _listed(model: str | None, command: str) -> Iterator[Declared]:
   """The fields that a command uses: the shared ones, and those of one or of every family."""
-  for field in names.declared().values():
+  of = {name: fields.known(name) for name in ([model] if model else FAMILIES)}
+  for field in fields.SHARED.values():
     if effects.is_used(field, command):
       yield field
-  for family in [model] if model else FAMILIES:
-    for field in FAMILIES[family].fields:
-      if model:
-        yield field
-      elif field.name != "model.name":
-        yield dataclasses.replace(field, meaning=f"{family}: {field.meaning}")
-
-
-def _line(field: Declared, value: object) -> str:
-  default = "" if value is ... else f"={value!r}"
-  return f"{field.name}{default} ({field.accepted}): {field.meaning}"
+  for family, known in of.items():
+    for field in known.values():
+      if field.name not in fields.SHARED:
+        yield field._replace(meaning=f"{family}: {field.meaning}" if not model else field.meaning)
 
 
 def page() -> str:
@@ -68,22 +64,13 @@ def page() -> str:
     "Written by `jaxspeed/config/reference.py` from the declarations in `jaxspeed/config/`;",
     "`tests/config/test_config.py` compares them. `--config.FIELD=VALUE` changes a field.",
   ]
-  group = None
-  for field in _listed("", ""):
-    if (own := field.name.rpartition(".")[0] or "run") != group:
-      group = own
-      lines += [
-        "",
-        f"## {group}",
-        "",
-        "| field | default | values | meaning |",
-        "|---|---|---|---|",
-      ]
-    default = "" if field.default is ... else f"`{field.default!r}`"
-    effect = "".join(
-      f"; {each.otherwise}" for each in field.conditions if each.otherwise != LEAVE_OUT
-    )
-    meaning = f"{field.meaning}{f' (condition: {effect[2:]})' if effect else ''}"
-    cells = (f"`{field.name}`", default, field.accepted, meaning)
-    lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+  for group, listed in itertools.groupby(_listed(None, ""), lambda f: f.name.rpartition(".")[0]):
+    lines += ["", f"## {group or 'run'}", ""]
+    lines += ["| field | default | values | meaning |", "|---|---|---|---|"]
+    for field in listed:
+      default = "" if field.default is ... else f"`{field.default!r}`"
+      effect = "; ".join(w.otherwise for w in field.conditions if w.otherwise != LEAVE_OUT)
+      meaning = f"{field.meaning}{f' (condition: {effect})' if effect else ''}"
+      cells = (f"`{field.name}`", default, field.accepted, meaning)
+      lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
   return "\n".join(lines) + "\n"

@@ -22,16 +22,18 @@ here imports JAX.
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
+from annotated_types import Predicate
 
-from jaxspeed.config.schema import Also, Declared, Mark, Says, not_given, one_of
+from jaxspeed.config.schema import Also, Group, Mark, Says, one_of
 from jaxspeed.errors import UserError
 
 # The names of the package's own optimizers (`optim.make`) and of its data sets in memory
@@ -39,9 +41,11 @@ from jaxspeed.errors import UserError
 OPTIMIZER_NAMES = ("sgd", "muon", "lars", "adamw")
 DATA_NAMES = ("cifar10", "cifar100", "digits")
 
-# From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
+# From `config.optimizer` to an optax.GradientTransformation without a learning rate, for all
+# parameters, or to a dict of them by label (`optim.groups.LABELS`); SGD trains what it leaves out.
 OPTIMIZERS: dict[str, Callable[..., Any]] = {}
-# From `config.data.path` to arrays.
+# From `config.data.path`, perhaps "", to a dict with `train_images`, `train_labels`, `eval_images`,
+# `eval_labels` and perhaps `class_names`: uint8 [n, height, width, 3], and integers [n] from 0.
 DATA_SETS: dict[str, Callable[..., Any]] = {}
 
 # Attributes of a module that no user sets, and those that the run sets.
@@ -49,11 +53,24 @@ NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
 
 
+class Model(Group):
+  """The fields of `config.model` that every family has."""
+
+  name: Annotated[
+    str,
+    Predicate(lambda name: name in FAMILIES),
+    Says(lambda: one_of(FAMILIES)),
+    Also("arch architecture"),
+    Mark.COMMON,
+  ]
+  """the model"""
+
+
 class Family(NamedTuple):
   """A flax module, the fields of its config, and the smallest side of its images in pixels."""
 
   module: Callable[..., Any]
-  fields: tuple[Declared, ...]
+  fields: type[Model]
   least_side: int
 
 
@@ -83,32 +100,25 @@ def model(name: str, *, least_side: int = 1) -> Callable[[_Definition], _Definit
         "a model has `classes: int` and `dtype: Any`, which config.data.classes and "
         "config.precision set."
       )
-    _require_free(name, "model", module, FAMILIES[name].module if name in FAMILIES else module)
-    FAMILIES[name] = Family(module, (_NAME, *_fields_of(module)), least_side)
+    _require_free("model", name, module, FAMILIES[name].module if name in FAMILIES else module)
+    FAMILIES[name] = Family(module, _fields_of(module), least_side)
     return module
 
   return add
 
 
-_OF_MODELS = (Mark.PREDICT, not_given("model"))
-_NAME = Declared(
-  "model.name",
-  str,
-  ...,
-  "the model",
-  (*_OF_MODELS, Says(lambda: one_of(FAMILIES)), Also("arch architecture"), Mark.COMMON),
-)
-
-
-def _fields_of(module: Any) -> Iterator[Declared]:
+def _fields_of(module: Any) -> type[Model]:
+  """The attributes of a module as fields with their types, defaults and meanings."""
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
+  fields: dict[str, Any] = {}
   for each in dataclasses.fields(module):
     if each.name not in ("classes", *NO_FIELDS):
-      info = pydantic.fields.FieldInfo.from_annotation(types[each.name])
       default = ... if each.default is dataclasses.MISSING else each.default
-      meaning = " ".join(meanings.get(each.name, "").split())
-      metadata = (*_OF_MODELS, *info.metadata)
-      yield Declared(f"model.{each.name}", info.annotation, default, meaning, metadata)
+      fields[each.name] = (
+        types[each.name],
+        pydantic.Field(default, description=meanings.get(each.name)),
+      )
+  return pydantic.create_model(module.__name__, __base__=Model, **fields)
 
 
 def _meanings(module: type) -> dict[str, str]:
@@ -125,42 +135,29 @@ def _meanings(module: type) -> dict[str, str]:
   }
 
 
-def optimizer(name: str) -> Callable[[_Definition], _Definition]:
-  """A decorator that registers a function as the optimizer `name` of `config.optimizer.name`.
-
-  The function takes `config.optimizer` and returns an optax.GradientTransformation without a
-  learning rate, for all parameters, or a dict of them by the labels of parameters
-  (`optim.groups.LABELS`); what a dict leaves out is trained with SGD. The learning rate of the plan
-  is applied to what it returns.
-  """
-  return _adder("optimizer", OPTIMIZERS, name, OPTIMIZER_NAMES)
-
-
-def data_set(name: str) -> Callable[[_Definition], _Definition]:
-  """A decorator that registers a function as the data set `name` of `config.data.name`.
-
-  The function takes `config.data.path`, perhaps "", and returns a dict with `train_images`,
-  `train_labels`, `eval_images` and `eval_labels`, and if it likes `class_names`. Images are uint8
-  [n, height, width, 3], labels integers [n] from 0.
-  """
-  return _adder("data set", DATA_SETS, name, DATA_NAMES)
-
-
-def _adder(
-  what: str, registered: dict[str, Callable[..., Any]], name: str, own: Collection[str]
+def _add(
+  what: str, table: dict[str, Callable[..., Any]], own: Collection[str], name: str
 ) -> Callable[[_Definition], _Definition]:
+  """A decorator that registers a function under a name.
+
+  Raises:
+    UserError: another has the name.
+  """
+
   def add(function: _Definition) -> _Definition:
-    _require_free(name, what, function, None if name in own else registered.get(name, function))
-    registered[name] = function
+    _require_free(what, name, function, None if name in own else table.get(name, function))
+    table[name] = function
     return function
 
   return add
 
 
-def _require_free(name: str, what: str, new: Any, there: Any) -> None:
+# The decorators for a name of `config.optimizer.name` and of `config.data.name`.
+optimizer = functools.partial(_add, "optimizer", OPTIMIZERS, OPTIMIZER_NAMES)
+data_set = functools.partial(_add, "data set", DATA_SETS, DATA_NAMES)
+
+
+def _require_free(what: str, name: str, new: Any, there: Any) -> None:
   """Refuses a name of another definition; a notebook may run one definition twice."""
-  same = new is there or (
-    there and (new.__module__, new.__qualname__) == (there.__module__, there.__qualname__)
-  )
-  if not same:
+  if there is None or (new.__module__, new.__qualname__) != (there.__module__, there.__qualname__):
     raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")

@@ -11,7 +11,8 @@ from pydantic import Field
 from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
 from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
-from jaxspeed.config.schema import Also, Group, Mark, When, not_given
+from jaxspeed.config.registry import Model
+from jaxspeed.config.schema import Also, Group, Mark, When
 from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
 
 
@@ -97,7 +98,7 @@ class Given(Group):
 
 
 class Config(Group):
-  """Every field of a config, but for those of `config.model` and what `jaxspeed.fit` is given."""
+  """Every field of a config; a family adds its own to those of `config.model`."""
 
   name: kinds.Name = ""
   """name of the run and of its folder"""
@@ -168,17 +169,22 @@ class Config(Group):
   continue_from: Annotated[kinds.Text, Also("init_from resume_from")] = ""
   """folder of a run whose weights, optimizer and averages a new run begins with, to train longer;
   epochs and learning rates are the new run's. For its weights only, see pretrained.path"""
-  data: Annotated[Data, Mark.EVALUATE]
-  phases: Annotated[Phases, on.given("phases.first_epoch", "first_epoch"), Mark.EVALUATE]
-  pretrained: Annotated[Pretrained, not_given("model"), on.given("pretrained.path", "path")]
-  augment: Augment
-  optimizer: Annotated[Optimizer, not_given("optimizer", "clip_norm", "layer_decay")]
-  schedule: Annotated[Schedule, not_given("schedule"), on.ONE_PIECE]
-  average: Annotated[Average, on.AVERAGES]
-  whitening: Annotated[Whitening, on.WHITENS]
-  proxy: Annotated[Proxy, on.given("proxy.keep", "keep")]
-  eval: Annotated[Eval, Mark.EVALUATE]
-  allreduce: Allreduce
+  given: Given = Given()
+  data: Annotated[Data, Mark.EVALUATE] = Data()
+  phases: Annotated[Phases, on.given("phases.first_epoch", "first_epoch"), Mark.EVALUATE] = Phases()
+  pretrained: Annotated[Pretrained, on.not_given("model"), on.given("pretrained.path", "path")] = (
+    Pretrained()
+  )
+  augment: Augment = Augment()
+  optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
+    Optimizer()
+  )
+  schedule: Annotated[Schedule, on.not_given("schedule"), on.ONE_PIECE] = Schedule()
+  average: Annotated[Average, on.AVERAGES] = Average()
+  whitening: Annotated[Whitening, on.WHITENS] = Whitening()
+  proxy: Annotated[Proxy, on.given("proxy.keep", "keep")] = Proxy()
+  eval: Annotated[Eval, Mark.EVALUATE] = Eval()
+  allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()
   """XLA options for the training programs: ("NAME=VALUE", ...)"""
   command_buffers: bool = False
@@ -191,9 +197,10 @@ class Config(Group):
   deterministic: bool = False
   """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
   resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
-  checkpoint: Annotated[Checkpoint, Mark.PLACE]
+  checkpoint: Annotated[Checkpoint, Mark.PLACE] = Checkpoint()
   watchdog_seconds: Annotated[kinds.WatchdogSeconds, Mark.PLACE] = 600.0
   """seconds without progress after which a run is ended; 0: never"""
   heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), Mark.PLACE] = 30
   """seconds without a sign of life after which a process counts as lost"""
-  records: Annotated[Records, Mark.PLACE]
+  records: Annotated[Records, Mark.PLACE] = Records()
+  model: Annotated[Model, Mark.PREDICT, on.not_given("model")]

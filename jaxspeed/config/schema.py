@@ -3,31 +3,36 @@
   momentum: Annotated[Share, on.MOMENTUM, Also("beta")] = 0.9
   \"\"\"momentum of SGD and LARS\"\"\"
 
-Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this. pydantic in
-strict mode checks the values: `True` is not a number, 3.0 not an integer, a string not a tuple. The
-values live in an `ml_collections.ConfigDict`, to which recipes assign.
+Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this.
 """
 
-import dataclasses
 import enum
-import functools
 import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import pydantic
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
-_STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+_Fact = TypeVar("_Fact")
 
 
 class Group(pydantic.BaseModel):
-  """Fields with their defaults; the string below a field is its meaning."""
+  """Fields with their defaults; the string below a field is its meaning.
 
-  model_config = _STRICT | pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
+  In strict mode, `True` is not a number, 3.0 not an integer, a string not a tuple.
+  """
+
+  model_config = pydantic.ConfigDict(
+    strict=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    arbitrary_types_allowed=True,
+    use_attribute_docstrings=True,
+  )
 
 
 # What may stand in a field's `Annotated`, or in that of its group, for all of its fields.
@@ -55,19 +60,8 @@ class When(NamedTuple):
   but: tuple[str, ...] = ()
 
 
-LEAVE_OUT = "leave one of them out"
-
-
-def not_given(argument: str, *but: str) -> When:
-  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
-
-  Evaluations of such a run may name other data.
-  """
-  return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
-
-
 class Also(NamedTuple):
-  """Names that other projects use for a field, separated by spaces."""
+  """Names of a field in other projects and in earlier versions, separated by spaces."""
 
   names: str
 
@@ -79,6 +73,45 @@ class Mark(enum.Enum):
   PLACE = "it cannot change a result: where a run reads and writes, and how it is watched"
   EVALUATE = "evaluate uses it"
   PREDICT = "evaluate and predict use it"
+
+
+class Declared(NamedTuple):
+  """A field: its dotted name, and what its declaration says; `...`: it has no default."""
+
+  name: str
+  annotation: Any
+  default: Any
+  meaning: str
+  metadata: tuple[Any, ...]
+
+  def facts(self, kind: type[_Fact]) -> list[_Fact]:
+    """What the metadata say of one kind: marks, conditions, other names."""
+    return [each for each in self.metadata if isinstance(each, kind)]
+
+  @property
+  def conditions(self) -> list[When]:
+    last = self.name.rpartition(".")[2]
+    return [each for each in self.facts(When) if last not in each.but]
+
+  @property
+  def also(self) -> list[str]:
+    return [name for each in self.facts(Also) for name in each.names.split()]
+
+  @property
+  def accepted(self) -> str:
+    return accepted(self.annotation, self.metadata)
+
+
+def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Declared]:
+  """Yields the fields of a group and of the groups in it; `of` is the metadata of this one."""
+  for name, field in group.model_fields.items():
+    annotation, metadata = field.annotation, (*of, *field.metadata)
+    if isinstance(annotation, type) and issubclass(annotation, Group):
+      yield from declared(annotation, f"{prefix}{name}.", metadata)
+    else:
+      default = ... if field.is_required() else field.default
+      meaning = " ".join((field.description or "").split())
+      yield Declared(f"{prefix}{name}", annotation, default, meaning, metadata)
 
 
 def is_plain(text: str) -> bool:
@@ -128,58 +161,3 @@ def _bounds(metadata: Any) -> str:
     for key, words in (("gt", "above"), ("ge", "from"), ("le", "to"), ("lt", "and below"))
   )
   return f"{above} and up{most}" if above and most else f"{above}{least}{most}{below}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Declared:
-  """A field: its dotted name, and what its declaration says; `...`: it has no default."""
-
-  name: str
-  annotation: Any
-  default: Any
-  meaning: str
-  metadata: tuple[Any, ...]
-
-  @property
-  def accepted(self) -> str:
-    return accepted(self.annotation, self.metadata)
-
-  @property
-  def must_be(self) -> str:
-    """A sentence about a value that the field does not accept."""
-    words = self.accepted
-    return f"choose {words}." if words.startswith("one of ") else f"it must be {words}."
-
-  @property
-  def marks(self) -> set[Mark]:
-    return {each for each in self.metadata if isinstance(each, Mark)}
-
-  @property
-  def conditions(self) -> list[When]:
-    last = self.name.rpartition(".")[2]
-    return [each for each in self.metadata if isinstance(each, When) and last not in each.but]
-
-  @property
-  def also(self) -> list[str]:
-    return [name for each in self.metadata if isinstance(each, Also) for name in each.names.split()]
-
-  @functools.cached_property
-  def _adapter(self) -> pydantic.TypeAdapter[Any]:
-    kind: Any = Annotated[self.annotation, self.name, *self.metadata]
-    return pydantic.TypeAdapter(kind, config=_STRICT)
-
-  def checked(self, value: Any) -> Any:
-    """The value as the field has it; raises a `pydantic.ValidationError`."""
-    return self._adapter.validate_python(value)
-
-
-def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Declared]:
-  """Yields the fields of a group and of the groups in it; `of` is the metadata of this one."""
-  for name, field in group.model_fields.items():
-    annotation, metadata = field.annotation, (*of, *field.metadata)
-    if isinstance(annotation, type) and issubclass(annotation, Group):
-      yield from declared(annotation, f"{prefix}{name}.", metadata)
-    else:
-      default = ... if field.is_required() else field.default
-      meaning = " ".join((field.description or "").split())
-      yield Declared(f"{prefix}{name}", annotation, default, meaning, metadata)

@@ -2,16 +2,15 @@
 
 import functools
 import logging
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks, fields, names
+from jaxspeed.config import checks, fields
 from jaxspeed.config.conditions import leaves as leaves
-from jaxspeed.config.schema import Mark
+from jaxspeed.config.schema import Mark, shown
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 
@@ -20,10 +19,8 @@ from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
 FORMAT = 2
 # The largest number of differences listed in a message.
 _LISTED = 5
-# Longest value in such a list, in characters.
-_SHOWN = 80
 # Fields that cannot change a run's result: where it reads and writes, and how it is watched.
-PLACES = tuple(name for name, field in names.declared().items() if Mark.PLACE in field.marks)
+PLACES = tuple(name for name, field in fields.SHARED.items() if Mark.PLACE in field.metadata)
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
@@ -46,13 +43,7 @@ def given_in(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refusal(before: Mapping[str, str], now: Mapping[str, str], folder: object) -> str:
-  """A sentence on a run that was given other objects than a later start of it; '' if the same.
-
-  Args:
-    before: what the run was given (`given_in`).
-    now: what this start is given.
-    folder: the run's folder.
-  """
+  """A sentence if a run in a folder was given other objects (`given_in`) than now; '' if not."""
   for name in {**before, **now}:
     if (was := before.get(name)) != (found := now.get(name)):
       held = f"jaxspeed.fit(..., {name}=...) with {was}" if was else f"no {name}= of jaxspeed.fit"
@@ -79,32 +70,34 @@ def load(path: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
-  advice = "name the folder of a run, the --workdir of a jaxspeed.train"
-  if os.path.exists(path) and not os.path.isfile(path):
-    raise UserError(f"{path} is not a file: {advice}.")
   try:
     loaded = load_json(path, dict[str, Any])
   except FileNotFoundError:
-    raise UserError(f"{path} is missing: {advice}.") from None
-  except (OSError, ValueError) as error:
+    raise UserError(
+      f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
+    ) from None
+  except ValueError as error:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
   found = loaded.pop("format", None)
   if found != FORMAT or type(found) is not int:
     raise UserError(
-      f"{path} is of format {ascii(found)[:_SHOWN]}, and this version of jaxspeed reads {FORMAT}: "
-      "restore the file that jaxspeed.train wrote, use the version that trained the run, or train "
-      "again in another --workdir."
+      f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: restore "
+      "the file that jaxspeed.train wrote, use the version that trained the run, or train again in "
+      "another --workdir."
     )
-  loaded = {names.RENAMED.get(name, name): value for name, value in leaves(loaded)}
+  for name, field in fields.SHARED.items():
+    group, _, last = name.rpartition(".")
+    held = loaded.get(group) if group else loaded
+    for old in field.also if isinstance(held, dict) else ():
+      if old in held:
+        held[last] = held.pop(old)
   config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
   there = {name for name, _ in leaves(loaded)} | {"compile_cache"}
   added = [
-    f"config.{name}={value!r}"
-    for name, value in leaves(fields.base())
-    if name not in there and not name.startswith("given.")
+    f"config.{name}={field.default!r}" for name, field in fields.SHARED.items() if name not in there
   ]
   if added:
-    _warn(f"{path} is of an earlier version: the defaults hold for {_shorten(added, ', ')}.")
+    _warn(f"{path} is of an earlier version: the defaults hold for {listed(added)}.")
   return config
 
 
@@ -117,23 +110,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   before, after = dict(leaves(old)), dict(leaves(new))
   rows = []
   for name in sorted(before.keys() | after.keys()):
-    a, b = before.get(name, "absent"), after.get(name, "absent")
-    if a != b and not name.startswith(PLACES):
-      rows.append(f"config.{name}: {_short(a)} -> {_short(b)}")
+    if before.get(name, ...) != after.get(name, ...) and not name.startswith(PLACES):
+      was, now = (shown(of[name]) if name in of else "absent" for of in (before, after))
+      rows.append(f"config.{name}: {was} -> {now}")
   return rows
-
-
-def _short(value: Any) -> str:
-  """A value as text, cut short if long."""
-  text = str(value)
-  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def listed(rows: list[str]) -> str:
   """The first few rows of `differences` and the number of the rest, for a message."""
-  return _shorten(rows, "; ")
-
-
-def _shorten(rows: list[str], mark: str) -> str:
-  more = f"{mark}and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-  return mark.join(rows[:_LISTED]) + more
+  more = [f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else []
+  return "; ".join([*rows[:_LISTED], *more])

@@ -33,13 +33,14 @@ class Optimizer(Group):
   weight_decay: Annotated[kinds.Factor, Also("wd"), Mark.COMMON] = 0.0
   """this times the weights is added to the gradient; adamw: to the step, before the learning rate
   (torch's and optax's AdamW)"""
-  bias_rate_factor: Annotated[kinds.Factor, on.NOT_LARS] = 1.0
+  bias_rate_factor: Annotated[kinds.Factor, on.NOT_LARS, Also("bias_rate")] = 1.0
   """factor on the learning rate of biases"""
-  bias_decay_factor: Annotated[kinds.Factor, on.DECAYS, on.NOT_LARS] = 1.0
+  bias_decay_factor: Annotated[kinds.Factor, on.DECAYS, on.NOT_LARS, Also("bias_decay")] = 1.0
   """factor on the weight decay of biases, with adamw the last layer's too; adamw: 1 is torch's
   default, and 0 timm's"""
   scale_decay_factor: Annotated[
     kinds.Factor,
+    Also("scale_decay"),
     on.DECAYS,
     on.unless("optimizer.name", "lars", "muon"),
     When(
@@ -49,9 +50,9 @@ class Optimizer(Group):
   ] = 1.0
   """factor on the weight decay of the scales of normalization layers, and of embeddings; adamw: 1
   is torch's default, and 0 timm's"""
-  head_rate_factor: Annotated[kinds.Factor, on.NOT_LARS] = 1.0
+  head_rate_factor: Annotated[kinds.Factor, on.NOT_LARS, Also("head_rate")] = 1.0
   """factor on the learning rate of the last layer"""
-  head_decay_factor: Annotated[kinds.Factor, on.NOT_LARS, on.DECAYS] = 1.0
+  head_decay_factor: Annotated[kinds.Factor, on.NOT_LARS, on.DECAYS, Also("head_decay")] = 1.0
   """factor on the weight decay of the last layer; its bias: see bias_decay_factor"""
   b1: Annotated[kinds.ShareBelowOne, on.ADAMW, Also("beta1")] = 0.9
   """adamw: share that the mean of the gradients keeps in a step"""
@@ -159,9 +160,13 @@ class Whitening(Group):
   """whether the mean is subtracted before the covariance is computed"""
   bias_epochs: Annotated[kinds.Epochs, on.WHITENING_BIAS] = 0.0
   """number of epochs, from the first, in which the whitening layer's bias is trained"""
-  bias_rate_factor: Annotated[kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED] = 1.0
+  bias_rate_factor: Annotated[
+    kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED, Also("bias_rate")
+  ] = 1.0
   """factor on the learning rate of that bias"""
-  bias_decay_factor: Annotated[kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED, on.DECAYS] = 1.0
+  bias_decay_factor: Annotated[
+    kinds.Factor, on.WHITENING_BIAS, on.BIAS_TRAINED, on.DECAYS, Also("bias_decay")
+  ] = 1.0
   """factor on the weight decay of that bias"""
   bias_falls: Annotated[bool, on.WHITENING_BIAS, on.BIAS_TRAINED] = False
   """whether that bias's learning rate decays to 0 over bias_epochs"""

@@ -14,7 +14,6 @@ from commands import ROOT
 from toy import digits
 
 from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
-from jaxspeed.config import output
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
@@ -127,7 +126,6 @@ def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, mo
 
 
 def test_signals_are_noted_while_the_block_lasts(capfd, monkeypatch):
-  monkeypatch.setattr(output._State, "errors", 2)  # a command in this process has its own
   with catch_signals() as signals:
     signals.begun = True
     assert signals.action is RunAction.CONTINUE

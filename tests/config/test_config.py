@@ -10,7 +10,7 @@ from in_process import command
 from recipes import get_config
 
 import jaxspeed.models.make  # noqa: F401  the families of models
-from jaxspeed.config import checks, names, reference, stored
+from jaxspeed.config import checks, reference, stored
 from jaxspeed.config import fields as fields_lib
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.registry import FAMILIES
@@ -35,7 +35,7 @@ def test_the_base_holds_primitives_only_and_is_a_new_one_each_time():
 
 def test_every_field_has_a_meaning():
   for family in FAMILIES:
-    for name, field in names.declared(family).items():
+    for name, field in fields_lib.known(family).items():
       assert field.meaning and field.meaning.split()[0] not in ("of", "whose"), name
 
 
@@ -86,7 +86,6 @@ def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name
   path.write_text(path.read_text().replace('"bias_rate_factor"', '"bias_rate"'))
   loaded = stored.load(path)
   assert loaded.optimizer.bias_rate_factor == config.optimizer.bias_rate_factor != 1
-  assert all(names.field_of(new) and not names.field_of(old) for old, new in names.RENAMED.items())
   with pytest.raises(UserError, match="optimizer.bias_rate_factor or whitening.bias_rate_factor"):
     config.optimizer.bias_rate = 2.0  # as a recipe does
   with pytest.raises(UserError, match=r"mean optimizer.head_decay_factor\?$"):
@@ -127,14 +126,16 @@ def test_help_shows_common_fields_with_the_recipes_values_and_all_of_them_when_a
   done = command("train", "cifar10_resnet9:baseline", "-h")
   assert (done.returncode, done.stderr) == (0, "")
   listed = dict(re.findall(r"\n  --config\.([\w.]+)=(.*?) \(", done.stdout))
-  common = {name for name, field in names.declared("resnet9").items() if Mark.COMMON in field.marks}
+  common = {
+    name for name, field in fields_lib.known("resnet9").items() if Mark.COMMON in field.metadata
+  }
   assert set(listed) == common and 8 <= len(common) <= 14
   config = dict(stored.leaves(get_config("cifar10_resnet9", "baseline")))
   assert {name: repr(config[name]) for name in common} == listed
   assert "\n  --workdir: " in done.stdout
   everything = command("train", "--help=all").stdout
-  for name, field in names.declared().items():
-    assert f"\n  --config.{name}={field.default!r} (" in everything
+  for name, value in stored.leaves(fields_lib.base()):
+    assert name.startswith("given.") or f"\n  --config.{name}={value!r} (" in everything
   assert (
     "--config.model.width=64 (a whole number from 1 to 1,024): resnet9: channels of the first"
     in everything
@@ -166,7 +167,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(value):
     ("lr", ["schedule.peak"]),
     ("LR", ["schedule.peak"]),
     ("learning-rate", ["schedule.peak"]),
-    ("image_size", ["data.image_size", "eval.image_size", "phases.image_size"]),
+    ("image_size", ["data.image_size", "phases.image_size", "eval.image_size"]),
     ("data.clases", ["data.classes"]),
     ("class_weights", ["data.balance"]),
     ("modle.width", ["model.width"]),
@@ -175,7 +176,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(value):
   ],
 )
 def test_nearest_names(name, meant):
-  assert names.nearest(name, "resnet9") == meant
+  assert fields_lib.nearest(name, fields_lib.known("resnet9").values()) == meant
 
 
 @pytest.mark.parametrize("name", ["", "insects/small", "insects:1.0.0", "a/b_c:2.*.*", "My set"])
@@ -183,9 +184,3 @@ def test_a_data_set_may_have_a_config_and_a_version(name):
   config = get_config("quickstart")
   config.data.name = name
   checks.check(config)
-
-
-def test_another_family_replaces_the_recipes_model_and_says_so():
-  done = command("plan", "finetune", "--config.model.name=vit", "--config.model.depth=2")
-  assert done.returncode == 0 and done.stdout.startswith("finetune: ")
-  assert "model.name=vit replaces the recipe's model: blurpool, depth, " in done.stderr

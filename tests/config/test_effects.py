@@ -4,7 +4,7 @@ import pytest
 from in_process import mistake
 from recipes import RECIPES, STREAMED, get_config
 
-from jaxspeed.config import checks, effects, names
+from jaxspeed.config import checks, effects, fields
 from jaxspeed.config.conditions import View
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError
@@ -18,18 +18,20 @@ def test_a_shipped_recipe_sets_nothing_in_vain(name, variant):
 
 
 def test_every_condition_reads_fields_that_there_are():
-  known = {name for family in ("resnet", "resnet9", "airbench") for name in names.declared(family)}
+  known = fields.known()
   view = View(get_config("imagenet18", "1"))
-  for field in names.declared().values():
+  for field in fields.SHARED.values():
     for condition in field.conditions:
       condition.works(view)
-  assert {n for n in view.read if not n.startswith("given.")} <= known and len(view.read) > 20
+  assert {n for n in view.read if not n.startswith("given.")} <= known.keys() and len(
+    view.read
+  ) > 20
 
 
-def overridden(recipe, fields):
+def overridden(recipe, changes):
   """The recipe with fields set, as in "epochs=3 data.image_size=64", and their names."""
   config = get_config(*recipe.split(":"))
-  changed = dict(word.split("=", 1) for word in fields.split())
+  changed = dict(word.split("=", 1) for word in changes.split())
   config.update_from_flattened_dict({n: parse_value(n, text) for n, text in changed.items()})
   return config, tuple(changed)
 

@@ -243,7 +243,9 @@ def test_fields_in_a_file_of_flags_count(tmp_path):
 
 def test_a_folder_in_the_place_of_a_config_and_a_name_that_is_too_long(tmp_path):
   (tmp_path / "config.json").mkdir()
-  assert "config.json is not a file" in mistake("evaluate", str(tmp_path))
+  assert "config.json cannot be read as a config (it is no regular file)" in mistake(
+    "evaluate", str(tmp_path)
+  )
   folder = tmp_path / (300 * "a")
   sentence = mistake("predict", f"--workdir={folder}", "a.png")
   assert sentence == f"{folder}/config.json cannot be read as a config (File name too long)."

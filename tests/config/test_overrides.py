@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from in_process import command
 
-from jaxspeed.config import names, stored
+from jaxspeed.config import fields, stored
 from jaxspeed.config.overrides import parse_value, to_flags, with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
@@ -12,7 +12,7 @@ from jaxspeed.models import make  # noqa: F401  registers the models, whose fiel
 
 
 def test_the_command_line_takes_values_in_every_form():
-  flags = ["--config.epochs", "2", "--config.data.mean=(1,2,3.5)", "--noconfig.stop_at_target"]
+  flags = ["--config.epochs", "2", "--config.data.mean=(1,2,3.5)", "--config.stop_at_target=false"]
   done = command("plan", "--config", "quickstart", *flags, "--config.augment.flip", "random")
   assert done.returncode == 0 and done.stdout.startswith("quickstart: 30 steps"), done.stderr
 
@@ -65,8 +65,11 @@ def test_mistakes(overrides, message):
 
 def test_another_family_brings_its_defaults():
   config = with_overrides(load_recipe("imagenet18:1"), {"model.name": "vit", "model.depth": 2})
-  own = {n: f.default for n, f in names.declared("vit").items() if n.startswith("model.")}
-  assert config.model.to_dict() == names.nested(own)["model"] | {"name": "vit", "depth": 2}
+  own = {n: f.default for n, f in fields.known("vit").items() if n.startswith("model.")}
+  assert dict(stored.leaves({"model": config.model})) == own | {
+    "model.name": "vit",
+    "model.depth": 2,
+  }
 
 
 def test_a_peak_scales_the_segments_of_a_recipe():
