@@ -16,6 +16,7 @@ from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
 from jaxspeed.models.layers.border import add_border, border_before_pool
+from jaxspeed.models.layers.choice import Layers, with_layers
 from jaxspeed.models.layers.conv import Conv, conv_init, dense_init, uniform_init
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.groups import groups_by_name
@@ -138,9 +139,12 @@ class Airbench(nn.Module):
   """factor on the logits"""
   head_unit_std: bool = False
   """scales the last layer's initial weights to a standard deviation of 1"""
+  layers: Layers = "auto"
+  """forms of the layers: plain, fused for GPUs and CPUs, or auto: plain on TPUs"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact
+  @with_layers
   def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
     x = Whiten(
       features=24,

@@ -35,6 +35,13 @@ def make_model(config: ConfigDict) -> nn.Module:
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)
 
 
+def for_device(model: nn.Module, device: jax.Device) -> nn.Module:
+  """The model with its layers in the form for a device, if its `layers` are "auto"."""
+  if getattr(model, "layers", None) != "auto":
+    return model
+  return model.clone(layers="plain" if device.platform == "tpu" else "fused")
+
+
 def shapes_of(model: nn.Module, side: int) -> dict[str, PyTree]:
   """The shapes of a model's variables; nothing is computed.
 

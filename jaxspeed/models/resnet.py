@@ -21,8 +21,9 @@ from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
 from jaxspeed.models.layers.border import add_border, border_before_stride
+from jaxspeed.models.layers.choice import Layers, with_layers
 from jaxspeed.models.layers.conv import Conv, uniform_init
-from jaxspeed.models.layers.fused_norm import PointwiseKernel, PointwiseNorm, PooledNorm
+from jaxspeed.models.layers.fused_norm import Conv1x1Kernel, Conv1x1Norm, NormReluMaxPool
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import blur_pool, with_strided
@@ -77,8 +78,8 @@ class Block(nn.Module):
       return x if shortcut is None else add_relu(x, shortcut, self.conv_fusion)
     if strides > 1:
       x = blur_pool(x, strides)
-    kernel = PointwiseKernel(features, name=conv, **self.conv.keywords)(x.shape[-1])
-    fused = PointwiseNorm(name=norm, conv_fusion=self.conv_fusion, **fields, **shared)
+    kernel = Conv1x1Kernel(features, name=conv, **self.conv.keywords)(x.shape[-1])
+    fused = Conv1x1Norm(name=norm, conv_fusion=self.conv_fusion, **fields, **shared)
     return fused(x, kernel, shortcut)
 
   @nn.compact
@@ -116,7 +117,7 @@ class Stem(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "n h w 3"]) -> Float[Array, "n h4 w4 o"]:
     x = self.conv(self.features, 7, 2, name="conv")(x)
-    return PooledNorm(name="norm", **self.norm.keywords)(x)
+    return NormReluMaxPool(name="norm", **self.norm.keywords)(x)
 
 
 class Stage(nn.Module):
@@ -157,10 +158,13 @@ class ResNet(nn.Module):
   """parts of a device's batch that batch norm normalizes separately (ghost batches)"""
   norm_momentum: kinds.Share = 0.9
   """share that batch norm keeps of its running statistics: 1 - PyTorch's momentum"""
+  layers: Layers = "auto"
+  """forms of the layers: plain, fused for GPUs and CPUs, or auto: plain on TPUs"""
   dtype: DTypeLike = jnp.float32
   conv_fusion: bool = False  # whether blocks have the forms that `config.conv_fusion` compiles
 
   @nn.compact
+  @with_layers
   def __call__(
     self, x: Float[Array, "n h w 3"], *, train: bool, frozen: Collection[str] = ()
   ) -> Float[Array, "n classes"]:

@@ -14,6 +14,7 @@ from jaxspeed.config import kinds, registry
 from jaxspeed.config.conditions import only
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
+from jaxspeed.models.layers.choice import Layers, with_layers
 from jaxspeed.models.layers.conv import Conv, dense_init
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
@@ -83,9 +84,12 @@ class ResNet9(nn.Module):
   """replaces the first convolution with a frozen 3x3 whitening and a 1x1 convolution"""
   head_scale: kinds.Number = 0.125
   """factor on the logits"""
+  layers: Layers = "auto"
+  """forms of the layers: plain, fused for GPUs and CPUs, or auto: plain on TPUs"""
   dtype: DTypeLike = jnp.float32
 
   @nn.compact
+  @with_layers
   def __call__(self, x: Float[Array, "n h w 3"], *, train: bool) -> Float[Array, "n classes"]:
     block = functools.partial(
       ConvNorm,

@@ -17,7 +17,7 @@ from jaxspeed.config import registry
 from jaxspeed.data.balance import class_weights
 from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
-from jaxspeed.models.make import make_model, shapes_of
+from jaxspeed.models.make import for_device, make_model, shapes_of
 from jaxspeed.models.own import check_contract, prepared
 from jaxspeed.optim.groups import Labels, labels_of
 from jaxspeed.optim.layers import frozen_parts, with_frozen
@@ -134,6 +134,7 @@ def make_train_spec(
     model = make_model(config)
     if not type(model).__module__.startswith("jaxspeed."):
       check_contract(model, config, f"config.model.name={config.model.name!r}")
+  model = for_device(model, mesh.devices.flat[0])
   labels = labels_of(model, classes=config.data.classes, image_size=size)
   frozen: tuple[str, ...] = ()
   if config.pretrained.path and config.pretrained.freeze:

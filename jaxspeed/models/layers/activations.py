@@ -8,9 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxspeed.models.layers import plain
+from jaxspeed.models.layers.choice import or_plain
+
 Activation = Callable[[Array], Array]
 
 
+@or_plain(plain.celu)
 @jax.custom_jvp
 def celu(x: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
   """CELU (Barron 2017): x above zero, alpha (exp(x / alpha) - 1) below; same shape as `x`."""
@@ -24,6 +28,7 @@ def _celu_jvp(primals, tangents):
   return celu(x, alpha), jnp.exp(jnp.minimum(x, 0) / alpha) * tangents[0]
 
 
+@or_plain(plain.relu)
 @jax.custom_jvp
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
   """max(x, 0); same shape as `x`, derivative 0 at 0.
@@ -40,6 +45,7 @@ def _relu_jvp(primals, tangents):
   return y, jnp.sign(y) * tangents[0]
 
 
+@or_plain(plain.gelu)
 @jax.custom_jvp
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
   """Exact GELU (Hendrycks and Gimpel 2016): x times the standard normal CDF of x.
@@ -88,6 +94,7 @@ def where_positive(
   return jnp.where(y > 0, grad, 0)
 
 
+@or_plain(plain.add_relu)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def add_relu(
   x: Float[Array, "n h w c"], shortcut: Float[Array, "n h w c"], conv_fusion: bool = False

@@ -6,7 +6,9 @@ cuDNN pads all sides alike. Before a convolution with another padding, XLA copie
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import recompute
+from jaxspeed.models.layers.choice import or_plain
 
 # Rows above and below a map, columns left and right of it.
 Border = tuple[tuple[int, int], tuple[int, int]]
@@ -29,6 +31,7 @@ def border_before_stride(x: Float[Array, "n h w c"]) -> Border:
   return (1, h % 2), (1, w % 2)
 
 
+@or_plain(plain.add_border)
 def add_border(x: Float[Array, "n h w c"], border: Border | None) -> Float[Array, "n h2 w2 c"]:
   """Return `x` with its border of zeros."""
   if border is None:

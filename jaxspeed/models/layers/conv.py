@@ -14,6 +14,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
+from jaxspeed.models.layers import plain
+from jaxspeed.models.layers.choice import or_plain
 
 # PyTorch's default for convolutions, U(+-1/sqrt(fan_in)): `kaiming_uniform_` with a = sqrt(5).
 conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=0)
@@ -26,10 +28,11 @@ def uniform_init(fan_in: int) -> nn.initializers.Initializer:
   return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
+@or_plain(plain.convolve)
 def convolve(x, kernel, strides, padding):
   """Convolve NHWC images with an OHWI kernel, in the fastest form of the backend."""
   on_cpu = functools.partial(_convolve_on_cpu, strides=strides, padding=padding)
-  elsewhere = functools.partial(plain_convolution, strides=strides, padding=padding)
+  elsewhere = functools.partial(plain.convolve, strides=strides, padding=padding)
   if max(x.shape[1:3]) <= max(kernel.shape[1:3]) > 1 and strides == 1:
     elsewhere = functools.partial(_convolve_small_map, padding=padding)
   return lax.platform_dependent(x, kernel, cpu=on_cpu, default=elsewhere)
@@ -48,12 +51,12 @@ def _convolve_on_cpu(x, kernel, strides, padding):
 
 
 def convolve_in_loops(x, kernel, strides, padding):
-  """As `plain_convolution`, in the one layout that XLA:CPU gives to Eigen inside a loop too.
+  """As `plain.convolve`, in the one layout that XLA:CPU gives to Eigen inside a loop too.
 
   Evaluation is a loop over batches. With OHWI its convolutions take nine times as long on a CPU,
   since XLA brings them to HWIO outside of loops only.
   """
-  return plain_convolution(x, kernel.transpose(1, 2, 3, 0), strides, padding, layout="HWIO")
+  return plain.convolve(x, kernel.transpose(1, 2, 3, 0), strides, padding, layout="HWIO")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -63,7 +66,7 @@ def _convolve_small_map(x, kernel, padding):
   XLA mistakes their weight gradient for a forward convolution and transposes both activations. It
   uses cuDNN's weight gradient if the maps have one more row and column.
   """
-  return plain_convolution(x, kernel, 1, padding)
+  return plain.convolve(x, kernel, 1, padding)
 
 
 def _convolve_small_map_forward(x, kernel, padding):
@@ -74,7 +77,7 @@ def _convolve_small_map_backward(padding, residuals, grad):
   x, kernel = residuals
 
   def convolve(x, kernel):
-    return plain_convolution(x, kernel, 1, padding)
+    return plain.convolve(x, kernel, 1, padding)
 
   (grad_x,) = jax.vjp(lambda x: convolve(x, kernel), x)[1](grad)
   larger = ((0, 0), (0, 1), (0, 1), (0, 0))
@@ -85,17 +88,6 @@ def _convolve_small_map_backward(padding, residuals, grad):
 
 
 _convolve_small_map.defvjp(_convolve_small_map_forward, _convolve_small_map_backward)
-
-
-def plain_convolution(x, kernel, strides, padding, layout="OHWI"):
-  """Convolve NHWC images with a kernel, with zeros around the images."""
-  return lax.conv_general_dilated(
-    x,
-    kernel,
-    window_strides=(strides, strides),
-    padding=((padding, padding),) * 2,
-    dimension_numbers=("NHWC", layout, "NHWC"),
-  )
 
 
 class Conv(nn.Module):

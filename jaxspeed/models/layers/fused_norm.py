@@ -10,7 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
+from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import Activation, recompute, relu, where_positive
+from jaxspeed.models.layers.choice import or_plain
 from jaxspeed.models.layers.conv import conv_init, convolve
 from jaxspeed.models.layers.norm import (
   BatchNorm,
@@ -45,7 +47,7 @@ def _matmul(a, b):
   return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def _pointwise(x, matrix, offset):
+def _conv1x1(x, matrix, offset):
   """Multiply each pixel by a matrix [o, i] and add an offset; a GPU fuses the next operations.
 
   After the i channels, x may have ones (`_with_ones`); the offset is then the weight of the first.
@@ -63,8 +65,9 @@ def _with_ones(x):
   return x
 
 
+@or_plain(plain.conv1x1_norm)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
+def _conv1x1_norm(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
   """1x1 convolution and batch norm, for outputs >= inputs; also returns mean and variance.
 
   A `shortcut` is added to the result, and a ReLU follows.
@@ -77,10 +80,10 @@ def _normalize_pointwise(x, kernel, scale, bias, shortcut, epsilon, conv_fusion)
   With `conv_fusion`, x has a channel of ones. The products that give C and the gradient of W then
   give m and the bias's gradient too, in a pass less over x and g, and offsets are weights.
   """
-  return _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion)[0]
+  return _conv1x1_norm_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion)[0]
 
 
-def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
+def _conv1x1_norm_forward(x, kernel, scale, bias, shortcut, epsilon, conv_fusion):
   weight, count, dtype = kernel[:, 0, 0], x.size // x.shape[-1], accumulation(x.dtype)
   inputs = x.shape[-1]
   if conv_fusion:
@@ -96,14 +99,14 @@ def _normalize_pointwise_forward(x, kernel, scale, bias, shortcut, epsilon, conv
   inverse = lax.rsqrt(var + epsilon)
   folded = ((scale * inverse)[:, None] * weight).astype(x.dtype)
   # The offset uses the rounded weights, so that rounding does not shift the mean.
-  y = _pointwise(x, folded, bias - _matmul(folded.astype(dtype), mean_x))
+  y = _conv1x1(x, folded, bias - _matmul(folded.astype(dtype), mean_x))
   if shortcut is not None:
     y = jnp.maximum(y + shortcut, 0)
   kept = (x, None if shortcut is None else y, weight, spread, mean_x, inverse, scale, folded)
   return (y, mean[None], var[None]), kept
 
 
-def _normalize_pointwise_backward(epsilon, conv_fusion, residuals, cotangents):
+def _conv1x1_norm_backward(epsilon, conv_fusion, residuals, cotangents):
   x, y, weight, spread, mean_x, inverse, scale, folded = residuals
   count, grad, dtype = x.size // x.shape[-1], cotangents[0], accumulation(x.dtype)
   if y is not None:
@@ -123,16 +126,16 @@ def _normalize_pointwise_backward(epsilon, conv_fusion, residuals, cotangents):
   mixed = mixed.astype(x.dtype)
   offset = -_matmul(mixed.astype(dtype), mean_x)
   offset = offset - _matmul(grad_bias / count, folded.astype(dtype))
-  grad_x = convolve(grad, folded.T[:, None, None], 1, 0) + _pointwise(x, mixed, offset)
+  grad_x = convolve(grad, folded.T[:, None, None], 1, 0) + _conv1x1(x, mixed, offset)
   grad_kernel = grad_weight[:, None, None]
   return grad_x, grad_kernel, grad_scale, grad_bias, None if y is None else grad
 
 
-_normalize_pointwise.defvjp(_normalize_pointwise_forward, _normalize_pointwise_backward)
+_conv1x1_norm.defvjp(_conv1x1_norm_forward, _conv1x1_norm_backward)
 
 
-class PointwiseKernel(nn.Module):
-  """The parameter `kernel` of a 1x1 convolution that `PointwiseNorm` computes."""
+class Conv1x1Kernel(nn.Module):
+  """The parameter `kernel` of a 1x1 convolution that `Conv1x1Norm` computes."""
 
   features: int
   kernel_init: nn.initializers.Initializer = conv_init
@@ -144,11 +147,11 @@ class PointwiseKernel(nn.Module):
     return self.param("kernel", self.kernel_init, shape, accumulation(self.dtype))
 
 
-class PointwiseNorm(BatchNorm):
+class Conv1x1Norm(BatchNorm):
   """A 1x1 convolution and its `Norm`, [n, h, w, i] to [n, h, w, o]; with a shortcut, add and ReLU.
 
   A GPU runs it in one kernel, without a pass over the convolution's output for statistics or the
-  norm's gradient (`_normalize_pointwise`, which `conv_fusion` goes to). It does not support ghost
+  norm's gradient (`_conv1x1_norm`, which `conv_fusion` goes to). It does not support ghost
   batches, because their statistics do not fit into one set of weights.
   """
 
@@ -164,25 +167,26 @@ class PointwiseNorm(BatchNorm):
     scale, bias, running_mean, running_var = self._variables(kernel.shape[0], x.dtype)
     if self.use_running_average:
       factor, offset = self._affine(scale, bias, running_mean, running_var)
-      y = _pointwise(x, factor[:, None] * kernel[:, 0, 0], offset)
+      y = _conv1x1(x, factor[:, None] * kernel[:, 0, 0], offset)
       return y if shortcut is None else jnp.maximum(y + shortcut, 0)
     static = self.epsilon, self.conv_fusion
-    y, mean, var = _normalize_pointwise(x, kernel, scale, bias, shortcut, *static)
+    y, mean, var = _conv1x1_norm(x, kernel, scale, bias, shortcut, *static)
     self._update(running_mean, running_var, mean, var, x.size // x.shape[-1])
     return y
 
 
+@or_plain(plain.norm_relu_max_pool)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _normalize_pool(x, scale, bias, splits, epsilon):
+def _norm_relu_max_pool(x, scale, bias, splits, epsilon):
   """Batch norm, ReLU and `max_pool_3x3`; also returns mean and variance.
 
   The gradient of the norm's output is 0 except at the maxima. So its sums need only a quarter of
   the map: the input at the maxima, which the forward pass keeps.
   """
-  return _normalize_pool_forward(x, scale, bias, splits, epsilon)[0]
+  return _norm_relu_max_pool_forward(x, scale, bias, splits, epsilon)[0]
 
 
-def _normalize_pool_forward(x, scale, bias, splits, epsilon):
+def _norm_relu_max_pool_forward(x, scale, bias, splits, epsilon):
   (y, mean, var), (x, mean, inverse, scale, bias) = normalize_forward(
     x, scale, bias, splits, epsilon, relu
   )
@@ -192,7 +196,7 @@ def _normalize_pool_forward(x, scale, bias, splits, epsilon):
   return (best, mean, var), (x, x_best, place, mean, inverse, scale)
 
 
-def _normalize_pool_backward(splits, epsilon, residuals, cotangents):
+def _norm_relu_max_pool_backward(splits, epsilon, residuals, cotangents):
   x, x_best, place, mean, inverse, scale = residuals
   grad, count, dtype = cotangents[0], x.size // mean.size, accumulation(x.dtype)
 
@@ -208,10 +212,10 @@ def _normalize_pool_backward(splits, epsilon, residuals, cotangents):
   return grad_x.astype(x.dtype).reshape(x.shape), grad_scale.sum(axis=0), grad_bias.sum(axis=0)
 
 
-_normalize_pool.defvjp(_normalize_pool_forward, _normalize_pool_backward)
+_norm_relu_max_pool.defvjp(_norm_relu_max_pool_forward, _norm_relu_max_pool_backward)
 
 
-class PooledNorm(BatchNorm):
+class NormReluMaxPool(BatchNorm):
   """`Norm`, ReLU and `max_pool_3x3`: [n, h, w, c] to maps of half the side."""
 
   @nn.compact
@@ -222,7 +226,7 @@ class PooledNorm(BatchNorm):
       y = relu(x.astype(accumulation(x.dtype)) * factor + offset)
       return max_pool_3x3(y.astype(x.dtype))
     self._check(x.shape[0])
-    y, mean, var = _normalize_pool(x, scale, bias, self.splits, self.epsilon)
+    y, mean, var = _norm_relu_max_pool(x, scale, bias, self.splits, self.epsilon)
     self._update(running_mean, running_var, mean, var, x.size // mean.size)
     return y
 
@@ -230,13 +234,14 @@ class PooledNorm(BatchNorm):
 _WINDOW = (2, 2)
 
 
+@or_plain(plain.max_pool_norm)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _pool_normalize(x, scale, bias, splits, epsilon, activation):
+def _max_pool_norm(x, scale, bias, splits, epsilon, activation):
   """2x2 max pool, batch norm and activation; also returns mean and variance."""
-  return _pool_normalize_forward(x, scale, bias, splits, epsilon, activation)[0]
+  return _max_pool_norm_forward(x, scale, bias, splits, epsilon, activation)[0]
 
 
-def _pool_normalize_forward(x, scale, bias, splits, epsilon, activation):
+def _max_pool_norm_forward(x, scale, bias, splits, epsilon, activation):
   with jax.named_scope("pool"):
     best, (place, sides) = max_pool_forward(x, _WINDOW)
     best, place = recompute(best, place)
@@ -244,7 +249,7 @@ def _pool_normalize_forward(x, scale, bias, splits, epsilon, activation):
   return results, (kept, (place, sides))
 
 
-def _pool_normalize_backward(splits, epsilon, activation, residuals, cotangents):
+def _max_pool_norm_backward(splits, epsilon, activation, residuals, cotangents):
   (kept, places), grad = residuals, cotangents[0]
   best = kept[0]
   sums = gradient_sums(best, grad, kept, splits, activation)
@@ -266,7 +271,7 @@ def _in_windows(x):
   return tiles.reshape(n, 2 * rows, 2 * columns, c)
 
 
-_pool_normalize.defvjp(_pool_normalize_forward, _pool_normalize_backward)
+_max_pool_norm.defvjp(_max_pool_norm_forward, _max_pool_norm_backward)
 
 
 class MaxPoolNorm(BatchNorm):
@@ -285,6 +290,6 @@ class MaxPoolNorm(BatchNorm):
       y = max_pool(x, 2).astype(accumulation(x.dtype)) * factor + offset
       return (y if self.activation is None else self.activation(y)).astype(x.dtype)
     self._check(x.shape[0])
-    y, mean, var = _pool_normalize(x, scale, bias, self.splits, self.epsilon, self.activation)
+    y, mean, var = _max_pool_norm(x, scale, bias, self.splits, self.epsilon, self.activation)
     self._update(running_mean, running_var, mean, var, y.size // mean.size)
     return y

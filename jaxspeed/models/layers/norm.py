@@ -10,8 +10,10 @@ from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
+from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import Activation, recompute, relu
 from jaxspeed.models.layers.border import Border, add_border, drop_border
+from jaxspeed.models.layers.choice import or_plain
 
 
 def ghosts(x, splits):
@@ -24,12 +26,13 @@ def _activate(x, activation):
   return x if activation is None else activation(x)
 
 
+@or_plain(plain.norm)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _normalize(x, scale, bias, splits, epsilon, activation, border):
-  return _normalize_forward(x, scale, bias, splits, epsilon, activation, border)[0]
+def _norm(x, scale, bias, splits, epsilon, activation, border):
+  return _norm_forward(x, scale, bias, splits, epsilon, activation, border)[0]
 
 
-def _normalize_forward(x, scale, bias, splits, epsilon, activation, border):
+def _norm_forward(x, scale, bias, splits, epsilon, activation, border):
   (y, mean, var), kept = normalize_forward(x, scale, bias, splits, epsilon, activation)
   return (add_border(y, border), mean, var), kept
 
@@ -89,7 +92,7 @@ def normalize_forward(x, scale, bias, splits, epsilon, activation):
   return (y, mean, var), (x, mean, inverse, scale, bias)
 
 
-def _normalize_backward(splits, epsilon, activation, border, residuals, cotangents):
+def _norm_backward(splits, epsilon, activation, border, residuals, cotangents):
   x, grad = residuals[0], cotangents[0]
   sums = gradient_sums(x, drop_border(grad, border), residuals, splits, activation)
   # Behind the barrier, so that no kernel writes the gradient without its border.
@@ -147,7 +150,7 @@ def input_gradient(x, grad, residuals, sums, splits, activation, count):
   return grad_x.astype(x.dtype).reshape(x.shape)
 
 
-_normalize.defvjp(_normalize_forward, _normalize_backward)
+_norm.defvjp(_norm_forward, _norm_backward)
 
 
 class BatchNorm(nn.Module):
@@ -228,6 +231,6 @@ class Norm(BatchNorm):
     self._check(x.shape[0])
     scale, bias, running_mean, running_var = variables
     static = self.splits, self.epsilon, self.activation, self.border
-    y, mean, var = _normalize(x, scale, bias, *static)
+    y, mean, var = _norm(x, scale, bias, *static)
     self._update(running_mean, running_var, mean, var, x.size // mean.size)
     return y

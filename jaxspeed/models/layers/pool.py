@@ -9,12 +9,15 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxspeed.devices.precision import accumulation
+from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import recompute
+from jaxspeed.models.layers.choice import or_plain
 
 # Positions that one byte can encode.
 _BYTE = 256
 
 
+@or_plain(plain.max_pool)
 def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c"]:
   """Non-overlapping max pool; rows and columns beyond a multiple of `window` are ignored.
 
@@ -25,6 +28,7 @@ def max_pool(x: Float[Array, "n h w c"], window: int) -> Float[Array, "n h2 w2 c
     return _max_pool(x, (window, window))
 
 
+@or_plain(plain.global_max_pool)
 def global_max_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
   """Return the maximum over each map, with the gradient of `max_pool`."""
   n, h, w, c = x.shape
@@ -92,6 +96,7 @@ def _interleaved(terms, shape):
   return total.reshape(n, 2 * rows, 2 * columns, c)[:, : shape[0], : shape[1]]
 
 
+@or_plain(plain.max_pool_3x3)
 def max_pool_3x3(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
   """3x3 max pool of stride 2 with a border of -inf, 1 pixel wide: h2 = (h + 1) // 2.
 
@@ -167,6 +172,7 @@ def to_first_maxima(place, shape, grad):
 _max_pool_3x3.defvjp(_max_pool_3x3_forward, _max_pool_3x3_backward)
 
 
+@or_plain(plain.with_strided)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def with_strided(
   x: Float[Array, "n h w c"], strides: int
@@ -198,6 +204,7 @@ def _with_strided_backward(strides, sides, grads):
 with_strided.defvjp(_with_strided_forward, _with_strided_backward)
 
 
+@or_plain(plain.blur_pool)
 def blur_pool(x: Float[Array, "n h w c"], strides: int) -> Float[Array, "n h2 w2 c"]:
   """Blur each channel with [1 2 1] x [1 2 1] / 16 and a border of zeros; the stride is 1 or 2.
 

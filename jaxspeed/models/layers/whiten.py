@@ -10,7 +10,19 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.devices.precision import accumulation
+from jaxspeed.models.layers import plain
+from jaxspeed.models.layers.choice import or_plain
 from jaxspeed.models.layers.conv import conv_init, convolve_in_loops
+
+
+@or_plain(plain.whiten)
+def _whiten(x, kernel, padding):
+  return lax.platform_dependent(
+    x,
+    kernel,
+    cpu=functools.partial(_whiten_on_cpu, padding=padding),
+    default=functools.partial(_sum_of_products, padding=padding),
+  )
 
 
 def _whiten_on_cpu(x, kernel, padding):
@@ -59,12 +71,7 @@ class Whiten(nn.Module):
     masters = accumulation(self.dtype)
     kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, masters))
     x = lax.stop_gradient(x)
-    y = lax.platform_dependent(
-      x.astype(self.dtype),
-      kernel,
-      cpu=functools.partial(_whiten_on_cpu, padding=self.padding),
-      default=functools.partial(_sum_of_products, padding=self.padding),
-    )
+    y = _whiten(x.astype(self.dtype), kernel, self.padding)
     if self.bias_init is not None:
       bias = self.param("bias", self.bias_init, (self.features,), masters)
       y = y + bias.astype(self.dtype)

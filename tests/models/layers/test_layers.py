@@ -9,16 +9,10 @@ import pytest
 from tolerances import assert_close, assert_equal, rounding
 
 from jaxspeed.errors import UserError
-from jaxspeed.models.layers.activations import celu, relu
-from jaxspeed.models.layers.conv import (
-  Conv,
-  _convolve_small_map,
-  conv_init,
-  plain_convolution,
-)
-from jaxspeed.models.layers.fused_norm import PooledNorm, _normalize_pointwise
+from jaxspeed.models.layers import plain
+from jaxspeed.models.layers.activations import celu
+from jaxspeed.models.layers.conv import Conv, _convolve_small_map, conv_init
 from jaxspeed.models.layers.norm import Norm, _sum_of_pairs, _sums_apart
-from jaxspeed.models.layers.pool import max_pool_3x3
 from jaxspeed.models.layers.whiten import Whiten, _sum_of_products
 
 torch = pytest.importorskip("torch")
@@ -156,75 +150,12 @@ def test_what_a_gpu_runs_is_what_a_cpu_runs():
   x, kernel = random(4, 7, 7, 3), random(8, 2, 2, 3)
   for padding in (0, 1):
     ours = _sum_of_products(x, kernel, padding)
-    assert_equal(ours, plain_convolution(x, kernel, 1, padding))
+    assert_equal(ours, plain.convolve(x, kernel, 1, padding))
   half = _sum_of_products(jnp.asarray(x, jnp.bfloat16), kernel.astype(np.float32), 0)
   assert half.dtype == jnp.bfloat16
 
   x, kernel, grad = random(5, 3, 3, 6), random(8, 3, 3, 6), random(5, 3, 3, 8)
   small, small_vjp = jax.vjp(lambda x, k: _convolve_small_map(x, k, 1), x, kernel)
-  plain, plain_vjp = jax.vjp(lambda x, k: plain_convolution(x, k, 1, 1), x, kernel)
-  for ours, theirs in zip((small, *small_vjp(grad)), (plain, *plain_vjp(grad)), strict=True):
+  large, large_vjp = jax.vjp(lambda x, k: plain.convolve(x, k, 1, 1), x, kernel)
+  for ours, theirs in zip((small, *small_vjp(grad)), (large, *large_vjp(grad)), strict=True):
     assert_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("conv_fusion", [False, True])
-@pytest.mark.parametrize("with_shortcut", [False, True])
-def test_a_pointwise_norm_is_convolution_norm_sum_and_relu(with_shortcut, conv_fusion):
-  rng = np.random.default_rng(0)
-
-  def draw(*shape):
-    return jnp.asarray(rng.standard_normal(shape))
-
-  # Means of the inputs' channels that are not zero, as behind a ReLU.
-  x, kernel, scale, bias = draw(4, 5, 6, 8) + draw(8), draw(16, 1, 1, 8), draw(16), draw(16)
-  shortcut, grad = draw(4, 5, 6, 16) if with_shortcut else None, draw(4, 5, 6, 16)
-
-  def plain(x, kernel, scale, bias, shortcut):
-    y = jnp.einsum("nhwi,oi->nhwo", x, kernel[:, 0, 0], precision="highest")
-    mean, var = y.mean(axis=(0, 1, 2)), y.var(axis=(0, 1, 2))
-    y = (y - mean) / jnp.sqrt(var + 1e-5) * scale + bias
-    return (y if shortcut is None else jax.nn.relu(y + shortcut)), mean, var
-
-  def ours(*arguments):
-    y, mean, var = _normalize_pointwise(*arguments, 1e-5, conv_fusion)
-    return y, mean[0], var[0]
-
-  arguments = (x, kernel, scale, bias, shortcut)
-  for actual, expected in zip(ours(*arguments), plain(*arguments), strict=True):
-    assert_equal(actual, expected)
-  gradients = (jax.vjp(lambda *a, f=f: f(*a)[0], *arguments)[1](grad) for f in (ours, plain))
-  for actual, expected in zip(*map(jax.tree.leaves, gradients), strict=True):
-    assert_equal(actual, expected)
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("size", [(8, 8), (7, 10)])
-def test_a_pooled_norm_is_norm_relu_and_pool(splits, size):
-  rng = np.random.default_rng(1)
-  x = jnp.asarray(rng.standard_normal((4, *size, 3)))
-  # Of a negative scale the smallest input is the maximum.
-  scale, bias = jnp.asarray([1.0, -2.0, 0.5]), jnp.asarray([0.3, -0.2, -3.0])
-  pooled, plain = (
-    kind(use_running_average=False, splits=splits, **more)
-    for kind, more in ((PooledNorm, {}), (Norm, {"activation": relu}))
-  )
-  variables = {
-    "params": {"scale": scale, "bias": bias},
-    "batch_stats": {"mean": jnp.zeros(3), "var": jnp.ones(3)},
-  }
-
-  def run(norm, pool, params, x):
-    y, updated = norm.apply(variables | {"params": params}, x, mutable=["batch_stats"])
-    return pool(y), updated["batch_stats"]
-
-  ours = functools.partial(run, pooled, lambda y: y)
-  theirs = functools.partial(run, plain, max_pool_3x3)
-  grad = None
-  results = []
-  for function in (ours, theirs):
-    y, vjp, stats = jax.vjp(function, variables["params"], x, has_aux=True)
-    grad = jnp.asarray(rng.standard_normal(y.shape)) if grad is None else grad
-    results.append((y, stats, vjp(grad)))
-  for actual, expected in zip(*map(jax.tree.leaves, results), strict=True):
-    assert_equal(actual, expected)
-  assert (np.asarray(results[0][0])[..., 2] == 0).any()  # a window without a gradient
