@@ -5,6 +5,7 @@ python -m jaxspeed.recipes imagenet18       # the variants of one, or of a recip
 python -m jaxspeed.recipes --json
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -24,24 +25,15 @@ def main() -> None:
   def run(names: list[str]) -> None:
     if len(names) > 1:
       raise UserError(f"{names[1]!r} is one recipe too many: name one, or none for a list of all.")
-    recipes = {name: _facts(name) for name in names or shipped()}
+    if names and ":" in names[0]:
+      raise UserError(f"{names[0]} names a variant: write {names[0].partition(':')[0]} for all.")
+    recipes = {name: facts_of(name) for name in names or shipped()}
     if as_json.value:
       print(dump_json({name: _to_json(facts) for name, facts in recipes.items()}, indent=1))
-    elif names:
-      print("\n".join(map(printable, _variants(names[0], recipes[names[0]]))))
     else:
-      print("\n".join(map(printable, _all(recipes))))
+      print("\n".join(map(printable, _lines(recipes, every=bool(names)))))
 
   command_line.run(run)
-
-
-def _facts(name: str) -> Facts:
-  file, colon, _ = name.partition(":")
-  if not file:
-    raise UserError("a recipe's name is empty: name one, as imagenet18, or none for a list of all.")
-  if colon:
-    raise UserError(f"{name} names a variant: write {file} for a list of all.")
-  return facts_of(name)
 
 
 def _to_json(facts: Facts) -> dict[str, Any]:
@@ -49,42 +41,21 @@ def _to_json(facts: Facts) -> dict[str, Any]:
   return facts._asdict() | {"variants": variants}
 
 
-def _all(recipes: dict[str, Facts]) -> list[str]:
-  """A line for each recipe with the figures of its default variant."""
-  rows = [
-    (
-      _called(name, facts.default),
-      str(len(facts.variants)),
-      *_figures(facts.variants[facts.default]),
-    )
-    for name, facts in recipes.items()
-  ]
-  return [
-    *output.table([("recipe", "variants", "source", "hardware", "accuracy", "time"), *rows]),
-    "",
-    "Figures as published, not by jaxspeed, for the variant that is named here.",
-    "jaxspeed recipes NAME shows all variants of a recipe, and what their times cover.",
-  ]
-
-
-def _variants(name: str, facts: Facts) -> list[str]:
-  """A title and a line for each variant."""
-  rows = [
-    (_called(name, variant), *_figures(row), row.clock) for variant, row in facts.variants.items()
-  ]
-  heads = ("recipe", "source", "hardware", "accuracy", "time", "which covers")
-  known = any(row.accuracy_in_words or row.seconds is not None for row in facts.variants.values())
-  figures = "figures as published" if known else "no figures are published"
-  return [
-    *([facts.title, ""] if facts.title else []),
-    *output.table([heads, *rows]),
-    "",
-    f"jaxspeed train {_called(name, facts.default)} trains it; {figures}.",
-  ]
-
-
-def _called(name: str, variant: str) -> str:
-  return f"{name}:{variant}" if variant else name
+def _lines(recipes: dict[str, Facts], *, every: bool) -> Iterator[str]:
+  """A line for each recipe with the figures of its default variant, or of `every` variant."""
+  rows = [("recipe", "variants", "source", "hardware", "accuracy", "time", "which covers")]
+  for name, facts in recipes.items():
+    for variant, row in facts.variants.items():
+      called = f"{name}:{variant}" if variant else name
+      count, covers = ("", row.clock) if every else (str(len(facts.variants)), "")
+      if every or variant == facts.default:
+        rows.append((called, count, *_figures(row), covers))
+  titles = [facts.title for facts in recipes.values() if every and facts.title]
+  yield from ([*titles, ""] if titles else [])
+  yield from output.table(rows)
+  yield from ("", "Figures as published, not by jaxspeed, for the variants that are named here.")
+  if not every:
+    yield "jaxspeed recipes NAME shows all variants of a recipe, and what their times cover."
 
 
 def _figures(row: Published) -> tuple[str, str, str, str]:

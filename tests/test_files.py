@@ -41,58 +41,45 @@ def test_text_bytes_and_parts(tmp_path, content, sync):
   assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_file_does_not_take_the_place_of_a_pipe_or_of_a_link_to_one(tmp_path):
+def test_only_regular_files_are_replaced(tmp_path, monkeypatch):
+  monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("it was replaced"))
   os.mkfifo(tmp_path / "pipe")
   (tmp_path / "link").symlink_to("pipe")
-  for name in ("pipe", "link"):
+  for path in (tmp_path / "pipe", tmp_path / "link", "/dev/stdout"):
     with pytest.raises(OSError, match="it is no regular file"):
-      write_atomically(tmp_path / name, "a")
-  assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+      write_atomically(path, "a")
   assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_the_link_to_standard_output_is_never_replaced(monkeypatch):
-  monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("the link was replaced"))
-  with pytest.raises(OSError, match="it is no regular file"):
-    write_atomically("/dev/stdout", "a")
 
 
 def test_only_what_is_to_last_waits_for_the_disk(tmp_path, monkeypatch):
   synced = []
   monkeypatch.setattr(os, "fsync", synced.append)
-  write_atomically(tmp_path / "a", "a", sync=False)
-  assert synced == []
-  write_atomically(tmp_path / "a", "a")
-  assert len(synced) == 1
+  for sync in (False, True):
+    write_atomically(tmp_path / "a", "a", sync=sync)
+    assert len(synced) == sync
 
 
-@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_the_permissions_are_those_of_any_new_file(tmp_path, mask, mode):
-  before = os.umask(mask)
+def test_the_permissions_are_those_of_any_new_file(tmp_path):
+  before = os.umask(0o027)
   try:
     write_atomically(tmp_path / "a", "a")
   finally:
     os.umask(before)
-  assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+  assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
+def test_a_link_in_the_way_is_not_followed_and_its_name_not_to_be_guessed(tmp_path, monkeypatch):
+  seen = set()
+  for _ in range(3):
+    with new_file(tmp_path / "a") as file:
+      seen.add(pathlib.Path(file.name).name)
+  assert len(seen) == 3 and all(len(name) == len(TEMPORARY) + 16 for name in seen)
   (tmp_path / "victim").write_text("precious")
   monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
   (tmp_path / f"{TEMPORARY}guessed").symlink_to("victim")
   with pytest.raises(FileExistsError):
-    write_atomically(tmp_path / "a", "a")
-  assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "a").exists()
-
-
-def test_names_are_not_to_be_guessed(tmp_path):
-  seen = set()
-  for _ in range(3):
-    with new_file(tmp_path / "a") as file:
-      partial = pathlib.Path(file.name)
-      seen.add(partial.name)
-      assert partial.parent == tmp_path and str(os.getpid()) != partial.name[len(TEMPORARY) :]
-  assert len(seen) == 3 and all(len(name) == len(TEMPORARY) + 16 for name in seen)
+    write_atomically(tmp_path / "b", "a")
+  assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "b").exists()
 
 
 def test_a_failure_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
@@ -170,11 +157,9 @@ GOOD = {"name": "a", "sizes": {"b": [1, 2]}, "rows": [{"step": 1, "loss": 2}], "
   [
     ([], "Input should be an object"),
     ({}, "name: Field required"),
-    (GOOD | {"done": 1}, "done: Input should be a valid boolean"),
     (GOOD | {"sizes": {"b": [1, "2"]}}, "sizes.b.1: Input should be a valid integer"),
     (GOOD | {"sizes": {"\n\u2028": 3}}, "sizes.\\n\\u2028: Input should be"),
     (GOOD | {"rows": [{"step": True, "loss": None}]}, "rows.0.step: Input should be a valid int"),
-    (GOOD | {"rows": [{"step": 1.0, "loss": None}]}, "rows.0.step: Input should be a valid int"),
     (GOOD | {"rows": [{"step": 0, "loss": None}]}, "rows.0.step: Input should be greater than"),
   ],
 )
@@ -184,25 +169,14 @@ def test_a_value_of_another_type_is_named(value, words):
   assert str(error.value).startswith(words)
 
 
-def test_a_value_of_the_type_comes_as_it_is_written():
-  for value in (GOOD, GOOD | {"done": True}):
-    found = parse_json(json.dumps(value), Entry)
-    assert found == value and repr(found["rows"][0]["loss"]) == "2"
-
-
 @pytest.mark.parametrize(
   "text, reason",
   [
     ("", "it is no JSON: Expecting value in line 1"),
     ("{} {}", "it is no JSON: Extra data in line 1"),
-    ("[NaN]", "NaN is no number of JSON"),
     ('{"a": -Infinity}', "-Infinity is no number of JSON"),
-    ("[1e999]", "1e999 is too large a number"),
-    ("[" + "9" * 5000 + "]", "99999999999999999999 is too large a number"),
-    ("[9223372036854775809]", "9223372036854775809 is too large a number"),
     ("[" * 100_000, "it is nested too deeply"),
     (b'"\xff"', "it is no text in UTF-8"),
-    (b'"\x00"', "it is no JSON: Invalid control character at in line 1"),
   ],
 )
 def test_what_is_no_strict_json(text, reason):
@@ -211,9 +185,9 @@ def test_what_is_no_strict_json(text, reason):
 
 
 def test_what_json_may_hold():
-  assert parse_json('{"a": [1, -2.5e-3, null, true, "\\u2028"]}') == {
-    "a": [1, -2.5e-3, None, True, "\u2028"]
-  }
+  assert parse_json(json.dumps(GOOD), Entry) == GOOD
+  text = '{"a": [1, -2.5e-3, null, true, "\\u2028"]}'
+  assert parse_json(text) == {"a": [1, -2.5e-3, None, True, "\u2028"]}
   for value in (float("nan"), [float("inf")], {"a": -float("inf")}):
     with pytest.raises(ValueError):
       dump_json(value)

@@ -34,33 +34,24 @@ class View(dict[str, Any]):
 
 
 def not_given(argument: str, *but: str) -> When:
-  """A group that an argument of `jaxspeed.fit` replaces, but for some of its fields.
-
-  Evaluations of such a run may name other data.
-  """
+  """A group that an argument of `jaxspeed.fit` replaces; evaluations may name other data."""
   return When(lambda c: not c[f"given.{argument}"], LEAVE_OUT, "train", but)
 
 
 def only(field: str, *values: str) -> When:
-  """Fields that have an effect with some values of another field only."""
+  """Fields that have an effect with some values of another field; none: where it is set at all."""
+  if not values:
+    return When(lambda c: c[field], f"set --config.{field} too")
   return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
 
 
-def unless(field: str, *values: str) -> When:
-  """Fields that have no effect with some values of another field."""
+def unless(field: str, *values: str, but: tuple[str, ...] = ()) -> When:
+  """Fields that have no effect with some values of another field; none: where it is set at all."""
+  if not values:
+    return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
   return When(
     lambda c: c[field] not in values, f"it is not for config.{field}={' or '.join(values)}"
   )
-
-
-def given(field: str, *but: str) -> When:
-  """Fields that have an effect where another field is set: not 0, empty or False."""
-  return When(lambda c: c[field], f"set --config.{field} too", but=but)
-
-
-def without(field: str, *but: str) -> When:
-  """Fields that have an effect where another field is not set."""
-  return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
 
 
 def by_phase(field: str, column: str, phase: int = -1) -> When:
@@ -85,7 +76,7 @@ def _whitens(c: View) -> bool:
 
 
 STREAM = only("data.feed", "stream")
-READ = without("data.synthetic")
+READ = unless("data.synthetic")
 NO_ARRAYS = not_given("data")
 LARS = only("optimizer.name", "lars")
 MUON = only("optimizer.name", "muon")
@@ -100,21 +91,17 @@ HAS_MOMENTUM = When(
   "there is no momentum",
 )
 NOT_LARS = unless("optimizer.name", "lars")
-DECAYS = given("optimizer.weight_decay")
-ONE_PIECE = without("schedule.segments", "segments", "peak")
+DECAYS = only("optimizer.weight_decay")
+ONE_PIECE = unless("schedule.segments", but=("peak",))
 STEPWISE = only("schedule.name", "step", "exponential")
 FALLING = only("schedule.name", "linear", "cosine")
-AVERAGES = When(
-  lambda c: c["average.kind"] != "none",
-  "set --config.average.kind to ema or lookahead",
-  but=("kind",),
-)
+AVERAGES = unless("average.kind", "none")
 WHITENS = When(_whitens, "this model does not begin with a whitening layer")
 WHITENING_BIAS = When(
   lambda c: _whitens(c) and c["model.whiten_bias"] not in (None, "none"),
   "this model has no whitening layer with a bias",
 )
-BIAS_TRAINED = given("whitening.bias_epochs")
+BIAS_TRAINED = only("whitening.bias_epochs")
 FUSES = When(
   lambda c: hasattr(getattr(FAMILIES.get(c["model.name"]), "module", None), "conv_fusion"),
   "this model has no form for it",

@@ -64,8 +64,9 @@ def _idle(config: ConfigDict, field: Declared, command: str) -> tuple[str, Colle
     view = View(config)
     if condition.command in ("", command) and not condition.works(view):
       beside = [_named(view, name) for name in view.read if name != field.name]
-      effect = f"{_named(view, field.name)} has no effect beside {' and '.join(beside)}"
-      return f"{effect}: {condition.otherwise}", view.read
+      if beside:
+        effect = f"{_named(view, field.name)} has no effect beside {' and '.join(beside)}"
+        return f"{effect}: {condition.otherwise}", view.read
   return "", ()
 
 

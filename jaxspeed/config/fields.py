@@ -15,7 +15,7 @@ A config holds primitives only. Everything derived (steps, learning rates, shape
 
 import difflib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -25,30 +25,27 @@ from jaxspeed.config.run_fields import Config
 from jaxspeed.config.schema import Declared, declared, shown
 from jaxspeed.errors import UserError
 
-_NAMED = 3
-# Least similarity of a suggestion, from 0 to 1.
-_ALIKE = 0.75
 # By dotted name; nobody sets `given`, which `jaxspeed.fit` fills.
 SHARED = {each.name: each for each in declared(Config) if not each.name.startswith("given.")}
 
 
-def known(*models: str) -> dict[str, Declared]:
-  """The shared fields and those of models by dotted name; no models: the fields of all families."""
+def known(model: str | None = None) -> dict[str, Declared]:
+  """The shared fields, and those of a family of models, by dotted name; None: of all families."""
   found, of = dict(SHARED), Config.model_fields["model"].metadata
-  for family in [FAMILIES[name] for name in models or FAMILIES if name in FAMILIES]:
+  for family in [each for name, each in FAMILIES.items() if model in (None, name)]:
     for field in declared(family.fields, "model.", of):
       found.setdefault(field.name, field)
   return found
 
 
-def no_field(name: str, model: str = "") -> str:
-  """A sentence that a config has no field of this name, with at most three that may be meant.
+def no_field(name: str, model: str | None = None) -> str:
+  """A sentence that a config has no field of this name, with those that may be meant.
 
   Args:
     name: a dotted name, or its last part.
-    model: the config's model family; '': the fields of all families are suggested.
+    model: as in `known`.
   """
-  fields = known(*[model] * bool(model))
+  fields = known(model)
   if any(field.startswith(f"{name}.") for field in fields):
     return f"config.{name} is a group of fields: set config.{name}.FIELD."
   near = nearest(name, fields.values())
@@ -56,18 +53,18 @@ def no_field(name: str, model: str = "") -> str:
   return f"the config has no field {shown(name)[1:-1]}{meant}"
 
 
-def nearest(name: str, fields: Collection[Declared]) -> list[str]:
-  """The fields whose own or other names are most like a name."""
+def nearest(name: str, fields: Iterable[Declared]) -> list[str]:
+  """At most three fields, those whose own or other names are most like a name."""
   name = name.lower().replace("-", "_")
-  alike: dict[str, float] = {}
-  for field in fields:
-    alike[field.name] = max(
+  alike = {
+    field.name: max(
       difflib.SequenceMatcher(None, one, other).ratio()
       for one in (name, name.rpartition(".")[2])
       for other in (field.name, field.name.rpartition(".")[2], *field.also)
     )
-  best = max(alike.values())
-  return [field for field, ratio in alike.items() if ratio == best >= _ALIKE][:_NAMED]
+    for field in fields
+  }
+  return [each for each in alike if alike[each] == max(alike.values()) >= 0.75][:3]
 
 
 class Fields(ConfigDict):
@@ -80,8 +77,6 @@ class Fields(ConfigDict):
   def __setitem__(self, key: str, value: Any) -> None:
     if self.is_locked and key not in self:  # ConfigDict would print all fields that there are
       raise UserError(no_field(key))
-    if isinstance(value, bool) and isinstance(self.get(key), float):  # it would store 1.0 or 0.0
-      raise UserError(f"config.{key}={value}: it must be a number.")
     super().__setitem__(key, value)
 
 

@@ -41,16 +41,14 @@ class ConfigFlag:
     """Loads the recipe, and returns the arguments that do not name it."""
     recipe = flags.FLAGS["config"].value
     given = [name for name in flags.FLAGS if name.startswith("config.")]
-    if command in _OF_RECIPES and arguments and "=" not in arguments[0]:
-      if recipe is not None:
-        raise UserError(f"--config={recipe} and {arguments[0]} are two recipes: name one of them.")
+    if recipe is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       recipe, *arguments = arguments
     if recipe is not None:
       self.recipe = load_recipe(recipe)
-    elif given and command != "evaluate":  # which has the config of a run
-      raise UserError(f"--{given[0]} changes a recipe: name it with --config=NAME.")
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
+    elif given and command != "evaluate":  # which has the config of a run
+      raise UserError(f"--{given[0]} changes a recipe: name it with --config=NAME.")
     texts = {name.removeprefix("config."): str(flags.FLAGS[name].value) for name in given}
     self.overrides = {name: parse_value(name, text) for name, text in texts.items()}
     return arguments
@@ -61,11 +59,8 @@ _CONFIG: list[ConfigFlag] = []  # the last that was defined, as absl's flags glo
 
 def define_config_flag() -> ConfigFlag:
   """Defines --config and --import; `run` imports the modules before it loads the recipe."""
-  flags.DEFINE_string(
-    "config",
-    None,
-    "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field.",
-  )
+  help_text = "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field."
+  flags.DEFINE_string("config", None, help_text)
   define_import_flag()
   _CONFIG[:] = [ConfigFlag()]
   return _CONFIG[0]
@@ -74,8 +69,16 @@ def define_config_flag() -> ConfigFlag:
 def define_import_flag() -> None:
   """Defines --import."""
   flags.DEFINE_list(
-    "import", [], "Modules to import first: they register a model, ... of your own."
+    "import", [], "Modules to import first, which register models, ... of your own."
   )
+
+
+def define_fields(argv: Sequence[str]) -> bool:
+  """Defines a flag for each field that the command line sets; whether there are any."""
+  found = {each[1] for each in map(re.compile(r"--?(config\.[^=]+)").match, argv) if each}
+  for name in sorted(found):
+    flags.DEFINE_string(name, None, "")
+  return bool(found)
 
 
 class _StepParser(flags.IntegerParser):
@@ -95,9 +98,8 @@ class _HelpParser(flags.BooleanParser):
 def define_step() -> flags.FlagHolder:
   """Defines --step, the checkpoint that a command uses."""
   help_text = (
-    "The step of the checkpoint, or best for that of the best evaluation, if its "
-    "checkpoint is there (--config.checkpoint.keep_best keeps it); the default is the newest whole "
-    "one."
+    "The step of the checkpoint, or best for that of the best evaluation "
+    "(--config.checkpoint.keep_best keeps it); the default is the newest whole one."
   )
   return flags.DEFINE(_StepParser(lower_bound=1), "step", None, help_text)
 
@@ -160,8 +162,7 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
   """Calls a function as `run` calls a command, and exits with a code unless that is DONE."""
   output.guard()
   code = _exit_code_of(function)
-  lost = output.lost()
-  if code == DONE and lost:
+  if code == DONE and (lost := output.lost()):
     more = ": send it to another place" if output_is_result else "; the work itself is done"
     output.say(f"standard output could not be written ({lost}){more}.")
     code = MISTAKE if output_is_result else DONE
@@ -179,9 +180,7 @@ def _exit_code_of(function: Callable[[], None]) -> int:
     output.say(error)
     return MISTAKE
   except SystemExit as ended:
-    if isinstance(ended.code, str):
-      output.say(ended.code)
-    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return int(ended.code or DONE)
   except (KeyboardInterrupt, Exception) as error:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
@@ -198,49 +197,32 @@ def _exit_code_of(function: Callable[[], None]) -> int:
 
 def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
   """Parses the flags, loads the config, and returns the arguments that are left."""
-  flags.DEFINE_flag(
-    flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all fields.", "h", True)
-  )
+  asked = flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all.", "h", True)
+  flags.DEFINE_flag(asked)
   has_config = "config" in flags.FLAGS
   try:
     argv = flags.FLAGS.read_flags_from_files(argv)
     if define is not None:
       define(argv)
-    fields_given = has_config and define_fields(argv)
+    has_fields = has_config and define_fields(argv)
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
-    raise UserError(_unknown(error)) from None
+    near = re.findall(r"Did you mean: (.*) \?", str(error))
+    if not near and has_config:
+      near = [f"config.{each}" for each in fields.nearest(error.flagname, fields.SHARED.values())]
+    meant = f" (did you mean {' or '.join(f'--{flag}' for flag in near)}?)" if near else ""
+    raise UserError(f"--{error.flagname} is not a flag{meant}; see --help for the flags.") from None
   except flags.Error as error:
     last = str(error).strip().splitlines()[-1].rstrip(".").removeprefix("ERROR:: ")
     raise UserError(f"{last}; see --help for the flags.") from None
-  for name in flags.FLAGS:
-    if flags.FLAGS[name].value != flags.FLAGS[name].value:  # within all of absl's bounds
-      raise UserError(f"--{name}=nan is not a number.")
-  if has_config and (command or fields_given or flags.FLAGS["config"].value):
+  if has_config and (command or has_fields or flags.FLAGS["config"].value):
     importlib.import_module(_MODELS)
   if "import" in flags.FLAGS:
     import_modules(flags.FLAGS["import"].value or [])
   if has_config:
     arguments = _CONFIG[0].read(arguments, command)
-  if asked := flags.FLAGS["help"].value:
+  if asked.value:
     config = _CONFIG[0].value if has_config else None
-    print(reference.help_text(command, asked == "all", config))
-    sys.exit(0)
+    print(reference.help_text(command, asked.value == "all", config))
+    sys.exit(DONE)
   return arguments
-
-
-def define_fields(argv: Sequence[str]) -> bool:
-  """Defines a flag for each field that the command line sets; whether there are any."""
-  found = {each[1] for each in map(re.compile(r"--?(config\.[^=]+)").match, argv) if each}
-  for name in sorted(found):
-    flags.DEFINE_string(name, None, "")
-  return bool(found)
-
-
-def _unknown(error: flags.UnrecognizedFlagError) -> str:
-  """A sentence on an unknown flag, with the nearest flag or field."""
-  near = re.findall(r"Did you mean: (.*) \?", str(error))
-  if not near and "config" in flags.FLAGS:
-    near = [f"config.{field}" for field in fields.nearest(error.flagname, fields.known().values())]
-  meant = f" (did you mean {' or '.join(f'--{flag}' for flag in near)}?)" if near else ""
-  return f"--{error.flagname} is not a flag{meant}; see --help for the flags."

@@ -19,13 +19,7 @@ class Data(Group):
   name: Annotated[kinds.DataSetName, on.READ, on.NO_ARRAYS, Also("dataset"), _PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: Annotated[
-    kinds.Text,
-    on.READ,
-    on.NO_ARRAYS,
-    Also("data_dir data_path"),
-    Mark.COMMON,
-    _PREDICT,
-    _PLACE,
+    kinds.Text, on.READ, on.NO_ARRAYS, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
   ] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
@@ -42,7 +36,7 @@ class Data(Group):
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
-  copies: Annotated[kinds.Text, on.READ, on.given("phases.copies"), _PLACE] = ""
+  copies: Annotated[kinds.Text, on.READ, on.only("phases.copies"), _PLACE] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
   cache: Annotated[
     kinds.Text,
@@ -55,9 +49,7 @@ class Data(Group):
     ),
   ] = ""
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
-  classes: Annotated[
-    int, Field(ge=2, le=1_000_000), Also("n_classes num_classes"), Mark.COMMON, _PREDICT
-  ] = 10
+  classes: Annotated[int, Field(ge=2, le=1_000_000), Mark.COMMON, _PREDICT] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
   image_size: Annotated[
     kinds.Side,
@@ -79,9 +71,7 @@ class Data(Group):
   """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
   batch (stream only); carry_over: they start the next epoch (resident only)"""
   balance: Annotated[
-    Literal["none", "weights", "sampling"],
-    Also("class_weight class_weights"),
-    on.READ,
+    Literal["none", "weights", "sampling"], Also("class_weight class_weights"), on.READ
   ] = "none"
   """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
   images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
@@ -132,7 +122,7 @@ class Phases(Group):
 class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
-  path: Annotated[kinds.Text, Also("weights"), _PREDICT, on.without("continue_from")] = ""
+  path: Annotated[kinds.Text, Also("weights"), _PREDICT, on.unless("continue_from")] = ""
   """a .safetensors file with torchvision's or timm's parameter names, hf://OWNER/NAME[@REVISION]
   for one on the Hugging Face hub, or the folder of a run"""
   head: Annotated[Literal["keep", "new"], _PREDICT] = "keep"
@@ -165,9 +155,7 @@ class Augment(Group):
   randaugment_layers: Annotated[int, Field(ge=0, le=16)] = 0
   """RandAugment: number of random operations on each image, N in the paper, often 2; 0: off"""
   randaugment_magnitude: Annotated[
-    float,
-    Field(ge=0, le=30),
-    on.given("augment.randaugment_layers"),
+    float, Field(ge=0, le=30), on.only("augment.randaugment_layers")
   ] = 10.0
   """strength of RandAugment's operations, M in the paper, as in EfficientNet and big_vision"""
   color_jitter: kinds.ColorRanges = ()
@@ -180,8 +168,8 @@ class Augment(Group):
   cutmix_alpha: kinds.Alpha = 0.0
   """CutMix with boxes of a random share of the area, of Beta(cutmix_alpha, cutmix_alpha), in all
   steps, 0: off; beside mixup, a batch takes either with probability 1/2"""
-  cutmix: Annotated[kinds.Pixels, on.given("augment.cutmix_epochs")] = 0
+  cutmix: Annotated[kinds.Pixels, on.only("augment.cutmix_epochs")] = 0
   """side in pixels of the square pasted from another image of the batch, as in hlb-CIFAR10; 0: no
   such square; for CutMix as in timm and torchvision see cutmix_alpha"""
-  cutmix_epochs: Annotated[kinds.Epochs, on.given("augment.cutmix")] = 0.0
+  cutmix_epochs: Annotated[kinds.Epochs, on.only("augment.cutmix")] = 0.0
   """number of epochs with cutmix squares, at the end of the run"""

@@ -23,13 +23,13 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
   Raises:
     UserError: a field is unknown, or its value is not valid.
   """
-  values = config.copy_and_resolve_references().to_dict()
+  values = checks.to_plain(config)
   family = overrides.get("model.name", "")
   if family in FAMILIES and family != values["model"].get("name"):
     values["model"] = {"name": family}
-  model = str(values["model"].get("name", ""))
+  known = fields.known(model := str(values["model"].get("name", "")))
   for name, value in overrides.items():
-    if name not in fields.known(model):
+    if name not in known:
       raise UserError(fields.no_field(str(name), model))
     group, _, last = name.rpartition(".")
     (values[group] if group else values)[last] = value
@@ -38,21 +38,14 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
   if "schedule.peak" in overrides and "schedule.segments" not in overrides and segments:
     highest = max(rate for segment in segments for rate in segment[2:])
     found.schedule.segments = tuple(
-      (first, end, *(_scaled(rate, highest, peak) for rate in rates))
+      (first, end, *(peak if rate == highest else rate * (peak / highest) for rate in rates))
       for first, end, *rates in segments
     )
   return found
 
 
-def _scaled(rate: float, highest: float, peak: float) -> float:
-  # Exactly the peak at the peak: scaled once more, the segments stay as they are.
-  return peak if rate == highest else rate if peak == highest else rate * (peak / highest)
-
-
 def parse_value(name: str, text: str) -> Any:
-  """The value of a field from the text behind `--config.FIELD=`.
-
-  A text that is no value stays a text, which `with_overrides` refuses.
+  """The value of a field from the text behind `--config.FIELD=`; a text that is none stays a text.
 
   Raises:
     UserError: there is no such field.
@@ -60,12 +53,12 @@ def parse_value(name: str, text: str) -> Any:
   field = fields.known().get(name)
   if field is None:
     raise UserError(fields.no_field(name))
-  if isinstance(field.default, str):
-    return text
   try:
-    return ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
+    if not isinstance(field.default, str):
+      return ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
   except (ValueError, SyntaxError, MemoryError, RecursionError):
-    return text
+    pass
+  return text
 
 
 def to_flags(overrides: Mapping[str, Any]) -> list[str]:

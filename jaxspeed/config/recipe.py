@@ -79,21 +79,16 @@ def facts_of(name: str) -> Facts:
   """What a recipe says of itself: `name` is that of a shipped recipe, or the path of a file.
 
   Raises:
-    UserError: there is no such recipe, it raises an exception, or its PUBLISHED has other fields
-      than `Published`.
+    UserError: there is no such recipe, or it raises an exception.
   """
-  path = find_recipe(name)
-  module, get_config = _imported(path)
+  module = _imported(path := find_recipe(name))
+  rows = getattr(module, "PUBLISHED", None) or {"": {}}
   try:
-    stated = getattr(module, "PUBLISHED", {}).items()
-    variants = {str(variant): Published.model_validate(row) for variant, row in stated}
-  except (AttributeError, pydantic.ValidationError) as error:
-    raise UserError(
-      f"{path}: PUBLISHED must map each variant to a dict with fields of "
-      f"{', '.join(Published.model_fields)} ({' '.join(str(error).split())[:_SHOWN]})."
-    ) from None
-  variants = variants or {"": Published()}
-  first = next(iter(inspect.signature(get_config).parameters.values()), None)
+    variants = {str(variant): Published(**row) for variant, row in rows.items()}
+  except (AttributeError, TypeError, pydantic.ValidationError):
+    names = ", ".join(Published.model_fields)
+    raise UserError(f"{path}: PUBLISHED must map each variant to a dict of {names}.") from None
+  first = next(iter(inspect.signature(module.get_config).parameters.values()), None)
   default = first.default if first and first.default in variants else next(iter(variants))
   return Facts((module.__doc__ or "").strip().partition("\n")[0], default, variants)
 
@@ -144,8 +139,7 @@ def load_recipe(name: str) -> ConfigDict:
   """
   file, colon, variant = name.partition(":")
   path = find_recipe(file)
-  _, get_config = _imported(path)
-  arguments = [variant] if colon else []
+  get_config, arguments = _imported(path).get_config, [variant] if colon else []
   try:
     inspect.signature(get_config).bind(*arguments)
   except TypeError:
@@ -157,15 +151,15 @@ def load_recipe(name: str) -> ConfigDict:
       f"{path}: get_config() returned {type(config).__name__}: it must return the config of base() "
       "of jaxspeed.config.fields."
     )
-  return checks.checked(config.copy_and_resolve_references().to_dict(), source=path)
+  return checks.checked(config, source=path)
 
 
-def _imported(path: str) -> tuple[types.ModuleType, Callable[..., Any]]:
-  """A recipe's module and its `get_config`."""
+def _imported(path: str) -> Any:
+  """The module of a recipe."""
   module = import_file(path)
-  if not callable(get_config := getattr(module, "get_config", None)):
+  if not callable(getattr(module, "get_config", None)):
     raise UserError(f"{path} defines no function get_config() that returns the config.")
-  return module, get_config
+  return module
 
 
 def import_file(file: str) -> types.ModuleType:

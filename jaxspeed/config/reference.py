@@ -6,7 +6,8 @@ print(reference.page(), end="")' > docs/fields.md
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -27,33 +28,18 @@ def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
   """
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
-    if not module.startswith("absl"):
-      own = [flag for flag in defined if not flag.name.startswith("config.")]
-      lines += [f"  --{flag.name}: {flag.help}" for flag in own]
-  if "config" not in flags.FLAGS:
-    return "\n".join(lines)
-  values = {} if config is None else dict(leaves(config))
-  whose = f"with the values of {values.get('name') or 'the recipe'}" if values else "with defaults"
-  which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"
-  lines += ["", f"{which}, {whose}:", ""]
-  for field in _listed(values.get("model.name"), command):
-    if all_fields or Mark.COMMON in field.metadata:
-      value = values.get(field.name, field.default)
-      default = "" if value is ... else f"={value!r}"
-      lines.append(f"  --config.{field.name}{default} ({field.accepted}): {field.meaning}")
+    own = [flag for flag in defined if not flag.name.startswith("config.")]
+    lines += [f"  --{flag.name}: {flag.help}" for flag in own if not module.startswith("absl")]
+  if "config" in flags.FLAGS:
+    values = {} if config is None else dict(leaves(config))
+    which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"
+    whose = f"the values of {values.get('name') or 'the recipe'}" if values else "defaults"
+    listed = [each for each in _listed(command) if all_fields or Mark.COMMON in each[1].metadata]
+    lines += ["", f"{which}, with {whose}:", ""]
+    for family, field in listed:
+      if family in ("", values.get("model.name", family)):
+        lines.append(f"  --config.{field.name}{_words(family, field, values)}")
   return "\n".join(lines)
-
-
-def _listed(model: str | None, command: str) -> Iterator[Declared]:
-  """The fields that a command uses: the shared ones, and those of one or of every family."""
-  of = {name: fields.known(name) for name in ([model] if model else FAMILIES)}
-  for field in fields.SHARED.values():
-    if effects.is_used(field, command):
-      yield field
-  for family, known in of.items():
-    for field in known.values():
-      if field.name not in fields.SHARED:
-        yield field._replace(meaning=f"{family}: {field.meaning}" if not model else field.meaning)
 
 
 def page() -> str:
@@ -64,13 +50,29 @@ def page() -> str:
     "Written by `jaxspeed/config/reference.py` from the declarations in `jaxspeed/config/`;",
     "`tests/config/test_config.py` compares them. `--config.FIELD=VALUE` changes a field.",
   ]
-  for group, listed in itertools.groupby(_listed(None, ""), lambda f: f.name.rpartition(".")[0]):
+  for group, listed in itertools.groupby(_listed(""), lambda each: each[1].name.rpartition(".")[0]):
     lines += ["", f"## {group or 'run'}", ""]
-    lines += ["| field | default | values | meaning |", "|---|---|---|---|"]
-    for field in listed:
-      default = "" if field.default is ... else f"`{field.default!r}`"
-      effect = "; ".join(w.otherwise for w in field.conditions if w.otherwise != LEAVE_OUT)
-      meaning = f"{field.meaning}{f' (condition: {effect})' if effect else ''}"
-      cells = (f"`{field.name}`", default, field.accepted, meaning)
-      lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    lines += [f"- **{field.name}**{_words(family, field, {})}" for family, field in listed]
   return "\n".join(lines) + "\n"
+
+
+def _listed(command: str) -> Iterator[tuple[str, Declared]]:
+  """The fields that a command uses, each after its family of models; '': it is a shared one."""
+  yield from (("", each) for each in fields.SHARED.values() if effects.is_used(each, command))
+  for family in FAMILIES:
+    for name, field in fields.known(family).items():
+      if name not in fields.SHARED:
+        yield family, field
+
+
+def _words(family: str, field: Declared, values: Mapping[str, Any]) -> str:
+  """What is said of a field after its name."""
+  value = values.get(field.name, field.default)
+  texts = [when.otherwise for when in field.conditions if when.otherwise != LEAVE_OUT]
+  effect = "; ".join(text for text in texts if f"config.{field.name}" not in text)
+  parts = (
+    "" if value is ... else f"={value!r}",
+    f" ({field.accepted}): ",
+    family and f"{family}: ",
+  )
+  return f"{''.join(parts)}{field.meaning}{effect and f' (condition: {effect})'}"

@@ -1,23 +1,15 @@
 """Models, optimizers and data sets by their names: the package's own and the user's.
 
-A module of the user's with such definitions is named on the command line with --import=MODULE:
+docs/extending.md says what each definition must be; --import=MODULE names the user's own:
 
   @registry.model("tiny")
   class Tiny(nn.Module):
     classes: int  # passed by `models.make`, like dtype: not a field
     dtype: Any
-    width: Annotated[int, Field(ge=1, le=4096)] = 16
+    width: Annotated[int, Field(ge=1, le=4096)] = 16  # a field of config.model
     "channels of each layer"
 
-  @registry.optimizer("lion")
-  def lion(fields): ...
-
-  @registry.data_set("stripes")
-  def stripes(path): ...
-
-The other attributes of a model are the fields of `config.model`: type, range, default and, in the
-string below it, the meaning of each. docs/extending.md says what each definition must be. Nothing
-here imports JAX.
+Nothing here imports JAX.
 """
 
 import ast
@@ -27,7 +19,7 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
@@ -41,11 +33,9 @@ from jaxspeed.errors import UserError
 OPTIMIZER_NAMES = ("sgd", "muon", "lars", "adamw")
 DATA_NAMES = ("cifar10", "cifar100", "digits")
 
-# From `config.optimizer` to an optax.GradientTransformation without a learning rate, for all
-# parameters, or to a dict of them by label (`optim.groups.LABELS`); SGD trains what it leaves out.
+# From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
 OPTIMIZERS: dict[str, Callable[..., Any]] = {}
-# From `config.data.path`, perhaps "", to a dict with `train_images`, `train_labels`, `eval_images`,
-# `eval_labels` and perhaps `class_names`: uint8 [n, height, width, 3], and integers [n] from 0.
+# From `config.data.path` to arrays.
 DATA_SETS: dict[str, Callable[..., Any]] = {}
 
 # Attributes of a module that no user sets, and those that the run sets.
@@ -54,7 +44,7 @@ _Definition = TypeVar("_Definition", bound=Callable[..., Any])
 
 
 class Model(Group):
-  """The fields of `config.model` that every family has."""
+  """The field of `config.model` that every family has."""
 
   name: Annotated[
     str,
@@ -114,10 +104,8 @@ def _fields_of(module: Any) -> type[Model]:
   for each in dataclasses.fields(module):
     if each.name not in ("classes", *NO_FIELDS):
       default = ... if each.default is dataclasses.MISSING else each.default
-      fields[each.name] = (
-        types[each.name],
-        pydantic.Field(default, description=meanings.get(each.name)),
-      )
+      field = pydantic.Field(default, description=meanings.get(each.name))
+      fields[each.name] = types[each.name], field
   return pydantic.create_model(module.__name__, __base__=Model, **fields)
 
 
@@ -135,15 +123,15 @@ def _meanings(module: type) -> dict[str, str]:
   }
 
 
-def _add(
-  what: str, table: dict[str, Callable[..., Any]], own: Collection[str], name: str
+def _require_free(what: str, name: str, new: Any, there: Any) -> None:
+  """Refuses a name of another definition; a notebook may run one definition twice."""
+  if there is None or (new.__module__, new.__qualname__) != (there.__module__, there.__qualname__):
+    raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
+
+
+def _register(
+  what: str, table: dict[str, Callable[..., Any]], own: tuple[str, ...], name: str
 ) -> Callable[[_Definition], _Definition]:
-  """A decorator that registers a function under a name.
-
-  Raises:
-    UserError: another has the name.
-  """
-
   def add(function: _Definition) -> _Definition:
     _require_free(what, name, function, None if name in own else table.get(name, function))
     table[name] = function
@@ -153,11 +141,5 @@ def _add(
 
 
 # The decorators for a name of `config.optimizer.name` and of `config.data.name`.
-optimizer = functools.partial(_add, "optimizer", OPTIMIZERS, OPTIMIZER_NAMES)
-data_set = functools.partial(_add, "data set", DATA_SETS, DATA_NAMES)
-
-
-def _require_free(what: str, name: str, new: Any, there: Any) -> None:
-  """Refuses a name of another definition; a notebook may run one definition twice."""
-  if there is None or (new.__module__, new.__qualname__) != (there.__module__, there.__qualname__):
-    raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
+optimizer = functools.partial(_register, "optimizer", OPTIMIZERS, OPTIMIZER_NAMES)
+data_set = functools.partial(_register, "data set", DATA_SETS, DATA_NAMES)

@@ -20,11 +20,7 @@ class Eval(Group):
   """Evaluation."""
 
   mode: Annotated[
-    kinds.EvalMode,
-    on.by_phase("eval.mode", "eval_mode"),
-    Also("tta"),
-    Mark.COMMON,
-    Mark.PREDICT,
+    kinds.EvalMode, on.by_phase("eval.mode", "eval_mode"), Also("tta"), Mark.COMMON, Mark.PREDICT
   ] = "center"
   """the views of an image whose logits are averaged: center; flip: and its flipped copy; six: and
   both moved by a pixel to two corners; selective: six for the least confident quarter of the images
@@ -59,9 +55,9 @@ class Checkpoint(Group):
   """seconds of training between two checkpoints; the end of a run is always saved"""
   keep: kinds.Every = 2
   """number of newest checkpoints that are kept"""
-  keep_best: Annotated[
-    Literal["none", "top1", "top5", "macro_top1", "loss"], Also("save_best save_best_only")
-  ] = "none"
+  keep_best: Annotated[Literal["none", "top1", "top5", "macro_top1", "loss"], Also("save_best")] = (
+    "none"
+  )
   """metric of which the best evaluation's checkpoint is kept too, for --step=best; the result stays
   that of the last epoch: the best one is chosen on the evaluation images, which flatters it"""
   on_error: Literal["continue", "stop"] = "continue"
@@ -106,20 +102,14 @@ class Config(Group):
   """seed of initialisation, shuffling and augmentation"""
   runs: Annotated[int, Field(ge=1, le=10_000)] = 1
   """number of runs, which share one compilation; their seeds are seed, seed + 1, ..."""
-  epochs: Annotated[float, Field(gt=0, le=100_000), Also("n_epochs num_epochs"), Mark.COMMON] = 1.0
+  epochs: Annotated[float, Field(gt=0, le=100_000), Mark.COMMON] = 1.0
   """number of epochs; may be fractional: steps = ceil(epochs * steps per epoch)"""
   batch_size: Annotated[
-    kinds.Batch,
-    Also("batch bs"),
-    Mark.COMMON,
-    on.by_phase("batch_size", "batch_size", 0),
+    kinds.Batch, Also("batch bs"), Mark.COMMON, on.by_phase("batch_size", "batch_size", 0)
   ] = 512
   """images in a batch, summed over all devices"""
   accumulate: Annotated[
-    kinds.Splits,
-    Also(
-      "accum accum_steps accumulation accumulation_steps grad_accum gradient_accumulation_steps"
-    ),
+    kinds.Splits, Also("accum_steps grad_accum gradient_accumulation_steps")
   ] = 1
   """micro-batches per device, run one after the other, each with its own batch norm"""
   precision: Annotated[
@@ -144,12 +134,12 @@ class Config(Group):
   """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
-  stop_at_target: Annotated[bool, on.given("target")] = False
+  stop_at_target: Annotated[bool, on.only("target")] = False
   """whether the run ends once the target is reached"""
   patience: Annotated[
     int,
     Field(ge=0, le=100_000),
-    Also("early_stopping early_stopping_patience"),
+    Also("early_stopping"),
     When(
       lambda c: c["epochs"] > c["patience"] * c["eval.every_epochs"],
       "there are no more evaluations than that",
@@ -171,8 +161,8 @@ class Config(Group):
   epochs and learning rates are the new run's. For its weights only, see pretrained.path"""
   given: Given = Given()
   data: Annotated[Data, Mark.EVALUATE] = Data()
-  phases: Annotated[Phases, on.given("phases.first_epoch", "first_epoch"), Mark.EVALUATE] = Phases()
-  pretrained: Annotated[Pretrained, on.not_given("model"), on.given("pretrained.path", "path")] = (
+  phases: Annotated[Phases, on.only("phases.first_epoch"), Mark.EVALUATE] = Phases()
+  pretrained: Annotated[Pretrained, on.not_given("model"), on.only("pretrained.path")] = (
     Pretrained()
   )
   augment: Augment = Augment()
@@ -182,7 +172,7 @@ class Config(Group):
   schedule: Annotated[Schedule, on.not_given("schedule"), on.ONE_PIECE] = Schedule()
   average: Annotated[Average, on.AVERAGES] = Average()
   whitening: Annotated[Whitening, on.WHITENS] = Whitening()
-  proxy: Annotated[Proxy, on.given("proxy.keep", "keep")] = Proxy()
+  proxy: Annotated[Proxy, on.only("proxy.keep")] = Proxy()
   eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
   compiler_options: tuple[kinds.XlaOption, ...] = ()

@@ -127,7 +127,7 @@ def one_of(names: Iterable[str]) -> str:
 def shown(value: Any) -> str:
   """A value as a message shows it: on one line and, if long, cut short."""
   try:
-    text = ascii(value) if isinstance(value, str) and not is_plain(value) else repr(value)
+    text = repr(value)
   except Exception:  # an object's own __repr__, or an int of more digits than Python prints
     text = f"a {type(value).__name__}"
   text = " ".join(text.split())

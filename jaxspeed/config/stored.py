@@ -1,7 +1,5 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
-import functools
-import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +10,7 @@ from jaxspeed.config import checks, fields
 from jaxspeed.config.conditions import leaves as leaves
 from jaxspeed.config.schema import Mark, shown
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, parse_json, write_atomically
+from jaxspeed.files import dump_json, load_json, to_json, write_atomically
 
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
@@ -29,7 +27,7 @@ def to_dict(config: ConfigDict) -> dict[str, Any]:
   compile_cache is empty: a run's folder from somebody else could name programs to execute. `given`
   is left out where it is empty, as in every run of a command.
   """
-  values = parse_json(dump_json(config.copy_and_resolve_references().to_dict()))
+  values = to_json(checks.to_plain(config))
   if "compile_cache" in values:
     values["compile_cache"] = ""
   if not given_in(values):
@@ -64,8 +62,7 @@ def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
-  Fields that it lacks were added since, and take their default; a note says so. Fields that have
-  been renamed since keep their values.
+  Fields that were added since take their default, and those that were renamed keep their values.
 
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
@@ -78,8 +75,7 @@ def load(path: pathlib.Path) -> ConfigDict:
     ) from None
   except ValueError as error:
     raise UserError(f"{path} cannot be read as a config ({error}).") from None
-  found = loaded.pop("format", None)
-  if found != FORMAT or type(found) is not int:
+  if repr(found := loaded.pop("format", None)) != repr(FORMAT):
     raise UserError(
       f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: restore "
       "the file that jaxspeed.train wrote, use the version that trained the run, or train again in "
@@ -91,18 +87,7 @@ def load(path: pathlib.Path) -> ConfigDict:
     for old in field.also if isinstance(held, dict) else ():
       if old in held:
         held[last] = held.pop(old)
-  config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
-  there = {name for name, _ in leaves(loaded)} | {"compile_cache"}
-  added = [
-    f"config.{name}={field.default!r}" for name, field in fields.SHARED.items() if name not in there
-  ]
-  if added:
-    _warn(f"{path} is of an earlier version: the defaults hold for {listed(added)}.")
-  return config
-
-
-# Once a process, which may read a config several times.
-_warn = functools.cache(logging.getLogger("jaxspeed").warning)
+  return checks.checked(loaded | {"compile_cache": ""}, source=str(path))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -14,15 +14,13 @@ class Optimizer(Group):
 
   name: Annotated[kinds.OptimizerName, Also("opt optim"), Mark.COMMON] = "sgd"
   """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
-  clip_norm: Annotated[
-    kinds.NotNegative, Also("clip_grad clip_grad_norm grad_clip_norm max_grad_norm")
-  ] = 0.0
+  clip_norm: Annotated[kinds.NotNegative, Also("clip_grad grad_clip_norm max_grad_norm")] = 0.0
   """largest L2 norm of the gradient of all trained parameters together, which is scaled down to it,
   as torch's clip_grad_norm_ does; 0: no clipping"""
   layer_decay: Annotated[kinds.PositiveShare, on.unless("pretrained.freeze", "backbone")] = 1.0
   """factor on the learning rate from a layer to the one before, as timm's --layer-decay: the last
   layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
-  momentum: Annotated[kinds.Share, on.MOMENTUM, on.without("optimizer.momentum_segments")] = 0.9
+  momentum: Annotated[kinds.Share, on.MOMENTUM, on.unless("optimizer.momentum_segments")] = 0.9
   """momentum of SGD and LARS"""
   momentum_segments: Annotated[kinds.Segments, on.MOMENTUM] = ()
   """momentum over the epochs, written as schedule.segments; replaces momentum"""

@@ -163,7 +163,7 @@ def _check(config: ConfigDict, changed: set[str], parts: Parts) -> None:
       f"config.data.hold_out={config.data.hold_out:g} has no effect: x_val is evaluated."
     )
   recorded = parts.recorded(config)
-  checks.check(recorded)
+  checks.checked(recorded)
   effects.check(recorded, changed, command="train")
   mesh_lib.find_devices()
   if processes.several() or jax.process_count() > 1:

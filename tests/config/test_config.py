@@ -1,6 +1,5 @@
 """Configs: their fields, how they are stored and compared, and what --help says of them."""
 
-import functools
 import json
 import pathlib
 import re
@@ -42,7 +41,7 @@ def test_every_field_has_a_meaning():
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   config = fields_lib.base()
   config.model = dict(name="airbench", widths=(8, 16, 32))
-  config = checks.checked(config.to_dict())
+  config = checks.checked(config)
   config.unlock()
   config.schedule.segments = ((0, 1, 0.5, 0.25),)
   config.data.mean = ()
@@ -66,17 +65,13 @@ def test_the_folder_of_compiled_programs_is_neither_stored_nor_believed(tmp_path
   assert stored.load(path).compile_cache == ""
 
 
-def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path, caplog):
+def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path):
   path = tmp_path / "config.json"
   stored.save(get_config("quickstart"), path)
   content = json.loads(path.read_text())
   del content["patience"], content["average"]["every"], content["proxy"]
   path.write_text(json.dumps(content))
-  assert stored.load(path) == checks.checked(get_config("quickstart").to_dict())
-  (said,) = caplog.messages
-  assert said.startswith(f"{path} is of an earlier version")
-  for listed in ("config.patience=0", "config.average.every=1", "config.proxy.keep=0"):
-    assert listed in said
+  assert stored.load(path) == checks.checked(get_config("quickstart"))
 
 
 def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name(tmp_path):
@@ -111,9 +106,7 @@ def test_differences_name_the_fields_that_may_change_a_result():
 
 def test_an_unrelated_run_is_told_by_its_first_differences_and_their_number():
   rows = stored.differences(get_config("imagenet18", "8"), get_config("quickstart"))
-  assert len(rows) > 20
-  sentence = stored.listed(rows)
-  assert sentence.endswith(f"; and {len(rows) - 5} more") and len(sentence) < 1000
+  assert stored.listed(rows).endswith(f"; and {len(rows) - 5} more") and len(rows) > 20
   assert stored.listed(rows[:2]) == "; ".join(rows[:2])
 
 
@@ -142,45 +135,7 @@ def test_help_shows_common_fields_with_the_recipes_values_and_all_of_them_when_a
   )
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_no_number_of_a_config_is_nan_or_infinite(value):
-  recipes = [("quickstart", ""), ("imagenet18", "1"), ("cifar10_airbench", "96_faster")]
-  asked = 0
-  for config in (get_config(*recipe) for recipe in recipes):
-    for name, held in list(stored.leaves(config)):
-      if isinstance(held, bool | str):
-        continue
-      wrong = config.copy_and_resolve_references()
-      *groups, last = name.split(".")
-      group = functools.reduce(getattr, groups, wrong)
-      with wrong.ignore_type():
-        group[last] = (value,) if isinstance(held, tuple) else value
-      with pytest.raises(UserError, match=f"config.{re.escape(name)}"):
-        checks.check(wrong)
-      asked += 1
-  assert asked > 200
-
-
-@pytest.mark.parametrize(
-  "name, meant",
-  [
-    ("lr", ["schedule.peak"]),
-    ("LR", ["schedule.peak"]),
-    ("learning-rate", ["schedule.peak"]),
-    ("image_size", ["data.image_size", "phases.image_size", "eval.image_size"]),
-    ("data.clases", ["data.classes"]),
-    ("class_weights", ["data.balance"]),
-    ("modle.width", ["model.width"]),
-    ("train.epochs", ["epochs"]),
-    ("zebra", []),
-  ],
-)
-def test_nearest_names(name, meant):
-  assert fields_lib.nearest(name, fields_lib.known("resnet9").values()) == meant
-
-
-@pytest.mark.parametrize("name", ["", "insects/small", "insects:1.0.0", "a/b_c:2.*.*", "My set"])
-def test_a_data_set_may_have_a_config_and_a_version(name):
+def test_a_data_set_may_have_a_config_and_a_version():
   config = get_config("quickstart")
-  config.data.name = name
-  checks.check(config)
+  for config.data.name in ("", "insects/small", "insects:1.0.0", "a/b_c:2.*.*", "My set"):
+    checks.checked(config)

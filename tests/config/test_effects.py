@@ -1,10 +1,9 @@
 """Fields without an effect: each override of one is refused, and no shipped recipe sets one."""
 
 import pytest
-from in_process import mistake
 from recipes import RECIPES, STREAMED, get_config
 
-from jaxspeed.config import checks, effects, fields
+from jaxspeed.config import effects, fields
 from jaxspeed.config.conditions import View
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError
@@ -147,14 +146,6 @@ def test_evaluate_and_predict_take_what_they_use(command, used, unused):
     effects.check(config, [unused], command=command)
 
 
-def test_the_command_knows_what_it_was_given():
-  assert mistake("plan", "imagenette", "--config.data.image_size=64") == (
-    "config.data.image_size=64 has no effect beside config.phases.first_epoch=(0.0, 0.4, 0.8) and "
-    "config.phases.image_size=(128, 160, 192): each phase has its own: set "
-    "--config.phases.image_size, or '--config.phases.image_size=()' for one in all of them."
-  )
-
-
 @pytest.mark.parametrize("name", ["imagenette", "smoke_imagenet"])
 def test_streamed_recipes_of_ten_classes_take_any_length(name):
   for epochs in (0.5, 1.0, 2.0, 3.0, 7.0, 100.0):
@@ -164,13 +155,3 @@ def test_streamed_recipes_of_ten_classes_take_any_length(name):
     last = get_config(name).phases.image_size[-1]
     assert (plan.phases[-1].image_size, plan.phases[-1].eval_mode) == (last, "rect")
     assert len(plan.phases) == min(3, max(1, int(epochs)))
-
-
-@pytest.mark.parametrize("name, variant", STREAMED)
-def test_epochs_that_do_not_scale_are_refused(name, variant):
-  config = get_config(name, variant)
-  if not config.schedule.segments:
-    return
-  config.epochs -= 1
-  with pytest.raises(UserError, match="do not scale with the run; set --config.schedule.segments"):
-    checks.check(config)

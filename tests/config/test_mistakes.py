@@ -34,10 +34,9 @@ recipe import not_there_module => line 38: ModuleNotFoundError: No module named 
 recipe import sys; sys.exit(0) => line 38: SystemExit: 0.
 recipe return get_config() => RecursionError: maximum recursion depth
 recipe config.epochs = '3' => line 38: TypeError: Could not override field 'epochs'
-recipe config.schedule.peak = True => c.py, line 38: config.peak=True: it must be a number.
 recipe config.data.path = lambda: 'x' => line 38: TypeError: Could not override field 'path'
 recipe config.model = dict(name='resnet9', widht=8) => c.py: the config has no field model.widht: did you mean model.width?
-recipe config.model = dict(width=8) => config.model has no name: the recipe
+recipe config.model = dict(width=8) => c.py: there is no config.model.name: it has no default, so the recipe sets it.
 recipe config.model.name = 'vgg' => config.model.name='vgg': choose one of
 recipe config.model = dict(name='resnet9', width='8') => config.model.width='8': it must be a whole number from 1 to 1,024.
 recipe config.model = dict(name='resnet9', width=1.5) => config.model.width=1.5: it must be a whole number
@@ -52,7 +51,7 @@ recipe config.unlock(); config.optimizer.lr = 0.1 => c.py: the config has no fie
 recipe config.data.path = 'a\0b' => config.data.path='a\x00b': it must be text of one line without control characters
 recipe return {} => c.py: get_config() returned dict: it must return
 recipe return => c.py: get_config() returned NoneType: it must return the config
-recipe from ml_collections import ConfigDict; return ConfigDict() => c.py: config.model has no name
+recipe from ml_collections import ConfigDict; return ConfigDict() => c.py: there is no config.model: it has no default
 file # \xe9\ndef get_config():\n  return 1\n => c.py
 file def get_config():\n  return (\n => c.py, line 2: SyntaxError: '(' was never closed.
 file  => c.py defines no function get_config() that returns the config.
@@ -71,6 +70,8 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.epoch=3 => the config has no field epoch: did you mean epochs?
 --config.model.widht=8 => no field model.widht: did you mean model.width?
 --config.zebra=3 => the config has no field zebra.
+--config.learning-rate=3 => the config has no field learning-rate: did you mean schedule.peak?
+--config.image_size=3 => did you mean data.image_size or phases.image_size or eval.image_size?
 --config.data=3 => config.data is a group of fields: set config.data.FIELD.
 --config.data.mean[0]=3 => the config has no field data.mean[0]: did you mean data.mean?
 --config.epochs=many => config.epochs='many': it must be a number above 0 and up to 100,000.
@@ -108,23 +109,23 @@ plan quickstart --devices=3 => does not divide over 3 devices
 plan quickstart --epochs=3 => --epochs is not a flag (did you mean --config.epochs?); see --help for the flags.
 plan quickstart --confi=x => --confi is not a flag (did you mean --config?); see --help for the flags.
 plan quickstart epochs=3 => 'epochs=3' is not a flag; see --help for the flags.
-plan --config=quickstart cifar10 => --config=quickstart and cifar10 are two recipes: name one of them.
+plan --config=quickstart cifar10 => 'cifar10' is not a flag
 plan => name the recipe to plan, as in: jaxspeed plan quickstart.
 plan configs => configs: there is no such recipe or file: choose one of cifar10,
 plan quikstart => quikstart: there is no such recipe or file: did you mean quickstart?
 plan quickstart:x => quickstart has no variants: leave out the colon.
 plan cifar10_resnet9:roof => there is no variant 'roof': write cifar10_resnet9:VARIANT with one of baseline,
-plan --config.epochs=3 => --config.epochs changes a recipe: name it with --config=NAME.
+predict run a.png --config.data.mean=() => --config.data.mean changes a recipe: name it with --config=NAME.
 plan imagenet_lars:4096 --config.data.path=/nowhere => /nowhere does not exist; it names a folder with
 plan imagenet_lars:4096 --config.data.image_size=8192 => config.batch_size=4096 images of 8192 pixels a side take 825 GB per device
-plan imagenet_lars:4096 --config.data.synthetic=True --config.data.train_images=1000000000 => config.data.synthetic=True: it must be at most 20,000,000.
+plan imagenet18:4 --config.epochs=29 => these do not scale with the run; set --config.schedule.segments
+plan imagenette --config.data.image_size=64 => has no effect beside config.phases.first_epoch=(0.0, 0.4, 0.8) and config.phases.image_size=(128, 160, 192): each phase has its own: set --config.phases.image_size, or
 train => name the recipe to train, as in: jaxspeed train quickstart.
 train quickstart --config.batch_size=5000 => config.batch_size=5000 is larger than the training set
 train quickstart --workdir=run/config.json => run/config.json cannot be created
 train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
-scaling --config=imagenet_lars:4096 --network=nan => --network=nan is not a number.
 scaling --config=imagenet_lars:4096 --network=abc => flag --network=abc: could not convert string to float
 scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: inf is not a number in the range [0.001, 1000000000.0]
 scaling --config=imagenet_lars:4096 --price=-1 => flag --price=-1: -1.0 is not a number in the range [1e-06
@@ -150,7 +151,7 @@ recipes imagenet18:4 => imagenet18:4 names a variant: write imagenet18
 recipes cifar10 cifar100 => 'cifar100' is one recipe too many
 stored format=1 => is of format 1, and this version of jaxspeed reads 2
 stored format=true => is of format True
-stored model=... => config.model has no name
+stored model=... => there is no config.model
 stored model=[1] => config.model is a group of fields
 stored model={"name":[1]} => config.model.name=(1,): choose one of airbench
 stored model={"name":"resnet9","foo":1} => the config has no field model.foo
@@ -169,7 +170,7 @@ stored data={"path":"a\u2028b"} => config.data.path='a\u2028b': it must be text
 written {} => is of format None, and this version of jaxspeed reads 2
 written  => cannot be read as a config (it is no JSON: Expecting value
 written [] => cannot be read as a config
-written {"epochs": 99999999999999999999999} => 99999 is too large a number).
+stored epochs=99999999999999999999999 => it must be a number above 0 and up to
 """  # noqa: E501
 
 
@@ -218,20 +219,10 @@ def test_a_mistake_is_one_sentence(line, module_folder):
   assert sorted(p for p in module_folder.rglob("*") if "__pycache__" not in str(p)) == before
 
 
-@pytest.mark.parametrize(
-  "content, words",
-  [
-    ("[" * 100_000, "cannot be read as a config (it is nested too deeply)."),
-    (
-      '"' + "x" * 1_000_001,
-      "cannot be read as a config (it is no JSON: Unterminated",
-    ),
-  ],
-)
-def test_a_stored_config_that_is_long(content, words, tmp_path):
-  (tmp_path / "config.json").write_text(content)
-  for words_of in (["evaluate"], ["predict", "--workdir"]):
-    assert words in mistake(*words_of, str(tmp_path), *["a.png"] * ("predict" in words_of))
+def test_a_stored_config_that_is_nested_too_deeply(tmp_path):
+  (tmp_path / "config.json").write_text("[" * 100_000)
+  for words in (["evaluate", str(tmp_path)], ["predict", f"--workdir={tmp_path}", "a.png"]):
+    assert "cannot be read as a config (it is nested too deeply)." in mistake(*words)
 
 
 def test_fields_in_a_file_of_flags_count(tmp_path):
@@ -243,12 +234,9 @@ def test_fields_in_a_file_of_flags_count(tmp_path):
 
 def test_a_folder_in_the_place_of_a_config_and_a_name_that_is_too_long(tmp_path):
   (tmp_path / "config.json").mkdir()
-  assert "config.json cannot be read as a config (it is no regular file)" in mistake(
-    "evaluate", str(tmp_path)
-  )
-  folder = tmp_path / (300 * "a")
-  sentence = mistake("predict", f"--workdir={folder}", "a.png")
-  assert sentence == f"{folder}/config.json cannot be read as a config (File name too long)."
+  for folder, why in ((tmp_path, "it is no regular file"), (tmp_path / (300 * "a"), "too long")):
+    sentence = mistake("predict", f"--workdir={folder}", "a.png")
+    assert f"{folder}/config.json cannot be read as a config (" in sentence and why in sentence
 
 
 def test_a_bug_in_a_recipe_shows_pythons_last_frame(tmp_path, monkeypatch):

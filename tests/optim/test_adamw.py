@@ -217,14 +217,14 @@ def test_a_model_without_layers_gets_one_sentence():
     UserError,
     match="layer_decay=0.5 with config.model.name='resnet9': the model does not say which",
   ):
-    checks.check(config)
+    checks.checked(config)
   config.model = dict(name="vit")
-  checks.check(config)
+  checks.checked(config)
   config.optimizer.name = "muon"
   with pytest.raises(
     UserError, match="^config.optimizer.layer_decay=0.5 with .*: Muon scales all kernels"
   ):
-    checks.check(config)
+    checks.checked(config)
   with pytest.raises(UserError, match=r"layer_decay: object has no method param_layers\(params\)"):
     layers_of(object(), small_net())
 

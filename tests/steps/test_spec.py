@@ -33,7 +33,7 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
   with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
     compile_programs(job)
   with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):
-    checks.check(toy_config(compiler_options=("xla_gpu_x",)))
+    checks.checked(toy_config(compiler_options=("xla_gpu_x",)))
 
 
 def test_options_for_gpus_reach_only_programs_for_gpus():
