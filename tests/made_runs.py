@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxspeed.config import recipe, stored
 from jaxspeed.files import dump_json
-from jaxspeed.records.predictions import Predictions, write_predictions
-from jaxspeed.records.thumbnails import FILE, Thumbnails, write_thumbnails
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.report.page import page
 from jaxspeed.run.thumbnails import choose
 
@@ -68,21 +68,18 @@ def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, fi
   index = np.arange(images, dtype=np.int32)
   paths = tuple(f"val/{EVIL}/{i}\n.jpg" for i in range(images))
   found = Predictions(40, index, label, predicted, number, 3 * number, paths)
-  write_predictions(folder / "predictions.npz", found)
+  found.write(folder)
   rows_shown = choose(found, 24)
-  write_thumbnails(
-    folder / FILE,
-    Thumbnails(
-      step=40,
-      eval_index=index[rows_shown],
-      eval_image=random.integers(0, 255, (len(rows_shown), 64, 64, 3), np.uint8),
-      train_image=random.integers(0, 255, (4, 64, 64, 3), np.uint8),
-      train_label=np.arange(4, dtype=np.int32),
-      train_partner=np.zeros(4, np.int32),
-      train_share=np.full(4, 0.25, np.float32),
-      filters=random.integers(0, 255, (16, 3, 3, 3), np.uint8),
-    ),
-  )
+  Thumbnails(
+    step=40,
+    eval_index=index[rows_shown],
+    eval_image=random.integers(0, 255, (len(rows_shown), 64, 64, 3), np.uint8),
+    train_image=random.integers(0, 255, (4, 64, 64, 3), np.uint8),
+    train_label=np.arange(4, dtype=np.int32),
+    train_partner=np.zeros(4, np.int32),
+    train_share=np.full(4, 0.25, np.float32),
+    filters=random.integers(0, 255, (16, 3, 3, 3), np.uint8),
+  ).write(folder)
   result = {
     "config": config,
     "evaluated_on": "test",

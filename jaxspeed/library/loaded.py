@@ -29,7 +29,6 @@ from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records import class_figures
-from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
@@ -86,8 +85,7 @@ class Run:
     Raises:
       UserError: predictions.npz in the run's folder is damaged.
     """
-    path = self.folder / predictions_lib.FILE
-    return predictions_lib.read_predictions(path, self.config.data.classes)
+    return Predictions.read(self.folder, self.config.data.classes)
 
   def evaluate(self, images: Any, labels: Any = None) -> dict[str, Any]:
     """Metrics of the weights on labelled images, with the views of `config.eval.mode`.

@@ -1,82 +1,89 @@
-"""Arrays of one step in a compressed .npz file: written atomically, checked when they are read."""
+"""Arrays that a run leaves in a compressed .npz file of its folder."""
 
 import dataclasses
 import io
+import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Int, jaxtyped
+from jaxtyping import Int, UInt8, jaxtyped
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import read_bytes, write_atomically
 
-_Parsed = TypeVar("_Parsed")
+# ImageNet's 50,000 predictions with their paths take 4 MB before they are compressed.
+_MOST_BYTES = 1 << 30
+# The ends of names of arrays that hold classes.
+_CLASSES = ("label", "predicted", "partner")
+_STORED: dict[Any, Any] = {int: Int[np.ndarray, ""], tuple[str, ...]: UInt8[np.ndarray, "bytes"]}
 
 
-def types_of(kind: Any, **stored: Any) -> dict[str, Any]:
-  """The jaxtyping types of the arrays of a dataclass with a `step`; `stored` has other ones."""
-  types = {field.name: field.type for field in dataclasses.fields(kind)}
-  return types | {"step": Int[np.ndarray, ""]} | stored
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredArrays:
+  """A dataclass that is written and read as a file of arrays.
 
-
-def write_arrays(
-  path: pathlib.Path, arrays: Mapping[str, np.ndarray | int], *, sync: bool = True
-) -> None:
-  """Writes arrays, one of them their step; `sync` as in `write_atomically`.
-
-  Raises:
-    OSError: the file cannot be written.
+  Its fields have types of jaxtyping. A field may be an int, or a tuple of names: it is stored as
+  one array of bytes, in the file system's encoding, with a zero between two.
   """
-  content, named = io.BytesIO(), dict[str, Any](arrays)
-  np.savez_compressed(content, **named)
-  write_atomically(path, content.getvalue(), sync=sync)
+
+  FILE: ClassVar[str]
+
+  def write(self, folder: pathlib.Path) -> None:
+    """Writes the file in a run's folder, atomically.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    arrays = dict(vars(self))
+    for name, value in arrays.items():
+      if isinstance(value, tuple):
+        arrays[name] = np.frombuffer(b"\0".join(map(os.fsencode, value)), np.uint8)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomically(folder / self.FILE, content.getvalue())
+
+  @classmethod
+  def read(cls, folder: pathlib.Path, classes: int) -> Self | None:
+    """The content of the file in a run's folder; None if it does not exist.
+
+    Args:
+      folder: the folder.
+      classes: the number of classes.
+
+    Raises:
+      UserError: the file cannot be read, is damaged, or holds something else.
+    """
+    path, found = folder / cls.FILE, dict[str, Any]()
+    try:
+      content = io.BytesIO(read_bytes(path))
+      with zipfile.ZipFile(content) as archive:
+        if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
+          raise ValueError("its arrays are too large")
+      content.seek(0)
+      with np.load(content, allow_pickle=False) as file, jaxtyped("context"):
+        for field in dataclasses.fields(cls):
+          found[field.name] = _parsed(field, file[field.name], classes)
+      return cls(**found)
+    except FileNotFoundError:
+      return None
+    # NumPy and zipfile raise errors of many kinds on damage.
+    except Exception as error:
+      reason = str(error).partition("\n")[0][:200] or type(error).__name__
+      raise UserError(
+        f"{path} cannot be used ({reason}): restore the file, or remove it, and reports go without."
+      ) from None
 
 
-def read_arrays(
-  path: pathlib.Path,
-  types: Mapping[str, Any],
-  parse: Callable[..., _Parsed],
-  *,
-  most_bytes: int,
-  advice: str,
-) -> _Parsed | None:
-  """What `parse` makes of the arrays in a file of `write_arrays`; None if it does not exist.
-
-  Args:
-    path: the file.
-    types: the jaxtyping type of each array that it must have; axes of one name have one size.
-    parse: takes the step, and the arrays by name; raises a ValueError if they are not right.
-    most_bytes: the most that all arrays may take once they are unpacked.
-    advice: what to do about a damaged file, as the end of a sentence.
-
-  Raises:
-    UserError: the file cannot be read, is damaged, or holds something else.
-  """
-  try:
-    content = io.BytesIO(read_bytes(path))
-    with zipfile.ZipFile(content) as archive:
-      if sum(member.file_size for member in archive.infolist()) > most_bytes:
-        raise ValueError("its arrays are too large")
-    content.seek(0)
-    with np.load(content, allow_pickle=False) as file, jaxtyped("context"):
-      arrays = {name: file[name] for name in types}
-      for name, array in arrays.items():
-        if not isinstance(array, types[name]):
-          raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
-    require("step", arrays["step"] >= 1)
-    return parse(int(arrays.pop("step")), **arrays)
-  except FileNotFoundError:
-    return None
-  # NumPy and zipfile raise errors of many kinds on damage.
-  except Exception as error:
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
-    raise UserError(f"{path} cannot be used ({reason}): {advice}.") from None
-
-
-def require(name: str, right: Any) -> None:
-  """Raises a ValueError unless all of `right` are true: the values of an array are possible."""
-  if not np.all(right):
-    raise ValueError(f"{name} has values that no run gives")
+def _parsed(field: dataclasses.Field[Any], array: np.ndarray, classes: int) -> Any:
+  """A field's value; raises a ValueError if its array has another type, or unknown classes."""
+  if not isinstance(array, _STORED.get(field.type, field.type)):
+    raise ValueError(f"{field.name} is {array.dtype} of shape {array.shape}")
+  if field.name.endswith(_CLASSES) and not np.all((array >= -1) & (array < classes)):
+    raise ValueError(f"{field.name} has others than the {classes} classes")
+  if field.type is int:
+    return int(array)
+  if field.type in _STORED:
+    return tuple(map(os.fsdecode, array.tobytes().split(b"\0"))) if array.size else ()
+  return array

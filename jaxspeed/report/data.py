@@ -15,8 +15,6 @@ from jaxspeed.config.stored import PLACES
 from jaxspeed.data.formats.class_names import STORED, stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, read_json
-from jaxspeed.records import predictions as predictions_lib
-from jaxspeed.records import thumbnails as thumbnails_lib
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.thumbnails import Thumbnails
@@ -237,11 +235,11 @@ def read_run(folder: pathlib.Path) -> RunData:
   result = read_result(folder)
   predictions = None
   if result is not None:
-    predictions = predictions_lib.read_predictions(folder / predictions_lib.FILE, classes)
+    predictions = Predictions.read(folder, classes)
   thumbnails, notes = None, []
   try:
     if predictions is not None:
-      thumbnails = thumbnails_lib.read_thumbnails(folder / thumbnails_lib.FILE, classes)
+      thumbnails = Thumbnails.read(folder, classes)
   except UserError as error:
     notes.append(str(error))
   if result is not None and not os.path.lexists(folder / METRICS):

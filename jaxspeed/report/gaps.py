@@ -1,8 +1,8 @@
 """What a report cannot show of a run, and why."""
 
-from jaxspeed.records import predictions as predictions_lib
-from jaxspeed.records import thumbnails as thumbnails_lib
 from jaxspeed.records.class_figures import MOST_CLASSES
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.report.data import Group, RunData
 
 
@@ -21,7 +21,7 @@ def _of_run(run: RunData) -> list[str]:
   if run.result is None:
     lines.append("Images and accuracy by class: they need result.json, written when a run ends.")
   elif run.predictions is None:
-    file = predictions_lib.FILE
+    file = Predictions.FILE
     lines.append(f"Images and accuracy by class: {file} is missing; older versions left none.")
   else:
     lines += _of_images(run)
@@ -34,10 +34,10 @@ def _of_images(run: RunData) -> list[str]:
   if run.thumbnails is None and not run.keeps_thumbnails:
     lines.append("Images: config.records.thumbnails is 0.")
   elif run.thumbnails is None:
-    if not any(thumbnails_lib.FILE in note for note in run.notes):
-      lines.append(f"Images: {thumbnails_lib.FILE} is missing; older versions left none.")
+    if not any(Thumbnails.FILE in note for note in run.notes):
+      lines.append(f"Images: {Thumbnails.FILE} is missing; older versions left none.")
   elif run.predictions is not None and run.thumbnails.step != run.predictions.step:
-    lines.append(f"Evaluated images: those in {thumbnails_lib.FILE} are of another evaluation.")
+    lines.append(f"Evaluated images: those in {Thumbnails.FILE} are of another evaluation.")
   if len(run.class_names) > MOST_CLASSES:
     lines.append(f"Accuracy by class: it is shown up to {MOST_CLASSES:,} classes.")
   return lines

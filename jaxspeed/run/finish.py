@@ -8,7 +8,6 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, parse_json
 from jaxspeed.records import class_figures
-from jaxspeed.records import predictions as predictions_lib
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
@@ -91,6 +90,6 @@ def finish(
     predictions, run.class_names, most_confused=class_figures.MOST_IN_JSON
   )
   if processes.is_primary():
-    predictions_lib.write_predictions(folder / predictions_lib.FILE, predictions)
+    predictions.write(folder)
     write_result(folder, [row], cost_per_hour=config.cost_per_hour)
   return row

@@ -19,8 +19,8 @@ from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
-from jaxspeed.records.predictions import FILE as PREDICTIONS_FILE
-from jaxspeed.records.thumbnails import FILE as THUMBNAILS_FILE
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.run.profile import FOLDER as PROFILE
 
 CONFIG = "config.json"
@@ -30,8 +30,8 @@ _FILES = (
   "classes.json",
   "result.json",
   "confusion.npy",  # of an earlier version
-  PREDICTIONS_FILE,
-  THUMBNAILS_FILE,
+  Predictions.FILE,
+  Thumbnails.FILE,
   "broken_images.tsv",
   OWNER,
   OWNER_LOCK,

@@ -14,14 +14,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.data.batch import Batch, purpose_key
 from jaxspeed.feeds.protocol import Feed
 from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import (
-  FILE,
-  MOST_IMAGES,
-  MOST_PIXELS,
-  Thumbnails,
-  worst_rows,
-  write_thumbnails,
-)
+from jaxspeed.records.thumbnails import MOST_IMAGES, MOST_PIXELS, Thumbnails, worst_rows
 from jaxspeed.run.run import Run
 from jaxspeed.steps import train_step
 from jaxspeed.steps.spec import TrainSpec
@@ -46,7 +39,7 @@ def leave_thumbnails(run: Run, predictions: Predictions, state: TrainState) -> N
       return
     thumbnails = _collect(run.spec, run.feed, predictions, state)
     if processes.is_primary():
-      write_thumbnails(run.folder / FILE, thumbnails)
+      thumbnails.write(run.folder)
   except Exception as error:
     _log.info("the report of this run will lack images: %s: %s", type(error).__name__, error)
 

@@ -17,8 +17,7 @@ from toy_images import params_of, write_folder
 from jaxspeed.cluster import processes as processes_lib
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.errors import LOST_PEER, UserError
-from jaxspeed.records.thumbnails import FILE as THUMBNAILS
-from jaxspeed.records.thumbnails import read_thumbnails
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import read_metrics
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -113,7 +112,7 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
     params[count] = np.concatenate([leaf.reshape(-1) for leaf in leaves])
     (rows[count],) = [read_metrics(folder)[-1]]
     starts[count] = ended
-    shown[count] = read_thumbnails(folder / THUMBNAILS, 10)
+    shown[count] = Thumbnails.read(folder, 10)
   for count in (2, 4):
     assert_equal(params[count], params[1])
     for name in ("train_loss", "eval_loss"):

@@ -19,9 +19,8 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.records.predictions import read_predictions
-from jaxspeed.records.thumbnails import FILE as THUMBNAILS
-from jaxspeed.records.thumbnails import read_thumbnails
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import checkpoint
 from jaxspeed.run.evaluation import evaluate, predictions_of
@@ -44,8 +43,8 @@ def finished(places, tmp_path_factory):
 
 def test_a_run_leaves_images_for_its_report(finished):
   folder, _ = finished
-  found = read_thumbnails(folder / THUMBNAILS, 10)
-  predictions = read_predictions(folder / "predictions.npz", 1000)
+  found = Thumbnails.read(folder, 10)
+  predictions = Predictions.read(folder, 1000)
   assert set(found.eval_index.tolist()) <= set(predictions.index.tolist())
   assert found.eval_image.shape[1:] == (64, 64, 3) and found.eval_image.std() > 1
   assert len(found.train_image) and found.train_image.std() > 1

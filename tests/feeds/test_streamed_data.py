@@ -9,7 +9,7 @@ from toy import load_recipe
 from toy_images import toy_stream, write_folder
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.predictions import read_predictions
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.session import train
@@ -153,7 +153,7 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   for row in (result, *read_metrics(tmp_path / "skip")):
     assert {name: row[name] for name in counts} == counts
   assert json.loads((tmp_path / "skip" / "result.json").read_text())["eval_images"] == 11
-  predictions = read_predictions(tmp_path / "skip" / "predictions.npz", 1000)
+  predictions = Predictions.read(tmp_path / "skip", 1000)
   left = {f"val/class_{i % 4}/{i:03d}.jpg" for i in range(13) if i not in (2, 3)}
   assert set(predictions.names) == left and len(predictions.names) == 11
   assert [int(name[len("val/class_")]) for name in predictions.names] == predictions.label.tolist()

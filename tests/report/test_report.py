@@ -1,7 +1,6 @@
 """Reports: their figures, names that look like HTML, many classes, comparisons."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
@@ -19,12 +18,11 @@ from scipy import stats
 
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config import stored
-from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.statistics import interval_of_share
-from jaxspeed.records.thumbnails import FILE, Thumbnails, read_thumbnails
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.report.command import read_all
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run
@@ -142,7 +140,7 @@ def test_watching_ends_with_the_run_and_prints_what_changed(tmp_path, monkeypatc
   folder, out = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
   done = write_run(tmp_path / "done")
   # A run leaves its images some seconds after its result.
-  left, pages = iter([[], ["result.json", "predictions.npz"], [FILE]]), []
+  left, pages = iter([[], ["result.json", "predictions.npz"], [Thumbnails.FILE]]), []
 
   def finish(seconds):
     pages.append(out.read_text())
@@ -162,7 +160,7 @@ def test_a_page_says_what_is_missing(tmp_path):
   report = functools.partial(text_of_report, folder, tmp_path / "r.html")
 
   assert "no checkpoint" in report() and "thumbnails" not in report()
-  (folder / FILE).unlink()
+  (folder / Thumbnails.FILE).unlink()
   assert "Images: thumbnails.npz is missing" in report()
   config = (folder / "config.json").read_text()
   changed = json.loads(config)
@@ -218,34 +216,6 @@ def test_mistakes_are_sentences(tmp_path):
   assert not (tmp_path / "r.html").exists()
 
 
-@pytest.mark.parametrize(
-  "broken",
-  [
-    dict(eval_image=np.zeros((4, 8, 8, 3), np.float32)),
-    dict(eval_image=np.zeros((3, 8, 8, 3), np.uint8)),
-    dict(filters=np.zeros((1, 65, 3, 3), np.uint8)),
-    dict(filters=np.zeros((1, 0, 3, 3), np.uint8)),
-    dict(eval_image=np.zeros((48, 8, 0, 3), np.uint8)),
-    dict(train_image=np.zeros((4, 0, 0, 3), np.uint8)),
-    dict(train_share=np.full(4, 2, np.float32)),
-    dict(train_label=np.full(4, -1, np.int32)),
-    dict(train_partner=np.full(4, 1000, np.int32)),
-    dict(step=np.int64(0)),
-    dict(filters=np.array([{}], object)),
-  ],
-)
-def test_damaged_thumbnails_are_refused(one, tmp_path, broken):
-  path = tmp_path / FILE
-  found = read_thumbnails(one[0] / FILE, 8)
-  arrays = dataclasses.asdict(found) | {"step": np.int64(40)} | broken
-  np.savez(path, **arrays)
-  with pytest.raises(UserError, match="remove the file"):
-    read_thumbnails(path, 8)
-  path.write_bytes((one[0] / FILE).read_bytes()[:500])
-  with pytest.raises(UserError):
-    read_thumbnails(path, 8)
-
-
 def test_a_report_of_a_thousand_classes_is_small(tmp_path):
   names = [f"class {i} {EVIL}" for i in range(1000)]
   folder = write_run(tmp_path / "a", names=names, images=50_000)
@@ -259,7 +229,7 @@ def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatc
   )
   (damaged / "metrics.jsonl").write_text("[]\n")
   (rowless / "metrics.jsonl").unlink()
-  (imageless / FILE).write_bytes(b"PK")
+  (imageless / Thumbnails.FILE).write_bytes(b"PK")
   running = write_run(tmp_path / "runs" / "f", seed=5, finished=False)
 
   def draw(groups, **options):
@@ -283,13 +253,13 @@ def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatc
   for words in (
     f"note: a run is left out: {damaged}/metrics.jsonl, line 1",
     f"note: {rowless}/metrics.jsonl is missing",
-    f"note: {imageless}/{FILE} cannot be used",
+    f"note: {imageless}/{Thumbnails.FILE} cannot be used",
     f"note: a run is left out: {undrawn} cannot be shown (KeyError: 'odd').",
   ):
     assert sum(words in line for line in notes) == 1, (words, notes)
   assert len(notes) == 4
   monkeypatch.undo()
-  assert f"{FILE} cannot be used" in text_of_report(imageless, out)
+  assert f"{Thumbnails.FILE} cannot be used" in text_of_report(imageless, out)
   assert "metrics" in mistake("report", str(damaged), f"--out={out}")
 
 

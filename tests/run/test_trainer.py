@@ -17,9 +17,9 @@ from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.meters import network_bytes
-from jaxspeed.records.predictions import read_predictions
+from jaxspeed.records.predictions import Predictions
 from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.thumbnails import read_thumbnails
+from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
 from jaxspeed.run.divergence import check_weights
@@ -126,12 +126,12 @@ def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
 
 
 def test_a_run_leaves_as_many_images_as_its_field_says(finished, cache, tmp_path):
-  found = read_thumbnails(finished[0] / "thumbnails.npz", 10)
+  found = Thumbnails.read(finished[0], 10)
   assert 24 < len(found.eval_index) <= 48 and len(found.train_image) == 24
   folder = tmp_path / "a"
   train(digits(cache, **{"records.thumbnails": 1}), str(folder))
-  found = read_thumbnails(folder / "thumbnails.npz", 10)
-  predictions = read_predictions(folder / "predictions.npz", 10)
+  found = Thumbnails.read(folder, 10)
+  predictions = Predictions.read(folder, 10)
   assert found.eval_index[0] == predictions.index[predictions.loss.argmax()]
   assert len(found.eval_index) == len(found.eval_image) == 2
   assert len(found.train_image) == len(found.train_share) == 1
@@ -179,7 +179,7 @@ def test_another_config_is_refused_with_the_difference(finished, cache):
 
 def test_figures_by_class_are_those_of_the_images_predictions(finished):
   folder, result = finished
-  found, row = read_predictions(folder / "predictions.npz", 1000), read_metrics(folder)[-1]
+  found, row = Predictions.read(folder, 1000), read_metrics(folder)[-1]
   right = found.label == found.predicted
   assert (found.step, found.names) == (18, ())
   np.testing.assert_array_equal(found.index, np.arange(297))

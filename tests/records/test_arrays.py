@@ -1,15 +1,15 @@
-"""predictions.npz: what is written is read, and damage is told in one sentence."""
+"""predictions.npz and thumbnails.npz: written, read, and damage told in one sentence."""
 
 import dataclasses
 import io
-import pathlib
 import zipfile
 
 import numpy as np
 import pytest
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.predictions import Predictions, read_predictions, write_predictions
+from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.thumbnails import Thumbnails
 
 
 def some(n=5, names=()):
@@ -28,34 +28,32 @@ def some(n=5, names=()):
 @pytest.mark.parametrize("names", [(), ["a.jpg", "b/ä ö.jpg", "c\udcff.jpg", "d, byte 17", "e\n"]])
 def test_what_is_written_is_read(tmp_path, names):
   written = some(names=names)
-  write_predictions(tmp_path / "predictions.npz", written)
-  found = read_predictions(tmp_path / "predictions.npz", 1000)
+  written.write(tmp_path)
+  found = Predictions.read(tmp_path, 1000)
   for field in dataclasses.fields(Predictions):
     expected, value = getattr(written, field.name), getattr(found, field.name)
     np.testing.assert_array_equal(value, expected)
     if field.name not in ("step", "names"):
       assert value.dtype == expected.dtype
-  assert type(found.names) is tuple and found.names == written.names
+  assert type(found.step) is int and type(found.names) is tuple and found.names == written.names
 
 
 def test_names_are_those_of_the_images_that_were_read():
   # Of a split of seven images, the first and the last could not be read.
-  assert some().named([f"{i}.jpg" for i in range(7)]).names == tuple(
-    f"{i}.jpg" for i in range(1, 6)
-  )
+  named = some().named([f"{i}.jpg" for i in range(7)])
+  assert named.names == tuple(f"{i}.jpg" for i in range(1, 6))
   assert some().named([]).names == ()
 
 
 def test_imagenets_predictions_are_small(tmp_path):
   names = [f"val/n{i % 1000:08d}/ILSVRC2012_val_{i:08d}.JPEG" for i in range(50_000)]
-  path = tmp_path / "predictions.npz"
-  write_predictions(path, some(50_000, names))
-  assert path.stat().st_size < 2_000_000
-  assert read_predictions(path, 1000).names[-1] == names[-1]
+  some(50_000, names).write(tmp_path)
+  assert (tmp_path / "predictions.npz").stat().st_size < 2_000_000
+  assert Predictions.read(tmp_path, 1000).names[-1] == names[-1]
 
 
 def bytes_of(**changes):
-  """A file with other arrays; None leaves one out."""
+  """A file of predictions with other arrays; None leaves one out."""
   columns = dataclasses.asdict(some()) | {"names": np.zeros(0, np.uint8)} | changes
   content = io.BytesIO()
   np.savez(content, **{name: value for name, value in columns.items() if value is not None})
@@ -73,7 +71,6 @@ GOOD = bytes_of()
 PICKLED = np.array([{}], dtype=object)
 DAMAGED = {
   "empty": (b"", ""),
-  "text": (b"no archive", "not a zip file"),
   "cut off": (GOOD[: len(GOOD) // 2], "not a zip file"),
   "flipped": (GOOD.replace(b"NUMPY", b"NUMPI", 1), ""),
   "a lone array": (b"\x93NUMPY", ""),
@@ -82,14 +79,9 @@ DAMAGED = {
   "pickled": (bytes_of(label=PICKLED), "Object arrays cannot be loaded"),
   "a shorter column": (bytes_of(label=np.zeros(4, np.int32)), r"label is int32 of shape \(4,\)"),
   "floats for classes": (bytes_of(predicted=np.zeros(5)), "predicted is float64"),
-  "numbers twice": (bytes_of(index=np.zeros(5, np.int32)), "index has values"),
-  "a class below none": (bytes_of(predicted=np.full(5, -2)), "predicted has values"),
-  "more than certain": (bytes_of(probability=np.full(5, 1.5)), "probability has values"),
-  "another class": (bytes_of(label=np.full(5, 1000, np.int32)), "more than 1000 classes"),
-  "no step": (bytes_of(step=np.array(0)), "step has values"),
-  "less than no loss": (bytes_of(loss=np.full(5, -1.0)), "loss has values"),
+  "a class below none": (bytes_of(predicted=np.full(5, -2)), "predicted has others than the 1000"),
+  "another class": (bytes_of(label=np.full(5, 1000, np.int32)), "label has others than the 1000"),
   "two names": (bytes_of(names=np.frombuffer(b"a\0b", np.uint8)), "it names 2 of 5 images"),
-  "names of floats": (bytes_of(names=np.zeros(5)), "names is float64"),
   "a step of text": (bytes_of(step=np.array("x")), "step is <U1"),
 }
 
@@ -99,19 +91,28 @@ def test_damage_is_one_sentence(tmp_path, kind):
   content, reason = DAMAGED[kind]
   path = tmp_path / "predictions.npz"
   path.write_bytes(content)
-  with pytest.raises(
-    UserError, match=rf"cannot be used \(.*{reason}.*\): restore the file"
-  ) as error:
-    read_predictions(path, 1000)
+  told = rf"cannot be used \(.*{reason}.*\): restore the file"
+  with pytest.raises(UserError, match=told) as error:
+    Predictions.read(tmp_path, 1000)
   sentence = str(error.value)
   assert sentence.startswith(str(path)) and "\n" not in sentence and sentence.endswith("without.")
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr("jaxspeed.records.predictions._MOST_BYTES", 1 << 20)
+  monkeypatch.setattr("jaxspeed.records.arrays._MOST_BYTES", 1 << 20)
   path = tmp_path / "predictions.npz"
   path.write_bytes(archive("index.npy", bytes(1 << 21)))
   assert path.stat().st_size < 10_000
   with pytest.raises(UserError, match="its arrays are too large"):
-    read_predictions(path, 1000)
-  assert read_predictions(pathlib.Path(tmp_path / "none"), 1000) is None
+    Predictions.read(tmp_path, 1000)
+  assert Predictions.read(tmp_path / "none", 1000) is None
+
+
+def test_thumbnails_of_other_images_than_their_numbers_are_refused(tmp_path):
+  image, label = np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, np.int32)
+  found = Thumbnails(40, label, image, image, label, label, np.zeros(4, np.float32), image[:0])
+  found.write(tmp_path)
+  assert Thumbnails.read(tmp_path, 8).eval_image.shape == (4, 8, 8, 3)
+  dataclasses.replace(found, eval_image=image[:3]).write(tmp_path)
+  with pytest.raises(UserError, match=r"eval_image is uint8 of shape \(3, 8, 8, 3\)"):
+    Thumbnails.read(tmp_path, 8)
