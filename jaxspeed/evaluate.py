@@ -84,7 +84,7 @@ def _merged(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
   """The lines of the table, and what is below it."""
-  from jaxspeed.records.class_figures import class_lines, confusion_lines
+  from jaxspeed.records.class_figures import class_lines
   from jaxspeed.records.statistics import interval_of_share
 
   def cell(row: dict[str, Any], name: str) -> str:
@@ -95,8 +95,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
   yield from output.table([[*_COLUMNS], *([cell(row, name) for name in _COLUMNS] for row in rows)])
   for row in [] if output.is_quiet() else rows:
     yield from ("", f"eval.mode={row['mode']}, {row['data']}")
-    yield from class_lines(row["worst_classes"], row["macro_top1"])
-    yield from ("", *confusion_lines(row["confusions"]))
+    yield from class_lines(row)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Figures by class of an evaluation: accuracies, the confusion matrix, calibration."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Bool, Float, Int32
 
 from jaxspeed.errors import printable
 from jaxspeed.records.predictions import Predictions
@@ -20,18 +20,11 @@ _ALL_CLASSES, _WORST_CLASSES = 20, 10
 _BINS = 15
 
 
-def counts_of(label: Int[np.ndarray, "n"], classes: int) -> Int[np.ndarray, "classes"]:
-  """The number of images of each class."""
-  return np.bincount(label, minlength=classes)
-
-
 def class_accuracies(predictions: Predictions, classes: int) -> Float[np.ndarray, "classes"]:
   """The top-1 accuracy on the images of each class as a fraction; NaN for a class without any."""
-  label, right = predictions.label, predictions.label == predictions.predicted
-  images = counts_of(label, classes)
-  # A class without images divides by one, and is then NaN.
-  accuracies = counts_of(label[right], classes) / np.maximum(images, 1)
-  return np.where(images > 0, accuracies, np.nan)
+  right = np.bincount(predictions.label[predictions.right], minlength=classes)
+  images = np.bincount(predictions.label, minlength=classes)
+  return np.where(images > 0, right / np.maximum(images, 1), np.nan)
 
 
 def expected_calibration_error(
@@ -66,10 +59,9 @@ def summary(predictions: Predictions, classes: int) -> dict[str, float]:
   macro_top1 is scikit-learn's `balanced_accuracy_score`: the mean of `class_accuracies` over the
   classes that have images, which all count the same.
   """
-  right = predictions.label == predictions.predicted
   return {
     "macro_top1": float(np.nanmean(class_accuracies(predictions, classes))),
-    "ece": expected_calibration_error(predictions.probability, right),
+    "ece": expected_calibration_error(predictions.probability, predictions.right),
   }
 
 
@@ -77,10 +69,9 @@ def confusion_matrix(
   predictions: Predictions, classes: int
 ) -> Int32[np.ndarray, "classes classes"]:
   """The number of images by label, the row, and predicted class, the column."""
-  known = predictions.predicted >= 0
-  pairs = predictions.label[known].astype(np.int64) * classes + predictions.predicted[known]
-  counts = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
-  return counts.astype(np.int32)
+  matrix, known = np.zeros((classes, classes), np.int32), predictions.predicted >= 0
+  np.add.at(matrix, (predictions.label[known], predictions.predicted[known]), 1)
+  return matrix
 
 
 def figures_of(
@@ -100,23 +91,38 @@ def figures_of(
   """
   classes = len(names)
   figures: dict[str, Any] = summary(predictions, classes)
-  if classes > MOST_CLASSES:
-    return figures
-  accuracies = class_accuracies(predictions, classes).tolist()
-  images = counts_of(predictions.label, classes).tolist()
-  figures["per_class"] = {
-    name: {"top1": accuracy if count else None, "images": count}
-    for name, accuracy, count in zip(keys_of(names), accuracies, images, strict=True)
-  }
-  if classes <= most_confused:
+  if classes <= MOST_CLASSES:
+    figures["per_class"] = {each.pop("label"): each for each in _by_class(predictions, names)}
+  if classes <= min(MOST_CLASSES, most_confused):
     figures["confusion"] = confusion_matrix(predictions, classes).tolist()
   return figures
+
+
+def _by_class(predictions: Predictions, names: Sequence[str]) -> list[dict[str, Any]]:
+  """{"label", "top1", "images"} of each class; top1 is None for one without images."""
+  accuracies = class_accuracies(predictions, len(names)).tolist()
+  images = np.bincount(predictions.label, minlength=len(names)).tolist()
+  return [
+    {"label": name, "top1": accuracy if count else None, "images": count}
+    for name, accuracy, count in zip(keys_of(names), accuracies, images, strict=True)
+  ]
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
   """Class names as JSON can hold them, or numbers where two would become the same."""
   shown = [printable(name) for name in names]
   return shown if len(set(shown)) == len(shown) else list(map(str, range(len(names))))
+
+
+def worst_classes(predictions: Predictions, names: Sequence[str]) -> list[dict[str, Any]]:
+  """The classes with the lowest top-1 accuracies, the worst first; those without images are not.
+
+  Returns:
+    {"label", "top1", "images"} of every class up to 20 classes, and of ten of more classes.
+  """
+  most = len(names) if len(names) <= _ALL_CLASSES else _WORST_CLASSES
+  known = [each for each in _by_class(predictions, names) if each["images"]]
+  return sorted(known, key=lambda each: each["top1"])[:most]
 
 
 def worst_confusions(
@@ -128,10 +134,10 @@ def worst_confusions(
     At most `most` of {"label", "predicted", "images", "of"}: class names, the number of images of
     that label with that prediction, and the number of images of the label.
   """
-  wrong = (predictions.predicted >= 0) & (predictions.predicted != predictions.label)
+  wrong = (predictions.predicted >= 0) & ~predictions.right
   pairs = np.stack([predictions.label[wrong], predictions.predicted[wrong]], axis=1)
   found, images = np.unique(pairs, axis=0, return_counts=True)
-  total, keys = counts_of(predictions.label, len(names)), keys_of(names)
+  total, keys = np.bincount(predictions.label), keys_of(names)
   worst = np.argsort(-images, kind="stable")[:most]
   return [
     {"label": keys[a], "predicted": keys[b], "images": int(count), "of": int(total[a])}
@@ -139,36 +145,12 @@ def worst_confusions(
   ]
 
 
-def confusion_lines(confusions: Sequence[Mapping[str, Any]]) -> list[str]:
-  """`worst_confusions` to be read, below a title; none if every image is right."""
-  if not confusions:
-    return []
-  rows = [f"{c['label']} -> {c['predicted']}: {c['images']:,} of {c['of']:,}" for c in confusions]
-  return ["the most frequent confusions, label -> prediction: images", *rows]
-
-
-def worst_classes(predictions: Predictions, names: Sequence[str]) -> list[dict[str, Any]]:
-  """The classes with the lowest top-1 accuracies, the worst first; those without images are not.
-
-  Returns:
-    {"label", "top1", "images"} of every class up to 20 classes, and of ten of more classes.
-  """
-  accuracies = class_accuracies(predictions, len(names))
-  images, keys = counts_of(predictions.label, len(names)), keys_of(names)
-  most = len(names) if len(names) <= _ALL_CLASSES else _WORST_CLASSES
-  worst = [place for place in np.argsort(accuracies, kind="stable") if images[place]][:most]
-  return [
-    {"label": keys[each], "top1": float(accuracies[each]), "images": int(images[each])}
-    for each in worst
-  ]
-
-
-def class_lines(classes: Sequence[Mapping[str, Any]], macro: float) -> list[str]:
-  """`worst_classes` to be read, below a title.
-
-  Args:
-    classes: the classes, the worst first.
-    macro: the mean of all classes' accuracies.
-  """
-  rows = [f"{c['top1']:8.2%}  {c['images']:>7,}  {c['label']}" for c in classes]
-  return [f"accuracy by class, the worst first; the mean of all is {macro:.2%}", *rows]
+def class_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+  """The lines on {"macro_top1", "worst_classes", "confusions"} of an evaluation, to be read."""
+  yield f"accuracy by class, the worst first; the mean of all is {figures['macro_top1']:.2%}"
+  for c in figures["worst_classes"]:
+    yield f"{c['top1']:8.2%}  {c['images']:>7,}  {c['label']}"
+  if confusions := figures["confusions"]:
+    yield from ("", "the most frequent confusions, label -> prediction: images")
+  for c in confusions:
+    yield f"{c['label']} -> {c['predicted']}: {c['images']:,} of {c['of']:,}"

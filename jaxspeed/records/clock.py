@@ -18,27 +18,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-NAMES = (
+# The parts of a start stand first, in the order in which they are printed.
+_PARTS_OF_START = (
+  "connect",  # to the other processes of the run
+  "devices",  # finding them: JAX's own start, with the driver's and CUDA's on a GPU
+  "load",  # reading data before the first step
+  "model",  # the plan, and the shapes of the model's parameters
+  "compile",  # waiting for programs
+  "warmup",
+  "others",  # waiting for slower processes before the first step
+  "restore",  # of a checkpoint
   "init",  # parameters and whitening
+)
+NAMES = (
+  *_PARTS_OF_START,
   "train",  # steps, with the augmentation and averaging inside them
   "validate",  # accuracy between epochs
   "final_validate",  # the evaluation with test-time augmentation that airbench counts
   "checkpoint",
-  "compile",  # waiting for programs
-  "warmup",
-  "connect",  # to the other processes of the run
-  "devices",  # finding them: JAX's own start, with the driver's and CUDA's on a GPU
-  "model",  # the plan, and the shapes of the model's parameters
-  "others",  # waiting for slower processes before the first step
-  "load",  # reading data before the first step
-  "restore",  # of a checkpoint
   "compile_cold",  # seconds of XLA, summed over the threads that compile
   "compile_cached",  # seconds of reading programs from the persistent cache
   "tracing",  # the part of these two in which JAX traces Python, also summed over threads
-)
-
-_PARTS_OF_START = (
-  *("connect", "devices", "load", "model", "compile", "warmup", "others", "restore", "init"),
 )
 
 # Seconds; a shorter wait is only each epoch's check for its programs, which takes microseconds.
@@ -62,10 +62,9 @@ def process_age(stat_file: str | os.PathLike[str] = "/proc/self/stat") -> float:
     # The second field is the program's name in brackets, which may contain spaces and brackets.
     fields = pathlib.Path(stat_file).read_text().rpartition(")")[2].split()
     started = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    return max(since_import, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
   except (OSError, ValueError, IndexError, AttributeError):
     return since_import
-  return age if age >= since_import else since_import
 
 
 class Clock:
@@ -79,13 +78,11 @@ class Clock:
   """
 
   def __init__(self, now: Callable[[], float] = time.perf_counter, *, later: bool = False) -> None:
-    self._now = now
-    self._later = later
+    self._now, self._later = now, later
     self._imports = 0.0 if later else process_age()
     self._process_start = now() - self._imports
-    self._earlier_processes = 0.0
-    self._earlier = dict.fromkeys(NAMES, 0.0)
-    self._seconds = dict.fromkeys(NAMES, 0.0)
+    self._seconds = dict.fromkeys(NAMES, 0.0)  # of this process
+    self._earlier: Mapping[str, float] = {}  # of the run's earlier processes
     self._running = ""
     self._last_interval = ("", 0.0)
     self._lock = threading.Lock()
@@ -119,6 +116,10 @@ class Clock:
     with self._lock:
       self._seconds[name] += seconds
 
+  def _sum(self, *names: str) -> float:
+    """The seconds of some names, with those of the run's earlier processes."""
+    return sum(self._seconds[name] + self._earlier.get(name, 0.0) for name in names)
+
   @property
   def train_seconds(self) -> float:
     """airbench's rule: init and whitening, training, and the final evaluation with its test-time
@@ -127,7 +128,7 @@ class Clock:
     Excluded: compiling, loading data, warm-up, validation between epochs, checkpoints, logging.
     Source: KellerJordan/cifar10-airbench, the CUDA events of legacy/airbench94.py.
     """
-    return self._seconds["init"] + self._seconds["train"] + self._seconds["final_validate"]
+    return self._sum("init", "train", "final_validate")
 
   @property
   def dawn_seconds(self) -> float:
@@ -135,13 +136,13 @@ class Clock:
 
     Source: stanford-futuredata/dawn-bench-entries, README.
     """
-    return self._seconds["init"] + self._seconds["train"]
+    return self._sum("init", "train")
 
   @property
   def process_seconds(self) -> float:
     """All seconds since the start of this process (`process_age`), plus those of the run's earlier
     processes, each up to its last saved state."""
-    return self._earlier_processes + self._now() - self._process_start
+    return self._earlier.get("process", 0.0) + self._now() - self._process_start
 
   def summary(self) -> dict[str, Any]:
     """The `seconds` of a result: train, dawn, process, and compile {wall, cold, cached}.
@@ -149,14 +150,14 @@ class Clock:
     `wall` is the time that the run waited for programs; `cold` and `cached` are sums over threads
     that compile in parallel. Each is None if there was nothing to wait for, compile or read.
     """
-    wall = self._seconds["compile"]
+    wall = self._sum("compile")
     return {
       "train": self.train_seconds,
       "dawn": self.dawn_seconds,
       "compile": {
         "wall": wall if wall >= _CHECKING else None,
-        "cold": self._seconds["compile_cold"] or None,
-        "cached": self._seconds["compile_cached"] or None,
+        "cold": self._sum("compile_cold") or None,
+        "cached": self._sum("compile_cached") or None,
       },
       "process": self.process_seconds,
     }
@@ -164,20 +165,15 @@ class Clock:
   def state(self) -> dict[str, float]:
     """The seconds of `NAMES` and of "process", for a checkpoint."""
     with self._lock:
-      return self._seconds | {"process": self.process_seconds}
+      return {name: self._sum(name) for name in NAMES} | {"process": self.process_seconds}
 
   def restore(self, state: Mapping[str, float]) -> None:
-    """Adds the seconds of an earlier process of the run; call it once, early in a resumed run.
+    """Adds the seconds of the run's earlier processes; call it once, early in a resumed run.
 
     Args:
-      state: the value of `state` in that process.
+      state: the value of `state` in the last one.
     """
-    for name, seconds in state.items():
-      if name == "process":
-        self._earlier_processes += seconds
-      else:
-        self.add(name, seconds)
-        self._earlier[name] += seconds
+    self._earlier = state
 
   def starting(self) -> str:
     """The time since the start of the process, or of a later run, and its parts, in words.
@@ -185,16 +181,12 @@ class Clock:
     "python and imports" ends where the clock begins; "the rest" is what no part measures. Tracing
     is a part of the seconds of compiling, but summed over threads.
     """
-    parts = {name: self._seconds[name] - self._earlier[name] for name in _PARTS_OF_START}
-    age = self._now() - self._process_start
-    parts = {"python and imports": self._imports} | parts
+    parts = {"python and imports": self._imports}
+    parts |= {name: self._seconds[name] for name in _PARTS_OF_START}
+    age, tracing = self._now() - self._process_start, self._seconds["tracing"]
     parts["the rest"] = age - sum(parts.values())
-    tracing = self._seconds["tracing"] - self._earlier["tracing"]
-    told = {"compile": f" (tracing {tracing:.1f} in its threads)"} if tracing >= 0.05 else {}
-    shown = ", ".join(
-      f"{name} {seconds:.1f}{told.get(name, '')}"
-      for name, seconds in parts.items()
-      if seconds >= 0.05
-    )
+    words = {name: f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05}
+    if "compile" in words and tracing >= 0.05:
+      words["compile"] += f" (tracing {tracing:.1f} in its threads)"
     begin = "this run" if self._later else "the process"
-    return f"{age:.1f} s after {begin} began" + (shown and f": {shown}")
+    return f"{age:.1f} s after {begin} began" + (f": {', '.join(words.values())}" if words else "")

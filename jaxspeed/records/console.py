@@ -1,8 +1,8 @@
 """The printed output of a run: a header, a row per epoch, its progress, the result.
 
-A terminal and a notebook show the progress in a live line. A pipe or a file gets plain lines in
-fixed columns, without control characters or wrapping, and a line of progress every minute; in JSON,
-each is an object. `formats` makes the lines.
+A terminal shows the progress in a live line. A pipe, a file or a notebook gets plain lines in fixed
+columns, without control characters or wrapping, and a line of progress every minute; in JSON, each
+is an object. `formats` makes the lines.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from jaxspeed.errors import printable
 from jaxspeed.records.formats import Event, JsonFormat, TextFormat
 
 _SECONDS_BETWEEN_LINES = 60.0
+_SECONDS_BETWEEN_DRAWINGS = 0.25  # one takes 0.6 ms
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -28,9 +29,7 @@ def make_console(file: TextIO | None = None) -> Console:
   rich by itself would treat FORCE_COLOR, which CI services set, as a terminal, and end the process
   where nobody reads its output.
   """
-  file = file or sys.stdout
-  if not _is_notebook(file):
-    file = output.unfailing(file)
+  file = output.unfailing(file or sys.stdout)
   # In a notebook, rich would make a block of HTML of each line.
   live = None if file.isatty() else False
   return Console(file=file, force_interactive=live, force_jupyter=False)
@@ -86,11 +85,8 @@ class Screen:
     self._quiet = quiet or self._out.quiet
     width = self._out.width if self._out.is_interactive else None
     self._format: JsonFormat | TextFormat = JsonFormat() if as_json else TextFormat(width)
-    self._live: _TerminalLine | _NotebookLine | None = None
-    if not as_json and self._out.is_interactive:
-      self._live = _TerminalLine(self._out)
-    elif not as_json and _is_notebook(self._out.file):
-      self._live = _NotebookLine()
+    self._is_live = self._out.is_interactive and not as_json
+    self._live: Progress | None = None
     self.begin()
 
   def begin(self, done: float = 0.0, total: float = 0.0) -> None:
@@ -103,12 +99,7 @@ class Screen:
     self._total, self._begun = total, (done, time.monotonic())
     if isinstance(self._format, TextFormat):
       self._format.begin()
-    self._next = 0.0
-    self._wait_for_line()
-
-  def _wait_for_line(self) -> None:
-    if self._live is None:
-      self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+    self._next = 0.0 if self._is_live else time.monotonic() + _SECONDS_BETWEEN_LINES
 
   def line(self, text: str) -> None:
     """Prints `text` above the live line, with control characters escaped."""
@@ -127,7 +118,8 @@ class Screen:
   def epoch(self, row: Mapping[str, Any]) -> None:
     """Prints the row of an epoch."""
     self._print("epoch", row)
-    self._wait_for_line()
+    if not self._is_live:
+      self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
   def result(self, result: Mapping[str, Any], *, finished_in: str = "") -> None:
     """Prints the content of result.json, where quiet too.
@@ -175,72 +167,26 @@ class Screen:
       "images_per_second": images_per_second,
       "seconds_left": None if pace is None else (self._total - done) * pace,
     }
-    if self._live is None:
-      self._print("progress", now)
-      self._wait_for_line()
+    if self._is_live:
+      self._draw(next(self._format.lines("progress", now)), done / self._total)
+      self._next = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
     else:
-      self._live.show(next(self._format.lines("progress", now)), done / self._total)
-      self._next = time.monotonic() + self._live.SECONDS
+      self._print("progress", now)
+      self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+  def _draw(self, text: str, share: float) -> None:
+    """Draws the live line with a bar."""
+    if self._live is None:
+      columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=16)
+      # No refresh thread: it would interrupt the training loop ten times a second.
+      self._live = Progress(*columns, console=self._out, auto_refresh=False, transient=True)
+      self._live.add_task("", total=1.0)
+      self._live.start()
+    task = self._live.task_ids[0]
+    self._live.update(task, completed=share, description=text, refresh=True)
 
   def close(self) -> None:
     """Removes the live line."""
     if self._live is not None:
-      self._live.close()
-
-
-class _TerminalLine:
-  """A line with a bar, redrawn on a terminal."""
-
-  SECONDS = 0.25  # between two drawings: one takes 0.6 ms
-
-  def __init__(self, console: Console) -> None:
-    self._console = console
-    self._progress: Progress | None = None
-
-  def show(self, text: str, share: float) -> None:
-    if self._progress is None:
-      columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=16)
-      # No refresh thread: it would interrupt the training loop ten times a second.
-      how: dict[str, Any] = {"auto_refresh": False, "transient": True}
-      self._progress = Progress(*columns, console=self._console, **how)
-      self._progress.add_task("", total=1.0)
-      self._progress.start()
-    task = self._progress.task_ids[0]
-    self._progress.update(task, completed=share, description=text, refresh=True)
-
-  def close(self) -> None:
-    if self._progress is not None:
-      self._progress.stop()
-      self._progress = None
-
-
-class _NotebookLine:
-  """A notebook's live line, above the rows; it has one output, which is replaced.
-
-  A line that "\\r" overwrites would be stored once for each drawing by programs that execute
-  notebooks, such as nbconvert.
-  """
-
-  SECONDS = 1.0  # a browser gets each drawing as a message, and keeps it
-
-  def __init__(self) -> None:
-    self._handle: Any = None
-
-  def show(self, text: str, share: float) -> None:
-    content = {"text/plain": text}
-    if self._handle is not None:
-      self._handle.update(content, raw=True)
-    else:
-      from IPython.display import display
-
-      self._handle = display(content, raw=True, display_id=True)
-
-  def close(self) -> None:
-    if self._handle is not None:
-      self.show("", 0.0)
-      self._handle = None
-
-
-def _is_notebook(file: Any) -> bool:
-  """Whether a file is a cell of a Jupyter notebook, whose outputs can be replaced."""
-  return type(file).__module__ == "ipykernel.iostream"
+      self._live.stop()
+      self._live = None

@@ -15,14 +15,8 @@ from typing import Any, Literal
 
 from jaxspeed.errors import printable
 from jaxspeed.files import dump_json, to_json
-from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.rows import (
-  COLUMNS,
-  columns_within,
-  format_epoch,
-  format_missing,
-  titles,
-)
+from jaxspeed.records.result_lines import format_figure, format_result
+from jaxspeed.records.rows import COLUMNS
 
 Event = Literal["header", "note", "epoch", "progress", "result"]
 
@@ -43,8 +37,10 @@ class TextFormat:
   """
 
   def __init__(self, width: int | None) -> None:
-    self._width = width
-    self._columns = COLUMNS if width is None else columns_within(width)
+    self._width, self._columns = width, dict(COLUMNS)
+    for name in sorted(COLUMNS, key=lambda name: COLUMNS[name].dropped):
+      if width is not None and COLUMNS[name].dropped and len(self._titles()) > width:
+        del self._columns[name]
     self.begin()
 
   def begin(self) -> None:
@@ -69,13 +65,27 @@ class TextFormat:
       for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
         yield f"{first:<{margin}}  {line}"
 
+  def _titles(self) -> str:
+    return " ".join(column.title.rjust(column.width) for column in self._columns.values())
+
   def _epoch(self, row: Mapping[str, Any]) -> Iterator[str]:
+    """The row in fixed columns, with "-" for missing values; below it, a line on broken images."""
     if not self._has_titles:
-      yield titles(self._columns)
+      yield self._titles()
     self._has_titles = True
-    yield format_epoch(row, self._columns)
-    if missing := format_missing(row):
-      yield missing
+    cells = []
+    for name, column in self._columns.items():
+      whole = name == "epoch" and float(row["epoch"]).is_integer()
+      cell = format_figure(row.get(name), "g" if whole else column.format)
+      cells.append(cell.rjust(column.width))
+    yield " ".join(cells)
+    parts = []
+    if skipped := row.get("eval_images_skipped"):
+      parts.append(f"{skipped:,} of {row['eval_images'] + skipped:,} evaluation images skipped")
+    if broken := row.get("train_images_broken"):
+      parts.append(f"{broken:,} training image{'s' * (broken > 1)} replaced")
+    if parts:
+      yield f"      ({', '.join(parts)})"
 
   def _progress(self, now: Mapping[str, Any]) -> Iterator[str]:
     left = now["seconds_left"]

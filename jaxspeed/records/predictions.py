@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspeed.records.arrays import StoredArrays
 
@@ -38,6 +38,11 @@ class Predictions(StoredArrays):
   def __post_init__(self) -> None:
     if len(self.names) not in (0, len(self.index)):
       raise ValueError(f"it names {len(self.names)} of {len(self.index)} images")
+
+  @property
+  def right(self) -> Bool[np.ndarray, "n"]:
+    """Whether each prediction is right."""
+    return self.label == self.predicted
 
   def named(self, names: Sequence[str]) -> "Predictions":
     """These predictions with the names of their images, given those of the whole split."""

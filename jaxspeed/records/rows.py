@@ -9,13 +9,11 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 from pydantic import Field
 
-from jaxspeed.records.result_lines import format_figure
-
 
 class Column(NamedTuple):
   """A column on the screen: title, width in characters, format, and when narrow terminals drop it.
 
-  Those with the lowest `dropped` go first; the others, and those with 0, stay.
+  Those with the lowest `dropped` go first; those with 0 stay.
   """
 
   title: str
@@ -115,45 +113,6 @@ def _declared(kind: type) -> dict[str, Any]:
 
 COLUMNS: dict[str, Column] = _declared(Column)  # 99 characters in all
 TAGS: dict[str, Tag] = _declared(Tag)
-
-
-def columns_within(width: int) -> dict[str, Column]:
-  """The columns that fit so many characters; those that are never left out may take more."""
-  columns = dict(COLUMNS)
-  for name in sorted((name for name in columns if columns[name].dropped), key=_dropped):
-    if len(titles(columns)) <= width:
-      break
-    del columns[name]
-  return columns
-
-
-def _dropped(name: str) -> int:
-  return COLUMNS[name].dropped
-
-
-def titles(columns: Mapping[str, Column] = COLUMNS) -> str:
-  """The line above the rows of `format_epoch`."""
-  return " ".join(column.title.rjust(column.width) for column in columns.values())
-
-
-def format_epoch(row: Mapping[str, Any], columns: Mapping[str, Column] = COLUMNS) -> str:
-  """An epoch's row in fixed columns, with "-" for missing values; accuracies as percent."""
-  cells = []
-  for name, column in columns.items():
-    whole = name == "epoch" and float(row["epoch"]).is_integer()
-    cell = format_figure(row.get(name), "g" if whole else column.format)
-    cells.append(cell.rjust(column.width))
-  return " ".join(cells)
-
-
-def format_missing(row: Mapping[str, Any]) -> str:
-  """A line on the broken images of an epoch's row, to stand below it; '' if there are none."""
-  parts = []
-  if skipped := row.get("eval_images_skipped"):
-    parts.append(f"{skipped:,} of {row['eval_images'] + skipped:,} evaluation images skipped")
-  if broken := row.get("train_images_broken"):
-    parts.append(f"{broken:,} training image{'s' * (broken > 1)} replaced")
-  return f"      ({', '.join(parts)})" if parts else ""
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -101,28 +101,29 @@ def test_the_worst_confusions_are_the_largest_entries_beside_the_diagonal():
   ]
   right = predictions_of(np.eye(3), [0, 1, 2])
   assert class_figures.worst_confusions(right, names_of(3)) == []
-  assert class_figures.confusion_lines([]) == []
 
 
-def test_confusions_are_told_by_name():
-  found = predictions_of(np.eye(3)[[1, 1, 0, 2]], [0, 0, 0, 1])
-  confusions = class_figures.worst_confusions(found, ["cat", "dog", "a\nhorse"])
-  assert class_figures.confusion_lines(confusions) == [
-    "the most frequent confusions, label -> prediction: images",
-    "cat -> dog: 2 of 3",
-    "dog -> a\\nhorse: 1 of 1",
-  ]
-
-
-def test_classes_are_told_by_name_the_worst_first():
-  found = predictions_of(np.eye(4)[[1, 0, 0, 1, 1, 2]], [0, 0, 0, 1, 1, 3])
-  classes = class_figures.worst_classes(found, ["cat", "dog", "none", "a\nhorse"])
-  assert class_figures.class_lines(classes, 5 / 9) == [
+def test_classes_and_confusions_are_told_by_name_the_worst_first():
+  found, names = predictions_of(np.eye(4)[[1, 0, 0, 1, 1, 2]], [0, 0, 0, 1, 1, 3]), ["cat", "dog"]
+  names += ["none", "a\nhorse"]
+  figures = {
+    "macro_top1": 5 / 9,
+    "worst_classes": class_figures.worst_classes(found, names),
+    "confusions": class_figures.worst_confusions(found, names),
+  }
+  lines = [
     "accuracy by class, the worst first; the mean of all is 55.56%",
     "   0.00%        1  a\\nhorse",
     "  66.67%        3  cat",
     " 100.00%        2  dog",
   ]
+  confused = ["", "the most frequent confusions, label -> prediction: images"]
+  confused += ["cat -> dog: 1 of 3", "a\\nhorse -> none: 1 of 1"]
+  assert [*class_figures.class_lines(figures)] == lines + confused
+  assert [*class_figures.class_lines(figures | {"confusions": []})] == lines
+
+
+def test_only_the_worst_of_many_classes_are_told():
   for classes, shown in ((20, 20), (21, 10)):
     found = made_up(n=3000, classes=classes)
     worst = class_figures.worst_classes(found, names_of(classes))

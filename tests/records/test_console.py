@@ -1,4 +1,4 @@
-"""What a run prints: in a pipe (printed_run.txt), on a terminal, in a notebook, as JSON."""
+"""What a run prints: in a pipe (printed_run.txt), on a terminal, as JSON."""
 
 import io
 import json
@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -15,8 +14,9 @@ from rich.console import Console
 
 from jaxspeed.records import console as screen_lib
 from jaxspeed.records.console import Screen
+from jaxspeed.records.formats import TextFormat
 from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.rows import COLUMNS, format_epoch, titles
+from jaxspeed.records.rows import COLUMNS
 
 PRINTED = pathlib.Path(__file__).with_name("printed_run.txt").read_text()
 ROW = {
@@ -167,8 +167,10 @@ def test_the_time_left_follows_the_pace_since_the_start_of_training(pipe, clock)
 def test_columns_stand_under_their_titles():
   most = {"epoch": 23.8979, "learning_rate": 0.000146, "train_top1": 1.0, "train_seconds": 1e8}
   for row in ({}, most, most | {"learning_rate": 1.46e-12, "epoch": 12345}):
-    assert len(format_epoch(VALIDATED | row)) == len(titles())
-  assert format_epoch(VALIDATED | {"train_loss": float("nan")}).split()[4] == "nan"
+    titles, line = TextFormat(None).lines("epoch", VALIDATED | row)
+    assert len(line) == len(titles)
+  _, line = TextFormat(None).lines("epoch", VALIDATED | {"train_loss": float("nan")})
+  assert line.split()[4] == "nan"
   assert len({column.title for column in COLUMNS.values()}) == len(COLUMNS)
 
 
@@ -259,62 +261,6 @@ def test_json_is_an_object_a_line(pipe, terminal, clock):
     assert result == {"event": "result"} | RESULT
     assert several == {"event": "result", "finished_in": "runs/a"} | SEVERAL
     assert three["train_loss"] is None
-
-
-class Cell:
-  """The outputs of a notebook's cell, in order; `display` is IPython's."""
-
-  def __init__(self):
-    self.outputs, self.drawings = [], 0
-
-  def write(self, text):
-    self.outputs.append(text)
-
-  def display(self, content, *, raw, display_id):
-    assert raw and display_id and list(content) == ["text/plain"]
-    place = len(self.outputs)
-    self.outputs.append("")
-
-    def update(content, *, raw):
-      self.drawings += 1
-      self.outputs[place] = content["text/plain"]
-
-    update(content, raw=raw)
-    return types.SimpleNamespace(update=update)
-
-
-def test_a_notebook_gets_plain_rows_and_one_live_line(monkeypatch, clock):
-  cell = Cell()
-  stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-  stream.write = cell.write
-  monkeypatch.setattr(sys, "stdout", stream)
-  module = types.SimpleNamespace(display=cell.display)
-  monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(display=module))
-  monkeypatch.setitem(sys.modules, "IPython.display", module)
-  monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # as in a notebook
-  screen = Screen()
-  screen.header({"data": "a"})
-  screen.begin(0.0, 2.0)
-  for step in (1, 2):
-    clock[0] += 1.0
-    assert screen.progress_due()
-    screen.progress(**NOW | {"step": step, "steps": 9})
-    assert not screen.progress_due()
-  assert cell.outputs == [
-    "data  a\n",
-    "epoch 1/2  step 2/9  loss 1.2500  61,234 img/s  0:00:16 left",
-  ]
-  screen.epoch(ROW)
-  clock[0] += 1.0
-  screen.progress(**NOW | {"epoch": 2})
-  rows = "".join(f"{line}\n" for line in (titles(), format_epoch(ROW)))
-  assert cell.outputs[0] + "".join(cell.outputs[2:]) == "data  a\n" + rows
-  assert cell.outputs[1].startswith("epoch 2/2  step 3/49") and cell.drawings == 3
-  screen.result(RESULT)
-  screen.close()
-  result = "".join(f"{line}\n" for line in format_result(RESULT))
-  assert "".join(cell.outputs) == "data  a\n" + rows + result
-  assert cell.outputs[1] == "" and cell.drawings == 4
 
 
 SCRIPT = """
