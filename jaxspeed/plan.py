@@ -2,6 +2,7 @@
 
 jaxspeed plan cifar10_resnet9:ema
 jaxspeed plan imagenet18:8 --csv
+jaxspeed plan cifar10_airbench:94 --groups
 python -m jaxspeed.plan --config=configs/imagenette.py --config.data.path=PATH
 
 Without --config.data.path the plan uses data.train_images and data.eval_images. With it the plan
@@ -19,6 +20,7 @@ def main() -> None:
   config_flag = command_line.define_config_flag()
   command_line.define_quiet("notes")
   csv = flags.DEFINE_bool("csv", False, "Prints every step of the plan as CSV.")
+  groups = flags.DEFINE_bool("groups", False, "Adds a table of the learning rates and decays.")
   parameters = flags.DEFINE_bool("parameters", False, "Adds a table of the model's parameters.")
   devices = flags.DEFINE_integer("devices", 1, "Devices that share a batch.", 1, 1_000_000)
 
@@ -27,13 +29,13 @@ def main() -> None:
     from jaxspeed.devices.mesh import find_devices
     from jaxspeed.models.make import parameter_table
     from jaxspeed.planning.text import csv_lines, describe
-    from jaxspeed.run.planned import exchange_line, planned
+    from jaxspeed.run.planned import exchange_line, group_table, planned
 
     command_line.nothing_left(arguments)
     config = config_flag.value
     assert config is not None
     if csv.value:
-      command_line.without_effect("beside --csv", parameters)
+      command_line.without_effect("beside --csv", groups, parameters)
     given = config_flag.overrides
     notes = effects.check(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
@@ -45,6 +47,8 @@ def main() -> None:
       print("\n".join(csv_lines(config, plan)))
       return
     lines = [describe(config, plan), *found.lines, exchange_line(config)]
+    if groups.value:
+      lines += ["", *group_table(config, plan)]
     if parameters.value:
       lines.append(parameter_table(config))
     print("\n".join(lines))

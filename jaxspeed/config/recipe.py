@@ -3,6 +3,7 @@
 A mistake in one is a sentence with the file and its line.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -12,7 +13,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 from ml_collections import ConfigDict
@@ -48,6 +49,8 @@ class Published(Group):
   """what that time covers"""
   epochs: tuple[int, int] | None = None
   """least and most epochs to that accuracy"""
+  rates_for: Literal["mean loss", "summed loss", "1,024 images"] = "mean loss"
+  """what its learning rates are stated for; of 1,024 images: without the momentum's lengthening"""
 
   @property
   def accuracy_in_words(self) -> str:
@@ -97,6 +100,18 @@ def published(name: str, variant: str | None = None) -> Published:
   """What is published of a variant of a recipe (`facts_of`), perhaps nothing; None: the default."""
   facts = facts_of(name)
   return facts.variants.get(facts.default if variant is None else variant, Published())
+
+
+def published_as(name: str) -> Published:
+  """What is published of the shipped recipe with a config's name, as cifar10_airbench/94.
+
+  The name may come from a file, so it selects a recipe, but not a path.
+  """
+  recipe, _, variant = name.partition("/")
+  if recipe in shipped():
+    with contextlib.suppress(UserError):
+      return published(recipe, variant or None)
+  return Published()
 
 
 def shipped() -> dict[str, pathlib.Path]:

@@ -1,7 +1,7 @@
 """The optimizer of a config; each parameter group has its own learning rate and weight decay."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import optax
 from ml_collections import ConfigDict
@@ -18,21 +18,60 @@ from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 _Transforms = dict[str, optax.GradientTransformation]
 
 
+class Group(NamedTuple):
+  """How the parameters of a label are trained.
+
+  Attributes:
+    rule: "sgd", "adamw", "muon", "lars", "momentum": SGD with the learning rate in the momentum,
+      or an optimizer of the user's own; "": not at all.
+    rate_factor: the factor on the learning rate.
+    weight_decay: that of the rule; None: an optimizer of the user's own has its own.
+    rate_name: the column of the plan's table with the learning rate.
+  """
+
+  rule: str
+  rate_factor: float = 1.0
+  weight_decay: float | None = 0.0
+  rate_name: str = "learning_rate"
+
+
+def groups_of(config: ConfigDict, own: Iterable[str] = ()) -> dict[str, Group]:
+  """The groups of a config by label; of `own` labels an optimizer of the user's own takes care.
+
+  With SGD, Muon and AdamW, three groups have their own learning rates and decays: the biases, the
+  head with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
+  belong to the biases. Embeddings are trained as scales. With LARS one learning rate serves all,
+  and only kernels, which the head belongs to (`for_lars`), decay. What is frozen never changes.
+  """
+  fields, whitening = config.optimizer, config.whitening
+  rule, decay = "adamw" if fields.name == "adamw" else "sgd", fields.weight_decay
+  # The original SGD recipes decay the head's bias with its kernel, timm's AdamW with the biases.
+  head_bias_decay = fields.bias_decay_factor if rule == "adamw" else fields.head_decay_factor
+  groups = {
+    "kernel": Group(rule, 1.0, decay),
+    "scale": Group(rule, 1.0, decay * fields.scale_decay_factor),
+    "bias": Group(rule, fields.bias_rate_factor, decay * fields.bias_decay_factor),
+    "head": Group(rule, fields.head_rate_factor, decay * fields.head_decay_factor),
+    "head_bias": Group(rule, fields.head_rate_factor, decay * head_bias_decay),
+    "whiten_bias": Group(""),
+    "frozen": Group(""),
+  }
+  if whitening.bias_epochs:
+    whiten_decay = decay * whitening.bias_decay_factor
+    groups["whiten_bias"] = Group(rule, 1.0, whiten_decay, "whiten_bias_rate")
+  if fields.name == "muon":
+    groups |= {"kernel": Group("muon", 1.0, fields.muon_decay), "scale": groups["bias"]}
+  if fields.name == "lars":
+    groups |= dict.fromkeys(("scale", "bias", "head_bias"), Group("momentum"))
+    groups["kernel"] = Group("lars", 1.0, decay)
+  groups["embedding"] = groups["scale"]
+  return groups | {label: Group(fields.name, 1.0, None) for label in own}
+
+
 def make_optimizer(
   config: ConfigDict, labels: Labels, *, own: Mapping[str, Callable[..., Any]] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-  """Make the optimizer of a complete, resolved config.
-
-  `config.optimizer.name` is one of:
-    "sgd": SGD for all parameters.
-    "muon": Muon for the kernels, SGD for the rest.
-    "lars": LARS for kernels and head; momentum without decay for the others; one learning rate for
-      all.
-    "adamw": AdamW for all parameters; the head's bias is decayed as the biases are, as with timm.
-    another: an optimizer of the user's own, one of `own`.
-  With SGD, Muon and AdamW, three groups have their own learning rates and decays: the biases, the
-  head with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
-  belong to the biases. Embeddings are trained as scales. What is frozen never changes.
+  """Make the optimizer of a complete, resolved config: SGD, Muon, LARS, AdamW or one of `own`.
 
   `update` needs the extra argument `learning_rate`. It also needs `momentum` with
   `config.optimizer.momentum_segments`, `renormalize` (0 or 1) with Muon, and `whiten_bias_rate`
@@ -47,73 +86,41 @@ def make_optimizer(
     UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
   """
   name = config.optimizer.name
-  transforms = _others(config)
-  if name in ("sgd", "adamw"):
-    transforms |= _body(config)
-  elif name == "muon":
-    transforms |= _muon(config, transforms["bias"])
-  elif name == "lars":
-    transforms |= _lars(config)
-    labels = for_lars(labels)
-  elif own and name in own:
-    transforms |= _body(config) | _own(config, own[name])
-  else:
+  if name not in ("sgd", "muon", "lars", "adamw") and name not in (own or ()):
     raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
-  return optax.partition(transforms, labels)
+  transforms = {label: _transform(config, group) for label, group in groups_of(config).items()}
+  if own and name in own:
+    transforms |= own_transforms(config, own)
+  return optax.partition(transforms, for_lars(labels) if name == "lars" else labels)
 
 
-def _momentum(config: ConfigDict) -> float | None:
-  """The momentum of SGD and LARS; None if the step passes it."""
-  return None if config.optimizer.momentum_segments else config.optimizer.momentum
-
-
-def _group(
-  config: ConfigDict, rate: float, decay: float, rate_name: str = "learning_rate"
-) -> optax.GradientTransformationExtraArgs:
-  """AdamW or SGD with factors on the learning rate and the weight decay."""
+def _transform(config: ConfigDict, group: Group) -> optax.GradientTransformation:
+  """The transformation of a group that no optimizer of the user's own trains."""
   fields = config.optimizer
+  # None: the step passes it.
+  momentum = None if fields.momentum_segments else fields.momentum
   shared: dict[str, Any] = dict(
-    weight_decay=fields.weight_decay * decay, rate_factor=rate, rate_name=rate_name
+    weight_decay=group.weight_decay, rate_factor=group.rate_factor, rate_name=group.rate_name
   )
-  if fields.name == "adamw":
-    return adamw(b1=fields.b1, b2=fields.b2, epsilon=fields.epsilon, **shared)
-  return sgd(
-    momentum=_momentum(config),
-    nesterov=fields.nesterov,
-    rate_in_momentum=fields.rate_in_momentum,
-    **shared,
-  )
+  if not group.rule:
+    return optax.set_to_zero()
+  if group.rule == "muon":
+    return _muon(config)
+  if group.rule == "lars":
+    return _lars(config, momentum)
+  if group.rule == "adamw":
+    transform = adamw(b1=fields.b1, b2=fields.b2, epsilon=fields.epsilon, **shared)
+  else:
+    inside = fields.rate_in_momentum or group.rule == "momentum"
+    transform = sgd(momentum=momentum, nesterov=fields.nesterov, rate_in_momentum=inside, **shared)
+  if group.rate_name == "learning_rate":
+    return transform
+  return optax.chain(transform, hold_at_zero(group.rate_name))
 
 
-def _others(config: ConfigDict) -> _Transforms:
-  """The transformations of all parameters but kernels, scales and embeddings."""
+def _muon(config: ConfigDict) -> optax.GradientTransformation:
   fields = config.optimizer
-  # The original SGD recipes decay the head's bias with its kernel.
-  head_bias_decay = fields.bias_decay_factor if fields.name == "adamw" else fields.head_decay_factor
-  transforms = {
-    "bias": _group(config, fields.bias_rate_factor, fields.bias_decay_factor),
-    "head": _group(config, fields.head_rate_factor, fields.head_decay_factor),
-    "head_bias": _group(config, fields.head_rate_factor, head_bias_decay),
-    "whiten_bias": optax.set_to_zero(),
-    "frozen": optax.set_to_zero(),
-  }
-  if config.whitening.bias_epochs:
-    transforms["whiten_bias"] = optax.chain(
-      _group(config, 1.0, config.whitening.bias_decay_factor, "whiten_bias_rate"),
-      hold_at_zero("whiten_bias_rate"),
-    )
-  return transforms
-
-
-def _body(config: ConfigDict) -> _Transforms:
-  """The transformations of kernels, scales and embeddings."""
-  scale = _group(config, 1.0, config.optimizer.scale_decay_factor)
-  return {"kernel": _group(config, 1.0, 1.0), "scale": scale, "embedding": scale}
-
-
-def _muon(config: ConfigDict, bias: optax.GradientTransformation) -> _Transforms:
-  fields = config.optimizer
-  kernels = muon(
+  return muon(
     momentum=fields.muon_momentum,
     nesterov=fields.nesterov,
     decay=fields.muon_decay,
@@ -121,15 +128,13 @@ def _muon(config: ConfigDict, bias: optax.GradientTransformation) -> _Transforms
     epsilon=fields.muon_epsilon,
     dtype=precision.DTYPES[config.precision],
   )
-  return {"scale": bias, "embedding": bias, "kernel": kernels}
 
 
-def _lars(config: ConfigDict) -> _Transforms:
-  fields, momentum = config.optimizer, _momentum(config)
-  plain = sgd(momentum=momentum, nesterov=fields.nesterov, weight_decay=0.0, rate_in_momentum=True)
+def _lars(config: ConfigDict, momentum: float | None) -> optax.GradientTransformation:
+  fields = config.optimizer
   rates = [rate for segment in config.schedule.segments for rate in segment[2:]]
   peak = max(rates, default=config.schedule.peak)
-  kernels = lars(
+  return lars(
     momentum=momentum,
     nesterov=fields.nesterov,
     weight_decay=fields.weight_decay,
@@ -138,12 +143,12 @@ def _lars(config: ConfigDict) -> _Transforms:
     epsilon=fields.lars_epsilon,
     clip=fields.lars_clip,
   )
-  return dict.fromkeys(("scale", "embedding", "bias", "head_bias"), plain) | {"kernel": kernels}
 
 
-def _own(config: ConfigDict, make: Callable[..., Any]) -> _Transforms:
+def own_transforms(config: ConfigDict, own: Mapping[str, Callable[..., Any]]) -> _Transforms:
   """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
-  name, made = config.optimizer.name, make(config.optimizer)
+  name = config.optimizer.name
+  made = own[name](config.optimizer)
   if not isinstance(made, Mapping):
     # What is frozen, and the whitening bias with its own learning rate, stay as they are.
     made = {label: made for label in LABELS if label not in ("whiten_bias", "frozen")}

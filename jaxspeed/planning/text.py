@@ -1,10 +1,13 @@
 """A plan as text and as CSV."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from jaxspeed.config import output
+from jaxspeed.optim.make import Group
 from jaxspeed.planning.plan import Plan, momenta
 
 
@@ -28,6 +31,59 @@ def describe(config: ConfigDict, plan: Plan) -> str:
   modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
   lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
   return "\n".join(lines)
+
+
+# What `Published.rates_for` means.
+_ORIGINAL = {
+  "summed loss": "learning rates for the summed loss, and the decay of a step",
+  "1,024 images": "for 1,024 images, before momentum lengthens steps 1 + 1 / (1 - momentum) times",
+}
+_COLUMNS = "group,parameters,learning rate,weight decay,momentum,original's,decay".split(",")
+
+
+def group_lines(
+  config: ConfigDict,
+  plan: Plan,
+  groups: Mapping[str, Group],
+  counts: Mapping[str, int],
+  rates_for: str,
+) -> Iterator[str]:
+  """A table of the groups of parameters: their sizes, learning rates, decays and momenta.
+
+  `groups` says how each label is trained, `counts` how many parameters have it, and `rates_for` is
+  that of `Published`.
+  """
+  fields, batch = config.optimizer, plan.phases[0].batch_size
+  images, rate_unit, decay_unit = config.proxy.keep or batch, 1.0, 1.0  # the loss is their mean
+  if rates_for == "1,024 images":
+    rate_unit = 1024 * (1 + 1 / (1 - fields.momentum))
+    decay_unit = rate_unit / batch
+  rows = [_COLUMNS]
+  for label, count in sorted(counts.items(), key=lambda each: -each[1]):
+    group = groups[label]
+    rates = plan.table[group.rate_name] * group.rate_factor if group.rule else np.zeros(1)
+    ends = [int(np.argmax(rates)), -1]
+    rates, momentum, decay = rates[ends], momenta(config, plan)[ends], group.weight_decay
+    if group.rule == "muon":
+      momentum = np.full(2, fields.muon_momentum)
+    row = [_span(rates) if rates[0] else "not trained", "", "", "", ""]
+    if rates[0] and decay is not None:
+      row[1:3] = f"{decay:.4g}", _span(momentum)
+    if row[1] and rates_for in _ORIGINAL:  # Muon does not see the scale of a loss
+      row[3] = _span(rates * (1 if group.rule == "muon" else rate_unit / images))
+      row[4] = f"{rates[0] * decay * decay_unit:.4g}"
+    rows.append([label, f"{count:,}", *row])
+  yield from output.table(rows)
+  yield "learning rates and momenta: at the peak -> at the end, for the mean loss of a batch"
+  if fields.layer_decay != 1:
+    yield f"learning rates of the last layer; each layer before has {fields.layer_decay:g} times it"
+  if rates_for in _ORIGINAL:
+    yield f"original's: {_ORIGINAL[rates_for]}"
+
+
+def _span(values: Float[np.ndarray, "2"]) -> str:
+  """Two values as text, or one if they are equal."""
+  return " -> ".join(dict.fromkeys(f"{value:.4g}" for value in values))
 
 
 def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:

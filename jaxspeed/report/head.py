@@ -4,9 +4,8 @@ import shlex
 import statistics
 from collections.abc import Sequence
 
-from jaxspeed.config.recipe import Published, published, shipped
+from jaxspeed.config.recipe import Published, published_as
 from jaxspeed.config.stored import PLACES
-from jaxspeed.errors import UserError
 from jaxspeed.report.data import Group, RunData
 from jaxspeed.report.words import METRICS, duration, number, percent, points
 
@@ -94,18 +93,9 @@ def calibration(group: Group) -> str:
 
 
 def published_of(run: RunData) -> tuple[str, Published]:
-  """A run's recipe, and what is published of it: only of a shipped one.
-
-  The name comes from a file, so it may select a recipe, but not a path.
-  """
-  name, _, variant = str(run.config.get("name", "")).partition("/")
-  recipe = f"{name}:{variant}" if variant else name
-  if name not in shipped():
-    return recipe, Published()
-  try:
-    return recipe, published(name, variant or None)
-  except UserError:
-    return recipe, Published()
+  """A run's recipe, and what is published of it: only of a shipped one."""
+  name = str(run.config.get("name", ""))
+  return name.replace("/", ":", 1), published_as(name)
 
 
 def changed(run: RunData) -> str:

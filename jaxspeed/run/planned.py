@@ -1,19 +1,27 @@
 """The plan of a config whose data may be there: what `jaxspeed.plan` prints."""
 
+import collections
 import dataclasses
 from collections.abc import Collection
 
+import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxspeed.config.registry import DATA_SETS
+from jaxspeed.config.recipe import published_as
+from jaxspeed.config.registry import DATA_SETS, OPTIMIZERS
 from jaxspeed.data.memory.arrays import known
+from jaxspeed.devices.mesh import make_mesh
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded
 from jaxspeed.models import hub
+from jaxspeed.models.make import shapes_of
 from jaxspeed.models.pretrained import check_fit, layout_of
+from jaxspeed.optim.groups import for_lars
+from jaxspeed.optim.make import groups_of, own_transforms
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
+from jaxspeed.planning.text import group_lines
 from jaxspeed.run.best import check_metrics
 from jaxspeed.run.continued import as_continued, check_continued
 from jaxspeed.run.setup import (
@@ -32,6 +40,7 @@ from jaxspeed.run.weights import (
   with_known_head,
 )
 from jaxspeed.scaling.allreduce_time import exchange_of
+from jaxspeed.steps.spec import make_train_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +95,21 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     check_fit(with_file(config))
     missing = decided_by_weights(recipe, config)
   return Planned(config, plan, (counted, *lines, *missing, *needs))
+
+
+def group_table(config: ConfigDict, plan: Plan) -> list[str]:
+  """The lines of `text.group_lines` for the model and the optimizer of a config."""
+  config = config.copy_and_resolve_references()
+  config.precision = "float32"  # whatever this machine has
+  spec = make_train_spec(config, plan, make_mesh(1))
+  params = shapes_of(spec.model, plan.phases[0].image_size)["params"]
+  labels = for_lars(spec.labels) if config.optimizer.name == "lars" else spec.labels
+  counts = collections.Counter[str]()
+  for label, leaf in zip(*map(jax.tree.leaves, (labels(params), params)), strict=True):
+    counts[label] += leaf.size
+  own = own_transforms(config, OPTIMIZERS) if config.optimizer.name in OPTIMIZERS else ()
+  rates_for = published_as(config.name).rates_for
+  return list(group_lines(config, plan, groups_of(config, own), counts, rates_for))
 
 
 def _missing_weights(config: ConfigDict) -> list[str]:
