@@ -65,6 +65,9 @@ def make_plan(
     _check_sides(config, phase)
     _check_batch(config, phase, devices=devices, train_images=count)
   rates = rates_of(schedule, total) if schedule else None
+  bias_steps = _steps(config.whitening.bias_epochs, phases[0].steps_per_epoch)
+  if config.compile == "quick" and bias_steps and not config.optimizer.clip_norm:
+    bias_steps = total  # a learning rate of 0 holds it as well; its gradient would be clipped
   fixed, augment = config.copy_and_resolve_references(), config.augment
   cutmix_epochs = augment.cutmix_epochs if augment.cutmix else 0
   return Plan(
@@ -74,7 +77,7 @@ def make_plan(
     eval_images=eval_images,
     eval_batch_size=min(config.eval.batch_size, -(-eval_images // devices)),
     tabulate=lambda: _table(fixed, phases, total, rates),
-    whiten_bias_steps=_steps(config.whitening.bias_epochs, phases[0].steps_per_epoch),
+    whiten_bias_steps=bias_steps,
     cutmix_steps=_steps(cutmix_epochs, phases[-1].steps_per_epoch),
     proxy_every=config.proxy.every if config.proxy.keep else 0,
     streams=config.data.feed == "stream",

@@ -60,6 +60,8 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
     low, high = interval_of_share(result["top1"], images)
     about["95 % CI"] = f"top1 {low:.1%} to {high:.1%}, by the number of images"
   about["compiled"] = _compiled(seconds["compile"])
+  if result.get("config", {}).get("compile") == "quick":
+    about["compiled"] += "; quick programs (config.compile), whose times are no record"
   about["device"] = str(result["device"])
   lines = [f"{name:<9}  {value}" for name, value in about.items() if value]
   return _aligned([tuple(cells), tuple(cells.values())]) + lines

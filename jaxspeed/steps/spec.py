@@ -83,7 +83,8 @@ class TrainSpec:
   def common_options(self, platform: str) -> dict[str, Any]:
     """Return XLA's options for all programs of a run, those that do not train among them."""
     fixed = options.deterministic(platform) if self.config.deterministic else {}
-    return fixed | options.libraries(platform)
+    quick = options.quick(platform) if self.config.compile == "quick" else {}
+    return fixed | options.libraries(platform) | quick
 
 
 def _proxy_config(config: ConfigDict) -> ConfigDict:

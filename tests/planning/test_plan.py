@@ -159,6 +159,15 @@ def test_a_run_is_cut_into_ranges_of_one_kind():
   assert not plan.kind_of(plan.total_steps - 1).cutmix
 
 
+def test_quick_programs_serve_steps_with_and_without_a_trained_whitening_bias():
+  fields = dict(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2, compile="quick")
+  bias = StepKind(whiten_bias=True)
+  assert plan_with(**fields).step_ranges() == (StepRange(245, (bias,)),)
+  # The gradient of a bias that is held would count in the norm that is clipped.
+  assert len(plan_with(**fields, optimizer__clip_norm=1.0).step_ranges()) == 2
+  assert not plan_with(**fields | {"whitening__bias_epochs": 0.0}).kind_of(0).whiten_bias
+
+
 def test_a_proxy_learns_in_one_step_of_a_cycle():
   fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200)
   plan = plan_with(proxy__keep=512, proxy__every=4, **fields)

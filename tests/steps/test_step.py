@@ -9,7 +9,7 @@ from toy import load_recipe, toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices import precision
+from jaxspeed.devices import options, precision
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
@@ -286,6 +286,19 @@ def airbench_spec(variant, devices=1, **fields):
   config.eval.batch_size = 4
   config.update_from_flattened_dict(fields)
   return toy_spec(config, devices)
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_quick_programs_compute_the_same_steps():
+  fields = {"precision": "float64", "whitening.bias_epochs": 0.5}
+  full = airbench_spec("94", **fields)
+  quick = airbench_spec("94", **fields, compile="quick")
+  assert [len(job.plan.step_ranges()) for job in (full, quick)] == [2, 1]
+  assert options.quick("cpu").items() <= quick.common_options("cpu").items()
+  assert options.quick("gpu") == {} != options.quick("cpu")
+  runs = [run_steps(job, 4) for job in (full, quick)]  # two of them train the bias
+  assert_same_run(*runs, "params", "batch_stats", "lookahead")
 
 
 def test_a_proxy_keeps_no_masked_image():
