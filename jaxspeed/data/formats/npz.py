@@ -28,12 +28,6 @@ def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
 
 
-def entries(cache: pathlib.Path, name: str) -> list[pathlib.Path]:
-  """Return the files of `name` in a cache, newest first."""
-  files = [path for path in cache.glob(f"{name}-{'[0-9a-f]' * 16}.npz") if path.is_file()]
-  return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-
-
 @contextlib.contextmanager
 def locked_cache(cache: pathlib.Path) -> Iterator[None]:
   """Keep other processes of the host that are in such a block waiting, if the cache can be made."""
@@ -85,18 +79,9 @@ def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   Raises:
     ValueError: it must not be used; the message says why.
   """
-  return _read(path, every=True)
-
-
-def read_about(path: pathlib.Path) -> dict[str, Any]:
-  """Return the facts stored in a file; raises as `read` does."""
-  return _read(path, every=False)[1]
-
-
-def _read(path: pathlib.Path, *, every: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   try:
     with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-      about = parse_json(found[_ABOUT].tobytes())  # no `kind`: pydantic refuses odd names
-      return {name: found[name] for name in found.files if every and name != _ABOUT}, about
+      arrays = {name: found[name] for name in found.files}
+    return arrays, parse_json(arrays.pop(_ABOUT).tobytes())  # no `kind`: pydantic refuses odd names
   except Exception as error:  # damaged archives raise almost anything
     raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -35,17 +35,17 @@ def no_downloads() -> Iterator[None]:
 
 
 def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
-  """Let TFDS download and prepare `name`, if needed, and return the version's folder.
+  """Return the folder of the version of `name` in TFDS_DATA_DIR; let TFDS prepare it if needed.
 
   Raises:
     UserError: TFDS is missing or failed, or a download is needed in a block of `no_downloads`; the
       message says what config.data.path accepts (`accepted`).
   """
+  root = expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"), "TFDS_DATA_DIR")
+  place = name.replace(":", "/")
+  if found := find_tfds(root, place) or only_tfds(root / place):
+    return found
   if not _may_download.get():
-    root = expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"), "TFDS_DATA_DIR")
-    place = name.replace(":", "/")
-    if found := find_tfds(root, place) or only_tfds(root / place):
-      return found
     raise UserError(
       f"config.data.path is not set, no {name} is in {root}, and evaluate downloads nothing: name "
       f"{accepted}."
@@ -77,14 +77,8 @@ def _ensure_reachable(builder: Any) -> None:
   Raises:
     OSError: files must be downloaded, and their host cannot be reached.
   """
-  version = pathlib.Path(builder.data_dir)
-  downloads = version.parents[1] / "downloads"
-  # Complete files only: names with .tmp are left over from an earlier attempt.
-  downloaded = any(
-    each.is_file() and each.suffix != ".INFO" and ".tmp" not in str(each.relative_to(downloads))
-    for each in downloads.rglob("*")
-  )
-  if version.is_dir() or downloaded or urllib.request.getproxies():
+  downloads = pathlib.Path(builder.data_dir).parents[1] / "downloads"
+  if downloads.is_dir() or urllib.request.getproxies():  # then perhaps nothing is left to fetch
     return
   urls = [urllib.parse.urlsplit(url) for url in getattr(builder, "url_infos", None) or ()]
   ports = {"http": 80, "https": 443}

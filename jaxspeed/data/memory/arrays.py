@@ -3,9 +3,9 @@
     arrays = open_arrays(name="cifar10", path="cifar-10-binary.tar.gz", cache="", classes=10)
 
 The files at `path` decide the data set and its format: CIFAR's official binary version
-(`cifar.py`), a folder that TFDS prepared (`tfrecord.py`), or .npy files. The first two are read
-once and then from a cache (`npz.py`). Without a path, `name` decides. Only TFDS needs
-TensorFlow, to download a data set.
+(`cifar.py`), a folder that TFDS prepared (`tfrecord.py`), or .npy files. Archives and TFDS's
+shards are read once and then from a cache (`npz.py`). Without a path, `name` decides. Only TFDS
+needs TensorFlow, to download a data set.
 """
 
 import dataclasses
@@ -29,7 +29,6 @@ from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
 from jaxspeed.data.hold_out import TENTH, hold_out_line, require_trained, single_image_note
 from jaxspeed.data.memory.cifar import (
-  cifar_files,
   find_cifar,
   find_pickled,
   read_cifar_archive,
@@ -160,7 +159,7 @@ def open_arrays(
 
   Args:
     name: a registered data set; or without a path 'cifar10', 'cifar100' or 'digits'.
-    path: a folder or archive; '' takes `name` from the cache or lets TFDS download it.
+    path: a folder or archive; '' lets TFDS find or download `name`.
     cache: folder of the cached arrays; '' means ~/.cache/jaxspeed/data.
     classes: number of classes that the config expects.
     follow: whether a user's own arrays may have another number of classes.
@@ -182,7 +181,7 @@ def open_arrays(
     elif name == "digits":
       arrays = Arrays(**read_digits())
     else:
-      arrays = _read_without_path(name, cache_folder, tune)
+      arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache_folder, tune)
   except OSError as error:
     raise UserError(
       f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
@@ -228,20 +227,11 @@ def _read_path(
   if is_csv(path):
     raise _on_disk(f"{path} lists image files")
   if path.is_file():
-    return _through_cache(
-      path, name, cache, files=[path], read=lambda: Arrays(**read_cifar_archive(path))
-    )
+    return _through_cache(path, [path], cache, lambda: Arrays(**read_cifar_archive(path)))
   if found := find_cifar(path, name):
-    layout, folder = found
-    return _through_cache(
-      folder,
-      name,
-      cache,
-      files=cifar_files(layout, folder),
-      read=lambda: Arrays(**read_cifar_folder(layout, folder)),
-    )
+    return Arrays(**read_cifar_folder(*found))
   if version := find_tfds(path, name):
-    return _read_tfds(version, name, cache, tune)
+    return _read_tfds(version, cache, tune)
   if any((folder / "images.npy").exists() for folder in (path, path / "train")):
     return Arrays(**read_own(path, tune=tune, share=share))
   raise _refuse(path)
@@ -268,63 +258,39 @@ def _refuse(path: pathlib.Path) -> UserError:
   return UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
 
 
-def _read_without_path(name: str, cache: pathlib.Path, tune: bool) -> Arrays:
-  """Return the data set `name` from the cache, or let TFDS download it."""
-  for entry in npz.entries(cache, name):
-    stored = _from_cache(entry)
-    if stored is not None and stored.name == name:
-      return stored
-  return _read_tfds(prepare_with_tfds(name, _ACCEPTED), name, cache, tune)
-
-
 def _through_cache(
-  path: pathlib.Path,
-  name: str,
-  cache: pathlib.Path,
-  *,
+  source: pathlib.Path,
   files: Sequence[pathlib.Path],
+  cache: pathlib.Path,
   read: Callable[[], Arrays],
 ) -> Arrays:
-  """Return the cached arrays of the source at `path`, or `read` its `files` and cache them."""
-  entry = npz.entry_of(cache, name, path)
+  """Return the cached arrays of a source, or `read` its `files` and cache them."""
+  entry = npz.entry_of(cache, "arrays", source)
   # The processes of a host wait for the first, which reads the files.
   with npz.locked_cache(cache):
-    if (stored := _from_cache(entry)) is not None:
-      return stored
     # Taken before reading: files that change meanwhile no longer fit, and are read again.
     stats = npz.stats_of(files)
-    _log.info("reading %s", path)
+    if entry.is_file():
+      try:
+        found, about = npz.read(entry)
+        if about["files"] == stats:
+          title = f"{about['source']}, from the cache"
+          fields: dict[str, Any] = dict(found)
+          names = tuple(about["class_names"])
+          return Arrays(**fields, class_names=names, source=title, name=about["name"])
+      except (ValueError, KeyError, TypeError) as error:
+        _log.warning("the cache %s is not used and will be made again: %s", entry, error)
+    _log.info("reading %s", source)
     arrays = read()
-    about: dict[str, Any] = dict(name=arrays.name, title=arrays.source, files=stats)
-    about |= dict(source=str(path.resolve()), class_names=arrays.class_names)
-    npz.store(entry, {field: getattr(arrays, field) for field in _FIELDS}, about)
+    about = {field: getattr(arrays, field) for field in ("name", "source", "class_names")}
+    columns = {field: getattr(arrays, field) for field in _FIELDS}
+    npz.store(entry, columns, about | {"files": stats})
     return arrays
 
 
-def _from_cache(entry: pathlib.Path) -> Arrays | None:
-  """Return the arrays of an entry, or None where its source is gone; an unusable one is removed."""
-  if not entry.is_file():
-    return None
-  try:
-    about = npz.read_about(entry)
-    source = pathlib.Path(about["source"])
-    files = [source if source.is_file() else source / name for name, _, _ in about["files"]]
-    if npz.stats_of(files) != about["files"]:
-      raise ValueError("the files that it was made from have changed")
-    fields: dict[str, Any] = dict(npz.read(entry)[0])
-    names, title = tuple(about["class_names"]), f"{about['title']}, from the cache"
-    return Arrays(**fields, class_names=names, source=title, name=about["name"])
-  except OSError:
-    return None
-  except (ValueError, KeyError, TypeError) as error:
-    _log.warning("the cache %s is not used and will be made again: %s", entry, error)
-    entry.unlink(missing_ok=True)
-    return None
-
-
-def _read_tfds(folder: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
+def _read_tfds(folder: pathlib.Path, cache: pathlib.Path, tune: bool) -> Arrays:
   info = open_tfds(folder, tune=tune)
-  return _through_cache(folder, name, cache, files=info.files, read=lambda: _from_tfds(info))
+  return _through_cache(folder, info.files, cache, lambda: _from_tfds(info))
 
 
 def _from_tfds(info: TfdsInfo) -> Arrays:

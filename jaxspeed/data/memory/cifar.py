@@ -25,17 +25,6 @@ _NAMES_BYTES = 1 << 16
 _CHUNK = 1 << 20
 _PICKLED_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 
-_CIFAR100_NAMES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
-camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
-dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
-leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
-otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
-road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
-wardrobe whale willow_tree wolf woman worm
-"""
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -49,7 +38,6 @@ class Layout:
   test: str
   labels: tuple[int, ...]
   names_file: str
-  class_names: tuple[str, ...]
 
   def size(self, file: str) -> int:
     """Return the size of a file, in bytes."""
@@ -65,7 +53,6 @@ CIFAR10 = Layout(
   test="test_batch.bin",
   labels=(10,),
   names_file="batches.meta.txt",
-  class_names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
 )
 CIFAR100 = Layout(
   name="cifar100",
@@ -76,7 +63,6 @@ CIFAR100 = Layout(
   test="test.bin",
   labels=(20, 100),
   names_file="fine_label_names.txt",
-  class_names=tuple(_CIFAR100_NAMES.split()),
 )
 LAYOUTS = (CIFAR10, CIFAR100)
 
@@ -95,8 +81,7 @@ def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | N
 def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
   """Return the folder of a pickled "python version" at `path` or below, if any."""
   for folder in (path, *(path / each for each in _PICKLED_FOLDERS)):
-    files = ("data_batch_1",), ("train", "meta")
-    if any(all((folder / file).is_file() for file in group) for group in files):
+    if any((folder / file).is_file() for file in ("data_batch_1", "meta")):
       return folder
   return None
 
@@ -110,41 +95,26 @@ def refuse_pickled(path: pathlib.Path) -> UserError:
   )
 
 
-def cifar_files(layout: Layout, folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
-  """Return every file that `read_cifar_folder` reads.
+def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
+  """Read the binary files of `folder`.
+
+  Returns:
+    Fields of `arrays.Arrays`; class_names is () where the folder has no names.
 
   Raises:
-    UserError: one of the files is missing.
+    UserError: a file is missing, has the wrong size, or holds a label out of range.
   """
+  contents = {}
   for file in layout.records:
     if not (folder / file).is_file():
       raise UserError(
         f"{folder} has no {file}, which the binary version of {layout.title} needs: unpack "
         "its archive again, or name the archive itself."
       )
+    _check_size(layout, file, (folder / file).stat().st_size, str(folder / file))
+    contents[file] = (folder / file).read_bytes()
   names = folder / layout.names_file
-  return tuple(folder / file for file in layout.records) + ((names,) if names.is_file() else ())
-
-
-def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
-  """Read the binary files of `folder`.
-
-  Returns:
-    Fields of `arrays.Arrays`.
-
-  Raises:
-    UserError: a file is missing, has the wrong size, or holds a label out of range.
-  """
-  files = {path.name: path for path in cifar_files(layout, folder)}
-  for file in layout.records:
-    _check_size(layout, file, files[file].stat().st_size, str(files[file]))
-  names = files.get(layout.names_file)
-  return _assemble(
-    layout,
-    {file: np.fromfile(files[file], np.uint8) for file in layout.records},
-    names.read_bytes() if names else b"",
-    folder,
-  )
+  return _assemble(layout, contents, names.read_bytes() if names.is_file() else b"", folder)
 
 
 def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
@@ -166,8 +136,7 @@ def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
     )
   if missing:
     raise UserError(f"{path} has no {missing[0]}: it is not complete, download it again.")
-  images = {file: np.frombuffer(contents[file], np.uint8) for file in layout.records}
-  return _assemble(layout, images, contents.get(layout.names_file, b""), path)
+  return _assemble(layout, contents, contents.get(layout.names_file, b""), path)
 
 
 def _read_members(path: pathlib.Path) -> dict[str, bytes]:
@@ -192,10 +161,8 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
 def _open_stream(path: pathlib.Path) -> gzip.GzipFile | io.BufferedReader:
   """Open a .tar or .tar.gz; tarfile's own gzip streams do not verify checksums."""
   with open(path, "rb") as file:
-    begin = file.read(2)
-  if begin[:1] == b"\x80" and begin[1:] in b"\2\3\4\5":  # no .tar: its first bytes are a name
-    raise refuse_pickled(path)
-  return gzip.GzipFile(path) if begin == b"\x1f\x8b" else open(path, "rb")
+    compressed = file.read(2) == b"\x1f\x8b"
+  return gzip.GzipFile(path) if compressed else open(path, "rb")
 
 
 def _take_member(
@@ -230,14 +197,14 @@ def _check_size(layout: Layout, file: str, found: int, where: str) -> None:
 
 def _assemble(
   layout: Layout,
-  contents: Mapping[str, UInt8[np.ndarray, "_"]],
+  contents: Mapping[str, bytes],
   names: bytes,
   where: pathlib.Path,
 ) -> dict[str, Any]:
   train = [_records(layout, contents[file], f"{file} of {where}") for file in layout.train]
   test_images, test_labels = _records(layout, contents[layout.test], f"{layout.test} of {where}")
-  class_names = tuple(names.decode("utf-8", "replace").split()) or layout.class_names
-  if len(class_names) != layout.labels[-1]:
+  class_names = tuple(names.decode("utf-8", "replace").split())
+  if class_names and len(class_names) != layout.labels[-1]:
     raise UserError(
       f"{layout.names_file} of {where} has {len(class_names)} names, but {layout.title} has "
       f"{layout.labels[-1]} classes: correct or remove it."
@@ -254,11 +221,11 @@ def _assemble(
 
 
 def _records(
-  layout: Layout, content: UInt8[np.ndarray, "_"], where: str
+  layout: Layout, content: bytes, where: str
 ) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int32[np.ndarray, "n"]]:
   """Return the images (colour planes moved to channels last) and fine labels of one file."""
   label_bytes = len(layout.labels)
-  rows = content.reshape(-1, label_bytes + _IMAGE_BYTES)
+  rows = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + _IMAGE_BYTES)
   for byte, classes in enumerate(layout.labels):
     wrong = np.flatnonzero(rows[:, byte] >= classes)
     if wrong.size:

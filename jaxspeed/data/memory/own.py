@@ -38,31 +38,29 @@ def read_own(path: pathlib.Path, *, tune: bool, share: float = TENTH) -> dict[st
   """
   name, evaluated_on = printable(path.name), "test"
   class_names = read_class_names(path / "classes.txt")
-  notes: tuple[str, ...] = ()
-  if (path / "train").is_dir():
-    train_images, train_labels, grey = _read_pair(path / "train")
-    split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
-    if tune:
-      eval_images, eval_labels = train_images, train_labels
-      notes = grey_note(grey, len(train_images))
-      source = f"{name}: train"
-    elif split is None:
-      raise UserError(
-        f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
-        "or set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
-      )
-    else:
-      eval_images, eval_labels, eval_grey = _read_pair(path / split)
-      notes = grey_note(grey + eval_grey, len(train_images) + len(eval_images))
-      source = f"{name}: train and {split}"
-  else:
+  split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
+  if not (path / "train").is_dir():
     images, labels, grey = _read_pair(path)
     kept, out = share_of(images, labels, share, str(path))
     notes = grey_note(grey, len(images)) + single_image_note(labels, class_names)
+    train_images, train_labels = images[kept], labels[kept]
     eval_images, eval_labels = images[out], labels[out]
-    train_images, train_labels = gathered(images, kept), labels[kept]
     evaluated_on = "held-out"
     source = f"{name}: arrays; {hold_out_line(len(out), len(labels), share, evaluated_on)}"
+  elif tune or split:
+    train_images, train_labels, grey = _read_pair(path / "train")
+    eval_images, eval_labels, source = train_images, train_labels, f"{name}: train"
+    count = len(train_images)
+    if not tune:
+      eval_images, eval_labels, eval_grey = _read_pair(path / str(split))
+      source += f" and {split}"
+      grey, count = grey + eval_grey, count + len(eval_images)
+    notes = grey_note(grey, count)
+  else:
+    raise UserError(
+      f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
+      "or set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
+    )
   check_sizes(train_images, eval_images, path)
   return {
     "train_images": train_images,
@@ -194,17 +192,6 @@ def share_of(
   """Return the numbers of images to keep and to hold out; arguments as in `split_by_digest`."""
   digests = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
   return split_by_digest(digests, labels, share, where)
-
-
-def gathered(
-  images: UInt8[np.ndarray, "n h w 3"], kept: Int64[np.ndarray, "m"]
-) -> UInt8[np.ndarray, "m h w 3"]:
-  """Return `images[kept]`, written over `images` to save memory; `kept` must be ascending."""
-  rows = 1_024
-  for begin in range(0, len(kept), rows):
-    part = kept[begin : begin + rows]
-    images[begin : begin + len(part)] = images[part]
-  return images[: len(kept)]
 
 
 def check_sizes(

@@ -35,7 +35,6 @@ def assert_holds(stored):
 
 def test_what_is_stored_comes_back(entry, caplog):
   assert_holds(npz.read(entry))
-  assert npz.read_about(entry) == ABOUT
   npz.store(entry, arrays(), ABOUT)
   assert list(entry.parent.iterdir()) == [entry] and not caplog.records
 
@@ -82,14 +81,6 @@ def test_what_cannot_be_written_is_told_once_and_leaves_nothing(tmp_path, monkey
   npz.store(tmp_path / "cache" / "a.npz", arrays(), ABOUT)
   assert "cannot be written (1000 requested and 5 written)" in caplog.text
   assert not list((tmp_path / "cache").iterdir())
-
-
-def test_entries_are_named_by_set_and_source_newest_first(tmp_path):
-  paths = [npz.entry_of(tmp_path, "cifar10", tmp_path / name) for name in "ab"]
-  for i, path in enumerate([*paths, npz.entry_of(tmp_path, "cifar100", tmp_path)]):
-    npz.store(path, arrays(), ABOUT)
-    os.utime(path, ns=(i, 10**18 - i))
-  assert npz.entries(tmp_path, "cifar10") == paths
 
 
 def test_stats_see_size_and_time(tmp_path):

@@ -92,11 +92,6 @@ def test_formats_of_a_set_have_the_same_hold_out(cifar10, tmp_path, opened):
     assert each.eval_labels.shape == (5,) and each.train_labels.shape == (10,)
     held_out = rows(each.eval_images, each.eval_labels)
     assert held_out == rows(found[0].eval_images, found[0].eval_labels)
-  again = hold_out(opened(folder))
-  np.testing.assert_array_equal(again.eval_images, found[0].eval_images)
-  assert again.source.endswith(
-    "from the cache; 5 of 15 training images, 10 % of each class, are held out for tuning"
-  )
 
 
 def test_images_that_cannot_be_held_out_and_trained_on_are_told():

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from jaxspeed.data.memory.own import channel_statistics, gathered, read_npy, read_own
+from jaxspeed.data.memory.own import channel_statistics, read_npy
 from jaxspeed.errors import UserError
 
 
@@ -17,35 +17,6 @@ def peak():
   tracemalloc.start()
   yield lambda: tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-
-
-def write_images(folder, number=30_000, size=16):
-  """23 MB of noise, and labels."""
-  folder.mkdir(parents=True, exist_ok=True)
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (number, size, size, 3), np.uint8)
-  np.save(folder / "images.npy", images)
-  np.save(folder / "labels.npy", np.arange(number) % 3)
-  return images.nbytes
-
-
-@pytest.mark.parametrize("splits", [("",), ("train", "val")])
-def test_reading_takes_little_more_memory_than_the_set(tmp_path, splits, peak):
-  size = sum(write_images(tmp_path / split) for split in splits)
-  tracemalloc.reset_peak()
-  read_own(tmp_path, tune=False)
-  assert peak() < 1.2 * size
-
-
-@pytest.mark.parametrize("number", [1, 5, 1_024, 3_000])
-def test_images_are_gathered_in_their_own_memory(number):
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (number + 300, 2, 3, 3), np.uint8)
-  kept = np.sort(rng.permutation(len(images))[:number])
-  expected = images[kept]
-  found = gathered(images, kept)
-  assert np.shares_memory(found, images)
-  np.testing.assert_array_equal(found, expected)
 
 
 def test_statistics_are_exact_and_take_no_memory(peak):
