@@ -4,15 +4,15 @@ import abc
 import collections
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64, UInt8
+from jaxtyping import Bool, Int32, Int64, UInt8
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.reading import ReadAhead, window_of
-from jaxspeed.data.disk.repair import Repair, Request
+from jaxspeed.data.disk.repair import Repair
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
@@ -23,6 +23,17 @@ _PREFETCHED = 2
 _CHUNK = 64
 # Images read concurrently: at 20 ms each, 3,200 a second.
 READ_THREADS = 64
+
+
+class _Request(NamedTuple):
+  """A batch before it is decoded; `used` is `index` with images without a header replaced."""
+
+  place: tuple[int, int]  # epoch, and place in its order
+  index: Int64[np.ndarray, "b"]
+  used: Int64[np.ndarray, "b"]
+  mask: Bool[np.ndarray, "b"]
+  flip: Bool[np.ndarray, "b"]
+  windows: tuple[np.ndarray, ...]
 
 
 class Stream(Iterator[Batch], abc.ABC):
@@ -46,7 +57,7 @@ class Stream(Iterator[Batch], abc.ABC):
   # dtype and shape of what `_windows` returns for each image.
   _window_types: tuple[tuple[type, tuple[int, ...]], ...]
   _batches: Iterator[tuple[Any, Any]]
-  _pending: collections.deque[Request]
+  _pending: collections.deque[_Request]
 
   def __init__(
     self,
@@ -151,9 +162,6 @@ class Stream(Iterator[Batch], abc.ABC):
     broken = np.flatnonzero((length < 0) & counted)
     if len(broken):
       image, used = np.array(image), used.copy()
-      if len(broken) == counted.sum():
-        windows_at = functools.partial(self._windows_of, self._delivered)
-        self._repair.require_hope(broken, used, windows_at)
       for row in broken.tolist():
         windows_of = functools.partial(self._windows_of, self._delivered, row)
         used[row], part = self._repair.mend(int(used[row]), windows_of, replace=self._replaces)
@@ -171,10 +179,10 @@ class Stream(Iterator[Batch], abc.ABC):
     windows = self._windows(step, np.array([row]), np.array([number]))
     return [window[0] for window in windows]
 
-  def _request(self, step: int) -> Request:
+  def _request(self, step: int) -> _Request:
     place, index, mask, flip = self._ask(step)
     used = self._repair.first_with_header(index)
-    return Request(place, index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
+    return _Request(place, index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
 
   # TensorFlow's part
 
@@ -201,7 +209,7 @@ class Stream(Iterator[Batch], abc.ABC):
       raise
 
   def _loaded(
-    self, pending: "collections.deque[Request]", chunk: int
+    self, pending: "collections.deque[_Request]", chunk: int
   ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield encoded images and their windows, in parts of at most `chunk` images of one batch.
 

@@ -103,66 +103,30 @@ def open_table(
     UserError: a file cannot be opened, a shard is damaged, or the index beside the images cannot be
       written.
   """
-  entry = npz.entry_of(cache, "images", listed.place)
-  if anew or beside:
-    return _make(listed, own_index(listed.place) if beside else entry, show, verify=True)
-  for path in (own_index(listed.place), entry):
-    if (table := _stored(listed, path)) is not None:
-      return table
+  own, entry = own_index(listed.place), npz.entry_of(cache, "images", listed.place)
   # The processes of a host wait for the first, which reads the headers.
   with npz.locked_cache(cache):
-    table = _stored(listed, entry)
-    return _make(listed, entry, show, verify=False) if table is None else table
-
-
-def outdated(table: Table) -> str:
-  """Remove an outdated index from the cache, and return advice for the user.
-
-  An index beside the images is the user's and stays.
-  """
-  index = pathlib.Path(table.index)
-  if table.index and index.parent.name == ".jaxspeed":
-    root = shlex.quote(str(index.parents[1]))
-    return f"write the index {index} again with python -m jaxspeed.prepare index {root}"
-  if table.index:
-    index.unlink(missing_ok=True)
-  return "the index was removed from the cache, and the same command makes it again"
-
-
-def _make(listed: Listed, path: pathlib.Path, show: Show | None, *, verify: bool) -> Table:
-  """Read all headers, and store what they say."""
-  columns = _scan(listed, show, verify=verify)
-  arrays = columns | {"names": listed.names.text}
-  if listed.records:
-    arrays["stats"] = _stats(listed)
-  if path != own_index(listed.place):
-    npz.store(path, arrays, {})
-    return _table(listed, columns, path)
-  try:
-    npz.write(path, arrays, {})
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
-      "without an index there."
-    ) from error
+    for path in () if anew or beside else (own, entry):
+      try:
+        if path.is_file():
+          return _table(listed, _fitting(listed, path), path)
+      except ValueError as error:
+        command = f"python -m jaxspeed.prepare index {shlex.quote(str(listed.place))}"
+        advice = f"{command} writes it again" if path == own else "it is made again"
+        _log.warning("the index %s is not used (%s): %s", path, error, advice)
+    columns = _scan(listed, show, verify=anew or beside)
+    arrays = columns | {"names": listed.names.text}
+    if listed.records:
+      arrays["stats"] = _stats(listed)
+    path = own if beside else entry
+    try:
+      (npz.write if beside else npz.store)(path, arrays, {})
+    except OSError as error:
+      raise UserError(
+        f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
+        "without an index there."
+      ) from error
   return _table(listed, columns, path)
-
-
-def _stored(listed: Listed, path: pathlib.Path) -> Table | None:
-  """Return the table from an index, or warn and return None where that does not fit the files."""
-  if not path.is_file():
-    return None
-  try:
-    return _table(listed, _fitting(listed, path), path)
-  except ValueError as error:
-    advice = "it is made again"
-    if path == own_index(listed.place):
-      place = shlex.quote(str(listed.place))
-      advice = f"write it again with python -m jaxspeed.prepare index {place}"
-    else:
-      path.unlink(missing_ok=True)
-    _log.warning("the index %s is not used (%s): %s", path, error, advice)
-    return None
 
 
 def _fitting(listed: Listed, path: pathlib.Path) -> Columns:

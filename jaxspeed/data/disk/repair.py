@@ -1,38 +1,23 @@
 """Broken images of a table: the reason for each, and the image that takes its place."""
 
-import dataclasses
-import io
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Int64, UInt8
 
 from jaxspeed.data.disk.images import describe_failure, describe_unreadable
-from jaxspeed.data.disk.index import outdated
-from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
-# A batch of at least this many images that are all broken means that the disk is broken.
-_HOPELESS = 8
+# Images tried in the place of a broken one: if all are broken too, the disk is.
+_TRIED = 64
 # A name of a file that does not end as JPEGs do.
 _NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
 
 Windows = Sequence[np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-  """A batch before it is decoded; `used` is `index` with images without a header replaced."""
-
-  place: tuple[int, int]  # epoch, and place in its order
-  index: Int64[np.ndarray, "b"]
-  used: Int64[np.ndarray, "b"]
-  mask: Bool[np.ndarray, "b"]
-  flip: Bool[np.ndarray, "b"]
-  windows: tuple[np.ndarray, ...]
 
 
 def why_broken(split: Table, number: int) -> str:
@@ -95,40 +80,19 @@ class Repair:
 
     Raises:
       UserError: the image has changed since it was indexed, is broken with on_error="raise", or no
-        image can be decoded.
+        image near it can be decoded.
     """
-    split, images = self._split, len(self._split)
-    for candidate in (further % images for further in range(number, number + images)):
+    split, tried = self._split, min(len(self._split), _TRIED)
+    for candidate in ((number + i) % len(split) for i in range(tried if replace else 1)):
       if split.width[candidate]:
         part = self._try(candidate, windows_of(candidate))
         if part is not None:
           return candidate, part
-      if not replace:
-        return -1, None
+    if not replace:
+      return -1, None
     raise UserError(
-      f"none of the {images} images of {split.root} can be decoded; "
-      f"{split.name(number)}: {self.reason(number)}; repair the data set, or name another."
-    )
-
-  def require_hope(
-    self, rows: Int64[np.ndarray, "r"], used: Int64[np.ndarray, "b"], windows_at: Callable[..., Any]
-  ) -> None:
-    """Raise a UserError where all images of a batch, which failed, are broken.
-
-    Args:
-      rows: the rows of its images.
-      used: the numbers of the images in all rows.
-      windows_at: function that returns the part of an image, given its row and number.
-    """
-    pairs = [(row, int(used[row])) for row in rows.tolist()]
-    if len(pairs) < _HOPELESS:
-      return
-    if any(self._try(number, windows_at(row, number)) is not None for row, number in pairs):
-      return
-    split, number = self._split, pairs[0][1]
-    raise UserError(
-      f"none of {len(pairs)} images in a row can be decoded, the first of them "
-      f"{split.name(number)} in {split.root} ({self.reason(number)}): repair the data set."
+      f"none of {tried} images in a row can be decoded, the first of them {split.name(number)} in "
+      f"{split.root} ({self.reason(number)}): repair the data set, or name another."
     )
 
   def reason(self, number: int) -> str:
@@ -141,10 +105,21 @@ class Repair:
     """Check that an image's size in bytes has not changed since it was indexed.
 
     Raises:
-      UserError: it has changed.
+      UserError: it has changed; the index is removed if it may be.
     """
-    if length != self._split.length[number]:
-      self._changed(number, f"{self._split.length[number]:,} bytes then, {length:,} now")
+    split = self._split
+    if length == split.length[number]:
+      return
+    advice = "its index was removed, and the same command makes it again"
+    try:
+      if split.index:
+        os.unlink(split.index)
+    except OSError:
+      advice = f"remove its index {split.index}"
+    raise UserError(
+      f"{split.name(number)} in {split.root} has changed since the images were indexed "
+      f"({split.length[number]:,} bytes then, {length:,} now): {advice}."
+    )
 
   def _try(self, number: int, windows: Windows) -> UInt8[np.ndarray, "h w 3"] | None:
     """Return a part of an image, or None if it is broken.
@@ -161,7 +136,6 @@ class Repair:
       try:
         return self._decode(encoded, *windows)
       except self._failures:
-        self._check_size(number, encoded)
         self._reasons[number] = describe_failure(encoded)
     if self._on_error == "raise":
       self._refuse(number)
@@ -171,24 +145,4 @@ class Repair:
     raise UserError(
       f"{self._split.name(number)} in {self._split.root} cannot be decoded "
       f"({self.reason(number)}): replace or remove it, or set config.data.on_error=skip."
-    )
-
-  def _check_size(self, number: int, encoded: bytes) -> None:
-    try:
-      with pixels.open_image(io.BytesIO(encoded)) as image:
-        found = pixels.header_of(image)
-    except Exception:  # without a header it is damaged, not changed
-      return
-    split = self._split
-    indexed = (split.width[number], split.height[number], split.orientation[number])
-    if found != indexed:
-      then, now = (f"{width} x {height}" for width, height, _ in (indexed, found))
-      self._changed(number, f"{then} pixels then, {now} now")
-
-  def _changed(self, number: int, how: str) -> NoReturn:
-    split = self._split
-    advice = outdated(split)
-    raise UserError(
-      f"{split.name(number)} in {split.root} has changed since the images were indexed "
-      f"({how}): {advice}."
     )
