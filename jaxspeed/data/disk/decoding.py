@@ -2,9 +2,10 @@
 
 import abc
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt8
@@ -25,7 +26,8 @@ _CHUNK = 64
 READ_THREADS = 64
 
 
-class _Request(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Request:
   """A batch before it is decoded; `used` is `index` with images without a header replaced."""
 
   place: tuple[int, int]  # epoch, and place in its order
