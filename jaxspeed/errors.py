@@ -78,7 +78,3 @@ class UserError(Exception):
 
   def __init__(self, message: str) -> None:
     super().__init__(printable(message))
-
-  def in_python(self) -> str:
-    """The sentence without the dashes of flags, whose names arguments and fields have too."""
-    return str(self).replace(" --", " ").replace("(--", "(").removeprefix("--")

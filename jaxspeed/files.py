@@ -223,17 +223,13 @@ def to_json(value: Any) -> Any:
   return value
 
 
-def dump_json(
-  value: Any, indent: int | None = None, *, sort_keys: bool = False, only_ascii: bool = True
-) -> str:
-  """`value` as strict JSON, which has no NaN and no infinities; by default in ASCII alone.
+def dump_json(value: Any, **options: Any) -> str:
+  """`value` as strict JSON, with options of `json.dumps`.
 
   Raises:
-    ValueError: `value` contains such a number.
+    ValueError: `value` contains NaN or an infinity.
   """
-  return json.dumps(
-    value, indent=indent, sort_keys=sort_keys, allow_nan=False, ensure_ascii=only_ascii
-  )
+  return json.dumps(value, allow_nan=False, **options)
 
 
 def parse_json(text: str | bytes, kind: Any = Any) -> Any:

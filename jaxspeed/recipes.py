@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _to_json(facts: Facts) -> dict[str, Any]:
-  variants = {name: row.model_dump() for name, row in facts.variants.items()}
+  variants = {name: row._asdict() for name, row in facts.variants.items()}
   return facts._asdict() | {"variants": variants}
 
 

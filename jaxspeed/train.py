@@ -57,6 +57,7 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster import processes
+    from jaxspeed.cluster.folder_lock import read_owner
     from jaxspeed.cluster.peers import find_peers
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.devices.mesh import keep_host_memory
@@ -98,20 +99,13 @@ def main() -> None:
       # A normal exit would wait for the other processes, which wait for this one.
       processes.exit_now(MISTAKE)
     except Exception as error:
-      _report(error, pathlib.Path(workdir), peers.process if peers else None)
+      path = pathlib.Path(workdir, f"traceback_{peers.process}.txt" if peers else "traceback.txt")
+      output.report(error, path if read_owner(path.parent) else None)
       if processes.several():
         processes.exit_now(FAULT)
       sys.exit(FAULT)
 
   command_line.run(run, output_is_result=False, command="train")
-
-
-def _report(error: Exception, folder: pathlib.Path, process: int | None) -> None:
-  """Reports a bug in the program, with its traceback in the run's folder."""
-  from jaxspeed.cluster.folder_lock import read_owner
-
-  name = "traceback.txt" if process is None else f"traceback_{process}.txt"
-  output.report(error, folder if read_owner(folder) else None, name)
 
 
 if __name__ == "__main__":

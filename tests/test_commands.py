@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -83,37 +82,19 @@ def test_evaluate_says_where_the_name_of_missing_data_comes_from(trained, tmp_pa
   assert given.startswith("config.data.path: elsewhere does not exist; it names ")
 
 
-def test_predict_prints_five_classes(trained, tmp_path):
+def test_predict_prints_five_classes_and_goes_on_past_a_file_that_is_no_image(trained, tmp_path):
   folder, _, _ = trained
-  image = tmp_path / "a picture.png"
-  Image.fromarray(np.full((8, 8), 100, np.uint8)).save(image)
-  done = run("predict", f"--workdir={folder}", str(image))
-  assert done.returncode == 0, done.stderr
-  lines = done.stdout.splitlines()
-  assert lines[0] == str(image)
-  assert len(lines) == 6 and all(re.fullmatch(r" +\d+\.\d\d%  \d", line) for line in lines[1:])
-
-
-def test_predict_goes_on_past_a_file_that_is_no_image(trained, tmp_path):
-  folder, _, _ = trained
-  good, bad, missing = tmp_path / "good.png", tmp_path / "bad.png", tmp_path / "missing.png"
+  good, bad, missing = tmp_path / "a good.png", tmp_path / "bad.png", tmp_path / "missing.png"
   Image.fromarray(np.full((8, 8), 100, np.uint8)).save(good)
   bad.write_text("no image")
   done = run("predict", f"--workdir={folder}", str(bad), str(good), str(missing), str(good))
   assert done.returncode == 2
   lines = done.stdout.splitlines()
   assert len(lines) == 12 and lines[0] == lines[6] == str(good) and lines[1:6] == lines[7:]
+  assert all(re.fullmatch(r" +\d+\.\d\d%  \d", line) for line in lines[1:6])
   told = done.stderr.splitlines()
   assert [line.split(" ")[1] for line in told] == [str(bad), f"{missing}:"]
   assert all(line.startswith("jaxspeed: ") for line in told)
-
-
-def write_arrays(folder: pathlib.Path, classes: int) -> pathlib.Path:
-  folder.mkdir()
-  rng = np.random.default_rng(0)
-  np.save(folder / "images.npy", rng.integers(256, size=(200, 32, 32, 3), dtype=np.uint8))
-  np.save(folder / "labels.npy", np.arange(200) % classes)
-  return folder
 
 
 def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):

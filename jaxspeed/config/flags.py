@@ -22,15 +22,10 @@ _OF_RECIPES = ("train", "plan")
 
 
 class ConfigFlag:
-  """--config=RECIPE with the fields that --config.FIELD=VALUE sets; `run` fills it.
+  """--config=RECIPE with the fields that --config.FIELD=VALUE sets; `run` fills it."""
 
-  Attributes:
-    recipe: the config of the recipe; None where none is named, which `train` and `plan` refuse.
-    overrides: the values that the command line sets, by dotted field name.
-  """
-
-  recipe: ConfigDict | None = None
-  overrides: Mapping[str, Any] = {}
+  recipe: ConfigDict | None = None  # None where none is named, which `train` and `plan` refuse
+  overrides: Mapping[str, Any] = {}  # by dotted field name
 
   @functools.cached_property
   def value(self) -> ConfigDict | None:
@@ -67,7 +62,6 @@ def define_config_flag() -> ConfigFlag:
 
 
 def define_import_flag() -> None:
-  """Defines --import."""
   flags.DEFINE_list(
     "import", [], "Modules to import first, which register models, ... of your own."
   )
@@ -115,7 +109,7 @@ def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, lis
 
 
 def required(flag: str, value: str | None) -> str:
-  """Returns the value of a flag, or raises a UserError if it is missing."""
+  """The value of a flag, which must be given."""
   if not value:
     form = ": name the folder of a run, as --workdir=runs/a" if flag == "workdir" else ""
     raise UserError(f"--{flag} is missing{form}; see --help for the flags.")
@@ -150,10 +144,9 @@ def run(
   Args:
     main: the command, which takes the arguments that are not flags.
     define: takes the words of the command line, to define flags that depend on them or on JAX.
-    output_is_result: whether the command fails if standard output cannot be written; a pipe closed
-      by its reader, such as `head`, is not a failure.
-    command: its name, if it always has a config: for --help, which lists the fields that it uses,
-      and for a recipe as its first argument.
+    output_is_result: whether standard output that cannot be written, but for a pipe that its reader
+      closed, is a MISTAKE.
+    command: its name, if its first argument may be a recipe or --help lists the fields it uses.
   """
   finish(lambda: main(_parsed(sys.argv, define, command)), output_is_result=output_is_result)
 

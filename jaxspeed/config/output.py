@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
 from absl import flags
@@ -32,24 +32,21 @@ class _Stream:
     self._stream = stream
 
   def write(self, text: str) -> int:
-    try:
-      self._stream.write(text)
-    except (OSError, ValueError) as error:
-      self._drop(error)
+    self._try(lambda: self._stream.write(text))
     return len(text)
 
   def flush(self) -> None:
-    try:
-      self._stream.flush()
-    except (OSError, ValueError) as error:
-      self._drop(error)
+    self._try(self._stream.flush)
 
-  def _drop(self, error: Exception) -> None:
-    """Sends what follows, and what a buffer still holds when Python ends, to nowhere."""
-    if self.failure is None:
-      self.failure = error
-      with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), self._stream.fileno())
+  def _try(self, act: Callable[[], object]) -> None:
+    """After a failure, what follows and what a buffer still holds goes to nowhere."""
+    try:
+      act()
+    except (OSError, ValueError) as error:
+      if self.failure is None:
+        self.failure = error
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+          os.dup2(nowhere.fileno(), self._stream.fileno())
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)
@@ -101,18 +98,16 @@ def unfailing(stream: TextIO | None) -> TextIO:
   return cast(TextIO, stream if isinstance(stream, _Stream) else _Stream(stream))
 
 
-def lost() -> str | None:
-  """Why output to standard output was lost; None if none was, or the reader closed the pipe."""
-  sys.stdout.flush()
-  failure = getattr(sys.stdout, "failure", None)
-  if failure is None or isinstance(failure, BrokenPipeError):
-    return None
-  return getattr(failure, "strerror", None) or str(failure)
-
-
 def is_closed() -> bool:
   """Whether nobody can read standard output any more: its pipe is closed, or a write failed."""
   return getattr(sys.stdout, "failure", None) is not None
+
+
+def lost() -> object:
+  """Why output to standard output was lost; None if none was, or the reader closed the pipe."""
+  sys.stdout.flush()
+  failure = getattr(sys.stdout, "failure", None)
+  return None if isinstance(failure, BrokenPipeError) else getattr(failure, "strerror", failure)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -141,24 +136,19 @@ def note(sentence: object) -> None:
     say(f"note: {sentence}")
 
 
-def report(
-  error: BaseException, folder: pathlib.Path | None = None, name: str = "traceback.txt"
-) -> None:
+def report(error: BaseException, path: pathlib.Path | None = None) -> None:
   """Writes the traceback of an unexpected exception to a file, and prints a sentence about it.
 
-  Args:
-    error: the exception.
-    folder: the folder of the file; the temporary folder if None, or if writing fails.
-    name: the file's name in `folder`.
+  The file is one in the temporary folder if `path` is None or cannot be written.
   """
   text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
   first = next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".")
   where = "there is no room for the traceback"
   elsewhere = pathlib.Path(tempfile.gettempdir(), f"jaxspeed_{os.getpid()}.txt")
-  for path in [folder / name, elsewhere] if folder else [elsewhere]:
+  for file in [path, elsewhere] if path else [elsewhere]:
     with contextlib.suppress(OSError):
-      write_atomically(path, text)
-      where = f"the traceback is in {path}"
+      write_atomically(file, text)
+      where = f"the traceback is in {file}"
       break
   reason = f" ({first})" if first else ""
   say(f"an unexpected error ended this command, {type(error).__name__}{reason}: {where}.")

@@ -45,20 +45,18 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
 
 
 def parse_value(name: str, text: str) -> Any:
-  """The value of a field from the text behind `--config.FIELD=`; a text that is none stays a text.
+  """The value of a field from the text behind `--config.FIELD=`.
 
-  Raises:
-    UserError: there is no such field.
+  A text that is no value stays a text, and so does that of an unknown field: `with_overrides`
+  refuses both.
   """
-  field = fields.known().get(name)
-  if field is None:
-    raise UserError(fields.no_field(name))
+  default = fields.known()[name].default if name in fields.known() else ""
+  if isinstance(default, str):
+    return text
   try:
-    if not isinstance(field.default, str):
-      return ast.literal_eval(text.capitalize() if isinstance(field.default, bool) else text)
+    return ast.literal_eval(text.capitalize() if isinstance(default, bool) else text)
   except (ValueError, SyntaxError, MemoryError, RecursionError):
-    pass
-  return text
+    return text
 
 
 def to_flags(overrides: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,5 @@
-"""Recipes and modules of the user's own: finding, importing and checking them.
+"""Recipes and modules of the user's own: finding, importing and checking them."""
 
-A mistake in one is a sentence with the file and its line.
-"""
-
-import contextlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -13,44 +9,32 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import pydantic
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks
-from jaxspeed.config.kinds import PositiveShare
-from jaxspeed.config.schema import Group
 from jaxspeed.errors import UserError, did_you_mean
 
 # Longest text of a recipe's own exception in a message, in characters.
 _SHOWN = 300
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# Where the frames of a traceback are not the user's.
-_NOT_OWN = ("<frozen", os.path.dirname(importlib.__file__), os.path.join(_PACKAGE, "config", ""))
 
 
-class Published(Group):
+class Published(NamedTuple):
   """What is published of a recipe, as its file states it in PUBLISHED[variant]; None: nothing."""
 
-  source: str = ""
-  """the repository or paper"""
-  hardware: str = ""
-  """number and name of the devices"""
-  top1: PositiveShare | None = None
-  """accuracy, as a fraction"""
-  top5: PositiveShare | None = None
-  """the same"""
-  runs: pydantic.PositiveInt | None = None
-  """number of runs of which the accuracy is the mean"""
-  seconds: pydantic.PositiveFloat | None = None
-  """time to that accuracy"""
-  clock: str = ""
-  """what that time covers"""
-  epochs: tuple[int, int] | None = None
-  """least and most epochs to that accuracy"""
-  rates_for: Literal["mean loss", "summed loss", "1,024 images"] = "mean loss"
-  """what its learning rates are stated for; of 1,024 images: without the momentum's lengthening"""
+  source: str = ""  # the repository or paper
+  hardware: str = ""  # number and name of the devices
+  top1: float | None = None  # accuracy, as a fraction
+  top5: float | None = None
+  runs: int | None = None  # number of runs of which the accuracy is the mean
+  seconds: float | None = None  # time to that accuracy
+  clock: str = ""  # what that time covers
+  epochs: tuple[int, int] | None = None  # least and most epochs to that accuracy
+  # What its learning rates are for: "mean loss", "summed loss", or "1,024 images", without the
+  # momentum's lengthening.
+  rates_for: str = "mean loss"
 
   @property
   def accuracy_in_words(self) -> str:
@@ -65,41 +49,30 @@ class Published(Group):
 
 
 class Facts(NamedTuple):
-  """What a recipe file says of itself.
+  """What a recipe file says of itself."""
 
-  Attributes:
-    title: the first line of its docstring.
-    default: the variant without a colon; "" for a recipe without variants.
-    variants: what is published of each variant; the only one of a recipe without variants is "".
-  """
-
-  title: str
-  default: str
-  variants: dict[str, Published]
+  title: str  # the first line of its docstring
+  default: str  # the variant without a colon; "" for a recipe without variants
+  variants: dict[str, Published]  # the only variant of a recipe without variants is ""
 
 
 def facts_of(name: str) -> Facts:
   """What a recipe says of itself: `name` is that of a shipped recipe, or the path of a file.
 
   Raises:
-    UserError: there is no such recipe, or it raises an exception.
+    UserError: there is no such recipe, it raises an exception, or its PUBLISHED has other fields
+      than `Published`.
   """
-  module = _imported(path := find_recipe(name))
-  rows = getattr(module, "PUBLISHED", None) or {"": {}}
-  try:
+  module = import_file(path := find_recipe(name))
+
+  def read() -> Facts:
+    rows = getattr(module, "PUBLISHED", None) or {"": {}}
     variants = {str(variant): Published(**row) for variant, row in rows.items()}
-  except (AttributeError, TypeError, pydantic.ValidationError):
-    names = ", ".join(Published.model_fields)
-    raise UserError(f"{path}: PUBLISHED must map each variant to a dict of {names}.") from None
-  first = next(iter(inspect.signature(module.get_config).parameters.values()), None)
-  default = first.default if first and first.default in variants else next(iter(variants))
-  return Facts((module.__doc__ or "").strip().partition("\n")[0], default, variants)
+    first = next(iter(inspect.signature(module.get_config).parameters.values()), None)
+    default = first.default if first and first.default in variants else next(iter(variants))
+    return Facts((module.__doc__ or "").strip().partition("\n")[0], default, variants)
 
-
-def published(name: str, variant: str | None = None) -> Published:
-  """What is published of a variant of a recipe (`facts_of`), perhaps nothing; None: the default."""
-  facts = facts_of(name)
-  return facts.variants.get(facts.default if variant is None else variant, Published())
+  return guarded(read, path)
 
 
 def published_as(name: str) -> Published:
@@ -108,10 +81,10 @@ def published_as(name: str) -> Published:
   The name may come from a file, so it selects a recipe, but not a path.
   """
   recipe, _, variant = name.partition("/")
-  if recipe in shipped():
-    with contextlib.suppress(UserError):
-      return published(recipe, variant or None)
-  return Published()
+  if recipe not in shipped():
+    return Published()
+  facts = facts_of(recipe)
+  return facts.variants.get(variant or facts.default, Published())
 
 
 def shipped() -> dict[str, pathlib.Path]:
@@ -137,10 +110,8 @@ def find_recipe(name: str) -> str:
     return name
   if name in recipes or str(path.parent) == "configs" and path.stem in recipes:
     return str(recipes[path.stem])
-  meant = did_you_mean(path.stem, recipes)
-  if not meant and path.name == name and not path.suffix:
-    meant = f": choose one of {', '.join(recipes)}, or a file."
-  raise UserError(f"{name or 'the recipe'}: there is no such recipe or file{meant or '.'}")
+  meant = did_you_mean(path.stem, recipes) or f": choose one of {', '.join(recipes)}, or a file."
+  raise UserError(f"{name or 'the recipe'}: there is no such recipe or file{meant}")
 
 
 def load_recipe(name: str) -> ConfigDict:
@@ -153,14 +124,10 @@ def load_recipe(name: str) -> ConfigDict:
     UserError: there is no such file, it raises an exception, or its config is invalid.
   """
   file, colon, variant = name.partition(":")
-  path = find_recipe(file)
-  get_config, arguments = _imported(path).get_config, [variant] if colon else []
-  try:
-    inspect.signature(get_config).bind(*arguments)
-  except TypeError:
-    wrong = "has no variants: leave out the colon" if colon else f"needs one: write {file}:VARIANT"
-    raise UserError(f"{file} {wrong}.") from None
-  config = guarded(lambda: get_config(*arguments))
+  module = import_file(path := find_recipe(file))
+  if colon and not guarded(lambda: inspect.signature(module.get_config).parameters, path):
+    raise UserError(f"{file} has no variants: leave out the colon.")
+  config = guarded(lambda: module.get_config(*[variant] * bool(colon)), path)
   if not isinstance(config, ConfigDict):
     raise UserError(
       f"{path}: get_config() returned {type(config).__name__}: it must return the config of base() "
@@ -169,25 +136,17 @@ def load_recipe(name: str) -> ConfigDict:
   return checks.checked(config, source=path)
 
 
-def _imported(path: str) -> Any:
-  """The module of a recipe."""
-  module = import_file(path)
-  if not callable(getattr(module, "get_config", None)):
-    raise UserError(f"{path} defines no function get_config() that returns the config.")
-  return module
-
-
 def import_file(file: str) -> types.ModuleType:
   """Imports a Python file as a module.
 
   Raises:
-    UserError: it raises an exception; the message names the line.
+    UserError: it raises an exception.
   """
   loader = importlib.machinery.SourceFileLoader(f"recipe_{pathlib.Path(file).stem}", file)
   spec = importlib.util.spec_from_file_location(loader.name, file, loader=loader)
   assert spec is not None
   module = sys.modules[loader.name] = importlib.util.module_from_spec(spec)
-  guarded(lambda: loader.exec_module(module))
+  guarded(lambda: loader.exec_module(module), file)
   return module
 
 
@@ -205,28 +164,27 @@ def import_modules(modules: Sequence[str]) -> None:
   importlib.invalidate_caches()
   for module in modules:
     name = module.removesuffix(".py").strip("./").replace("/", ".")
-    guarded(lambda name=name: importlib.import_module(name), prefix=f"--import={module}: ")
+    guarded(lambda name=name: importlib.import_module(name), f"--import={module}")
 
 
-def guarded(run: Callable[[], Any], *, prefix: str = "") -> Any:
+def guarded(run: Callable[[], Any], source: str) -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
 
-  The commands print the last frame of Python's traceback, a note of the error, before the sentence,
-  which begins with `prefix` and the innermost line of the user's file.
+  The sentence names the source and, if that is a file, the innermost line in it. The commands print
+  the last frame of Python's traceback, a note of the error, before it.
   """
   try:
     return run()
   except (Exception, SystemExit) as error:
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    own = [frame for frame in frames if not frame[0].startswith(_NOT_OWN)]
     if isinstance(error, SyntaxError):
-      own = [(str(error.filename), error.lineno or 0)]
-    where = next((f"{f}, line {line}: " for f, line in reversed(own) if f == own[0][0]), "")
+      frames.append((str(error.filename), error.lineno or 0))
+    where = [f"{source}, line {line}" for file, line in frames if file == source] or [source]
     is_plain = isinstance(error, UserError)
     text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
     text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
-    mistake = UserError(f"{prefix}{where}{text}{'' if text.endswith('?') else '.'}")
-    if not is_plain:
+    mistake = UserError(f"{where[-1]}: {text}{'' if text.endswith('?') else '.'}")
+    if not is_plain and not frames[-1][0].startswith((__file__, "<frozen")):
       limit = 0 if isinstance(error, SyntaxError) else -1
       mistake.add_note("".join(traceback.format_exception(error, limit=limit)))
     raise mistake from None

@@ -81,14 +81,11 @@ def model(name: str, *, least_side: int = 1) -> Callable[[_Definition], _Definit
 
   def add(module: _Definition) -> _Definition:
     # Without importing flax: `config` does not know it.
-    if not (isinstance(module, type) and hasattr(module, "apply") and hasattr(module, "init")):
-      own = getattr(module, "__name__", repr(module))
-      raise UserError(f"the model {name!r} must be a flax.linen.Module, not {own}.")
-    if missing := {"classes", "dtype"} - {each.name for each in dataclasses.fields(module)}:
+    fields = dataclasses.fields(module) if dataclasses.is_dataclass(module) else ()
+    if not (hasattr(module, "apply") and {"classes", "dtype"} <= {each.name for each in fields}):
       raise UserError(
-        f"the model {name!r}: {module.__name__} has no attribute {' and '.join(sorted(missing))}; "
-        "a model has `classes: int` and `dtype: Any`, which config.data.classes and "
-        "config.precision set."
+        f"the model {name!r} must be a flax.linen.Module with `classes: int` and `dtype: Any`, "
+        f"which config.data.classes and config.precision set, and {module} is none."
       )
     _require_free("model", name, module, FAMILIES[name].module if name in FAMILIES else module)
     FAMILIES[name] = Family(module, _fields_of(module), least_side)

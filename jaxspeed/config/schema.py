@@ -45,19 +45,12 @@ class Says(NamedTuple):
 
 
 class When(NamedTuple):
-  """A condition without which a field has no effect (`conditions`).
+  """A condition without which a field has no effect (`conditions`)."""
 
-  Attributes:
-    works: takes a view of the config (`conditions.View`), which notes the fields that it reads.
-    otherwise: the reason or the remedy, as the end of a sentence.
-    command: the only command to which this applies; '': all.
-    but: the fields of a group with this condition to which it does not apply.
-  """
-
-  works: Callable[[Any], Any]
-  otherwise: str
-  command: str = ""
-  but: tuple[str, ...] = ()
+  works: Callable[[Any], Any]  # takes a `conditions.View`, which notes the fields that it reads
+  otherwise: str  # the reason or the remedy, as the end of a sentence
+  command: str = ""  # the only command to which this applies; '': all
+  but: tuple[str, ...] = ()  # the fields of a group with this condition to which it does not apply
 
 
 class Also(NamedTuple):

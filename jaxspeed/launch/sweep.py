@@ -19,7 +19,7 @@ def load_sweep(file: str) -> Run:
   function = getattr(module, "sweep", None)
   if not callable(function):
     raise UserError(f"{file} defines no function sweep() that returns a Run of jaxspeed.launch.")
-  run = guarded(function)
+  run = guarded(function, file)
   if not isinstance(run, Run):
     kind = "nothing" if run is None else f"a value of type {type(run).__name__}"
     raise UserError(f"{file}: sweep() returned {kind}: it must return a Run of jaxspeed.launch.")

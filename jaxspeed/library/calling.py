@@ -24,7 +24,8 @@ def library_call(*, quiet: bool = True) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    error.args = (error.in_python(),)
+    # Without the dashes of flags, whose names arguments and fields have too.
+    error.args = (str(error).replace(" --", " ").replace("(--", "(").removeprefix("--"),)
     raise
   finally:
     if quiet:

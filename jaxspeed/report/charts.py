@@ -166,7 +166,7 @@ class Chart:
       }
       for line in self.named
     ]
-    return dump_json({"x": self.x_label, "series": series}, only_ascii=False)
+    return dump_json({"x": self.x_label, "series": series}, ensure_ascii=False)
 
 
 def _thinned(line: Line, ceiling: float) -> Line:

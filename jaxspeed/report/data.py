@@ -328,5 +328,5 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _shown(value: Any) -> str:
-  shown = value if isinstance(value, str) else dump_json(value, only_ascii=False)
+  shown = value if isinstance(value, str) else dump_json(value, ensure_ascii=False)
   return shown if len(shown) <= 60 else f"{shown[:60]}..."

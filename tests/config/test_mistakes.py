@@ -54,17 +54,15 @@ recipe return => c.py: get_config() returned NoneType: it must return the config
 recipe from ml_collections import ConfigDict; return ConfigDict() => c.py: there is no config.model: it has no default
 file # \xe9\ndef get_config():\n  return 1\n => c.py
 file def get_config():\n  return (\n => c.py, line 2: SyntaxError: '(' was never closed.
-file  => c.py defines no function get_config() that returns the config.
-file get_config = 3\n => c.py defines no function get_config()
-file def get_config(v):\n  pass\n => c.py needs one: write c.py:VARIANT.
+file  => c.py: AttributeError: module 'recipe_c' has no attribute 'get_config'.
 import => No module named 'my_none'
-import 1 / 0 => --import=my_mod: {folder}/my_mod.py, line 1: ZeroDivisionError: division by zero.
-import import sys; sys.exit(3) => my_mod.py, line 1: SystemExit: 3.
-import def f(: => my_mod.py, line 1: SyntaxError: invalid syntax.
-import from jaxspeed.config import registry; registry.model('x')(dict) => line 1: the model 'x' must be a flax.linen.Module, not dict.
-import from flax import linen as nn\nfrom jaxspeed.config import registry\n@registry.model('x')\nclass Mine(nn.Module):\n  classes: int => my_mod.py, line 3: the model 'x': Mine has no attribute dtype; a model has `classes: int`
-import from flax import linen as nn\nfrom jaxspeed.config import registry\n@registry.model('resnet')\nclass Mine(nn.Module):\n  classes: int\n  dtype: object => line 3: the name 'resnet' is that of another model already
-import from jaxspeed.config import registry; registry.optimizer('sgd')(print) => line 1: the name 'sgd' is that of another optimizer already
+import 1 / 0 => --import=my_mod: ZeroDivisionError: division by zero.
+import import sys; sys.exit(3) => --import=my_mod: SystemExit: 3.
+import def f(: => --import=my_mod: SyntaxError: invalid syntax.
+import from jaxspeed.config import registry; registry.model('x')(dict) => --import=my_mod: the model 'x' must be a flax.linen.Module with `classes: int` and `dtype: Any`
+import from flax import linen as nn\nfrom jaxspeed.config import registry\n@registry.model('x')\nclass Mine(nn.Module):\n  classes: int => --import=my_mod: the model 'x' must be a flax.linen.Module with `classes: int` and `dtype: Any`, which config.data.classes and config.precision set, and <class 'my_mod.Mine'> is none.
+import from flax import linen as nn\nfrom jaxspeed.config import registry\n@registry.model('resnet')\nclass Mine(nn.Module):\n  classes: int\n  dtype: object => --import=my_mod: the name 'resnet' is that of another model already
+import from jaxspeed.config import registry; registry.optimizer('sgd')(print) => --import=my_mod: the name 'sgd' is that of another optimizer already
 --config.lr=0.1 => the config has no field lr: did you mean schedule.peak?
 --config.weight_decay=0.1 => no field weight_decay: did you mean optimizer.weight_decay?
 --config.epoch=3 => the config has no field epoch: did you mean epochs?

@@ -125,15 +125,15 @@ def test_ctrl_c_while_jax_is_imported_is_a_sentence(tmp_path):
 
 def test_the_traceback_goes_to_the_folder_or_where_there_is_room(tmp_path, capsys, monkeypatch):
   error = ValueError("first line\nsecond")
-  output.report(error, tmp_path, "traceback_3.txt")
+  output.report(error, tmp_path / "traceback_3.txt")
   said = capsys.readouterr().err
   assert said.endswith(f"(first line): the traceback is in {tmp_path / 'traceback_3.txt'}.\n")
   assert "ValueError: first line\nsecond" in (tmp_path / "traceback_3.txt").read_text()
   monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path))
-  output.report(error, tmp_path / "absent")
+  output.report(error, tmp_path / "absent" / "a.txt")
   assert f"the traceback is in {tmp_path}/jaxspeed_" in capsys.readouterr().err
   monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path / "absent"))
-  output.report(error, tmp_path / "absent")
+  output.report(error, tmp_path / "absent" / "a.txt")
   assert "there is no room for the traceback." in capsys.readouterr().err
 
 
