@@ -168,9 +168,7 @@ def result_of_job(facts: Facts) -> dict[str, Any] | None:
   Raises:
     UserError: the file contains something else.
   """
-  runs = facts.job.overrides.get("runs", 1)
-  several = (isinstance(runs, int) and runs > 1) or (facts.folder / "run_000").is_dir()
-  return read_result(facts.folder, several=several)
+  return read_result(facts.folder)
 
 
 def _progress(facts: Facts) -> dict[str, Any]:

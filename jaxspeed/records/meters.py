@@ -1,7 +1,7 @@
 """Meters of a run's machine: bytes over the network, memory of a device."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import jax
 import psutil
@@ -21,31 +21,20 @@ def network_bytes() -> tuple[int, int] | None:
 
 
 class NetworkMeter:
-  """Mean transfer rates of the network since the meter was created.
+  """Mean transfer rates of the network since the meter was created."""
 
-  Args:
-    read: returns bytes received and transmitted so far; None if unknown.
-    now: returns the seconds of a monotonic clock.
-  """
-
-  def __init__(
-    self,
-    read: Callable[[], tuple[int, int] | None] = network_bytes,
-    now: Callable[[], float] = time.monotonic,
-  ) -> None:
-    self._read, self._now = read, now
-    self._bytes, self._start = read(), now()
+  def __init__(self) -> None:
+    self._bytes, self._start = network_bytes(), time.monotonic()
 
   def rates(self) -> dict[str, float]:
     """net_recv_gbit and net_transmit_gbit in gigabits (10^9) per second; empty if unknown."""
-    after, seconds = self._read(), self._now() - self._start
+    after, seconds = network_bytes(), time.monotonic() - self._start
     if self._bytes is None or after is None or seconds <= 0:
       return {}
-    names = ("net_recv_gbit", "net_transmit_gbit")
-    return {
-      name: 8 * (new - old) / seconds / 1e9
-      for name, old, new in zip(names, self._bytes, after, strict=True)
-    }
+    received, sent = (
+      8 * (new - old) / seconds / 1e9 for old, new in zip(self._bytes, after, strict=True)
+    )
+    return {"net_recv_gbit": received, "net_transmit_gbit": sent}
 
 
 def peak_memory(devices: Iterable[jax.Device]) -> dict[str, float]:

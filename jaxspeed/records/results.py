@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from jaxspeed.files import dump_json, read_json, to_json, write_atomically
 from jaxspeed.records.statistics import interval, p_value_of_at_most
@@ -17,15 +17,6 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 # The sum of larger numbers may not be finite.
 _Time = Annotated[float, Field(ge=0, le=1e100)]
 _Count = Annotated[int, Field(ge=0)]
-
-
-def _square(matrix: list[list[int]]) -> list[list[int]]:
-  if any(len(row) != len(matrix) for row in matrix):
-    raise ValueError("it is not a square matrix")
-  return matrix
-
-
-_Matrix = Annotated[list[list[_Count]], AfterValidator(_square)]
 
 
 class Seconds(BaseModel):
@@ -85,7 +76,7 @@ class _Figures(BaseModel):
 
 
 class Result(_Figures):
-  """The result of one run.
+  """The result of a run, or of several: means over those that have a figure.
 
   Attributes:
     evaluated_on: the images of the accuracies: the data set's evaluation images; images held out of
@@ -95,6 +86,14 @@ class Result(_Figures):
     cost_usd: DAWNBench's: of `seconds.dawn` and `seconds.to_target`, with config.cost_per_hour.
     eval_images, eval_images_skipped, train_images_broken: images evaluated, left out, replaced.
     per_class, confusion: up to 1,000 and 100 classes; a text is a file of an earlier version.
+    n: the number of runs; this and what follows only of several.
+    mean, sd: mean and standard deviation (n - 1) of the accuracy config.target_metric.
+    ci95: half the width of the 95 % interval of the mean, by Student's t.
+    target: config.target.
+    p_value: of the one-sided t-test of "the true mean is at most the target": small if it is above.
+    reached: the number of runs that reached the target.
+    seconds_min: the least of each of the seconds.
+    runs: each run's figures, and what differs between the runs; a run's folder has the rest.
   """
 
   config: dict[str, Any]
@@ -109,32 +108,16 @@ class Result(_Figures):
   eval_images_skipped: _Count | None = None
   train_images_broken: _Count | None = None
   per_class: dict[str, OfClass] | None = None
-  confusion: _Matrix | str | None = None
-
-
-class Results(Result):
-  """The result of several runs; accuracies and seconds are means over the runs that have them.
-
-  Attributes:
-    n: the number of runs.
-    mean, sd: mean and standard deviation (n - 1) of the accuracy config.target_metric.
-    ci95: half the width of the 95 % interval of the mean, by Student's t.
-    target: config.target.
-    p_value: of the one-sided t-test of "the true mean is at most the target": small if it is above.
-    reached: the number of runs that reached the target.
-    seconds_min: the least of each of the seconds.
-    runs: each run's figures, and what differs between the runs; a run's folder has the rest.
-  """
-
-  n: int
-  mean: float
-  sd: float
-  ci95: float
-  target: float
-  p_value: float
-  reached: int
-  seconds_min: Seconds
-  runs: list[_Figures]
+  confusion: list[list[_Count]] | str | None = None
+  n: int | None = None
+  mean: float | None = None
+  sd: float | None = None
+  ci95: float | None = None
+  target: float | None = None
+  p_value: float | None = None
+  reached: int | None = None
+  seconds_min: Seconds | None = None
+  runs: list[_Figures] | None = None
 
 
 # What the runs of several have in common, unless it differs.
@@ -142,10 +125,12 @@ _SHARED = (
   *("evaluated_weights", "device", "versions", "commit", "command"),
   *("eval_images", "eval_images_skipped", "train_images_broken"),
 )
+# Figures whose mean over the runs that have them is the result's.
+_MEANS = ("top1", "top5", "macro_top1", "ece", "skipped_steps", "seconds")
 
 
 def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
-  """The content of result.json, a `Result` or `Results`.
+  """The content of result.json, a `Result`.
 
   Args:
     rows: a result of each run.
@@ -176,10 +161,9 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   differing = [key for key in _SHARED if any(row.get(key) != first.get(key) for row in rows)]
   own = [*_Figures.model_fields, *differing]
   kept = {key: first[key] for key in ("config", "seed", "evaluated_on", *_SHARED) if key in first}
-  return kept | {
+  result = kept | {
     "config": first["config"] | {"runs": len(rows)},
-    **_over(statistics.fmean, rows, ("top1", "top5", "macro_top1", "ece", "skipped_steps")),
-    **_over(statistics.fmean, rows, ("seconds",)),
+    **_over(statistics.fmean, rows, _MEANS),
     "n": len(rows),
     "mean": mean,
     "sd": sd,
@@ -189,8 +173,11 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "reached": sum(row["seconds"]["to_target"] is not None for row in rows),
     "seconds_min": _over(min, rows, ("seconds",))["seconds"],
     "runs": [{key: row[key] for key in own if key in row} for row in rows],
-    **_classes_of(rows),
   }
+  if all(row.get("per_class") is not None for row in rows):
+    # `mean` keeps the numbers of images, which are the same in all runs, whole.
+    result |= _over(statistics.mean, rows, ("per_class",))
+  return result
 
 
 def _over(
@@ -209,46 +196,28 @@ def _over(
   return found
 
 
-def _classes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """The mean accuracy of each class, if all runs have it."""
-  if any(row.get("per_class") is None for row in rows):
-    return {}
-  classes = {}
-  for name, one in rows[0]["per_class"].items():
-    mean = _over(statistics.fmean, [row["per_class"][name] for row in rows], ("top1",))
-    classes[name] = mean | {"images": one["images"]}
-  return {"per_class": classes}
-
-
 def write_result(
   workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
 ) -> dict[str, Any]:
   """Writes `result_of` of the same arguments to a folder's result.json, and returns it."""
   result = result_of(rows, cost_per_hour=cost_per_hour)
-  (Result if len(rows) == 1 else Results).model_validate(result)
-  text = _ROW_OF_NUMBERS.sub(_on_a_line, dump_json(result, indent=2))
+  Result.model_validate(result)
+  # Numbers in one line: a confusion matrix has a line for each class. JSON has no line breaks
+  # inside strings.
+  text = re.sub(r"\[\n[-+.\w\s,]+\]", _on_a_line, dump_json(result, indent=2))
   write_atomically(workdir / FILE, text + "\n")
   return result
 
 
-# No string matches: JSON has no line breaks inside one.
-_ROW_OF_NUMBERS = re.compile(r"\[\n[-+.\w\s,]+\]")
-
-
 def _on_a_line(match: re.Match[str]) -> str:
-  """A list of numbers in one line: so a confusion matrix has a line for each class."""
   return f"[{', '.join(match[0][1:-1].replace(',', ' ').split())}]"
 
 
-def read_result(folder: pathlib.Path, *, several: bool = False) -> dict[str, Any] | None:
+def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
   """The content of a finished run's result.json; None if the run is not finished.
-
-  Args:
-    folder: the run's folder.
-    several: whether the result is one of several runs.
 
   Raises:
     UserError: the file contains something else.
   """
   advice = "move it away, and the run's own command writes it again from the newest checkpoint"
-  return read_json(folder / FILE, Results if several else Result, advice)
+  return read_json(folder / FILE, Result, advice)

@@ -21,19 +21,18 @@ from jaxspeed.steps.state import TrainState
 _OF_LAST_ROW = ("eval_images", "eval_images_skipped", "train_images_broken", "stopped_by")
 
 
-def finished_result(folder: pathlib.Path, *, several: bool) -> dict[str, Any] | None:
+def finished_result(folder: pathlib.Path) -> dict[str, Any] | None:
   """The content of result.json if process 0 finds the run finished, else None. All must call it.
 
   Args:
     folder: the run's folder.
-    several: whether the result is one of several runs.
 
   Raises:
     UserError: the result is damaged.
   """
   content = b""
   with processes.all_or_none("reading the result"):
-    if processes.is_primary() and (found := read_result(folder, several=several)) is not None:
+    if processes.is_primary() and (found := read_result(folder)) is not None:
       content = dump_json(found).encode()
   # While a run is being finished, some processes might see the result and others not.
   content = processes.gather_bytes(content)[0]

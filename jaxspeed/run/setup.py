@@ -160,7 +160,7 @@ def set_up(
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
-  return Setup(resolved, data, finished_result(folder, several=resolved.runs > 1), parts, notes)
+  return Setup(resolved, data, finished_result(folder), parts, notes)
 
 
 def feed_of(config: ConfigDict) -> type[Feed]:

@@ -46,7 +46,7 @@ class Trainer:
 
   def run(self) -> dict[str, Any]:
     """Trains what is left of the run and returns its result row, also written to result.json."""
-    if (finished := finished_result(self._run.folder, several=False)) is not None:
+    if (finished := finished_result(self._run.folder)) is not None:
       return finished
     step = self._restore_or_start()
     with (

@@ -3,6 +3,7 @@ import types
 import jax
 import pytest
 
+from jaxspeed.records import meters
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 
 
@@ -14,10 +15,12 @@ def test_a_system_that_counts_no_bytes_has_no_rates(monkeypatch):
   assert NetworkMeter().rates() == {}
 
 
-def test_rates_are_gigabits_a_second_since_the_meter_was_made():
+def test_rates_are_gigabits_a_second_since_the_meter_was_made(monkeypatch):
   reads = iter([(5, 7), (5 + 10**9, 7 + 5 * 10**8), (5 + 3 * 10**9, 7 + 5 * 10**8)])
   seconds = iter([100.0, 104.0, 106.0])
-  meter = NetworkMeter(reads.__next__, seconds.__next__)
+  monkeypatch.setattr(meters, "network_bytes", reads.__next__)
+  monkeypatch.setattr(meters.time, "monotonic", seconds.__next__)
+  meter = NetworkMeter()
   # 8 bits times 10^9 bytes over 4 s, and half as many bytes out.
   assert meter.rates() == pytest.approx({"net_recv_gbit": 2.0, "net_transmit_gbit": 1.0})
   assert meter.rates() == pytest.approx({"net_recv_gbit": 4.0, "net_transmit_gbit": 4 / 6})
