@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxspeed.config import recipe, stored
 from jaxspeed.files import dump_json
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.report.page import page
 from jaxspeed.run.thumbnails import choose
 

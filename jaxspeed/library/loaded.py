@@ -29,7 +29,7 @@ from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records import class_figures
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep

@@ -1,18 +1,21 @@
-"""Arrays that a run leaves in a compressed .npz file of its folder."""
+"""Arrays that a run leaves in its folder: predictions.npz and thumbnails.npz."""
 
 import dataclasses
 import io
 import os
 import pathlib
 import zipfile
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Int, UInt8, jaxtyped
+from jaxtyping import Bool, Float, Float32, Int, Int32, UInt8, jaxtyped
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import read_bytes, write_atomically
 
+# The longest side of a thumbnail; evaluated or training images, and filters.
+MOST_PIXELS, MOST_IMAGES = 64, 64
 # ImageNet's 50,000 predictions with their paths take 4 MB before they are compressed.
 _MOST_BYTES = 1 << 30
 # The ends of names of arrays that hold classes.
@@ -87,3 +90,77 @@ def _parsed(field: dataclasses.Field[Any], array: np.ndarray, classes: int) -> A
   if field.type in _STORED:
     return tuple(map(os.fsdecode, array.tobytes().split(b"\0"))) if array.size else ()
   return array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictions(StoredArrays):
+  """The evaluation images that could be read, in the order of their split.
+
+  Attributes:
+    step: the number of steps trained before the evaluation.
+    index: the image's number in its split, from 0; in memory, the row of the evaluation's array.
+    label: its class.
+    predicted: the class of the largest logit, the first of equals; -1 if logits are not finite.
+    probability: the softmax probability of the predicted class.
+    loss: the cross entropy; exp(-loss) is the probability of the label.
+    names: the paths of image files below the folder that was read, `data.path` or its resized
+      copies, in a shard followed by ", byte" and the place of the image; () for data in memory.
+  """
+
+  FILE: ClassVar = "predictions.npz"
+
+  step: int
+  index: Int[np.ndarray, "n"]
+  label: Int[np.ndarray, "n"]
+  predicted: Int[np.ndarray, "n"]
+  probability: Float[np.ndarray, "n"]
+  loss: Float[np.ndarray, "n"]
+  names: tuple[str, ...] = ()
+
+  def __post_init__(self) -> None:
+    if len(self.names) not in (0, len(self.index)):
+      raise ValueError(f"it names {len(self.names)} of {len(self.index)} images")
+
+  @property
+  def right(self) -> Bool[np.ndarray, "n"]:
+    """Whether each prediction is right."""
+    return self.label == self.predicted
+
+  def named(self, names: Sequence[str]) -> "Predictions":
+    """These predictions with the names of their images, given those of the whole split."""
+    chosen = tuple(names[i] for i in self.index.tolist()) if names else ()
+    return dataclasses.replace(self, names=chosen)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Thumbnails(StoredArrays):
+  """Images of a run's last evaluation, of a training batch, and of its first layer.
+
+  Attributes:
+    step: the number of steps trained before the evaluation.
+    eval_index: numbers of evaluation images in their split, as in `Predictions.index`: those with
+      the highest loss, then as many correct ones, if there are.
+    eval_image: these images.
+    train_image: the first images of a training batch, as the model sees them.
+    train_label: their labels.
+    train_partner: the labels of the images mixed into them.
+    train_share: the share of those; 0 without mixing.
+    filters: the first layer's kernels, each scaled to 0 ... 255 with zero at 128; a model may have
+      none over three channels.
+  """
+
+  FILE: ClassVar = "thumbnails.npz"
+
+  step: int
+  eval_index: Int32[np.ndarray, "k"]
+  eval_image: UInt8[np.ndarray, "k h w 3"]
+  train_image: UInt8[np.ndarray, "m h2 w2 3"]
+  train_label: Int32[np.ndarray, "m"]
+  train_partner: Int32[np.ndarray, "m"]
+  train_share: Float32[np.ndarray, "m"]
+  filters: UInt8[np.ndarray, "f h3 w3 3"]
+
+
+def worst_rows(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
+  """Rows of the images with the highest loss, at most so many, the highest first."""
+  return np.argsort(-predictions.loss, kind="stable")[:most]

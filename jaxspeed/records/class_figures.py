@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int32
 
 from jaxspeed.errors import printable
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 
 # With more classes, there are only macro_top1 and ece: a matrix of 1,000 classes has 4 MB.
 MOST_CLASSES = 1000

@@ -120,6 +120,11 @@ class Result(_Figures):
   runs: list[_Figures] | None = None
 
 
+def images_of(evaluated_on: str) -> str:
+  """The words for the evaluated images, one of `Result.evaluated_on`."""
+  return "test images" if evaluated_on == "test" else "held-out images"
+
+
 # What the runs of several have in common, unless it differs.
 _SHARED = (
   *("evaluated_weights", "device", "versions", "commit", "command"),

@@ -11,14 +11,14 @@ from pydantic import Field
 
 
 class Column(NamedTuple):
-  """A column on the screen: title, width in characters, format, and when narrow terminals drop it.
+  """A column on the screen: format, width in characters, title, and when narrow terminals drop it.
 
-  Those with the lowest `dropped` go first; those with 0 stay.
+  Those with the lowest `dropped` go first; those with 0 stay. Without a title, the field's name is.
   """
 
-  title: str
-  width: int
   format: str
+  width: int
+  title: str = ""
   dropped: int = 0
 
 
@@ -30,11 +30,13 @@ class Tag(NamedTuple):
 
 
 # Of larger numbers, squares and differences are not finite.
-_Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
-_Positive = Annotated[float, Field(ge=0, le=1e100)]
-_Pace = Annotated[float, Field(gt=0, le=1e100)]
-_Share = Annotated[float, Field(ge=0, le=1 + 1e-6)]  # a weighted mean of ones may round up
+_Figure = Annotated[float, Field(ge=-1e100, le=1e100)] | None
+_Seconds = Annotated[float, Field(ge=0, le=1e100)]
+_Positive = _Seconds | None
+_Pace = Annotated[float, Field(gt=0, le=1e100)] | None
+_Share = Annotated[float, Field(ge=0, le=1 + 1e-6)] | None  # a weighted mean of ones may round up
 _Count = Annotated[int, Field(ge=1)]
+_Size = _Count | None
 
 
 class Row(pydantic.BaseModel):
@@ -51,67 +53,60 @@ class Row(pydantic.BaseModel):
   model_config = pydantic.ConfigDict(extra="allow")
 
   # From 1; fractional if training ends inside one.
-  epoch: Annotated[_Positive, Column("epoch", 5, ".4g"), Tag("epoch")]
+  epoch: Annotated[_Seconds, Column(".4g", 5), Tag("epoch")]
   step: _Count
   examples: _Count
   world: Annotated[_Count, Tag("sizes/world")]  # devices
-  dawn_seconds: Annotated[_Positive, Tag("times/dawn_seconds")]
+  dawn_seconds: Annotated[_Seconds, Tag("times/dawn_seconds")]
   # Learning rate and momentum are those of the last step.
-  learning_rate: Annotated[_Figure | None, Column("lr", 8, ".3g", 5), Tag("sizes/lr")] = None
-  momentum: Annotated[_Figure | None, Tag("sizes/momentum")] = None
-  image_size: Annotated[_Count | None, Column("px", 4, ".0f", 1), Tag("sizes/image")] = None
-  batch_size: Annotated[_Count | None, Column("batch", 5, ".0f", 2), Tag("sizes/batch_total")] = (
-    None
-  )
-  train_loss: Annotated[_Figure | None, Column("train loss", 10, ".4f"), Tag("losses/xent")] = None
-  train_top1: Annotated[
-    _Share | None, Column("train top1", 10, ".2%", 3), Tag("losses/train_1", 100)
-  ] = None
-  train_top5: Annotated[_Share | None, Tag("losses/train_5", 100)] = None
-  eval_loss: Annotated[
-    _Figure | None, Column("eval loss", 9, ".4f", 4), Tag("losses/test_xent")
-  ] = None
-  eval_top1: Annotated[_Share | None, Column("eval top1", 9, ".2%"), Tag("losses/test_1", 100)] = (
-    None
-  )
-  eval_top5: Annotated[_Share | None, Column("eval top5", 9, ".2%"), Tag("losses/test_5", 100)] = (
-    None
-  )
+  learning_rate: Annotated[_Figure, Column(".3g", 8, "lr", 5), Tag("sizes/lr")] = None
+  momentum: Annotated[_Figure, Tag("sizes/momentum")] = None
+  image_size: Annotated[_Size, Column(".0f", 4, "px", 1), Tag("sizes/image")] = None
+  batch_size: Annotated[_Size, Column(".0f", 5, "batch", 2), Tag("sizes/batch_total")] = None
+  train_loss: Annotated[_Figure, Column(".4f", 10), Tag("losses/xent")] = None
+  train_top1: Annotated[_Share, Column(".2%", 10, dropped=3), Tag("losses/train_1", 100)] = None
+  train_top5: Annotated[_Share, Tag("losses/train_5", 100)] = None
+  eval_loss: Annotated[_Figure, Column(".4f", 9, dropped=4), Tag("losses/test_xent")] = None
+  eval_top1: Annotated[_Share, Column(".2%", 9), Tag("losses/test_1", 100)] = None
+  eval_top5: Annotated[_Share, Column(".2%", 9), Tag("losses/test_5", 100)] = None
   # As in `class_figures.summary`.
-  eval_macro_top1: Annotated[_Share | None, Tag("losses/test_macro_1", 100)] = None
-  eval_ece: Annotated[_Share | None, Tag("losses/test_ece")] = None
-  eval_seconds: Annotated[_Positive | None, Tag("times/eval_sec")] = None
+  eval_macro_top1: Annotated[_Share, Tag("losses/test_macro_1", 100)] = None
+  eval_ece: Annotated[_Share, Tag("losses/test_ece")] = None
+  eval_seconds: Annotated[_Positive, Tag("times/eval_sec")] = None
   # Images in the accuracies, and images left out; images replaced by others in the run so far.
   eval_images: int | None = None
   eval_images_skipped: int | None = None
   train_images_broken: int | None = None
   skipped_steps: Annotated[int, Tag("losses/skipped_steps")] = 0  # of float16, in the run so far
   # None for an epoch that an earlier process finished.
-  images_per_second: Annotated[
-    _Pace | None, Column("img/s", 7, ".0f"), Tag("times/images_per_sec")
-  ] = None
-  images_per_second_per_device: Annotated[_Positive | None, Tag("times/1gpu_images_per_sec")] = None
-  step_seconds: Annotated[_Positive | None, Tag("times/step", 1000)] = None
+  images_per_second: Annotated[_Pace, Column(".0f", 7, "img/s"), Tag("times/images_per_sec")] = None
+  images_per_second_per_device: Annotated[_Positive, Tag("times/1gpu_images_per_sec")] = None
+  step_seconds: Annotated[_Positive, Tag("times/step", 1000)] = None
   # The share of the training time in which the devices waited for a batch.
-  data_wait: Annotated[_Positive, Tag("times/data_wait")] = 0.0
+  data_wait: Annotated[_Seconds, Tag("times/data_wait")] = 0.0
   train_seconds: Annotated[
-    _Positive | None, Column("total train s", 13, ".2f"), Tag("times/train_seconds")
+    _Positive, Column(".2f", 13, "total train s"), Tag("times/train_seconds")
   ] = None
-  memory_gb: Annotated[_Positive | None, Tag("memory/max_allocated_gb")] = None  # peak of a device
-  net_recv_gbit: Annotated[_Figure | None, Tag("net/recv_gbit")] = None
-  net_transmit_gbit: Annotated[_Figure | None, Tag("net/transmit_gbit")] = None
+  memory_gb: Annotated[_Positive, Tag("memory/max_allocated_gb")] = None  # peak of a device
+  net_recv_gbit: Annotated[_Figure, Tag("net/recv_gbit")] = None
+  net_transmit_gbit: Annotated[_Figure, Tag("net/transmit_gbit")] = None
 
 
 def _declared(kind: type) -> dict[str, Any]:
   """The fields of `Row` with a piece of metadata of a kind, in their order."""
-  found = {
-    name: next((each for each in field.metadata if isinstance(each, kind)), None)
+  return {
+    name: each
     for name, field in Row.model_fields.items()
+    for each in field.metadata
+    if isinstance(each, kind)
   }
-  return {name: each for name, each in found.items() if each is not None}
 
 
-COLUMNS: dict[str, Column] = _declared(Column)  # 99 characters in all
+# 99 characters in all.
+COLUMNS: dict[str, Column] = {
+  name: column._replace(title=column.title or name.replace("_", " "))
+  for name, column in _declared(Column).items()
+}
 TAGS: dict[str, Tag] = _declared(Tag)
 
 

@@ -15,9 +15,8 @@ from jaxspeed.config.stored import PLACES
 from jaxspeed.data.formats.class_names import STORED, stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, read_json
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.results import read_result
-from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.report.rates import rates_of

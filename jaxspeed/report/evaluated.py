@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.records.result_lines import images_of
+from jaxspeed.records.results import images_of
 from jaxspeed.report.data import Group, RunData
 
 _MOST_SETS, _MOST_NAMES = 4, 3

@@ -1,8 +1,7 @@
 """What a report cannot show of a run, and why."""
 
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.class_figures import MOST_CLASSES
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.report.data import Group, RunData
 
 

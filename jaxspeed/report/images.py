@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails, worst_rows
+from jaxspeed.records.arrays import Predictions, Thumbnails, worst_rows
 from jaxspeed.report.data import Group, RunData
 from jaxspeed.report.words import percent
 

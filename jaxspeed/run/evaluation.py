@@ -20,7 +20,7 @@ from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.records import class_figures
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.restore import (
   Weights,

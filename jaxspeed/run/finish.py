@@ -8,7 +8,7 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, parse_json
 from jaxspeed.records import class_figures
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
 from jaxspeed.run.best import best_of, reaches_target

@@ -19,8 +19,7 @@ from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.run.profile import FOLDER as PROFILE
 
 CONFIG = "config.json"

@@ -15,7 +15,7 @@ from jaxspeed.planning.plan import left_out
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
-from jaxspeed.records.result_lines import images_of
+from jaxspeed.records.results import images_of
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.run.checkpoint import steps_of
 from jaxspeed.run.setup import Setup, balance_lines_of

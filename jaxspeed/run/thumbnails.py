@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Int, Int32, UInt8
 from jaxspeed.cluster import processes
 from jaxspeed.data.batch import Batch, purpose_key
 from jaxspeed.feeds.protocol import Feed
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import MOST_IMAGES, MOST_PIXELS, Thumbnails, worst_rows
+from jaxspeed.records.arrays import MOST_IMAGES, MOST_PIXELS, Predictions, Thumbnails, worst_rows
 from jaxspeed.run.run import Run
 from jaxspeed.steps import train_step
 from jaxspeed.steps.spec import TrainSpec

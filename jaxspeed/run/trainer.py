@@ -12,7 +12,7 @@ from jaxspeed.cluster.signals import RunAction
 from jaxspeed.cluster.watchdog import heartbeat, watchdog_paused
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import warn_on_compile
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.run.continued import continued
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.evaluation import Evaluation

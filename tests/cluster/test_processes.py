@@ -17,7 +17,7 @@ from toy_images import params_of, write_folder
 from jaxspeed.cluster import processes as processes_lib
 from jaxspeed.cluster.peers import Peers
 from jaxspeed.errors import LOST_PEER, UserError
-from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.arrays import Thumbnails
 from jaxspeed.records.writer import read_metrics
 
 QUICKSTART = "--config=configs/quickstart.py"

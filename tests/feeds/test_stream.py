@@ -19,8 +19,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import checkpoint
 from jaxspeed.run.evaluation import evaluate, predictions_of

@@ -9,7 +9,7 @@ from toy import load_recipe
 from toy_images import toy_stream, write_folder
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.session import train

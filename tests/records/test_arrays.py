@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspeed.errors import UserError
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.thumbnails import Thumbnails
+from jaxspeed.records.arrays import Predictions, Thumbnails
 
 
 def some(n=5, names=()):

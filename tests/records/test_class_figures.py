@@ -8,7 +8,7 @@ from sklearn import metrics
 
 from jaxspeed.files import dump_json
 from jaxspeed.records import class_figures
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 
 
 def predictions_of(logits, labels):

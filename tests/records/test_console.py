@@ -14,8 +14,7 @@ from rich.console import Console
 
 from jaxspeed.records import console as screen_lib
 from jaxspeed.records.console import Screen
-from jaxspeed.records.formats import TextFormat
-from jaxspeed.records.result_lines import format_result
+from jaxspeed.records.formats import TextFormat, format_result
 from jaxspeed.records.rows import COLUMNS
 
 PRINTED = pathlib.Path(__file__).with_name("printed_run.txt").read_text()

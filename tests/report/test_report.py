@@ -20,9 +20,8 @@ from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config import stored
 from jaxspeed.files import dump_json
 from jaxspeed.planning.make import make_plan
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.statistics import interval_of_share
-from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.report.command import read_all
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group, RunData, groups_of, read_run

@@ -16,10 +16,9 @@ from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
+from jaxspeed.records.arrays import Predictions, Thumbnails
+from jaxspeed.records.formats import format_result
 from jaxspeed.records.meters import network_bytes
-from jaxspeed.records.predictions import Predictions
-from jaxspeed.records.result_lines import format_result
-from jaxspeed.records.thumbnails import Thumbnails
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
 from jaxspeed.run.divergence import check_weights

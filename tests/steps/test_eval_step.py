@@ -15,7 +15,7 @@ from toy import toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.records.predictions import Predictions
+from jaxspeed.records.arrays import Predictions
 from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.steps import eval_step
 
