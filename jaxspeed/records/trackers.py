@@ -36,26 +36,31 @@ class _Memory(pydantic.BaseModel):
 
 @contextlib.contextmanager
 def _tracked(
-  run: LoggedRun, name: str, open_run: Callable[[Any, _Memory], Any], where: Callable[[Any], str]
+  run: LoggedRun, name: str, open_run: Callable[[Any, str, dict[str, Any]], tuple[Any, str]]
 ) -> Iterator[Log]:
   """Sends the rows of a run and of its resumes to a tracker under one identity.
 
   Args:
     run: the run.
     name: the tracker's package.
-    open_run: opens the run with the package.
-    where: where an opened run is, and the command that shows it or sends it there.
+    open_run: opens a run with the package, an identity and arguments; returns the run, and in words
+      where it is and which command shows it or sends it there.
   """
   path = run.folder / "loggers" / f"{name}.json"
   advice = "delete it, and the run is logged under a new identity"
   stored = read_json(path, _Memory, advice) or {"id": secrets.token_hex(8), "step": 0}
-  memory = _Memory(**stored)
+  memory, tracker = _Memory(**stored), importlib.import_module(name)
   path.parent.mkdir(exist_ok=True)
   # First: a run that is killed now keeps its identity.
   write_atomically(path, memory.model_dump_json() + "\n")
-  tracker = importlib.import_module(name)
+  how = {
+    "project": os.environ.get(f"{name.upper()}_PROJECT", "jaxspeed"),
+    "name": run.config.get("name") or run.folder.name,
+    "resume": "allow",
+    "config": dict(run.config),
+  }
   with _quiet():
-    opened = open_run(tracker, memory)
+    opened, where = open_run(tracker, memory.id, how)
 
   def log(row: Row) -> None:
     if row["step"] > memory.step:
@@ -70,17 +75,7 @@ def _tracked(
   with _quiet():
     tracker.finish()  # the method of Trackio's run would be called once more at exit
   write_atomically(path, memory.model_dump_json() + "\n")
-  run.say(f"{name}: {where(opened)}")
-
-
-def _described(run: LoggedRun, name: str) -> dict[str, Any]:
-  """Arguments of both: the project, that of NAME_PROJECT or "jaxspeed", title and config."""
-  return {
-    "project": os.environ.get(f"{name.upper()}_PROJECT", "jaxspeed"),
-    "name": run.config.get("name") or run.folder.name,
-    "resume": "allow",
-    "config": dict(run.config),
-  }
+  run.say(f"{name}: the run is {where}")
 
 
 def wandb(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
@@ -89,25 +84,22 @@ def wandb(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
   WANDB_MODE and wandb's other variables count.
   """
 
-  def open_run(tracker: Any, memory: _Memory) -> Any:
-    mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
+  def open_run(tracker: Any, identity: str, how: dict[str, Any]) -> tuple[Any, str]:
     settings = tracker.Settings(
       init_timeout=_SECONDS_FOR_SERVER, silent=True, console="off", x_disable_stats=True
     )
-    how = {"id": memory.id, "dir": str(run.folder / "loggers"), "settings": settings}
-    how |= _described(run, "wandb")
+    how |= {"id": identity, "dir": str(run.folder / "loggers"), "settings": settings}
+    mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
     try:
-      return tracker.init(mode=mode, **how)
+      opened = tracker.init(mode=mode, **how)
     except (tracker.errors.CommError, tracker.errors.AuthenticationError):
-      return tracker.init(mode="offline", **how)
-
-  def where(opened: Any) -> str:
+      opened = tracker.init(mode="offline", **how)
     if not opened.offline:
-      return f"the run is at {opened.url}"
+      return opened, f"at {opened.url}"
     folder = opened.sync_dir
-    return f"the run is in {folder}, offline; to send it: wandb sync {shlex.quote(folder)}"
+    return opened, f"in {folder}, offline; to send it: wandb sync {shlex.quote(folder)}"
 
-  return _tracked(run, "wandb", open_run, where)
+  return _tracked(run, "wandb", open_run)
 
 
 def _has_wandb_key() -> bool:
@@ -115,26 +107,21 @@ def _has_wandb_key() -> bool:
   if os.environ.get("WANDB_API_KEY"):
     return True
   try:
-    hosts = netrc.netrc(os.environ.get("NETRC")).hosts
+    return any("wandb" in host for host in netrc.netrc(os.environ.get("NETRC")).hosts)
   except (OSError, netrc.NetrcParseError):
     return False
-  return any("wandb" in host for host in hosts)
 
 
 def trackio(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
   """Logs to Trackio's local database; Trackio's variables count."""
-  how = _described(run, "trackio")
 
-  def open_run(tracker: Any, memory: _Memory) -> Any:
-    own = {"name": f"{how['name']}-{memory.id}", "auto_log_gpu": False, "auto_log_cpu": False}
-    return tracker.init(**how | own)
+  def open_run(tracker: Any, identity: str, how: dict[str, Any]) -> tuple[Any, str]:
+    project, folder = how["project"], importlib.import_module("trackio.utils").TRACKIO_DIR
+    own = {"name": f"{how['name']}-{identity}", "auto_log_gpu": False, "auto_log_cpu": False}
+    show = f"trackio show --project {shlex.quote(project)}"
+    return tracker.init(**how | own), f"in the project {project} in {folder}; to look: {show}"
 
-  def where(_: Any) -> str:
-    folder = importlib.import_module("trackio.utils").TRACKIO_DIR
-    shown = f"trackio show --project {shlex.quote(how['project'])}"
-    return f"the run is in the project {how['project']} in {folder}; to look: {shown}"
-
-  return _tracked(run, "trackio", open_run, where)
+  return _tracked(run, "trackio", open_run)
 
 
 @contextlib.contextmanager

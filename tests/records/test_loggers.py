@@ -148,14 +148,14 @@ def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch
   )
   monkeypatch.setitem(sys.modules, "sent", package)
 
-  def open_run(tracker, memory):
-    assert json.loads((tmp_path / "loggers" / "sent.json").read_text())["id"] == memory.id
-    sent.append(memory.id)
-    return tracker
+  def open_run(tracker, identity, how):
+    assert json.loads((tmp_path / "loggers" / "sent.json").read_text())["id"] == identity
+    sent.append(identity)
+    return tracker, "in a list"
 
   def logger(*rows):
     run = LoggedRun(tmp_path, rows=rows, say=said.append)
-    return trackers._tracked(run, "sent", open_run, lambda _: "the run is in a list")
+    return trackers._tracked(run, "sent", open_run)
 
   killed = logger()
   log = killed.__enter__()
