@@ -10,13 +10,9 @@ from collections.abc import Callable, Sequence
 from jaxspeed.config.output import note
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded, write_atomically
-from jaxspeed.records.results import FILE as RESULT
 from jaxspeed.report.data import RunData, find_runs, groups_of, read_run
 from jaxspeed.report.page import page
 from jaxspeed.run.folder import check_output
-
-# A run leaves its images after its result: within seconds, as it compiles how it augments a batch.
-_LEAVES_SECONDS = 60.0
 
 
 def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
@@ -37,11 +33,12 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
   path = expanded(out, "--out")
   check_output(path)
   printed = ""
-  note_once = functools.cache(note)
+  note_once, ran = functools.cache(note), False
   while True:
     runs = read_all(arguments, note_once)
-    ended = all(each.is_stopped for each in runs if each.result is None or _leaves_images(each))
-    refresh = 0.0 if ended else watch
+    runs_on = any(run.result is None and not run.is_stopped for run in runs)
+    # A run leaves its images some seconds after its result: one more report shows them.
+    refresh, ran = watch if runs_on or ran else 0.0, runs_on
     size = write(runs, path, note_once, refresh=refresh)
     line = f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB"
     if line != printed:
@@ -50,16 +47,6 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
     if not refresh:
       return
     time.sleep(watch)
-
-
-def _leaves_images(run: RunData) -> bool:
-  """Whether a run with a result is still writing the images for its report."""
-  try:
-    age = time.time() - os.stat(run.folder / RESULT).st_mtime
-  except OSError:
-    return False
-  awaited = run.keeps_thumbnails and run.thumbnails is None and not run.notes
-  return awaited and age < _LEAVES_SECONDS
 
 
 def read_all(

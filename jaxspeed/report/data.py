@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from jaxspeed.cluster.folder_lock import run_has_ended
-from jaxspeed.config.stored import PLACES
+from jaxspeed.config.stored import PLACES, leaves
 from jaxspeed.data.formats.class_names import STORED, stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, read_json
@@ -28,7 +28,13 @@ from jaxspeed.run.folder import CONFIG
 _DEEPEST = 4
 _NO_RUNS = {"checkpoints", "tensorboard", "loggers", "launch", "profile"}
 # Fields that do not make two runs different: those of `PLACES` but the data's, and the seeds.
-_NOT_COMPARED = (*(name for name in PLACES if name != "data.path"), "seed", "runs", "given")
+_NOT_COMPARED = (
+  *(name for name in PLACES if name != "data.path"),
+  "seed",
+  "runs",
+  "given",
+  "format",
+)
 
 
 class _OfData(BaseModel):
@@ -165,8 +171,7 @@ class Group:
   @functools.cached_property
   def finished(self) -> list[float]:
     """The accuracy of each finished run, for tests of significance."""
-    found = (run.accuracy(self.metric) for run in self.runs if run.result)
-    return [value for value in found if value is not None]
+    return self.values if self.counted[0].result else []
 
   @property
   def mean(self) -> float | None:
@@ -267,7 +272,11 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
 
   The accuracy is the first run's `metric`. Runs of other data or classes are no seeds of one group.
   """
-  flat = [dict(_leaves(run.config)) | {"class names": run.class_names} for run in runs]
+  flat = [
+    {name: value for name, value in leaves(run.config) if not name.startswith(_NOT_COMPARED)}
+    | {"class names": run.class_names}
+    for run in runs
+  ]
   keys = [dump_json(each, sort_keys=True) for each in flat]
   names = sorted({name for each in flat for name in each})
   differing = [name for name in names if len({dump_json(each.get(name)) for each in flat}) > 1]
@@ -314,16 +323,6 @@ def _name_of(runs: Sequence[RunData], settings: Mapping[str, str]) -> str:
   words = [f"{short[name]}={value}" for name, value in list(own.items())[:4]]
   recipe = runs[0].config.get("name", "run")
   return ", ".join([recipe] * ("name" in settings or not words) + words)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  for name, value in values.items():
-    if (prefix + name).startswith(_NOT_COMPARED) or prefix + name == "format":
-      continue
-    if isinstance(value, dict):
-      yield from _leaves(value, f"{prefix}{name}.")
-    else:
-      yield prefix + name, value
 
 
 def _shown(value: Any) -> str:

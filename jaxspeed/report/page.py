@@ -16,8 +16,7 @@ from jaxspeed.report import charts, classes, compare, head
 from jaxspeed.report.curves import curves
 from jaxspeed.report.data import Group
 from jaxspeed.report.evaluated import evaluated_images, image_sets, named_sets
-from jaxspeed.report.gaps import gaps
-from jaxspeed.report.head import changed, published_of
+from jaxspeed.report.head import changed, gaps, published_of
 from jaxspeed.report.images import images
 from jaxspeed.report.time_bar import mean_table, times
 from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
