@@ -109,7 +109,7 @@ def test_a_row_that_no_run_writes_is_refused(tmp_path, field, value):
     ("[]\n", "line 1, is no row of a run .Input should be an object"),
     *(
       (f'{{"epoch": 1, "train_loss": {number}}}\n', f"line 1, is no row of a run .{number} is ")
-      for number in ("NaN", "Infinity", "1e999")
+      for number in ("NaN", "-Infinity")
     ),
     (2 * (json.dumps(epoch_row(1)) + "\n"), "line 2, .*step 10 comes after step 10"),
   ],

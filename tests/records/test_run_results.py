@@ -10,32 +10,30 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from jaxspeed.errors import UserError
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
 
+CONFIG = {"seed": 1, "runs": 1, "target": 0.93, "target_metric": "top1", "phases": [{"rate": 0.5}]}
+SECONDS = {
+  "train": 2.0,
+  "dawn": 1.5,
+  "compile": {"cold": 30.0, "cached": None},
+  "process": 40.0,
+  "to_target": None,
+}
+
 
 def one_result(top1, **fields):
   return {
-    "config": {
-      "seed": 1,
-      "runs": 1,
-      "target": 0.93,
-      "target_metric": "top1",
-      "phases": ({"epochs": 8, "rate": 0.5},),
-    },
+    "config": CONFIG,
     "evaluated_on": "test",
     "evaluated_weights": "average",
     "top1": top1,
     "top5": 0.75,
-    "seconds": {
-      "train": 2.0,
-      "dawn": 1.5,
-      "compile": {"cold": 30.0, "cached": None},
-      "process": 40.0,
-      "to_target": None,
-    },
+    "seconds": SECONDS,
     "device": "1 x NVIDIA H100 80GB HBM3",
     "versions": {"python": "3.11.2", "jax": "0.10.2"},
     "seed": 1,
@@ -46,64 +44,49 @@ def one_result(top1, **fields):
 
 def test_result_of_one_run(tmp_path):
   row = one_result(np.float32(0.5), config={"phases": (1, 2), "limit": math.inf})
+  row["confusion"] = [[3, 0], [0, 0]]
   returned = write_result(tmp_path, [row])
-  expected = one_result(0.5, config={"phases": [1, 2], "limit": None})
-  assert returned == json.loads((tmp_path / "result.json").read_text()) == expected
+  text = (tmp_path / "result.json").read_text()
+  expected = row | {"top1": 0.5, "config": {"phases": [1, 2], "limit": None}}
+  assert returned == json.loads(text) == expected == read_result(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-  # Neither an interval nor a p.
-  assert set(returned) == set(one_result(0.5))
+  # A line for each class.
+  assert '\n  "confusion": [\n    [3, 0],\n    [0, 0]\n  ]' in text
+  assert read_result(tmp_path / "none") is None
 
 
 def test_result_of_three_runs(tmp_path):
-  rows = [
-    one_result(0.92, seed=1, top5=0.5),
-    one_result(0.94, seed=2, top5=0.75),
-    one_result(0.96, seed=3, top5=1.0),
-  ]
+  rows = []
   # Only the first run of a process compiles; the first does not reach the target.
-  for row, train, to_target in zip(rows, (2.0, 3.0, 7.0), (None, 1.25, 2.25), strict=True):
-    row["config"] = row["config"] | {"seed": row["seed"]}
-    row["seconds"] = row["seconds"] | {
-      "train": train,
-      "compile": {"cold": 30.0 if row["seed"] == 1 else None, "cached": None},
-      "to_target": to_target,
-    }
+  for seed, top1, top5, train, to_target in (
+    (1, 0.92, 0.5, 2.0, None),
+    (2, 0.94, 0.75, 3.0, 1.25),
+    (3, 0.96, 1.0, 7.0, 2.25),
+  ):
+    compiled = {"cold": 30.0 if seed == 1 else None, "cached": None}
+    seconds = SECONDS | {"train": train, "compile": compiled, "to_target": to_target}
+    rows.append(one_result(top1, seed=seed, top5=top5, seconds=seconds))
+    rows[-1]["config"] = CONFIG | {"seed": seed}
+  rows[2]["device"] = "another"
   result = write_result(tmp_path, rows)
-  added = {"n", "mean", "sd", "ci95", "target", "p_value", "reached", "seconds_min", "runs"}
-  assert set(result) == {*one_result(0.5), *added}
-  assert result["n"] == 3
-  assert result["top1"] == result["mean"] == pytest.approx((0.92 + 0.94 + 0.96) / 3)
-  # Deviations -0.02, 0, 0.02 over n - 1 = 2; t(0.975, 2) = 4.302653 of any table.
-  assert result["sd"] == pytest.approx(math.sqrt((0.02**2 + 0.02**2) / 2))
-  assert result["ci95"] == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
-  assert result["top5"] == 0.75
-  assert result["seconds"] == {
-    "train": (2.0 + 3.0 + 7.0) / 3,
-    "dawn": 1.5,
-    "compile": {"cold": 30.0, "cached": None},
-    "process": 40.0,
-    "to_target": (1.25 + 2.25) / 2,
-  }
-  assert result["seconds_min"] == result["seconds"] | {"train": 2.0, "to_target": 1.25}
-  assert (result["target"], result["reached"]) == (0.93, 2)
-  # t = (0.94 - 0.93) / (0.02 / sqrt(3)) = sqrt(3) / 2; Student's t of 2 degrees of freedom has the
-  # distribution function 1/2 + t / (2 sqrt(2 + t^2)).
-  t = math.sqrt(3) / 2
-  assert result["p_value"] == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t**2)), rel=1e-9)
-  assert result["seed"] == 1
-  # The config is that of the group, as its folder holds it.
-  assert result["config"] == {
-    "seed": 1,
-    "runs": 3,
+  means = SECONDS | {"train": 4.0, "to_target": 1.75}
+  interval = stats.t.interval(0.95, 2, loc=0.94, scale=0.02 / math.sqrt(3))
+  p = stats.ttest_1samp([0.92, 0.94, 0.96], 0.93, alternative="greater").pvalue
+  assert result == one_result(pytest.approx(0.94)) | {
+    "seconds": means,
+    "config": CONFIG | {"runs": 3},  # that of the group, as its folder holds it
+    "n": 3,
+    "mean": pytest.approx(0.94),
+    "sd": pytest.approx(0.02),
+    "ci95": pytest.approx(interval[1] - 0.94),
     "target": 0.93,
-    "target_metric": "top1",
-    "phases": [{"epochs": 8, "rate": 0.5}],
+    "p_value": pytest.approx(p),
+    "reached": 2,
+    "seconds_min": means | {"train": 2.0, "to_target": 1.25},
+    # What all runs share stands once, at the top.
+    "runs": [{k: row[k] for k in ("seed", "top1", "top5", "seconds", "device")} for row in rows],
   }
-  # What all runs share stands once, at the top.
-  assert result["runs"] == [
-    {key: row[key] for key in ("top1", "top5", "seconds", "seed")} for row in rows
-  ]
-  assert result == json.loads((tmp_path / "result.json").read_text())
+  assert result == json.loads((tmp_path / "result.json").read_text()) == read_result(tmp_path)
 
 
 def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
@@ -112,35 +95,24 @@ def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
     found = [write_result(tmp_path, [one_result(top1)] * 3) for top1 in (0.94, 0.93, 0.1)]
   assert [result["p_value"] for result in found] == [0.0, 1.0, 1.0]
   assert {(result["sd"], result["ci95"], result["reached"]) for result in found} == {(0.0, 0.0, 0)}
-  # A row says what its run came to, also where all came to the same.
-  own = ("top1", "top5", "seconds", "seed")
-  assert found[0]["runs"] == [{key: one_result(0.94)[key] for key in own}] * 3
 
 
 def test_figures_by_class_of_several_runs_are_means(tmp_path):
   def row(macro, ece, cat, **fields):
     per_class = {"cat": {"top1": cat, "images": 3}, "dog": {"top1": None, "images": 0}}
-    matrix = [[3, 0], [0, 0]]
-    figures = dict(macro_top1=macro, ece=ece, per_class=per_class, confusion=matrix)
+    figures = dict(macro_top1=macro, ece=ece, per_class=per_class, confusion=[[3, 0], [0, 0]])
     return one_result(0.5, **figures, **fields)
 
-  figures = ("macro_top1", "ece", "per_class", "confusion")
   rows = [row(0.25, 0.5, 1 / 4, seed=1), row(0.75, 0.25, 3 / 4, seed=2)]
   result = write_result(tmp_path, rows)
   assert (result["macro_top1"], result["ece"]) == (0.5, 0.375)
-  assert result["per_class"]["cat"] == {"top1": 0.5, "images": 3}
-  assert result["per_class"]["dog"] == {"top1": None, "images": 0}
+  mean = {"cat": {"top1": 0.5, "images": 3}, "dog": {"top1": None, "images": 0}}
+  assert result["per_class"] == mean and read_result(tmp_path) == result
   # The matrices lie in the folders of the runs.
   assert "confusion" not in result
   own = [(run["macro_top1"], run["ece"]) for run in result["runs"]]
   assert own == [(0.25, 0.5), (0.75, 0.25)]
   assert not any("per_class" in run or "confusion" in run for run in result["runs"])
-  assert read_result(tmp_path) == result
-  write_result(tmp_path, rows[:1])
-  text = (tmp_path / "result.json").read_text()
-  # A line for each class.
-  assert '\n  "confusion": [\n    [3, 0],\n    [0, 0]\n  ]' in text
-  assert {key: read_result(tmp_path)[key] for key in figures} == {k: rows[0][k] for k in figures}
   # Runs of an earlier version have none of these.
   older = write_result(tmp_path, [rows[0], one_result(0.5, seed=2)])
   assert older["macro_top1"] == 0.25 and "per_class" not in older
@@ -165,31 +137,18 @@ def test_images_of_two_kinds_have_no_common_mean(tmp_path):
 
 
 def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
-  seconds = one_result(0.5)["seconds"] | {"dawn": 1800.0, "to_target": 900.0}
-  hit = one_result(0.94, top5=None, seconds=seconds)
-  missed = one_result(0.5, top5=None, seconds=seconds | {"dawn": 5400.0, "to_target": None})
-  for rows, dawn, to_target in (
-    ([hit], 1.0, 0.5),
-    ([missed], 3.0, None),
-    ([hit, missed], 2.0, 0.5),
-  ):
+  hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0})
+  missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0})
+  for rows, dawn, to_target in (([hit], 1.0, 0.5), ([missed], 3.0, None), ([hit, missed], 2, 0.5)):
     result = write_result(tmp_path, rows, cost_per_hour=2.0)
     assert result["cost_usd"] == {"dawn": dawn, "to_target": to_target}
-    assert result["top5"] is None  # of a set of few classes
   assert "cost_usd" not in write_result(tmp_path, [missed])
 
 
 @pytest.mark.parametrize(
   "wrong",
-  [
-    {"top1": -1},
-    {"top1": 2},
-    {"top1": 1e300},
-    {"seconds": {}},
-    {"evaluated_on": "train"},
-    {"eval_images": -5},
-    {"confusion": [[1, -2], [3, 4]]},
-  ],
+  [{"top1": -1}, {"top1": 1e300}, {"seconds": {}}, {"evaluated_on": "train"}]
+  + [{"eval_images": -5}, {"confusion": [[1, -2], [3, 4]]}],
 )
 def test_a_result_that_no_run_has_is_neither_written_nor_read(wrong, tmp_path):
   result = write_result(tmp_path, [one_result(0.5)])
