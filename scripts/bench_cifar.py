@@ -28,18 +28,24 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import benchmarking
 from absl import flags
-from cifar_sides import Ours, Peer, Run, find_peers, write_peer_images, write_recipe
-from held_processes import Ended, last_line
+from cifar_sides import (
+  Ended,
+  Ours,
+  Peer,
+  Side,
+  find_peers,
+  last_line,
+  write_peer_images,
+  write_recipe,
+)
 from ml_collections import ConfigDict
 
-from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of config.model
@@ -48,19 +54,41 @@ from jaxspeed.records.statistics import p_value_of_at_most
 _COUNT_FLOPS = pathlib.Path(__file__).resolve().with_name("count_flops.py")
 
 
-def start_cold(recipe: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
-  """Runs a whole training in its own Python process, without a warm-up; returns its result.json.
+def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[str, Any]:
+  """Compile and process seconds of one run with an empty cache and `starts` runs with that cache.
+
+  Compile seconds are summed over the threads that compile side by side.
 
   Raises:
-    UserError: the run failed.
+    UserError: a run failed.
   """
-  command = [sys.executable, "-m", "jaxspeed.train", f"--config={recipe}", f"--workdir={workdir}"]
-  done = subprocess.run([*command, "--config.warmup=off"], capture_output=True, text=True)
-  if done.returncode:
-    raise UserError(f"jaxspeed.train ended with code {done.returncode}: {last_line(done.stderr)}")
-  result = json.loads((workdir / "result.json").read_text())
-  shutil.rmtree(workdir)
-  return result
+  recipe, workdir, results = write_recipe(config, scratch / "recipe.py"), scratch / "cold", []
+  command = [sys.executable, "-m", "jaxspeed.train", f"--config={recipe}", "--config.warmup=off"]
+  for _ in range(1 + starts):
+    done = subprocess.run([*command, f"--workdir={workdir}"], capture_output=True, text=True)
+    if done.returncode:
+      raise UserError(f"jaxspeed.train ended with code {done.returncode}: {last_line(done.stderr)}")
+    results.append(json.loads((workdir / "result.json").read_text()))
+    shutil.rmtree(workdir)
+    print(f"a whole process: {results[-1]['seconds']['process']:.1f} s", flush=True)
+  compiled = [result["seconds"]["compile"] for result in results]
+  seconds = [result["seconds"]["process"] for result in results]
+  accuracies = [result["top1"] for result in results[1:]]
+  return {
+    "compile_s": {
+      "first": compiled[0]["cold"],
+      "cached": [each["cached"] for each in compiled[1:]],
+    },
+    "process_s": {
+      "first": seconds[0],
+      "cached": seconds[1:],
+      "to_target": [
+        each if accuracy >= config.target else None
+        for each, accuracy in zip(seconds[1:], accuracies, strict=True)
+      ],
+      "accuracy": accuracies,
+    },
+  }
 
 
 def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
@@ -87,122 +115,60 @@ def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | 
   }
 
 
-@contextlib.contextmanager
-def dropping(name: str, peers: dict[str, Peer], failed: dict[str, str]) -> Iterator[None]:
-  """Closes a peer that fails, so that the benchmark goes on without it."""
-  try:
-    yield
-  except Ended as error:
-    failed[name] = str(error)
-    print(f"{name} is left out from here on: {error}", flush=True)
-    peers.pop(name).close()
+def take_part(side: Side, do: Callable[[], None]) -> None:
+  """Does something with a side, unless it has failed; a peer that fails is left out from then on.
 
-
-@contextlib.contextmanager
-def warmed_peers(
-  scripts: dict[str, pathlib.Path], folder: pathlib.Path, seconds: float, failed: dict[str, str]
-) -> Iterator[dict[str, Peer]]:
-  """Warms the peers up one after another; yields those that succeed, adds others to `failed`."""
-  peers: dict[str, Peer] = {}
-  try:
-    for name, script in scripts.items():
-      own = folder / f"peer_{len(peers) + len(failed)}"
-      own.mkdir()
-      (own / "cifar10").symlink_to(folder / "images", target_is_directory=True)
-      peers[name], start = Peer(script, own, seconds=seconds), time.perf_counter()
-      with dropping(name, peers, failed):
-        peers[name].warm_up()
-        seconds_taken = time.perf_counter() - start
-        print(f"{name}: compiled and warmed up in {seconds_taken:.1f} s", flush=True)
-    yield peers
-  finally:
-    for peer in peers.values():
-      peer.close()
-
-
-def run_rounds(
-  ours: Any,
-  peers: dict[str, Peer],
-  failed: dict[str, str],
-  rounds: int,
-  save: Callable[[dict[str, list[Run]]], None],
-) -> dict[str, list[Run]]:
-  """Returns the runs of "jaxspeed" and of each peer; calls `save` after each run."""
-  runs: dict[str, list[Run]] = {name: [] for name in ("jaxspeed", *peers)}
-  for number, name in benchmarking.turns(list(runs), rounds):
-    if name == "jaxspeed":
-      runs[name].append(ours.run(number))
-    elif name in peers:
-      with dropping(name, peers, failed):
-        runs[name].append(peers[name].run(number))
-    if runs["jaxspeed"]:
-      save(runs)
-  return runs
-
-
-def check(config: ConfigDict | None) -> ConfigDict:
-  """Returns the config, or raises a UserError if it cannot be timed here."""
-  if config is None:
-    raise UserError("--config=FILE.py names the recipe to time, as in configs/cifar10.py.")
-  if config.data.feed != "resident":
-    raise UserError(f"config.data.feed={config.data.feed!r}: only sets in memory are timed here.")
-  if config.runs != 1:
-    raise UserError(f"config.runs={config.runs}: say --runs={config.runs} here.")
-  return config
-
-
-def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[str, Any]:
-  """Compile and process seconds of one run with an empty cache and `starts` runs with that cache.
-
-  Compile seconds are summed over the threads that compile side by side.
+  Raises:
+    UserError: our own side failed.
   """
-  recipe, results = write_recipe(config, scratch / "recipe.py"), []
-  for _ in range(1 + starts):
-    results.append(start_cold(recipe, scratch / "cold"))
-    print(f"a whole process: {results[-1]['seconds']['process']:.1f} s", flush=True)
-  first, *warm = results
-  return {
-    "compile_s": {
-      "first": first["seconds"]["compile"]["cold"],
-      "cached": [result["seconds"]["compile"]["cached"] for result in warm],
-    },
-    "process_s": {
-      "first": first["seconds"]["process"],
-      "cached": [result["seconds"]["process"] for result in warm],
-      "to_target": [
-        result["seconds"]["process"] if result["top1"] >= config.target else None for result in warm
-      ],
-      "accuracy": [result["top1"] for result in warm],
-    },
-  }
+  if side.failed:
+    return
+  try:
+    do()
+  except Ended as error:
+    if isinstance(side, Ours):
+      raise UserError(f"jaxspeed.train: {error}") from None
+    side.failed = str(error)
+    side.close()
+    print(f"{side.name} is left out from here on: {error}", flush=True)
 
 
-def summarize(runs: list[Run]) -> dict[str, Any]:
-  """Means with their intervals, and the runs themselves."""
-  return {
-    "seconds": benchmarking.interval([run.seconds for run in runs]),
-    "accuracy": benchmarking.interval([run.accuracy for run in runs]),
-    "runs": [dataclasses.asdict(run) for run in runs],
-  }
+def run_rounds(sides: list[Side], rounds: int, save: Callable[[], None]) -> None:
+  """Lets the sides make their runs in turns; calls `save` after each run once there is one of ours.
+
+  Args:
+    sides: ours first.
+    rounds: runs of each.
+    save: what keeps the runs so far.
+  """
+  for number, side in benchmarking.turns(sides, rounds):
+    take_part(side, lambda side=side, number=number: side.run(number))
+    if sides[0].runs:
+      save()
 
 
-def report_of(runs: dict[str, list[Run]], failed: dict[str, str], target: float) -> dict[str, Any]:
+def report_of(sides: list[Side], target: float) -> dict[str, Any]:
   """The report on the rounds so far: each side, and the ratio of our seconds to each peer's."""
-  ours = runs["jaxspeed"]
-  summary = summarize(ours)
-  if len(ours) > 1:
-    accuracies = [run.accuracy for run in ours]
-    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
-  peers: dict[str, Any] = {}
-  for name, theirs in runs.items():
-    if theirs and theirs is not ours:
-      peers[name] = summarize(theirs)
-      seconds = [run.seconds for run in ours], [run.seconds for run in theirs]
-      peers[name]["ratio"] = summary["seconds"]["mean"] / peers[name]["seconds"]["mean"]
-      peers[name]["ratio_of_rounds"] = benchmarking.ratio_of_rounds(*seconds)
-  for name, reason in failed.items():
-    peers.setdefault(name, {})["failed"] = reason
-  return {"n": len(ours), "target": target, "jaxspeed": summary, "peers": peers}
+  summaries: dict[str, Any] = {side.name: {} for side in sides}
+  ours = [run.seconds for run in sides[0].runs]
+  for side in sides:
+    summary = summaries[side.name]
+    if side.runs:
+      seconds = [run.seconds for run in side.runs]
+      accuracies = [run.accuracy for run in side.runs]
+      summary["seconds"] = benchmarking.interval(seconds)
+      summary["accuracy"] = benchmarking.interval(accuracies)
+      summary["runs"] = [dataclasses.asdict(run) for run in side.runs]
+      if side is not sides[0]:
+        mean = summaries[sides[0].name]["seconds"]["mean"]
+        summary["ratio"] = mean / summary["seconds"]["mean"]
+        summary["ratio_of_rounds"] = benchmarking.ratio_of_rounds(ours, seconds)
+      elif len(ours) > 1:
+        summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
+    if side.failed:
+      summary["failed"] = side.failed
+  summary = summaries.pop(sides[0].name)
+  return {"n": len(ours), "target": target, "jaxspeed": summary, "peers": summaries}
 
 
 def said_of(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -245,16 +211,40 @@ def write(out: str, report: dict[str, Any]) -> None:
   benchmarking.write_report(out, report | {"said": said_of(report)})
 
 
+def start_peers(
+  given: Any, config: ConfigDict, scratch: pathlib.Path, stack: contextlib.ExitStack
+) -> list[Side]:
+  """The peers, each compiled and warmed up, one after another; the stack closes them."""
+  scripts, peers = find_peers(given.peer), []
+  if scripts:
+    from jaxspeed.run.setup import open_data
+
+    if problem := write_peer_images(open_data(config), scratch / "images"):
+      print(f"the peers have no images: {problem}")
+  for number, (name, script) in enumerate(scripts.items()):
+    folder, start = scratch / f"peer_{number}", time.perf_counter()
+    folder.mkdir()
+    (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
+    peer = Peer(name, script, folder, seconds=given.peer_seconds)
+    stack.callback(peer.close)
+    take_part(peer, peer.warm_up)
+    if not peer.failed:
+      print(f"{name}: compiled and warmed up in {time.perf_counter() - start:.1f} s", flush=True)
+    peers.append(peer)
+  return peers
+
+
 def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, Any]:
   """Runs the whole benchmark; returns its report, and writes it to --out.
 
   Args:
+    config: the recipe's.
     given: the values of the flags.
+    scratch: an empty folder.
 
   Raises:
     UserError: a mistake in the config, or our own run failed.
   """
-  scripts = find_peers(given.peer)
   # A new cache, so that the first compilation does compile.
   config.compile_cache = config.compile_cache or str(scratch / "programs")
   report: dict[str, Any] = {
@@ -262,31 +252,26 @@ def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, An
     "peers' in turns on one machine; written by scripts/bench_cifar.py.",
     "config": config.name,
   } | benchmarking.environment()
+  find_peers(given.peer)  # so that a mistake is told at once
   if given.cold_starts:
     report["starts"] = time_starts(config, given.cold_starts, scratch)
     write(given.out, report)
-  failed: dict[str, str] = {}
-  if scripts:
-    from jaxspeed.run.setup import open_data
+  with contextlib.ExitStack() as stack:
+    peers = start_peers(given, config, scratch, stack)
+    alone = all(peer.failed for peer in peers)
+    ours = stack.enter_context(
+      contextlib.closing(Ours(config, given.runs, scratch / "ours", alone=alone))
+    )
+    sides = [ours, *peers]
 
-    problem = write_peer_images(open_data(config), scratch / "images")
-    if problem:
-      print(f"the peers have no images: {problem}")
-  with warmed_peers(scripts, scratch, given.peer_seconds, failed) as peers:
-    alone = not peers
-    with contextlib.closing(Ours(config, given.runs, scratch / "ours", alone=alone)) as ours:
+    def save() -> None:
+      report["device"] = ours.result["device"]
+      write(given.out, report | report_of(sides, config.target))
 
-      def save(runs):
-        report["device"] = ours.result["device"]
-        write(given.out, report | report_of(runs, failed, config.target))
-
-      try:
-        ours.warm_up()
-        runs = run_rounds(ours, peers, failed, given.runs, save)
-      except Ended as error:
-        raise UserError(f"jaxspeed.train: {error}") from None
+    take_part(ours, ours.warm_up)
+    run_rounds(sides, given.runs, save)
   resolved = ours.config
-  report |= report_of(runs, failed, config.target) | {
+  report |= report_of(sides, config.target) | {
     "precision": resolved.precision,
     "memory_gb": ours.memory_gb,
     "ceiling_tflops": benchmarking.matrix_product_tflops(resolved.precision),
@@ -313,14 +298,18 @@ def main() -> None:
   flags.DEFINE_float("peer_seconds", 600, "Most that a peer's run may take.")
   benchmarking.define_out()
 
-  def run(arguments: list[str]) -> None:
-    command_line.nothing_left(arguments)
-    config = check(config_flag.value)
-    with exit_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-      for what, figure in said_of(bench(config, flags.FLAGS, pathlib.Path(scratch).resolve())):
-        print(f"{what}: {figure}")
+  def run(scratch: pathlib.Path) -> None:
+    config = config_flag.value
+    if config is None:
+      raise UserError("--config=FILE.py names the recipe to time, as in configs/cifar10.py.")
+    if config.data.feed != "resident":
+      raise UserError(f"config.data.feed={config.data.feed!r}: only sets in memory are timed here.")
+    if config.runs != 1:
+      raise UserError(f"config.runs={config.runs}: say --runs={config.runs} here.")
+    for what, figure in said_of(bench(config, flags.FLAGS, scratch)):
+      print(f"{what}: {figure}")
 
-  command_line.run(run)
+  benchmarking.run(run)
 
 
 if __name__ == "__main__":

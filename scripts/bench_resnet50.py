@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import os
+import pathlib
 from typing import Any
 
 import benchmarking
@@ -26,12 +27,18 @@ from absl import flags
 from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step, training_flops
 from side_by_side import Timing, Worker, WorkerFailed, time_in_turns
 
-from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 
 
-def rows_of(shape: Shape, timings: dict[str, Timing], ceiling: float) -> list[dict[str, Any]]:
-  """A row for each framework: images per second and operations, or why there are none."""
+def rows_of(
+  shape: Shape, timings: dict[str, Timing], *, flops: float, ceiling: float
+) -> list[dict[str, Any]]:
+  """A row for each framework: images per second and operations, or why there are none.
+
+  Args:
+    flops: operations of a step per image.
+    ceiling: 10^12 operations per second of a matrix product.
+  """
   rows = []
   for framework, timing in timings.items():
     row: dict[str, Any] = {
@@ -42,12 +49,11 @@ def rows_of(shape: Shape, timings: dict[str, Timing], ceiling: float) -> list[di
     }
     row.pop("step_s", None)
     if timing.failed is not None:
-      rows.append(row | {"failed": timing.failed})
-      continue
-    images_per_s = benchmarking.interval([shape.batch / seconds for seconds in timing.step_s])
-    flops = training_flops(shape.depth, shape.width, shape.size)
-    tflops = flops * images_per_s["mean"] / 1e12
-    row |= {"images_per_s": images_per_s, "tflops": tflops, "share_of_ceiling": tflops / ceiling}
+      row["failed"] = timing.failed
+    else:
+      images_per_s = benchmarking.interval([shape.batch / seconds for seconds in timing.step_s])
+      tflops = flops * images_per_s["mean"] / 1e12
+      row |= {"images_per_s": images_per_s, "tflops": tflops, "share_of_ceiling": tflops / ceiling}
     rows.append(row)
   return rows
 
@@ -70,35 +76,36 @@ def ratios_of(shape: Shape, timings: dict[str, Timing], baseline: str) -> list[d
   ]
 
 
-def measure_ceiling(precision: str) -> dict[str, Any]:
-  """The rate of a matrix product, and the device."""
+def measure(shapes: list[Shape]) -> dict[str, Any]:
+  """The rate of a matrix product, the device, and the operations of each step per image."""
   from jaxspeed.records import provenance
 
-  tflops = benchmarking.matrix_product_tflops(precision)
-  return {"tflops": tflops, "device": provenance.describe_device()}
+  tflops = benchmarking.matrix_product_tflops(shapes[0].precision)
+  flops = [training_flops(shape) for shape in shapes]
+  return {"tflops": tflops, "device": provenance.describe_device(), "flops": flops}
 
 
-def bench(given: Any) -> dict[str, Any]:
-  """Runs the whole benchmark; returns its report, and writes it to --out.
-
-  Args:
-    given: the values of the flags.
+def bench(scratch: pathlib.Path) -> None:
+  """Runs the whole benchmark.
 
   Raises:
     UserError: a size is no number, or the ceiling cannot be measured.
   """
+  given: Any = flags.FLAGS
   # JAX would reserve three quarters of the memory, but the other framework needs half of it.
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
   sizes = benchmarking.numbers("sizes", given.sizes, int)
   batches = benchmarking.numbers("batches", given.batches, int)
+  net = (given.depth, given.width, given.precision)
+  shapes = [Shape(size, batch, *net) for batch, size in itertools.product(batches, sizes)]
 
   def make_worker() -> Worker:
     return Worker(given.answer_seconds)
 
   with contextlib.closing(make_worker()) as worker:
     try:
-      ceiling = worker.ask("call", function=functools.partial(measure_ceiling, given.precision))
+      ceiling = worker.ask("call", function=functools.partial(measure, shapes))
     except WorkerFailed as error:
       raise UserError(f"the ceiling cannot be measured: {error}.") from None
   rows: list[dict[str, Any]] = []
@@ -116,8 +123,7 @@ def bench(given: Any) -> dict[str, Any]:
     "rows": rows,
     "ratios": ratios,
   }
-  for batch, size in itertools.product(batches, sizes):
-    shape = Shape(size, batch, given.depth, given.width, given.precision)
+  for shape, flops in zip(shapes, ceiling["flops"], strict=True):
     makes = {
       "jaxspeed": functools.partial(make_jax_step, shape),
       "torch": functools.partial(make_torch_step, shape, given.mode),
@@ -128,18 +134,17 @@ def bench(given: Any) -> dict[str, Any]:
       turns=given.turns,
       turn_seconds=given.turn_seconds,
     )
-    found = rows_of(shape, timings, ceiling["tflops"])
+    found = rows_of(shape, timings, flops=flops, ceiling=ceiling["tflops"])
     compared = ratios_of(shape, timings, given.frameworks[-1])  # PyTorch, if it is there
     ratios += compared
     rows += found
-    where = f"{report['net']}, {size} px, batch {batch}"
+    where = f"{report['net']}, {shape.size} px, batch {shape.batch}"
     for row in found:
       benchmarking.say(report, f"{where}, {row['framework']}", said(row))
     for row in compared:
       ratio = f"{benchmarking.show(row['ratio'], '.3f')} times its images/s"
       benchmarking.say(report, f"{where}, {row['of']} beside {row['to']}", ratio)
     benchmarking.write_report(given.out, report)
-  return report
 
 
 def said(row: dict[str, Any]) -> str:
@@ -168,12 +173,7 @@ def main() -> None:
   flags.DEFINE_integer("width", 64, "Of the net; 64 is ResNet's own.", lower_bound=1)
   flags.DEFINE_float("answer_seconds", 900, "Most, also to compile.")
   benchmarking.define_out()
-
-  def run(arguments: list[str]) -> None:
-    command_line.nothing_left(arguments)
-    bench(flags.FLAGS)
-
-  command_line.run(run)
+  benchmarking.run(bench)
 
 
 if __name__ == "__main__":

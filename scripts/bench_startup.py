@@ -1,7 +1,7 @@
 """Where the time from the start of the process to the first step goes, cold and warm.
 
-    python scripts/bench_startup.py configs/quickstart.py --out=startup.json
-    python scripts/bench_startup.py configs/cifar10.py --data=DIR --out=startup.json
+    python scripts/bench_startup.py --config=configs/quickstart.py --out=startup.json
+    python scripts/bench_startup.py --config=configs/cifar10.py --config.data.path=DATA
 
 Each start is a process of `jaxspeed.train` that ends before its first step. The first one has an
 empty cache of programs, the others read it. The parts are those of the line "starting" (`Clock`),
@@ -11,21 +11,19 @@ does not lengthen. On a GPU the same command measures a GPU's parts.
 
 import json
 import os
+import pathlib
 import re
 import resource
-import signal
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import benchmarking
 from absl import flags
 
-from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import INTERRUPTED, UserError
-from jaxspeed.files import expanded
+from jaxspeed.config.overrides import to_flags
+from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
 from jaxspeed.run.folder import check_output
 
@@ -41,33 +39,25 @@ def parts_of(line: str) -> dict[str, float]:
   return parts | {name: float(seconds) for name, seconds in _PART.findall(line)}
 
 
-def start(config: str, workdir: str, options: list[str]) -> dict[str, Any]:
+def start(config: str, workdir: pathlib.Path, options: list[str]) -> dict[str, Any]:
   """The parts of one start, which is ended before its first step.
 
-  Its standard error is printed when it has ended: a Ctrl-C reaches it too, wherever it is, and its
-  traceback would say nothing.
-
   Raises:
-    SystemExit: it ended by itself; with its code, as its own message is on standard error.
+    SystemExit: it failed; with its code, as its own message is on standard error.
+    UserError: it ended before its first step.
   """
   command = [sys.executable, "-m", "jaxspeed.train", f"--config={config}", "--json", *options]
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  with tempfile.TemporaryFile("w+", errors="replace") as said:
-    with subprocess.Popen(
-      [*command, f"--workdir={workdir}"], stdout=subprocess.PIPE, stderr=said, text=True
-    ) as run:
-      assert run.stdout is not None
-      try:
-        line = next((e["starting"] for e in map(json.loads, run.stdout) if "starting" in e), None)
-        code = run.wait() if line is None else 0
-      finally:
-        run.kill()
-    if code in (-signal.SIGINT, INTERRUPTED):  # by the same Ctrl-C, which is on its way here
-      raise KeyboardInterrupt
-    said.seek(0)
-    print(said.read(), end="", file=sys.stderr, flush=True)
-  if line is None:
-    raise SystemExit(code or f"{' '.join(command)} ended before its first step.")
+  with subprocess.Popen([*command, f"--workdir={workdir}"], stdout=subprocess.PIPE) as run:
+    assert run.stdout is not None
+    try:
+      line = next((e["starting"] for e in map(json.loads, run.stdout) if "starting" in e), None)
+      if line is None:
+        if code := run.wait():
+          raise SystemExit(code)
+        raise UserError(f"{' '.join(command)} ended before its first step.")
+    finally:
+      run.kill()
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
   cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
   return parts_of(line) | {"cpu_seconds": cpu, "load_average": os.getloadavg()[0]}
@@ -85,40 +75,29 @@ def table(cold: dict[str, float], warm: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
-  data = flags.DEFINE_string("data", "", "config.data.path.")
-  warm_starts = flags.DEFINE_integer(
-    "warm", 3, "Starts that read the cache.", lower_bound=0, upper_bound=1000
-  )
+  config_flag = command_line.define_config_flag()
+  warm_starts = flags.DEFINE_integer("warm", 3, "Starts that read the cache.", 0, 1000)
   out = benchmarking.define_out()
 
-  def run(arguments: list[str]) -> None:
-    if not arguments:
-      raise UserError("name a recipe, as in bench_startup.py configs/quickstart.py.")
-    recipe, *rest = arguments
-    command_line.nothing_left(rest)
-    path = expanded(out.value, "--out") if out.value else None
-    if path is not None:
-      check_output(path)
-    with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="jaxspeed-startup-") as folder:
-      options = [f"--config.compile_cache={folder}/programs"]
-      options += [f"--config.data.path={data.value}"] if data.value else []
-      starts = [
-        start(recipe, f"{folder}/run_{number}", options) for number in range(warm_starts.value + 1)
-      ]
-    cold, *warm = starts
+  def bench(scratch: pathlib.Path) -> None:
+    recipe = command_line.required("config", flags.FLAGS["config"].value)
+    if out.value:
+      check_output(pathlib.Path(out.value))
+    options = to_flags({**config_flag.overrides, "compile_cache": f"{scratch}/programs"})
+    numbers = range(warm_starts.value + 1)
+    cold, *warm = [start(recipe, scratch / f"run_{number}", options) for number in numbers]
     report = {
       "what": f"scripts/bench_startup.py {recipe}: {__doc__.splitlines()[0]}",
       "device": provenance.describe_device(),
-      "versions": provenance.versions(),
-      "commit": provenance.commit(),
+      **benchmarking.environment(),
       "cores": os.cpu_count(),
       "cold": cold,
       "warm": warm,
     }
-    benchmarking.write_report(path, report)
+    benchmarking.write_report(out.value, report)
     print(table(cold, warm))
 
-  command_line.run(run)
+  benchmarking.run(bench)
 
 
 if __name__ == "__main__":

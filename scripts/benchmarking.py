@@ -9,12 +9,14 @@ import json
 import pathlib
 import statistics
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
 
+from jaxspeed.cluster.signals import exit_on_sigterm
+from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
 from jaxspeed.files import to_json, write_atomically
 from jaxspeed.records import provenance
@@ -34,6 +36,17 @@ _PACKAGES = (
 Interval = dict[str, Any]
 Report = dict[str, Any]
 Side = TypeVar("Side")
+
+
+def run(bench: Callable[[pathlib.Path], None]) -> None:
+  """Parses the flags and calls a benchmark with an empty folder, which is removed at its end."""
+
+  def main(arguments: list[str]) -> None:
+    command_line.nothing_left(arguments)
+    with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="jaxspeed-") as scratch:
+      bench(pathlib.Path(scratch).resolve())
+
+  command_line.run(main)
 
 
 def turns(sides: Sequence[Side], rounds: int) -> Iterator[tuple[int, Side]]:
@@ -64,44 +77,17 @@ def show(value: Interval, spec: str, factor: float = 1.0) -> str:
   return f"{factor * value['mean']:{spec}}{half}"
 
 
-def matrix_product_tflops(
-  precision: str, *, size: int | None = None, products: int = 50, repeats: int = 5
-) -> float:
+def matrix_product_tflops(precision: str) -> float:
   """10^12 operations per second of a product of square matrices: the ceiling of a step.
 
   It is measured in the same call as the steps, because a GPU's clock depends on its power and
   temperature, so that a data sheet's figure may not be reached at the time.
-
-  Args:
-    precision: of `jaxspeed.devices.precision.DTYPES`. The numbers are random: a product of zeros
-      takes less power, and runs at a higher clock than any training.
-    size: side of the matrices; None: 8,192, on a CPU 512.
-    products: number queued one after another, so that no launch is waited for.
-    repeats: number timed, of which the median counts; an untimed one before them warms up.
   """
   import jax
-  import jax.numpy as jnp
 
-  from jaxspeed.devices import precision as formats
+  from jaxspeed.doctor import ceilings
 
-  size = size or (512 if jax.default_backend() == "cpu" else 8192)
-  keys = jax.random.split(jax.random.key(0))
-  a, b = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
-  a, b = (x.astype(formats.DTYPES[precision]) for x in (a, b))
-
-  @jax.jit
-  def multiply(a, b):
-    with formats.products(precision):
-      return jnp.matmul(a, b)
-
-  seconds = []
-  for _ in range(repeats + 1):
-    start = time.perf_counter()
-    for _ in range(products):
-      product = multiply(a, b)
-    jax.block_until_ready(product)
-    seconds.append(time.perf_counter() - start)
-  return 2 * size**3 * products / statistics.median(seconds[1:]) / 1e12
+  return ceilings.measure(jax.devices()[0], precision)["tflops"]
 
 
 def environment() -> dict[str, Any]:

@@ -1,21 +1,28 @@
 """What `bench_cifar.py` compares: `jaxspeed.train` and PyTorch's scripts, held between runs."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import queue
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from typing import Any
 
 import numpy as np
-from held_processes import Ended, Held, last_line
 from ml_collections import ConfigDict
 
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.records.writer import read_metrics
 
+_RUN_HELD = pathlib.Path(__file__).resolve().with_name("run_held.py")
 _PEER_SCRIPTS = ("airbench94_muon.py", "cifar10_speedrun.py")
 _RECIPE = """\
 import pathlib
@@ -44,95 +51,190 @@ class Run:
   accuracy: float
 
 
-class Peer:
-  """A script that prints airbench's table, held between its runs; its first run warms up.
+class Ended(Exception):
+  """A held process ended or fell silent; the message says how."""
+
+
+class Side:
+  """A process that makes many runs, and pauses after each line of a pattern (`run_held.py`).
 
   Args:
+    name: the side in the report.
+    arguments: what to run: the arguments of run_held.py after the pattern.
+    pattern: regular expression of the lines.
+    folder: where it runs.
+    seconds: the longest time from one such line to the next.
+    environment: variables to add.
+
+  Attributes:
+    runs: its runs so far.
+    failed: why it takes no more turns; '': it does.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    arguments: list[str],
+    *,
+    pattern: str,
+    folder: pathlib.Path,
+    seconds: float,
+    **environment: str,
+  ) -> None:
+    self.name = name
+    self.runs: list[Run] = []
+    self.failed = ""
+    self._pattern, self._seconds = re.compile(pattern), seconds
+    self._errors = tempfile.TemporaryFile("w+")
+    self._process = subprocess.Popen(
+      [sys.executable, str(_RUN_HELD), pattern, *arguments],
+      cwd=folder,
+      env=os.environ | environment,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+    )
+    # Lines without their ends; None once the process has closed its output.
+    self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=self._read, daemon=True).start()
+
+  def _read(self) -> None:
+    assert self._process.stdout is not None
+    for line in self._process.stdout:
+      self._lines.put(line.rstrip("\n"))
+    self._lines.put(None)
+
+  def warm_up(self) -> None:
+    """Waits until it has compiled and pauses.
+
+    Raises:
+      Ended: it failed.
+    """
+    self.wait()
+
+  def run(self, number: int) -> None:
+    """Lets it do run `number`, counted from 0, and adds it to `runs`.
+
+    Raises:
+      Ended: it failed.
+    """
+    assert self._process.stdin is not None
+    with contextlib.suppress(OSError):  # `wait` says why it has ended
+      self._process.stdin.write("\n")
+      self._process.stdin.flush()
+    self.runs.append(self._read_run(number))
+
+  def _read_run(self, number: int) -> Run:
+    raise NotImplementedError
+
+  def wait(self) -> list[str]:
+    """The lines that it has printed, once it pauses after the last of them.
+
+    Raises:
+      Ended: it ended, or took too long.
+    """
+    deadline = time.monotonic() + self._seconds
+    lines: list[str] = []
+    while not lines or not self._pattern.match(lines[-1]):
+      try:
+        line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.001))
+      except queue.Empty:
+        self._process.kill()
+        raise Ended(f"no run ended within {self._seconds:g} s") from None
+      if line is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          self._process.wait(10)
+        self._errors.seek(0)
+        code, last = self._process.returncode, last_line(self._errors.read())
+        raise Ended(f"its process ended with code {code}: {last}")
+      lines.append(line)
+    return lines
+
+  def close(self) -> None:
+    """Ends it, by force if it is still there after ten seconds."""
+    assert self._process.stdin is not None
+    with contextlib.suppress(OSError):
+      self._process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self._process.wait(10)
+    self._process.kill()
+    self._process.wait()
+    self._errors.close()
+
+
+class Peer(Side):
+  """A script that prints airbench's table; its first run, on random labels, warms up.
+
+  Args:
+    name: the side in the report.
     script: the file.
     folder: where it runs; cifar10/ inside it holds its images.
     seconds: the longest time for a run, compiling included.
   """
 
-  def __init__(self, script: pathlib.Path, folder: pathlib.Path, *, seconds: float) -> None:
+  def __init__(
+    self, name: str, script: pathlib.Path, folder: pathlib.Path, *, seconds: float
+  ) -> None:
+    arguments = [str(script.resolve())]
+    super().__init__(name, arguments, pattern=_END_OF_RUN, folder=folder, seconds=seconds)
     self._columns: list[str] = []
-    self._held = Held([str(script.resolve())], pattern=_END_OF_RUN, folder=folder, seconds=seconds)
-    self.close = self._held.close
 
-  def warm_up(self) -> None:
-    """Waits for its first run, on random labels, which compiles.
+  def wait(self) -> list[str]:
+    """The cells of the row after a run."""
+    for line in super().wait():
+      cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+      if "time_seconds" in cells:
+        self._columns = cells
+    return cells
 
-    Raises:
-      Ended: it failed.
-    """
-    self._read_row()
-
-  def run(self, number: int) -> Run:
-    """Lets it do one more run.
-
-    Raises:
-      Ended: it failed, or does not print airbench's table.
-    """
-    self._held.resume()
-    row = self._read_row()
+  def _read_run(self, number: int) -> Run:
+    row = dict(zip(self._columns, self.wait(), strict=False))
     try:
       return Run(float(row["time_seconds"]), float(row["tta_val_acc"]))
     except (KeyError, ValueError):
       raise Ended(f"its table has no number time_seconds or tta_val_acc: {row}") from None
 
-  def _read_row(self) -> dict[str, str]:
-    """Returns the row printed after a run, by column."""
-    for line in self._held.wait():
-      cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-      if "time_seconds" in cells:
-        self._columns = cells
-    return dict(zip(self._columns, cells, strict=False))
 
-
-class Ours:
-  """`jaxspeed.train` with many seeds and one compilation, held between the runs.
+class Ours(Side):
+  """`jaxspeed.train` with many seeds and one compilation.
 
   Args:
-    config: of the runs.
+    config: the config of the runs.
     runs: how many runs will be asked for.
-    folder: new; the runs' own folders are made in it.
+    folder: a new folder; the runs' own are made in it.
     alone: whether it may take most of the device's memory, as JAX does by default.
+
+  Attributes:
+    config: after `warm_up`, as the runs have resolved it.
+    result: the result.json of the last run.
+    memory_gb: the peak memory of the last run; None: not known.
   """
+
+  result: dict[str, Any] = {}
+  memory_gb: float | None = None
 
   def __init__(self, config: ConfigDict, runs: int, folder: pathlib.Path, *, alone: bool) -> None:
     folder.mkdir()
-    config = config.copy_and_resolve_references()
+    self.config = config.copy_and_resolve_references()
     # One run more than wanted: the process is held before that run, and ends there.
-    config.runs = runs + 1
-    recipe, self._workdir = write_recipe(config, folder / "recipe.py"), folder / "runs"
-    self._held = Held(
+    self.config.runs = runs + 1
+    recipe, self._workdir = write_recipe(self.config, folder / "recipe.py"), folder / "runs"
+    super().__init__(
+      "jaxspeed",
       ["-m", "jaxspeed.train", f"--config={recipe}", f"--workdir={self._workdir}"],
       pattern=_START_OF_RUN,
       folder=pathlib.Path.cwd(),
       seconds=_MOST_SECONDS,
-      environment={} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"},
+      **({} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}),
     )
-    self.close = self._held.close
-    self.config = config
-    self.result: dict[str, Any] = {}
-    self.memory_gb: float | None = None
 
   def warm_up(self) -> None:
-    """Waits until everything is compiled and warmed up, and sets `config` to that of the runs.
-
-    Raises:
-      Ended: it failed.
-    """
-    self._held.wait()
+    super().warm_up()
     self.config = stored_lib.load(self._workdir / "config.json")
 
-  def run(self, number: int) -> Run:
-    """Lets it do run `number`, counted from 0, and sets `result` and `memory_gb` to those of it.
-
-    Raises:
-      Ended: it failed.
-    """
-    self._held.resume()
-    self._held.wait()
+  def _read_run(self, number: int) -> Run:
+    self.wait()
     folder = self._workdir / f"run_{number:03d}"
     self.result = json.loads((folder / "result.json").read_text())
     self.memory_gb = read_metrics(folder)[-1].get("memory_gb")
@@ -141,26 +243,21 @@ class Ours:
 
 
 def find_peers(paths: list[str]) -> dict[str, pathlib.Path]:
-  """Returns the peers' scripts by name: files as given, and the known scripts of each folder.
+  """The peers' scripts by name: files as given, and the known scripts of each folder.
 
   Raises:
     UserError: a path does not exist, or a folder has none of the known scripts.
   """
   found: list[pathlib.Path] = []
   for path in map(pathlib.Path, paths):
-    if path.is_file():
-      found.append(path)
-      continue
     # Scripts in the folder itself come before copies in its subfolders.
-    scripts = [
-      next(iter([*path.glob(name), *sorted(path.glob(f"*/{name}"))]), None)
-      for name in _PEER_SCRIPTS
-    ]
-    if not any(scripts):
+    scripts = [[*path.glob(name), *sorted(path.glob(f"*/{name}"))][:1] for name in _PEER_SCRIPTS]
+    known = [path] if path.is_file() else [script for each in scripts for script in each]
+    if not known:
       raise UserError(
         f"--peer={path}: there is no such file, nor a folder with {' or '.join(_PEER_SCRIPTS)}."
       )
-    found += [script for script in scripts if script]
+    found += known
   stems = [script.stem for script in found]
   return {s.stem if stems.count(s.stem) == 1 else str(s): s for s in found}
 
@@ -189,3 +286,9 @@ def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
   stored_lib.save(config, stored)
   path.write_text(_RECIPE.format(path=str(stored)))
   return path
+
+
+def last_line(text: str) -> str:
+  """The last line of a text that is not blank."""
+  lines = [line.strip() for line in text.splitlines() if line.strip()]
+  return lines[-1] if lines else "it said nothing"

@@ -12,7 +12,6 @@ How cuDNN and NCCL run the schedule shows only on a GPU.
 """
 
 import itertools
-import json
 import os
 import pathlib
 from typing import Any
@@ -142,19 +141,6 @@ def line_of(row: dict[str, Any]) -> str:
   )
 
 
-def keep(path: pathlib.Path, row: dict[str, Any]) -> None:
-  """Writes a row to a JSON file, in place of any earlier row of the same program."""
-
-  def key(row: dict[str, Any]) -> tuple:
-    names = ("config", "kind", "devices", "batch_a_device", "image_size", "wire", "group_mb")
-    return *(row[name] for name in names), tuple(row["options"])
-
-  held = json.loads(path.read_text()) if path.exists() else {"programs": []}
-  others = [each for each in held["programs"] if key(each) != key(row)]
-  programs = sorted([*others, row], key=key)
-  benchmarking.write_report(path, held | {"what": _WHAT, "programs": programs})
-
-
 def main() -> None:
   config_flag = command_line.define_config_flag()
   device = flags.DEFINE_enum("device", "cpu", ["cpu", *GPUS], "To compile for.")
@@ -166,25 +152,25 @@ def main() -> None:
   options = flags.DEFINE_multi_string("option", [], "NAME=VALUE of XLA, beside the run's.")
   out = benchmarking.define_out()
 
-  def run(arguments: list[str]) -> None:
-    command_line.nothing_left(arguments)
+  def bench(scratch: pathlib.Path) -> None:
     config, kind = config_flag.value, device.value
     command_line.required("config", config and "given")
     counts = benchmarking.numbers("devices", devices.value, int)
     sizes = {"batch": batch.value, "image_size": image_size.value, "per_host": per_host.value}
     if kind == "cpu":
       jax.config.update("jax_num_cpu_devices", max(counts))
+    rows: list[dict[str, Any]] = []
     for count, group_mb in itertools.product(
       counts, benchmarking.numbers("group_mb", groups.value, float) or [None]
     ):
       step = step_of(config, kind, devices=count, group_mb=group_mb, **sizes)
       program = step_program.compile_step(step.spec(*options.value), step.phase)
-      row = report(step, program, kind, options.value)
-      print(line_of(row), flush=True)
-      if out.value:
-        keep(pathlib.Path(out.value), row | {"versions": versions()})
+      rows.append(report(step, program, kind, options.value))
+      print(line_of(rows[-1]), flush=True)
+      found = {"what": _WHAT, "versions": versions(), "programs": rows}
+      benchmarking.write_report(out.value, found)
 
-  command_line.run(run)
+  benchmarking.run(bench)
 
 
 if __name__ == "__main__":

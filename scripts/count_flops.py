@@ -9,6 +9,7 @@ so the count with padding is given too.
 """
 
 import collections
+import pathlib
 from unittest import mock
 
 import benchmarking
@@ -79,8 +80,7 @@ def main() -> None:
   config_flag = command_line.define_config_flag()
   out = benchmarking.define_out()
 
-  def run(arguments: list[str]) -> None:
-    command_line.nothing_left(arguments)
+  def run(scratch: pathlib.Path) -> None:
     config = config_flag.value
     command_line.required("config", config and "given")
     config.precision = "float32"
@@ -101,7 +101,7 @@ def main() -> None:
     }
     benchmarking.write_report(out.value, report)
 
-  command_line.run(run)
+  benchmarking.run(run)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import benchmarking
@@ -41,11 +41,10 @@ from gpu_process import ROOT, last
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
-from jaxspeed.files import expanded, open_locked, write_atomically
+from jaxspeed.files import expanded, open_locked
 
 # Kept of --minutes, so that a part that is cut off can end.
 _CLOSING_S = 12.0
-_DATA = "--config.data.path=DATA"
 _JAX = """
 import jax, json
 d = jax.devices()
@@ -184,14 +183,14 @@ class Day:
       how["no_comparison"] = self._machine.torch
     return how
 
-  def _arguments(self, part: Part) -> list[str]:
-    """The arguments of a part's script, with DATA for the data set."""
+  def _arguments(self, part: Part, data: str, peers: Iterable[object]) -> list[str]:
+    """The arguments of a part's script, for a data set and peers."""
     arguments = list(part.toy or () if self._given.dry_run else part.arguments)
     if part.trains:
-      arguments.append(_DATA)
+      arguments.append(f"--config.data.path={data}")
       # A dry run takes any script for a peer; on a GPU they are PyTorch's.
       if self._given.dry_run or not self._machine.torch:
-        arguments += [f"--peer={path}" for path in self._peers]
+        arguments += [f"--peer={path}" for path in peers]
     if part.torch and self._machine.torch:
       arguments.append("--frameworks=jaxspeed")
     return arguments
@@ -204,43 +203,36 @@ class Day:
     file = gpu_tables.file_of(self._out, part.name)
     log, raw = file.with_suffix(".log"), file.with_suffix(".unfinished.json")
     raw.unlink(missing_ok=True)
-    arguments = self._arguments(part)
-    # Without this machine's paths, so that it can be committed.
-    names = {f"--peer={path}": f"--peer={path.name}" for path in self._peers}
     entry: dict[str, Any] = {
       "toy": self._given.dry_run,
       "title": part.title,
       "script": part.script.rpartition("/")[2],
-      "arguments": [names.get(argument, argument) for argument in arguments],
+      # Without this machine's paths, so that it can be committed.
+      "arguments": self._arguments(part, "DATA", [path.name for path in self._peers]),
       "how": self._how(part),
       "machine": self._described,
       "state": "cut off",
       "reason": "the call was stopped",
     }
-    if part.trains:
-      arguments[arguments.index(_DATA)] = f"--config.data.path={self._data()}"
-    print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
-    start = time.monotonic()
-    clocks: list[list[float]] = []
+    arguments = self._arguments(part, str(self._data()) if part.trains else "", self._peers)
     command = [sys.executable, str(ROOT / "scripts" / part.script), *arguments, f"--out={raw}"]
+    print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
+    run, start = (
+      gpu_process.PartProcess(command, log, self._environment(part), self._lock),
+      time.monotonic(),
+    )
     try:
-      entry["state"], entry["reason"] = gpu_process.run_part(
-        command,
-        log,
-        self._environment(part),
-        seconds=60 * minutes,
-        lock=self._lock,
-        clocks=clocks,
-      )
+      entry["state"], entry["reason"] = run.wait(60 * minutes)
     finally:
+      run.stop()
       entry["minutes"] = round((time.monotonic() - start) / 60, 3)
-      entry["clocks"] = gpu_process.summarize(clocks)
+      entry["clocks"] = run.clocks()
       if entry["state"] == "failed":
         lines = last(log.read_text(errors="replace"), 5)
         entry["last_lines"] = lines.replace(str(ROOT), ".").splitlines()
       # What is done stays where a second measurement does not come to its end.
       if entry["state"] == "done" or before != "done":
-        self._write(file, entry, raw)
+        gpu_tables.write(file, entry, raw)
       raw.unlink(missing_ok=True)
       why = f", {entry['reason']}" if entry["reason"] else ""
       print(f"  {entry['state']}{why} ({entry['minutes']:.1f} min)", flush=True)
@@ -253,18 +245,6 @@ class Day:
       own |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
       own |= {"JAX_NUM_CPU_DEVICES": str(part.devices)}
     return os.environ | own
-
-  def _write(self, file: pathlib.Path, entry: Mapping[str, Any], raw: pathlib.Path) -> None:
-    """Makes a part's file of its entry and of what its script wrote, if it wrote anything."""
-    try:
-      report = json.loads(raw.read_text())
-    except (OSError, ValueError):
-      report = {}
-    if entry["how"].get("data") == "noise":
-      report = gpu_tables.without_accuracies(report)
-    if report and self._given.dry_run:
-      report["what"] = f"{gpu_tables.TOY}. {report['what']}"
-    write_atomically(file, json.dumps({"gpu_day": entry} | report, indent=1) + "\n")
 
   def _data(self) -> pathlib.Path:
     if self._given.data:

@@ -26,69 +26,62 @@ def sample_clocks() -> list[float] | None:
     return None
 
 
-def summarize(samples: list[list[float]]) -> dict[str, Any]:
-  """The least, the median and the greatest of each of `CLOCKS`; {} without samples."""
-  return {
-    kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
-    for kind, *each in zip(CLOCKS, *samples, strict=True)
-    if each
-  }
-
-
-def run_part(
-  command: list[str],
-  log: pathlib.Path,
-  environment: Mapping[str, str],
-  *,
-  seconds: float,
-  lock: int,
-  clocks: list[list[float]],
-) -> tuple[str, str]:
-  """Runs a part's command, its output in a file.
+class PartProcess:
+  """A part's process, its output in a file.
 
   Args:
-    lock: a descriptor that the process inherits, so that the folder stays locked while it runs.
-    clocks: samples of `CLOCKS` are added to it.
-
-  Returns:
-    "done", "cut off" or "failed"; and why.
+    command: its words.
+    log: the file.
+    environment: its variables.
+    lock: a descriptor that it inherits, so that the folder stays locked while it runs.
   """
-  deadline, next_sample = time.monotonic() + seconds, time.monotonic() + _CLOCK_S
-  with log.open("w") as output:
-    process = subprocess.Popen(
-      command,
-      cwd=ROOT,
-      env=environment,
-      stdin=subprocess.DEVNULL,
-      stdout=output,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-      pass_fds=(lock,),
-    )
-    try:
-      while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        if time.monotonic() > next_sample:
-          next_sample += _CLOCK_S
-          clocks += [sample] if (sample := sample_clocks()) else []
-      ended = process.poll()
-    finally:
-      stop(process)
-  if ended is None:
-    return "cut off", f"after {seconds / 60:.1f} min"
-  if ended:
-    return "failed", f"code {ended}: {last(log.read_text(errors='replace'), 1)}"
-  return "done", ""
 
+  def __init__(
+    self, command: list[str], log: pathlib.Path, environment: Mapping[str, str], lock: int
+  ) -> None:
+    self._log = log
+    self._clocks: list[list[float]] = []
+    with log.open("w") as output:
+      self._process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=(lock,),
+      )
 
-def stop(process: subprocess.Popen[Any]) -> None:
-  """Ends a process and its children: by Ctrl-C, so that they tidy up, then by force."""
-  # Force is for its children too, when it has ended before them.
-  for number, seconds in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      process.wait(seconds)
+  def wait(self, seconds: float) -> tuple[str, str]:
+    """Waits for its end, at most some seconds; "done", "cut off" or "failed", and why."""
+    deadline, next_sample = time.monotonic() + seconds, time.monotonic() + _CLOCK_S
+    while (code := self._process.poll()) is None:
+      if time.monotonic() > deadline:
+        return "cut off", f"after {seconds / 60:.1f} min"
+      time.sleep(_POLL_S)
+      if time.monotonic() > next_sample:
+        next_sample += _CLOCK_S
+        self._clocks += [sample] if (sample := sample_clocks()) else []
+    said = last(self._log.read_text(errors="replace"), 1)
+    return ("failed", f"code {code}: {said}") if code else ("done", "")
+
+  def clocks(self) -> dict[str, Any]:
+    """The least, the median and the greatest of each of `CLOCKS` so far; {} if unknown."""
+    return {
+      kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
+      for kind, *each in zip(CLOCKS, *self._clocks, strict=True)
+      if each
+    }
+
+  def stop(self) -> None:
+    """Ends it and its children: by Ctrl-C, so that they tidy up, then by force."""
+    # Force is for its children too, when it has ended before them.
+    for number, seconds in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(self._process.pid, number)
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self._process.wait(seconds)
 
 
 def last(text: str, lines: int) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import gpu_parts
 
+from jaxspeed.files import write_atomically
+
 TOY = "TOY SIZE, NO MEASUREMENT"
 
 Report = Mapping[str, Any]
@@ -31,6 +33,19 @@ def read(out: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
     else:
       reports[part.name] = report
   return reports, damaged
+
+
+def write(file: pathlib.Path, entry: Mapping[str, Any], raw: pathlib.Path) -> None:
+  """Makes a part's file of its entry and of what its script wrote, if it wrote anything."""
+  try:
+    report = json.loads(raw.read_text())
+  except (OSError, ValueError):
+    report = {}
+  if entry["how"].get("data") == "noise":
+    report = without_accuracies(report)
+  if report and entry["toy"]:
+    report["what"] = f"{TOY}. {report['what']}"
+  write_atomically(file, json.dumps({"gpu_day": entry} | report, indent=1) + "\n")
 
 
 def without_accuracies(report: Any) -> Any:

@@ -18,9 +18,9 @@ of which is counted; on a CPU step by step, as a stream does everywhere.
 """
 
 import collections
-import tempfile
+import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import benchmarking
@@ -33,76 +33,80 @@ from kernels import Kernel
 from step_program import StepProgram
 from traces import Run, busy, read_profile
 
-from jaxspeed.cluster.signals import exit_on_sigterm
-from jaxspeed.config import flags as command_line
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
 from jaxspeed.steps.spec import TrainSpec
 
 
-def count(program: StepProgram, gpu: described_gpus.Gpu, *, top: int) -> dict[str, Any]:
-  """Kernels and bytes of one step by class, without running the program."""
-  text = program.compiled.as_text()
-  found = kernels_lib.read(text, trips=program.steps)
-  memory = program.compiled.memory_analysis()
-  steps = program.steps
+def tables(
+  found: Iterable[Kernel], runs: Mapping[str, float], amounts: Mapping[str, float], unit: str
+) -> dict[str, Any]:
+  """The classes, and the kernels, the heaviest first, with their amounts in a step.
 
-  def sums(group: Iterable[Kernel]) -> dict[str, float]:
-    group = list(group)
+  Args:
+    found: the program's kernels.
+    runs: how often those that ran did so in a step, by name.
+    amounts: what each took.
+    unit: what the amounts are.
+  """
+  ran = [kernel for kernel in found if kernel.name in runs]
+
+  def sums(group: list[Kernel]) -> dict[str, float]:
     return {
-      "kernels": sum(k.runs for k in group) / steps,
-      "gigabytes": sum(k.runs * k.moved for k in group) / steps / 1e9,
+      "kernels": sum(runs[kernel.name] for kernel in group),
+      unit: sum(amounts[kernel.name] for kernel in group),
     }
 
-  total = sums(found)
-  heaviest = sorted(found, key=lambda k: k.runs * k.moved, reverse=True)[:top]
-  return total | {
-    "convolution_gigaflop": sum(k.runs * k.flops for k in found) / steps / 1e9,
-    "milliseconds_at_bandwidth": total["gigabytes"] * 1e12 / gpu.bandwidth,
-    "scatters": kernels_lib.scatters(text),
-    "temporary_gigabytes": memory.temp_size_in_bytes / 1e9,
-    "argument_gigabytes": memory.argument_size_in_bytes / 1e9,
-    "classes": {name: sums(group) for name, group in kernels_lib.by_class(found).items()},
+  return sums(ran) | {
+    "classes": {name: sums(group) for name, group in kernels_lib.by_class(ran).items()},
     "heaviest": [
-      _entry(k) | {"gigabytes": k.runs * k.moved / steps / 1e9, "runs": k.runs / steps}
-      for k in heaviest
+      {
+        "name": kernel.name,
+        "kind": kernel.kind,
+        "class": kernel.purpose,
+        "place": kernels_lib.place_of(kernel),
+        "result": kernels_lib.describe_shape(kernel.shape),
+        unit: amounts[kernel.name],
+        "runs": runs[kernel.name],
+      }
+      for kernel in sorted(ran, key=lambda kernel: -amounts[kernel.name])
     ],
   }
 
 
-def _entry(kernel: Kernel) -> dict[str, Any]:
-  return {
-    "name": kernel.name,
-    "kind": kernel.kind,
-    "class": kernel.purpose,
-    "place": kernels_lib.place_of(kernel),
-    "result": kernels_lib.describe_shape(kernel.shape),
+def count(program: StepProgram, gpu: described_gpus.Gpu) -> dict[str, Any]:
+  """Kernels and bytes of one step by class, without running the program."""
+  text, steps = program.compiled.as_text(), program.steps
+  found = kernels_lib.read(text, trips=steps)
+  memory = program.compiled.memory_analysis()
+  runs = {kernel.name: kernel.runs / steps for kernel in found}
+  moved = {kernel.name: runs[kernel.name] * kernel.moved / 1e9 for kernel in found}
+  return tables(found, runs, moved, "gigabytes") | {
+    "convolution_gigaflop": sum(runs[kernel.name] * kernel.flops for kernel in found) / 1e9,
+    "milliseconds_at_bandwidth": sum(moved.values()) * 1e12 / gpu.bandwidth,
+    "scatters": kernels_lib.scatters(text),
+    "temporary_gigabytes": memory.temp_size_in_bytes / 1e9,
+    "argument_gigabytes": memory.argument_size_in_bytes / 1e9,
   }
 
 
-def record(program: StepProgram, arguments: tuple[Any, ...], folder: str, *, calls: int) -> float:
-  """Runs a program under the profiler, after two calls without it.
+def record(run: Callable[[int], float], folder: str, *, calls: int) -> float:
+  """Makes calls of a program under the profiler, after two calls without it.
 
   Returns:
     Seconds from the first call's start to the last one's end.
   """
-  call, carry = step_program.caller(program, arguments), arguments[0]
-  for _ in range(2):
-    carry, _ = jax.block_until_ready(call(carry))
+  run(2)
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
   with jax.profiler.trace(folder, profiler_options=options):
     start = time.perf_counter()
-    for _ in range(calls):
-      carry, _ = call(carry)
-    jax.block_until_ready(carry)
+    run(calls)
     return time.perf_counter() - start
 
 
-def summarize(
-  runs: list[Run], program_text: str, *, steps: int, seconds: float, top: int
-) -> dict[str, Any]:
+def summarize(runs: list[Run], program_text: str, *, steps: int, seconds: float) -> dict[str, Any]:
   """Milliseconds of one step, by class.
 
   Args:
@@ -110,57 +114,36 @@ def summarize(
     program_text: of the program that ran.
     steps: how many ran.
     seconds: how long they took.
-    top: how many kernels are listed.
 
   Raises:
     UserError: none of the runs is of a kernel of the program.
   """
-  known = {kernel.name: kernel for kernel in kernels_lib.read(program_text)}
+  found = kernels_lib.read(program_text)
   # Operations that are not kernels run others, which have their own runs.
-  runs = [run for run in runs if run.name in known]
-  if not runs:
+  names = {kernel.name for kernel in found}
+  if not (runs := [run for run in runs if run.name in names]):
     raise UserError("the profile's events name none of the kernels in the program's text.")
-  span = max(r.end for r in runs) - min(r.start for r in runs)
-  times: dict[str, list[float]] = collections.defaultdict(list)
+  counts: collections.Counter[str] = collections.Counter(run.name for run in runs)
+  times: dict[str, float] = collections.defaultdict(float)
   for run in runs:
-    times[run.name].append((run.end - run.start) / 1e6)
-
-  def sums(group: Iterable[Kernel]) -> dict[str, float]:
-    group = [kernel for kernel in group if kernel.name in times]
-    milliseconds = sum(sum(times[kernel.name]) for kernel in group)
-    return {
-      "kernels": sum(len(times[kernel.name]) for kernel in group) / steps,
-      "milliseconds": milliseconds / steps,
-      "share": milliseconds / (span / 1e6),
-    }
-
-  gaps = (span - busy(runs)) / 1e6
-  classes = {name: sums(group) for name, group in kernels_lib.by_class(known.values()).items()}
-  classes["gaps"] = {"kernels": 0, "milliseconds": gaps / steps, "share": gaps / (span / 1e6)}
-  heaviest = sorted(times, key=lambda name: sum(times[name]), reverse=True)[:top]
-  return {
-    "milliseconds": span / 1e6 / steps,
-    "wall_milliseconds": seconds * 1e3 / steps,
-    "kernels": len(runs) / steps,
-    "classes": {name: row for name, row in classes.items() if row["milliseconds"]},
-    "heaviest": [
-      _entry(known[name])
-      | {"milliseconds": sum(times[name]) / steps, "runs": len(times[name]) / steps}
-      for name in heaviest
-    ],
-  }
+    times[run.name] += (run.end - run.start) / 1e6 / steps
+  span = max(run.end for run in runs) - min(run.start for run in runs)
+  ran = {name: number / steps for name, number in counts.items()}
+  report = tables(found, ran, times, "milliseconds")
+  report["classes"]["gaps"] = {"kernels": 0, "milliseconds": (span - busy(runs)) / 1e6 / steps}
+  whole = {"milliseconds": span / 1e6 / steps, "wall_milliseconds": seconds * 1e3 / steps}
+  return report | whole
 
 
-def profile(program: StepProgram, spec: TrainSpec, *, steps: int, top: int) -> dict[str, Any]:
+def profile(program: StepProgram, spec: TrainSpec, folder: str, *, steps: int) -> dict[str, Any]:
   """Milliseconds of one step by class, by running the program."""
   calls = -(-steps // program.steps)
-  with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="jaxspeed-profile-") as folder:
-    seconds = record(program, step_program.noise(program, spec), folder, calls=calls)
-    text = program.compiled.as_text()
-    names = {kernel.name for kernel in kernels_lib.read(text)}
-    platform = spec.mesh.devices.flat[0].platform
-    runs = read_profile(folder, kernels_lib.module_name(text), names, platform=platform)
-  return summarize(runs, text, steps=calls * program.steps, seconds=seconds, top=top)
+  seconds = record(step_program.runner(program, spec), folder, calls=calls)
+  text = program.compiled.as_text()
+  names = {kernel.name for kernel in kernels_lib.read(text)}
+  platform = spec.mesh.devices.flat[0].platform
+  runs = read_profile(folder, kernels_lib.module_name(text), names, platform=platform)
+  return summarize(runs, text, steps=calls * program.steps, seconds=seconds)
 
 
 def print_report(report: dict[str, Any], unit: str) -> None:
@@ -187,8 +170,7 @@ def main() -> None:
   top = flags.DEFINE_integer("top", 15, "Heaviest kernels that are listed.", lower_bound=0)
   out = benchmarking.define_out()
 
-  def run(arguments: list[str]) -> None:
-    command_line.nothing_left(arguments)
+  def bench(scratch: pathlib.Path) -> None:
     step = make_step(described.value)
     if step.gpu is None:
       use_cache("")
@@ -201,7 +183,7 @@ def main() -> None:
       "versions": provenance.versions(),
     }
     if step.gpu:
-      report |= count(program, step.gpu, top=top.value)
+      report |= count(program, step.gpu)
       note = (
         f"{report['gigabytes']:.2f} GB are {report['milliseconds_at_bandwidth']:.2f} ms at the "
         f"memory's bandwidth; {report['convolution_gigaflop']:,.0f} GFLOP of convolutions; "
@@ -209,26 +191,26 @@ def main() -> None:
         f"{report['temporary_gigabytes']:.2f} GB; compiled, not run"
       )
     else:
-      report |= profile(program, spec, steps=steps.value, top=top.value)
+      report |= profile(program, spec, str(scratch), steps=steps.value)
       note = f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"
     print(
       f"{report['config']} on {report['device']}, {report['devices']} of them, "
       f"{report['batch_size']} images of {report['image_size']} pixels each, "
       f"{report['precision']}\n"
     )
+    report["heaviest"] = report["heaviest"][: top.value]
     print_report(report, "gigabytes" if step.gpu else "milliseconds")
     print(f"\n{note}")
     if not step.gpu:
-      shares = sorted(
-        ((row["share"], name) for name, row in report["classes"].items()), reverse=True
-      )
-      listed = ", ".join(f"{name} {share:.0%}" for share, name in shares[:4])
+      rows = sorted((row["milliseconds"], name) for name, row in report["classes"].items())
+      shares = [(time / report["milliseconds"], name) for time, name in rows[:-5:-1]]
+      listed = ", ".join(f"{name} {share:.0%}" for share, name in shares)
       what = f"a step of `{report['config']}` under the profiler, batch {report['batch_size']}"
       figure = f"{report['milliseconds']:.2f} ms, {report['kernels']:.0f} kernels: {listed}"
       benchmarking.say(report, what, figure)
     benchmarking.write_report(out.value, report)
 
-  command_line.run(run)
+  benchmarking.run(bench)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A training step of a ResNet on noise, ours and PyTorch's, for `bench_resnet50.py`."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,30 +22,12 @@ class Shape:
   precision: str
 
 
-def training_flops(depth: int, width: int, size: int) -> float:
-  """Operations of a step per image, two per product: forward, and twice that backward.
+def training_flops(shape: Shape) -> float:
+  """Operations of a step per image, two per product; products of padding count, as published."""
+  from jaxspeed.models import make  # noqa: F401  registers the families of config.model
+  from jaxspeed.scaling import work
 
-  Products of padding count, as in published figures (4.1 x 10^9 products forward for ResNet-50 at
-  224 pixels); the gradient of the image is not computed and does not count.
-  """
-  half = math.ceil(size / 2)
-  stem = 7 * 7 * 3 * width * half**2
-  side, inputs, total = math.ceil(half / 2), width, 0
-  for stage, blocks in enumerate(STAGES[depth]):
-    features = width * 2**stage
-    outputs = 4 * features if depth >= 50 else features
-    for block in range(blocks):
-      stride = 2 if block == 0 and stage > 0 else 1
-      before, side = side, math.ceil(side / stride)
-      if depth >= 50:
-        total += inputs * features * before**2 + (9 * features + outputs) * features * side**2
-      else:
-        total += 9 * (inputs + features) * features * side**2
-      if block == 0 and (stage > 0 or inputs != outputs):
-        total += inputs * outputs * side**2
-      inputs = outputs
-  total += inputs * _CLASSES
-  return 2.0 * (2 * stem + 3 * total)
+  return work.PASSES * work.work_of(make_config(shape)).forward
 
 
 def make_config(shape: Shape) -> Any:
@@ -67,40 +48,12 @@ def make_config(shape: Shape) -> Any:
 
 def make_jax_step(shape: Shape) -> tuple[Callable[[int], float], dict[str, Any]]:
   """A function that takes a number of steps and returns the last loss, and what it cost."""
-  import jax
   import step_program
 
   from jaxspeed.devices.compile import use_cache
 
   use_cache("")
-  step = step_program.step_of(make_config(shape), "", devices=1)
-  spec, start = step.spec(), time.perf_counter()
-  program = step_program.compile_step(spec, step.phase)
-  compile_s = time.perf_counter() - start
-  arguments = step_program.noise(program, spec)
-  call, carry = step_program.caller(program, arguments), arguments[0]
-
-  def run(steps: int) -> float:
-    nonlocal carry
-    for _ in range(steps):
-      carry, loss = call(carry)
-    return float(loss)
-
-  return run, {
-    "compile_s": compile_s,
-    "memory_gb": memory_gb(program.compiled),
-    "parameters": sum(x.size for x in jax.tree.leaves(carry.state.params)),
-    "implementation": f"jaxspeed, jax {jax.__version__}",
-  }
-
-
-def memory_gb(program: Any) -> float | None:
-  """Memory that a compiled JAX program needs, in 10^9 bytes, arguments included."""
-  memory = program.memory_analysis()
-  if memory is None:
-    return None
-  held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-  return (held - memory.alias_size_in_bytes) / 1e9
+  return step_program.prepare(step_program.step_of(make_config(shape), "", devices=1))
 
 
 def make_torch_net(depth: int, width: int) -> Any:

@@ -6,7 +6,7 @@
 After a line that matches PATTERN, a regular expression, the program waits for a line on standard
 input, and ends when that input ends. So two programs that each make many runs in one process can
 take turns on a GPU and compile only once: a program pauses where it prints, with nothing under way.
-`bench_cifar.py` uses this script, by `held_processes.py`.
+`bench_cifar.py` uses this script, by `cifar_sides.py`.
 """
 
 import pathlib

@@ -1,4 +1,7 @@
-"""Frameworks that take turns: each has a process that prepares a step, times it, and waits."""
+"""Sides of a comparison that take turns: each prepares a step, times it, and waits.
+
+A side may have a process of its own (`Worker`) or share this one (`Here`).
+"""
 
 import contextlib
 import dataclasses
@@ -7,7 +10,7 @@ import multiprocessing
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,11 +23,11 @@ _WARM_STEPS = 3
 
 
 class WorkerFailed(Exception):
-  """A worker cannot do what it was asked; the message says why."""
+  """A side cannot do what it was asked; the message says why."""
 
 
 class Work:
-  """Methods that a worker is asked for by name."""
+  """Methods that a side is asked for by name."""
 
   def __init__(self) -> None:
     self._run: Callable[[int], float]
@@ -49,32 +52,50 @@ class Work:
     """Returns what a function returns."""
     return function()
 
+  def answer(self, do: str, request: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """The answer of a method, or why there is none: any error, so that the other sides go on."""
+    try:
+      return getattr(self, do)(**request), None
+    except Exception as error:
+      text = f"{type(error).__name__}: {error}"
+      if re.search(r"RESOURCE_EXHAUSTED|OutOfMemory|out of memory|MemoryError", text):
+        return None, MEMORY
+      lines = [line for line in text.splitlines() if line.strip()]
+      return None, lines[0][:300]
 
-def is_out_of_memory(error: BaseException) -> bool:
-  """Whether an error of JAX, PyTorch or NumPy says that it ran out of memory."""
-  text = f"{type(error).__name__}: {error}"
-  return bool(re.search(r"RESOURCE_EXHAUSTED|OutOfMemory|out of memory|MemoryError", text))
+
+class Here:
+  """A side in this process."""
+
+  def __init__(self) -> None:
+    self._work = Work()
+
+  def ask(self, do: str, **request: Any) -> Any:
+    """Returns the answer of a method of `Work`.
+
+    Raises:
+      WorkerFailed: it fails.
+    """
+    answer, failed = self._work.answer(do, request)
+    if failed:
+      raise WorkerFailed(failed)
+    return answer
+
+  def close(self) -> None:
+    """Gives up its step."""
+    self._work = Work()
 
 
 def serve(pipe: Connection) -> None:
-  """Answers requests until the other end is closed: with a result, or with why there is none."""
+  """Answers requests until the other end is closed."""
   work = Work()
-  while True:
-    try:
-      do, request = pipe.recv()
-    except EOFError:
-      return
-    try:
-      answer = getattr(work, do)(**request), None
-    except Exception as error:  # any error is reported, so that the other rows go on
-      said = [part for part in str(error).splitlines() if part.strip()] or [""]
-      short = f"{type(error).__name__}: {said[0]}"[:300]
-      answer = None, MEMORY if is_out_of_memory(error) else short
-    pipe.send(answer)
+  with contextlib.suppress(EOFError):
+    while True:
+      pipe.send(work.answer(*pipe.recv()))
 
 
 class Worker:
-  """A process that prepares and times the step of one framework.
+  """A side in a process of its own.
 
   Args:
     seconds: the longest time for an answer.
@@ -99,6 +120,7 @@ class Worker:
       if not self._pipe.poll(self._seconds):
         # Otherwise its late answer would be taken for the answer to the next request.
         self._process.kill()
+        self._process.join()
         raise WorkerFailed(f"no answer within {self._seconds:g} s")
       answer, failed = self._pipe.recv()
     except (EOFError, OSError):
@@ -121,7 +143,7 @@ class Worker:
 
 @dataclasses.dataclass
 class Timing:
-  """A framework: what preparing it cost, and the seconds per step of each turn."""
+  """A side: what preparing it cost, and the seconds per step of each turn."""
 
   prepared: dict[str, Any] = dataclasses.field(default_factory=dict)
   step_s: list[float] = dataclasses.field(default_factory=list)
@@ -135,25 +157,19 @@ def time_in_turns(
   turns: int,
   turn_seconds: float,
 ) -> dict[str, Timing]:
-  """Timings of frameworks, turn by turn; one that fails has the reason, and the others go on."""
-  timings = {framework: Timing() for framework in makes}
+  """Timings of sides, turn by turn; one that fails has the reason, and the others go on."""
+  timings = {name: Timing() for name in makes}
   with contextlib.ExitStack() as stack:
-    workers = {f: stack.enter_context(contextlib.closing(make_worker())) for f in makes}
-    for framework, timing in timings.items():
-      with _failing(timing):
-        timing.prepared = workers[framework].ask("prepare", make=makes[framework])
-    for _, framework in benchmarking.turns([*makes], turns):
-      timing = timings[framework]
-      if timing.failed is None:
-        steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
-        with _failing(timing):
-          timing.step_s.append(workers[framework].ask("turn", steps=steps))
+    workers = {name: stack.enter_context(contextlib.closing(make_worker())) for name in makes}
+    # Prepared in order, and timed in turns, every other one backwards.
+    for turn, name in [(-1, name) for name in makes] + [*benchmarking.turns([*makes], turns)]:
+      timing = timings[name]
+      try:
+        if turn < 0:
+          timing.prepared = workers[name].ask("prepare", make=makes[name])
+        elif timing.failed is None:
+          steps = max(1, round(turn_seconds / timing.prepared["step_s"]))
+          timing.step_s.append(workers[name].ask("turn", steps=steps))
+      except WorkerFailed as error:
+        timing.failed = str(error)
   return timings
-
-
-@contextlib.contextmanager
-def _failing(timing: Timing) -> Iterator[None]:
-  try:
-    yield
-  except WorkerFailed as error:
-    timing.failed = str(error)

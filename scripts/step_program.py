@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -233,14 +234,15 @@ def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgra
   return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
 
 
-def noise(program: StepProgram, spec: TrainSpec) -> tuple[Any, ...]:
-  """Arguments of a program: a first state, and noise in place of images."""
+def runner(program: StepProgram, spec: TrainSpec) -> Callable[[int], float]:
+  """A function that makes calls of a program, on noise, and returns the loss of the last one."""
   rng = np.random.default_rng(0)
   _, data, *order = (each for each in program.arguments if isinstance(each, Batch | Carry | Order))
   image = mesh_lib.replicate(np.zeros(data.image.shape, np.uint8), spec.mesh)
   key = mesh_lib.replicate(np.asarray(seed_key(0)), spec.mesh)
   first = image[:1] if spec.config.data.feed == "stream" else image
   state = jax.jit(on_mesh(init_state, spec))(key, first)
+  carry = Carry(state, mesh_lib.replicate(MetricSums.zero(), spec.mesh))
 
   def fill(like: Any, high: int) -> Any:
     values = rng.integers(high, size=like.shape).astype(like.dtype)
@@ -256,21 +258,39 @@ def noise(program: StepProgram, spec: TrainSpec) -> tuple[Any, ...]:
     n = order[0].index.shape[0]
     orders = Order(rng.permutation(n).astype(np.int32), np.zeros(n, bool))
     order = [mesh_lib.replicate(orders, spec.mesh)]
-  carry = Carry(state, mesh_lib.replicate(MetricSums.zero(), spec.mesh))
-  return carry, batch, *order, mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)
-
-
-def caller(
-  program: StepProgram, arguments: tuple[Any, ...]
-) -> Callable[[Carry], tuple[Carry, jax.Array]]:
-  """A function that runs a program on a carry, and returns the next carry and the losses."""
-  _, *rest = arguments
+  rest = [batch, *order, mesh_lib.replicate(spec.plan.table_in(np.float32), spec.mesh)]
   stops = itertools.count(program.steps, program.steps)
-  # One argument more than `noise` gives: the step at which to stop.
-  takes_stop = len(program.arguments) > len(arguments)
+  # One argument more: the step at which to stop.
+  takes_stop = len(program.arguments) > 1 + len(rest)
 
-  def call(carry: Carry) -> tuple[Carry, jax.Array]:
-    stop = [jnp.int32(next(stops))] if takes_stop else []
-    return program.compiled(carry, *rest, *stop)
+  def run(calls: int) -> float:
+    nonlocal carry
+    for _ in range(calls):
+      stop = [jnp.int32(next(stops))] if takes_stop else []
+      carry, losses = program.compiled(carry, *rest, *stop)
+    return float(losses.ravel()[0])
 
-  return call
+  return run
+
+
+def prepare(
+  step: Step, *options: str, steps: int = 1
+) -> tuple[Callable[[int], float], dict[str, Any]]:
+  """`runner` of the step with more options (`Step.spec`), and what it cost."""
+  spec, start = step.spec(*options), time.perf_counter()
+  program = compile_step(spec, step.phase, steps=steps)
+  compile_s = time.perf_counter() - start
+  memory = program.compiled.memory_analysis()
+  held = memory and (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+  return runner(program, spec), {
+    "compile_s": compile_s,
+    "memory_gb": held and held / 1e9,
+    "parameters": sum(x.size for x in jax.tree.leaves(program.arguments[0].state.params)),
+    "steps": program.steps,
+    "implementation": f"jaxspeed, jax {jax.__version__}",
+  }

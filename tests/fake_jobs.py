@@ -22,8 +22,7 @@ from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.launch import runs, state
-from jaxspeed.launch.executor import Executor, Found
-from jaxspeed.launch.executors import EXECUTORS
+from jaxspeed.launch.executor import KINDS, Executor, Found
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import LAUNCHER, RECORD, Event, Facts, Job, Request, add_line, named
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
@@ -67,7 +66,7 @@ def write_job(
   fixed = {"recipe": "configs/quickstart.py", "overrides": {}, "folder": str(folder), "config": ""}
   about = {"cwd": str(run), "executor": {"kind": "slurm"}, "epochs": 20.0, "metric": "top1"}
   added = Job(**{"name": name, "sources": ""} | fixed | about | job)  # type: ignore[arg-type]
-  before = [facts.job for facts in runs.jobs_before(run)]
+  before = [facts.job for facts in (runs.jobs_of(run) or [])]
   (run / LAUNCHER).mkdir(exist_ok=True)
   runs.write_jobs(run, [*before, added])
   for each in requests:
@@ -179,11 +178,11 @@ class Fake(Executor):
 def fake_executor() -> Iterator[type[Fake]]:
   """The fake executor with an empty memory, known by its kind inside."""
   Fake.asked, Fake.said, Fake.dies_after = [], {}, None
-  EXECUTORS["fake"] = Fake
+  KINDS["fake"] = Fake
   try:
     yield Fake
   finally:
-    del EXECUTORS["fake"]
+    del KINDS["fake"]
 
 
 def config_of(overrides: Mapping[str, Any]) -> ConfigDict:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxspeed.devices.mesh import AXIS
-from jaxspeed.devices.precision import resolve
+from jaxspeed.devices.precision import DTYPES, products, resolve
 from jaxspeed.doctor.machine import host_memory
 
 # The sides of the matrices, the megabytes of the array that is read and written (more than a CPU's
@@ -25,8 +25,12 @@ _SECONDS = 0.6
 _ROUNDS = 8
 
 
-def measure(device: jax.Device) -> dict[str, Any]:
-  """Times matrix products in the device's fastest dtype, and a pass over a large array.
+def measure(device: jax.Device, precision: str = "auto") -> dict[str, Any]:
+  """Times matrix products, and a pass over a large array.
+
+  Args:
+    device: the device.
+    precision: that of the products; "auto": the device's fastest.
 
   Returns:
     `tflops` (1e12 operations/s of products), `gb_s` (read and written), and the device's `kind`,
@@ -37,13 +41,13 @@ def measure(device: jax.Device) -> dict[str, Any]:
   stats = device.memory_stats() or {}
   free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
   free = host_memory()[1] if on_cpu else free
-  number, dtype = megabytes * 10**6 // 4, resolve("auto", device)
+  number, dtype = megabytes * 10**6 // 4, resolve(precision, device)
   # Small random numbers: zeros would draw less power, and clocks would be higher.
   noise = np.random.default_rng(0).standard_normal((side, side), np.float32)
   multiply = jax.jit(jnp.matmul)
   add = jax.jit(lambda array: array + np.float32(1), donate_argnums=0)
-  with jax.default_device(device):
-    matrix = jnp.asarray(noise, jnp.dtype(dtype))
+  with jax.default_device(device), products(dtype):
+    matrix = jnp.asarray(noise, DTYPES[dtype])
     product = _best_seconds(lambda _: multiply(matrix, matrix), None)
     passed = _best_seconds(add, jnp.zeros((number,), jnp.float32))
   return {

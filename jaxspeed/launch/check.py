@@ -1,13 +1,14 @@
 """Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config import effects, stored
 from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, plural, some
 from jaxspeed.files import dump_json
 from jaxspeed.launch.executor import Executor, Planned
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
@@ -18,7 +19,6 @@ from jaxspeed.run.setup import feed_of
 from jaxspeed.scaling.hardware import DEVICES
 from jaxspeed.scaling.work import work_of
 
-_NAMED = 3  # jobs named in a message with each mistake
 _NO_DATA = {"seed", "schedule", "optimizer", "model"}  # fields that change nothing of the data
 
 
@@ -32,71 +32,53 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
   Raises:
     UserError: some jobs cannot run; the message has every mistake, with the jobs that make it.
   """
-  checker = _Checker()
   configs: dict[str, ConfigDict] = {}
   mistakes: dict[str, list[str]] = {}
+  recipe_of, plan_of = _once(load_recipe), _once(_plan_with_data)
   for job in jobs:
     try:
-      configs[job.name] = checker.check(job, data=data)
+      config = with_overrides(recipe_of(job.recipe, job.recipe), job.overrides)
+      effects.check(config, [*job.overrides], command="train")
+      devices = job.executor.devices()
+      if data and job.executor.sees_data():
+        found = stored.to_dict(config)
+        others = {name: found[name] for name in found.keys() - _NO_DATA}
+        key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
+        plan = plan_of(key, config, job)
+      else:
+        feed_of(config)
+        plan = make_plan(config, devices=devices)
+      _check_memory(plan, job.executor, config)
+      configs[job.name] = config
     except UserError as error:
       mistakes.setdefault(str(error), []).append(job.name)
   if mistakes:
     wrong = sum(map(len, mistakes.values()))
-    listed = " ".join(f"[{_names(names)}] {reason}" for reason, names in mistakes.items())
-    verb = "cannot run, and nothing was submitted"
-    raise UserError(f"{wrong} of {len(jobs)} job{'s' * (len(jobs) > 1)} {verb}: {listed}")
+    listed = " ".join(f"[{some(names, 3)}] {reason}" for reason, names in mistakes.items())
+    which = f"{wrong} of {plural(len(jobs), 'job')}"
+    raise UserError(f"{which} cannot run, and nothing was submitted: {listed}")
   return configs
 
 
-def _names(names: Sequence[str]) -> str:
-  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  return ", ".join(names[:_NAMED]) + more
+def _plan_with_data(config: ConfigDict, job: Planned) -> Plan:
+  return planned(config, devices=job.executor.devices(), given=job.overrides).plan
 
 
-class _Checker:
-  """Checks jobs one after the other; reads each recipe and each data set once."""
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+  """A function that is called once for each key, a new first argument; mistakes are kept too."""
+  known: dict[str, Any] = {}
 
-  def __init__(self) -> None:
-    self._recipes: dict[str, ConfigDict | UserError] = {}
-    self._plans: dict[str, Plan | UserError] = {}
-
-  def check(self, job: Planned, *, data: bool) -> ConfigDict:
-    config = with_overrides(self._recipe(job.recipe), job.overrides)
-    effects.check(config, [*job.overrides], command="train")
-    if data and job.executor.sees_data():
-      plan = self._planned(config, job)
-    else:
-      feed_of(config)
-      plan = make_plan(config, devices=job.executor.devices())
-    _check_memory(plan, job.executor, config)
-    return config
-
-  def _recipe(self, recipe: str) -> ConfigDict:
-    if recipe not in self._recipes:
+  def call(key: str, *arguments: Any) -> Any:
+    if key not in known:
       try:
-        self._recipes[recipe] = load_recipe(recipe)
+        known[key] = function(*arguments)
       except UserError as error:
-        self._recipes[recipe] = error
-    found = self._recipes[recipe]
-    if isinstance(found, UserError):
-      raise found
-    return found
+        known[key] = error
+    if isinstance(known[key], UserError):
+      raise known[key]
+    return known[key]
 
-  def _planned(self, config: ConfigDict, job: Planned) -> Plan:
-    """The plan with the data that are there, which many jobs share."""
-    found = stored.to_dict(config)
-    others = {name: found[name] for name in found.keys() - _NO_DATA}
-    devices = job.executor.devices()
-    key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
-    if key not in self._plans:
-      try:
-        self._plans[key] = planned(config, devices=devices, given=job.overrides).plan
-      except UserError as error:
-        self._plans[key] = error
-    plan = self._plans[key]
-    if isinstance(plan, UserError):
-      raise plan
-    return plan
+  return call
 
 
 def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:

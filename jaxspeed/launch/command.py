@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -16,12 +17,16 @@ from jaxspeed.config.flags import define_fields
 from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
-from jaxspeed.launch import jobset, local, results, runs, state, submit
+from jaxspeed.launch import local, results, runs, state, submit
 from jaxspeed.launch.record import RECORD, RUN_FILE
+from jaxspeed.launch.run import ASK, LOOK, Run, load_sweep
 from jaxspeed.launch.status import ENDED
-from jaxspeed.launch.submitted import ASK, LOOK, SubmittedRun
 
+FILES = pathlib.Path(__file__).parent / "files"
 _POLL = 0.5  # seconds between two looks at a log
+# Where train_k8s.yaml has its numbers, of machines and of GPUs.
+_IN_NODES = ("parallelism: {}", "completions: {}", "imagenet18.py:{}", 'value: "{}"', "on {} m")
+_IN_GPUS = ("nvidia.com/gpu: {}", "of {} GPUs")
 
 
 def define_flags(arguments: Sequence[str]) -> None:
@@ -41,10 +46,14 @@ def define_flags(arguments: Sequence[str]) -> None:
   define_fields(arguments)
 
 
+def _flag(name: str) -> Any:
+  return flags.FLAGS[name].value
+
+
 def _given() -> list[tuple[str, str]]:
   """Field and text of each --config.FIELD."""
   names = [name for name in flags.FLAGS if name.startswith("config.")]
-  return [(name.removeprefix("config."), str(flags.FLAGS[name].value)) for name in sorted(names)]
+  return [(name.removeprefix("config."), str(_flag(name))) for name in sorted(names)]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -64,21 +73,22 @@ def run(arguments: Sequence[str]) -> None:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
   if command != "submit" and (given := _given()):
     raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
-  function(rest)
+  if command in ("submit", "script"):
+    return function(rest)
+  function(*_run_and_jobs(command, rest))
 
 
 def _submit(arguments: list[str]) -> None:
   if len(arguments) != 1:
     raise UserError("submit needs one file, which defines sweep(): submit SWEEP.py; see --help.")
   # Imported here, so that what only looks at a run does not wait for JAX.
-  from jaxspeed.launch.sweep import load_sweep
   from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
 
   run = load_sweep(arguments[0])
   if flags.FLAGS["root"].present:
-    run.root = runs.absolute(str(flags.FLAGS["root"].value))
+    run.root = runs.absolute(str(_flag("root")))
   run.override({name: parse_value(name, text) for name, text in _given()})
-  if flags.FLAGS["dry-run"].value:
+  if _flag("dry-run"):
     for path, text in run.scripts().items():
       print(f"# ---- {printable(path)}\n{text}")
     try:
@@ -86,15 +96,14 @@ def _submit(arguments: list[str]) -> None:
     except UserError as error:
       output.say(f"note: submit would refuse: {error}")
     return
-  run.start(detach=not flags.FLAGS["wait"].value)
-  if flags.FLAGS["wait"].value and (left := [s.name for s in run.status() if s.state != "done"]):
+  run.start(detach=not _flag("wait"))
+  if _flag("wait") and (left := [s.name for s in run.status() if s.state != "done"]):
     raise UserError(f"{some(left, 3)}: no result; status {run.folder} says why.")
 
 
-def _status(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("status", arguments)
-  found = state.statuses(folder, runs.chosen(folder, names))
-  if flags.FLAGS["json"].value:
+def _status(folder: pathlib.Path, names: list[str]) -> None:
+  found = state.statuses(folder, runs.read_jobs(folder, names))
+  if _flag("json"):
     rows = [{**vars(status), "folder": str(status.folder)} for status in found]
     print(dump_json(to_json({"jobs": rows, "notes": found.notes}), indent=1))
   else:
@@ -104,15 +113,13 @@ def _status(arguments: list[str]) -> None:
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-def _logs(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("logs", arguments)
+def _logs(folder: pathlib.Path, names: list[str]) -> None:
   if len(names) != 1:
     raise UserError("logs needs one job: logs RUN/JOB, or logs RUN JOB.")
   logs = folder / names[0] / RECORD / "logs"
-  path = logs / f"{flags.FLAGS['task'].value}.log"
-  follow = bool(flags.FLAGS["follow"].value)
+  path = logs / f"{_flag('task')}.log"
   # A job that could not start its tasks has only the log of its script.
-  if not path.exists() and not follow:
+  if not path.exists() and not _flag("follow"):
     path = logs / "batch.log"
     if not path.exists():
       raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
@@ -120,17 +127,22 @@ def _logs(arguments: list[str]) -> None:
     what = "a link" if path.is_symlink() else "no file"
     raise UserError(f"{path} is {what}, which no job writes: look at it yourself.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-  looked = asked = -ASK
-  is_last = not follow
+  is_last, looked, asked = not _flag("follow"), -ASK, -ASK
   while True:
     if not is_last and (now := time.monotonic()) >= looked + LOOK:
-      looked, (facts,) = now, runs.chosen(folder, names)
+      looked, facts = now, runs.read_jobs(folder, names)[0]
       is_last = facts.submission is not None and not facts.is_open
       # A scheduler is asked seldom.
       if not is_last and (facts.job.kind == local.Local.kind or now >= asked + ASK):
         asked = now
         is_last = state.statuses(folder, [facts])[0].state in ENDED
-    content = _read_from(path, at)
+    content = b""
+    try:
+      with open_regular(path) as file:
+        file.seek(at)
+        content = file.read()
+    except OSError:
+      pass
     at += len(content)
     text = decoder.decode(content, final=is_last)
     # A log may be a stranger's: what moves the cursor or sets a title is shown, not done.
@@ -140,83 +152,72 @@ def _logs(arguments: list[str]) -> None:
     time.sleep(_POLL)
 
 
-def _read_from(path: pathlib.Path, at: int) -> bytes:
-  """What a file holds from a position on."""
-  try:
-    with open_regular(path) as file:
-      file.seek(at)
-      return file.read()
-  except OSError:
-    return b""
-
-
-def _cancel(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("cancel", arguments)
-  every = bool(flags.FLAGS["all"].value)
-  if every == bool(names):
+def _cancel(folder: pathlib.Path, names: list[str]) -> None:
+  if _flag("all") == bool(names):
     raise UserError("cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.")
-  found = ", ".join(SubmittedRun(folder.name, folder.parent).cancel(names, every=every))
+  found = ", ".join(Run.load(folder).cancel(names, every=_flag("all")))
   nothing = "none to cancel: all have ended or were cancelled before"
   print(f"cancelled {printable(found)}" if found else nothing)
 
 
-def _retry(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("retry", arguments)
-  failed = bool(flags.FLAGS["failed"].value)
-  if failed == bool(names):
+def _retry(folder: pathlib.Path, names: list[str]) -> None:
+  if _flag("failed") == bool(names):
     raise UserError("retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed.")
-  found = ", ".join(SubmittedRun(folder.name, folder.parent).retry(names, failed=failed))
+  found = ", ".join(Run.load(folder).retry(names, failed=_flag("failed")))
   print(f"submitted {printable(found)} again" if found else "no job failed")
 
 
-def _resume(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("resume", arguments)
+def _resume(folder: pathlib.Path, names: list[str]) -> None:
   if names:
     raise UserError("resume takes a run: resume RUN; a single job is started by retry RUN/JOB.")
-  jobs = [facts for facts in runs.read_jobs(folder) if facts.job.kind == local.Local.kind]
-  if not jobs:
+  jobs = runs.read_jobs(folder)
+  if any(facts.job.kind != local.Local.kind for facts in jobs):
     raise UserError(f"{folder} has no jobs of this machine: its scheduler starts them by itself.")
   waiting = [facts for facts in jobs if facts.is_open and not facts.cancelled]
   if not waiting:
     print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
     return
   submit.check_own(waiting)
-  if host := local.workers_elsewhere(folder):
-    output.say(f"the workers of {folder} last ran on {host}, and this machine takes the run over.")
   submit.begin(folder)
   print("the run goes on")
 
 
-def _results(arguments: list[str]) -> None:
-  folder, names = _run_and_jobs("results", arguments)
-  jobs = runs.chosen(folder, names)
-  found = results.results_of(jobs, str(flags.FLAGS["metric"].value))
-  if flags.FLAGS["json"].value:
+def _results(folder: pathlib.Path, names: list[str]) -> None:
+  jobs = runs.read_jobs(folder, names)
+  found = results.results_of(jobs, str(_flag("metric")))
+  if _flag("json"):
     print(dump_json(to_json(results.as_json(found)), indent=1))
   else:
     print(results.results_table(found, len(jobs) - len(found)))
 
 
-def _tensorboard(arguments: list[str]) -> None:
-  folder, _ = _run_and_jobs("tensorboard", arguments)
+def _tensorboard(folder: pathlib.Path, names: list[str]) -> None:
   program = shutil.which("tensorboard", path=f"{pathlib.Path(sys.executable).parent}")
   program = program or shutil.which("tensorboard")
   if program is None:
     raise UserError("tensorboard is not installed: pip install tensorboard.")
   sys.stdout.flush()
-  os.execv(program, [program, f"--logdir={folder}", f"--port={flags.FLAGS['port'].value}"])
+  os.execv(program, [program, f"--logdir={folder}", f"--port={_flag('port')}"])
 
 
 def _script(arguments: list[str]) -> None:
-  numbers = {name: flags.FLAGS[name] for name in ("nodes", "gpus")}
   if arguments == ["kubernetes"]:
-    print(jobset.jobset(*(int(str(flag.value)) for flag in numbers.values())), end="")
+    print(jobset(_flag("nodes"), _flag("gpus")), end="")
   elif arguments != ["slurm"]:
     raise UserError("script needs one of slurm, kubernetes: see --help.")
-  elif any(flag.present for flag in numbers.values()):
+  elif flags.FLAGS["nodes"].present or flags.FLAGS["gpus"].present:
     raise UserError("script slurm takes no --nodes and no --gpus: sbatch does.")
   else:
-    print((jobset.FILES / "train.sbatch").read_text(), end="")
+    print((FILES / "train.sbatch").read_text(), end="")
+
+
+def jobset(nodes: int = 2, gpus: int = 8) -> str:
+  """The YAML of a run on Kubernetes without SkyPilot, for machines of some GPUs each."""
+  text = (FILES / "train_k8s.yaml").read_text()
+  for places, before, number in ((_IN_NODES, 2, nodes), (_IN_GPUS, 8, gpus)):
+    for place in places:
+      text = text.replace(place.format(before), place.format(number))
+  return text
 
 
 def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:
@@ -225,39 +226,29 @@ def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path,
   Raises:
     UserError: they name no run, or jobs of several runs.
   """
-  folder: pathlib.Path | None = None
-  names: list[str] = []
+  found: list[tuple[pathlib.Path, str]] = []
   for argument in arguments or ["."]:
     path = pathlib.Path(os.path.abspath(argument))
-    try:
-      os.stat(path)
-    except PermissionError as error:
-      reason = error.strerror or error
-      raise UserError(f"{argument} cannot be read ({reason}): ask its owner.") from None
-    except (OSError, ValueError):
-      pass
-    if (path / RUN_FILE).exists():
-      found, name = path, ""
-    elif (path.parent / RUN_FILE).exists():
-      found, name = path.parent, path.name
-    elif folder is not None and (folder / argument / RECORD).is_dir():
-      found, name = folder, argument
+    if os.path.exists(path / RUN_FILE):
+      found.append((path, ""))
+    elif os.path.exists(path.parent / RUN_FILE):
+      found.append((path.parent, path.name))
+    elif found and os.path.isdir(found[0][0] / argument / RECORD):
+      found.append((found[0][0], argument))
     else:
       raise UserError(
-        f"{argument} is neither a run nor a job of one: write {command} ROOT/RUN or "
-        f"{command} ROOT/RUN/JOB."
+        f"{argument} is neither a run nor a job of one that you may read: write {command} ROOT/RUN "
+        f"or {command} ROOT/RUN/JOB."
       )
-    if folder not in (None, found):
+    if found[-1][0] != found[0][0]:
       raise UserError(f"{argument} belongs to another run than the first one: name one run.")
-    folder = found
-    names += [name] if name else []
-  assert folder is not None
-  runs.chosen(folder, names)
+  folder, names = found[0][0], [name for _, name in found if name]
+  runs.read_jobs(folder, names)
   return folder, names
 
 
 # Each command with the flags that it takes.
-_COMMANDS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
+_COMMANDS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
   "submit": (_submit, ("dry-run", "root", "wait")),
   "status": (_status, ("json",)),
   "logs": (_logs, ("follow", "task")),

@@ -1,5 +1,6 @@
 """What follows the end of a job's start: the one rule of all executors by which jobs restart."""
 
+import itertools
 import pathlib
 import signal
 from collections.abc import Mapping
@@ -75,11 +76,9 @@ def decide(
     reason = reasons.get(code, "a process was lost")
   # A job that gets on may be interrupted as often as it likes.
   now = progress_of(folder)
-  notes = read_notes(folder)
-  before = [n for n in notes if n.token == token and n.what == "requeued" and n.restart < restart]
-  in_vain = 0
-  while in_vain < len(before) and before[-1 - in_vain].progress == now:
-    in_vain += 1
+  earlier = [note for note in reversed(read_notes(folder)) if note.restart < restart]
+  before = [note.progress for note in earlier if (note.token, note.what) == (token, "requeued")]
+  in_vain = len([*itertools.takewhile(lambda progress: progress == now, before)])
   if in_vain >= max_restarts:
     times = f"{in_vain} restarts without a new checkpoint"
     return Verdict("failed", code or 1, f"{reason}; not restarted after {times}")

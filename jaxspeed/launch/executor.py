@@ -1,7 +1,6 @@
 """What runs jobs: the fields and the protocol that `Local`, `Slurm` and `Sky` share."""
 
 import abc
-import dataclasses
 import pathlib
 import re
 import shlex
@@ -19,6 +18,7 @@ from jaxspeed.launch.record import Facts, Job
 
 # Names of variables whose values must not be stored in a job's folder.
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|AUTH|PRIVATE", re.IGNORECASE)
+KINDS: dict[str, type["Executor"]] = {}
 
 
 def to_tuple(value: Any) -> Any:
@@ -59,6 +59,10 @@ class Executor(Group, abc.ABC):
     Says("a dict of environment variables and their texts"),
   ] = {}
   """environment variables of the jobs; they are stored in the jobs' folders"""
+
+  def __init_subclass__(cls, **values: Any) -> None:
+    super().__init_subclass__(**values)
+    KINDS[cls.kind] = cls
 
   def __init__(self, **values: Any) -> None:
     try:
@@ -150,10 +154,6 @@ class Executor(Group, abc.ABC):
     """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""
     return ""
 
-  def silence(self, folder: pathlib.Path) -> str:
-    """What to say where `states` has no answer."""
-    return f"{self.kind} does not answer"
-
   @abc.abstractmethod
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     """What the scheduler says about submitted jobs of a run, by name; None if it does not answer.
@@ -170,18 +170,25 @@ class Executor(Group, abc.ABC):
     """
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-  """A job before it has a folder.
-
-  Attributes:
-    name: the job's name.
-    recipe: FILE.py or FILE.py:VARIANT.
-    overrides: values by dotted field name.
-    executor: what runs it.
-  """
+class Planned(NamedTuple):
+  """A job before it has a folder: name, recipe, values by dotted field name, what runs it."""
 
   name: str
   recipe: str
   overrides: Mapping[str, Any]
   executor: Executor
+
+
+def executor_of(job: Job) -> Executor:
+  """The executor that a job's record names.
+
+  Raises:
+    UserError: there is no such kind, or a field is not valid.
+  """
+  fields = {name: value for name, value in job.executor.items() if name != "kind"}
+  if job.kind not in KINDS:
+    raise UserError(f"{job.folder} names the executor {job.kind!r}: there are {', '.join(KINDS)}.")
+  try:
+    return KINDS[job.kind](**fields)
+  except UserError as error:
+    raise UserError(f"{job.folder}: {error}") from None

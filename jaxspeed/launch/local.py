@@ -1,28 +1,25 @@
 """This machine: jobs as processes, each with its own GPUs and cores, taken by workers."""
 
-import contextlib
 import os
 import pathlib
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from typing import IO, Annotated, ClassVar, NamedTuple
 
 import pydantic
-from pydantic import Field
 
 from jaxspeed.cluster.peers import visible_gpus
 from jaxspeed.config.schema import Says
 from jaxspeed.devices.host import usable_cpus
-from jaxspeed.errors import UserError, printable
-from jaxspeed.files import is_locked, open_locked, read_bytes
+from jaxspeed.errors import UserError
+from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch.executor import Count, Executor, Found, to_tuple
 from jaxspeed.launch.record import LAUNCHER, RECORD, Facts, Job
 
-# In the run's LAUNCHER: locked while worker N lives, with its host and number; the workers' output.
+# In the run's LAUNCHER: locked while worker N lives, with its process; the workers' output.
 WORKER, LOG = "worker.{}.lock", "workers.log"
 # In a job's record: locked while any process of the job lives, which inherits the open file.
 ALIVE = "alive.lock"
@@ -56,8 +53,6 @@ class Local(Executor):
     Says("a number of GPUs, a list of their numbers, or None"),
   ] = None
   """GPUs to use: how many, or which; None: all that are visible"""
-  cores: Annotated[int, Field(ge=0, le=65_536)] = 0
-  """cores to use; 0: all that this process may use"""
 
   def devices(self) -> int:
     gpus = len(self._gpus())
@@ -73,19 +68,15 @@ class Local(Executor):
     if unknown := [gpu for gpu in gpus if gpu not in visible]:
       known = ", ".join(visible) or "none"
       raise UserError(f"Local(gpus={self.gpus}): no GPU {unknown[0]}; there is {known}.")
-    if len(set(gpus)) < len(gpus):
-      raise UserError(f"Local(gpus={self.gpus}): a GPU is named twice.")
     if gpus and len(gpus) % self.parallel:
       raise UserError(
         f"Local(parallel={self.parallel}): {len(gpus)} GPUs do not divide evenly among "
         "as many jobs."
       )
-    if self.cores > usable_cpus():
-      raise UserError(f"Local(cores={self.cores}): this process may use {usable_cpus()} cores.")
 
   def slot(self, number: int) -> Slot:
     """The place `number`, from 0, of the jobs that run at the same time."""
-    gpus, cores = self._gpus(), _cores()[: self.cores or None]
+    gpus, cores = self._gpus(), _cores()
     each = len(gpus) // self.parallel
     # With fewer cores than jobs, several jobs share a core.
     first = number * len(cores) // self.parallel
@@ -114,51 +105,43 @@ class Local(Executor):
       UserError: this user may not start them.
     """
     try:
-      with open(folder / LAUNCHER / LOG, "ab") as log:
-        for number in range(min(jobs, self.parallel)):
-          self._start(folder, number, log.fileno())
+      for number in range(min(jobs, self.parallel)):
+        path = folder / LAUNCHER / WORKER.format(number)
+        if (descriptor := open_locked(path)) is None:
+          time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant
+          descriptor = open_locked(path)
+        if descriptor is not None:
+          with open(descriptor, "w") as lock, open(folder / LAUNCHER / LOG, "ab") as log:
+            self._start(folder, number, lock, log)
     except OSError as error:
       raise UserError(
         f"{folder / LAUNCHER} cannot be written ({error.strerror or error}): only who submitted "
         "the run can start its workers."
       ) from None
 
-  def _start(self, folder: pathlib.Path, number: int, log: int) -> None:
-    path = folder / LAUNCHER / WORKER.format(number)
-    if (descriptor := open_locked(path)) is None:
-      time.sleep(0.05)  # a command that asks whether a worker runs holds the lock for an instant
-      descriptor = open_locked(path)
-    if descriptor is None:
-      return
-    try:
-      command = [sys.executable, "-m", "jaxspeed.launch.worker", str(folder), str(number)]
-      # A session of its own outlives the terminal. It inherits the lock, which is held from now on.
-      process = subprocess.Popen(
-        [*command, str(descriptor)],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=(descriptor,),
-        start_new_session=True,
-      )
-      os.ftruncate(descriptor, 0)
-      os.write(descriptor, f"{socket.gethostname()} {process.pid}\n".encode())
-    finally:
-      os.close(descriptor)
+  @staticmethod
+  def _start(folder: pathlib.Path, number: int, lock: IO[str], log: IO[bytes]) -> None:
+    words = [str(folder), str(number), str(lock.fileno())]
+    # A session of its own outlives the terminal. It inherits the lock, which is held from now on.
+    process = subprocess.Popen(
+      [sys.executable, "-m", "jaxspeed.launch.worker", *words],
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+      pass_fds=(lock.fileno(),),
+      start_new_session=True,
+    )
+    lock.truncate()
+    lock.write(f"{process.pid}\n")
 
-  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
-    if workers_elsewhere(folder):
-      return None
+  def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found]:
     return {facts.job.name: Found(is_locked(facts.folder / RECORD / ALIVE)) for facts in jobs}
-
-  def silence(self, folder: pathlib.Path) -> str:
-    return f"the workers of {folder} run on {workers_elsewhere(folder)}"
 
   def cancel(self, ids: Sequence[str]) -> None:
     """Does nothing more: the workers read what is recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:
-    if workers_elsewhere(folder) or workers_run(folder):
+    if workers_run(folder):
       return ""
     resume = f"python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
     return f"no worker runs, see {LAUNCHER}/{LOG}: {resume}"
@@ -167,16 +150,6 @@ class Local(Executor):
 def workers_run(folder: pathlib.Path) -> bool:
   """Whether a worker of a run lives on this machine."""
   return any(map(is_locked, (folder / LAUNCHER).glob(WORKER.format("*"))))
-
-
-def workers_elsewhere(folder: pathlib.Path) -> str:
-  """Another machine on which workers were last started and have not ended; '' without one."""
-  for path in (folder / LAUNCHER).glob(WORKER.format("*")):
-    with contextlib.suppress(OSError, ValueError):
-      host = read_bytes(path)[:300].decode().partition(" ")[0]
-      if host not in ("", socket.gethostname()):
-        return printable(host)
-  return ""
 
 
 def _visible() -> list[str]:

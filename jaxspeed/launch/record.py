@@ -193,7 +193,7 @@ class Facts:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
     if not self.is_own:
       reason = "was submitted by somebody else or changed since"
-    elif not _is_same(self.job.folder, self.folder):
+    elif os.path.realpath(self.job.folder) != os.path.realpath(self.folder):
       reason = "was copied or moved"
     elif self.folder.is_symlink():
       return "is a link, which would lead its files elsewhere: remove it"
@@ -207,10 +207,6 @@ class Facts:
 def link_in(folder: pathlib.Path) -> str:
   """A link that a folder is or holds, at any depth: it would lead what is written elsewhere."""
   return next((str(path) for path in (folder, *folder.rglob("*")) if path.is_symlink()), "")
-
-
-def _is_same(first: str, second: pathlib.Path) -> bool:
-  return os.path.realpath(first) == os.path.realpath(second)
 
 
 def read_run_file(folder: pathlib.Path) -> RunFile | None:
@@ -232,9 +228,9 @@ def read_run_file(folder: pathlib.Path) -> RunFile | None:
     ) from None
 
 
-def read_notes(folder: pathlib.Path) -> list[Event]:
-  """What happened to a job, in order."""
-  return read_lines(folder / RECORD / "job.jsonl", Event)
+def read_notes(folder: pathlib.Path, name: str = "job") -> list[Event]:
+  """What happened to a job, or as "tasks/N" to its task N, in order."""
+  return read_lines(folder / RECORD / f"{name}.jsonl", Event)
 
 
 _Line = TypeVar("_Line", Request, Event)
@@ -253,13 +249,12 @@ def read_lines(path: pathlib.Path, kind: type[_Line]) -> list[_Line]:
 def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
   """Exit codes of the tasks of a job's start, by their numbers."""
   found = {}
-  with contextlib.suppress(OSError):
-    for path in (folder / RECORD / "tasks").iterdir():
-      if re.fullmatch(r"\d{1,7}\.jsonl", path.name):
-        own = [e for e in read_lines(path, Event) if (e.token, e.restart) == (token, restart)]
-        ended = [event.detail for event in own if event.what == "ended"]
-        if ended and re.fullmatch(r"\d{1,3}", ended[-1]):
-          found[int(path.stem)] = int(ended[-1])
+  for path in (folder / RECORD / "tasks").glob("*.jsonl"):
+    if re.fullmatch(r"\d{1,7}", path.stem):
+      for event in read_lines(path, Event):
+        own = (event.what, event.token, event.restart) == ("ended", token, restart)
+        if own and re.fullmatch(r"\d{1,3}", event.detail):
+          found[int(path.stem)] = int(event.detail)
   return dict(sorted(found.items()))
 
 
@@ -282,11 +277,9 @@ def add_line(path: pathlib.Path, line: Request | Event) -> None:
 
 def progress_of(folder: pathlib.Path) -> str:
   """The newest checkpoint of a job, as text that changes with each; '' without one."""
-  steps = [path for path in folder.glob("checkpoints/*") if path.name.isdecimal()]
-  steps += [path for path in folder.glob("run_*/checkpoints/*") if path.name.isdecimal()]
-  places = ((path.parent.parent.name, int(path.name[:15])) for path in steps)
-  run, step = max(places, default=("", 0))
-  return f"{run} {step}" if steps else ""
+  found = [*folder.glob("checkpoints/*"), *folder.glob("run_*/checkpoints/*")]
+  steps = [(p.parents[1].name, int(p.name[:15])) for p in found if p.name.isdecimal()]
+  return " ".join(map(str, max(steps, default=())))
 
 
 def named(jobs: Iterable[Facts]) -> Mapping[str, Facts]:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspeed.config import output
 from jaxspeed.files import dump_json, to_json
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import result_of_job
-from jaxspeed.launch.status import table
+from jaxspeed.launch.status import percent
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
 # Figures by which results are sorted, and whether larger is better.
@@ -87,39 +88,35 @@ def results_table(results: Sequence[Row], unfinished: int) -> str:
     (
       row["name"],
       str(len(row["values"])) if len(row["values"]) > 1 else "",
-      _percent(row["top1"]),
-      _percent(row["top5"]),
+      percent(row["top1"]),
+      percent(row["top5"]),
       f"{row['train']:.1f}",
       "" if row["to_target"] is None else f"{row['to_target']:.1f}",
       f"${row['cost']:.2f}" if row["cost"] else "",
     )
     for row in results
   ]
-  parts = [table(names, rows)] if rows else ["no job has finished"]
+  parts = output.table([names, *rows]) if rows else ["no job has finished"]
   groups = groups_of(results)
   if groups:
     metric = results[0]["metric"].replace("top", "top-")
     names = ["over seeds", "n", metric, "95 % interval", "sd", "target", "p"]
-    parts += ["", table(names, [_group_row(group) for group in groups])]
+    rows = [
+      (
+        group["name"],
+        str(group["n"]),
+        percent(group["mean"]),
+        f"± {100 * group['ci95']:.2f}",
+        f"{100 * group['sd']:.2f}",
+        percent(group["target"]) if group["target"] else "",
+        f"{group['p_value']:.2g}" if group["target"] else "",
+      )
+      for group in groups
+    ]
+    parts += ["", *output.table([names, *rows])]
   if unfinished:
     parts.append(f"{unfinished} job{'s have' if unfinished > 1 else ' has'} not finished")
   return "\n".join(parts)
-
-
-def _group_row(group: Row) -> tuple[str, ...]:
-  return (
-    group["name"],
-    str(group["n"]),
-    _percent(group["mean"]),
-    f"± {100 * group['ci95']:.2f}",
-    f"{100 * group['sd']:.2f}",
-    _percent(group["target"]) if group["target"] else "",
-    f"{group['p_value']:.2g}" if group["target"] else "",
-  )
-
-
-def _percent(value: float | None) -> str:
-  return "" if value is None else f"{100 * value:.2f} %"
 
 
 def as_json(results: Sequence[Row]) -> Row:

@@ -1,23 +1,129 @@
-"""A run of many jobs, as a script states it: recipes, overrides, and what runs them."""
+"""A run of many jobs: recipes, overrides and what runs them; states, cancellation, another try."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+import pathlib
+import time
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config.checks import to_plain
+from jaxspeed.config.recipe import guarded, import_file
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
-from jaxspeed.launch import runs, submit
-from jaxspeed.launch.executor import Executor, Planned
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch import runs, state, submit
+from jaxspeed.launch.executor import Executor, Planned, executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.names import job_name
-from jaxspeed.launch.submitted import SubmittedRun
+from jaxspeed.launch.record import Facts
+from jaxspeed.launch.state import Statuses
+from jaxspeed.launch.status import ENDED
 
 _EXIST = ("continue", "new", "error")
+# Seconds between two looks of a process that waits: at folders alone, and at a scheduler.
+LOOK, ASK = 2.0, 30.0
+
+
+class SubmittedRun:
+  """A run as its folder keeps it.
+
+  Args:
+    name: the run's name.
+    root: the folder of the run's folder.
+  """
+
+  def __init__(self, name: str, root: pathlib.Path) -> None:
+    self.name = name
+    self.root = root
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The run's folder."""
+    return self.root / self.name
+
+  def wait(self) -> Statuses:
+    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
+
+    Ctrl-C ends the waiting; the jobs go on.
+    """
+    seen: dict[str, str] = {}
+    while True:
+      found = self.status()
+      for status in found:
+        if seen.get(status.name) != status.state:
+          detail = f", {status.detail}" if status.detail else ""
+          print(printable(f"{status.name}: {status.state}{detail}"))
+        seen[status.name] = status.state
+      if not any(map(found.goes_on, found)):
+        return found
+      time.sleep(LOOK if found.is_local else ASK)
+
+  def status(self) -> Statuses:
+    """The states of the jobs, in their order; `print` shows a table.
+
+    Raises:
+      UserError: the run does not exist yet, or its file is damaged.
+    """
+    return state.statuses(self.folder, runs.read_jobs(self.folder))
+
+  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
+    """Cancels jobs, which save before they end; returns the names of those that had not ended.
+
+    Args:
+      names: the jobs' names.
+      every: whether to cancel all jobs.
+
+    Raises:
+      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
+    """
+    with self._locked(names, every) as chosen:
+      jobs = [facts for facts in chosen if not facts.cancelled]
+      said, silent = state.ask(self.folder, jobs)
+      if silent:
+        raise UserError(f"{silent}: cancel when it does.")
+      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
+      going = [facts for facts in jobs if found[facts.job.name].state not in ENDED]
+      if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
+        executor_of(going[0].job).cancel(ids)
+      if going:
+        runs.request(self.folder, "cancel", going)
+    return [facts.job.name for facts in going]
+
+  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
+    """Submits jobs again that ended without a result, which resume; returns their names.
+
+    Args:
+      names: the jobs' names.
+      failed: whether to retry all jobs that failed or were cancelled.
+
+    Raises:
+      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
+        scheduler refuses.
+    """
+    with self._locked(names, failed) as jobs:
+      again = []
+      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
+        if status.state in ("failed", "cancelled") and status.detail != "saving":
+          again.append(facts)
+        elif not failed:
+          stands = "still saving" if status.detail == "saving" else status.state
+          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
+      submit.submit(self.folder, again)
+    if again:
+      submit.begin(self.folder)
+    return [facts.job.name for facts in again]
+
+  @contextlib.contextmanager
+  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
+    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
+    if not (names or every):
+      raise UserError("name jobs, or all with cancel(every=True) or retry(failed=True).")
+    submit.check_own(runs.read_jobs(self.folder, names))
+    with runs.lock_run(self.folder, wait=30.0):
+      yield runs.read_jobs(self.folder, names)
 
 
 class Run(SubmittedRun):
@@ -51,12 +157,10 @@ class Run(SubmittedRun):
     exist: Literal["continue", "new", "error"] = "continue",
     check_data: bool = True,
   ) -> None:
-    if not isinstance(executor, Executor):
-      raise UserError(f"executor={shown(executor)}: give Local(...), Slurm(...) or Sky(...).")
     if exist not in _EXIST:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
     super().__init__(runs.check_name("run", name), runs.absolute(root))
-    self.executor = executor
+    self.executor = _checked(executor)
     self.exist = exist
     self.check_data = check_data
     self._planned: list[Planned] = []
@@ -73,8 +177,7 @@ class Run(SubmittedRun):
     jobs = runs.read_jobs(path)
     if not jobs:
       raise UserError(f"{path} holds a run without jobs: submit it again.")
-    executor = executor_of(jobs[0].job.executor, str(jobs[0].folder))
-    return cls(path.name, executor=executor, root=path.parent)
+    return cls(path.name, executor=executor_of(jobs[0].job), root=path.parent)
 
   def job(
     self,
@@ -101,9 +204,9 @@ class Run(SubmittedRun):
     if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
       raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
     overrides = to_plain(overrides)
-    executor = self.executor if executor is None else executor
-    if not isinstance(executor, Executor):
-      raise UserError(f"job(executor={shown(executor)}): give Local(...), Slurm(...) or Sky(...).")
+    executor = self.executor if executor is None else _checked(executor)
+    if executor.kind != self.executor.kind:
+      raise UserError(f"executor={shown(executor)}: one scheduler runs all jobs of a run.")
     name = job_name(recipe, overrides) if name is None else runs.check_name("job", name)
     # Some file systems do not tell upper from lower case.
     if any(planned.name.lower() == name.lower() for planned in self._planned):
@@ -127,8 +230,7 @@ class Run(SubmittedRun):
           f"config.{both[0]} is set by the job {planned.name} itself: change it in the script."
         )
     self._planned = [
-      Planned(each.name, each.recipe, {**overrides, **each.overrides}, each.executor)
-      for each in self._planned
+      each._replace(overrides={**overrides, **each.overrides}) for each in self._planned
     ]
     self._configs = None
 
@@ -209,3 +311,25 @@ class Run(SubmittedRun):
       own = isinstance(planned.executor, Local)  # its script has the command itself
       found[job.folder] = script if own else f"{script}# which runs: {printable(command)}\n"
     return found
+
+
+def _checked(executor: Any) -> Executor:
+  if not isinstance(executor, Executor):
+    raise UserError(f"executor={shown(executor)}: give Local(...), Slurm(...) or Sky(...).")
+  return executor
+
+
+def load_sweep(file: str) -> Run:
+  """The run that `sweep()` of a file returns.
+
+  Raises:
+    UserError: there is no such file, it raises an exception, or it returns no run.
+  """
+  if not os.path.isfile(file):
+    raise UserError(f"{file}: there is no such file.")
+  function = getattr(import_file(file), "sweep", None)
+  if not callable(function):
+    raise UserError(f"{file} defines no function sweep() that returns a Run of jaxspeed.launch.")
+  if not isinstance(run := guarded(function, file), Run):
+    raise UserError(f"{file}: sweep() must return a Run of jaxspeed.launch, and not {shown(run)}.")
+  return run

@@ -2,24 +2,15 @@
 
 import contextlib
 import dataclasses
-import getpass
 import os
 import pathlib
 import re
-import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 
 from jaxspeed.config import schema
-from jaxspeed.errors import UserError, printable
-from jaxspeed.files import (
-  TEMPORARY,
-  dump_json,
-  expanded,
-  open_locked,
-  read_bytes,
-  write_atomically,
-)
+from jaxspeed.errors import UserError, some
+from jaxspeed.files import TEMPORARY, dump_json, expanded, open_locked, write_atomically
 from jaxspeed.launch.record import (
   FORMAT,
   LAUNCHER,
@@ -27,7 +18,6 @@ from jaxspeed.launch.record import (
   Facts,
   Job,
   Request,
-  RunFile,
   add_line,
   link_in,
   named,
@@ -37,7 +27,7 @@ from jaxspeed.launch.record import (
 )
 from jaxspeed.launch.seal import seal_of
 
-REQUESTS, _LOCK = "requests.jsonl", "lock"  # the lock holds who has it
+REQUESTS, _LOCK = "requests.jsonl", "lock"
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
 
@@ -48,10 +38,8 @@ def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
   Raises:
     UserError: it is no path, or names no local folder.
   """
-  if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-    raise UserError(f"root={folder!r}: name a folder that all machines of the jobs share.")
-  if "://" in os.fspath(folder):
-    raise UserError(f"root {folder} is no local folder: mount the bucket, and name the folder.")
+  if not folder or "://" in str(folder):
+    raise UserError(f"root={folder!r} is no local folder: name one that all jobs' machines share.")
   path = pathlib.Path(os.path.abspath(expanded(folder, "root")))
   # Scripts name it, line by line.
   if not schema.is_plain(str(path)):
@@ -60,11 +48,7 @@ def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def check_name(kind: str, name: object) -> str:
-  """Returns a name that is safe as a folder's.
-
-  Args:
-    kind: what the name is of, for the message.
-    name: the name.
+  """Returns the name of a run or a job, the `kind`, if it is safe as a folder's.
 
   Raises:
     UserError: it is not.
@@ -113,52 +97,40 @@ def write_jobs(folder: pathlib.Path, jobs: Sequence[Job]) -> None:
     ) from None
 
 
-def read_jobs(folder: pathlib.Path) -> list[Facts]:
-  """What the files of a run say about its jobs, in their order.
+def jobs_of(folder: pathlib.Path) -> list[Facts] | None:
+  """What the files of a run say about its jobs, in their order; None: the folder holds no run.
 
   Raises:
-    UserError: the folder holds no run, or a damaged one.
+    UserError: the run is damaged.
   """
-  found = read_run_file(folder)
-  if found is None:
-    raise UserError(
-      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
-    )
-  return _facts_of(folder, found)
-
-
-def jobs_before(folder: pathlib.Path) -> list[Facts]:
-  """As `read_jobs`, for a run that may be new."""
-  found = read_run_file(folder)
-  return [] if found is None else _facts_of(folder, found)
-
-
-def _facts_of(folder: pathlib.Path, found: RunFile) -> list[Facts]:
+  if (found := read_run_file(folder)) is None:
+    return None
   is_own = found.seal == seal_of([dataclasses.asdict(job) for job in found.jobs])
-  requests: dict[str, list[Request]] = {job.name: [] for job in found.jobs}
+  requests: dict[str, list[Request]] = {}
   for line in read_lines(folder / LAUNCHER / REQUESTS, Request):
     for name in line.jobs:
-      if name in requests:
-        requests[name].append(line)
+      requests.setdefault(name, []).append(line)
   return [
-    Facts(folder / job.name, job, is_own, requests[job.name], read_notes(folder / job.name))
+    Facts(folder / job.name, job, is_own, requests.get(job.name, []), read_notes(folder / job.name))
     for job in found.jobs
     if NAME.fullmatch(job.name)
   ]
 
 
-def chosen(folder: pathlib.Path, names: Collection[str] = ()) -> list[Facts]:
-  """The jobs of a run with these names; all without names.
+def read_jobs(folder: pathlib.Path, names: Collection[str] = ()) -> list[Facts]:
+  """`jobs_of`, of the jobs with these names; of all without names.
 
   Raises:
-    UserError: there is no such run or job.
+    UserError: there is no such run or job, or the run is damaged.
   """
-  jobs = named(read_jobs(folder))
-  names = [names] if isinstance(names, str) else names
-  if unknown := [name for name in names if name not in jobs]:
-    known = ", ".join([*[*jobs][:3], *["..."] * (len(jobs) > 3)])
-    raise UserError(f"{folder} has no job {unknown[0]}: it has {known}{'.' * (len(jobs) <= 3)}")
-  return [facts for name, facts in jobs.items() if name in names or not names]
+  if (found := jobs_of(folder)) is None:
+    raise UserError(
+      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
+    )
+  names, jobs = {names} if isinstance(names, str) else {*names}, named(found)
+  if unknown := sorted(names - jobs.keys()):
+    raise UserError(f"{folder} has no job {unknown[0]}: it has {some([*jobs], 3)}.")
+  return [facts for facts in found if not names or facts.job.name in names]
 
 
 def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str = "") -> None:
@@ -189,31 +161,15 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     UserError: another process is at it, there are links, or nothing can be written.
   """
   refuse_links(folder)
-  path = folder / LAUNCHER / _LOCK
-  deadline = time.monotonic() + wait
+  path, deadline = folder / LAUNCHER / _LOCK, time.monotonic() + wait
   try:
     while (descriptor := open_locked(path)) is None:
       if time.monotonic() > deadline:
-        raise UserError(f"{folder} is being submitted or changed by {_holder(path)}: wait for it.")
+        raise UserError(f"{folder} is being submitted or changed by another process: wait for it.")
       time.sleep(0.05)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{_user()} (process {os.getpid()} on {socket.gethostname()})".encode())
   except OSError as error:
     raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
   try:
     yield
   finally:
     os.close(descriptor)
-
-
-def _user() -> str:
-  try:
-    return getpass.getuser()
-  except (KeyError, OSError, ImportError):  # a container's user without a name
-    return str(os.getuid())
-
-
-def _holder(path: pathlib.Path) -> str:
-  with contextlib.suppress(OSError, ValueError):
-    return printable(read_bytes(path)[:200].decode()) or "another process"
-  return "another process"

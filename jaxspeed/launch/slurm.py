@@ -17,10 +17,9 @@ from jaxspeed.launch.record import LAUNCHER, Facts, Job
 
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
-# Options of sbatch that `Slurm` sets; a short one's value may follow without a space.
-_OWN = (
-  "--array --output --nodes --job-name --signal --requeue --no-requeue --time --wait".split(),
-  ("-a", "-o", "-N", "-J", "-t", "-W"),
+# Options of sbatch that `Slurm` sets, which `options` may not.
+_OWN = re.compile(
+  "(--(array|output|nodes|job-name|signal|requeue|no-requeue|time|wait)(=.*)?|-[aoNJtW].*)"
 )
 
 
@@ -62,7 +61,7 @@ class Slurm(Executor):
     for option in self.options:
       if not option.startswith("-") or not schema.is_plain(option):
         raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
-      if option.partition("=")[0] in _OWN[0] or option[:2] in _OWN[1]:
+      if _OWN.fullmatch(option):
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
 
   @property

@@ -60,26 +60,26 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def working_trees(*folders: pathlib.Path) -> bytes:
   """The commits of the git working trees of some folders, and their changes, as one patch."""
-  diff = b""
+  parts: list[bytes] = []
   roots = [_git(folder, "rev-parse", "--show-toplevel").decode().strip() for folder in folders]
   for root in dict.fromkeys(filter(None, roots)):
-    tree = pathlib.Path(root)
-    commit = _git(tree, "rev-parse", "HEAD").decode().strip()
-    changes = (
-      _git(tree, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") if commit else b""
-    )
-    untracked = _git(tree, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
+    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
     names = untracked.splitlines()
-    diff += f"# {root} at {commit or 'no commit'}\n".encode()
-    diff += b"".join(f"# not in git: {name}\n".encode() for name in names[:_NAMED])
+    lines = [f"# {root} at {commit or 'no commit'}"]
+    lines += [f"# not in git: {name}" for name in names[:_NAMED]]
     if len(names) > _NAMED:
-      diff += f"# and {len(names) - _NAMED} more files that are not in git\n".encode()
-    whole = len(changes) <= _MOST_DIFF
-    diff += changes if whole else f"# {len(changes)} bytes, too large to store\n".encode()
-  return diff
+      lines.append(f"# and {len(names) - _NAMED} more files that are not in git")
+    changes = b""
+    if commit:
+      changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+    if len(changes) > _MOST_DIFF:
+      changes = f"# {len(changes)} bytes, too large to store\n".encode()
+    parts += [("\n".join(lines) + "\n").encode(), changes]
+  return b"".join(parts)
 
 
-def _git(folder: pathlib.Path, *arguments: str) -> bytes:
+def _git(folder: str | pathlib.Path, *arguments: str) -> bytes:
   command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
   try:
     done = subprocess.run(command, capture_output=True, timeout=60)

@@ -4,17 +4,16 @@ import contextlib
 import pathlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxspeed.errors import UserError
 from jaxspeed.files import read_bytes
 from jaxspeed.launch.decision import culprit
-from jaxspeed.launch.executor import Executor, Found
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.executor import Found, executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
-from jaxspeed.launch.status import JobStatus, status_table
+from jaxspeed.launch.status import ENDED, JobStatus, status_table
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 
@@ -39,54 +38,42 @@ class Statuses(tuple[JobStatus, ...]):
   stopped: bool = False
   is_local: bool = True
 
+  def goes_on(self, status: JobStatus) -> bool:
+    """Whether a job will change its state without a command."""
+    waits = status.detail == "not submitted" or (self.stopped and status.state != "running")
+    return status.state not in ENDED and not waits
+
   def __str__(self) -> str:
     return status_table(self, self.notes)
 
   __repr__ = __str__
 
 
-def ask(folder: pathlib.Path, jobs: Sequence[Facts]) -> tuple[dict[str, Found | None], list[str]]:
-  """What the schedulers say about the jobs that have not ended, with one question to each.
+def ask(folder: pathlib.Path, jobs: Sequence[Facts]) -> tuple[dict[str, Found | None], str]:
+  """What the scheduler says about the jobs that have not ended, by one question.
 
   Returns:
-    By name, what is known of each job; None: its scheduler does not know it. And a sentence on each
-    that does not answer.
+    By name, what is known of each job; None: the scheduler does not know it. And that it does not
+    answer, as a sentence; '': it does.
   """
-  said: dict[str, Found | None] = {}
-  silent = []
-  for executor, group in by_kind([facts for facts in jobs if facts.is_open]):
-    found = executor.states(group, folder)
-    if found is None:
-      silent.append(executor.silence(folder))
-    else:
-      said |= {facts.job.name: found.get(facts.job.name) for facts in group}
-  return said, silent
-
-
-def by_kind(jobs: Iterable[Facts]) -> Iterator[tuple[Executor, list[Facts]]]:
-  """Jobs in groups of one kind of executor, each with the executor of its first job."""
-  groups: dict[str, list[Facts]] = {}
-  for facts in jobs:
-    groups.setdefault(facts.job.kind, []).append(facts)
-  for group in groups.values():
-    yield executor_of(group[0].job.executor, str(group[0].folder)), group
+  if not (jobs := [facts for facts in jobs if facts.is_open]):
+    return {}, ""
+  executor = executor_of(jobs[0].job)
+  if (found := executor.states(jobs, folder)) is None:
+    return {}, f"{executor.kind} does not answer"
+  return {facts.job.name: found.get(facts.job.name) for facts in jobs}, ""
 
 
 def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
-  """The states of jobs.
-
-  Args:
-    folder: the run's folder.
-    jobs: what its files say about them.
-  """
+  """The states of jobs of the run in a folder."""
   said, silent = ask(folder, jobs)
   result = Statuses(status_of(facts, said.get(facts.job.name, UNKNOWN)) for facts in jobs)
-  notes = [f"{each}: the states are those that the jobs wrote last" for each in silent]
+  notes = [f"{silent}: the states are those that the jobs wrote last"] if silent else []
   # No command is advised that would act on a stranger's folder.
   own = [facts for facts in jobs if facts.is_open and not facts.cancelled and not facts.foreign]
-  warnings = [*filter(None, (executor.warning(folder) for executor, _ in by_kind(own)))]
-  result.notes, result.stopped = (*notes, *warnings), bool(warnings)
-  result.is_local = {facts.job.kind for facts in jobs if facts.is_open} <= {Local.kind}
+  warning = executor_of(own[0].job).warning(folder) if own else ""
+  result.notes, result.stopped = (*notes, *filter(None, [warning])), bool(warning)
+  result.is_local = {facts.job.kind for facts in jobs} <= {Local.kind}
   return result
 
 
@@ -94,12 +81,7 @@ UNKNOWN = Found(True, "?")  # the scheduler was not asked, or does not answer
 
 
 def status_of(facts: Facts, said: Found | None) -> JobStatus:
-  """The state of a job.
-
-  Args:
-    facts: what the files say.
-    said: what the scheduler says; None: it does not know the job.
-  """
+  """The state of a job by what its files say, and its scheduler; None: it does not know the job."""
   job = facts.job
   state, detail = _state(facts, said)
   found = _progress(facts)
@@ -179,32 +161,30 @@ def _progress(facts: Facts) -> dict[str, Any]:
     rows = read_metrics(folders[-1])[-10:]
   if not rows:
     return {}
-  first, last = rows[0], rows[-1]
-  accuracies = [row.get(f"eval_{facts.job.metric}") for row in rows]
-  known = [value for value in accuracies if value is not None]
-  found = {"epoch": float(last["epoch"]), "accuracy": float(known[-1]) if known else None}
-  seconds, epochs = last.get("train_seconds"), last["epoch"]
-  if seconds is None or not epochs or len(folders) > 1:
-    return found
-  if epochs > first["epoch"] and first.get("train_seconds") is not None:
-    seconds, epochs = seconds - first["train_seconds"], epochs - first["epoch"]
-  pace = seconds / epochs + (last.get("eval_seconds") or 0.0)
-  return found | {"remaining": max(0.0, facts.job.epochs - last["epoch"]) * pace}
+  last, metric = rows[-1], f"eval_{facts.job.metric}"
+  known = [float(row[metric]) for row in rows if row.get(metric) is not None]
+  found = {"epoch": float(last["epoch"]), "accuracy": known[-1] if known else None}
+  timed = [row for row in rows if row.get("train_seconds") is not None]
+  # From the start of the run, or the first of several rows, which leaves out how the run began.
+  start = timed[0] if len(timed) > 1 else {"train_seconds": 0.0, "epoch": 0.0}
+  if len(folders) == 1 and timed and (epochs := timed[-1]["epoch"] - start["epoch"]) > 0:
+    pace = (timed[-1]["train_seconds"] - start["train_seconds"]) / epochs
+    pace += last.get("eval_seconds") or 0.0
+    found["remaining"] = max(0.0, facts.job.epochs - last["epoch"]) * pace
+  return found
 
 
 def _failure(facts: Facts) -> dict[str, Any]:
   """Exit code, task and last lines of a failed job."""
   ends = facts.ends()
   number = culprit(ends)
-  found: dict[str, Any] = {}
-  last = facts.own_notes[-1:]
-  if last and last[0].what == "failed" and (said := re.match(r"\d{1,3}\b", last[0].detail)):
-    found["exit_code"] = int(said[0])
-  if number is not None:
-    found = {"exit_code": ends[number]} | found | {"task": number}
+  code = None if number is None else ends[number]
+  for note in facts.own_notes[-1:]:
+    if note.what == "failed" and (said := re.match(r"\d{1,3}\b", note.detail)):
+      code = int(said[0])
   logs = facts.folder / RECORD / "logs"
   lines = _last_lines(logs / f"{number or 0}.log") or _last_lines(logs / "batch.log")
-  return found | {"last_lines": tuple(lines)}
+  return {"exit_code": code, "task": number, "last_lines": tuple(lines)}
 
 
 def _last_lines(path: pathlib.Path) -> list[str]:

@@ -6,8 +6,7 @@ import os
 import pathlib
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
@@ -15,10 +14,10 @@ from jaxspeed.config import stored
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import dump_json, parse_json
 from jaxspeed.launch import runs, sources, state
-from jaxspeed.launch.executor import Planned
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.executor import Planned, executor_of
 from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job, named
 from jaxspeed.launch.status import ENDED
+from jaxspeed.records.results import FILE as RESULT
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 
@@ -81,26 +80,26 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
   """
   runs.create_run(folder)
   with runs.lock_run(folder):
-    before = runs.jobs_before(folder)
+    before = runs.jobs_of(folder) or []
     if not all(facts.is_own for facts in before):  # what somebody else asked does not count
       (folder / LAUNCHER / runs.REQUESTS).unlink(missing_ok=True)
-      before = runs.jobs_before(folder)
-    present = named(before)
+      before = runs.jobs_of(folder) or []
     said, silent = state.ask(folder, [facts for facts in before if not facts.cancelled])
     # A submission that died may not have reached its scheduler.
-    lost = {n for n, each in said.items() if each is None and not present[n].own_notes}
-    unsure = [f for f in before if f.is_open and not f.own_notes and not f.cancelled]
-    if silent and not {facts.job.name for facts in unsure} <= {*said}:
-      raise UserError(f"{silent[0]}: repeat the command there, or when it answers.")
+    unsure = {f.job.name for f in before if f.is_open and not f.own_notes and not f.cancelled}
+    if silent and not unsure <= {*said}:
+      raise UserError(f"{silent}: repeat the command when it does.")
+    lost = {name for name in unsure if said[name] is None}
     code = sources.store(folder, pathlib.Path.cwd(), PACKAGE)
     made = [job_of(folder, planned, config, code=code) for planned, config in jobs]
-    lines = []
+    present, lines = named(before), []
     records = {facts.job.name: facts.job for facts in before if facts.is_own}
     for job in made:
-      facts = present.get(job.name)
-      record, line = (job, "") if facts is None else _updated(facts, job, lost, said)
-      records[job.name] = record
-      lines += [line] * bool(line)
+      if (facts := present.get(job.name)) is not None:
+        ended = state.status_of(facts, said.get(job.name, state.UNKNOWN)).state in ENDED
+        job, line = _updated(facts, job, job.name in lost, ended)
+        lines += [line] * bool(line)
+      records[job.name] = job
     order = dict.fromkeys([*(job.name for job in made), *records])
     runs.write_jobs(folder, [records[name] for name in order])
     now = named(runs.read_jobs(folder))
@@ -111,39 +110,39 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
   yield from lines
   yield from (f"submitted {facts.job.name}" for facts in new)
   there = f", {len(wanted) - len(new)} were there before" * (len(wanted) > len(new))
-  place = shlex.quote(str(folder))
   yield (
     f"{plural(len(new), 'job')} submitted{there}; look at them with: python -m jaxspeed.launch "
-    f"status {place}"
+    f"status {shlex.quote(str(folder))}"
   )
 
 
-def _updated(facts: Facts, made: Job, lost: set[str], said: Mapping[str, Any]) -> tuple[Job, str]:
+def _updated(facts: Facts, made: Job, lost: bool, ended: bool) -> tuple[Job, str]:
   """The record of a job that is there already, and a line to print.
+
+  Args:
+    facts: what its files say.
+    made: the record by the sweep of now.
+    lost: whether its submission did not reach its scheduler.
+    ended: whether it will not go on by itself.
 
   Raises:
     UserError: it trains something else.
   """
-  old, name = facts.job, made.name
-  if not facts.notes and (not facts.submission or name in lost):
-    return made, ""
-  if old.config != made.config:
+  old, begun = facts.job, bool(facts.notes) or (facts.submission is not None and not lost)
+  if begun and old.config != made.config:
     rows = stored.differences(old.overrides, made.overrides) or ["its recipe has changed"]
     raise UserError(
       f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
       "job a name of its own, or the run with exist='new'."
     )
-  if name in lost or facts.foreign:
+  if not begun or lost or facts.foreign:
     return made, ""
   # What differs besides does not start anything else.
-  if dataclasses.replace(made, sources=old.sources) == old:
+  if dataclasses.replace(made, sources=old.sources) == old or (facts.folder / RESULT).exists():
     return old, ""
-  status = state.status_of(facts, said.get(name, state.UNKNOWN)).state
-  if status == "done":
-    return old, ""
-  if status in ENDED:
-    return made, f"{name} has a new command or executor, with which retry starts it"
-  return old, f"{name} was submitted with another command or executor, and keeps it"
+  if not ended:
+    return old, f"{made.name} was submitted with another command or executor, and keeps it"
+  return made, f"{made.name} has a new command or executor, with which retry starts it"
 
 
 def submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> None:
@@ -157,7 +156,7 @@ def submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> None:
   for facts in jobs:
     groups.setdefault(repr([sorted(facts.job.executor.items()), facts.job.cwd]), []).append(facts)
   for group in groups.values():
-    executor = executor_of(group[0].job.executor, str(group[0].folder))
+    executor = executor_of(group[0].job)
     for first in range(0, len(group), executor.most_at_once):
       part, token = group[first : first + executor.most_at_once], secrets.token_hex(6)
       runs.request(folder, "submit", part, token)
@@ -175,5 +174,5 @@ def begin(folder: pathlib.Path) -> None:
   """Starts what executors need besides, such as workers; without the run's lock."""
   runs.refuse_links(folder)
   jobs = [facts for facts in runs.read_jobs(folder) if facts.is_open and not facts.cancelled]
-  for executor, group in state.by_kind(jobs):
-    executor.begin(folder, len(group))
+  if jobs:
+    executor_of(jobs[0].job).begin(folder, len(jobs))

@@ -24,15 +24,14 @@ from typing import IO
 from jaxspeed.config import output
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE, UserError
 from jaxspeed.launch.decision import Verdict, decide
-from jaxspeed.launch.executor import Executor
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.executor import Executor, executor_of
 from jaxspeed.launch.record import (
   RECORD,
   Event,
   add_line,
   ends_of,
   progress_of,
-  read_lines,
+  read_notes,
   read_run_file,
 )
 
@@ -78,17 +77,23 @@ class Start:
     """
     detail = f"{verdict.code} {verdict.reason}" if verdict.what == "failed" else verdict.reason
     self.note(verdict.what, detail)
-    print(
-      f"{self.folder.name}: {verdict.what}{verdict.reason and f': {verdict.reason}'}", flush=True
-    )
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    print(f"{self.folder.name}: {verdict.what}{reason}", flush=True)
+
+  @contextlib.contextmanager
+  def log(self, task: int) -> Iterator[IO[bytes]]:
+    """The log of a task, to append to."""
+    logs = self.folder / RECORD / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with open(logs / f"{task}.log", "ab") as file:
+      yield file
 
   def run(
     self,
     task: int,
     command: Sequence[str],
+    log: IO[bytes] | None,
     *,
-    log: bool = True,
-    tee: bool = False,
     passed: Mapping[signal.Signals, signal.Signals] = _PASSED,
     variables: Mapping[str, str] | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -98,8 +103,7 @@ class Start:
     Args:
       task: the number of the task.
       command: the words of its command.
-      log: whether its output goes into the job's folder.
-      tee: whether it is printed too.
+      log: takes its output; None: this process's own.
       passed: the signals that the trainer gets when this process gets one.
       variables: environment variables to add.
       cancelled: whether the trainer is to end; the trainer then has a session of its own, and what
@@ -107,64 +111,43 @@ class Start:
     """
     self.note("started", task=task)
     own = cancelled is not None
-    with contextlib.ExitStack() as stack:
-      file = stack.enter_context(_appended(self.folder, task)) if log else None
-      trainer: subprocess.Popen[bytes] | None = None
+    trainer: subprocess.Popen[bytes] | None = None
 
-      def handle(number: int, _: object) -> None:
-        self.came.append(number)
-        if trainer is not None and number in passed:
-          trainer.send_signal(passed[signal.Signals(number)])
+    def handle(number: int, _: object) -> None:
+      self.came.append(number)
+      if trainer is not None and number in passed:
+        trainer.send_signal(passed[signal.Signals(number)])
 
-      stack.enter_context(_handled(handle))
+    # This process stays to note the end while the trainer saves.
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
       trainer = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL if own else None,
-        stdout=subprocess.PIPE if tee else file,
-        stderr=subprocess.STDOUT if log else None,
+        stdout=log,
+        stderr=log and subprocess.STDOUT,
         close_fds=False,  # the trainer keeps the locks of a local job
         env=os.environ | (variables or {}),
         start_new_session=own,
       )
       for missed in {*self.came} & {*passed}:
         trainer.send_signal(passed[signal.Signals(missed)])
-      copier = threading.Thread(target=_copy, args=(trainer, file), daemon=True)
-      if tee:
-        copier.start()
       if cancelled is not None:
         threading.Thread(target=_end_if, args=(trainer, cancelled), daemon=True).start()
       code = trainer.wait()
       if own:
         with contextlib.suppress(ProcessLookupError):
           os.killpg(trainer.pid, signal.SIGTERM)
-      if tee:
-        copier.join(5)  # what the trainer left in the background may hold the pipe
-      code = code if code >= 0 else 128 - code
-      try:
-        self.note("ended", str(code), task)
-      except UserError as error:  # as on a full disk: the code itself says enough
-        output.say(error)
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+    code = code if code >= 0 else 128 - code
+    try:
+      self.note("ended", str(code), task)
+    except UserError as error:  # as on a full disk: the code itself says enough
+      output.say(error)
     return code
-
-
-@contextlib.contextmanager
-def _appended(folder: pathlib.Path, task: int) -> Iterator[IO[bytes]]:
-  logs = folder / RECORD / "logs"
-  logs.mkdir(parents=True, exist_ok=True)
-  with open(logs / f"{task}.log", "ab") as file:
-    yield file
-
-
-@contextlib.contextmanager
-def _handled(handle: Callable[[int, object], None]) -> Iterator[None]:
-  """Handles signals in the block: this process stays to note the end while the trainer saves."""
-  numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-  before = {number: signal.signal(number, handle) for number in numbers}
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _end_if(trainer: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> None:
@@ -175,26 +158,14 @@ def _end_if(trainer: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> 
     time.sleep(_LOOK)
 
 
-def _copy(trainer: subprocess.Popen[bytes], file: IO[bytes] | None) -> None:
-  assert trainer.stdout is not None and file is not None
-  while content := os.read(trainer.stdout.fileno(), 1 << 16):
-    os.write(file.fileno(), content)
-    os.write(1, content)
-
-
 def _job_of(folder: pathlib.Path, digest: str) -> tuple[Executor, list[str]]:
   """A job's executor, and the command that trains it, made from its checked record."""
   found = read_run_file(folder.parent)
   jobs = [job for job in found.jobs if job.digest == digest] if found else []
   if not jobs or jobs[0].folder != str(folder):
     raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
-  executor = executor_of(jobs[0].executor, str(folder))
+  executor = executor_of(jobs[0])
   return executor, jobs[0].command(executor.python or sys.executable)
-
-
-def task(start: Start, command: Sequence[str], *, log: bool = True) -> int:
-  """The trainer of a task of srun; Slurm signals every process of a task by itself."""
-  return start.run(int(os.environ["SLURM_PROCID"]), command, log=log, passed={})
 
 
 def slurm(
@@ -204,18 +175,19 @@ def slurm(
   max_restarts: int,
   arguments: Sequence[str] = (),
 ) -> int:
-  """The batch job of Slurm: its tasks, and whether it goes back into the queue."""
+  """The batch job of Slurm: its tasks, and whether it goes back into the queue.
+
+  Args:
+    arguments: those of the training, if there is no record of the job.
+  """
   variables = os.environ
-  job = variables["SLURM_JOB_ID"]
+  job, hosts = variables["SLURM_JOB_ID"], variables.get("SLURM_JOB_NODELIST", "")
   if "SLURM_ARRAY_JOB_ID" in variables:
     job = f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
   restart = int(variables.get("SLURM_RESTART_COUNT", "0"))
-  start = Start(folder, token, restart, variables.get("SLURM_JOB_NODELIST", ""))
+  start = Start(folder, token, restart, hosts)
   start.note("started", job)
-  print(
-    f"{folder.name}: Slurm job {job} on {variables.get('SLURM_JOB_NODELIST')}, restart {restart}"
-  )
-  sys.stdout.flush()
+  print(f"{folder.name}: Slurm job {job} on {hosts}, restart {restart}", flush=True)
   # --kill-on-bad-exit: after one lost task the others, which may hang in a collective, are ended.
   # --cpu-bind: the input pipeline of a task wants all processors of the node, not one core.
   command = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", *(["--label"] if arguments else [])]
@@ -238,6 +210,13 @@ def slurm(
     verdict = Verdict("failed", verdict.code or 1, reason)
     start.conclude(verdict)
   return verdict.code
+
+
+def task(start: Start, command: Sequence[str], *, own_log: bool) -> int:
+  """The trainer of a task of srun; Slurm signals every process of a task by itself."""
+  number = int(os.environ["SLURM_PROCID"])
+  with start.log(number) if own_log else contextlib.nullcontext() as log:
+    return start.run(number, command, log, passed={})
 
 
 def sbatch(arguments: Sequence[str]) -> int:
@@ -266,7 +245,7 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
   number = int(variables.get("SKYPILOT_MANAGED_JOB_ID", "0"))
 
   def starts(name: str) -> int:
-    events = read_lines(folder / RECORD / f"{name}.jsonl", Event)
+    events = read_notes(folder, name)
     return sum(event.token == token and event.what == "started" for event in events)
 
   # A machine that is taken away notes no end. Process 0 may have noted this start already.
@@ -285,7 +264,14 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
   }
   # A notice that the machine goes away makes all processes save and leave with REQUEUE.
   passed = dict.fromkeys(_PASSED, signal.SIGUSR1)
-  code = start.run(rank, command, tee=True, passed=passed, variables=own)
+  with start.log(rank) as log:
+    # Its output is SkyPilot's too; what copies it outlives signals to all processes.
+    copy = ["bash", "-c", "trap '' TERM USR1 INT HUP; exec tee -a \"$0\"", str(log.name)]
+    tee = subprocess.Popen(copy, stdin=subprocess.PIPE, bufsize=0)
+    code = start.run(rank, command, tee.stdin, passed=passed, variables=own)
+    tee.stdin.close()  # type: ignore[union-attr]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      tee.wait(5)  # what the trainer left in the background may hold the pipe
   deadline = time.monotonic() + _OTHERS
   while len(ends_of(folder, token, restart)) < len(ips) and time.monotonic() < deadline:
     time.sleep(0.1)
@@ -311,13 +297,13 @@ def main(arguments: Sequence[str]) -> int:
     folder, digest, token, *more = pathlib.Path(rest[0]), *rest[1:]
     if role == "task" and more[1:]:
       command = [os.environ.get("PYTHON") or sys.executable, "-m", "jaxspeed.train", *more[1:]]
-      return task(Start(folder, token, int(more[0])), command, log=False)
+      return task(Start(folder, token, int(more[0])), command, own_log=False)
     executor, command = _job_of(folder, digest)
     if role == "slurm":
       return slurm(folder, digest, token, executor.max_restarts)
     if role == "sky":
       return sky(folder, token, executor, command)
-    return task(Start(folder, token, int(more[0])), command)
+    return task(Start(folder, token, int(more[0])), command, own_log=True)
   except (OSError, UserError) as error:
     output.say(error)
     return MISTAKE

@@ -8,6 +8,7 @@ So a worker that follows a killed one waits until the place is free, and no job 
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -19,7 +20,7 @@ from jaxspeed.errors import MISTAKE, UserError, printable
 from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch import runs
 from jaxspeed.launch.decision import decide
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.executor import Executor, executor_of
 from jaxspeed.launch.local import ALIVE, WORKER, Local, Slot
 from jaxspeed.launch.record import LAUNCHER, RECORD, Facts, named
 from jaxspeed.launch.supervisor import Start
@@ -71,7 +72,7 @@ class Worker:
 
   def _waits(self, facts: Facts) -> bool:
     """Whether a job may be started here."""
-    if facts.job.kind != Local.kind or not facts.is_open or facts.cancelled or facts.foreign:
+    if not facts.is_open or facts.cancelled or facts.foreign:
       return False
     return not (facts.job.name in self._unwritable or is_locked(facts.folder / RECORD / ALIVE))
 
@@ -115,7 +116,7 @@ class Worker:
         is_new = not any(note.what == "started" for note in facts.own_notes[-1:])
         restart = sum(note.what == "requeued" for note in facts.own_notes)
         start = Start(facts.folder, facts.token, restart)
-        executor = executor_of(facts.job.executor, str(facts.folder))
+        executor = executor_of(facts.job)
         code = self._run_once(start, facts, executor) if is_new else None
         facts = self._facts(facts.job.name)
         most, rules = executor.max_restarts, {"is_cancelled": facts.cancelled, "sigterm_ends": True}
@@ -138,20 +139,17 @@ class Worker:
     self._unwritable.add(facts.job.name)
     output.say(f"{facts.folder}: {error}: make its folder writable, then resume; others go on.")
 
-  def _run_once(self, start: Start, facts: Facts, executor: object) -> int:
+  def _run_once(self, start: Start, facts: Facts, executor: Executor) -> int:
     assert isinstance(executor, Local)
-    if self._slot is None:
-      self._slot = executor.slot(self._number)
-      if hasattr(os, "sched_setaffinity"):  # not on macOS
-        os.sched_setaffinity(0, self._slot.cores)
-    gpus = {} if self._slot.gpus is None else {"CUDA_VISIBLE_DEVICES": self._slot.gpus}
+    slot = self._slot = self._slot or executor.slot(self._number)
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+      os.sched_setaffinity(0, slot.cores)
+    gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
     start.note("started")
-    return start.run(
-      0,
-      ["bash", "-c", executor.script([facts.job], facts.token)],
-      variables=gpus,
-      cancelled=lambda: self._is_cancelled(facts.job.name),
-    )
+    command = ["bash", "-c", executor.script([facts.job], facts.token)]
+    with start.log(0) as log:
+      cancelled = functools.partial(self._is_cancelled, facts.job.name)
+      return start.run(0, command, log, variables=gpus, cancelled=cancelled)
 
   def _is_cancelled(self, name: str) -> bool:
     size = (self._run / LAUNCHER / runs.REQUESTS).stat().st_size

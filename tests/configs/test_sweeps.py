@@ -4,7 +4,7 @@ import pytest
 from commands import ROOT
 
 from jaxspeed.launch import Slurm
-from jaxspeed.launch.sweep import load_sweep
+from jaxspeed.launch.run import load_sweep
 
 FOLDER = ROOT / "configs" / "sweeps"
 JOBS = {"cifar10_lr_batch": 36, "record_seeds": 10, "imagenet18_machines": 5}

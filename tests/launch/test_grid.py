@@ -56,8 +56,3 @@ def test_mistakes(make, message):
   with pytest.raises(UserError) as error:
     make()
   assert str(error.value).startswith(message)
-
-
-def test_a_field_named_seed_is_sampled_as_any():
-  found = sample(50, **{"seed": range(5)})
-  assert {row["seed"] for row in found} == {*range(5)}

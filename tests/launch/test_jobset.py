@@ -8,8 +8,8 @@ import yaml
 
 from jaxspeed.cluster.peers import find_peers
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
+from jaxspeed.launch.command import jobset as text_of
 from jaxspeed.launch.executor import Executor
-from jaxspeed.launch.jobset import jobset as text_of
 
 models = pytest.importorskip(
   "kubeflow_trainer_api.models", reason="JobSet's schema is missing: pip install .[test]"

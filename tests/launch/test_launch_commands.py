@@ -23,8 +23,8 @@ from local_cluster import wait_until
 
 from jaxspeed.launch import command as module
 from jaxspeed.launch import local
+from jaxspeed.launch.command import FILES, jobset
 from jaxspeed.launch.executor import Found
-from jaxspeed.launch.jobset import FILES, jobset
 
 SWEEP = """
 from fake_jobs import Fake
@@ -67,57 +67,65 @@ def launch(*arguments, code=0):
   return done.stdout
 
 
-# Usage
+# Mistakes
+
+MISTAKES = [
+  ("", "'' is not a command: write one of submit, status, logs, cancel, retry, resume, results,"),
+  ("state", "'state' is not a command: write one of submit, status"),
+  ("status --follow", "--follow has no effect with status; see --help."),
+  ("results --all", "--all has no effect with results; see --help."),
+  ("cancel --failed a", "--failed has no effect with cancel; see --help."),
+  ("script slurm --json", "--json has no effect with script; see --help."),
+  ("status --config.seed=3", "--config.seed has no effect with status: only submit takes"),
+  ("script", "script needs one of slurm, kubernetes: see --help."),
+  ("script slurm --nodes=3", "script slurm takes no --nodes and no --gpus: sbatch does."),
+  ("logs", ". is neither a run nor a job of one that you may read: write logs ROOT/RUN or"),
+  ("logs {run}", "logs needs one job: logs RUN/JOB, or logs RUN JOB."),
+  ("logs {run}/c", "{run}/c has no log yet: it has not started."),
+  ("cancel {run}", "cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all."),
+  ("cancel {run}/c {other}/a", "{other}/a belongs to another run than the first one: name one"),
+  ("retry {run}", "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed."),
+  ("retry {run}/a", "{run}/a is done: only failed jobs are retried."),
+  ("status {run}/x", "{run} has no job x: it has a, b, c and 1 more."),
+  ("resume {run}", "{run} has no jobs of this machine: its scheduler starts them by itself"),
+  ("resume {run}/a", "resume takes a run: resume RUN; a single job is started by retry RUN"),
+  ("submit", "submit needs one file, which defines sweep(): submit SWEEP.py; see --help."),
+  ("submit none.py", "none.py: there is no such file."),
+  ("submit {sweep} --config.batch_size=101", "2 of 2 jobs cannot run, and nothing was submitted"),
+  ("submit {sweep} --config.lr=0.1", "the config has no field lr: did you mean schedule.peak?"),
+  ("submit {sweep} --config.epochs=many", "config.epochs='many': it must be a number"),
+  ("submit {sweep} --config.seed=5", "config.seed is set by the job quickstart_seed=0 itself"),
+  ("submit {sweep} --config=a.py", "--config is not a flag; see --help for the flags."),
+  ("submit {sweep} --root=gs://b", "root='gs://b' is no local folder"),
+  ("submit {sweep} --root=a\nb", "has characters that no script can name"),
+]
+
+
+@pytest.mark.parametrize("words, message", MISTAKES)
+def test_mistakes_change_nothing(run, sweep, fake, tmp_path, monkeypatch, words, message):
+  (tmp_path / "empty").mkdir()
+  monkeypatch.chdir(tmp_path / "empty")
+  other = write_run(tmp_path, "other")
+  write_job(other, "a", **FAKE)
+  places = {"run": run, "other": other, "sweep": sweep}
+  given = [word.format(**places) for word in words.split(" ") if word]
+  assert message.format(**places) in mistake("launch", *given)
+  assert not (tmp_path / "runs").exists() and [*(tmp_path / "empty").iterdir()] == []
+  assert not [ask for ask in fake.asked if ask[0] in ("submit", "cancel")]
 
 
 @pytest.mark.parametrize(
-  "arguments, message",
+  "text, message",
   [
-    ([], "'' is not a command: write one of submit, status, logs, cancel, retry, resume, results,"),
-    (["state"], "'state' is not a command: write one of submit, status"),
-    (["status", "--follow"], "--follow has no effect with status; see --help."),
-    (["results", "--all"], "--all has no effect with results; see --help."),
-    (["cancel", "--failed", "a"], "--failed has no effect with cancel; see --help."),
-    (["script", "slurm", "--json"], "--json has no effect with script; see --help."),
-    (["status", "--config.seed=3"], "--config.seed has no effect with status: only submit takes"),
-    (["logs"], ". is neither a run nor a job of one: write logs ROOT/RUN or logs ROOT/RUN/JOB."),
-    (["script"], "script needs one of slurm, kubernetes: see --help."),
-    (["submit"], "submit needs one file, which defines sweep(): submit SWEEP.py; see --help."),
-    (["submit", "none.py"], "none.py: there is no such file."),
+    ("", "sweep.py defines no function sweep() that returns a Run of jaxspeed.launch."),
+    ("def sweep(): pass", "sweep() must return a Run of jaxspeed.launch, and not None."),
+    ("def sweep(): return 1 / 0", "ZeroDivisionError"),
+    ("def sweep(:", "sweep.py"),
   ],
 )
-def test_mistakes_in_the_use(fake, tmp_path, monkeypatch, arguments, message):
-  monkeypatch.chdir(tmp_path)
-  assert mistake("launch", *arguments).startswith(message)
-  assert [*tmp_path.iterdir()] == [] and fake.asked == []
-
-
-@pytest.mark.parametrize(
-  "arguments, message",
-  [
-    (["logs", "{run}"], "logs needs one job: logs RUN/JOB, or logs RUN JOB."),
-    (["logs", "{run}/c"], "{run}/c has no log yet: it has not started."),
-    (
-      ["cancel", "{run}"],
-      "cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.",
-    ),
-    (["retry", "{run}"], "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --fail"),
-    (["retry", "{run}/a"], "{run}/a is done: only failed jobs are retried."),
-    (["status", "{run}/x"], "{run} has no job x: it has a, b, c, ..."),
-    (["status", "{run}/a", "{run}/../other/a"], "{run}/../other/a is neither a run nor a job"),
-    (["resume", "{run}"], "{run} has no jobs of this machine: its scheduler starts them by itself"),
-    (["resume", "{run}/a"], "resume takes a run: resume RUN; a single job is started by retry RUN"),
-  ],
-)
-def test_mistakes_about_a_run(run, arguments, message):
-  given = [each.format(run=run) for each in arguments]
-  assert mistake("launch", *given).startswith(message.format(run=run))
-
-
-def test_jobs_of_two_runs(run, tmp_path):
-  write_job(write_run(tmp_path, "other"), "a", **FAKE)
-  text = mistake("launch", "cancel", f"{run}/c", f"{tmp_path}/other/a")
-  assert text == f"{tmp_path}/other/a belongs to another run than the first one: name one run."
+def test_files_that_define_no_sweep(tmp_path, text, message):
+  (tmp_path / "sweep.py").write_text(text)
+  assert message in mistake("launch", "submit", str(tmp_path / "sweep.py"))
 
 
 # Submission
@@ -151,56 +159,26 @@ def test_submit(fake, sweep, tmp_path):
   assert launch("status", folder).splitlines()[-1] == "2 jobs: 2 pending"
 
 
-@pytest.mark.parametrize(
-  "words, message",
-  [
-    (["--config.batch_size=101"], "2 of 2 jobs cannot run, and nothing was submitted: [quickstart"),
-    (["--config.lr=0.1"], "the config has no field lr: did you mean schedule.peak?"),
-    (["--config.epochs=many"], "config.epochs='many': it must be a number"),
-    (["--root=gs://b"], "root gs://b is no local folder"),
-  ],
-)
-def test_submit_refuses_jobs_that_cannot_run(fake, sweep, tmp_path, words, message):
-  assert message in mistake("launch", "submit", sweep, *words)
-  assert not (tmp_path / "runs").exists()
-  assert not [ask for ask in fake.asked if ask[0] == "submit"]
-
-
-@pytest.mark.parametrize(
-  "text, message",
-  [
-    ("", "sweep.py defines no function sweep() that returns a Run of jaxspeed.launch."),
-    ("def sweep(): pass", "sweep() returned nothing: it must return a Run"),
-    ("def sweep(): return [1]", "sweep() returned a value of type list: it must return a Run"),
-    ("def sweep(): return 1 / 0", "ZeroDivisionError"),
-    ("def sweep(:", "sweep.py"),
-  ],
-)
-def test_files_that_define_no_sweep(tmp_path, text, message):
-  (tmp_path / "sweep.py").write_text(text)
-  assert message in mistake("launch", "submit", str(tmp_path / "sweep.py"))
-
-
 # Looking
 
 
 def test_status(run, monkeypatch):
   lines = launch("status", run).splitlines()
-  assert [line.split()[:2] for line in lines[2:6]] == [
+  assert [line.split()[:2] for line in lines[1:5]] == [
     ["a", "done"],
     ["b", "failed"],
     ["c", "running"],
     ["d", "pending"],
   ]
-  assert lines[6:] == [
+  assert lines[5:] == [
     "4 jobs: 1 done, 1 failed, 1 pending, 1 running",
     "b failed (exit code 1): a task ended with exit code 1",
     "  zero",
   ]
   monkeypatch.chdir(run)
   assert launch("status").splitlines() == lines
-  assert launch("status", "b", "./d").splitlines()[4] == "2 jobs: 1 failed, 1 pending"
-  assert launch("status", run, "d").splitlines()[3] == "1 job: 1 pending"
+  assert launch("status", "b", "./d").splitlines()[3] == "2 jobs: 1 failed, 1 pending"
+  assert launch("status", run, "d").splitlines()[2] == "1 job: 1 pending"
 
 
 def test_status_as_json(run, fake):
@@ -260,7 +238,7 @@ def test_the_log_of_a_job_that_has_ended_is_not_waited_for(run):
 
 def test_results(run):
   lines = launch("results", run).splitlines()
-  assert lines[2].split()[:3] == ["a", "95.00", "%"] and lines[-1] == "3 jobs have not finished"
+  assert lines[1].split()[:3] == ["a", "95.00", "%"] and lines[-1] == "3 jobs have not finished"
   found = json.loads(launch("results", run, "--json", "--metric=train"))
   assert [job["name"] for job in found["jobs"]] == ["a"] and found["over_seeds"] == []
   assert launch("results", run / "b") == "no job has finished\n1 job has not finished\n"
@@ -354,23 +332,3 @@ def test_resume_beside_a_worker(stopped):
   with lock_elsewhere(stopped / ".launch" / "worker.0.lock"):
     assert launch("resume", stopped) == "the run goes on\n"
   assert facts_of(stopped / "a").notes == []
-
-
-def test_resume_says_whose_run_it_takes_over(stopped):
-  (stopped / ".launch" / "worker.0.lock").write_text("elsewhere 1\n")
-  done = command("launch", "resume", str(stopped))
-  expected = f"the workers of {stopped} last ran on elsewhere, and this machine takes the run over."
-  assert (done.returncode, done.stdout) == (0, "the run goes on\n")
-  assert expected in " ".join(done.stderr.split())
-  wait_until(lambda: not local.workers_run(stopped), 60, "the end of the worker")
-
-
-def test_fields_that_a_sweep_does_not_take(fake, sweep, tmp_path):
-  for words, sentence in (
-    (["--config=a.py"], "--config is not a flag; see --help for the flags."),
-    (["--root="], "root='': name a folder"),
-    (["--config.seed=5"], "config.seed is set by the job quickstart_seed=0 itself"),
-    ([f"--root={tmp_path}/x\ny"], "has characters that no script can name"),
-  ):
-    assert sentence in mistake("launch", "submit", sweep, *words)
-  assert "takes no --nodes" in mistake("launch", "script", "slurm", "--nodes=3")

@@ -10,7 +10,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.launch import local as module
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.submitted import SubmittedRun
 
 
 @pytest.fixture
@@ -20,7 +19,6 @@ def machine(monkeypatch):
   def has(gpus=(), cores=8):
     monkeypatch.setattr(module, "visible_gpus", lambda: ([*gpus], True))
     monkeypatch.setattr(module, "_cores", lambda: [*range(cores)])
-    monkeypatch.setattr(module, "usable_cpus", lambda: cores)
 
   has()
   return has
@@ -58,7 +56,6 @@ def test_jobs_divide_the_gpus(machine, gpus, fields, variables):
   [
     (8, {}, [range(8)]),
     (8, {"parallel": 2}, [range(4), range(4, 8)]),
-    (8, {"parallel": 2, "cores": 6}, [range(3), range(3, 6)]),
     (5, {"parallel": 2}, [range(2), range(2, 5)]),
     (2, {"parallel": 3}, [[0], [0], [1]]),
     (1, {"parallel": 2}, [[0], [0]]),
@@ -86,10 +83,8 @@ def test_devices_without_gpus_are_those_of_jax(machine, monkeypatch):
     (FILES, {"gpus": -1}, "Local(gpus=-1): this machine has 4 GPUs."),
     (FILES, {"gpus": [1, 4]}, "Local(gpus=(1, 4)): no GPU 4; there is 0, 1, 2, 3."),
     ([], {"gpus": [0]}, "Local(gpus=(0,)): no GPU 0; there is none."),
-    (FILES, {"gpus": [1, 1]}, "Local(gpus=(1, 1)): a GPU is named twice."),
     (FILES, {"parallel": 3}, "Local(parallel=3): 4 GPUs do not divide evenly among as many jobs."),
     (FILES, {"parallel": 8}, "Local(parallel=8): 4 GPUs do not divide evenly among as many jobs."),
-    ([], {"cores": 9}, "Local(cores=9): this process may use 8 cores."),
   ],
 )
 def test_what_the_machine_does_not_have(machine, gpus, fields, message):
@@ -129,18 +124,6 @@ def test_workers_that_do_not_run_are_said(tmp_path):
   assert Local().warning(run) == f"no worker runs, see .launch/workers.log: {command}"
   with lock_elsewhere(run / ".launch" / "worker.1.lock"):
     assert Local().warning(run) == ""
-
-
-def test_workers_of_another_machine(tmp_path):
-  run = write_run(tmp_path)
-  jobs = [write_job(run, "a", executor=Local().to_dict())]
-  (run / ".launch" / "worker.0.lock").write_text("elsewhere 1\n")
-  assert Local().states(jobs, run) is None and Local().warning(run) == ""
-  expected = f"^the workers of {run} run on elsewhere: cancel there, or when it answers."
-  with pytest.raises(UserError, match=expected):
-    SubmittedRun("run", tmp_path).cancel(["a"])
-  (run / ".launch" / "worker.0.lock").write_bytes(b"\xff")
-  assert Local().states(jobs, run) is not None
 
 
 def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):

@@ -69,35 +69,13 @@ def test_mean_and_interval_over_seeds(tmp_path):
   assert group["p_value"] == pytest.approx(expected)
 
 
-def test_jobs_of_several_runs_and_of_one_are_one_group(tmp_path):
-  several = write_job(
-    tmp_path, "a", result=several_of([0.9, 0.92]), overrides={"seed": 0, "runs": 2}
-  )
-  other = write_job(
-    tmp_path, "b", result=several_of([0.94, 0.96]), overrides={"seed": 2, "runs": 2}
-  )
-  (group,) = groups_of(results_of([several, other], "top1"))
-  assert group["n"] == 4 and group["mean"] == pytest.approx(0.93)
-
-
-def test_the_group_counts_the_metric_of_the_target(tmp_path):
-  jobs = [
-    write_job(
-      tmp_path, f"s{i}", result=result_of(0.5, top5=top5), metric="top5", overrides={"seed": i}
-    )
-    for i, top5 in enumerate((0.9, 0.92))
-  ]
-  (group,) = groups_of(results_of(jobs, "top1"))
-  assert group["mean"] == pytest.approx(0.91)
-
-
 def test_without_top5_there_is_nothing_to_average(tmp_path):
   jobs = [
     write_job(tmp_path, f"s{i}", result=result_of(top5=None), metric="top5", overrides={"seed": i})
     for i in range(2)
   ]
   rows = results_of(jobs, "top5")
-  assert groups_of(rows) == [] and len(results_table(rows, 0).splitlines()) == 4
+  assert groups_of(rows) == [] and len(results_table(rows, 0).splitlines()) == 3
 
 
 def test_groups_of_equal_names_need_the_same_metric_and_come_the_best_first(tmp_path):
@@ -151,14 +129,14 @@ def test_the_table(tmp_path):
   ]
   lines = results_table(results_of(jobs, "top1"), 2).splitlines()
   assert lines[0].split() == "job top-1 top-5 train s to target s".split()
-  assert lines[2].split() == "s1 95.00 % 99.00 % 30.0 12.0".split()
-  assert lines[3].split() == "s0 93.00 % 99.00 % 30.0 12.0".split()
-  assert lines[4] == ""
-  assert lines[5].split() == "over seeds n top-1 95 % interval sd target p".split()
-  assert lines[7].split() == "quickstart 2 94.00 % ± 12.71 1.41 94.00 % 0.5".split()
-  assert lines[8:] == ["2 jobs have not finished"]
+  assert lines[1].split() == "s1 95.00 % 99.00 % 30.0 12.0".split()
+  assert lines[2].split() == "s0 93.00 % 99.00 % 30.0 12.0".split()
+  assert lines[3] == ""
+  assert lines[4].split() == "over seeds n top-1 95 % interval sd target p".split()
+  assert lines[5].split() == "quickstart 2 94.00 % ± 12.71 1.41 94.00 % 0.5".split()
+  assert lines[6:] == ["2 jobs have not finished"]
   rows = [row | {"target": 0.0} for row in results_of(jobs, "top1")]
-  assert results_table(rows, 0).splitlines()[7].split() == lines[7].split()[:-3]
+  assert results_table(rows, 0).splitlines()[5].split() == lines[5].split()[:-3]
   assert results_table([], 1) == "no job has finished\n1 job has not finished"
   found = json.loads(json.dumps(as_json(results_of(jobs, "top1"))))
   assert [row["name"] for row in found["jobs"]] == ["s1", "s0"]

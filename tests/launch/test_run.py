@@ -79,9 +79,9 @@ def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
     ({"name": "a/b"}, "the name 'a/b' of a run is no folder's name"),
     ({"executor": "slurm"}, "executor='slurm': give Local(...), Slurm(...) or Sky(...)."),
     ({"exist": "maybe"}, "exist='maybe': choose one of continue, new, error."),
-    ({"root": ""}, "root='': name a folder that all machines of the jobs share."),
-    ({"root": 3}, "root=3: name a folder"),
-    ({"root": "gs://bucket/runs"}, "root gs://bucket/runs is no local folder: mount the bucket"),
+    ({"root": ""}, "root='' is no local folder: name one that all jobs' machines share."),
+    ({"root": 3}, "root=3: it must be the path of a"),
+    ({"root": "gs://bucket/runs"}, "root='gs://bucket/runs' is no local folder: name one"),
   ],
 )
 def test_values_of_a_run_that_are_refused(tmp_path, values, message):
@@ -98,7 +98,7 @@ def test_values_of_a_run_that_are_refused(tmp_path, values, message):
     (("",), {}, "job(''): name a recipe"),
     (("a.py", [1]), {}, "job(overrides="),
     (("a.py", {3: 1}), {}, "job(overrides={3: 1}): give a dict of fields and values."),
-    (("a.py",), {"executor": Slurm}, "job(executor=<class "),
+    (("a.py",), {"executor": Slurm}, "executor=<class "),
     (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
     (("b.py",), {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
     (("a.py",), {}, "two jobs of the run run have the name a: give each its own"),

@@ -7,9 +7,7 @@ would start a server.
 import importlib.machinery
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import types
 from typing import Any
@@ -19,7 +17,6 @@ import pytest
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch import record
 from jaxspeed.launch.executor import Found
-from jaxspeed.launch.executors import executor_of
 from jaxspeed.launch.sky import Sky, job_name, slug
 
 MOUNTS = {"/runs": "gs://bucket/runs"}
@@ -101,7 +98,7 @@ def test_devices_and_nodes(fields, devices, nodes, gpu):
   # The path of the Python that submits means nothing on the machines.
   assert sky.python == "python"
   stored = json.loads(json.dumps(sky.to_dict()))
-  assert stored["kind"] == "sky" and executor_of(stored, "a") == sky
+  assert stored.pop("kind") == "sky" and Sky(**stored) == sky
 
 
 @pytest.mark.parametrize(
@@ -113,11 +110,6 @@ def test_devices_and_nodes(fields, devices, nodes, gpu):
     ({"mounts": ["/runs"]}, r"Sky\(mounts=.*a dict of paths on the machines"),
     ({"mounts": {"runs": "gs://a"}}, "mounts has the path 'runs': write it absolute"),
     ({"mounts": {"/runs/../a": "gs://a"}}, "mounts has the path"),
-    (
-      {"mounts": {"/runs": "ftp://a"}},
-      r"mounts\['/runs'\] is 'ftp://a': give the name of a volume",
-    ),
-    ({"mounts": {"/runs": "gs://$HOME"}}, r"mounts\['/runs'\] is 'gs://\$HOME'"),
   ],
 )
 def test_mistakes_in_fields(fields, sentence):
@@ -140,21 +132,6 @@ def test_without_skypilot_a_sentence_says_what_to_install(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"^SkyPilot is not installed: pip install 'jaxspeed\[sky\]'"):
     Sky(mounts=MOUNTS).check(pathlib.Path("/runs"))
-
-
-def test_nothing_imports_skypilot_before_it_is_asked(tmp_path):
-  """A module in its place ends the process when it is imported."""
-  (tmp_path / "sky.py").write_text("import os; os._exit(7)")
-  code = (
-    "from jaxspeed.launch import Sky; import pathlib;"
-    "Sky(mounts={'/runs': 'gs://b'}).check(pathlib.Path('/runs'));"
-  )
-  paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-  environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-  root = pathlib.Path(__file__).parents[2]
-  run = [sys.executable, "-c"]
-  assert subprocess.run([*run, code], env=environment, cwd=root, timeout=120).returncode == 0
-  assert subprocess.run([*run, "import sky"], env=environment, timeout=120).returncode == 7
 
 
 def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ from fake_slurm import FakeSlurm
 from jaxspeed.errors import UserError
 from jaxspeed.launch import runs
 from jaxspeed.launch import slurm as module
-from jaxspeed.launch.executor import Found
-from jaxspeed.launch.executors import executor_of
+from jaxspeed.launch.executor import Found, executor_of
 from jaxspeed.launch.slurm import Slurm
 
 
@@ -65,13 +64,14 @@ def test_fields_that_are_refused(fields, message):
   assert str(error.value).startswith(message)
 
 
-def test_fields_come_back_from_a_jobs_folder():
+def test_fields_come_back_from_a_jobs_folder(tmp_path):
   made = Slurm(nodes=2, gpus_per_node=8, options=["--exclusive"], env={"A": "1"}, time="1-0")
-  assert executor_of(made.to_dict(), "a") == made
-  with pytest.raises(UserError, match="^a names the executor 'ssh': there are local, slurm, sky"):
-    executor_of({"kind": "ssh"}, "a")
-  with pytest.raises(UserError, match="^a: Slurm has no field node"):
-    executor_of({"kind": "slurm", "node": 2}, "a")
+  run = write_run(tmp_path)
+  assert executor_of(write_job(run, "a", executor=made.to_dict()).job) == made
+  with pytest.raises(UserError, match="b names the executor 'ssh': there are local, sky, slurm"):
+    executor_of(write_job(run, "b", executor={"kind": "ssh"}).job)
+  with pytest.raises(UserError, match="c: Slurm has no field node"):
+    executor_of(write_job(run, "c", executor={"kind": "slurm", "node": 2}).job)
 
 
 @pytest.mark.parametrize(

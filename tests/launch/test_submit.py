@@ -75,7 +75,7 @@ def test_a_submission_that_dies_is_repeated_and_submits_only_what_is_missing(mak
 def test_nothing_is_submitted_again_while_the_scheduler_does_not_answer(make, fake, root):
   make("a").start()
   fake.said = None
-  with pytest.raises(UserError, match="^fake does not answer: repeat the command there, or when"):
+  with pytest.raises(UserError, match="^fake does not answer: repeat the command when"):
     make("ab").start()
   assert submitted(fake) == ["a"]
 
@@ -283,7 +283,7 @@ def test_waiting_prints_each_change_once(make, fake, root, capsys, monkeypatch):
     if len(looks) == 3:
       run.cancel(["b"])
 
-  monkeypatch.setattr("jaxspeed.launch.submitted.time.sleep", look)
+  monkeypatch.setattr("jaxspeed.launch.run.time.sleep", look)
   found = run.wait()
   assert [status.state for status in found] == ["done", "cancelled"]
   assert capsys.readouterr().out.splitlines() == [

@@ -8,8 +8,8 @@ import pytest
 from fake_jobs import TOKEN, event, facts_of, program, write_job, write_run
 from fake_slurm import FakeSlurm
 
+from jaxspeed.launch.command import FILES
 from jaxspeed.launch.decision import culprit, decide
-from jaxspeed.launch.jobset import FILES
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import Event, progress_of, read_lines
 from jaxspeed.launch.slurm import Slurm
@@ -123,7 +123,9 @@ WAIT = "for _ in $(seq 600); do sleep 0.05; done"
 )
 def test_a_trainer_gets_the_signals_and_its_end_is_noted(tmp_path, text, code, log):
   start = Start(write_job(tmp_path).folder, TOKEN, 3)
-  assert start.run(0, ["bash", "-c", text]) == code and bool(start.came) == ("PPID" in text)
+  with start.log(0) as file:
+    assert start.run(0, ["bash", "-c", text], file) == code
+  assert bool(start.came) == ("PPID" in text)
   events = read_lines(start.folder / "launch" / "tasks" / "0.jsonl", Event)
   assert [(each.what, each.restart, each.detail) for each in events] == [
     ("started", 3, ""),

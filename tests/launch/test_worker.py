@@ -14,7 +14,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.launch import local, runs, state, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.submitted import SubmittedRun
+from jaxspeed.launch.run import Run
 
 
 class LocalRun:
@@ -34,7 +34,7 @@ class LocalRun:
 
   @property
   def submitted(self):
-    return SubmittedRun(self.folder.name, self.folder.parent)
+    return Run.load(self.folder)
 
   def go(self, name=""):
     """Lets jobs end that wait: all, or one."""
@@ -68,7 +68,7 @@ class LocalRun:
   @property
   def workers(self):
     """The workers' processes."""
-    return [int(path.read_text().split()[1]) for path in self.launcher.glob("worker.*.lock")]
+    return [int(path.read_text()) for path in self.launcher.glob("worker.*.lock")]
 
   def resume(self):
     submit.begin(self.folder)
@@ -170,22 +170,12 @@ def test_a_job_with_a_new_checkpoint_each_time_is_restarted_as_often_as_it_likes
 
 
 def test_restarts_have_an_end(run):
-  plan = {"a": ["kill"], "b": ["exit 75"], "c": ["exit 85"]}
-  run.start(plan, parallel=3, max_restarts=1)
-  assert run.wait_for_end() == dict.fromkeys("abc", "failed")
-  assert sorted(run.begun) == sorted("aabbcc")
-  assert run.notes("a")[-1] == (
-    "failed",
-    "137 killed by signal 9; not restarted after 1 restarts without a new checkpoint",
-  )
-  assert run.notes("b")[-1] == (
-    "failed",
-    "75 a process was lost; not restarted after 1 restarts without a new checkpoint",
-  )
-  assert run.notes("c")[-1] == (
-    "failed",
-    "85 saved, to be started again; not restarted after 1 restarts without a new checkpoint",
-  )
+  run.start({"a": ["kill"], "b": ["exit 85"]}, parallel=2, max_restarts=1)
+  assert run.wait_for_end() == dict.fromkeys("ab", "failed")
+  assert sorted(run.begun) == sorted("aabb")
+  after = "not restarted after 1 restarts without a new checkpoint"
+  assert run.notes("a")[-1] == ("failed", f"137 killed by signal 9; {after}")
+  assert run.notes("b")[-1] == ("failed", f"85 saved, to be started again; {after}")
 
 
 def test_what_a_job_leaves_in_the_background_ends_with_it(run):

@@ -5,15 +5,13 @@ A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 
 import functools
 import os
-import subprocess
-import sys
 
 import bench_resnet50 as bench
 import jax
 import pytest
 import resnet50_steps as steps
 import side_by_side as workers
-from commands import ROOT, environment
+from commands import environment
 
 TOY = dict(size=32, batch=8, depth=18, width=2, precision="float32")
 
@@ -28,26 +26,18 @@ def worker(monkeypatch):
   worker.close()
 
 
-@pytest.mark.parametrize(
-  "depth, products",
-  [(50, 4.089e9), (18, 1.814e9)],  # forward at 224 pixels, as torchvision's documentation has it
-)
-def test_operations_are_the_published_ones(depth, products):
-  stem = 7 * 7 * 3 * 64 * 112**2
-  forward = (steps.training_flops(depth, 64, 224) / 2 + stem) / 3
-  assert forward == pytest.approx(products, rel=1e-3)
-
-
-@pytest.mark.parametrize("depth, size", [(50, 64), (50, 75), (18, 50)])
-def test_operations_are_those_that_pytorch_counts(depth, size):
+def test_operations_are_those_that_pytorch_counts():
   torch = pytest.importorskip("torch")
   from torch.utils.flop_counter import FlopCounterMode
 
-  with torch.device("meta"):
-    net, image = steps.make_torch_net(depth, 8), torch.empty(1, 3, size, size)
-  with FlopCounterMode(display=False) as counter:
-    net(image).sum().backward()
-  assert steps.training_flops(depth, 8, size) == counter.get_total_flops()
+  for depth, side in ((50, 224), (18, 224)):
+    with torch.device("meta"):
+      net, image = steps.make_torch_net(depth, 64), torch.empty(1, 3, side, side)
+    with FlopCounterMode(display=False) as counter:
+      net(image)
+    shape = steps.Shape(size=side, batch=8, depth=depth, width=64, precision="float32")
+    # Three passes; the last gradient of the stem, that of the image, counts too.
+    assert steps.training_flops(shape) == 3 * counter.get_total_flops()
 
 
 def test_the_net_is_torchvisions():
@@ -79,7 +69,11 @@ def test_the_net_is_torchvisions():
   ],
 )
 def test_short_memory_is_known(error, is_memory):
-  assert workers.is_out_of_memory(error) == is_memory
+  def fail():
+    raise error
+
+  answer = workers.Work().answer("call", {"function": fail})
+  assert answer == (None, workers.MEMORY if is_memory else f"{type(error).__name__}: {error}")
 
 
 class FakeWorker:
@@ -111,12 +105,12 @@ def test_what_has_no_room_beside_the_other_says_so(room, failed):
     turns=3,
     turn_seconds=2.0,
   )
-  rows = bench.rows_of(shape, timings, ceiling=1.0)
+  rows = bench.rows_of(shape, timings, flops=1e9, ceiling=1.0)
   assert [row["framework"] for row in rows if row.get("failed") == "out of memory"] == failed
   for row in rows:
     if "failed" not in row:
       assert row["images_per_s"]["mean"] == 8 / 0.25 and row["images_per_s"]["n"] == 3
-      assert row["tflops"] == steps.training_flops(18, 2, 32) * 8 / 0.25 / 1e12
+      assert row["tflops"] == 1e9 * 8 / 0.25 / 1e12
   ratios = bench.ratios_of(shape, timings, "torch")
   assert [ratio["ratio"]["mean"] for ratio in ratios] == ([] if failed else [1.0])
   assert ["failed: out of memory" == bench.said(row) for row in rows] == [
@@ -147,24 +141,3 @@ def test_a_loss_that_is_not_finite_is_no_timing():
   work._run = lambda steps: float("nan")
   with pytest.raises(ValueError, match="the loss is nan"):
     work.turn(1)
-
-
-@pytest.mark.parametrize(
-  "flag, message",
-  [
-    ("--frameworks=tensorflow", "choose from jaxspeed, torch"),
-    ("--turns=0", "--turns=0"),
-    ("--depth=34", "choose 18 or 50"),
-    ("--sizes=large", "--sizes=large: give numbers"),
-  ],
-)
-def test_mistakes_are_refused(flag, message):
-  done = subprocess.run(
-    [sys.executable, "scripts/bench_resnet50.py", flag],
-    cwd=ROOT,
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

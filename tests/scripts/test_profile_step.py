@@ -166,7 +166,7 @@ def test_times_are_summed_by_class_and_gaps_are_what_is_left():
   # Of two steps; a loop runs others, and counts not by itself.
   runs = [run("while.1", 0, 30), run("conv.1", 0, 4), run("conv.1", 10, 14)]
   runs += [run("multiply.1", 12, 20), run("multiply.1", 28, 30)]
-  summary = profile_step.summarize(runs, PROGRAM, steps=2, seconds=0.05, top=1)
+  summary = profile_step.summarize(runs, PROGRAM, steps=2, seconds=0.05)
   assert summary["milliseconds"] == pytest.approx(30 / 2)
   assert summary["wall_milliseconds"] == pytest.approx(50 / 2)
   assert summary["kernels"] == 4 / 2
@@ -174,8 +174,7 @@ def test_times_are_summed_by_class_and_gaps_are_what_is_left():
   # Something ran from 0 to 4, 10 to 20 and 28 to 30.
   expected = {"convolution forward": 8 / 2, "elementwise": 10 / 2, "gaps": (30 - 16) / 2}
   assert classes == pytest.approx(expected)
-  assert summary["classes"]["gaps"]["share"] == pytest.approx(14 / 30)
-  assert [row["name"] for row in summary["heaviest"]] == ["multiply.1"]
+  assert [row["name"] for row in summary["heaviest"]] == ["multiply.1", "conv.1"]
 
 
 def test_what_a_batch_cannot_be_is_told():

@@ -64,13 +64,6 @@ def test_kernels_are_found_on_streams_of_any_name(names, module):
   assert read(*reversed(lines)) == EXPECTED
 
 
-def test_without_correlation_ids_summaries_do_not_count_twice():
-  main, side = streams(hlo_module="jit_step")
-  # A stream has as many kernels as the summary, or more.
-  short = [kernel(e.stats[0][1], e.start_ns, e.start_ns + 1, hlo_module="jit_step") for e in main]
-  assert read(Line("a", main), Line("b", side), Line("steps", short)) == EXPECTED
-
-
 def test_without_a_module_the_names_of_operations_tell():
   main, side = streams(correlation_id=1)
   foreign = [kernel("transpose.9", 30, 40, correlation_id=2)]
