@@ -3,6 +3,7 @@
 python -m jaxspeed.prepare resize imagenet copies --sizes=160,352
 python -m jaxspeed.prepare index copies/160
 python -m jaxspeed.prepare shards copies/160 sets --name=imagenet160
+python -m jaxspeed.prepare shards copies/160 s3://bucket/sets --name=imagenet160
 """
 
 import os
@@ -19,6 +20,7 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.prepared import QUALITY
 from jaxspeed.data.disk.sources import ImageSet, open_images
+from jaxspeed.data.formats import remote
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers
@@ -156,12 +158,21 @@ def _shards(
 ) -> None:
   with progress_bar(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
+  # What is uploaded is written beside the source first, so that the command can resume.
+  local = f"{source.rstrip('/')}-shards" if remote.is_remote(destination) else destination
   with progress_bar(console, "packing") as show:
-    done = write_shards(images, destination, name=name, shards=shards, workers=workers, show=show)
+    done = write_shards(images, local, name=name, shards=shards, workers=workers, show=show)
   _show_work(console, "packed", done, workers)
   _show_broken(console, done.broken, "without a header that can be read are left out")
-  folder = shards_folder(destination, name)
+  folder = shards_folder(local, name)
   _show_counts(console, folder, _write_index(console, folder))
+  place = str(folder)
+  if local != destination:
+    place = f"{destination.rstrip('/')}/{name}/{folder.name}"
+    with progress_bar(console, "uploading") as show:
+      remote.upload(folder, place, show=show)
+    console.out(f"uploaded; {folder} may be removed", highlight=False)
+  console.out(f"train on them with --config.data.path={printable(place)}", highlight=False)
 
 
 def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64, UInt8
 
+from jaxspeed.data.formats import remote
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
 
@@ -45,7 +46,7 @@ class Table:
   """Images, numbered 0 ... n - 1.
 
   Attributes:
-    root: the folder that names of files are relative to.
+    root: the folder that names of files are relative to; it may be an address (`remote`).
     names: the names of the files: one for each image, or of shards; () for noise.
     file: the number in `names` of the file that holds the image.
     length: size of the encoded image, in bytes.
@@ -111,12 +112,21 @@ class Table:
 
     Raises:
       OSError: its file cannot be read.
+      UserError: as in `remote.read`.
     """
-    with open_regular(self.full_path(number)) as file:
-      if self.offset is None:
+    if self.offset is None:
+      with open_regular(self.full_path(number)) as file:
         return file.read()
-      file.seek(self.offset[number])
-      return file.read(self.length[number])
+    begin = int(self.offset[number])
+    return self.read_part(number, begin, begin + int(self.length[number]))
+
+  def read_part(self, number: int, begin: int, end: int) -> bytes:
+    """Read the bytes from `begin` up to `end` of an image's shard; raises as `read` does."""
+    path = self.full_path(number)
+    if remote.is_remote(path):
+      return remote.read(path, begin, end)
+    with open_regular(path) as file:
+      return os.pread(file.fileno(), end - begin, begin)
 
   def digests(self, class_names: Sequence[str]) -> Iterator[bytes]:
     """Yield eight bytes for each image, the same for its copies in every folder and shard.

@@ -94,11 +94,11 @@ def evaluate(
     UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
   """
   configs = _one_a_mode(load_config(folder) if config is None else config)
-  cache = stored.load(folder / "config.json").data.cache
-  if cache and not configs[0].data.cache:
-    output.note(
-      f"the run's data.cache, {cache}, is not used: --config.data.cache={cache} uses it again"
-    )
+  theirs, ours = stored.load(folder / "config.json").data, configs[0].data
+  for name in ("cache", "path"):
+    if theirs[name] and not ours[name]:
+      flag = f"--config.data.{name}={theirs[name]}"
+      output.note(f"the run's data.{name}, {theirs[name]}, is not used: {flag} uses it again")
   with run_weights(folder, configs[0], step) as weights:
     rows = _rows(configs, weights, folder=folder)
   kind = weights.spec.plan.evaluated_weights(weights.step)

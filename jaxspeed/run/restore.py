@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
 from jaxspeed.config.stored import given_in
+from jaxspeed.data.formats.remote import is_remote
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
@@ -99,13 +100,16 @@ def for_images(config: ConfigDict) -> ConfigDict:
 def load_config(folder: pathlib.Path) -> ConfigDict:
   """The config of the run in `folder`, with the evaluation mode of its last phase.
 
-  Its `data.cache` is emptied: a downloaded run must not say where to write.
+  Its `data.cache` is emptied, and an address in `data.path`: a downloaded run must not say where to
+  write, nor what to download.
 
   Raises:
     UserError: the folder holds no run, or several.
   """
   config = stored.load(folder / "config.json")
   config.data.cache = ""
+  if is_remote(config.data.path):
+    config.data.path = ""
   if config.runs > 1:
     raise UserError(
       f"{folder} holds {config.runs} runs: name one of them, as in {folder / 'run_000'}."

@@ -7,14 +7,13 @@ for rows in scan([functools.partial(scan_files, "/data/train/cat", ["1.jpg", "2.
 import io
 import mmap
 import os
-import pathlib
 from collections.abc import Callable, Generator, Sequence
 from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
-from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats import pixels, remote
 from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
 from jaxspeed.data.table import name_digest
 from jaxspeed.data.workers import in_processes
@@ -67,20 +66,10 @@ def scan_shard(
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
   """
-  try:
-    with open_regular(path) as file:
-      return _scan_open_shard(file, pathlib.Path(path), image_key, label_key, records, verify)
-  except OSError as error:
-    raise _unreadable(path, error) from error
-
-
-def _scan_open_shard(
-  file: BinaryIO, path: pathlib.Path, image_key: str, label_key: str, records: int, verify: bool
-) -> Int64[np.ndarray, "n 7"]:
-  content = np.empty(0, np.uint8)
-  if os.fstat(file.fileno()).st_size:
-    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    content = np.frombuffer(mapped, np.uint8)
+  if remote.is_remote(path):
+    content = np.frombuffer(remote.read(path), np.uint8)
+  else:
+    content = _mapped(path)
   if verify:
     found = read_records(content, path)
   else:
@@ -97,23 +86,33 @@ def _scan_open_shard(
     except (ValueError, IndexError) as error:
       raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
     offset = _address(np.asarray(image)) - _address(content)
-    header = _header_within(file, offset, len(image))
-    rows.append((*header, len(image), offset, label, name_digest(name)))
+    rows.append((*_header_within(image), len(image), offset, label, name_digest(name)))
   return np.array(rows, np.int64).reshape(-1, 7)
+
+
+def _mapped(path: str) -> UInt8[np.ndarray, "bytes"]:
+  """Map a file into memory.
+
+  Raises:
+    UserError: it cannot be read.
+  """
+  try:
+    with open_regular(path) as file:
+      if not os.fstat(file.fileno()).st_size:
+        return np.empty(0, np.uint8)
+      return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+  except OSError as error:
+    raise _unreadable(path, error) from error
 
 
 def _address(array: np.ndarray) -> int:
   return array.__array_interface__["data"][0]
 
 
-def _header_within(file: BinaryIO, offset: int, length: int) -> pixels.Header:
-  """Return the header of the image at `offset` of a file, usually without reading all of it."""
-  header = _NO_HEADER
-  for part in (_HEADER_BYTES, length):
-    header = _header(io.BytesIO(os.pread(file.fileno(), min(part, length), offset)))
-    if header.width or part >= length:
-      break
-  return header
+def _header_within(image: memoryview) -> pixels.Header:
+  """Return the header of an encoded image, usually without reading all of it."""
+  header = _header(io.BytesIO(image[:_HEADER_BYTES]))
+  return header if header.width else _header(io.BytesIO(image))
 
 
 def _header(file: BinaryIO) -> pixels.Header:

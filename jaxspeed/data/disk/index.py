@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from jaxspeed.data.disk import headers
-from jaxspeed.data.formats import npz
+from jaxspeed.data.formats import npz, remote
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
 
@@ -48,7 +48,7 @@ class Listed:
 
   Attributes:
     place: the folder or file that the user named.
-    root: the folder that names are relative to.
+    root: the folder that names are relative to, or its address (`remote`).
     names: the names of the images, or of shards.
     train: the number of images for training; None: all.
     class_names: the names of the classes, by label; () if shards have none.
@@ -60,7 +60,7 @@ class Listed:
   """
 
   place: pathlib.Path
-  root: pathlib.Path
+  root: str
   names: Names
   train: int | None
   class_names: tuple[str, ...]
@@ -115,9 +115,7 @@ def open_table(
         advice = f"{command} writes it again" if path == own else "it is made again"
         _log.warning("the index %s is not used (%s): %s", path, error, advice)
     columns = _scan(listed, show, verify=anew or beside)
-    arrays = columns | {"names": listed.names.text}
-    if listed.records:
-      arrays["stats"] = _stats(listed)
+    arrays = columns | {"names": listed.names.text, "stats": _stats(listed)}
     path = own if beside else entry
     try:
       (npz.write if beside else npz.store)(path, arrays, {})
@@ -136,7 +134,7 @@ def _fitting(listed: Listed, path: pathlib.Path) -> Columns:
     ValueError: the index must not be used; the message says why.
   """
   found, _ = npz.read(path)
-  names, stats = listed.names.text, _stats(listed) if listed.records else np.zeros((0, 2), np.int64)
+  names, stats = listed.names.text, _stats(listed)
   if not (
     np.array_equal(found.get("names", names[:0])[: len(names)], names)
     and np.array_equal(found.get("stats", stats)[: len(stats)], stats)
@@ -157,10 +155,12 @@ def _fitting(listed: Listed, path: pathlib.Path) -> Columns:
 
 
 def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
-  """Return sizes and times of shards, in whole seconds, as in tar."""
-  paths = [listed.root / os.fsdecode(listed.names[i]) for i in range(len(listed.names))]
-  stats = [path.stat() for path in paths]
-  return np.array([(stat.st_size, int(stat.st_mtime)) for stat in stats], np.int64)
+  """Return sizes and times of shards on this machine, in whole seconds, as in tar."""
+  local = listed.records and not remote.is_remote(listed.root)
+  names = [os.fsdecode(listed.names[i]) for i in range(len(listed.names))] if local else []
+  stats = [os.stat(os.path.join(listed.root, name)) for name in names]
+  rows = [(stat.st_size, int(stat.st_mtime)) for stat in stats]
+  return np.array(rows, np.int64).reshape(-1, 2)
 
 
 def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
@@ -169,12 +169,14 @@ def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
   jobs: list[headers.Job]
   if listed.records:
     jobs = [
-      functools.partial(headers.scan_shard, str(listed.root / name), *listed.keys, records, verify)
+      functools.partial(
+        headers.scan_shard, os.path.join(listed.root, name), *listed.keys, records, verify
+      )
       for name, records in zip(names, listed.records, strict=True)
     ]
   else:
     jobs = [
-      functools.partial(headers.scan_files, str(listed.root), names[i : i + _NAMES_PER_JOB])
+      functools.partial(headers.scan_files, listed.root, names[i : i + _NAMES_PER_JOB])
       for i in range(0, len(names), _NAMES_PER_JOB)
     ]
   rows, done = [], 0
@@ -202,4 +204,4 @@ def _table(listed: Listed, columns: Columns, index: pathlib.Path) -> Table:
       columns["digest"] = listed.digest
   else:
     columns["file"] = np.repeat(np.arange(len(listed.records), dtype=np.int32), listed.records)
-  return Table(root=str(listed.root), names=listed.names, index=str(index), **columns)
+  return Table(root=listed.root, names=listed.names, index=str(index), **columns)

@@ -8,7 +8,6 @@ that mixes `chunks_of` shards within a window, as that of training does, reads m
 import collections
 import functools
 import itertools
-import os
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,7 +16,6 @@ from jaxtyping import Int64
 
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular
 
 # Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
@@ -134,8 +132,7 @@ class ReadAhead:
     offset, length = table.offset[numbers], table.length[numbers]
     begin = int(offset[0])
     try:
-      with open_regular(table.full_path(int(numbers[0]))) as file:
-        content = os.pread(file.fileno(), int((offset + length).max()) - begin, begin)
+      content = table.read_part(int(numbers[0]), begin, int((offset + length).max()))
     except OSError as error:
       raise UserError(
         f"{table.name(int(numbers[0]))} in {table.root} cannot be read "

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from jaxspeed.data.disk.images import describe_failure, describe_unreadable
+from jaxspeed.data.formats import remote
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
@@ -112,7 +113,9 @@ class Repair:
       return
     advice = "its index was removed, and the same command makes it again"
     try:
-      if split.index:
+      if remote.is_remote(split.root):
+        advice = "upload the set again with python -m jaxspeed.prepare shards"
+      elif split.index:
         os.unlink(split.index)
     except OSError:
       advice = f"remove its index {split.index}"

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxspeed.data.disk import prepared
 from jaxspeed.data.disk.index import Listed, Show, open_table
+from jaxspeed.data.formats import remote
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   EVAL_FOLDERS,
@@ -40,7 +41,7 @@ from jaxspeed.files import expanded
 _ACCEPTED = (
   "a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (validation/ and test/ serve too), a folder "
   "with CLASS/*.jpg, of which a share is held out, a .csv file with the columns file and label, or "
-  "a folder that TFDS prepared (dataset_info.json)"
+  "a folder that TFDS prepared (dataset_info.json), also in a bucket (s3://...)"
 )
 
 
@@ -82,7 +83,7 @@ def open_images(
 
   Args:
     name: TFDS's name of the data set.
-    path: folder or CSV file of the data set; '' lets TFDS download and prepare `name`.
+    path: folder, address or CSV file of the data set; '' lets TFDS download and prepare `name`.
     cache: folder of indices; '' means ~/.cache/jaxspeed/data.
     show: called with the number of headers read and the total.
     tune: whether to evaluate on a share of the training images; no evaluation split is needed.
@@ -94,7 +95,7 @@ def open_images(
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   try:
-    listed = _find(name, path, tune)
+    listed = _find(name, path, folder, tune)
     table = open_table(listed, folder, show=show, anew=anew, beside=beside)
   except OSError as error:
     raise UserError(
@@ -123,6 +124,9 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
   Raises:
     UserError: as in `open_images`.
   """
+  if remote.is_remote(path):
+    cache = expanded(DEFAULT_CACHE, "config.data.cache")
+    return open_tfds(remote.fetch_about(path, cache), tune=True).class_names
   root = expanded(path, "config.data.path").absolute()
   try:
     if is_csv(root):
@@ -138,7 +142,9 @@ def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
     raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
 
 
-def _find(name: str, path: str, tune: bool) -> Listed:
+def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
+  if remote.is_remote(path):
+    return _find_tfds(remote.fetch_about(path, cache), tune, root=path.rstrip("/"))
   if not path:
     return _find_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
   root = expanded(path, "config.data.path").absolute()
@@ -197,7 +203,7 @@ def _listed_folders(
   title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
   return Listed(
     root,
-    root,
+    str(root),
     Names(np.concatenate(parts)),
     train,
     class_names,
@@ -217,17 +223,17 @@ def _find_csv(path: pathlib.Path, tune: bool) -> Listed:
   labels = np.concatenate([np.array(each, np.int32) for each in listed.labels.values()])
   train = len(listed.names["train"]) if listed.has_splits else None
   about = train, listed.classes, source, listed.notes
-  return Listed(path, path.parent, names, *about, labels=labels, digest=path_digests(names))
+  return Listed(path, str(path.parent), names, *about, labels=labels, digest=path_digests(names))
 
 
-def _find_tfds(folder: pathlib.Path, tune: bool) -> Listed:
+def _find_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:
   prepared.require_complete(folder)
   info = open_tfds(folder, tune=tune)
   shards = info.train if tune else (*info.train, *info.eval)
   named = "split train" if tune else f"splits train and {info.eval_split}"
   return Listed(
     folder.absolute(),
-    folder.absolute(),
+    root or str(folder.absolute()),
     Names.of(shard.path.name for shard in shards),
     sum(shard.records for shard in info.train),
     info.class_names,
@@ -244,7 +250,7 @@ def _checked_names(listed: Listed, table: Table) -> tuple[str, ...]:
     UserError: a label has no class, or two classes have one name.
   """
   largest = int(table.label.max())
-  check_labels(int(table.label.min()), largest, listed.class_names, str(listed.root))
+  check_labels(int(table.label.min()), largest, listed.class_names, listed.root)
   if largest >= len(table):
     raise UserError(
       f"labels of {listed.root} go up to {largest}, but it has only {len(table)} images: labels "

@@ -208,7 +208,7 @@ def _decode(encoded: memoryview) -> UInt8[np.ndarray, "h w 3"]:
     return np.asarray(image.convert("RGB"))
 
 
-def read_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> list[memoryview]:
+def read_records(content: UInt8[np.ndarray, "bytes"], path: object) -> list[memoryview]:
   """Split a file of TFRecords: length (8 bytes), its checksum (4), data, its checksum (4).
 
   Raises:
@@ -220,7 +220,7 @@ def read_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> lis
   return records
 
 
-def find_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> list[tuple[int, int]]:
+def find_records(content: UInt8[np.ndarray, "bytes"], path: object) -> list[tuple[int, int]]:
   """Return (first byte, length) of each record's data without reading the data.
 
   Raises:
@@ -246,7 +246,7 @@ def find_records(content: UInt8[np.ndarray, "bytes"], path: pathlib.Path) -> lis
 
 def _check(
   content: UInt8[np.ndarray, "bytes"],
-  path: pathlib.Path,
+  path: object,
   parts: Sequence[memoryview],
   checksums_at: Sequence[int],
 ) -> None:

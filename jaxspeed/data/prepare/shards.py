@@ -117,8 +117,7 @@ def write_shards(
       show=show,
     )
   numbers = " and ".join(f"{len(each)} of {split}" for split, each in tasks.items())
-  note = f"shards: {numbers}; train on them with --config.data.path={folder}"
-  return dataclasses.replace(done, notes=(*images.notes, note))
+  return dataclasses.replace(done, notes=(*images.notes, f"shards: {numbers}"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""Shards in buckets and on servers (s3://, gs://, az://, https://), read and written with fsspec.
+
+Each function raises a UserError with one sentence on what was lost, missing or not allowed.
+"""
+
+import contextlib
+import importlib
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Any
+
+from jaxspeed.errors import UserError
+from jaxspeed.files import write_atomically
+
+INFO = "dataset_info.json"
+# What training needs besides the shards; the last two may be missing.
+_SMALL = (INFO, "label.labels.txt", ".jaxspeed/images.npz")
+# Seconds before each further attempt to read or write; the libraries try several times themselves.
+_PAUSES = (1.0, 5.0)
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+  return "://" in os.fspath(path)
+
+
+def read(url: str, begin: int | None = None, end: int | None = None) -> bytes:
+  """Return the bytes of an object, or those from `begin` up to `end`.
+
+  Raises:
+    UserError: it cannot be read.
+  """
+  with _sentence(url, "read"):
+    files, path = _files(url)
+    content = _again(lambda: files.cat_file(path, start=begin, end=end))
+    if begin is not None and end is not None and len(content) > end - begin:
+      raise OSError("the server sends whole files only, and training reads parts of 2 MB")
+    return content
+
+
+def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
+  """Copy what describes a set of shards into the cache, and return its folder there.
+
+  Raises:
+    UserError: `url` is not the folder of a set, or cannot be read.
+  """
+  url = url.rstrip("/")
+  folder = cache / f"remote-{sha256(url.encode()).hexdigest()[:16]}" / url.rpartition("/")[2]
+  for name in _SMALL:
+    with _sentence(f"{url}/{name}", "read"):
+      files, path = _files(f"{url}/{name}")
+      try:
+        content = _again(lambda files=files, path=path: files.cat_file(path))  # type: ignore[misc]
+      except FileNotFoundError:
+        (folder / name).unlink(missing_ok=True)
+        if name == INFO:
+          raise
+        continue
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      write_atomically(folder / name, content, sync=False)
+  return folder
+
+
+def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) -> None:
+  """Write a set of shards to a bucket: those that are not there yet, then what describes the set.
+
+  Args:
+    folder: the set.
+    url: its address.
+    show: called with the number of files done and the total.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  shards = sorted(path.name for path in folder.glob("*.tfrecord-*"))
+  names = [*shards, "features.json", *reversed(_SMALL)]
+  with _sentence(url, "written"):
+    files, root = _files(url)
+    for number, name in enumerate(names):
+      source, target = folder / name, f"{root}/{name}"
+      if not (name in shards and _is_there(files, target, source)):
+        content = source.read_bytes()
+        _again(lambda target=target, content=content: files.pipe_file(target, content))  # type: ignore[misc]
+      show(number + 1, len(names))
+
+
+def _is_there(files: Any, target: str, source: pathlib.Path) -> bool:
+  """Return whether a file was uploaded after it was written, and whole."""
+  stat = source.stat()
+  try:
+    files.invalidate_cache(target.rpartition("/")[0])
+    same_size = files.info(target)["size"] == stat.st_size
+    return same_size and files.modified(target).timestamp() >= int(stat.st_ctime)  # whole seconds
+  except FileNotFoundError:
+    return False
+
+
+def _files(url: str) -> tuple[Any, str]:
+  """Return fsspec's file system of an address, and the path in it."""
+  return importlib.import_module("fsspec").core.url_to_fs(url)
+
+
+def _again(call: Callable[[], Any]) -> Any:
+  """Call a function; after an error of the network, call it again."""
+  for pause in _PAUSES:
+    try:
+      return call()
+    except (FileNotFoundError, PermissionError):
+      raise
+    except Exception:  # libraries of clouds raise almost anything
+      time.sleep(pause)
+  return call()
+
+
+@contextlib.contextmanager
+def _sentence(url: str, verb: str) -> Iterator[None]:
+  """Turn what a library of a cloud raises into a sentence."""
+  try:
+    yield
+  except ImportError as error:
+    raise UserError(f"{url} needs a package ({error}): pip install 'jaxspeed[cloud]'.") from error
+  except FileNotFoundError as error:
+    raise UserError(
+      f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
+      "python -m jaxspeed.prepare shards."
+    ) from error
+  except Exception as error:
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    raise UserError(
+      f"{url} cannot be {verb} ({reason[:200]}): check the address, the credentials and the "
+      "network."
+    ) from error
