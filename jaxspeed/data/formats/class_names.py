@@ -6,56 +6,35 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxspeed.data.formats.text import read_lines
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, load_json, open_regular, write_atomically
+from jaxspeed.files import dump_json, load_json, write_atomically
 
 # The file in a run's folder: a JSON list, so a name may hold any character.
 STORED = "classes.json"
 
-# 100,000 classes of 100 bytes.
-_MOST_BYTES = 10_000_000
-
 
 def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
   """Read the names in a text file, one on each line; () where the file is missing.
-
-  Lines end with LF or CR LF only. Unicode's other line ends are refused: inside a name, one would
-  shift all later names to other classes.
 
   Raises:
     UserError: the file cannot be read or is not UTF-8; a line is empty, holds a control character,
       or occurs twice.
   """
   try:
-    with open_regular(path) as file:
-      content = file.read(_MOST_BYTES + 1)
+    lines = [line.strip(" ") for line in read_lines(path)]
   except FileNotFoundError:
     return ()
   except OSError as error:
     raise UserError(
       f"{path} cannot be read ({error.strerror or error}): make it readable."
     ) from error
-  if len(content) > _MOST_BYTES:
-    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: write one name on each line.")
-  try:
-    text = content.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    wrong = content[: error.start].count(b"\n") + 1
+  while lines and not lines[-1]:
+    lines.pop()
+  if "" in lines:
     raise UserError(
-      f"{path}, line {wrong}, is not UTF-8: store the file in that encoding."
-    ) from None
-  lines = [line.removesuffix("\r").strip(" ") for line in text.rstrip("\r\n ").split("\n")]
-  if lines == [""]:
-    return ()
-  for number, line in enumerate(lines, start=1):
-    if not line:
-      raise UserError(f"{path}, line {number}, is empty: write the name of a class on each line.")
-    if any(character < " " or 0x7F <= ord(character) < 0xA0 for character in line) or (
-      len(line.splitlines()) > 1
-    ):
-      raise UserError(
-        f"{path}, line {number}, {line!r:.100}, holds a control character: remove it."
-      )
+      f"{path}, line {lines.index('') + 1}, is empty: write the name of a class on each line."
+    )
   return distinct(lines, str(path))
 
 

@@ -5,8 +5,7 @@
 
 The first line names the columns, in any order and among others, which are not read. Keras's names
 (filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
-folder, or absolute. Commas, semicolons or tabs separate columns; Excel's line `sep=;` is skipped.
-Each row is a line.
+folder, or absolute. Commas, semicolons or tabs separate columns. Each row is a line.
 """
 
 import collections
@@ -20,8 +19,8 @@ from typing import NamedTuple
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.data.formats.text import read_lines
 from jaxspeed.errors import UserError, plural, printable, some
-from jaxspeed.files import open_regular
 
 # The columns' names; the first of each is the one in the documents.
 _COLUMNS = {
@@ -36,12 +35,9 @@ _ADVICE = {
 }
 _SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
 _SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-_SEPARATOR_LINE = re.compile(r'\s*"?sep=\s*[,;]?"?\s*', re.IGNORECASE)  # Excel's first line
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _SHOWN = 3  # names in a message
 _LONGEST = 100  # characters of each
-_MOST_BYTES = 2 * 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +88,6 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
   """
   rows, others, has_splits = _rows(path)
   rows.sort()
-  _refuse_twice(path, rows)
   notes = []
   if others:
     notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
@@ -147,25 +142,11 @@ def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> Non
       if os.path.basename(name) not in there and not os.path.lexists(path.parent / name)
     ]
   if missing:
-    missing.sort()
-    listed, hint = sum(map(len, names.values())), _hint(path.parent, missing[0])
+    listed = sum(map(len, names.values()))
     raise UserError(
       f"{path} lists {plural(listed, 'file')}, of which {len(missing):,} cannot be found: "
-      f"{_some(missing)}; names are relative to {path.parent}{hint}."
+      f"{_some(sorted(missing))}; names have their endings and are relative to {path.parent}."
     )
-
-
-def _hint(folder: pathlib.Path, name: str) -> str:
-  """Return what may be wrong with a missing file's name, to end a sentence."""
-  if "\\" in name:
-    return ", and folders end with '/', not '\\'"
-  if re.match("[a-z0-9]+:/", name):
-    return ": download the images first"
-  if not os.path.splitext(name)[1]:
-    for ending in (".jpg", ".jpeg", ".png"):
-      if os.path.exists(f"{folder / name}{ending}"):
-        return f", and have their endings ({os.path.basename(name)}{ending})"
-  return ""
 
 
 def _rows(
@@ -178,23 +159,21 @@ def _rows(
     columns: the columns to read; all but "split" must be there.
     normal: whether "./a.jpg" becomes "a.jpg".
   """
-  # Not `splitlines`: Unicode's other line ends may be inside a name.
-  lines = _text(path).split("\n")
-  if _SEPARATOR_LINE.fullmatch(lines[0]):
-    lines[0] = ""
-  first = next(number for number, line in enumerate(lines) if line.strip())
+  lines = read_lines(path)
+  first = next((number for number, line in enumerate(lines) if line.strip()), None)
+  if first is None:
+    raise UserError(f"{path} is empty: begin it with the line file,label and list an image a line.")
   delimiter, header, places = _header(path, lines[first], columns)
   reader = csv.reader(lines[first + 1 :], delimiter=delimiter, strict=True, skipinitialspace=True)
   rows: list[_Row] = []
+  lines_of: dict[str, int] = {}
   splits, before = {"": "train"}, 0
   try:
     for fields in reader:
-      line, begin, before = first + 1 + reader.line_num, first + 2 + before, reader.line_num
-      if line > begin:
-        raise UserError(
-          f"{path}, lines {begin} to {line}, are one row by their double quotes, and each row is a "
-          f"line: close the double quotes of line {begin} there."
-        )
+      line = first + 1 + reader.line_num
+      if reader.line_num > before + 1:
+        raise csv.Error(f"by its double quotes, the row ends in line {line}")
+      before = reader.line_num
       values = [fields[i].strip() if i < len(fields) else "" for i in places.values()]
       if not any(values) and not any(field.strip() for field in fields):
         continue  # an empty line, or one of separators, as spreadsheets write them
@@ -216,6 +195,11 @@ def _rows(
         splits[split] = _SPLITS[split.lower()]
       if normal and ("/." in file or "//" in file or file[0] == "."):
         file = os.path.normpath(file)
+      if "label" in columns and lines_of.setdefault(file, line) != line:
+        raise UserError(
+          f"{path}, lines {lines_of[file]} and {line}, both name {_quoted(file)}: list each image "
+          "once, with one label and in one split."
+        )
       rows.append(_Row(file, label, splits[split], line))
   except csv.Error as error:
     raise UserError(
@@ -226,31 +210,6 @@ def _rows(
     raise UserError(f"{path} has a header line and no images: add a line for each image.")
   others = [name.strip() for i, name in enumerate(header) if i not in places.values()]
   return rows, [name for name in others if name], "split" in places
-
-
-def _text(path: pathlib.Path) -> str:
-  """Return a file's text, with line feeds at the ends of lines."""
-  with open_regular(path) as file:
-    content = file.read(_MOST_BYTES + 1)
-  if len(content) > _MOST_BYTES:
-    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: it must list images, one a line.")
-  try:
-    text = content.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    line = content[: error.start].count(b"\n") + 1
-    raise UserError(
-      f"{path}, line {line}, is not UTF-8: save it as a CSV file in UTF-8, not as a spreadsheet."
-    ) from None
-  if not text.strip():
-    raise UserError(f"{path} is empty: begin it with the line file,label and list an image a line.")
-  text = text.replace("\r\n", "\n").replace("\r", "\n")
-  if found := _CONTROL.search(text):
-    line = text.count("\n", 0, found.start()) + 1
-    raise UserError(
-      f"{path}, line {line}, holds the control character {found[0]!r}: save it as a CSV file in "
-      "UTF-8, without that character."
-    )
-  return text
 
 
 def _header(
@@ -295,21 +254,6 @@ def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -
   return places
 
 
-def _refuse_twice(path: pathlib.Path, rows: Sequence[_Row]) -> None:
-  """Raise a UserError where two rows name one file; rows are sorted."""
-  pairs = zip(rows, rows[1:], strict=False)
-  twice = [sorted(pair, key=lambda row: row.line) for pair in pairs if pair[0][0] == pair[1][0]]
-  if not twice:
-    return
-  one, other = min(twice, key=lambda pair: pair[1].line)
-  more = f" ({len(twice):,} rows repeat a file)" if len(twice) > 1 else ""
-  ways = [f"label {_quoted(row.label)}, split {row.split}" for row in (one, other)]
-  raise UserError(
-    f"{path}, lines {one.line} and {other.line}, both name {_quoted(one.file)}{more}: list each "
-    f"image once, with one label and in one split ({' and '.join(dict.fromkeys(ways))})."
-  )
-
-
 def _by_split(
   path: pathlib.Path, rows: Sequence[_Row], tune: bool
 ) -> tuple[dict[str, list[_Row]], str, list[str]]:
@@ -343,14 +287,11 @@ def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:
   names = {row.label for row in rows}
   if not all(_INTEGER.fullmatch(name) for name in names):
     return distinct(sorted(names), str(path))
-  by_number: dict[int, str] = {}
-  for name in sorted(names):
-    if by_number.setdefault(int(name), name) != name:
-      raise UserError(
-        f"{path} has the labels {by_number[int(name)]} and {name}, which are one number: write it "
-        "in one way."
-      )
-  return tuple(by_number[number] for number in sorted(by_number))
+  if len({*map(int, names)}) < len(names):
+    raise UserError(
+      f"{path} has labels that are one number, such as 1 and 01: write it in one way."
+    )
+  return tuple(sorted(names, key=int))
 
 
 def _quoted(text: str) -> str:

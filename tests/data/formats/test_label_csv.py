@@ -29,8 +29,6 @@ def read(tmp_path):
     ("file,label\n" + ROWS).replace(",", ";"),
     ("file,label\n" + ROWS).replace(",", "\t"),
     ("file,label\n" + ROWS).replace(",", " , "),
-    "SEP= ;\n" + ("file,label\n" + ROWS).replace(",", ";"),
-    "sep=;\n" + ("file,label\n" + ROWS).replace(",", ";"),
     "\n\nFilename,Class\n" + ROWS.replace("\n", "\n\n") + ",\n",
     "file_name,label\n" + ROWS.replace("b/", "./b/x/../"),
     '"file","label"\n"b/2.jpg","dog"\n"a/1.jpg",cat\nb/1.jpg,"cat"',
@@ -87,6 +85,7 @@ def test_splits(read):
     ("filename,path,label\na,b,c\n", "has the columns 'filename' and 'path', .* name that column"),
     ("file,label\na,ché\n".encode("latin1"), "line 2, is not UTF-8"),
     ("file,label\n".encode("utf-16"), "line 1, is not UTF-8"),
+    ("file,label\na\u2028b,c\n", "line 2, holds the control character"),
     (b"file,label\na,b\0\n", r"line 2, holds the control character .\\x00"),
     ("file,label\na,cat\n,cat\n", "line 3, has no file"),
     ("file,label\na, \n", "line 2, has no label: give each image a label, or leave it out"),
@@ -98,17 +97,15 @@ def test_splits(read):
     ("file,label\na;cat\n", "line 2: .* has 1: write one .* with a comma between columns"),
     (
       'file,label,note\na,cat,"x\nb,dog,y\nc,dog,z"\nd,cat,v\n',
-      "lines 2 to 4, are one row .*: close the double quotes of line 2",
+      "line 2, cannot be read as CSV .*ends in line 4.: close its double quotes",
     ),
     ('file,label\n"a,cat\n', "line 2, cannot be read as CSV .*close its double quotes"),
     ('file,label\n"a"b,cat\n', "line 2, cannot be read as CSV"),
-    ('file,label\na,"c\nt"\n', "lines 2 to 3, are one row by their double quotes"),
+    ('file,label\na,"c\nt"\n', "line 2, cannot be read as CSV .*ends in line 3.: close"),
     ("file,label\na\x1b,cat\n", r"line 2, holds the control character .\\x1b"),
     ("file,label\na,cat\n./a,cat\n", "lines 2 and 3, both name 'a': list each image once"),
-    ("file,label\na,cat\na,dog\n", "in one split .label 'cat', .* and label 'dog', split train"),
-    ("file,label,split\na,cat,train\na,cat,val\n", "split train and label 'cat', split val"),
     ("file,label\na,caf\u00e9\nb,cafe\u0301\n", "has two classes that look alike, .*: rename one"),
-    ("file,label\na,1\nb,01\n", "has the labels 01 and 1, which are one number"),
+    ("file,label\na,1\nb,01\n", "labels that are one number, such as 1 and 01"),
     ("file,label,split\na,cat,dev\n", "line 2: the split is 'dev': write train, val or test"),
     ("file,label,split\na,cat,\n", "line 2, has no split: write train or val"),
     ("file,label,split\na,cat,train\n", "has no rows of the split val or test to evaluate on"),
@@ -140,7 +137,4 @@ def test_missing_files_are_counted_and_named(tmp_path):
 
   found = said("x/1.jpg", "x/2.jpg", "b.jpg", "y.jpg")
   assert "lists 8 files, of which 4 cannot be found: b.jpg, x/1.jpg, x/2.jpg and 1 more" in found
-  assert "have their endings (b.jpg)" in said("in/b")
-  assert "folders end with '/'" in said("in\\b.jpg")
-  assert "download the images first" in said("http:/a.b/c.jpg")
   assert len(said("a" * 5_000)) < 500
