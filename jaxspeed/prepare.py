@@ -146,9 +146,11 @@ def _index(console: Console, folder: str, *, size: int) -> None:
   images = _write_index(console, folder)
   _show_notes(console, images.notes)
   _show_counts(console, folder, images)
-  for title, split in (("train", images.train), ("eval", images.eval)):
-    _show_extremes(console, title, split, size)
   if size:
+    for title, split in (("train", images.train), ("eval", images.eval)):
+      small = int((np.minimum(split.width, split.height)[split.width > 0] < size).sum())
+      line = f"{title}: {small:,} images have a side shorter than {size} pixels"
+      console.out(line, highlight=False)
     _show_rectangles(console, images.eval, size)
   _show_broken(console, broken_headers(images.table), "have no header that can be read")
 
@@ -193,29 +195,6 @@ def _show_counts(console: Console, folder: str | os.PathLike[str], images: Image
     f"{len(images.eval):,} for evaluation, {len(images.class_names):,} classes",
     highlight=False,
   )
-
-
-def _show_extremes(console: Console, title: str, split: Table, size: int) -> None:
-  """Print the images with the shortest side and extreme ratios, and count those below `size`."""
-  sound = np.flatnonzero(split.width)
-  short = np.minimum(split.width, split.height)[sound]
-  ratio = split.width[sound] / split.height[sound]
-  for kind, place in (
-    ("smallest", short.argmin()),
-    ("widest", ratio.argmax()),
-    ("tallest", ratio.argmin()),
-  ):
-    number = int(sound[place])
-    console.out(
-      f"{title}, {kind}: {printable(split.name(number))}, {split.width[number]} x "
-      f"{split.height[number]}",
-      highlight=False,
-    )
-  if size:
-    console.out(
-      f"{title}: {int((short < size).sum()):,} images have a side shorter than {size} pixels",
-      highlight=False,
-    )
 
 
 def _show_rectangles(console: Console, split: Table, size: int) -> None:

@@ -52,16 +52,17 @@ def test_images_smaller_than_the_crop_are_named(places):
 
 def test_most_images_smaller_than_every_crop_have_a_size_of_their_own(places):
   sizes = {"phases.image_size": (64, 96), "data.image_size": 96}
-  *_, advice = open_data(toy_stream(*places, **sizes)).notes
+  one, other = open_data(toy_stream(*places, **sizes)).notes
   # Short sides are 40 to 44 pixels.
-  assert advice.startswith(
-    "most training images are smaller than every crop: '--config.phases.first_epoch=()' "
-    "--config.data.image_size=42 trains at one size"
+  assert one.endswith(
+    "more; '--config.phases.first_epoch=()' --config.data.image_size=42 trains at one size, about "
+    "their own, and is faster"
   )
+  assert other.endswith("more")
   one = {"phases.first_epoch": (), "phases.image_size": (), "phases.min_scale": ()}
   one |= {"phases.eval_mode": (), "data.image_size": 96}
-  *_, advice = open_data(toy_stream(*places, **one)).notes
-  assert "every crop: --config.data.image_size=42 trains" in advice
+  (note,) = open_data(toy_stream(*places, **one)).notes
+  assert "more; --config.data.image_size=42 trains" in note
   assert open_data(toy_stream(*places, **one | {"data.image_size": 40})).notes == ()
 
 

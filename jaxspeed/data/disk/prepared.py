@@ -213,8 +213,6 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
         "copies fit the originals"
       )
     _require_fitting(packed or folder, tune=tune)
-  if not any(sides) and path:
-    notes += _unread_copies(expanded(copies_of(config, 0), "config.data.copies").parent)
   return notes
 
 
@@ -273,16 +271,3 @@ def _paths_in(root: pathlib.Path, split: str) -> Iterable[str]:
     for name in list_folder(folder).folders:
       for file in list_folder(folder / name).images:
         yield os.path.join(split, name, file)
-
-
-def _unread_copies(root: pathlib.Path) -> list[str]:
-  """Return a note about copies where a run looks for them but that no phase reads, if any."""
-  folders = sorted(root.glob("*/.jaxspeed/prepared.json"), key=lambda path: len(str(path)))
-  names = [path.parent.parent.name for path in folders]
-  if not names:
-    return []
-  return [
-    f"{printable(str(root))} holds resized copies ({', '.join(map(printable, names))}) that this "
-    "recipe does not read: name one of these folders in --config.data.path, or, for a recipe with "
-    "phases, all in --config.phases.copies"
-  ]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int32
@@ -135,8 +135,8 @@ def open_sets(
       "python -m jaxspeed.prepare resize."
     )
   for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
-    notes += _small_images(sets[side].train, size)
-  notes += _one_size(config, sets, phases)
+    least = size == min(phase.image_size for phase in phases)
+    notes += _small_images(config, sets[side].train, size, least=least)
   (classes,) = names
   where = data.path or data.name
   if len(classes) < 2:
@@ -163,36 +163,30 @@ def _noise(config: ConfigDict) -> ImageSet:
   )
 
 
-def _small_images(split: Table, size: int) -> list[str]:
-  """Return a note about images that are smaller than their crops, if any."""
+def _small_images(config: ConfigDict, split: Table, size: int, *, least: bool) -> list[str]:
+  """Return a note about images that are smaller than their crops, if any.
+
+  Args:
+    config: the run's config.
+    split: the training images of a phase.
+    size: side of its crops, in pixels.
+    least: whether no phase has smaller crops: then most images may be smaller than all.
+  """
   short = np.minimum(split.width, split.height)
   small = np.flatnonzero((short > 0) & (short < size))
   if not len(small):
     return []
   named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
+  advice, median = "", int(np.median(short[short > 0]))
+  if least and median < size:
+    family = FAMILIES.get(config.model.get("name", ""))
+    side = max(median, family.least_side if family else 1)
+    one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
+    advice = (
+      f"; {one_phase}--config.data.image_size={side} trains at one size, about their own, and is "
+      "faster"
+    )
   return [
     f"{len(small):,} training images are smaller than {size} px and are enlarged: "
-    f"{some(named, NAMED, len(small))}"
-  ]
-
-
-def _one_size(
-  config: ConfigDict, sets: Mapping[int, ImageSet], phases: Sequence[Phase]
-) -> list[str]:
-  """Return a note on training at the images' own size, if most are smaller than every crop."""
-  short = np.concatenate(
-    [
-      np.minimum(sets[phase.copies].train.width, sets[phase.copies].train.height)
-      for phase in phases
-    ]
-  )
-  median = int(np.median(short[short > 0]))
-  if median >= min(phase.image_size for phase in phases):
-    return []
-  family = FAMILIES.get(config.model.get("name", ""))
-  side = max(median, family.least_side if family else 1)
-  one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
-  return [
-    f"most training images are smaller than every crop: {one_phase}--config.data.image_size={side} "
-    "trains at one size, about their own, and is faster"
+    f"{some(named, NAMED, len(small))}{advice}"
   ]
