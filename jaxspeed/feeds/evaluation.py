@@ -92,7 +92,10 @@ def run_evaluation(
   sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
   images: tuple[Outcomes, ...] = ()
   under_way: collections.deque[MetricSums] = collections.deque()
-  with contextlib.closing(_eval_stream(spec, evaluation)) as stream:
+  asked = evaluation.batches
+  with contextlib.closing(
+    EvalStream(split, asked, resize=evaluation.resize, **how_to_read(spec))
+  ) as stream:
     for host in stream:
       batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
       program = programs[host.image.shape[1:3]]
@@ -109,23 +112,16 @@ def run_evaluation(
   return EvalResult(sums, images), reasons
 
 
-def read_threads(spec: TrainSpec) -> int:
-  """The threads of this process that read images: its share of the host's."""
-  return max(1, spec.config.data.read_threads // processes.on_this_host())
-
-
-def _eval_stream(spec: TrainSpec, evaluation: Evaluation) -> EvalStream:
+def how_to_read(spec: TrainSpec) -> dict[str, Any]:
+  """Arguments of a stream: this process's part of each batch, and how it reads and decodes."""
   data = spec.config.data
-  return EvalStream(
-    evaluation.split,
-    evaluation.batches,
-    resize=evaluation.resize,
-    on_error=data.on_error,
-    antialias=data.antialias,
-    read_threads=read_threads(spec),
-    process=jax.process_index(),
-    processes=jax.process_count(),
-  )
+  return {
+    "process": jax.process_index(),
+    "processes": jax.process_count(),
+    "on_error": data.on_error,
+    "antialias": data.antialias,
+    "read_threads": max(1, data.read_threads // processes.on_this_host()),  # its share
+  }
 
 
 def small_squares(

@@ -4,14 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 from jaxspeed.data.balance import BalancedSampler
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import TrainStream
-from jaxspeed.feeds.evaluation import read_threads
+from jaxspeed.feeds.evaluation import how_to_read
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.steps.spec import TrainSpec
@@ -68,7 +67,8 @@ class TrainStreams:
     """The first `count` images of the epoch that begins with `step`, for a report."""
     plan = self._spec.plan
     phase = dataclasses.replace(plan.phase_of(step), batch_size=count)
-    stream = self._stream_of(phase, seed, iter([(plan.epoch_of(step)[0], 0)]), 0, 1)
+    steps = iter([(plan.epoch_of(step)[0], 0)])
+    stream = self._stream_of(phase, seed, steps, process=0, processes=1)
     try:
       batch = next(stream)
       return batch.replace(image=np.array(batch.image), index=None)
@@ -86,15 +86,10 @@ class TrainStreams:
     plan = self._spec.plan
     phase = plan.phase_of(step)
     steps = (plan.epoch_of(number) for number in range(step, _end_of(phase, plan)))
-    return self._stream_of(phase, seed, steps, jax.process_index(), jax.process_count())
+    return self._stream_of(phase, seed, steps)
 
   def _stream_of(
-    self,
-    phase: Phase,
-    seed: int,
-    steps: Iterator[tuple[int, int]],
-    process: int,
-    processes: int,
+    self, phase: Phase, seed: int, steps: Iterator[tuple[int, int]], **part: int
   ) -> TrainStream:
     """A stream of a phase's batches with these numbers of epoch and step."""
     config = self._spec.config
@@ -112,12 +107,8 @@ class TrainStreams:
       min_scale=phase.min_scale,
       flip=config.augment.flip,
       steps=steps,
-      process=process,
-      processes=processes,
-      on_error=config.data.on_error,
-      antialias=config.data.antialias,
-      read_threads=read_threads(self._spec),
       order=order,
+      **how_to_read(self._spec) | part,
     )
 
   def _close(self, stream: TrainStream) -> None:

@@ -66,12 +66,29 @@ class Stream(Iterator[Batch], abc.ABC):
     split: Table,
     *,
     steps: int,
-    batch: int,
-    processes: int,
-    on_error: str,
-    antialias: bool,
-    read_threads: int,
+    batch_size: int,
+    process: int = 0,
+    processes: int = 1,
+    on_error: str = "skip",
+    antialias: bool = True,
+    read_threads: int = READ_THREADS,
   ) -> None:
+    """Start to decode.
+
+    Args:
+      split: the images.
+      steps: number of batches.
+      batch_size: global batch size, a multiple of `processes`.
+      process: number of this process, which decodes that part of each batch.
+      processes: number of processes.
+      on_error: "skip" replaces an image that cannot be decoded, or masks it in an evaluation;
+        "raise" raises a UserError.
+      antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
+        else between the nearest pixels only, as TensorFlow does by default.
+      read_threads: number of images read concurrently, ahead of decoding.
+    """
+    batch = batch_size // processes
+    self._rows = slice(batch * process, batch * (process + 1))
     self.split = split
     self.broken: dict[int, str] = {}
     self._steps, self._batch, self._antialias = steps, batch, antialias

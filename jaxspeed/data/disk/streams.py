@@ -29,7 +29,7 @@ from jaxspeed.data.disk.crops import (
   stored_boxes,
   stored_windows,
 )
-from jaxspeed.data.disk.decoding import READ_THREADS, Stream
+from jaxspeed.data.disk.decoding import Stream
 from jaxspeed.data.disk.images import central_crop, random_crop, turn
 from jaxspeed.data.disk.reading import chunks_of
 from jaxspeed.data.disk.rectangles import EvalBatch
@@ -56,52 +56,31 @@ class TrainStream(Stream):
     min_scale: float,
     flip: str,
     steps: Iterable[tuple[int, int]],
-    process: int = 0,
-    processes: int = 1,
-    on_error: str = "skip",
-    antialias: bool = True,
-    read_threads: int = READ_THREADS,
     order: Callable[[int], Order] | None = None,
+    **how: Any,
   ) -> None:
     """Start to decode.
 
     Args:
-      split: the images.
+      split, batch_size, how: as in `Stream`.
       seed: the run's seed.
       image_size: both sides of the crops, in pixels.
-      batch_size: global batch size, a multiple of `processes`.
       min_scale: smallest crop; see `crop_boxes`.
       flip: kind of flips; see `epoch_flips`.
       steps: (epoch, step in the epoch) of each batch. A short last batch is filled with masked
         images from the epoch's beginning: real ones, for batch norm.
-      process: number of this process, which decodes that part of each batch.
-      processes: number of processes.
-      on_error: "skip" replaces an image that cannot be decoded; "raise" raises a UserError.
-      antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
-        else between the nearest pixels only, as TensorFlow does by default.
-      read_threads: number of images read concurrently, ahead of decoding.
       order: function from an epoch to its order; None: a permutation (`epoch_order`, of shards
         `by_chunk`).
     """
     self._order = order or functools.partial(self._permuted, flip)
     self._seed, self._size, self._global = seed, image_size, batch_size
     self._min_scale = min_scale
-    part = batch_size // processes
-    self._rows = slice(part * process, part * (process + 1))
     self._numbers = np.array(list(steps), np.int64).reshape(-1, 2)
     self._epoch: tuple[int, Order] | None = None
     # Testing each crop costs 2 to 4 % of an image's time; halving half of the crops saves 8 %.
     short = np.minimum(split.width, split.height)
     self._halve = bool(np.mean(short >= 2 * image_size) > 0.5)
-    super().__init__(
-      split,
-      steps=len(self._numbers),
-      batch=part,
-      processes=processes,
-      on_error=on_error,
-      antialias=antialias,
-      read_threads=read_threads,
-    )
+    super().__init__(split, steps=len(self._numbers), batch_size=batch_size, **how)
 
   def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
     epoch, step_in_epoch = map(int, self._numbers[step])
@@ -159,39 +138,18 @@ class EvalStream(Stream):
   )
 
   def __init__(
-    self,
-    split: Table,
-    batches: Sequence[EvalBatch],
-    *,
-    resize: float,
-    process: int = 0,
-    processes: int = 1,
-    on_error: str = "skip",
-    antialias: bool = True,
-    read_threads: int = READ_THREADS,
+    self, split: Table, batches: Sequence[EvalBatch], *, resize: float, **how: Any
   ) -> None:
     """Start to decode.
 
     Args:
-      split: the images.
-      batches: global batches of one size, a multiple of `processes`.
+      split, how: as in `Stream`.
+      batches: global batches of one size.
       resize: short side after resizing, in pixels; a fraction is dropped, as in torchvision.
-      process, processes: as in `TrainStream`.
-      on_error: "skip" masks an image that cannot be decoded; "raise" raises a UserError.
-      antialias, read_threads: as in `TrainStream`.
     """
     self._batches_asked, self._resize = batches, int(resize)
-    part = len(batches[0].index) // processes if batches else 1
-    self._rows = slice(part * process, part * (process + 1))
-    super().__init__(
-      split,
-      steps=len(batches),
-      batch=part,
-      processes=processes,
-      on_error=on_error,
-      antialias=antialias,
-      read_threads=read_threads,
-    )
+    size = len(batches[0].index) if batches else 1
+    super().__init__(split, steps=len(batches), batch_size=size, **how)
 
   def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
     batch = self._batches_asked[step]
