@@ -43,9 +43,6 @@ def main() -> None:
   quality = flags.DEFINE_integer(
     "quality", QUALITY, "resize: quality of the JPEGs.", lower_bound=1, upper_bound=100
   )
-  on_error = flags.DEFINE_enum(
-    "on_error", "list", ["list", "raise"], "resize: leave out and list broken images, or stop."
-  )
   size = flags.DEFINE_integer(
     "size",
     0,
@@ -65,7 +62,7 @@ def main() -> None:
   )
   prune = flags.DEFINE_bool("prune", False, "resize: remove images without originals.")
   commands: dict[str, tuple[Callable[..., None], tuple[str, ...], tuple[Any, ...]]] = {
-    "resize": (_resize, ("SRC", "DST"), (sizes, quality, on_error, prune, workers)),
+    "resize": (_resize, ("SRC", "DST"), (sizes, quality, prune, workers)),
     "index": (_index, ("FOLDER",), (size,)),
     "shards": (_shards, ("SRC", "DST"), (name, shards, workers)),
   }
@@ -124,14 +121,12 @@ def _resize(
   destination: str,
   *,
   sizes: Sequence[str],
-  on_error: str,
   workers: int,
   **options: Any,
 ) -> None:
   sides = _to_sizes(sizes)
-  options |= dict(sizes=sides, raise_broken=on_error == "raise", workers=workers)
   with progress_bar(console, "resizing") as show:
-    done = resize(source, destination, show=show, **options)
+    done = resize(source, destination, sizes=sides, workers=workers, show=show, **options)
   _show_work(console, "resized", done, workers)
   copies = [pathlib.Path(destination) / str(size) for size in sides]
   _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")

@@ -94,7 +94,7 @@ def _add_folder(
   """
   try:
     about = os.stat(folder)
-    listed = list_folder(folder, refuse=False)
+    listed = list_folder(folder)
   except OSError as error:
     raise UserError(
       f"{folder} cannot be read ({error.strerror or error}): make it readable, or name others."

@@ -2,10 +2,9 @@
 
 import collections
 import dataclasses
-import errno
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -100,15 +99,10 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
   return classes
 
 
-def list_folder(folder: pathlib.Path, *, refuse: bool = True) -> Folder:
-  """List sub-folders and images, except hidden ones; a link to nowhere counts as an image.
-
-  Args:
-    folder: the folder.
-    refuse: whether to refuse what would be waited for; else it counts as an image.
+def list_folder(folder: pathlib.Path) -> Folder:
+  """List sub-folders and images, except hidden ones.
 
   Raises:
-    UserError: a file with the name of an image is a pipe, a socket or a device.
     OSError: the folder cannot be read.
   """
   found = Folder([], [], collections.Counter())
@@ -116,29 +110,16 @@ def list_folder(folder: pathlib.Path, *, refuse: bool = True) -> Folder:
     for entry in entries:
       if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
         continue
-      image = entry.name.lower().endswith(SUFFIXES)
-      if _is(entry.is_dir, image):
+      # scandir gives the type with the name: only links cost a stat, and may lead in a circle.
+      if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
         found.folders.append(entry.name)
-      elif not image:
-        found.others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
-      # scandir gives the type with the name: only links and refused files cost a stat.
-      elif refuse and not _is(entry.is_file, image) and os.path.exists(entry.path):
-        raise UserError(f"{entry.path} is no regular file, and would be waited for: remove it.")
-      else:
+      elif entry.name.lower().endswith(SUFFIXES):
         found.images.append(entry.name)
+      else:
+        found.others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
   found.folders.sort()
   found.images.sort()
   return found
-
-
-def _is(kind: Callable[[], bool], image: bool) -> bool:
-  """Return whether an entry is of a kind; a link in a circle, or an image's that fails, is not."""
-  try:
-    return kind()
-  except OSError as error:
-    if image or error.errno == errno.ELOOP:
-      return False
-    raise
 
 
 def left_out(

@@ -50,7 +50,6 @@ def resize(
   sizes: Sequence[int],
   quality: int = QUALITY,
   workers: int = 1,
-  raise_broken: bool = False,
   prune: bool = False,
   show: Show | None = None,
 ) -> Done:
@@ -65,13 +64,12 @@ def resize(
     sizes: short sides, in pixels.
     quality: quality of the JPEGs, 1 ... 100.
     workers: number of processes.
-    raise_broken: whether the first broken image ends the run.
     prune: whether to remove images without originals from the folders of copies.
     show: called now and then with the number of images done and the total.
 
   Raises:
-    UserError: a folder cannot be written, the disk is full, an image is broken and `raise_broken`
-      is true, or a folder of copies holds other images.
+    UserError: a folder cannot be written, the disk is full, or a folder of copies holds other
+      images.
   """
   source, destination = expanded(source, "SRC"), expanded(destination, "DST")
   folders = [destination / str(size) for size in sizes]
@@ -96,7 +94,7 @@ def resize(
     begin(folders, made)
     pruned = sum(_match_folders(folder, files, prune) for folder in folders)
     tasks = [
-      _Task(str(source), tuple(map(str, folders)), name, names[i : i + _CHUNK], made, raise_broken)
+      _Task(str(source), tuple(map(str, folders)), name, names[i : i + _CHUNK], made)
       for name, names in files.items()
       for i in range(0, len(names), _CHUNK)
     ]
@@ -148,7 +146,7 @@ def _match_folders(folder: pathlib.Path, files: Mapping[str, Collection[str]], p
     if name in files:
       (folder / name).mkdir(parents=True, exist_ok=True)
     remove_temporary(folder / name)
-    images = list_folder(folder / name, refuse=False).images
+    images = list_folder(folder / name).images
     others += [f"{name}/{image}" for image in sorted({*images} - {*files.get(name, ())})]
   if others and not prune:
     raise UserError(
@@ -173,7 +171,6 @@ class _Task:
   name: str  # the class's folder below the source: train/n01440764
   files: Sequence[str]
   made: Prepared
-  raise_broken: bool
 
   @property
   def originals(self) -> list[str]:
@@ -208,13 +205,7 @@ def _resize(task: _Task) -> tuple[int, list[Broken]]:
         copies = make_copies(opened.read(), sizes, quality=quality)
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
-      reason = pixels.reason_of(error)
-      broken.append(Broken(f"{task.name}/{file}", reason))
-      if task.raise_broken:
-        raise UserError(
-          f"{task.name}/{file} is broken ({reason}): repair or remove it, or leave out "
-          "--on_error=raise."
-        ) from error
+      broken.append(Broken(f"{task.name}/{file}", pixels.reason_of(error)))
     for size, copy in zip(sizes, task.copies(file), strict=True):
       if copies:
         write_whole(copy, [copies[size]])

@@ -75,10 +75,8 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path, opened, where, link):
   os.mkfifo(tmp_path / "pipe" if link else root / where)
   if link:
     (root / where).symlink_to(tmp_path / "pipe")
-  with pytest.raises(UserError, match=f"{where} is no regular file"):
-    opened(root)
   with pytest.raises(UserError, match=f"{where} cannot be read .it is no regular file"):
-    headers.scan_files(str((root / where).parent), [os.path.basename(where)])
+    opened(root)
 
 
 @pytest.mark.parametrize("threshold", [0, 10**9])

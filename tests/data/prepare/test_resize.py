@@ -83,13 +83,6 @@ def test_mended_images_leave_the_list(tmp_path):
   assert not (tmp_path / "out" / "16" / "broken.txt").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_broken_image_can_end_the_run(tmp_path, workers):
-  source = write(small_set(tmp_path / "source"), {"val/a/x.jpg": b""})
-  with pytest.raises(UserError, match="val/a/x.jpg is broken .*known format.*--on_error=raise"):
-    resize(source, tmp_path / "out", sizes=(16,), workers=workers, raise_broken=True)
-
-
 def test_finished_copies_are_not_made_again(tmp_path):
   source, out = small_set(tmp_path / "source"), tmp_path / "out"
   resize(source, out, sizes=(16, 32))
