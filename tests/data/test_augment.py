@@ -18,7 +18,6 @@ from jaxspeed.data.augment import (
   of_partner,
   reflect_index,
 )
-from jaxspeed.data.boxes import box_mask
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
 # Four roundings of numbers up to 255 / std, and with jitter four more of up to twice as large ones.
@@ -131,23 +130,6 @@ def test_the_images_of_the_mask_are_mirrored_and_no_others():
   result = augmented(images, flip=flip)
   np.testing.assert_array_equal(result[flip], images[flip][:, :, ::-1])
   np.testing.assert_array_equal(result[~flip], images[~flip])
-
-
-def test_mirrored_images_have_the_crop_that_they_had():
-  images, flip = random_images(32, 12), coins(32)
-  plain = augmented(images, crop_padding=4)
-  result = augmented(images, crop_padding=4, flip=flip)
-  np.testing.assert_array_equal(
-    result, np.where(flip[:, None, None, None], plain[:, :, ::-1], plain)
-  )
-
-
-def test_square_mask_is_one_square():
-  top, left = jnp.array([0, 3]), jnp.array([1, 2])
-  mask = box_mask((top, top + 2, left, left + 2), 5, 4)
-  expected = np.zeros((2, 5, 4, 1), bool)
-  expected[0, 0:2, 1:3] = expected[1, 3:5, 2:4] = True
-  np.testing.assert_array_equal(mask, expected)
 
 
 def test_cutout_sets_a_square_wholly_inside_to_the_mean():

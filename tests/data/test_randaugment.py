@@ -10,10 +10,8 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 from test_augment import OFF, augment_by_fields, key
 
-from jaxspeed.config import fields as fields_lib
 from jaxspeed.data import augment as augment_lib
 from jaxspeed.data import randaugment
-from jaxspeed.data.augment import normalize
 from jaxspeed.data.randaugment import FILL, OPERATIONS, apply, mean_grey, rand_augment
 from jaxspeed.data.warp import IDENTITY, fixed_point
 
@@ -152,28 +150,3 @@ def test_with_64_bit_types_the_arithmetic_is_the_same():
   uniform, images = jnp.zeros((2, 3), jnp.float32), jnp.zeros((3, 8, 8, 3), jnp.uint8)
   traced = str(jax.make_jaxpr(lambda u, x: rand_augment(u, x, magnitude=9.0))(uniform, images))
   assert "i32[" in traced and not re.search(r"[iuf]64\[[\d,]*\d", traced)
-
-
-def program_text(function, *arguments):
-  """The compiled program without what names its lines of Python."""
-  text = jax.jit(function).lower(*arguments).compile().as_text()
-  text = re.sub(r", metadata=\{[^}]*\}", "", text[text.index("ENTRY") :])
-  return re.sub(r"%[\w.\-]+", "", text)
-
-
-def test_no_augmentation_is_normalisation_alone():
-  images = jnp.zeros((4, 8, 8, 3), jnp.uint8)
-  off = {name: value for name, value in OFF.items() if name in ("flip", "mean", "std")}
-  fields = fields_lib.base().augment.to_dict() | off | dict(flip=None)
-
-  def plain(key, images):
-    return normalize(images, fields["mean"], fields["std"])
-
-  def with_fields(key, images, **changes):
-    parts = dict(first=0, global_batch=4)
-    return augment_by_fields(key, images, **parts, **(fields | changes))
-
-  expected = program_text(plain, key(), images)
-  assert program_text(with_fields, key(), images) == expected
-  changed = jax.make_jaxpr(lambda k, x: with_fields(k, x, randaugment_layers=1))(key(), images)
-  assert "scatter" in str(changed)

@@ -13,8 +13,6 @@ from tolerances import EQUAL, assert_equal
 from toy import MIXED
 from toy_images import params_of, toy_stream
 
-from jaxspeed.data.disk.sources import open_images
-from jaxspeed.data.prepare.shards import write_shards
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.evaluation import prepare_evaluation
@@ -170,25 +168,6 @@ def test_too_little_memory_is_told_with_the_way_out(places, tmp_path, monkeypatc
   monkeypatch.setattr(StreamFeed, "train", exhausted)
   with pytest.raises(UserError, match="allocating 9 bytes..: set --config.accumulate to 2 or more"):
     train(toy_stream(*places), str(tmp_path / "small"))
-
-
-def test_shards_train_as_their_folder_does(places, tmp_path):
-  images, cache = places
-  write_shards(open_images(name="", path=str(images), cache=str(cache)), tmp_path, name="toy")
-  fields = {"data.path": str(tmp_path), "data.name": "toy", "phases.eval_mode": ("rect", "rect")}
-  result = train(toy_stream(images, cache, **fields), str(tmp_path / "run"))
-  assert result["config"]["data"]["train_images"] == 40
-  names = json.loads((tmp_path / "run" / "classes.json").read_text())
-  assert names == [f"class_{i}" for i in range(4)]
-  (row,) = evaluate(tmp_path / "run")
-  assert row["images"] == 13
-
-
-def test_predictions_of_a_streamed_run(finished, places):
-  folder, _ = finished
-  (row,) = predict(run_predictor(folder), [str(places[0] / "val" / "class_3" / "003.jpg")], top=4)
-  assert {name for name, _ in row} == {f"class_{i}" for i in range(4)}
-  assert sum(p for _, p in row) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):

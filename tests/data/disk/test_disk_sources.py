@@ -22,7 +22,7 @@ from insects import (
 )
 from made_images import write
 
-from jaxspeed.data.disk.sources import class_names_of, open_images
+from jaxspeed.data.disk.sources import class_names_of
 from jaxspeed.data.formats.folders import folder_notes
 from jaxspeed.errors import UserError
 
@@ -78,14 +78,6 @@ def test_links_are_followed(tmp_path, opened):
     for name in ("bee", "cat"):
       (tmp_path / "set" / split / name).symlink_to(tmp_path / "elsewhere" / split / name)
   assert_holds(opened(tmp_path / "set"), files)
-
-
-def test_the_home_folder_is_understood(tmp_path, monkeypatch):
-  monkeypatch.setenv("HOME", str(tmp_path))
-  files = small_files()
-  write(tmp_path / "set", files)
-  assert_holds(open_images(name="insects", path="~/set", cache=""), files)
-  assert (tmp_path / ".cache" / "jaxspeed" / "data").is_dir()
 
 
 BAD_FOLDERS = {

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,24 +99,6 @@ def test_a_disk_that_fails_is_no_broken_image():
 
   with pytest.raises(OSError, match="Input/output error"):
     headers._header(Failing(encoded(4, 4)))
-
-
-def test_real_images(tmp_path, opened, shared_data):
-  """ImageNet's originals: a CMYK and grey ones, headers of up to 60 kB."""
-  folder = shared_data / "imagenet_sample"
-  if not folder.is_dir():
-    pytest.skip("no sample of ImageNet")
-  for split in ("train", "val"):
-    (tmp_path / "set" / split).mkdir(parents=True)
-    (tmp_path / "set" / split / "ant").symlink_to(folder)
-  files = {
-    f"{split}/ant/{path.name}": path.read_bytes()
-    for split in ("train", "val")
-    for path in sorted(folder.iterdir())
-    if path.suffix == ".JPEG"
-  }
-  assert len(files) == 200
-  assert_holds(opened(tmp_path / "set"), files)
 
 
 # Processes
@@ -220,14 +201,6 @@ def test_the_index_beside_the_images_comes_first_and_moves_with_them(tmp_path, o
   write_index(tmp_path / "moved")
   found = opened(tmp_path / "moved", cache=tmp_path / "third")
   assert scans == [10, 11] and found.eval.width.tolist() == [15, 99, 16, 17]
-
-
-def test_many_write_one_index_at_once(tmp_path, opened):
-  root = write(tmp_path / "set", small_files())
-  with ThreadPoolExecutor(8) as pool:
-    assert list(pool.map(lambda _: len(write_index(root).train), range(24))) == [7] * 24
-  (index,) = (root / ".jaxspeed").iterdir()
-  assert opened(root).train.index == str(index)
 
 
 def damaged(index):

@@ -21,22 +21,6 @@ def some_sizes(seed, n, broken=0.0):
   return width.astype(np.int32), height.astype(np.int32)
 
 
-def sorted_chunks(width, height, *, short_side, batch):
-  """imagenet18's rule: chunks of sorted images, of their mean ratio rounded down to 8 pixels.
-
-  Resized images that are shorter are padded with zeros (training/dataloader.py).
-  """
-  whole = np.flatnonzero((width > 0) & (height > 0))
-  ratio = np.round(width[whole] / height[whole], 5)
-  order = np.argsort(ratio, kind="stable")
-  chunks = [order[first : first + batch] for first in range(0, len(order), batch)]
-  shapes = []
-  for mean in (max(round(float(ratio[chunk].mean()), 5), 1e-5) for chunk in chunks):
-    long = int(short_side * mean) if mean >= 1 else int(short_side / mean)
-    shapes.append((short_side, long // 8 * 8) if mean >= 1 else (long // 8 * 8, short_side))
-  return rect._of_runs([whole[chunk] for chunk in chunks], shapes, len(width))
-
-
 def area_between(shape, ideal):
   """Pixels of either rectangle that are not in the other, both centred."""
   (h, w), (i, j) = shape, ideal
@@ -188,15 +172,6 @@ def test_shapes_keep_to_their_limits_and_none_is_unused():
     assert np.isfinite(total_cost(sizes, chosen, SHORT))  # nothing is padded
 
 
-def test_more_shapes_never_cost_more():
-  sizes = some_sizes(1, 3000)
-  costs = [
-    total_cost(sizes, rect.choose_shapes(*sizes, short_side=128, limit=limit), 128)
-    for limit in (1, 2, 4, 8, 16, 64)
-  ]
-  assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
-
-
 def test_an_extreme_image_gets_three_to_one():
   width, height = np.array([20_000, 10, 400, 30_000]), np.array([10, 20_000, 400, 1])
   chosen = rect.choose_shapes(width, height, short_side=SHORT)
@@ -265,17 +240,10 @@ def test_every_image_is_in_one_batch_once_and_broken_ones_in_none(seed, batch_si
   assert n < 100 or not whole.all()
   for chosen in (
     rect.choose_shapes(*sizes, short_side=128, limit=5),
-    sorted_chunks(*sizes, short_side=128, batch=batch_size),
     rect.square(*sizes, 128),
   ):
     assert np.array_equal(chosen.shape_of == -1, ~whole)
     assert_each_once(chosen, batch_size, whole)
-
-
-def test_largest_shapes_come_first():
-  chosen = rect.choose_shapes(*some_sizes(3, 500), short_side=128)
-  areas = [batch.shape[0] * batch.shape[1] for batch in rect.batches(chosen, 32)]
-  assert areas == sorted(areas, reverse=True)
 
 
 def test_broken_images_change_nothing_for_the_others():
@@ -316,15 +284,6 @@ def test_kept_share():
   assert rect.kept_share(swapped, width, height, short_side=64) == pytest.approx(share, rel=1e-12)
 
 
-def test_the_originals_rule():
-  """Chunks of the sorted ratios, their mean, the long side cut down to a multiple of 8."""
-  width, height = np.array([400, 300, 100, 150, 100]), np.array([100, 400, 100, 100, 200])
-  # Sorted: 0.5, 0.75 | 1, 1.5 | 4, so 288 / 0.625 = 460.8, 288 * 1.25 = 360 and 288 * 4 = 1152.
-  chosen = sorted_chunks(width, height, short_side=SHORT, batch=2)
-  assert chosen.shapes == ((288, 1152), (456, 288), (288, 360))
-  assert chosen.shape_of.tolist() == [0, 1, 2, 2, 1]
-
-
 def sample_sizes(shared_data):
   files = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))
   assert len(files) == 100
@@ -340,13 +299,12 @@ def test_real_images(shared_data):
   sizes = sample_sizes(shared_data)
   chosen = rect.choose_shapes(*sizes, short_side=SHORT)
   with_batches = rect.choose_shapes(*sizes, short_side=SHORT, batch=8)
-  original = sorted_chunks(*sizes, short_side=SHORT, batch=8)
   center = rect.square(*sizes, SHORT)
   assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
-  for each in (chosen, with_batches, original, center):
+  for each in (chosen, with_batches, center):
     assert_each_once(each, 8, np.ones(100, bool))
-  kept = [rect.kept_share(each, *sizes, short_side=SHORT) for each in (chosen, original, center)]
-  assert kept[0] > kept[1] > kept[2] + 0.1
+  kept = [rect.kept_share(each, *sizes, short_side=SHORT) for each in (chosen, center)]
+  assert kept[0] > kept[1] + 0.1
   # A crop of an image's own shape keeps (288 / 328)^2 = 0.771 of it.
   assert kept[0] == pytest.approx((288 / 328) ** 2, abs=0.01)
 
@@ -362,6 +320,4 @@ def test_fifty_thousand_images(shared_data, batch):
   assert_each_once(chosen, 1024, np.ones(50_000, bool))
   assert len(chosen.shapes) == 16
   if batch > 1:
-    original = sorted_chunks(*sizes, short_side=SHORT, batch=batch)
-    assert len(original.shapes) > 16
     assert len(rect.batches(chosen, batch)) <= -(-50_000 // batch) + 1

@@ -69,27 +69,6 @@ def test_a_cache_that_cannot_be_written_is_one_warning(archive, opened, tmp_path
   assert len(warnings) == 1 and "cannot be written" in warnings[0].getMessage()
 
 
-def test_processes_that_store_at_once_all_get_the_set(tmp_path, opened):
-  expected = write_tfds(tmp_path / "3.0.2")
-  code = (
-    "import sys; from jaxspeed.data.memory.arrays import open_arrays\n"
-    "a = open_arrays(name='cifar10', path=sys.argv[1], cache=sys.argv[2], classes=10)\n"
-    "print(a.train_images.sum(), a.eval_labels.tolist())"
-  )
-  command = [sys.executable, "-c", code, str(tmp_path / "3.0.2"), str(tmp_path / "cache")]
-  processes = [
-    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(3)
-  ]
-  for process in processes:
-    out, err = process.communicate(timeout=60)
-    assert (out, err) == (f"{expected[0].sum()} [2]\n", "")
-  assert len(list((tmp_path / "cache").iterdir())) == 1
-  found = opened(tmp_path / "3.0.2")
-  assert_holds(found, expected)
-  assert found.source.endswith("from the cache")
-
-
 def test_no_tensorflow_and_no_jax_is_imported(tmp_path):
   write_tfds(tmp_path / "3.0.2")
   code = (
@@ -110,13 +89,6 @@ def test_tfds_folders(tmp_path, opened):
     assert found.class_names == CIFAR_NAMES
     assert found.source.startswith("TFDS cifar10 3.0.2, splits train and test")
   assert found.source.endswith("from the cache")
-
-
-def test_a_missing_shard_is_named(tmp_path, opened):
-  write_tfds(tmp_path / "3.0.2")
-  (tmp_path / "3.0.2" / "cifar10-train.tfrecord-00001-of-00002").unlink()
-  with pytest.raises(UserError, match="tfrecord-00001-of-00002 cannot be read .*not complete"):
-    opened(tmp_path / "3.0.2")
 
 
 def test_a_damaged_shard_is_named_and_not_stored(tmp_path, opened):

@@ -6,7 +6,6 @@ import tarfile
 import numpy as np
 import pytest
 import tiny_sets
-from PIL import Image
 
 from jaxspeed.data.memory import cifar
 from jaxspeed.data.memory.arrays import Arrays
@@ -227,16 +226,3 @@ def test_the_pickled_version_is_refused(tmp_path):
     path = archive_of(source, tmp_path / "python.tar.gz", prefix=prefix)
     with pytest.raises(UserError, match="python.tar.gz is the pickled.*cifar-10-binary.tar.gz"):
       read_cifar_archive(path)
-
-
-def test_real_images_in_files_of_the_official_size(tmp_path, shared_data):
-  """1,000 real images, ten times, as every one of the six files."""
-  sheet = np.asarray(Image.open(shared_data / "cifar10" / "test_00.webp").convert("RGB"))
-  images = sheet.reshape(25, 32, 40, 32, 3).swapaxes(1, 2).reshape(1_000, 32, 32, 3)
-  labels = np.load(shared_data / "cifar10" / "test_labels.npy", allow_pickle=False)[:1_000]
-  content = tiny_sets.cifar_bytes(images, labels) * 10
-  for file in CIFAR10.records:
-    (tmp_path / file).write_bytes(content)
-  train = np.tile(images, (50, 1, 1, 1)), np.tile(labels, 50)
-  expected = *train, np.tile(images, (10, 1, 1, 1)), np.tile(labels, 10)
-  assert_read(read_cifar_folder(CIFAR10, tmp_path), expected)

@@ -8,7 +8,7 @@ import pytest
 import tiny_sets
 from array_sets import CIFAR_NAMES, numbered, rows, write_npy
 
-from jaxspeed.data.memory.arrays import Arrays, hold_out, open_arrays
+from jaxspeed.data.memory.arrays import hold_out
 from jaxspeed.errors import UserError
 
 
@@ -62,21 +62,6 @@ def test_new_images_move_few_of_those_held_out():
   assert len(before - after) <= 8  # 20 new images, a tenth held out: 2 on average
 
 
-def test_the_hold_out_is_the_same_in_another_order():
-  arrays = numbered(np.arange(300) % 10)
-  order = np.random.default_rng(1).permutation(300)
-  shuffled = Arrays(
-    train_images=arrays.train_images[order],
-    train_labels=arrays.train_labels[order],
-    eval_images=arrays.eval_images,
-    eval_labels=arrays.eval_labels,
-    class_names=CIFAR_NAMES,
-    source="another format",
-  )
-  one, other = hold_out(arrays), hold_out(shuffled)
-  assert rows(one.eval_images, one.eval_labels) == rows(other.eval_images, other.eval_labels)
-
-
 def test_formats_of_a_set_have_the_same_hold_out(cifar10, tmp_path, opened):
   folder, (images, labels, test_images, test_labels) = cifar10
   order = np.random.default_rng(1).permutation(15)
@@ -128,12 +113,3 @@ def test_of_flat_arrays_the_same_share_of_each_class_is_held_out(tmp_path, opene
   assert whole.counts == (43, 43) and whole.source.endswith(
     "; all 43 images are evaluated (data.hold_out=1)"
   )
-
-
-def test_digits_held_out_are_training_digits():
-  digits = open_arrays(name="digits", path="", cache="", classes=10)
-  found = hold_out(digits)
-  assert (len(found.train_labels), len(found.eval_labels)) == (1_348, 152)
-  assert sorted(
-    rows(found.train_images, found.train_labels) + rows(found.eval_images, found.eval_labels)
-  ) == rows(digits.train_images, digits.train_labels)

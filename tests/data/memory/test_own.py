@@ -42,32 +42,13 @@ def header(shape, descr="|u1", order=False):
   return f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
 
 
-@pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<f4", "?"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_what_numpy_writes_is_read(tmp_path, dtype, order):
-  array = np.arange(24).reshape(2, 3, 4).astype(dtype)
-  np.save(tmp_path / "a.npy", np.asarray(array, order=order))
-  np.testing.assert_array_equal(read_npy(tmp_path / "a.npy"), array, strict=True)
-
-
 DAMAGED = {
   "negative": npy(header("(-4, 3)"), bytes(12)),
   "large": npy(header(f"({10**12},)"), bytes(12)),
-  "larger than a word": npy(header(f"({10**30}, 10)"), bytes(12)),
-  "very many axes": npy(header("(" + "1," * 100 + ")"), bytes(1)),
   "short": npy(header("(12,)"), bytes(11)),
-  "floats": npy(header("(2.0, 3)"), bytes(6)),
-  "junk dtype": npy(header("(3,)", "junk"), bytes(3)),
   "objects": npy(header("(3,)", "|O"), bytes(30)),
-  "strings": npy(header("(3,)", "<U4"), bytes(48)),
-  "records": npy(header("(3,)").replace(b"'|u1'", b"[('a', '|u1')]"), bytes(3)),
   "brackets": npy(b"(" * 9_000, bytes(3)),
-  "open bracket": npy(b"{'descr': (", bytes(3)),
   "a call": npy(b"{'descr': __import__('os').getcwd()}", bytes(3)),
-  "no UTF-8": npy(b"\xff\xfe{}", bytes(3), version=3),
-  "long header": npy(b" " * 20_000 + header("(3,)"), bytes(3)),
-  "longer header than file": npy(header("(3,)"))[:20],
-  "version 9": npy(header("(3,)"), bytes(3), version=9),
   "another file": b"PK\3\4 and so on",
   "empty": b"",
 }

@@ -18,10 +18,8 @@ from made_images import (
   smooth,
   tree,
   write,
-  write_index,
 )
 
-from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.writing import locked
 from jaxspeed.data.workers import in_processes
@@ -98,12 +96,6 @@ def test_finished_copies_are_not_made_again(tmp_path):
   assert tree(out) == whole
 
 
-def test_copies_are_not_written_over_their_originals(tmp_path):
-  source = small_set(tmp_path / "160")
-  with pytest.raises(UserError, match="written into .*160, where the images of"):
-    resize(source, tmp_path, sizes=(160,))
-
-
 def test_two_commands_do_not_write_to_one_folder(tmp_path):
   source = small_set(tmp_path / "source")
   with locked(tmp_path / "out"), pytest.raises(UserError, match="being written by another"):
@@ -124,26 +116,6 @@ def test_workers_import_neither_jax_nor_tensorflow():
     [sys.executable, "-c", code], cwd=commands.ROOT, capture_output=True, text=True, check=True
   )
   assert done.stdout.strip() == ""
-
-
-def test_the_index_lies_beside_the_copies(tmp_path):
-  source = small_set(tmp_path / "source")
-  resize(source, tmp_path / "out", sizes=(16,))
-  written = write_index(tmp_path / "out" / "16")
-  # A file that changed under its name is read again.
-  write(tmp_path / "out" / "16", {"val/a/008.jpg": encoded(smooth(24, 18))})
-  assert write_index(tmp_path / "out" / "16").eval.width.max() == 24
-  assert set(written.train.width.tolist()) == {20} and set(written.train.height.tolist()) == {16}
-
-  cache, headers = tmp_path / "cache", []
-  found = open_images(
-    name="",
-    path=str(tmp_path / "out" / "16"),
-    cache=str(cache),
-    show=lambda *progress: headers.append(progress),
-  )
-  assert not headers
-  assert found.train.paths() == written.train.paths() and not cache.exists()
 
 
 @pytest.fixture

@@ -158,17 +158,6 @@ def test_shards_that_are_one_less_leave_none_behind(tmp_path, source, monkeypatc
   assert (folder / "notes.txt").read_bytes() == b"mine"
 
 
-def test_a_damaged_shard_is_named_before_training(tmp_path, source):
-  pack(source, tmp_path)
-  path = shards_folder(tmp_path / "sets", "set") / "set-train.tfrecord-00000-of-00001"
-  path.write_bytes(path.read_bytes()[:-100])
-  with pytest.raises(UserError, match=f"{path} ends in the middle of record 11"):
-    train(source, path=str(path.parent), sides=(0,))
-  path.unlink()
-  assert pack(source, tmp_path).made == 12
-  assert train(source, path=str(path.parent), sides=(0,)) == ()
-
-
 def test_two_classes_of_one_name_are_refused(tmp_path, source):
   pack(source, tmp_path)
   folder = shards_folder(tmp_path / "sets", "set")
