@@ -109,7 +109,6 @@ class ResidentFeed(Feed):
 
   @property
   def programs(self) -> list[Program]:
-    """The programs compiled by now, a training program first."""
     train = self._programs.train()
     return sorted(self._programs.all(), key=lambda program: program not in train)
 
@@ -157,11 +156,9 @@ class ResidentFeed(Feed):
     jax.block_until_ready(programs.evaluate.call(carry.state.eval_variables(), resident.eval))
 
   def init(self, seed: int) -> TrainState:
-    """The state before the first step."""
     return self._programs.init.call(self._key(seed), self._resident.train.image)
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
     plan, programs = self.spec.plan, self._programs
     data, table = self._resident.train, self._resident.table
     order = self._order(seed, plan.epoch_of(first_step)[0])
@@ -190,7 +187,6 @@ class ResidentFeed(Feed):
     return carry, losses
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
-    """Evaluates all evaluation images, each counted once."""
     return self._programs.evaluate.call(variables, self._resident.eval)
 
   def show_evaluated(
@@ -200,7 +196,6 @@ class ResidentFeed(Feed):
     return self.data.eval_images[numbers]
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    """The first images of the epoch that begins with `step`, before the devices augment them."""
     order = jax.device_get(self._order(seed, self.spec.plan.epoch_of(step)[0]))
     index = order.index[:count]
     images, labels = self.data.train_images[index], self.data.train_labels[index]

@@ -122,16 +122,13 @@ class StreamFeed(Feed):
   def prepare_evaluation(
     data: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
-    """Compiles the programs of a phase's evaluation; returns a function that runs it."""
     return prepare_evaluation(data, spec, phase, variables)
 
   @property
   def programs(self) -> list[Program]:
-    """The programs compiled by now, a training program first."""
     return list(self._ahead.ready().values())
 
   def new_programs(self) -> list[Program]:
-    """The programs compiled since the last call."""
     ready = self._ahead.ready()
     new = [program for key, program in ready.items() if key not in self._counted]
     self._counted |= ready.keys()
@@ -143,7 +140,6 @@ class StreamFeed(Feed):
       self._loading.result()
 
   def init(self, seed: int) -> TrainState:
-    """The state before the first step."""
     size = self.spec.plan.phases[0].image_size
     arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
@@ -167,7 +163,6 @@ class StreamFeed(Feed):
     return [f"{when}, {asked - ready:.1f} s before they were needed"]
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    """Takes the steps `first_step <= step < last_step`; arguments as in `Feed.train`."""
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
     self._streams.open(seed, first_step)
     self._wait.begin()
@@ -180,7 +175,6 @@ class StreamFeed(Feed):
       yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
-    """Evaluates all evaluation images, each counted once, as in the phase of step `step - 1`."""
     evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
     programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
     result, broken = run_evaluation(self.spec, evaluation, programs, variables)
@@ -201,22 +195,18 @@ class StreamFeed(Feed):
     return small_squares(split, numbers)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    """The first images of the epoch that begins with `step`, before the devices augment them."""
     if self.spec.config.data.synthetic:
       return super().show_trained(seed, step, count)
     return self._streams.first_images(seed, step, count)
 
   def take_waited_seconds(self) -> float:
-    """The seconds since the last call in which the devices had no batch to work on."""
     return self._wait.take_seconds()
 
   def take_broken(self) -> Broken:
-    """The images that this process could not read since the last call."""
     broken, self._broken = self._streams.take_broken() | self._broken, {}
     return broken
 
   def close(self) -> None:
-    """Ends what runs in the background."""
     self._ahead.cancel()
     self._wait.close()
     self._streams.close()

@@ -3,11 +3,9 @@
 Only this module imports TensorFlow, when a stream is made.
 """
 
-import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -47,8 +45,12 @@ def import_tensorflow() -> Any:
     UserError: TensorFlow cannot be imported.
   """
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # not used here, and logs two lines
+  # Two lines for each broken image, without its name; streams name and count these images. JAX sets
+  # level 1 for itself on import; another level was set by the user and stays.
+  if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   try:
-    with held(), _quiet():
+    with held():
       tf = importlib.import_module("tensorflow")
       _hide_gpus(tf)
   except ImportError as error:
@@ -56,26 +58,6 @@ def import_tensorflow() -> Any:
       f"reading images from disk needs TensorFlow, which cannot be imported ({error}): {_ADVICE}"
     ) from error
   return tf
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Lower TensorFlow's log level, which it reads on import.
-
-  Otherwise it writes two lines for each broken image, without its name; streams name and count
-  these images. JAX sets level 1 for itself on import; another level was set by the user and stays.
-  """
-  name = "TF_CPP_MIN_LOG_LEVEL"
-  before = os.environ.get(name)
-  if before in (None, "1"):
-    os.environ[name] = "3"
-  try:
-    yield
-  finally:
-    if before is None:
-      os.environ.pop(name, None)
-    else:
-      os.environ[name] = before
 
 
 @functools.cache

@@ -120,24 +120,22 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   Raises:
     UserError: the file is missing, damaged, or does not name `classes` classes, as the model has.
   """
-  path, advice = folder / STORED, "restore the run's own file"
+  path = folder / STORED
   try:
     # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
     names = load_json(path)
-  except FileNotFoundError:
-    raise UserError(
-      f"{path} is missing: it holds the names of the run's {classes} classes as a list in JSON; "
-      "restore it, or write it."
-    ) from None
-  except (OSError, ValueError) as error:
-    reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{path} holds no list of names in JSON ({reason}): {advice}.") from None
-  if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-    raise UserError(f"{path} holds no list of names in JSON: {advice}.")
-  if len(names) != classes:
-    found = f"{path} names {len(names)} classes, but the run's model has {classes}"
-    raise UserError(f"{found}: {advice}.")
-  return tuple(names)
+  except (OSError, ValueError):
+    names = None
+  if (
+    isinstance(names, list)
+    and all(isinstance(name, str) for name in names)
+    and len(names) == classes
+  ):
+    return tuple(names)
+  raise UserError(
+    f"{path} is not there, or no list in JSON of the names of the run's {classes} classes: restore "
+    "the run's own file, or write it."
+  )
 
 
 def check_labels(smallest: int, largest: int, names: Sequence[str], where: str) -> None:

@@ -6,20 +6,13 @@ import importlib.util
 import logging
 import os
 import pathlib
-import socket
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
 
 _log = logging.getLogger("jaxspeed")
-
-# How long to wait for a host.
-_REACHED_SECONDS = 10.0
 
 _may_download = contextvars.ContextVar("may_download", default=True)
 
@@ -59,7 +52,6 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
   try:
     tfds = importlib.import_module("tensorflow_datasets")
     builder = tfds.builder(name, file_format="tfrecord")
-    _ensure_reachable(builder)
     builder.download_and_prepare()
     return pathlib.Path(builder.data_dir)
   # Builders raise whatever their network, file system and TensorFlow raise.
@@ -69,22 +61,3 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
       f"config.data.path is not set, and TFDS could not prepare {name} "
       f"({type(error).__name__}: {reason}): name {accepted}."
     ) from error
-
-
-def _ensure_reachable(builder: Any) -> None:
-  """Fail at once without a network, because TFDS would retry for minutes.
-
-  Raises:
-    OSError: files must be downloaded, and their host cannot be reached.
-  """
-  downloads = pathlib.Path(builder.data_dir).parents[1] / "downloads"
-  if downloads.is_dir() or urllib.request.getproxies():  # then perhaps nothing is left to fetch
-    return
-  urls = [urllib.parse.urlsplit(url) for url in getattr(builder, "url_infos", None) or ()]
-  ports = {"http": 80, "https": 443}
-  for host, port in dict.fromkeys((u.hostname, u.port or ports.get(u.scheme)) for u in urls):
-    if host and port:
-      try:
-        socket.create_connection((host, port), timeout=_REACHED_SECONDS).close()
-      except OSError as error:
-        raise OSError(f"{host} cannot be reached, {error.strerror or error}") from error
