@@ -4,7 +4,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -26,7 +25,6 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
-from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
 
@@ -128,32 +126,6 @@ def test_tensorflow_says_nothing_when_imported_and_of_broken_images(tmp_path):
   environment = {name: value for name, value in os.environ.items() if name[:7] != "TF_CPP_"}
   done = subprocess.run(command, env=environment, capture_output=True, text=True)
   assert (done.returncode, done.stdout, done.stderr) == (0, "broken\n", "")
-
-
-@needs_tensorflow
-def test_more_images_are_read_at_a_time_than_there_are_cores(noise, monkeypatch):
-  threads = len(os.sched_getaffinity(0)) + 6
-  expected, _ = train(noise, steps=steps_of(9, 3))
-  seen, enough = threading.Semaphore(0), threading.Event()
-
-  def read(self, number, read=Table.read):
-    seen.release()
-    # All threads are to stand here at once.
-    assert enough.wait(60), "the reads wait for each other"
-    return read(self, number)
-
-  def let_them_pass():
-    for _ in range(threads):
-      seen.acquire(timeout=50)
-    enough.set()
-
-  passing = threading.Thread(target=let_them_pass)
-  passing.start()
-  monkeypatch.setattr(Table, "read", read)
-  batches, _ = train(noise, steps=steps_of(9, 3), read_threads=threads)
-  passing.join()
-  assert seen.acquire(timeout=0), "fewer images were read than threads"
-  assert_equal(joined([batches]), joined([expected]))
 
 
 @needs_tensorflow

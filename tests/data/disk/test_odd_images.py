@@ -158,10 +158,6 @@ def picture_of(name, content):
     return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
-def test_there_are_enough_odd_files():
-  assert len(ODD) >= 60
-
-
 @needs_tensorflow
 @pytest.mark.parametrize("name", DECODED)
 def test_odd_files_that_are_decoded(survived, name):

@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import resource
 import signal
 import time
 
@@ -158,22 +157,6 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch)
   assert copied and {name: found[name] for name in copied}.items() <= expected.items()
   assert resize(source, tmp_path / "out", sizes=(16,)).made == 12 - len(copied)
   assert tree(tmp_path / "out") == expected
-
-
-def limit_files():
-  resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-
-def test_a_file_that_may_not_grow(tmp_path):
-  """Shards of 6 and of 2 images of 11 KB, where files end at 50,000 bytes."""
-  source = small_set(tmp_path / "source", train=12, held_out=4, width=100, height=80, quality=95)
-  arguments = ("shards", source, tmp_path / "sets", "--shards=2", "--workers=2")
-  err = sentence(prepare(*arguments, preexec_fn=limit_files))
-  assert "00000-of-00002 cannot be written (File too large)" in err
-  folder = tmp_path / "sets" / "images" / "1.0.0"
-  assert not list(folder.glob("*train*")) and not list(folder.rglob(".jaxspeed-*"))
-  assert prepare(*arguments)[0] == 0
-  assert len(open_images(name="", path=str(folder), cache=str(tmp_path / "cache")).train) == 12
 
 
 def test_the_three_commands(tmp_path, monkeypatch):
