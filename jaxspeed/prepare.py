@@ -17,10 +17,10 @@ from absl import flags
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.data import remote
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.prepared import QUALITY
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.formats import remote
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers

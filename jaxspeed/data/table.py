@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int8, Int32, Int64, UInt8
 
-from jaxspeed.data.formats import remote
+from jaxspeed.data import remote
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
 from jaxspeed.config.stored import given_in
-from jaxspeed.data.formats.remote import is_remote
+from jaxspeed.data.remote import is_remote
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache

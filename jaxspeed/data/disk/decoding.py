@@ -143,7 +143,10 @@ class Stream(Iterator[Batch], abc.ABC):
     """
     while self._delivered < self._steps:
       if self.split.is_noise:
-        return self._make_noise()
+        _, index, mask, flip = self._ask(self._delivered)
+        image = _noise(self._batch, *self._shape(self._delivered))
+        self._delivered += 1
+        return Batch(image, self.split.label[index], mask, flip, index)
       try:
         image, length = next(self._batches)
       except (self._tf.errors.OpError, StopIteration) as error:
@@ -165,12 +168,6 @@ class Stream(Iterator[Batch], abc.ABC):
     self._batches = iter(())
     self._reader.close()
 
-  def _make_noise(self) -> Batch:
-    _, index, mask, flip = self._ask(self._delivered)
-    image = _noise(self._batch, *self._shape(self._delivered))
-    self._delivered += 1
-    return Batch(image, self.split.label[index], mask, flip, index)
-
   def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
     request = self._pending.popleft()
     used = request.used
@@ -180,12 +177,8 @@ class Stream(Iterator[Batch], abc.ABC):
     counted = request.mask | self._replaces
     broken = np.flatnonzero((length < 0) & counted)
     if len(broken):
-      image, used = np.array(image), used.copy()
-      for row in broken.tolist():
-        windows_of = functools.partial(self._windows_of, self._delivered, row)
-        used[row], part = self._repair.mend(int(used[row]), windows_of, replace=self._replaces)
-        if part is not None:
-          image[row] = part
+      windows = functools.partial(self._windows, self._delivered)
+      image, used = self._repair.repaired(image, used, broken, windows, replace=self._replaces)
     original = used == request.index
     for number in request.index[~original & counted].tolist():
       self.broken[number] = self._repair.reason(number)
@@ -194,16 +187,10 @@ class Stream(Iterator[Batch], abc.ABC):
     mask = request.mask if self._replaces else request.mask & original
     return Batch(image, label, mask, request.flip, request.index)
 
-  def _windows_of(self, step: int, row: int, number: int) -> list[np.ndarray]:
-    windows = self._windows(step, np.array([row]), np.array([number]))
-    return [window[0] for window in windows]
-
   def _request(self, step: int) -> _Request:
     place, index, mask, flip = self._ask(step)
     used = self._repair.first_with_header(index)
     return _Request(place, index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
-
-  # TensorFlow's part
 
   def _start(self) -> None:
     """Start to decode at the first batch not delivered yet."""

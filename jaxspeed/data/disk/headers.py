@@ -13,7 +13,8 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from jaxspeed.data.formats import pixels, remote
+from jaxspeed.data import remote
+from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
 from jaxspeed.data.table import name_digest
 from jaxspeed.data.workers import in_processes

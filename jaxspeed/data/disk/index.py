@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int64
 
+from jaxspeed.data import remote
 from jaxspeed.data.disk import headers
-from jaxspeed.data.formats import npz, remote
+from jaxspeed.data.formats import npz
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
 

@@ -1,5 +1,6 @@
 """Broken images of a table: the reason for each, and the image that takes its place."""
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -8,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from jaxspeed.data import remote
 from jaxspeed.data.disk.images import describe_failure, describe_unreadable
-from jaxspeed.data.formats import remote
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
@@ -69,14 +70,39 @@ class Repair:
     places = np.searchsorted(self._with_header, numbers)
     return self._with_header[places % len(self._with_header)]
 
+  def repaired(
+    self,
+    images: UInt8[np.ndarray, "b h w 3"],
+    used: Int64[np.ndarray, "b"],
+    broken: Int64[np.ndarray, "r"],
+    windows: Callable[..., Windows],
+    *,
+    replace: bool,
+  ) -> tuple[UInt8[np.ndarray, "b h w 3"], Int64[np.ndarray, "b"]]:
+    """Return a batch's images and their numbers, after `mend` of the rows in `broken`.
+
+    Args:
+      images, used: the batch.
+      broken: the rows that could not be decoded.
+      windows: function that returns the parts of images, given their rows and numbers.
+      replace: as in `mend`.
+    """
+    images, used = np.array(images), used.copy()
+    for row in broken.tolist():
+      part_of = functools.partial(windows, np.array([row]))
+      used[row], part = self.mend(int(used[row]), part_of, replace=replace)
+      if part is not None:
+        images[row] = part
+    return images, used
+
   def mend(
-    self, number: int, windows_of: Callable[[int], Windows], *, replace: bool
+    self, number: int, windows_of: Callable[[np.ndarray], Windows], *, replace: bool
   ) -> tuple[int, Any]:
     """Return the first image, from `number` on, whose part can be decoded, and that part.
 
     Args:
       number: number of an image that could not be decoded.
-      windows_of: function that returns the part of each image.
+      windows_of: function that returns the parts of images.
       replace: whether other images are tried; else -1 and None stand for a broken one.
 
     Raises:
@@ -86,7 +112,7 @@ class Repair:
     split, tried = self._split, min(len(self._split), _TRIED)
     for candidate in ((number + i) % len(split) for i in range(tried if replace else 1)):
       if split.width[candidate]:
-        part = self._try(candidate, windows_of(candidate))
+        part = self._try(candidate, [each[0] for each in windows_of(np.array([candidate]))])
         if part is not None:
           return candidate, part
     if not replace:

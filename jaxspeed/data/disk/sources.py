@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxspeed.data import remote
 from jaxspeed.data.disk import prepared
 from jaxspeed.data.disk.index import Listed, Show, open_table
-from jaxspeed.data.formats import remote
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   EVAL_FOLDERS,
