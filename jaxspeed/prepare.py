@@ -156,7 +156,7 @@ def _shards(
   with progress_bar(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
   # What is uploaded is written beside the source first, so that the command can resume.
-  local = f"{source.rstrip('/')}-shards" if remote.is_remote(destination) else destination
+  local = f"{os.path.abspath(source)}-shards" if remote.is_remote(destination) else destination
   with progress_bar(console, "packing") as show:
     done = write_shards(images, local, name=name, shards=shards, workers=workers, show=show)
   _show_work(console, "packed", done, workers)

@@ -4,6 +4,7 @@ Each function raises a UserError with one sentence on what was lost, missing or 
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import pathlib
@@ -34,7 +35,7 @@ def read(url: str, begin: int | None = None, end: int | None = None) -> bytes:
   """
   with _sentence(url, "read"):
     files, path = _files(url)
-    content = _again(lambda: files.cat_file(path, start=begin, end=end))
+    content = _again(functools.partial(files.cat_file, path, start=begin, end=end))
     if begin is not None and end is not None and len(content) > end - begin:
       raise OSError("the server sends whole files only, and training reads parts of 2 MB")
     return content
@@ -52,7 +53,7 @@ def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
     with _sentence(f"{url}/{name}", "read"):
       files, path = _files(f"{url}/{name}")
       try:
-        content = _again(lambda files=files, path=path: files.cat_file(path))  # type: ignore[misc]
+        content = _again(functools.partial(files.cat_file, path))
       except FileNotFoundError:
         (folder / name).unlink(missing_ok=True)
         if name == INFO:
@@ -81,8 +82,7 @@ def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) 
     for number, name in enumerate(names):
       source, target = folder / name, f"{root}/{name}"
       if not (name in shards and _is_there(files, target, source)):
-        content = source.read_bytes()
-        _again(lambda target=target, content=content: files.pipe_file(target, content))  # type: ignore[misc]
+        _again(functools.partial(files.put_file, str(source), target))
       show(number + 1, len(names))
 
 

@@ -217,12 +217,10 @@ def _find_csv(path: pathlib.Path, tune: bool) -> Listed:
   listed = read_csv(path, tune=tune)
   require_files(path, listed.names)
   source = printable(path.name)
-  if listed.has_splits:
+  if listed.train is not None:
     source += ": split train" if tune else f": splits train and {listed.eval_name}"
-  names = Names.of(name for each in listed.names.values() for name in each)
-  labels = np.concatenate([np.array(each, np.int32) for each in listed.labels.values()])
-  train = len(listed.names["train"]) if listed.has_splits else None
-  about = train, listed.classes, source, listed.notes
+  names, labels = Names.of(listed.names), np.array(listed.labels, np.int32)
+  about = listed.train, listed.classes, source, listed.notes
   return Listed(path, str(path.parent), names, *about, labels=labels, digest=path_digests(names))
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxspeed.data.formats.class_names import distinct
@@ -42,21 +42,21 @@ _LONGEST = 100  # characters of each
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-  """Images and labels by split: "train", and "val" where there is a column of splits and no tuning.
+  """Images and labels: those of the split "train", then those that are evaluated.
 
   Attributes:
-    names: normalised file names, sorted.
+    names: normalised file names, sorted in each split.
     labels: class number of each image, an index of `classes`.
     classes: the classes' names: sorted, as numbers if all are integers.
-    has_splits: whether there is a column of splits.
-    eval_name: the name of the split "val" in the file; '' without it.
+    train: number of images of the split "train"; None without a column of splits.
+    eval_name: the name of the other split in the file; '' without it.
     notes: lines about what is not read.
   """
 
-  names: dict[str, list[str]]
-  labels: dict[str, list[int]]
+  names: list[str]
+  labels: list[int]
   classes: tuple[str, ...]
-  has_splits: bool
+  train: int | None
   eval_name: str
   notes: tuple[str, ...]
 
@@ -91,22 +91,20 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
   notes = []
   if others:
     notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
-  by_split, eval_name = {"train": rows}, ""
+  train, eval_name = len(rows), ""
   if has_splits:
-    by_split, eval_name, unread = _by_split(path, rows, tune)
+    rows, train, eval_name, unread = _by_split(path, rows, tune)
     notes += unread
-  classes = _classes(path, by_split["train"])
+  classes = _classes(path, rows[:train])
   numbers = {name: number for number, name in enumerate(classes)}
-  unknown = [row for each in by_split.values() for row in each if row.label not in numbers]
-  if unknown:
+  if unknown := [row for row in rows if row.label not in numbers]:
     raise UserError(
       f"{path}, line {unknown[0].line}: the label {_quoted(unknown[0].label)} is in no row of "
       f"the split train ({len(unknown):,} in all): a model is trained on the classes it is "
       "evaluated on."
     )
-  names = {split: [row.file for row in each] for split, each in by_split.items()}
-  labels = {split: [numbers[row.label] for row in each] for split, each in by_split.items()}
-  return Listed(names, labels, classes, has_splits, eval_name, tuple(notes))
+  names, labels = [row.file for row in rows], [numbers[row.label] for row in rows]
+  return Listed(names, labels, classes, train if has_splits else None, eval_name, tuple(notes))
 
 
 def read_names(path: pathlib.Path) -> list[str]:
@@ -119,7 +117,7 @@ def read_names(path: pathlib.Path) -> list[str]:
   return [row.file for row in _rows(path, ("file",), normal=False)[0]]
 
 
-def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> None:
+def require_files(path: pathlib.Path, names: Sequence[str]) -> None:
   """Check that the files of a CSV are there, with one listing of each of their folders.
 
   Raises:
@@ -127,7 +125,7 @@ def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> Non
     OSError: a folder cannot be read.
   """
   folders: dict[str, list[str]] = collections.defaultdict(list)
-  for name in (name for each in names.values() for name in each):
+  for name in names:
     folders[os.path.dirname(name)].append(name)
   missing: list[str] = []
   for folder, files in folders.items():
@@ -142,9 +140,8 @@ def require_files(path: pathlib.Path, names: Mapping[str, Sequence[str]]) -> Non
       if os.path.basename(name) not in there and not os.path.lexists(path.parent / name)
     ]
   if missing:
-    listed = sum(map(len, names.values()))
     raise UserError(
-      f"{path} lists {plural(listed, 'file')}, of which {len(missing):,} cannot be found: "
+      f"{path} lists {plural(len(names), 'file')}, of which {len(missing):,} cannot be found: "
       f"{_some(sorted(missing))}; names have their endings and are relative to {path.parent}."
     )
 
@@ -256,8 +253,11 @@ def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -
 
 def _by_split(
   path: pathlib.Path, rows: Sequence[_Row], tune: bool
-) -> tuple[dict[str, list[_Row]], str, list[str]]:
-  """Return the rows of "train" and "val", the latter's name in the file, and notes."""
+) -> tuple[list[_Row], int, str, list[str]]:
+  """Return the rows of "train" and of the other split, the former's number, and the latter's name.
+
+  The last value is notes.
+  """
   grouped: dict[str, list[_Row]] = collections.defaultdict(list)
   for row in rows:
     grouped[row.split].append(row)
@@ -268,7 +268,7 @@ def _by_split(
       "remove the column split and set --config.data.hold_out=1."
     )
   if tune:
-    return {"train": grouped["train"]}, "", []
+    return grouped["train"], len(grouped["train"]), "", []
   if not present:
     raise UserError(
       f"{path} has no rows of the split val or test to evaluate on: complete it; remove the column "
@@ -279,7 +279,7 @@ def _by_split(
     f"{len(grouped[each]):,} rows of the split {each} are not read: {chosen} is evaluated"
     for each in unread
   ]
-  return {"train": grouped["train"], "val": grouped[chosen]}, chosen, notes
+  return grouped["train"] + grouped[chosen], len(grouped["train"]), chosen, notes
 
 
 def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:

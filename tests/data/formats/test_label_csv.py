@@ -37,21 +37,21 @@ def read(tmp_path):
 )
 def test_the_same_list_in_many_forms(read, text):
   found = read(text)
-  assert found.names == {"train": NAMES} and found.labels == {"train": [0, 0, 1]}
-  assert found.classes == ("cat", "dog") and found.notes == () and not found.has_splits
+  assert found.names == NAMES and found.labels == [0, 0, 1]
+  assert found.classes == ("cat", "dog") and found.notes == () and found.train is None
 
 
 def test_other_columns_are_named_and_not_read(read):
   found = read("id,file,is_valid,label\n1,a.jpg,True,cat\n2,b.jpg,False,dog\n")
-  assert found.names["train"] == ["a.jpg", "b.jpg"]
+  assert found.names == ["a.jpg", "b.jpg"]
   assert found.notes == ("columns of photos.csv that are not read: id, is_valid",)
   # The documents' own names go before the others.
-  assert read("path,file,label\nx,a.jpg,cat\n").names["train"] == ["a.jpg"]
+  assert read("path,file,label\nx,a.jpg,cat\n").names == ["a.jpg"]
 
 
 def test_quoted_values_hold_separators_and_quotes(read):
   found = read('file,label\n"a,1.jpg","the ""cat"""\nb.jpg,"dog, big"\n')
-  assert found.names["train"] == ["a,1.jpg", "b.jpg"]
+  assert found.names == ["a,1.jpg", "b.jpg"]
   assert found.classes == ("dog, big", 'the "cat"')
 
 
@@ -64,12 +64,12 @@ def test_classes_are_sorted_and_integers_as_numbers(read):
 def test_splits(read):
   head = "file,label,split\na,cat,train\nb,dog,Training\n"
   found = read(head + "c,cat,test\nd,dog,valid\n")
-  assert found.names == {"train": ["a", "b"], "val": ["d"]} and found.labels["val"] == [1]
-  assert found.has_splits and found.eval_name == "val"
+  assert found.names == ["a", "b", "d"] and found.labels == [0, 1, 1]
+  assert (found.train, found.eval_name) == (2, "val")
   assert found.notes == ("1 rows of the split test are not read: val is evaluated",)
   assert read(head + "c,cat,test\n").eval_name == "test"
   tuned = read(head, tune=True)
-  assert tuned.names == {"train": ["a", "b"]} and tuned.has_splits
+  assert tuned.names == ["a", "b"] and tuned.train == 2
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_missing_files_are_counted_and_named(tmp_path):
     (tmp_path / name).write_bytes(b"")
   path = tmp_path / "photos.csv"
   there = ["a.jpg", "in/b.jpg", f"../{tmp_path.name}/a.jpg", str(tmp_path / "in" / "b.jpg")]
-  require_files(path, {"train": there})
+  require_files(path, there)
 
   def said(*names):
     with pytest.raises(UserError) as raised:
-      require_files(path, {"train": [*there, *names]})
+      require_files(path, [*there, *names])
     return str(raised.value)
 
   found = said("x/1.jpg", "x/2.jpg", "b.jpg", "y.jpg")
