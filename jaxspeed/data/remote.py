@@ -50,17 +50,22 @@ def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
   url = url.rstrip("/")
   folder = cache / f"remote-{sha256(url.encode()).hexdigest()[:16]}" / url.rpartition("/")[2]
   for name in _SMALL:
-    with _sentence(f"{url}/{name}", "read"):
+    content = None
+    with _sentence(f"{url}/{name}", "read"), contextlib.suppress(FileNotFoundError):
       files, path = _files(f"{url}/{name}")
-      try:
-        content = _again(functools.partial(files.cat_file, path))
-      except FileNotFoundError:
-        (folder / name).unlink(missing_ok=True)
-        if name == INFO:
-          raise
-        continue
-      (folder / name).parent.mkdir(parents=True, exist_ok=True)
-      write_atomically(folder / name, content, sync=False)
+      content = _again(functools.partial(files.cat_file, path))
+    if content is None and name == INFO:
+      raise _missing(f"{url}/{name}")
+    try:
+      (folder / name).unlink(missing_ok=True)
+      if content is not None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content, sync=False)
+    except OSError as error:
+      raise UserError(
+        f"{folder} cannot be written ({error.strerror or error}): set --config.data.cache to a "
+        "writable folder."
+      ) from error
   return folder
 
 
@@ -122,13 +127,17 @@ def _sentence(url: str, verb: str) -> Iterator[None]:
   except ImportError as error:
     raise UserError(f"{url} needs a package ({error}): pip install 'jaxspeed[cloud]'.") from error
   except FileNotFoundError as error:
-    raise UserError(
-      f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
-      "python -m jaxspeed.prepare shards."
-    ) from error
+    raise _missing(url) from error
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     raise UserError(
       f"{url} cannot be {verb} ({reason[:200]}): check the address, the credentials and the "
       "network."
     ) from error
+
+
+def _missing(url: str) -> UserError:
+  return UserError(
+    f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
+    "python -m jaxspeed.prepare shards."
+  )
