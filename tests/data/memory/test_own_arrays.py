@@ -61,37 +61,25 @@ def test_classes_txt_names_the_classes(tmp_path, opened):
     opened(tmp_path, classes=2)
 
 
+def pixels(*shape):
+  return np.zeros(shape, np.uint8)
+
+
 @pytest.mark.parametrize(
   ("images", "labels", "message"),
   [
-    (np.zeros((4, 3, 3, 3), np.float32), np.zeros(4, int), "images.npy is float32 of shape"),
-    (
-      np.zeros((4, 3, 3, 4), np.uint8),
-      np.zeros(4, int),
-      r"images.npy is uint8 of shape \(4, 3, 3,",
-    ),
-    (np.zeros((4, 27), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 27\)"),
-    (np.zeros((4, 3, 3, 3), np.uint8), np.zeros(4), "labels.npy is float64 of shape"),
-    (np.zeros((4, 3, 3, 3), np.uint8), np.zeros(5, int), r"labels.npy .*\(5,\).* the 4 images"),
-    (
-      np.zeros((4, 3, 3, 3), np.uint8),
-      np.zeros((4, 1), int),
-      r"labels.npy is int64 of shape \(4, 1",
-    ),
-    (np.zeros((0, 3, 3, 3), np.uint8), np.zeros(0, int), "labels.npy .* at least one"),
-    (np.zeros((1, 3, 3, 3), np.uint8), np.zeros(1, int), "1 image, too few to hold one out"),
-    (np.zeros((4, 0, 3, 3), np.uint8), np.zeros(4, int), r"images.npy is uint8 of shape \(4, 0"),
-    (np.zeros((4, 3, 3, 3), np.uint8), np.array([0, 0, -1, 2]), "a label of .* is -1"),
-    (
-      np.zeros((4, 3, 3, 3), np.uint8),
-      np.array([0, 1, 2, 2**40]),
-      "label 1099511627776: labels count",
-    ),
-    (
-      np.zeros((4, 3, 3, 3), np.uint8),
-      np.array([0, 0, -(2**40), 2]),
-      "a label of .* is -2147483648",
-    ),
+    (pixels(4, 3, 3, 3).astype(np.float32), [0] * 4, "images.npy is float32 of shape"),
+    (pixels(4, 3, 3, 4), [0] * 4, r"images.npy is uint8 of shape \(4, 3, 3,"),
+    (pixels(4, 27), [0] * 4, r"images.npy is uint8 of shape \(4, 27\)"),
+    (pixels(4, 0, 3, 3), [0] * 4, r"images.npy is uint8 of shape \(4, 0"),
+    (pixels(4, 3, 3, 3), [0.0] * 4, "labels.npy is float64 of shape"),
+    (pixels(4, 3, 3, 3), [0] * 5, r"labels.npy .*\(5,\).* the 4 images"),
+    (pixels(4, 3, 3, 3), [[0]] * 4, r"labels.npy is int64 of shape \(4, 1"),
+    (pixels(0, 3, 3, 3), np.zeros(0, int), "labels.npy .* at least one"),
+    (pixels(1, 3, 3, 3), [0], "1 image, too few to hold one out"),
+    (pixels(4, 3, 3, 3), [0, 0, -1, 2], "a label of .* is -1"),
+    (pixels(4, 3, 3, 3), [0, 1, 2, 2**40], "label 1099511627776: labels count"),
+    (pixels(4, 3, 3, 3), [0, 0, -(2**40), 2], "a label of .* is -2147483648"),
   ],
 )
 def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels, message):
