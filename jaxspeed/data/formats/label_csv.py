@@ -11,6 +11,7 @@ folder, or absolute. Commas, semicolons or tabs separate columns. Each row is a 
 import collections
 import csv
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -88,6 +89,13 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
   """
   rows, others, has_splits = _rows(path)
   rows.sort()
+  for one, other in itertools.pairwise(rows):
+    if one.file == other.file:
+      first, second = sorted([one.line, other.line])
+      raise UserError(
+        f"{path}, lines {first} and {second}, both name {_quoted(one.file)}: list each image once, "
+        "with one label and in one split."
+      )
   notes = []
   if others:
     notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
@@ -163,7 +171,6 @@ def _rows(
   delimiter, header, places = _header(path, lines[first], columns)
   reader = csv.reader(lines[first + 1 :], delimiter=delimiter, strict=True, skipinitialspace=True)
   rows: list[_Row] = []
-  lines_of: dict[str, int] = {}
   splits, before = {"": "train"}, 0
   try:
     for fields in reader:
@@ -192,11 +199,6 @@ def _rows(
         splits[split] = _SPLITS[split.lower()]
       if normal and ("/." in file or "//" in file or file[0] == "."):
         file = os.path.normpath(file)
-      if "label" in columns and lines_of.setdefault(file, line) != line:
-        raise UserError(
-          f"{path}, lines {lines_of[file]} and {line}, both name {_quoted(file)}: list each image "
-          "once, with one label and in one split."
-        )
       rows.append(_Row(file, label, splits[split], line))
   except csv.Error as error:
     raise UserError(
