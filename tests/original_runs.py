@@ -10,8 +10,7 @@ from toy import load_recipe, toy_arrays, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.train_step import train_step
+from jaxspeed.steps.programs import on_mesh, step_of
 
 torch = pytest.importorskip("torch")
 from torch_nets import arrays, drawn, nchw, tensors  # noqa: E402
@@ -106,7 +105,7 @@ def run(config, steps):
     if kind not in programs:
       # Half of the seconds would be the compiler's.
       programs[kind] = jax.jit(
-        on_mesh(train_step, spec, kind=kind),
+        on_mesh(step_of(spec), spec, kind=kind),
         compiler_options={"xla_backend_optimization_level": 0},
       )
     rows = (np.arange(batch) + step * batch) % len(data.train_labels)

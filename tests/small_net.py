@@ -60,13 +60,13 @@ def make_config(whitening_bias_decay=1.0, bias_epochs=1.0, precision="float64", 
   return config
 
 
-def made(config):
-  return make_optimizer(config, groups_by_name)
+def made(config, params=None):
+  return make_optimizer(config, groups_by_name(params or small_net()))
 
 
 def first_update(config, params, gradients, **extra):
   """What a first step adds to the parameters."""
-  optimizer = made(config)
+  optimizer = made(config, params)
 
   @jax.jit
   def update(gradients, params, extra):

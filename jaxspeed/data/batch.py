@@ -10,7 +10,7 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 # The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
 ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
@@ -31,6 +31,8 @@ class Batch(flax.struct.PyTreeNode):
     mask: false for examples that do not count.
     flip: true for images that training flips left to right; None flips none.
     index: numbers of the images in their split, for an evaluation; training needs none.
+    partner: labels of what augmentation mixed into the images; None before it.
+    partner_weight: their weight in the loss, 0 for an image that is not mixed.
   """
 
   image: UInt8[Any, "n h w 3"]
@@ -38,6 +40,8 @@ class Batch(flax.struct.PyTreeNode):
   mask: Bool[Any, "n"]
   flip: Bool[Any, "n"] | None = None
   index: Int[Any, "n"] | None = None
+  partner: Int[Any, "n"] | None = None
+  partner_weight: Float[Any, "n"] | None = None
 
 
 def seed_key(seed: int) -> UInt32[np.ndarray, "2"]:

@@ -110,9 +110,9 @@ def where_paired(
   mask: Bool[Array, "n"],
   mixed: Float[Array, "n h w c"],
   images: Float[Array, "n h w c"],
-  share: Float[Array, ""] | float,
+  share: Float[Array, ""],
 ) -> tuple[Float[Array, "n h w c"], Float[Array, "n"]]:
   """Return the mixed images and their share, and where the partner is padding the image and 0."""
   paired = of_partner(mask)
   mixed = jnp.where(paired[:, None, None, None], mixed, images)
-  return mixed, jnp.where(paired, jnp.asarray(share, images.dtype), 0.0)
+  return mixed, jnp.where(paired, share, 0.0)

@@ -82,15 +82,16 @@ def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
   kept = {name: variables[name] for name in ("params", "batch_stats") if name in variables}
   logits = _traced(name, model.apply, kept, images, train=False)
   rngs, mutable = {"dropout": jax.random.key(0)}, ["batch_stats"]
-  _traced(name, model.apply, kept, images, train=True, rngs=rngs, mutable=mutable)
-  if getattr(logits, "shape", None) != (2, classes):
-    shape = getattr(logits, "shape", None) or type(logits).__name__
-    raise UserError(
-      f"{name} gives {shape} for 2 images, and the data have {classes} classes: it must give "
-      f"logits of shape (2, {classes})."
-    )
-  if not np.issubdtype(logits.dtype, np.floating) and logits.dtype != "bfloat16":
-    raise UserError(f"{name} gives logits of type {logits.dtype}: they must be floats.")
+  training, _ = _traced(name, model.apply, kept, images, train=True, rngs=rngs, mutable=mutable)
+  for found in (logits, training):
+    if getattr(found, "shape", None) != (2, classes):
+      shape = getattr(found, "shape", None) or type(found).__name__
+      raise UserError(
+        f"{name} gives {shape} for 2 images, and the data have {classes} classes: it must give "
+        f"logits of shape (2, {classes})."
+      )
+    if not np.issubdtype(found.dtype, np.floating) and found.dtype != "bfloat16":
+      raise UserError(f"{name} gives logits of type {found.dtype}: they must be floats.")
   trained = jax.tree.leaves(variables.get("params", {}))
   if not all(leaf.size for leaf in trained):
     raise UserError(f"{name} has a parameter without elements, which no checkpoint can hold.")

@@ -22,7 +22,6 @@ from pydantic import Field
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
-from jaxspeed.models.layers.dropout import Dropout
 from jaxspeed.models.layers.groups import groups_by_name
 
 # Of the sines and cosines of `sincos2d`, as in Vaswani et al. 2017.
@@ -112,7 +111,7 @@ class Block(nn.Module):
     )
 
     def drop(y):
-      return Dropout(self.dropout, self.train)(y)
+      return nn.Dropout(self.dropout, deterministic=not self.train)(y)
 
     x = x + drop(Attention(self.heads, self.dtype, name="attention")(norm(name="norm1")(x)))
     y = dense(self.mlp, name="mlp1")(norm(name="norm2")(x))
@@ -161,7 +160,8 @@ class ViT(nn.Module):
     x = nn.Dense(self.width, dtype=self.dtype, param_dtype=masters, name="patch")(
       _patches_of(x, high, wide, self.patch_size)
     )
-    x = Dropout(self.dropout, train)(self._with_positions(x, high, wide))
+    x = self._with_positions(x, high, wide)
+    x = nn.Dropout(self.dropout, deterministic=not train)(x)
     for number in range(1, self.depth + 1):
       x = Block(
         heads=self.heads,

@@ -22,43 +22,31 @@ LABELS = (
   "frozen",
 )
 
-# From a tree of parameters to a tree of labels of the same structure.
-Labels = Callable[[PyTree], PyTree]
-
 _Path = tuple[str, ...]
 _NAMED = 3
 
 
-def labels_of(model: nn.Module, *, classes: int, image_size: int) -> Labels:
-  """Return the function that labels a model's parameters.
+def labels_of(model: nn.Module, params: PyTree, *, classes: int, image_size: int) -> PyTree:
+  """Return the label of each parameter of a model.
 
-  It is the model's method `param_groups`, checked, or `labels_by_shape` if it has none.
+  The model's method `param_groups` says it, or `labels_by_shape` if it has none.
 
   Args:
     model: the model.
+    params: its parameters, or their shapes.
     classes: the number of classes.
     image_size: the side of the images on which the model is traced, in pixels.
   """
   if hasattr(model, "param_groups"):
     choice = f"one of {', '.join(LABELS)}"
-    return lambda params: asked(model, "param_groups", params, "label", LABELS.__contains__, choice)
-  found: dict[_Path, str] = {}
-
-  def by_shape(params: PyTree) -> PyTree:
-    if not found:
-      found.update(labels_by_shape(shapes_in_order(model, image_size), classes))
-    return jax.tree_util.tree_map_with_path(lambda path, _: found[_names(path)], params)
-
-  return by_shape
+    return asked(model, "param_groups", params, "label", LABELS.__contains__, choice)
+  found = labels_by_shape(shapes_in_order(model, image_size), classes)
+  return jax.tree_util.tree_map_with_path(lambda path, _: found[_names(path)], params)
 
 
-def for_lars(labels: Labels) -> Labels:
+def for_lars(labels: PyTree) -> PyTree:
   """The same labels, but the head is a kernel too, so that one pass computes all norms."""
-
-  def relabelled(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda label: "kernel" if label == "head" else label, labels(params))
-
-  return relabelled
+  return jax.tree.map(lambda label: "kernel" if label == "head" else label, labels)
 
 
 def labels_by_shape(shapes: dict[_Path, tuple[int, ...]], classes: int) -> dict[_Path, str]:

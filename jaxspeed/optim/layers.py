@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import Labels, asked
+from jaxspeed.optim.groups import asked
 
 BACKBONE = "backbone"
 
@@ -48,12 +48,12 @@ def scale_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
   return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def frozen_parts(model: Any, labels: Labels, params: PyTree, freeze: str) -> tuple[str, ...]:
+def frozen_parts(model: Any, labels: PyTree, params: PyTree, freeze: str) -> tuple[str, ...]:
   """The keys of `params` that `config.pretrained.freeze` freezes.
 
   Args:
     model: the model.
-    labels: labels the parameters (`groups.labels_of`).
+    labels: the labels of the parameters (`groups.labels_of`).
     params: the parameters, or their shapes.
     freeze: the field: "" for none, "backbone", or the last of the first parts.
 
@@ -63,8 +63,7 @@ def frozen_parts(model: Any, labels: Labels, params: PyTree, freeze: str) -> tup
   if not freeze:
     return ()
   if freeze == BACKBONE:
-    named = labels(params)
-    heads = {part for part in params if {"head", "head_bias"} & {*jax.tree.leaves(named[part])}}
+    heads = {part for part in params if {"head", "head_bias"} & {*jax.tree.leaves(labels[part])}}
     return tuple(sorted(set(params) - heads))
   layers = layers_of(model, params) if hasattr(model, "param_layers") else {}
   ends = {part: max(jax.tree.leaves(tree)) for part, tree in layers.items()}
@@ -78,15 +77,9 @@ def frozen_parts(model: Any, labels: Labels, params: PyTree, freeze: str) -> tup
   return tuple(sorted(part for part in known if ends[part] <= ends[freeze]))
 
 
-def with_frozen(labels: Labels, parts: tuple[str, ...]) -> Labels:
+def with_frozen(labels: PyTree, parts: tuple[str, ...]) -> PyTree:
   """The same labels, but what is in one of the `parts` is "frozen"."""
-  if not parts:
-    return labels
-
-  def relabelled(params: PyTree) -> PyTree:
-    return {
-      part: jax.tree.map(lambda label: "frozen", tree) if part in parts else tree
-      for part, tree in labels(params).items()
-    }
-
-  return relabelled
+  return {
+    part: jax.tree.map(lambda label: "frozen", tree) if part in parts else tree
+    for part, tree in labels.items()
+  }

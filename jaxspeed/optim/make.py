@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import optax
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.optim.adamw import adamw
-from jaxspeed.optim.groups import LABELS, Labels, for_lars
+from jaxspeed.optim.groups import LABELS, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
 from jaxspeed.optim.own import check_transformation
@@ -69,7 +70,7 @@ def groups_of(config: ConfigDict, own: Iterable[str] = ()) -> dict[str, Group]:
 
 
 def make_optimizer(
-  config: ConfigDict, labels: Labels, *, own: Mapping[str, Callable[..., Any]] | None = None
+  config: ConfigDict, labels: PyTree, *, own: Mapping[str, Callable[..., Any]] | None = None
 ) -> optax.GradientTransformationExtraArgs:
   """Make the optimizer of a complete, resolved config: SGD, Muon, LARS, AdamW or one of `own`.
 
@@ -79,7 +80,7 @@ def make_optimizer(
 
   Args:
     config: the config.
-    labels: labels the parameters (`groups.labels_of`).
+    labels: the labels of the parameters (`groups.labels_of`).
     own: the user's own optimizers (`config.registry.OPTIMIZERS`).
 
   Raises:
@@ -90,8 +91,10 @@ def make_optimizer(
     raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
   transforms = {label: _transform(config, group) for label, group in groups_of(config).items()}
   if own and name in own:
-    transforms |= own_transforms(config, own)
-  return optax.partition(transforms, for_lars(labels) if name == "lars" else labels)
+    transforms |= own_transforms(config, own, labels)
+  if name == "lars":
+    labels = for_lars(labels)
+  return optax.partition(transforms, labels)
 
 
 def _transform(config: ConfigDict, group: Group) -> optax.GradientTransformation:
@@ -145,7 +148,9 @@ def _lars(config: ConfigDict, momentum: float | None) -> optax.GradientTransform
   )
 
 
-def own_transforms(config: ConfigDict, own: Mapping[str, Callable[..., Any]]) -> _Transforms:
+def own_transforms(
+  config: ConfigDict, own: Mapping[str, Callable[..., Any]], labels: PyTree | None = None
+) -> _Transforms:
   """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
   name = config.optimizer.name
   made = own[name](config.optimizer)
@@ -158,5 +163,5 @@ def own_transforms(config: ConfigDict, own: Mapping[str, Callable[..., Any]]) ->
         f"the optimizer {name!r} returns a dict with {label!r}: its keys are labels of parameters "
         f"({', '.join(LABELS)})."
       )
-    check_transformation(transform, f"the optimizer {name!r} for {label!r}")
+    check_transformation(transform, f"the optimizer {name!r} for {label!r}", labels)
   return {label: optax.chain(transform, scale_by_rate()) for label, transform in made.items()}

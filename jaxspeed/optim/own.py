@@ -5,22 +5,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import Labels
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate
 
 # Labels of parameters that have a rate of their own, or none.
 _APART = ("whiten_bias", "frozen")
 
 
-def check_transformation(optimizer: Any, what: str = "optimizer=") -> None:
+def check_transformation(
+  optimizer: Any, what: str = "optimizer=", labels: PyTree | None = None
+) -> None:
   """Makes sure that an object is a gradient transformation without a learning rate.
 
   Args:
     optimizer: the object.
     what: what the caller knows it as.
+    labels: those of the parameters, whose names it may look at; None: of a kernel and a bias.
 
   Raises:
     UserError: it is something else, or its update already points downhill.
@@ -30,7 +33,10 @@ def check_transformation(optimizer: Any, what: str = "optimizer=") -> None:
       f"{what} is of type {type(optimizer).__name__}: it must be a transformation of Optax without "
       "a learning rate, such as optax.scale_by_adam()."
     )
-  params = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
+  params = jax.tree.map(
+    lambda label: jnp.zeros((2,) * (1 + (label in ("kernel", "head", "embedding")))),
+    labels or {"kernel": "kernel", "bias": "bias"},
+  )
   gradient = jax.tree.map(jnp.ones_like, params)
   try:
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
@@ -38,7 +44,7 @@ def check_transformation(optimizer: Any, what: str = "optimizer=") -> None:
       for _ in range(2):  # a warm-up begins at a rate of 0
         update, state = optimizer.update(gradient, state, params)
     downhill = any(float(leaf.sum()) < 0 for leaf in jax.tree.leaves(update))
-  except Exception:  # it needs other parameters or arguments: training tells
+  except Exception:  # it needs other shapes or arguments: training tells
     return
   if downhill:
     raise UserError(
@@ -48,7 +54,7 @@ def check_transformation(optimizer: Any, what: str = "optimizer=") -> None:
 
 
 def own_optimizer(
-  optimizer: optax.GradientTransformation, config: ConfigDict, labels: Labels
+  optimizer: optax.GradientTransformation, config: ConfigDict, labels: PyTree
 ) -> optax.GradientTransformationExtraArgs:
   """A transformation times the plan's learning rate, for all parameters that are trained.
 
@@ -58,12 +64,10 @@ def own_optimizer(
   Args:
     optimizer: the transformation.
     config: the config.
-    labels: as `groups.labels_of` returns.
+    labels: the labels of the parameters (`groups.labels_of`).
   """
-
-  def apart(params: Any) -> Any:
-    return jax.tree.map(lambda name: name if name in _APART else "trained", labels(params))
-
+  check_transformation(optimizer, labels=labels)
+  labels = jax.tree.map(lambda label: label if label in _APART else "trained", labels)
   own = optax.chain(optax.with_extra_args_support(optimizer), scale_by_rate())
   bias = optax.set_to_zero()
   if config.whitening.bias_epochs:
@@ -73,5 +77,5 @@ def own_optimizer(
       hold_at_zero("whiten_bias_rate"),
     )
   return optax.partition(
-    {"trained": own, "whiten_bias": bias, "frozen": optax.set_to_zero()}, apart
+    {"trained": own, "whiten_bias": bias, "frozen": optax.set_to_zero()}, labels
   )

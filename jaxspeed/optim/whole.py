@@ -7,12 +7,11 @@ import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from jaxspeed.optim.groups import Labels
 from jaxspeed.optim.layers import scale_by_layer
 
 
 def with_clipping_and_layer_decay(
-  optimizer: optax.GradientTransformation, config: ConfigDict, labels: Labels, model: Any
+  optimizer: optax.GradientTransformation, config: ConfigDict, labels: PyTree, model: Any
 ) -> optax.GradientTransformationExtraArgs:
   """The optimizer between `config.optimizer.clip_norm` and `config.optimizer.layer_decay`.
 
@@ -23,16 +22,13 @@ def with_clipping_and_layer_decay(
   Args:
     optimizer: the optimizer, which takes all parameters.
     config: the config.
-    labels: labels the parameters (`groups.labels_of`).
+    labels: the labels of the parameters (`groups.labels_of`).
     model: the model, which says its layers (`layers.layers_of`).
   """
   fields = config.optimizer
   parts: list[optax.GradientTransformation] = [optimizer]
   if fields.clip_norm:
-
-    def trained(params: PyTree) -> PyTree:
-      return jax.tree.map(lambda label: label != "frozen", labels(params))
-
+    trained = jax.tree.map(lambda label: label != "frozen", labels)
     parts.insert(0, optax.masked(optax.clip_by_global_norm(fields.clip_norm), trained))
   if fields.layer_decay != 1:
     parts.append(scale_by_layer(model, fields.layer_decay))

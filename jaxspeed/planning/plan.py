@@ -95,7 +95,7 @@ class Plan:
     """Columns with one value per step, in float64.
 
     They are `learning_rate` and, if the recipe uses them, `average_keep` and `average_pull`
-    (`optim.averaging`), `momentum`, `whiten_bias_rate` and `renormalize` (`optim`). The programs
+    (`steps.train_step`), `momentum`, `whiten_bias_rate` and `renormalize` (`optim`). The programs
     take them in the accumulation dtype. They are computed when first asked for: JAX evaluates the
     schedule, and a machine that only submits jobs leaves its GPUs alone.
     """

@@ -127,7 +127,7 @@ def average_keep(
 def lookahead(
   epoch: Int[np.ndarray, "steps"], *, decay: float, every: int, from_epoch: int
 ) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps"]]:
-  """The two columns of `averaging.lookahead`: the share it keeps, and when it pulls the model back.
+  """The columns of `train_step.lookahead`: the share it keeps, and when it pulls the model back.
 
   Every `every` steps, after step t of T (counted from 1), the average keeps
   decay ** every * (t / T) ** 3 and the model becomes the average, as it does after the last step.

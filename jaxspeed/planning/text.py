@@ -1,4 +1,4 @@
-"""A plan as text and as CSV."""
+"""A plan as text and as CSV, and its average in words."""
 
 from collections.abc import Iterator, Mapping
 
@@ -101,3 +101,14 @@ def csv_lines(config: ConfigDict, plan: Plan) -> Iterator[str]:
     before, seen = seen, plan.examples(step + 1)
     place = f"{epoch},{step_in_epoch + 1},{phase.image_size}"
     yield f"{place},{seen - before},{r!r},{m!r},{phase.min_scale!r}"
+
+
+def describe_average(fields: ConfigDict) -> str:
+  """The weights that are evaluated with `config.average`, in words."""
+  if fields.kind == "none":
+    return "the live weights"
+  every = "every step" if fields.every == 1 else f"every {fields.every} steps"
+  if fields.kind == "lookahead":
+    return f"the live weights, set to their average {every} and after the last step (lookahead)"
+  reach = f", over at most {fields.reach:.0%} of the steps so far" if fields.reach else ""
+  return f"an exponential moving average (decay {fields.decay:g} per step, {every}{reach})"

@@ -10,8 +10,8 @@ from jaxspeed.cluster import processes
 from jaxspeed.devices import allreduce, options
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.protocol import Feed
-from jaxspeed.optim import averaging
 from jaxspeed.planning.plan import left_out
+from jaxspeed.planning.text import describe_average
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
@@ -49,7 +49,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "plan": f"{plan.total_steps} steps of {sizes} images, "
       f"{epochs}; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
       **initial,
-      "weights": f"evaluation uses {averaging.describe(config.average)}",
+      "weights": f"evaluation uses {describe_average(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }

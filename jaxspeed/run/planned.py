@@ -105,7 +105,7 @@ def group_table(config: ConfigDict, plan: Plan) -> list[str]:
   params = shapes_of(spec.model, plan.phases[0].image_size)["params"]
   labels = for_lars(spec.labels) if config.optimizer.name == "lars" else spec.labels
   counts = collections.Counter[str]()
-  for label, leaf in zip(*map(jax.tree.leaves, (labels(params), params)), strict=True):
+  for label, leaf in zip(*map(jax.tree.leaves, (labels, params)), strict=True):
     counts[label] += leaf.size
   own = own_transforms(config, OPTIMIZERS) if config.optimizer.name in OPTIMIZERS else ()
   rates_for = published_as(config.name).rates_for

@@ -117,13 +117,13 @@ def augmented(
     global_batch=spec.plan.phase_of(step).batch_size,
     dtype=spec.accumulation,
   )
-  seen, partner, share = jax.device_get(jax.jit(run)(batch))
+  seen = jax.device_get(jax.jit(run)(batch))
   data = spec.config.data
   pixels = np.asarray(seen.image, np.float32) * np.float32(data.std) + np.float32(data.mean)
   return (
     np.clip(np.rint(pixels), 0, 255).astype(np.uint8),
-    np.asarray(partner, np.int32),
-    np.broadcast_to(np.float32(share), partner.shape).copy(),
+    np.asarray(seen.partner, np.int32),
+    np.asarray(seen.partner_weight, np.float32),
   )
 
 

@@ -1,28 +1,41 @@
-"""Selection of a batch's hard examples for a large model, by a small proxy model."""
+"""The step of a large model that learns from hard examples, which a small proxy model selects."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
+from jaxspeed.data.augment import Drawn
 from jaxspeed.data.batch import Batch
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import StepKind
-from jaxspeed.steps.forward import dropout_keys, forward
-from jaxspeed.steps.losses import smoothed_cross_entropy
+from jaxspeed.steps.losses import MetricSums, cross_entropy, mixed_labels
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
-from jaxspeed.steps.update import update
+from jaxspeed.steps.train_step import Row, augmented_part, dropout_key, forward, update
+
+
+def hard_example_step(
+  state: TrainState,
+  batch: Batch,
+  row: Row,
+  *,
+  spec: TrainSpec,
+  kind: StepKind,
+  drawn: Drawn | None = None,
+) -> tuple[TrainState, MetricSums]:
+  """`train_step` on the `config.proxy.keep` images of a batch that the proxy selects."""
+  assert spec.proxy is not None and state.proxy is not None
+  batch = augmented_part(state, batch, spec=spec, kind=kind, drawn=drawn)
+  keep = spec.config.proxy.keep // spec.devices
+  proxy, kept = select_hard_examples(state.proxy, batch, row, keep=keep, spec=spec.proxy, kind=kind)
+  batch = jax.tree.map(lambda x: x.at[kept].get(mode="promise_in_bounds"), batch)
+  state, sums = update(state.replace(proxy=None), batch, row, spec=spec, kind=kind)
+  return state.replace(proxy=proxy), sums
 
 
 def select_hard_examples(
-  state: TrainState,
-  batch: Batch,
-  row: dict[str, Float[Array, ""]],
-  *,
-  keep: int,
-  spec: TrainSpec,
-  kind: StepKind,
+  state: TrainState, batch: Batch, row: Row, *, keep: int, spec: TrainSpec, kind: StepKind
 ) -> tuple[TrainState, Int[Array, "kept"]]:
   """Select this device's images with the highest loss under the proxy model.
 
@@ -41,15 +54,15 @@ def select_hard_examples(
   Returns:
     The proxy's next state, and the indices of the selected images in the batch.
   """
-  keys = dropout_keys(state, spec=spec)
-  key = None if keys is None else keys[0]
+  key = dropout_key(state, lax.axis_index(AXIS))
   logits, stats = forward(state.params, state.batch_stats, batch.image, key, spec=spec)
-  losses = smoothed_cross_entropy(logits, batch.label, spec.config.label_smoothing)
+  target = mixed_labels(batch, logits.shape[-1])
+  losses = cross_entropy(logits, target, spec.config.label_smoothing)
   highest, kept = lax.top_k(jnp.where(batch.mask, losses, -jnp.inf), keep)
   if kind.proxy_learns:
     # `update` repeats the forward pass: a small model, in one of four steps.
     hard = batch.replace(mask=batch.mask & (losses >= highest[-1]))
-    state, _ = update(state, hard, batch.label, row, share=0.0, spec=spec, kind=kind)
+    state, _ = update(state, hard, row, spec=spec, kind=kind)
     return state, kept
   stats = lax.psum(jax.tree.map(lambda x: x / spec.devices, stats), AXIS)
   return state.replace(step=state.step + 1, batch_stats=stats), kept

@@ -25,6 +25,7 @@ from jaxspeed.data.batch import (
 from jaxspeed.devices import precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.planning.plan import Phase, StepKind, StepRange
+from jaxspeed.steps.hard_examples import hard_example_step
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.rounding import hoist_casts
 from jaxspeed.steps.spec import TrainSpec
@@ -33,6 +34,11 @@ from jaxspeed.steps.train_step import train_step
 
 Table = dict[str, Float[Array, "steps"]]
 _PLAIN = StepKind()
+
+
+def step_of(spec: TrainSpec) -> Callable[..., Any]:
+  """The step of a model, or that of a model with a proxy."""
+  return train_step if spec.proxy is None else hard_example_step
 
 
 def tabled_step(
@@ -46,7 +52,7 @@ def tabled_step(
 ) -> tuple[Carry, Float[Array, ""]]:
   """Run `train_step` with its row of the table; also return its `LossScale.reported_loss`."""
   row = {name: column[carry.state.step] for name, column in table.items()}
-  state, sums = train_step(carry.state, batch, row, spec=spec, kind=kind, drawn=drawn)
+  state, sums = step_of(spec)(carry.state, batch, row, spec=spec, kind=kind, drawn=drawn)
   loss = sums.loss / jnp.maximum(sums.count, 1).astype(sums.loss.dtype)
   if state.loss_scale is not None:
     loss = state.loss_scale.reported_loss(loss)

@@ -4,13 +4,11 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax
 import flax.linen as nn
-import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
@@ -19,7 +17,7 @@ from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import for_device, make_model, shapes_of
 from jaxspeed.models.own import check_contract, prepared
-from jaxspeed.optim.groups import Labels, labels_of
+from jaxspeed.optim.groups import labels_of
 from jaxspeed.optim.layers import frozen_parts, with_frozen
 from jaxspeed.optim.make import make_optimizer
 from jaxspeed.optim.own import own_optimizer
@@ -38,32 +36,17 @@ class TrainSpec:
   mesh: Mesh
   model: nn.Module
   optimizer: optax.GradientTransformationExtraArgs
-  labels: Labels  # labels parameters (`optim.groups`)
+  labels: PyTree  # of the parameters (`optim.groups`)
   layer_order: tuple[int, ...]  # order of gradients in the all-reduce; () on one device
   frozen: tuple[str, ...] = ()  # parts of the model that never change (config.pretrained.freeze)
   proxy: "TrainSpec | None" = None  # spec of the model that selects hard examples
   class_weights: Float[np.ndarray, "classes"] | None = None  # factors on the loss; None: all are 1
 
-  @property
+  @functools.cached_property
   def devices(self) -> int:
     return self.mesh.size
 
   @functools.cached_property
-  def draws_dropout(self) -> bool:
-    """Whether the model uses its rng `dropout` in training; a model that does not costs nothing."""
-    phase = self.plan.phases[0]
-    images = jax.ShapeDtypeStruct(
-      (phase.batch_size // self.devices // self.config.accumulate, *2 * (phase.image_size,), 3),
-      precision.DTYPES[self.config.precision],
-    )
-    apply = functools.partial(self.model.apply, train=True, mutable=["batch_stats"])
-    try:
-      jax.eval_shape(apply, shapes_of(self.model, phase.image_size), images)
-    except flax.errors.InvalidRngError:
-      return True
-    return False
-
-  @property
   def accumulation(self) -> np.dtype:
     """The dtype of parameters, statistics and sums."""
     return precision.accumulation(precision.DTYPES[self.config.precision])
@@ -136,10 +119,9 @@ def make_train_spec(
     if not type(model).__module__.startswith("jaxspeed."):
       check_contract(model, config, f"config.model.name={config.model.name!r}")
   model = for_device(model, mesh.devices.flat[0])
-  labels = labels_of(model, classes=config.data.classes, image_size=size)
-  frozen: tuple[str, ...] = ()
+  params, frozen = shapes_of(model, size)["params"], tuple[str, ...]()
+  labels = labels_of(model, params, classes=config.data.classes, image_size=size)
   if config.pretrained.path and config.pretrained.freeze:
-    params = shapes_of(model, size)["params"]
     frozen = frozen_parts(model, labels, params, config.pretrained.freeze)
     labels = with_frozen(labels, frozen)
   if optimizer is None:

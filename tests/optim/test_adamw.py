@@ -32,6 +32,7 @@ from jaxspeed.optim.own import own_optimizer
 from jaxspeed.optim.whole import with_clipping_and_layer_decay
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+LABELS = groups_by_name(small_net())
 
 
 def config_of(name="adamw", **changes):
@@ -43,8 +44,8 @@ def config_of(name="adamw", **changes):
 def made(config, own=None):
   """The optimizer of a config, or one of a user's own."""
   if own:
-    return own_optimizer(own, config, groups_by_name)
-  return make_optimizer(config, groups_by_name)
+    return own_optimizer(own, config, LABELS)
+  return make_optimizer(config, LABELS)
 
 
 def of_torch(config):
@@ -74,7 +75,7 @@ def of_torch(config):
 )
 def test_adamw_is_torchs(changes, factors):
   config = config_of(**changes)
-  label = named(groups_by_name(small_net()))
+  label = named(LABELS)
 
   def group(name, step, rate):
     of_rate, of_decay = factors.get(label[name], (1, 1))
@@ -105,17 +106,14 @@ def test_clipping_is_torchs_over_all_trained_parameters(name):
   expected = torch_trained(of_torch(config), group, change=clip)
   assert min(norms) < most < max(norms)
 
-  def untrained(params):
-    return groups_by_name(params) | {"whiten": {"bias": "frozen", "kernel": "frozen"}}
-
+  untrained = LABELS | {"whiten": {"bias": "frozen", "kernel": "frozen"}}
   optimizer = made(config, optax.trace(0.9, nesterov=True) if name == "own" else None)
   assert_same(
     trained(with_clipping_and_layer_decay(optimizer, config, untrained, None))[0], expected
   )
   # What is frozen would count otherwise, and the steps would be others.
-  every = with_clipping_and_layer_decay(
-    optimizer, config, lambda p: jax.tree.map(lambda _: "kernel", p), None
-  )
+  kernels = jax.tree.map(lambda _: "kernel", LABELS)
+  every = with_clipping_and_layer_decay(optimizer, config, kernels, None)
   bias = "['head']['bias']"
   assert not np.allclose(trained(every)[0][bias], expected[bias], rtol=1e-3)
 
@@ -129,7 +127,7 @@ def test_a_clipped_gradient_is_what_other_optimizers_get(name):
   norm = np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(gradients)))
   scaled = jax.tree.map(lambda g: g * 2.0 / norm, gradients)
   extra = dict(learning_rate=jnp.float64(0.1), renormalize=jnp.float64(0.0))
-  clipped = with_clipping_and_layer_decay(optimizer, config, groups_by_name, None)
+  clipped = with_clipping_and_layer_decay(optimizer, config, LABELS, None)
   found, _ = clipped.update(gradients, clipped.init(params), params, **extra)
   assert_equal(found, optimizer.update(scaled, optimizer.init(params), params, **extra)[0])
 
@@ -149,7 +147,7 @@ def test_a_layers_rate_is_the_decay_to_the_number_of_layers_after_it(name):
   def group(name, step, rate):
     return None if "whiten" in name else (rate * (4.0 if "head" in name else 0.25), 0.05)
 
-  optimizer = with_clipping_and_layer_decay(made(config), config, groups_by_name, Layers())
+  optimizer = with_clipping_and_layer_decay(made(config), config, LABELS, Layers())
   assert_same(trained(optimizer)[0], torch_trained(of_torch(config), group))
 
 
@@ -159,7 +157,7 @@ def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
   config = config_of("lars" if name == "lars" else "sgd", layer_decay=0.5)
   config.optimizer.rate_in_momentum = name == "sgd"
   optimizer = made(config, optax.scale_by_lion() if name == "own" else None)
-  found, _ = trained(with_clipping_and_layer_decay(optimizer, config, groups_by_name, Layers()))
+  found, _ = trained(with_clipping_and_layer_decay(optimizer, config, LABELS, Layers()))
   slow, _ = trained(optimizer, [0.25 * rate for rate in RATES])
   fast, _ = trained(optimizer)
   assert_equal(found, {n: (fast if "head" in n else slow)[n] for n in found})
@@ -215,7 +213,7 @@ def test_a_model_without_layers_gets_one_sentence():
   config.model = dict(name="resnet9", width=4)
   with pytest.raises(
     UserError,
-    match="layer_decay=0.5 with config.model.name='resnet9': the model does not say which",
+    match="layer_decay=0.5 with config.model.name='resnet9': the model has no method param_layers",
   ):
     checks.checked(config)
   config.model = dict(name="vit")

@@ -37,7 +37,7 @@ def params_of(model):
 
 
 def labels(model, params, classes=4):
-  return labels_of(model, classes=classes, image_size=6)(params)
+  return labels_of(model, params, classes=classes, image_size=6)
 
 
 def test_labels_by_rank_and_place_know_no_names():
@@ -91,7 +91,7 @@ def test_a_models_own_labels_decide_and_wrong_ones_are_one_sentence(change, sent
 def test_every_label_but_frozen_is_trained_by_every_optimizer(name, trains):
   config = make_config(name=name, precision="float32")
   params = {label: jnp.full((3, 4), 0.5) for label in trains}
-  optimizer = make_optimizer(config, lambda tree: {label: label for label in tree})
+  optimizer = make_optimizer(config, {label: label for label in params})
   extra = dict.fromkeys(("learning_rate", "renormalize", "whiten_bias_rate"), jnp.float32(0.1))
   updates, _ = optimizer.update(params, optimizer.init(params), params, **extra)
   assert {label for label in trains if np.any(updates[label])} == trains - {"frozen"}

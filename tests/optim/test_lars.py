@@ -79,7 +79,7 @@ def test_twenty_steps_of_lars_are_the_references(changes, schedule):
   columns = {"momentum": MOMENTA} if config.optimizer.momentum_segments else {}
   parts = dict(net=lars_net, gradients=lars_gradients)
   expected, kernel = numpy_lars(config), "['prep']['conv']['kernel']"
-  assert_equal(trained(made(config), RATES, **parts, **columns)[0], expected)
+  assert_equal(trained(made(config, lars_net()), RATES, **parts, **columns)[0], expected)
   without = numpy_lars(plain)[kernel]
   assert np.allclose(expected[kernel], without, rtol=1e-3) is (changes == {})
 

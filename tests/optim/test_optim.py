@@ -98,9 +98,9 @@ def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
   config = make_config(
     momentum=0.9, weight_decay=0.5, bias_decay_factor=3.0, rate_in_momentum=rate_in_momentum
   )
-  optimizer = made(config)
   bias = jnp.array([0.0, -0.0, 1.0, -1e-30, 5e-324, 2.5])
   params = {"whiten": {"bias": bias}, "head": {"kernel": jnp.ones((2, 3))}}
+  optimizer = made(config, params)
   gradients = jax.tree.map(jnp.ones_like, params)
 
   @jax.jit
@@ -125,7 +125,7 @@ def test_a_whitening_bias_at_rate_0_keeps_its_bits(rate_in_momentum):
 
 
 def test_a_whitening_bias_that_no_epoch_trains_needs_no_rate():
-  optimizer = made(make_config(bias_epochs=0.0))
   params = {"whiten": {"bias": jnp.ones(3)}}
+  optimizer = made(make_config(bias_epochs=0.0), params)
   updates, _ = optimizer.update(params, optimizer.init(params), params, learning_rate=0.1)
   np.testing.assert_array_equal(updates["whiten"]["bias"], np.zeros(3))

@@ -156,6 +156,12 @@ def test_other_unknown_names_name_the_flag_too(written):
       optax.sgd(optax.linear_schedule(0.0, 0.1, 9)),
       "the optimizer 'wrong' for 'kernel' brings",
     ),
+    # It looks for the layers of the model, and fails on other parameters.
+    (
+      "optimizer",
+      optax.masked(optax.sgd(0.1), lambda params: {name: True for name in ("z", "a")}),
+      "the optimizer 'wrong' for 'kernel' brings",
+    ),
   ],
 )
 def test_what_is_no_data_set_or_optimizer_is_one_sentence(kind, made, sentence, written):

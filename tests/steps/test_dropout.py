@@ -1,16 +1,14 @@
-"""The rng of dropout: what it is a function of, and that models without dropout never see it."""
-
-import dataclasses
+"""The rng of dropout: what it is a function of."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import pytest
-from flax import linen as nn
+from jax import lax
 from toy import inputs_of, toy_config, toy_spec
 
-from jaxspeed.errors import UserError
-from jaxspeed.steps.forward import dropout_keys
 from jaxspeed.steps.programs import batch_step, on_mesh
+from jaxspeed.steps.train_step import dropout_key
+from jaxspeed.steps.wrappers import in_micro_batches
 
 SMALL = dict(name="vit", patch_size=4, width=8, depth=1, heads=2, mlp=8)
 
@@ -40,33 +38,13 @@ def test_each_device_and_micro_batch_has_a_key_of_its_own():
   spec = toy_spec(vit_config(accumulate=2), devices=2)
   carry, *_ = inputs_of(spec)
 
-  def keys(state):
-    return jax.lax.all_gather(dropout_keys(state, spec=spec), "data")
+  def keys(state, spec):
+    def gradient_of(params, batch, part):
+      key = jax.random.key_data(dropout_key(state, part))
+      return jnp.zeros((4, 2), key.dtype).at[part].set(key), (0, {}, None)
 
-  found = jax.jit(on_mesh(lambda state, spec: keys(state), spec))(carry.state)
-  assert len(np.unique(np.asarray(found).reshape(-1, 2), axis=0)) == 4
+    summed = in_micro_batches(gradient_of, 2)(None, jnp.zeros(4), lax.axis_index("data"))
+    return lax.psum(summed[0], "data")
 
-
-def test_models_without_dropout_get_no_key():
-  assert toy_spec(vit_config()).draws_dropout
-  for config in (vit_config(dropout=0.0), toy_config()):
-    spec = toy_spec(config)
-    assert not spec.draws_dropout
-    assert dropout_keys(None, spec=spec) is None
-
-
-class Wrong(nn.Module):
-  """One logit too few."""
-
-  @nn.compact
-  def __call__(self, images, *, train):
-    return images.reshape(len(images), -1)[:, :9]
-
-
-def test_logits_of_another_shape_are_one_sentence():
-  spec = toy_spec(vit_config())
-  step = batch_step(dataclasses.replace(spec, model=Wrong()))
-  with pytest.raises(
-    UserError, match=r"returns an array of shape \(16, 9\) for 16 images and conf"
-  ):
-    jax.eval_shape(step, *inputs_of(spec))
+  found = np.asarray(jax.jit(on_mesh(keys, spec))(carry.state))
+  assert len(np.unique(found, axis=0)) == 4 and found.any(axis=1).all()

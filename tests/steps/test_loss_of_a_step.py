@@ -18,8 +18,7 @@ from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import TrainState
-from jaxspeed.steps.train_step import train_step
-from jaxspeed.steps.update import update
+from jaxspeed.steps.train_step import train_step, update
 
 COUNTS = np.array([2, 40, 1, 3, 5, 0, 8, 13, 21, 34])
 WEIGHTED = {"data.balance": "weights"}
@@ -52,11 +51,13 @@ def initial_state(spec):
   return mesh_lib.replicate(state, spec.mesh)
 
 
-def some_batch(dtype=np.float64):
+def some_batch(share=SHARE, dtype=np.float64):
   rng = np.random.default_rng(1)
   images = rng.standard_normal((16, 8, 8, 3)).astype(dtype)
   label, partner = rng.integers(10, size=(2, 16)).astype(np.int32)
-  return Batch(images, label, np.arange(16) % 5 != 0), partner
+  weight = np.broadcast_to(share, 16).astype(np.float64 if dtype == np.float64 else np.float32)
+  mask = np.arange(16) % 5 != 0
+  return Batch(images, label, mask, partner=partner, partner_weight=weight)
 
 
 @pytest.mark.equivalence
@@ -74,26 +75,26 @@ def some_batch(dtype=np.float64):
 def test_a_step_is_torchs(devices, accumulate, share, fields):
   torch = pytest.importorskip("torch")
   spec = linear_spec(devices, accumulate=accumulate, label_smoothing=SMOOTHING, **fields)
-  batch, partner = some_batch()
+  batch = some_batch(share)
   state = initial_state(spec)
-  step = on_mesh(update, spec, kind=StepKind(), share=share, split=(False, True, True, False))
-  parts = mesh_lib.split((batch, partner), spec.mesh)
-  new, sums = jax.jit(step)(state, *parts, {"learning_rate": jnp.float64(RATE)})
+  step = on_mesh(update, spec, kind=StepKind(), split=(False, True, False))
+  own = mesh_lib.split(batch, spec.mesh)
+  new, sums = jax.jit(step)(state, own, {"learning_rate": jnp.float64(RATE)})
 
   before, kept = state.params["head"], batch.mask
   kernel, bias = (torch.tensor(np.array(before[n]), requires_grad=True) for n in ("kernel", "bias"))
   logits = torch.tensor(batch.image[kept].reshape(kept.sum(), -1)) @ kernel + bias
   weights = torch.tensor(class_weights(COUNTS)) if fields else torch.ones(10).double()
-  shares = torch.tensor(np.broadcast_to(share, 16)[kept].copy())
+  shares = torch.tensor(batch.partner_weight[kept])
   total, norm = 0.0, 0.0
-  for labels, part in ((batch.label, 1 - shares), (partner, shares)):
+  for labels, part in ((batch.label, 1 - shares), (batch.partner, shares)):
     target = torch.tensor(labels[kept]).long()
     losses = torch.nn.functional.cross_entropy(
       logits, target, weight=weights, label_smoothing=SMOOTHING, reduction="none"
     )
     total, norm = total + (part * losses).sum(), norm + (part * weights[target]).sum()
   if not fields:
-    own, mixed = (torch.eye(10)[each[kept]].double() for each in (batch.label, partner))
+    own, mixed = (torch.eye(10)[each[kept]].double() for each in (batch.label, batch.partner))
     target = (1 - shares)[:, None] * own + shares[:, None] * mixed
     soft = torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)(logits, target)
     assert_equal((total / norm).detach().numpy(), soft.detach().numpy())
@@ -109,18 +110,19 @@ def test_a_step_is_torchs(devices, accumulate, share, fields):
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_in_half_precision_parameters_and_weighted_losses_are_float32(precision):
   spec = linear_spec(precision=precision, **WEIGHTED)
-  step = on_mesh(update, spec, kind=StepKind(), share=SHARE)
+  step = on_mesh(update, spec, kind=StepKind())
   # Strict promotion (conftest.py) refuses to mix dtypes unseen.
   row = {"learning_rate": np.float32(RATE)}
-  new, sums = jax.eval_shape(step, initial_state(spec), *some_batch(jnp.dtype(precision)), row)
+  batch = some_batch(dtype=jnp.dtype(precision))
+  new, sums = jax.eval_shape(step, initial_state(spec), batch, row)
   assert new.params["head"]["kernel"].dtype == sums.loss.dtype == np.float32
 
 
 def test_gradients_are_summed_in_the_dtype_of_the_config():
   spec = linear_spec(2, precision="float32", **{"allreduce.dtype": "bfloat16"})
-  step = on_mesh(update, spec, kind=StepKind(), share=0.0, split=(False, True, True, False))
+  step = on_mesh(update, spec, kind=StepKind(), split=(False, True, False))
   row = {"learning_rate": np.float32(RATE)}
-  program = jax.make_jaxpr(step)(initial_state(spec), *some_batch(np.float32), row)
+  program = jax.make_jaxpr(step)(initial_state(spec), some_batch(dtype=np.float32), row)
   assert re.search(r"bf16\[\d+\][^\n]* = psum", str(program))
 
 

@@ -7,7 +7,7 @@ import pytest
 from tolerances import assert_close, assert_equal
 
 from jaxspeed.data.batch import Batch
-from jaxspeed.steps.losses import MetricSums, masked_sums, smoothed_cross_entropy
+from jaxspeed.steps.losses import MetricSums, cross_entropy, masked_sums
 from jaxspeed.steps.outcomes import outcomes_of
 
 NAN, INF = np.nan, np.inf
@@ -16,6 +16,10 @@ NAN, INF = np.nan, np.inf
 def some_logits(n=16, classes=10):
   rng = np.random.default_rng(0)
   return 3 * rng.standard_normal((n, classes)), rng.integers(classes, size=n).astype(np.int32)
+
+
+def one_hot(labels, dtype=jnp.float32, classes=10):
+  return jax.nn.one_hot(jnp.asarray(labels), classes, dtype=dtype)
 
 
 @pytest.mark.equivalence
@@ -40,7 +44,7 @@ def test_cross_entropy_and_its_gradient_are_torchs(smoothing, weighted):
   expected.sum().backward()
 
   def losses(x):
-    return smoothed_cross_entropy(x, jnp.asarray(labels), smoothing, weights)
+    return cross_entropy(x, one_hot(labels, x.dtype), smoothing, weights)
 
   assert_equal(losses(jnp.asarray(logits)), expected.detach().numpy())
   gradient = jax.grad(lambda x: losses(x).sum())(jnp.asarray(logits))
@@ -51,7 +55,7 @@ def test_cross_entropy_and_its_gradient_are_torchs(smoothing, weighted):
 def test_cross_entropy_and_class_weights_are_float32(dtype):
   logits, labels = some_logits()
   half, weights = jnp.asarray(logits, dtype), np.geomspace(1e5, 1e-5, 10)  # 1e5 is no float16
-  losses = smoothed_cross_entropy(half, jnp.asarray(labels), 0.0, weights)
+  losses = cross_entropy(half, one_hot(labels), 0.0, weights)
   assert losses.dtype == jnp.float32
   log_p = np.asarray(half, np.float64)
   log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
@@ -63,7 +67,7 @@ def test_cross_entropy_and_class_weights_are_float32(dtype):
 @jax.jit
 def found(logits, labels, mask):
   index = jnp.arange(len(labels), dtype=jnp.int32)
-  losses = smoothed_cross_entropy(logits, labels)
+  losses = cross_entropy(logits, one_hot(labels, classes=logits.shape[-1]))
   batch = Batch(image=jnp.zeros(0), label=labels, mask=mask, index=index)
   return outcomes_of(logits, losses, batch), masked_sums(logits, losses, labels, mask)
 

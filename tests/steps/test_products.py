@@ -13,8 +13,7 @@ from toy import load_recipe, toy_config, toy_spec
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.programs import on_mesh
-from jaxspeed.steps.train_step import train_step
+from jaxspeed.steps.programs import on_mesh, step_of
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 HIGHEST = (lax.Precision.HIGHEST,) * 2
@@ -83,7 +82,7 @@ def programs(config):
   state = jax.eval_shape(on_mesh(init_state, job), seed_key(0), images)
   batch = Batch(images, *(jax.ShapeDtypeStruct((n,), t) for t in (jnp.int32, jnp.bool_)))
   row = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
-  step = on_mesh(train_step, job, kind=job.plan.kind_of(0))
+  step = on_mesh(step_of(job), job, kind=job.plan.kind_of(0))
   return (
     precisions(step, state, batch.replace(flip=batch.mask), row),
     precisions(

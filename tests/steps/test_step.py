@@ -110,7 +110,9 @@ def test_steps_in_the_forms_for_gpus_are_those_of_a_cpu(monkeypatch):
   shared = []
 
   def on_gpu(*arguments, cpu, default):
-    shared.extend(x.shape for x in arguments if x.ndim == 1 and cpu.__qualname__.startswith("rec"))
+    shared.extend(
+      x.shape for x in arguments if x.ndim == 1 and cpu.__qualname__.startswith("update")
+    )
     return default(*arguments)
 
   monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
@@ -310,7 +312,9 @@ def test_a_proxy_keeps_no_masked_image():
   choose = jax.jit(on_mesh(select_hard_examples, job.proxy, keep=6, kind=PLAIN))
 
   def kept(mask):
-    return set(choose(proxy, Batch(images, arrays.train_labels[:16], mask), row)[1].tolist())
+    labels, weight = arrays.train_labels[:16], np.zeros(16, np.float32)
+    batch = Batch(images, labels, mask, partner=labels, partner_weight=weight)
+    return set(choose(proxy, batch, row)[1].tolist())
 
   first = kept(np.ones(16, bool))
   assert len(first) == 6

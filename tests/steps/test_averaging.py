@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tolerances import assert_equal
 
-from jaxspeed.optim import averaging
 from jaxspeed.planning import schedules
+from jaxspeed.steps.train_step import ema, lookahead
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -27,9 +27,9 @@ def assert_bits(first, second):
 
 def test_updates_are_numpys_and_keeping_all_is_exactly_the_identity():
   average = expected = tree(0)
-  ema = jax.jit(averaging.ema)
+  update = jax.jit(ema)
   for seed, keep in enumerate([0.951, 1.0, 0.5, 0.0, 0.99, 0.3], start=1):
-    before, average = average, ema(average, tree(seed), jnp.float64(keep))
+    before, average = average, update(average, tree(seed), jnp.float64(keep))
     expected = jax.tree.map(lambda a, b, keep=keep: keep * a + (1 - keep) * b, expected, tree(seed))
     if keep == 1:
       assert_bits(average, before)
@@ -49,7 +49,7 @@ def test_lookahead_over_a_run_is_torchs(from_epoch):
     np.arange(total) // per_epoch, decay=0.95, every=every, from_epoch=from_epoch
   )
   step = jax.jit(
-    lambda average, model, move, keep, pull: averaging.lookahead(
+    lambda average, model, move, keep, pull: lookahead(
       average, jax.tree.map(jnp.add, model, move), keep, pull
     )
   )
@@ -85,7 +85,7 @@ def test_lookahead_is_exact_where_nothing_moves(keep, pull):
   old, new = tree(0), tree(1)
   # Weights that are frozen, as the whitening filters: at 1e-4 a fifth of k w + (1 - k) w is not w.
   old["frozen"] = new["frozen"] = np.random.default_rng(2).standard_normal(1000)
-  average, model = jax.jit(averaging.lookahead)(old, new, jnp.float64(keep), jnp.float64(pull))
+  average, model = jax.jit(lookahead)(old, new, jnp.float64(keep), jnp.float64(pull))
   assert_bits(average["frozen"], old["frozen"])
   if keep in (0.0, 1.0):
     assert_bits(average, old if keep else new)
