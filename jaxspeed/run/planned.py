@@ -16,14 +16,13 @@ from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded
 from jaxspeed.models import hub
 from jaxspeed.models.make import shapes_of
-from jaxspeed.models.pretrained import check_fit, layout_of
+from jaxspeed.models.pretrained import layout_of
 from jaxspeed.optim.groups import for_lars
 from jaxspeed.optim.make import groups_of, own_transforms
-from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.planning.text import group_lines
 from jaxspeed.run.best import check_metrics
-from jaxspeed.run.continued import as_continued, check_continued
+from jaxspeed.run.initial import decided_by_weights, fitted, sized
 from jaxspeed.run.setup import (
   FOLLOWING,
   as_data_decide,
@@ -32,12 +31,6 @@ from jaxspeed.run.setup import (
   missing_package,
   open_data,
   plan_of,
-)
-from jaxspeed.run.weights import (
-  decided_by_weights,
-  with_decided,
-  with_file,
-  with_known_head,
 )
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.steps.spec import make_train_spec
@@ -64,37 +57,28 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
     UserError: a value that no run can have, or data that cannot be read.
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
-  recipe, missing = config, () if config.continue_from else _missing_weights(config)
-  has_weights = config.pretrained.path and not (missing or config.continue_from)
-  lacking = missing_package(config)
-  needs = (f"training: {lacking.removesuffix('.')}",) if lacking else ()
-  if has_weights:
-    config = with_decided(config, given)
-  elif config.continue_from:
-    config = as_continued(config, given)
-    missing = decided_by_weights(recipe, config)
+  recipe, lines = config, []
+  if not (missing := _missing_weights(config)):
+    config = sized(config, given)
+  data, names = None, ()
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
-    check_metrics(config)
-    check_continued(config)
-    plan = make_plan(config, devices=devices)
-    if has_weights:
-      check_fit(with_file(config), with_head=False)
-      missing = decided_by_weights(recipe, config)
-    return Planned(config, plan, (*left_out(config, plan), *missing, *needs))
-  data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
-  config = as_data_decide(config, data)
+  else:
+    data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
+    config, names = as_data_decide(config, data), data.class_names
   check_metrics(config)
-  check_continued(config, data.class_names)
-  plan = plan_of(config, data, devices=devices)
-  counted = f"data: {data.source}, {plan.train_images} images to train on"
-  lines = (*data.notes, *left_out(config, plan), *balance_lines_of(config, data, plan))
-  if has_weights:
-    config = with_known_head(config, data.class_names, given)
-    check_fit(with_file(config))
+  if not missing:
+    config = fitted(config, given, names)
     missing = decided_by_weights(recipe, config)
-  return Planned(config, plan, (counted, *lines, *missing, *needs))
+  plan = plan_of(config, data, devices=devices)
+  if data is not None:
+    lines = [f"data: {data.source}, {plan.train_images} images to train on", *data.notes]
+    missing = [*balance_lines_of(config, data, plan), *missing]
+  lines += [*left_out(config, plan), *missing]
+  if lacking := missing_package(config):
+    lines.append(f"training: {lacking.removesuffix('.')}")
+  return Planned(config, plan, tuple(lines))
 
 
 def group_table(config: ConfigDict, plan: Plan) -> list[str]:
@@ -118,6 +102,8 @@ def _missing_weights(config: ConfigDict) -> list[str]:
   Raises:
     UserError: the model takes no weights.
   """
+  if config.continue_from:
+    return []
   if path := config.pretrained.path:
     layout_of(config)
   if path.startswith(hub.PREFIX):

@@ -30,27 +30,18 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
-from jaxspeed.models.pretrained import check_fit, load_pretrained
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import check_metrics
-from jaxspeed.run.continued import as_continued, check_continued
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
+from jaxspeed.run.initial import decided_by_weights, fitted, resumed, sized
 from jaxspeed.run.parts import NONE, Parts
-from jaxspeed.run.weights import (
-  as_decided,
-  decided_by_weights,
-  with_decided,
-  with_file,
-  with_known_head,
-)
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
-from jaxspeed.steps.state import TrainState
 
 _log = logging.getLogger("jaxspeed")
 
@@ -130,15 +121,12 @@ def set_up(
     lacking = missing_package(config) if parts.data is None else ""
     if lacking and not (folder / "result.json").exists():
       raise UserError(lacking)
-    # Not where a run resumes, which has its weights.
     begins = not (folder / "config.json").exists() or is_untrained(folder)
     recipe = config
-    if not begins and (config.pretrained.path or config.continue_from):
-      config = as_decided(config, given, stored_lib.load(folder / "config.json"))
-    elif config.continue_from:
-      config = as_continued(config, given)
-    elif config.pretrained.path:
-      config = with_decided(config, given)
+    if begins:
+      config = sized(config, given)
+    else:
+      config = resumed(config, given, stored_lib.load(folder / "config.json"))
     follow = FOLLOWING - set(given)
     if parts.data is None:
       data = open_data(config, console, follow=follow)
@@ -148,14 +136,10 @@ def set_up(
   check_metrics(resolved)
   notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
-    if config.pretrained.path and begins and not config.continue_from:
-      resolved = with_known_head(resolved, data.class_names, given)
-      check_fit(with_file(resolved))
     if begins:
+      resolved = fitted(resolved, given, data.class_names)
       notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
-      if begins:
-        check_continued(resolved, data.class_names)
       pin_config(folder, resolved, derived=_derived(config, follow))
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
@@ -257,13 +241,13 @@ def balance_lines_of(config: ConfigDict, data: OpenData, plan: Plan) -> list[str
 
 def plan_of(
   config: ConfigDict,
-  data: OpenData,
+  data: OpenData | None,
   *,
   devices: int = 1,
   schedule: optax.Schedule | None = None,
 ) -> Plan:
-  """The plan of a config, with the actual number of images; `schedule` as in `make_plan`."""
-  train, evaluated = data.counts
+  """The plan of a config, with the actual numbers of images if its data are open."""
+  train, evaluated = data.counts if data is not None else (0, 0)
   return make_plan(
     config, devices=devices, train_images=train, eval_images=evaluated, schedule=schedule
   )
@@ -367,21 +351,3 @@ def _ensure_same(resolved: ConfigDict) -> None:
     values = processes.gather(value)
     if others := [number for number, other in enumerate(values) if other != values[0]]:
       raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
-
-
-def with_pretrained(state: TrainState, spec: TrainSpec) -> TrainState:
-  """The first state, with the weights at `config.pretrained.path` if there are any."""
-  variables = state.variables()
-  if not spec.config.pretrained.path:
-    return state
-  loaded = load_pretrained(with_file(spec.config), variables)
-
-  def place() -> dict[str, Any]:
-    # Copied: on a CPU, JAX uses a NumPy array's own memory, and a step would donate it.
-    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), spec.mesh)
-
-  return state.replace(
-    **place(),
-    ema=state.ema and place(),
-    lookahead=state.lookahead and place(),
-  )

@@ -13,15 +13,14 @@ from jaxspeed.cluster.watchdog import heartbeat, watchdog_paused
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import warn_on_compile
 from jaxspeed.records.arrays import Predictions
-from jaxspeed.run.continued import continued
 from jaxspeed.run.epoch_report import EpochReport
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.finish import finish, finished_result
+from jaxspeed.run.initial import first_state
 from jaxspeed.run.loss_watcher import LossWatcher
 from jaxspeed.run.profile import Profile
 from jaxspeed.run.run import Run
 from jaxspeed.run.saver import Saver
-from jaxspeed.run.setup import with_pretrained
 from jaxspeed.run.thumbnails import leave_thumbnails
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.state import Carry
@@ -125,10 +124,7 @@ class Trainer:
     else:
       with self._measure("init"):
         state = self._run.feed.init(self._run.config.seed)
-        if self._run.config.continue_from:
-          state = continued(state, self._run.config, self._run.feed.carry)
-        else:
-          state = with_pretrained(state, self._run.spec)
+        state = first_state(state, self._run.spec, self._run.feed.carry)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
     return restored.step if restored is not None else 0

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded
 from jaxspeed.models import hub
-from jaxspeed.models.exchange import SIZES, class_names_in, save_weights, sizes_in
+from jaxspeed.models.exchange import class_names_in, save_weights
 from jaxspeed.models.make import shapes_of
 from jaxspeed.models.pretrained import (
   LAYOUTS,
@@ -42,68 +42,6 @@ def with_file(config: ConfigDict) -> ConfigDict:
   config = config.copy_and_resolve_references()
   config.pretrained.path = str(_file(config.pretrained.path, config.compile_cache))
   return config
-
-
-def with_decided(config: ConfigDict, given: Collection[str]) -> ConfigDict:
-  """The config of a run that begins, with what its weights decide: the model's sizes.
-
-  The path of weights on the hub gets the commit that it has now.
-
-  Args:
-    config: a config with weights.
-    given: the fields that the command line sets, which the weights do not override.
-
-  Raises:
-    UserError: as `with_file` and `pretrained.layout_of`.
-  """
-  local = with_file(config)
-  config = config.copy_and_resolve_references()
-  if config.pretrained.path.startswith(hub.PREFIX):
-    config.pretrained.path = hub.pinned(config.pretrained.path)
-  path, layout = pathlib.Path(local.pretrained.path), layout_of(config)
-  sizes = sizes_in(path, layout, config.model.to_dict())
-  config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
-  return config
-
-
-def as_decided(config: ConfigDict, given: Collection[str], stored: ConfigDict) -> ConfigDict:
-  """The config of a run that resumes, with what its weights, which may be gone, decided then.
-
-  A run that continues another one needs no weights: those of `stored` are named where none are.
-  """
-  config = config.copy_and_resolve_references()
-  path, then = config.pretrained.path, stored.pretrained.path
-  unnamed = config.continue_from and "pretrained.path" not in given
-  if unnamed or hub.without_revision(path) == hub.without_revision(then):
-    config.pretrained.path = then
-  if "pretrained.head" not in given:
-    config.pretrained.head = stored.pretrained.head
-  if stored.model.name == config.model.name:
-    sizes = {name: stored.model[name] for name in SIZES if name in stored.model}
-    config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
-  return config
-
-
-def with_known_head(
-  config: ConfigDict, classes: Sequence[str], given: Collection[str]
-) -> ConfigDict:
-  """The config, with head="keep" where the weights are of just these classes, by their names."""
-  names = class_names_in(with_file(config).pretrained.path)
-  if "pretrained.head" not in given and names and names == tuple(classes):
-    config = config.copy_and_resolve_references()
-    config.pretrained.head = "keep"
-  return config
-
-
-def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
-  """A line on the fields of a recipe that its weights override; none if they agree."""
-  fields = [("model", name) for name in SIZES if name in recipe.model] + [("pretrained", "head")]
-  rows = [
-    f"{group}.{name}={config[group][name]} in place of the recipe's {recipe[group][name]}"
-    for group, name in fields
-    if config[group][name] != recipe[group][name]
-  ]
-  return [f"the weights decide: {', '.join(rows)}"] if rows else []
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from jaxspeed.config import checks, stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.run import trainer
-from jaxspeed.run.continued import check_continued
+from jaxspeed.run.initial import fitted
 from jaxspeed.run.planned import planned
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
@@ -26,12 +26,12 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
   begun = []
 
   def spy(*arguments):
-    state = trainer_continued(*arguments)
+    state = first_state(*arguments)
     begun.append(jax.tree.map(np.array, jax.device_get((arguments[0].key, state))))
     return state
 
-  trainer_continued = trainer.continued
-  monkeypatch.setattr(trainer, "continued", spy)
+  first_state = trainer.first_state
+  monkeypatch.setattr(trainer, "first_state", spy)
   longer = digits(cache, **fields, continue_from=str(tmp_path / "a"), seed=1)
   train(longer, str(tmp_path / "b"))
   assert f"the weights, optimizer and averages of {tmp_path / 'a'}" in " ".join(
@@ -107,7 +107,7 @@ def test_another_schedule_and_other_arrays_are_the_new_runs_own(finished, cache,
   before.given[part] = "another"
   stored.save(before, source / "config.json")
   config = checks.checked(digits(cache, continue_from=str(source)).to_dict())
-  check_continued(config)
+  fitted(config, ())
 
 
 def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):

@@ -16,9 +16,10 @@ from jaxspeed.errors import UserError
 from jaxspeed.models import hub
 from jaxspeed.models.exchange import save_weights
 from jaxspeed.models.resnet_weights import RESNET
+from jaxspeed.run.initial import fitted
 from jaxspeed.run.planned import planned
 from jaxspeed.run.session import train
-from jaxspeed.run.weights import with_file, with_known_head
+from jaxspeed.run.weights import with_file
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -164,9 +165,13 @@ def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   # Its classes are ours: so is its last layer.
   config = resnet(**{"pretrained.path": str(trained), "pretrained.head": "new"})
   names = tuple(map(str, range(10)))
-  assert with_known_head(config, names, []).pretrained.head == "keep"
-  assert with_known_head(config, names[::-1], []).pretrained.head == "new"
-  assert with_known_head(config, names, ["pretrained.head"]).pretrained.head == "new"
+  for given, classes, head in (
+    ([], names, "keep"),
+    ([], names[::-1], "new"),
+    (["pretrained.head"], names, "new"),
+  ):
+    found = fitted(config, given, classes)
+    assert (found.pretrained.head, found.pretrained.path) == (head, str(trained))
 
 
 def test_runs_of_one_name_have_files_of_their_own_and_a_run_may_go_on(trained, tmp_path):

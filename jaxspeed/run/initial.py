@@ -1,0 +1,194 @@
+"""What a run begins with: new weights, pretrained ones, or all that another run has learned."""
+
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxspeed.config.stored import differences, listed
+from jaxspeed.data.formats.class_names import stored_class_names
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.errors import UserError
+from jaxspeed.files import expanded
+from jaxspeed.models import hub
+from jaxspeed.models.exchange import SIZES, class_names_in, sizes_in
+from jaxspeed.models.pretrained import check_fit, layout_of, load_pretrained
+from jaxspeed.run.checkpoint import restore, steps_of
+from jaxspeed.run.restore import load_config
+from jaxspeed.run.weights import with_file
+from jaxspeed.steps.spec import TrainSpec
+from jaxspeed.steps.state import Carry, TrainState
+
+_FIELD = "config.continue_from"
+# Fields that decide which arrays a checkpoint holds.
+_ARRAYS = (
+  "config.model.",
+  "config.optimizer.name:",
+  "config.average.kind:",
+  "config.given.model:",
+  "config.given.optimizer:",
+)
+
+
+def sized(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+  """The config of a run that begins, with the sizes of the model that its weights have.
+
+  The path of weights on the hub gets the commit that it has now.
+
+  Args:
+    config: the config, not yet resolved.
+    given: the fields that the command line sets, which weights do not override.
+
+  Raises:
+    UserError: as `with_file` and `pretrained.layout_of`; there is no run at `continue_from`.
+  """
+  if config.continue_from:
+    return resumed(config, given, _source(config)[1])
+  if not config.pretrained.path:
+    return config
+  path, layout = pathlib.Path(with_file(config).pretrained.path), layout_of(config)
+  config = _with_sizes(config, given, sizes_in(path, layout, config.model.to_dict()))
+  if config.pretrained.path.startswith(hub.PREFIX):
+    config.pretrained.path = hub.pinned(config.pretrained.path)
+  return config
+
+
+def resumed(config: ConfigDict, given: Collection[str], stored: ConfigDict) -> ConfigDict:
+  """The config of a run that resumes, with what its weights, which may be gone, decided then.
+
+  A run that continues another one needs no weights: those of `stored` are named where none are.
+  """
+  if not (config.continue_from or config.pretrained.path):
+    return config
+  sizes = {name: stored.model[name] for name in SIZES if name in stored.model}
+  same = stored.model.name == config.model.name
+  config = _with_sizes(config, given, sizes if same else {})
+  path, then = config.pretrained.path, stored.pretrained.path
+  unnamed = config.continue_from and "pretrained.path" not in given
+  if unnamed or hub.without_revision(path) == hub.without_revision(then):
+    config.pretrained.path = then
+  if "pretrained.head" not in given:
+    config.pretrained.head = stored.pretrained.head
+  return config
+
+
+def _with_sizes(config: ConfigDict, given: Collection[str], sizes: Mapping[str, Any]) -> ConfigDict:
+  config = config.copy_and_resolve_references()
+  config.model.update({name: n for name, n in sizes.items() if f"model.{name}" not in given})
+  return config
+
+
+def fitted(
+  config: ConfigDict, given: Collection[str], class_names: Sequence[str] = ()
+) -> ConfigDict:
+  """The config of a run that begins, once what it begins with is known to fit it.
+
+  It has head="keep" where pretrained weights are of just these classes, by their names.
+
+  Args:
+    config: the result of `sized`, with what the data decide.
+    given: as in `sized`.
+    class_names: the names of the data's classes; (): not known yet.
+
+  Raises:
+    UserError: weights do not fit; or the run at `continue_from` has no checkpoint, or is of another
+      model, optimizer, average or other classes.
+  """
+  if config.continue_from:
+    _check_continued(config, class_names)
+  elif config.pretrained.path:
+    config, path = config.copy_and_resolve_references(), config.pretrained.path
+    config.pretrained.path = with_file(config).pretrained.path
+    names = class_names_in(config.pretrained.path)
+    if "pretrained.head" not in given and names and names == tuple(class_names):
+      config.pretrained.head = "keep"
+    check_fit(config, with_head=bool(class_names))
+    config.pretrained.path = path
+  return config
+
+
+def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
+  """A line on the fields of a recipe that its weights override; none if they agree."""
+  fields = [("model", name) for name in SIZES if name in recipe.model] + [("pretrained", "head")]
+  rows = [
+    f"{group}.{name}={config[group][name]} in place of the recipe's {recipe[group][name]}"
+    for group, name in fields
+    if config[group][name] != recipe[group][name]
+  ]
+  return [f"the weights decide: {', '.join(rows)}"] if rows else []
+
+
+def first_state(state: TrainState, spec: TrainSpec, shapes: Carry) -> TrainState:
+  """The first state of a run, with the weights that it begins with. All processes must call it.
+
+  Args:
+    state: the state with new weights.
+    spec: the run's specification.
+    shapes: shapes and shardings of its carry.
+
+  Raises:
+    UserError: the run at `continue_from` has no sound checkpoint any more, or its optimizer has
+      other arrays.
+  """
+  config = spec.config
+  if config.continue_from:
+    return _continued(config, shapes).replace(step=state.step, key=state.key)
+  if not config.pretrained.path:
+    return state
+  loaded = load_pretrained(with_file(config), state.variables())
+
+  def place() -> dict[str, Any]:
+    # Copied: on a CPU, JAX uses a NumPy array's own memory, and a step would donate it.
+    return mesh_lib.replicate(jax.tree.map(np.copy, loaded), spec.mesh)
+
+  ema, lookahead = state.ema and place(), state.lookahead and place()
+  return state.replace(**place(), ema=ema, lookahead=lookahead)
+
+
+def _source(config: ConfigDict) -> tuple[pathlib.Path, ConfigDict]:
+  """The folder at `continue_from`, and the config of its run."""
+  folder = expanded(config.continue_from, _FIELD)
+  try:
+    return folder, load_config(folder)
+  except UserError as error:
+    raise UserError(f"{_FIELD}: {error}") from None
+
+
+def _check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
+  """Makes sure that a run can begin with the one at `continue_from`; errors as in `fitted`."""
+  folder, stored = _source(config)
+  if rows := [row for row in differences(stored, config) if row.startswith(_ARRAYS)]:
+    raise UserError(
+      f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
+      "these fields as it has them, or take its weights only, with --config.pretrained.path."
+    )
+  if not steps_of(folder):
+    raise _without_checkpoint(folder)
+  if class_names and stored_class_names(folder, stored.data.classes) != tuple(class_names):
+    raise UserError(
+      f"{_FIELD}={folder} is a run of other classes: take its weights with "
+      "--config.pretrained.path in its place, and choose the same data set to train it longer."
+    )
+
+
+def _continued(config: ConfigDict, shapes: Carry) -> TrainState:
+  """The last state of the run at `continue_from`; errors as in `first_state`."""
+  folder = expanded(config.continue_from, _FIELD)
+  try:
+    restored = restore(folder, shapes)
+  except UserError as error:
+    reason = str(error).partition("; ")[0]
+    raise UserError(
+      f"{_FIELD}={folder} cannot be continued ({reason}): set the fields of the optimizer as it "
+      "has them, or take its weights only, with --config.pretrained.path."
+    ) from error
+  if restored is None:
+    raise _without_checkpoint(folder)
+  return restored.tree.state
+
+
+def _without_checkpoint(folder: pathlib.Path) -> UserError:
+  return UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
