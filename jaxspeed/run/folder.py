@@ -1,12 +1,13 @@
 """A run's folder: its ownership, its files, and the clean-up after a refused start."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from jaxspeed.cluster.folder_lock import (
   LOCK,
@@ -23,6 +24,7 @@ from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.run.profile import FOLDER as PROFILE
 
 CONFIG = "config.json"
+_LOCKS = (OWNER, OWNER_LOCK, LOCK)
 _FILES = (
   CONFIG,
   "metrics.jsonl",
@@ -32,17 +34,13 @@ _FILES = (
   Predictions.FILE,
   Thumbnails.FILE,
   "broken_images.tsv",
-  OWNER,
-  OWNER_LOCK,
-  LOCK,
+  *_LOCKS,
 )
 _FOLDERS = ("checkpoints", "tensorboard", "loggers", PROFILE)
-_EARLY = (CONFIG, "classes.json", OWNER, OWNER_LOCK, LOCK)
+_EARLY = (CONFIG, "classes.json", *_LOCKS)
 # Left by a start that was killed before it wrote its config; jaxspeed.launch's record of a job;
 # lost+found is on a new disk.
-_TRACES = (OWNER, OWNER_LOCK, LOCK, "launch", "lost+found")
-# Folders of images, with a subfolder for each class.
-_SPLITS = ("train", "val", "validation", "test")
+_TRACES = (*_LOCKS, "launch", "lost+found")
 _RUN = re.compile("run_[0-9]+")  # the folder of one of several seeds
 _SHOWN = 3  # foreign files named in a message
 
@@ -73,10 +71,7 @@ def is_untrained(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def taken(
-  workdir: str | os.PathLike[str],
-  *,
-  data_path: str = "",
-  superseded: Callable[[str], None] = end_superseded,
+  workdir: str | os.PathLike[str], *, superseded: Callable[[str], None] = end_superseded
 ) -> Iterator[FolderLock]:
   """Creates a run's folder if it is missing, and yields its lock, owned by this start.
 
@@ -84,30 +79,24 @@ def taken(
 
   Args:
     workdir: the folder.
-    data_path: the path of the run's data; '': none.
     superseded: as in `FolderLock`.
 
   Raises:
-    UserError: the folder is foreign, another job's, among the data (`data_path`), or not writable.
+    UserError: the folder is foreign, another job's, or not writable.
   """
   path = _local(workdir)
-  _refuse_among_data(path, data_path)
   look(path)
-  made = make(path)
+  made, lock, is_new = make(path), None, False
   try:
     lock = FolderLock(path, superseded=superseded)
-  except BaseException:
-    _remove_empty(made)
-    raise
-  is_new = False
-  try:
     is_new = look(path)  # again, under the lock: another start may have written since
     yield lock
   except BaseException as error:
-    refused = is_new and not isinstance(error, Stopped) and lock.is_held() and is_untrained(path)
-    if refused:
-      clear(path)
-    lock.close(erase=refused)
+    if lock is not None:
+      refused = is_new and not isinstance(error, Stopped) and lock.is_held() and is_untrained(path)
+      if refused:
+        clear(path)
+      lock.close(erase=refused)
     _remove_empty(made)
     raise
   lock.close()
@@ -125,7 +114,23 @@ def look(path: pathlib.Path) -> bool:
     return True
   except (OSError, ValueError) as error:
     raise _unusable(path, error) from error
-  _refuse_foreign(path, names)
+  foreign = [name for name in names if not _is_trace(path / name)]
+  if CONFIG not in names and foreign:
+    shown = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
+    raise UserError(
+      f"{path} is not empty and holds no run, since {CONFIG} is missing ({shown}): choose another "
+      "--workdir; nothing was written."
+    )
+  for place in map(path.joinpath, names):
+    kind = "folder" if place.name in _FOLDERS or _RUN.fullmatch(place.name) else "file"
+    # What a run writes and removes behind a link would lie elsewhere.
+    fits = place.is_dir() and not place.is_symlink() if kind == "folder" else place.is_file()
+    if not fits and (kind == "folder" or place.name in _FILES):
+      link = " but a link" if place.is_symlink() else ""
+      raise UserError(
+        f"{place} is no {kind}{link}, and a run writes a {kind} of that name: move it away, or "
+        "choose another --workdir."
+      )
   if CONFIG not in names:
     return True
   stored.load(path / CONFIG)
@@ -134,56 +139,21 @@ def look(path: pathlib.Path) -> bool:
   return False
 
 
-def _refuse_foreign(path: pathlib.Path, names: Collection[str]) -> None:
-  """Refuses a folder in which `names` are not those of a run; errors as in `look`."""
-  if CONFIG not in names:
-    foreign = [name for name in names if not _is_trace(path / name)]
-    if foreign:
-      shown = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
-      raise UserError(
-        f"{path} is not empty and holds no run, since {CONFIG} is missing ({shown}): choose "
-        "another --workdir; nothing was written."
-      )
-  for name in names:
-    if (name in _FOLDERS or _RUN.fullmatch(name)) and (path / name).is_symlink():
-      raise UserError(
-        f"{path / name} is a link, and what a run writes and removes there would lie elsewhere: "
-        "put a folder in its place, or choose another --workdir."
-      )
-    if (name in _FILES and not (path / name).is_file()) or (
-      name in _FOLDERS and not (path / name).is_dir()
-    ):
-      kind = "file" if name in _FILES else "folder"
-      raise UserError(
-        f"{path / name} is no {kind}, but a run writes a {kind} of that name: move it away, or "
-        "choose another --workdir."
-      )
-
-
 def make(path: pathlib.Path) -> list[pathlib.Path]:
-  """Creates a writable folder and its parents; returns those created, the outermost first.
+  """Creates a writable folder and its parents; returns those that were missing, innermost first.
 
   Raises:
     UserError: it cannot be created or written; nothing is left of it.
   """
-  missing: list[pathlib.Path] = []
-  for each in (path, *path.parents):
-    if os.path.lexists(each):
-      break
-    missing.insert(0, each)
-  made = []
+  missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
   try:
-    for each in missing:
-      # Another start may have created it first.
-      with contextlib.suppress(FileExistsError):
-        each.mkdir()
-        made.append(each)
+    path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
       pass
   except (OSError, ValueError) as error:
-    _remove_empty(made)
+    _remove_empty(missing)
     raise _unusable(path, error) from error
-  return made
+  return missing
 
 
 def check_output(path: pathlib.Path, shown: str = "") -> None:
@@ -194,30 +164,28 @@ def check_output(path: pathlib.Path, shown: str = "") -> None:
     shown: what a message calls it; '': its path.
 
   Raises:
-    UserError: it is a folder, its own folder is missing or not writable, its name is too long, a
-      run has a file of that name, or it lies in a folder that a run writes.
+    UserError: it is a folder, its own folder is missing or not writable, its name is too long, or
+      only a run writes there.
   """
-  shown, folder = shown or str(path), path.parent
+  shown, reason = shown or str(path), ""
   if os.path.isdir(path):
     raise UserError(f"{shown} is a folder: name a file in it.")
-  if not os.path.isdir(folder):
-    raise UserError(f"{shown} cannot be written, as there is no folder {folder}: make it first.")
-  if not os.access(folder, os.W_OK):
-    raise UserError(f"{shown} cannot be written: name a file in a folder that you can write to.")
   try:
     os.lstat(path)
   except FileNotFoundError:
-    pass
+    reason = "" if path.parent.is_dir() else f"there is no folder {path.parent}"
   except (OSError, ValueError) as error:  # such as a name of 256 bytes
-    reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{shown} cannot be written ({reason}): name another file.") from None
-  if path.name in (*_FILES, *_FOLDERS) and os.path.exists(folder / CONFIG):
-    raise UserError(f"{shown} has the name of a file of the run in {folder}: name another file.")
-  for inner in (real := pathlib.Path(os.path.realpath(folder)), *real.parents):
-    if inner.name in (*_FOLDERS, "launch") and os.path.exists(inner.parent / CONFIG):
+    reason = getattr(error, "strerror", None) or str(error)
+  if not reason and not os.access(path.parent, os.W_OK):
+    reason = os.strerror(errno.EACCES)
+  if reason:
+    raise UserError(f"{shown} cannot be written ({reason}): name one that you can write.")
+  real = pathlib.Path(os.path.realpath(path.parent), path.name)
+  for inner in (real, *real.parents):
+    if inner.name in (*_FILES, *_FOLDERS, "launch") and os.path.exists(inner.parent / CONFIG):
       raise UserError(
-        f"{shown} lies in {inner.name}/ of the run in {inner.parent}, which only the run writes: "
-        "name a file elsewhere."
+        f"{shown} is, or lies in, {inner.name} of the run in {inner.parent}, which only the run "
+        "writes: name a file elsewhere."
       )
 
 
@@ -233,30 +201,10 @@ def _local(workdir: str | os.PathLike[str]) -> pathlib.Path:
     raise UserError(f"workdir {workdir} is no local folder: mount the bucket and name the folder")
   path = pathlib.Path(workdir)
   try:
-    os.fspath(path.absolute()).encode()
-  except OSError as error:  # the folder in which the command runs was removed
+    os.fspath(path.absolute()).encode()  # Orbax and TensorBoard take names in UTF-8 alone
+  except (OSError, ValueError) as error:  # OSError: the current folder was removed
     raise _unusable(path, error) from error
-  except UnicodeEncodeError:
-    # Orbax and TensorBoard take no other names.
-    raise UserError(
-      f"workdir {ascii(os.fspath(path))} has a name that is not UTF-8: choose another --workdir"
-    ) from None
   return path
-
-
-def _refuse_among_data(path: pathlib.Path, data_path: str) -> None:
-  """Refuses a folder among the data, where it could be taken for a class of images."""
-  if not data_path:
-    return
-  try:
-    folder, data = path.resolve(), pathlib.Path(data_path).resolve()
-  except (OSError, RuntimeError, ValueError):  # a loop of symbolic links
-    return
-  if folder == data or any(folder.is_relative_to(data / split) for split in _SPLITS):
-    raise UserError(
-      f"workdir {path} lies where the data is (config.data.path={data_path}): choose another "
-      "--workdir."
-    )
 
 
 def _is_trace(path: pathlib.Path) -> bool:
@@ -273,7 +221,7 @@ def _subfolders(path: pathlib.Path) -> list[pathlib.Path]:
   return sorted(each for each in path.glob("run_*") if _RUN.fullmatch(each.name) and each.is_dir())
 
 
-def _remove_empty(made: list[pathlib.Path]) -> None:
-  for each in reversed(made):
+def _remove_empty(folders: list[pathlib.Path]) -> None:
+  for each in folders:
     with contextlib.suppress(OSError):
       each.rmdir()

@@ -91,7 +91,7 @@ def train(
       mesh_lib.find_devices()
     screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
     with processes.all_or_none("taking the run's folder"):
-      lock = stack.enter_context(_taken(workdir, config, hooks))
+      lock = stack.enter_context(_taken(workdir, hooks))
     stack.enter_context(cache_settings_kept())
     use_cache(config.compile_cache)
     incarnation = processes.gather(lock.incarnation if lock else 0)[0]
@@ -127,13 +127,13 @@ def train(
 
 
 @contextlib.contextmanager
-def _taken(workdir: str, config: ConfigDict, hooks: Hooks) -> Iterator[FolderLock | None]:
+def _taken(workdir: str, hooks: Hooks) -> Iterator[FolderLock | None]:
   """Takes the run's folder in process 0 for the block, and explains errors of its disk."""
   if not processes.is_primary():
     yield None
     return
   superseded = raise_superseded if hooks.call else end_superseded
-  with folder_lib.taken(workdir, data_path=config.data.path, superseded=superseded) as lock:
+  with folder_lib.taken(workdir, superseded=superseded) as lock:
     with _explain_disk_errors(pathlib.Path(workdir)):
       yield lock
 

@@ -30,14 +30,14 @@ def one(tmp_path_factory):
   "place, words",
   [
     *(
-      (f"run/{name}", "has the name of a file of the run in ")
+      (f"run/{name}", f"is, or lies in, {name} of the run in ")
       for name in ("result.json", "owner.json")
     ),
     ("run/checkpoints", "is a folder: name a file in it."),
-    ("run/checkpoints/30/manifest.json", "lies in checkpoints/ of the run in "),
-    ("link/x.html", "lies in tensorboard/ of the run in "),
-    (256 * "a", "cannot be written (File name too long): name another file."),
-    ("no/r.html", "cannot be written, as there is no folder "),
+    ("run/checkpoints/30/manifest.json", "lies in, checkpoints of the run in "),
+    ("link/x.html", "lies in, tensorboard of the run in "),
+    (256 * "a", "cannot be written (File name too long): name one that you can write"),
+    ("no/r.html", "cannot be written (there is no folder "),
   ],
 )
 def test_no_command_replaces_what_is_a_runs(one, tmp_path, place, words):

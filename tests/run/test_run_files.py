@@ -78,7 +78,7 @@ def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
   for put, remove in ((pathlib.Path.mkdir, os.rmdir), (os.mkfifo, os.unlink)):
     put(folder / name)
     with pytest.raises(
-      UserError, match=f"{name} is no file, but a run writes a file of that name: move it"
+      UserError, match=f"{name} is no file, and a run writes a file of that name: move it"
     ):
       train(digits(), str(folder))
     remove(folder / name)
@@ -89,7 +89,7 @@ def test_a_file_in_place_of_a_folder(run, tmp_path, name):
   folder = shutil.copytree(run, tmp_path / "a")
   shutil.rmtree(folder / name, ignore_errors=True)
   (folder / name).write_text("precious")
-  with pytest.raises(UserError, match=f"{name} is no folder, but a run writes a folder of that"):
+  with pytest.raises(UserError, match=f"{name} is no folder, and a run writes a folder of that"):
     train(digits(), str(folder))
   assert (folder / name).read_text() == "precious"
 
@@ -147,7 +147,7 @@ def test_a_link_in_place_of_a_folder_is_not_followed(run, tmp_path, name):
   (folder / name).symlink_to(elsewhere)
   (folder / "result.json").unlink()
   before = contents(tmp_path)
-  with pytest.raises(UserError, match=f"{name} is a link, .*: put a folder in its place"):
+  with pytest.raises(UserError, match=f"{name} is no folder but a link, .*: move it away"):
     train(digits(), str(folder))
   assert contents(tmp_path) == before
 
