@@ -111,4 +111,5 @@ def describe_average(fields: ConfigDict) -> str:
   if fields.kind == "lookahead":
     return f"the live weights, set to their average {every} and after the last step (lookahead)"
   reach = f", over at most {fields.reach:.0%} of the steps so far" if fields.reach else ""
-  return f"an exponential moving average (decay {fields.decay:g} per step, {every}{reach})"
+  average = f"an exponential moving average (decay {fields.decay:g} per step, {every}{reach})"
+  return f"{average}, which lags behind in the first epochs"

@@ -1,15 +1,14 @@
 """The report of a run: a row for each epoch, lines below it, and broken images."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
-from jaxspeed.planning.plan import Plan, momenta
+from jaxspeed.planning.plan import momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.trackers import make_loggers
@@ -165,8 +164,7 @@ class EpochReport:
     }
     self._run.control.check_owner()
     self._records.epoch(row)
-    lag = lag_lines(config, self._run.plan, self.rows)
-    self.lines([*lines, *lag, *self._slow_input(step)])
+    self.lines([*lines, *self._slow_input(step)])
 
   def call_back(self, step: int) -> None:
     """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
@@ -230,17 +228,3 @@ def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:
   if spec.config.optimizer.name in _WITH_MOMENTUM and not spec.config.given.optimizer:
     row["momentum"] = float(momenta(spec.config, plan)[step - 1])
   return row
-
-
-def lag_lines(config: ConfigDict, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """A line below a run's first evaluation of an average that has not yet left its beginning."""
-  evaluated = [row for row in rows if "eval_loss" in row]
-  if config.average.kind != "ema" or evaluated != [rows[-1]]:
-    return []
-  keep = plan.table["average_keep"][: rows[-1]["step"]]
-  # It still holds the first weights, or its window (average.reach) is still growing.
-  if np.prod(keep) < 0.01 and min(keep[-config.average.every :]) >= (
-    config.average.decay**config.average.every
-  ):
-    return []
-  return ["the evaluation is that of the weights' average, which lags behind in the first epochs"]

@@ -19,12 +19,16 @@ from jaxspeed.data.formats.tfds_download import no_downloads
 from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
+from jaxspeed.planning.plan import Phase
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.restore import (
   Weights,
   load_config,
+  named,
+  pretrained_weights,
+  require_same_classes,
   run_weights,
   stored_plan,
 )
@@ -36,7 +40,6 @@ from jaxspeed.run.setup import (
   missing_package,
   open_data,
 )
-from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
 from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.spec import make_train_spec
 
@@ -100,9 +103,9 @@ def evaluate(
       flag = f"--config.data.{name}={theirs[name]}"
       output.note(f"the run's data.{name}, {theirs[name]}, is not used: {flag} uses it again")
   with run_weights(folder, configs[0], step) as weights:
-    rows = _rows(configs, weights, folder=folder)
-  kind = weights.spec.plan.evaluated_weights(weights.step)
-  return [{"step": weights.step, "evaluated_weights": kind} | row for row in rows]
+    rows = _rows(configs, weights, _open_for(folder, configs[0], theirs.path, weights.phase))
+  evaluated = weights.spec.plan.evaluated_weights(weights.step)
+  return [{"step": weights.step, "evaluated_weights": evaluated} | row for row in rows]
 
 
 def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -115,8 +118,9 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
-  configs = _one_a_mode(config)
-  configs = [named(each) for each in configs]
+  configs = [named(each) for each in _one_a_mode(config)]
+  if lacking := missing_package(config):
+    raise UserError(lacking)
   last = stored_plan(configs[0]).phases[-1]
   with no_downloads():
     data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
@@ -138,73 +142,60 @@ def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
   return configs
 
 
-def _require_same_kind(folder: pathlib.Path, config: ConfigDict, data: OpenData) -> None:
-  """Makes sure that the run in `folder` was trained on the classes and the image size of `data`.
+def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Phase) -> OpenData:
+  """The images to evaluate a run on, with the classes and the image size that it was trained with.
+
+  Args:
+    folder: the run's folder.
+    config: its config, perhaps with other data.
+    own_path: the path of its own data.
+    phase: the phase to evaluate.
 
   Raises:
-    UserError: it was not.
+    UserError: they cannot be read, or are of another kind.
   """
+  path = config.data.path
+  if lacking := missing_package(config):
+    raise UserError(lacking)
+  try:
+    # A stream opens only what this phase reads.
+    with no_downloads():
+      data = open_data(config, phases=[phase], follow=FOLLOWING)
+  except UserError:
+    if not path or path != own_path or os.path.exists(path):
+      raise
+    relative = "" if os.path.isabs(path) else ", relative to the folder where it was trained"
+    raise UserError(
+      f"{path} does not exist: {folder / 'config.json'} names it{relative}; name the data with "
+      "--config.data.path."
+    ) from None
   for name, value in data.decides.items():
     if value != config.data[name]:
       raise UserError(
-        f"{config.data.path or config.data.name} has data.{name}={value}, and the run in {folder} "
-        f"was trained with {config.data[name]}: set --config.data.path to such data."
+        f"{path or config.data.name} has data.{name}={value}, and the run in {folder} was trained "
+        f"with {config.data[name]}: set --config.data.path to such data."
       )
   check_class_names(folder, data.class_names, renamed=True)
-
-
-def _require_own_data(folder: pathlib.Path | None, path: str) -> None:
-  """Makes sure that the data at `path` are there if the run's config is what names them.
-
-  Raises:
-    UserError: they are not.
-  """
-  if folder is None or not path or os.path.exists(path) or load_config(folder).data.path != path:
-    return
-  relative = "" if os.path.isabs(path) else ", relative to the folder where it was trained"
-  raise UserError(
-    f"{path} does not exist: {folder / 'config.json'} names it{relative}; name the data with "
-    "--config.data.path."
-  )
-
-
-def _rows(
-  configs: Sequence[ConfigDict],
-  weights: Weights,
-  data: OpenData | None = None,
-  folder: pathlib.Path | None = None,
-) -> list[dict[str, Any]]:
-  """The row of each mode, evaluated as in the phase that trained the last step."""
-  if lacking := missing_package(configs[0]):
-    raise UserError(lacking)
-  mesh = weights.spec.mesh
-  specs = [make_train_spec(config, stored_plan(config), mesh) for config in configs]
-  phases = [spec.plan.phase_of(weights.step - 1) for spec in specs]
-  if data is None:
-    # A stream opens only what this phase reads; what the data decide is compared below.
-    try:
-      with no_downloads():
-        data = open_data(configs[0], phases=phases[:1], follow=FOLLOWING)
-    except UserError:
-      _require_own_data(folder, configs[0].data.path)
-      raise
-  if folder is not None:
-    _require_same_kind(folder, configs[0], data)
-  path = configs[0].data.path
-  source = f"{data.source}, {path}" if path and path not in data.source else data.source
-  whole = configs[0].data.hold_out == 1 and data.evaluated_on != "test"
-  evaluated_on = "all" if whole else data.evaluated_on
-  if folder is not None and whole and path == load_config(folder).data.path:
+  if _evaluated_on(config, data) == "all" and path == own_path:
     output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
-  rows = []
-  for config, spec, phase in zip(configs, specs, phases, strict=True):
-    row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
+  if (images := data.evaluated_count(phase.copies)) != config.data.eval_images:
+    before = plural(config.data.eval_images, "image")
+    output.note(f"the run was evaluated on {before}, not {images:,}")
+  return data
+
+
+def _evaluated_on(config: ConfigDict, data: OpenData) -> str:
+  return "all" if config.data.hold_out == 1 and data.evaluated_on != "test" else data.evaluated_on
+
+
+def _rows(configs: Sequence[ConfigDict], weights: Weights, data: OpenData) -> list[dict[str, Any]]:
+  """The row of each mode, evaluated as in the phase that trained the last step."""
+  path, rows = configs[0].data.path, []
+  source = f"{data.source}, {path}" if path and path not in data.source else data.source
+  for config in configs:
+    row = {"mode": config.eval.mode, "data": source, "evaluated_on": _evaluated_on(config, data)}
+    spec = make_train_spec(config, stored_plan(config), weights.spec.mesh)
     rows.append(row | _evaluate_mode(dataclasses.replace(weights, spec=spec), data))
-    images = data.evaluated_count(phase.copies)
-    if folder is not None and images != config.data.eval_images:
-      output.note(
-        f"the run was evaluated on {plural(config.data.eval_images, 'image')}, not {images:,}"
-      )
   return rows
 
 

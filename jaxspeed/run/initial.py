@@ -17,8 +17,7 @@ from jaxspeed.models import hub
 from jaxspeed.models.exchange import SIZES, class_names_in, sizes_in
 from jaxspeed.models.pretrained import check_fit, layout_of, load_pretrained
 from jaxspeed.run.checkpoint import restore, steps_of
-from jaxspeed.run.restore import load_config
-from jaxspeed.run.weights import with_file
+from jaxspeed.run.restore import load_config, with_file
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, TrainState
 

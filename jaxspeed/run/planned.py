@@ -60,7 +60,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   recipe, lines = config, []
   if not (missing := _missing_weights(config)):
     config = sized(config, given)
-  data, names = None, ()
+  data, names = None, tuple[str, ...]()
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)

@@ -31,9 +31,11 @@ from jaxspeed.run.restore import (
   Weights,
   for_images,
   load_config,
+  named,
+  pretrained_weights,
+  require_same_classes,
   run_weights,
 )
-from jaxspeed.run.weights import named, pretrained_weights, require_same_classes
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 

@@ -34,8 +34,8 @@ def one(tmp_path_factory):
       for name in ("result.json", "owner.json")
     ),
     ("run/checkpoints", "is a folder: name a file in it."),
-    ("run/checkpoints/30/manifest.json", "lies in, checkpoints of the run in "),
-    ("link/x.html", "lies in, tensorboard of the run in "),
+    ("run/checkpoints/30/manifest.json", "is, or lies in, checkpoints of the run in "),
+    ("link/x.html", "is, or lies in, tensorboard of the run in "),
     (256 * "a", "cannot be written (File name too long): name one that you can write"),
     ("no/r.html", "cannot be written (there is no folder "),
   ],
@@ -55,7 +55,10 @@ def test_no_command_replaces_what_is_a_runs(one, tmp_path, place, words):
     check_csv(str(path), [])
   assert str(error.value).startswith(f"--csv={path} {words}")
   # The program's metadata lie in FILE.json.
-  for name, why in (("run/result", "has the name"), (251 * "a", "cannot be written (File name")):
+  for name, why in (
+    ("run/result", "is, or lies in, result"),
+    (251 * "a", "cannot be written (File name"),
+  ):
     beside = tmp_path / name
     assert mistake(*export, f"--out={beside}").startswith(f"{beside}.json {why}")
   assert command("report", str(run), f"--out={run / 'report.html'}").returncode == 0

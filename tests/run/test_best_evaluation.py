@@ -20,8 +20,6 @@ from jaxspeed.run.best import (
 )
 from jaxspeed.run.restore import best_step
 
-TIMES = ("train", "dawn", "process")
-
 
 def rows_of(*values, metric="top1"):
   """Rows of epochs; None: without an evaluation; "nan": with a loss that is not finite."""
@@ -133,14 +131,6 @@ def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path):
   manifest(tmp_path, 30)
   assert best_step(tmp_path, config()) == 30
   assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"})) == 10
-
-
-def test_a_result_without_a_best_step_leaves_it_to_the_rows(tmp_path):
-  write(tmp_path, rows_of(0.2, 0.6, 0.4))
-  result = result_row(0, seconds={"compile": {}, "to_target": None} | dict.fromkeys(TIMES, 1.0))
-  strings = {"device": "CPU", "commit": None, "command": "c", "versions": {}}
-  (tmp_path / "result.json").write_text(json.dumps(result | strings | {"best": None}))
-  assert best_step(tmp_path, config()) == 20
 
 
 def result_row(seed, **more):

@@ -18,8 +18,8 @@ from jaxspeed.models.exchange import save_weights
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.run.initial import fitted
 from jaxspeed.run.planned import planned
+from jaxspeed.run.restore import with_file
 from jaxspeed.run.session import train
-from jaxspeed.run.weights import with_file
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
