@@ -23,9 +23,8 @@ from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.optim.own import check_transformation
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import Logger, check_loggers
-from jaxspeed.run.parts import Parts
 from jaxspeed.run.profile import Steps
-from jaxspeed.run.run import Hooks, OnEpoch
+from jaxspeed.run.run import Hooks, OnEpoch, Parts
 from jaxspeed.run.session import train
 
 # Fields that a run from Python does not use, and why.

@@ -11,25 +11,17 @@ from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 
-_TITLES = "split\tname\treason\n"
-
 
 class BrokenImages:
-  """The broken images of one run, as all its processes find them."""
+  """The broken images of one run, as all its processes find them.
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    images: Mapping[str, int],
-    config: ConfigDict,
-  ) -> None:
-    """Reads what earlier starts of the run found.
+  Args:
+    folder: the run's folder, where process 0 keeps `FILE`.
+    images: the number of "train" and of "eval" images.
+    config: the resolved config.
+  """
 
-    Args:
-      folder: the run's folder, where process 0 keeps `FILE`.
-      images: the number of "train" and of "eval" images.
-      config: the resolved config.
-    """
+  def __init__(self, folder: pathlib.Path, images: Mapping[str, int], config: ConfigDict) -> None:
     self._path = folder / FILE
     self._images, self._max_broken = images, config.data.max_broken
     # All processes know those of earlier starts, and those that any has found in this one.
@@ -65,20 +57,19 @@ class BrokenImages:
     gathered, self._own = _gather(self._own), {}
     new = {key: reason for key, reason in gathered.items() if key not in self._found}
     self._found |= new
-    lines = self._write(self._found) if processes.is_primary() else []
+    lines = self._write(self._found)
     self._check(self._found)
     return describe(new, self._path.name) + lines
 
   def _write(self, found: Broken) -> list[str]:
-    """Writes `FILE` if it lacks something; returns a line if that fails."""
+    """Writes `FILE` in process 0 if it lacks something; returns a line if that fails."""
     everything = found | self._earlier
-    if len(everything) == self._written:
+    if len(everything) == self._written or not processes.is_primary():
       return []
-    rows = sorted(
-      (kind, printable(name), printable(why)) for (kind, name), why in everything.items()
-    )
+    rows = [(kind, printable(name), printable(why)) for (kind, name), why in everything.items()]
+    lines = ["\t".join(row) + "\n" for row in [("split", "name", "reason"), *sorted(rows)]]
     try:
-      write_atomically(self._path, _TITLES + "".join("\t".join(row) + "\n" for row in rows))
+      write_atomically(self._path, "".join(lines))
     except OSError as error:
       reason = error.strerror or error
       return [f"{self._path} could not be written ({reason}): it will be tried again later"]
@@ -89,19 +80,19 @@ class BrokenImages:
     for kind, images in self._images.items():
       named = {name: reason for (split, name), reason in found.items() if split == kind}
       if len(named) > allowed(images, self._max_broken):
-        if processes.is_primary():
-          self._write(found)
+        self._write(found)
         listed = f"{self._path} lists all"
         raise too_many(kind, named_in(named), len(named), images, self._max_broken, after=listed)
 
 
 def _gather(own: Broken) -> Broken:
   """The images of all processes; of two reasons the first process's. All must call it."""
-  found: Broken = {}
   rows = [[*key, reason] for key, reason in own.items()]
+  found: Broken = {}
   for part in processes.gather_bytes(dump_json(rows).encode()):
-    for kind, name, reason in parse_json(part):
-      found.setdefault((kind, name), reason)
+    found |= {
+      (kind, name): why for kind, name, why in parse_json(part) if (kind, name) not in found
+    }
   return found
 
 

@@ -1,6 +1,7 @@
 """The report of a run: a row for each epoch, lines below it, and broken images."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
+from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
@@ -15,12 +17,14 @@ from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
 from jaxspeed.run.broken_images import BrokenImages
-from jaxspeed.run.divergence import check_evaluation
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.run import Run
+from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
+# What to do about losses and weights that are not finite.
+LOWER_PEAK = "lower --config.schedule.peak"
 # Warn when devices waited for input longer than this share of the training time.
 _MUCH_WAITING = 0.1
 # The optimizers that have `config.optimizer.momentum`.
@@ -208,6 +212,28 @@ class EpochReport:
   def stops_early(self) -> bool:
     """Whether the run ends after its last row, whatever steps are left."""
     return bool(reason_to_stop(self.rows, self._run.config))
+
+
+def check_evaluation(
+  sums: MetricSums, step: int, *, classes: int, last: bool
+) -> tuple[dict[str, float], list[str]]:
+  """The means of an evaluation after `step` steps, and lines to print.
+
+  There are no accuracies if the loss is not finite.
+
+  Raises:
+    UserError: the last evaluation of a run has such a loss, so there is no result.
+  """
+  means = sums.means(classes)
+  if math.isfinite(means["loss"]):
+    return means, []
+  said = f"the loss of the evaluation after step {step} is {means['loss']}"
+  if last:
+    raise UserError(
+      f"{said}: the logits are not finite, and there is no result; {LOWER_PEAK}, or set another "
+      "--config.precision."
+    )
+  return {"loss": means["loss"]}, [f"{said}: its accuracies do not count"]
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:

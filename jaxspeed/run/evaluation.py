@@ -35,7 +35,7 @@ from jaxspeed.run.restore import (
 from jaxspeed.run.setup import (
   FOLLOWING,
   as_data_decide,
-  decided,
+  decided_by_data,
   feed_of,
   missing_package,
   open_data,
@@ -124,7 +124,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
   last = stored_plan(configs[0]).phases[-1]
   with no_downloads():
     data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
-  for line in decided(config, data):
+  for line in decided_by_data(config, data):
     output.note(line)
   require_same_classes(configs[0], data.class_names)
   configs = [as_data_decide(each, data) for each in configs]

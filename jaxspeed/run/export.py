@@ -50,16 +50,12 @@ def export(
   Args:
     folder: the run's folder.
     path: the file to write; an existing one is replaced.
-    file_format: one of `FORMATS`.
+    file_format: as in `write_network`, like `fold`.
     step: the step of the checkpoint, or "best"; None: that of the newest whole one.
     input_dtype: the dtype of the images that go in, of "onnx" and "stablehlo".
-    fold: whether "onnx" folds batch norms into convolutions.
 
   Returns:
-    `Network.metadata`.
-
-  Raises:
-    UserError: as `open_run` and `write_network`.
+    What `write_network` returns; errors as there and in `open_run`.
   """
   check_place(path, file_format)
   config = load_config(folder)
@@ -117,7 +113,7 @@ def network_of(
 def write_network(
   path: pathlib.Path, network: Network, *, file_format: str, fold: bool = False
 ) -> dict[str, Any]:
-  """Writes a network in one of `FORMATS`; returns its metadata.
+  """Writes a network in one of `FORMATS`, "onnx" with folded batch norms; returns its metadata.
 
   Raises:
     UserError: the format does not take the model, a package is missing, or the file cannot be

@@ -29,18 +29,9 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
-  backend = jax.default_backend()
-  libraries = options.libraries(backend)
-  # `config.compiler_options` may choose others.
-  if libraries and libraries.items() <= spec.compiler_options(backend).items():
-    device += ", convolutions by Eigen, sums by YNNPACK"
   if spec.devices > 1:
     device += f"; {processes.describe()}, mesh {mesh_lib.AXIS}={spec.devices}"
-  initial = {}
-  if config.continue_from:
-    initial["initial"] = f"the weights, optimizer and averages of {config.continue_from}"
-  elif config.pretrained.path:
-    initial["initial"] = _initial_weights(spec)
+  initial = _initial(spec)
   screen.header(
     {
       "recipe": f"{config.name}, seed {config.seed}, {config.precision}",
@@ -48,21 +39,25 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
       "data": data.source,
       "plan": f"{plan.total_steps} steps of {sizes} images, "
       f"{epochs}; evaluation of {plan.eval_images} {images_of(data.evaluated_on)}",
-      **initial,
+      **({"initial": initial} if initial else {}),
       "weights": f"evaluation uses {describe_average(config.average)}",
       "programs": "; ".join(plan.programs()),
       "workdir": str(folder),
     }
   )
-  of_options = options.notes(config.deterministic, config.conv_fusion, backend)
+  of_options = options.notes(config.deterministic, config.conv_fusion, jax.default_backend())
   of_data = (*data.notes, *balance_lines_of(config, data, plan))
   for note in (*setup.notes, *of_data, *left_out(config, plan), *of_options):
     screen.line(note)
 
 
-def _initial_weights(spec: TrainSpec) -> str:
-  """What a run begins with, and what of it never changes."""
+def _initial(spec: TrainSpec) -> str:
+  """What a run begins with, and what of it never changes; '': new weights."""
   fields = spec.config.pretrained
+  if spec.config.continue_from:
+    return f"the weights, optimizer and averages of {spec.config.continue_from}"
+  if not fields.path:
+    return ""
   head = "a new last layer" if fields.head == "new" else "its last layer"
   frozen = f"; frozen: {', '.join(spec.frozen)}" if spec.frozen else ""
   return f"the weights in {fields.path} with {head}{frozen}"

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.config.stored import differences, listed
+from jaxspeed.config.stored import differences, leaves, listed
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -110,14 +110,27 @@ def fitted(
 
 
 def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
-  """A line on the fields of a recipe that its weights override; none if they agree."""
-  fields = [("model", name) for name in SIZES if name in recipe.model] + [("pretrained", "head")]
+  """`decided` by weights; `config` is the recipe with what they decide."""
+  names = [f"model.{name}" for name in SIZES if name in recipe.model] + ["pretrained.head"]
+  now = dict(leaves(config))
+  return decided("the weights decide", recipe, {name: now[name] for name in names})
+
+
+def decided(decider: str, recipe: ConfigDict, values: Mapping[str, Any]) -> list[str]:
+  """A line on the fields of a recipe that something else overrides; none if it agrees.
+
+  Args:
+    decider: the line's subject and verb.
+    recipe: the recipe.
+    values: by dotted name.
+  """
+  then = dict(leaves(recipe))
   rows = [
-    f"{group}.{name}={config[group][name]} in place of the recipe's {recipe[group][name]}"
-    for group, name in fields
-    if config[group][name] != recipe[group][name]
+    f"{name}={value} in place of the recipe's {then[name]}"
+    for name, value in values.items()
+    if value != then[name]
   ]
-  return [f"the weights decide: {', '.join(rows)}"] if rows else []
+  return [f"{decider}: {', '.join(rows)}"] if rows else []
 
 
 def first_state(state: TrainState, spec: TrainSpec, shapes: Carry) -> TrainState:

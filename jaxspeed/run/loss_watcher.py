@@ -1,6 +1,7 @@
 """The losses of steps under way: read some steps later, checked, and shown as progress."""
 
 import collections
+import math
 import time
 
 import jax
@@ -8,9 +9,11 @@ import numpy as np
 
 from jaxspeed.cluster.signals import RunAction
 from jaxspeed.cluster.watchdog import heartbeat
-from jaxspeed.run.divergence import check_loss
+from jaxspeed.devices.precision import MOST_SKIPPED, TOO_MANY_SKIPPED
+from jaxspeed.errors import UserError
+from jaxspeed.run.epoch_report import LOWER_PEAK
 from jaxspeed.run.run import Run
-from jaxspeed.run.saver import Saver
+from jaxspeed.run.saver import Saver, diverged
 from jaxspeed.steps.state import StepOutput
 
 # A step's loss and action are read when this many later steps are under way: the devices have work
@@ -61,15 +64,20 @@ class LossWatcher:
     step, values = steps.step, np.atleast_1d(np.asarray(steps.losses))[: steps.count]
     self._run.control.note(answer)
     heartbeat()
-    for number, loss in enumerate(values, start=step - len(values)):
-      check_loss(
-        float(loss),
-        number,
-        total_steps=self._run.plan.total_steps,
-        config=self._run.config,
-        saved=self._saver.saved,
-      )
+    for number, loss in enumerate(values, start=step - len(values) + 1):
+      if not math.isfinite(loss):
+        raise self._ended(float(loss), number)
     self._show_progress(step, float(values[-1]))
+
+  def _ended(self, loss: float, step: int) -> UserError:
+    """The end of a run after a loss, as `LossScale.told` gives it, that is not finite."""
+    what, advice = f"the training loss is {loss}", LOWER_PEAK
+    if loss == TOO_MANY_SKIPPED:
+      what = f"{MOST_SKIPPED} steps in a row were skipped, as their float16 gradients overflowed,"
+      advice = f"{LOWER_PEAK}, or set another --config.precision"
+      if scale := self._run.config.loss_scale:
+        advice = f"--config.loss_scale={scale:g} is too large, 0 finds a scale by itself"
+    return diverged(f"{what} at step {step} of {self._run.plan.total_steps}", self._saver, advice)
 
   def _show_progress(self, step: int, loss: float) -> None:
     if not self._run.screen.progress_due():

@@ -21,7 +21,6 @@ from jaxspeed.optim.groups import for_lars
 from jaxspeed.optim.make import groups_of, own_transforms
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.planning.text import group_lines
-from jaxspeed.run.best import check_metrics
 from jaxspeed.run.initial import decided_by_weights, fitted, sized
 from jaxspeed.run.setup import (
   FOLLOWING,
@@ -67,7 +66,6 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   else:
     data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
     config, names = as_data_decide(config, data), data.class_names
-  check_metrics(config)
   if not missing:
     config = fitted(config, given, names)
     missing = decided_by_weights(recipe, config)

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from jaxspeed.config import output
 from jaxspeed.data.formats.folders import left_out, list_folder
@@ -69,56 +69,38 @@ def find_images(arguments: Sequence[str]) -> Images:
   Raises:
     UserError: a folder holds no image or cannot be read; a list is none.
   """
-  found, others = Images([], [], ()), collections.Counter[str]()
+  pairs, others = list[tuple[str, str]](), collections.Counter[str]()  # names and paths
   for name in arguments:
-    if os.path.isdir(name):
-      first = len(found.paths)
-      _add_folder(pathlib.Path(name), found, others, set())
-      if len(found.paths) == first:
-        raise UserError(f"{name} holds no image ({', '.join(SUFFIXES)}): name another folder.")
-    elif is_csv(pathlib.Path(name)):
-      _add_list(pathlib.Path(name), found)
-    else:
-      found.names.append(name)
-      found.paths.append(name)
-  return dataclasses.replace(found, notes=left_out(others, where=""))
+    try:
+      found = [(name, name)]
+      if os.path.isdir(name):
+        found = [(path, path) for path in _in_folder(pathlib.Path(name), others, set())]
+      elif is_csv(pathlib.Path(name)):
+        listed = map(_without_apostrophe, read_names(pathlib.Path(name)))
+        found = [(each, os.path.join(os.path.dirname(name), each)) for each in listed]
+    except OSError as error:
+      raise UserError(
+        f"{error.filename or name} cannot be read ({error.strerror or error}): make it readable, "
+        "or name others."
+      ) from error
+    if not found:
+      raise UserError(f"{name} holds no image ({', '.join(SUFFIXES)}): name another folder.")
+    pairs += found
+  notes = left_out(others, where="")
+  return Images([name for name, _ in pairs], [path for _, path in pairs], notes)
 
 
-def _add_folder(
-  folder: pathlib.Path, found: Images, others: collections.Counter[str], seen: set[tuple[int, int]]
-) -> None:
-  """Adds the images of a folder and of its sub-folders; a link back to a folder `seen` adds none.
-
-  Raises:
-    UserError: a folder cannot be read.
-  """
-  try:
-    about = os.stat(folder)
-    listed = list_folder(folder)
-  except OSError as error:
-    raise UserError(
-      f"{folder} cannot be read ({error.strerror or error}): make it readable, or name others."
-    ) from error
-  if (about.st_dev, about.st_ino) in seen:
-    return
-  seen.add((about.st_dev, about.st_ino))
-  others.update(listed.others)
-  paths = [str(folder / name) for name in listed.images]
-  found.names.extend(paths)
-  found.paths.extend(paths)
-  for name in listed.folders:
-    _add_folder(folder / name, found, others, seen)
-
-
-def _add_list(path: pathlib.Path, found: Images) -> None:
-  try:
-    names = [_without_apostrophe(name) for name in read_names(path)]
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be read ({error.strerror or error}): name a CSV file with a column file."
-    ) from error
-  found.names.extend(names)
-  found.paths.extend(str(path.parent / name) for name in names)
+def _in_folder(
+  folder: pathlib.Path, others: collections.Counter[str], seen: set[tuple[int, int]]
+) -> Iterator[str]:
+  """The images of a folder and its sub-folders; a link back to a folder `seen` adds none."""
+  about, listed = os.stat(folder), list_folder(folder)
+  if (about.st_dev, about.st_ino) not in seen:
+    seen.add((about.st_dev, about.st_ino))
+    others.update(listed.others)
+    yield from (str(folder / name) for name in listed.images)
+    for name in listed.folders:
+      yield from _in_folder(folder / name, others, seen)
 
 
 def check_csv(path: str, arguments: Iterable[str]) -> None:
@@ -142,14 +124,10 @@ def check_csv(path: str, arguments: Iterable[str]) -> None:
 def write_csv(
   path: str, predictor: Predictor, images: Images, *, top: int, show: Show
 ) -> Predicted:
-  """Writes the table: a header, and a line for each image, in order.
-
-  Its columns are file, label, probability, then label_2, probability_2, ..., and error, which says
-  why a file could not be read: its other columns are empty. The file is UTF-8 and appears when it
-  is complete; of names that are not UTF-8, the other bytes are escaped, as in \\xff.
+  """Writes the table of `predict.py`: a header, and a line for each image, in order.
 
   Args:
-    path: the file, or "-" for standard output.
+    path: the file, which appears when it is complete, or "-" for standard output.
     predictor: the weights.
     images: the images.
     top: the number of classes of an image.

@@ -69,22 +69,20 @@ class Profile:
   ) -> None:
     self._steps = steps if processes.is_primary() else None  # None: nothing is left to trace
     self._folder, self._say, self._whole_epochs = folder / FOLDER, say, whole_epochs
+    self._name = "steps_{}_to_{}".format(*steps or (0, 0))
     self._begun: int | None = None  # steps done before the trace that is under way
     self._done = 0
 
   @contextlib.contextmanager
-  def open(self, step: int) -> Iterator[None]:
-    """The block of a run after `step` steps; a trace under way at its end is written."""
-    first, last = self._steps or (0, 0)
-    if step < last:
-      what = f"steps {max(first, step + 1)} to {last}"
-      self._say([f"{what} will be traced, which takes time that the clocks count (profile)"])
+  def open(self) -> Iterator[None]:
+    """The block of a run; a trace under way at its end is written."""
     try:
       yield
     finally:
       if self._begun is not None:
         self._stop()
     if self._steps is not None:
+      first, last = self._steps
       self._end(f"no trace is written: this start took none of the steps {first} to {last}")
 
   def _end(self, line: str) -> None:
@@ -119,41 +117,34 @@ class Profile:
       yield output
     yield from outputs
 
-  def _session(self) -> pathlib.Path:
-    """The folder of the trace, where JAX puts it."""
-    first, last = self._steps or (0, 0)
-    return self._folder / "plugins" / "profile" / f"steps_{first}_to_{last}"
-
   def _start(self, step: int) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
-    options.session_id = self._session().name
+    options.session_id = self._name
     try:
+      # JAX expects one host's files in it, when it makes Perfetto's.
+      shutil.rmtree(self._folder / "plugins" / "profile" / self._name, ignore_errors=True)
       self._folder.mkdir(exist_ok=True)
       with tempfile.TemporaryFile(dir=self._folder):
         pass
-      # JAX expects one host's files in it, when it makes Perfetto's.
-      shutil.rmtree(self._session(), ignore_errors=True)
       jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
       self._begun = step
     except (OSError, RuntimeError) as error:  # RuntimeError: somebody else is tracing
       self._fail(error)
 
   def _stop(self) -> None:
-    begun = (self._begun or 0) + 1
     try:
       with watchdog_paused():
         jax.profiler.stop_trace()
     except (OSError, RuntimeError, ValueError) as error:
       self._fail(error)
       return
-    perfetto = (self._session() / "perfetto_trace.json.gz").relative_to(self._folder)
     self._end(
-      f"a trace of steps {begun} to {self._done} is in {self._folder}: tensorboard --logdir="
-      f"{self._folder} shows it (pip install xprof), and https://ui.perfetto.dev opens its "
-      f"{perfetto}"
+      f"a trace of steps {(self._begun or 0) + 1} to {self._done} is in {self._folder}: "
+      f"tensorboard --logdir={self._folder} shows it (pip install xprof), and "
+      f"https://ui.perfetto.dev opens its plugins/profile/{self._name}/perfetto_trace.json.gz"
     )
 
   def _fail(self, error: Exception) -> None:
-    reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+    reason = next(iter(str(error).splitlines()), "")
     self._end(f"no trace is written to {self._folder} ({reason}): the run continues")

@@ -93,9 +93,12 @@ def run_weights(
   """
   with precision.wide_enough(config.precision):
     spec, restored = open_run(folder, config, step)
-    if step is None:
-      _note_unfinished(folder, restored.step, spec.plan.total_steps)
-    yield Weights(spec, restored.step, restored.tree.state.eval_variables())
+    done, total = restored.step, spec.plan.total_steps
+    if step is None and done < total and not (folder / "result.json").exists():
+      # Nothing is known of a process on another host: it may go on.
+      how = "ended at" if run_has_ended(folder) else "is at"
+      output.note(f"the run in {folder} {how} step {done:,} of {total:,}")
+    yield Weights(spec, done, restored.tree.state.eval_variables())
 
 
 def for_images(config: ConfigDict) -> ConfigDict:
@@ -185,9 +188,7 @@ def open_run(
 def best_step(folder: pathlib.Path, config: ConfigDict) -> int:
   """The step of the best evaluation of the run in `folder`, whether or not it has a checkpoint.
 
-  Args:
-    folder: the run's folder.
-    config: its config; with keep_best "none", the target's metric decides.
+  With keep_best "none", the target's metric decides.
 
   Raises:
     UserError: no evaluation has the metric.
@@ -204,14 +205,6 @@ def best_step(folder: pathlib.Path, config: ConfigDict) -> int:
       "leave out --step=best, or name a step."
     )
   return int(best[0]["step"])
-
-
-def _note_unfinished(folder: pathlib.Path, step: int, total_steps: int) -> None:
-  """Notes that the newest checkpoint of a run is not that of its plan's end."""
-  if step < total_steps and not (folder / "result.json").exists():
-    # Nothing is known of a process on another host: it may go on.
-    how = "ended at" if run_has_ended(folder) else "is at"
-    output.note(f"the run in {folder} {how} step {step:,} of {total_steps:,}")
 
 
 def _abstract_carry(spec: TrainSpec) -> Carry:
@@ -258,10 +251,11 @@ def pretrained_weights(config: ConfigDict) -> Iterator[Weights]:
 
 
 def named(config: ConfigDict) -> ConfigDict:
-  """`with_file` of a config that names weights with a last layer, for a model that can load them.
+  """`with_file` of a config for `evaluate` and `predict`, checked.
 
   Raises:
-    UserError: as `evaluate_pretrained`.
+    UserError: it names no weights with a last layer, no mean and deviation, or a model that takes
+      no weights.
   """
   if not config.pretrained.path or config.pretrained.head == "new":
     raise UserError(

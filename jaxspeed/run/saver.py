@@ -2,14 +2,16 @@
 
 import time
 
+import jax
+import numpy as np
+
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction, Stopped
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.errors import UserError, mend
 from jaxspeed.run import checkpoint
 from jaxspeed.run.best import ranked
-from jaxspeed.run.divergence import check_weights
-from jaxspeed.run.epoch_report import EpochReport
+from jaxspeed.run.epoch_report import LOWER_PEAK, EpochReport
 from jaxspeed.run.run import Run
 from jaxspeed.steps.state import Carry
 
@@ -69,7 +71,9 @@ class Saver:
     """
     run = self._run
     self._report.settle_broken()
-    check_weights(carry.state.params, step, saved=self.saved)
+    # All processes have the same weights. The loss of the step that spoiled them may be finite.
+    if not all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(carry.state.params)):
+      raise diverged(f"the weights after step {step} are not finite", self, LOWER_PEAK)
     try:
       with run.clock.measure("checkpoint"):
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
@@ -120,6 +124,12 @@ class Saver:
       advice = f"{mend(error)} and run the same command again."
       raise UserError(f"{error}: the run stops, {kept}; {advice}") from error
     self._report.lines([f"{error}: the run continues, {kept}"])
+
+
+def diverged(what: str, saver: Saver, advice: str) -> UserError:
+  """The end of a run whose losses or weights are not finite, of which nothing more is saved."""
+  kept = f"the checkpoint of {saver.saved} stays" if saver.saved else "there is no checkpoint yet"
+  return UserError(f"{what}: the run stops, {kept}; {advice}.")
 
 
 def check_images(then: str, now: str, step: int) -> None:

@@ -37,9 +37,8 @@ from jaxspeed.records.trackers import ensure_installed
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
-from jaxspeed.run.parts import NONE, Parts
 from jaxspeed.run.profile import check_steps
-from jaxspeed.run.run import COMMAND, Hooks, Run
+from jaxspeed.run.run import COMMAND, NONE, Hooks, Parts, Run
 from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
 from jaxspeed.run.trainer import Trainer
 

@@ -35,11 +35,10 @@ from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.best import check_metrics
 from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
-from jaxspeed.run.initial import decided_by_weights, fitted, resumed, sized
-from jaxspeed.run.parts import NONE, Parts
+from jaxspeed.run.initial import decided, decided_by_weights, fitted, resumed, sized
+from jaxspeed.run.run import NONE, Parts
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 
@@ -108,8 +107,8 @@ def set_up(
     incarnation: the number of this start of the run.
     clock: the run's clock.
     console: the console that shows the progress of reading headers.
-    given: the fields that the command line sets, which the data do not override.
-    parts: the objects that the run is given.
+    given: as in `session.train`, like `parts`.
+    parts: as there.
 
   Raises:
     UserError: as `open_data`, `pin_config` and `finished_result`; or the processes do not see the
@@ -133,14 +132,13 @@ def set_up(
     else:
       data = feed_of(config).take_data(parts.data, config, follow=follow)
   resolved = resolve(config, data, parts)
-  check_metrics(resolved)
   notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
     if begins:
       resolved = fitted(resolved, given, data.class_names)
       notes = decided_by_weights(recipe, resolved)
     if processes.is_primary():
-      pin_config(folder, resolved, derived=_derived(config, follow))
+      pin_config(folder, resolved)
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
@@ -200,28 +198,24 @@ def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
   return checks.checked(config.to_dict())
 
 
-def decided(config: ConfigDict, data: OpenData) -> list[str]:
+def decided_by_data(config: ConfigDict, data: OpenData) -> list[str]:
   """A line on the fields of a recipe that the data override; none if they agree."""
-  rows = [
-    f"data.{name}={value} in place of the recipe's {config.data[name]}"
-    for name, value in data.decides.items()
-    if value != config.data[name]
-  ]
-  return [f"{data.decider}: {', '.join(rows)}"] if rows else []
+  values = {f"data.{name}": value for name, value in data.decides.items()}
+  return decided(data.decider, config, values)
 
 
 def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
   """Lines on what the data decide, and on fields that have no effect with them."""
-  lines, classes = decided(config, data), len(data.class_names)
+  lines, classes = decided_by_data(config, data), len(data.class_names)
   if config.data.hold_out != TENTH and data.evaluated_on == "test":
     lines.append(
       f"data.hold_out={config.data.hold_out:g} has no effect: the data set has evaluation images; "
       "--config.tune_on=validation holds training images out"
     )
-  if config.target_metric == "top5" and not has_top5(classes):
+  if "top5" in (config.target_metric, config.checkpoint.keep_best) and not has_top5(classes):
     lines.append(
-      f"there is no top-5 accuracy with {classes} classes, so the target cannot be reached: "
-      "--config.target_metric=top1 sets a top-1 target"
+      f"there is no top-5 accuracy with {classes} classes, so that nothing follows it: "
+      "--config.target_metric=top1 or --config.checkpoint.keep_best=top1 does"
     )
   return tuple(lines)
 
@@ -269,25 +263,10 @@ def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDi
   return parts.with_schedule(resolved, plan.total_steps)
 
 
-def _derived(config: ConfigDict, follow: Collection[str]) -> set[str]:
-  """The names of the fields that the images decide, whatever an unresolved config says."""
-  if config.data.synthetic:
-    return set()
-  computed = {f"data.{name}" for name in ("mean", "std") if not len(config.data[name])}
-  return {"data.train_images", "data.eval_images", *follow, *computed}
-
-
-def pin_config(
-  folder: pathlib.Path, config: ConfigDict, *, derived: Collection[str] = frozenset()
-) -> None:
+def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
   """Stores a resolved config in a folder, or makes sure that the stored one is the same.
 
   A run that ended before its first checkpoint has nothing to lose, and is replaced.
-
-  Args:
-    folder: the run's folder.
-    config: the resolved config.
-    derived: the fields that the images decide: where no other differs, the images have changed.
 
   Raises:
     UserError: the folder holds a run of another config; the message lists the differences.
@@ -308,14 +287,9 @@ def pin_config(
       "%s held a run of another config without a checkpoint: this one replaces it", folder
     )
     return
-  if rows and all(row.removeprefix("config.").partition(": ")[0] in derived for row in rows):
-    where = f" at {config.data.path}" if config.data.path else ""
-    raise UserError(
-      f"the images{where} have changed since the run in {folder} began "
-      f"({stored_lib.listed(rows)}): put them back, or choose another --workdir."
-    )
   if rows:
-    advice = "choose another --workdir, or undo the changes to resume that run"
+    of_images = ", in the images too," * any(row.startswith("config.data.") for row in rows)
+    advice = f"choose another --workdir, or undo the changes{of_images} to resume that run"
     if (folder / "result.json").exists() and any(row.startswith("config.epochs: ") for row in rows):
       advice = (
         f"that run is finished; to train longer, add --config.continue_from={folder} and choose "

@@ -2,13 +2,12 @@
 
 import functools
 import logging
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32, UInt8
+from jaxtyping import Float, Int, Int32, UInt8
 
 from jaxspeed.cluster import processes
 from jaxspeed.data.batch import Batch, purpose_key
@@ -148,19 +147,9 @@ def filters_of(variables: Any) -> UInt8[np.ndarray, "f h w 3"]:
   # Our convolutions are [out, h, w, in]; Flax's, as of patches, are [h, w, in, out].
   ours = [leaf for leaf in leaves if leaf.shape[3] == 3]
   flax = [leaf.transpose(3, 0, 1, 2) for leaf in leaves if leaf.shape[2] == 3]
-  found = next(iter(ours + flax + _patch_kernel(variables)), None)
+  found = next(iter(ours + flax), None)
   if found is None or max(found.shape[1:3]) > MOST_PIXELS:
     return _none()
   kernel = np.asarray(found, np.float32)[:MOST_IMAGES]
   most = np.maximum(np.abs(kernel).max(axis=(1, 2, 3), keepdims=True), np.float32(1e-30))
   return np.rint(127.5 + 127.5 * kernel / most).astype(np.uint8)
-
-
-def _patch_kernel(variables: Any) -> list[Array]:
-  """The kernel of our ViT's patches, [h * w * 3, out], as [out, h, w, 3]; [] of another model."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-    side = math.isqrt(leaf.shape[0] // 3) if jnp.ndim(leaf) == 2 else 0
-    name = [getattr(key, "key", None) for key in path[-2:]]
-    if name == ["patch", "kernel"] and 3 * side * side == leaf.shape[0]:
-      return [leaf.T.reshape(-1, side, side, 3)]
-  return []

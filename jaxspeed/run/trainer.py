@@ -51,7 +51,7 @@ class Trainer:
     with (
       self._report.open(step, unreported=self._epoch_ended(step)),
       processes.exit_on_lost_peer(),
-      self._profile.open(step),
+      self._profile.open(),
     ):
       while self._epoch_ended(step) or not self._ends_with(step):
         if not self._epoch_ended(step):

@@ -14,7 +14,6 @@ from jaxspeed.run import checkpoint
 from jaxspeed.run.best import (
   METRICS,
   best_of,
-  check_metrics,
   ranked,
   reason_to_stop,
 )
@@ -93,16 +92,12 @@ def test_the_target_comes_before_patience():
   assert reason_to_stop(rows, config(stop_at_target=True, target=0.0)) == ""  # 0: there is none
 
 
-def test_a_metric_that_is_not_evaluated_is_refused():
-  few = {"data.classes": 5}
-  for changed in ({"checkpoint.keep_best": "top5"}, {"target_metric": "top5", "patience": 3}):
-    field = next(iter(changed))
-    with pytest.raises(
-      UserError, match=f"config.{field}=top5: there is no top-5 .* 5 classes; set"
-    ):
-      check_metrics(config(**few, **changed))
-    check_metrics(config(**changed))
-  check_metrics(config(**few, target_metric="top5"))
+def test_nothing_follows_a_top5_accuracy_of_five_classes():
+  rows = [{"step": step, "eval_loss": 1.0, "eval_top1": 0.5} for step in (1, 2, 3)]
+  for classes, reason in ((5, ""), (10, "patience")):
+    fields = {"data.classes": classes, "target_metric": "top5", "patience": 1}
+    assert reason_to_stop(rows, config(**fields)) == reason
+    assert best_of(rows, config(**{"checkpoint.keep_best": "top5"})) is None
 
 
 def write(folder, rows, **result):

@@ -63,9 +63,9 @@ def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_the
 @pytest.mark.parametrize(
   "fields, words",
   [
-    ({"model.activation": "relu"}, r"celu -> relu.*only, with --config.pretrained.path"),
-    ({"average.kind": "none"}, "average.kind: ema -> none"),
-    ({"optimizer.name": "muon"}, "optimizer.name: sgd -> muon"),
+    ({"model.activation": "relu"}, r"'celu' -> 'relu'.*only, with --config.pretrained.path"),
+    ({"average.kind": "none"}, "average.kind: 'ema' -> 'none'"),
+    ({"optimizer.name": "muon"}, "optimizer.name: 'sgd' -> 'muon'"),
     ({"continue_from": "nowhere"}, "config.continue_from: nowhere/config.json is missing"),
   ],
 )

@@ -78,7 +78,7 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
   assert planned.total_steps == steps == 2 * (1348 // 160)
-  with pytest.raises(UserError, match="config.tune_on: validation -> test"):
+  with pytest.raises(UserError, match="config.tune_on: 'validation' -> 'test'"):
     train(digits(cache), str(folder))
 
 

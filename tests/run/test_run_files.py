@@ -29,6 +29,7 @@ from jaxspeed.run.finish import finish
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.run import COMMAND, Run
+from jaxspeed.run.saver import check_images
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config
 
@@ -102,6 +103,24 @@ def left_untrained(folder):
   (folder / "metrics.jsonl").touch()
   (folder / "tensorboard").mkdir()
   return folder
+
+
+def test_images_that_have_changed_are_told_with_other_changes_of_a_config(tmp_path):
+  folder = left_untrained(tmp_path / "a")
+  (folder / "metrics.jsonl").write_text("a row")
+  words = (
+    r"config.data.train_images: 1500 -> 29.: .* undo the changes, in the images too, to resume"
+  )
+  with pytest.raises(UserError, match=words):
+    pin_config(folder, digits(**{"data.train_images": 29}))
+
+
+@pytest.mark.parametrize("kind, words", [("arrays", "pixels"), ("files", "names")])
+def test_a_checksum_says_what_it_compares(kind, words):
+  check_images(f"{kind} 00000000", f"{kind} 00000000", 5)
+  check_images("", f"{kind} 00000000", 5)
+  with pytest.raises(UserError, match=rf"of step 5 \(their {words}, their labels, or which are "):
+    check_images(f"{kind} 00000000", f"{kind} 00000001", 5)
 
 
 def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):

@@ -15,8 +15,3 @@ def test_small_images_are_means_and_filters_those_over_three_channels():
   assert filters_of({"a": inner, "b": ours}).shape == (5, 2, 2, 3)
   assert filters_of({"b": ours}).max() == 0 and filters_of({"b": flax}).shape == (6, 4, 4, 3)
   assert len(filters_of({"b": np.ones((3, 3))})) == 0
-  # ViT's patches are rows of pixels, each with its channels.
-  patch = np.zeros((4 * 4 * 3, 5))
-  patch[(4 * 1 + 2) * 3 + 0, 4] = 2
-  vit = filters_of({"params": {"patch": {"kernel": patch}}, "other": {"kernel": np.ones((48, 5))}})
-  assert vit.shape == (5, 4, 4, 3) and np.argwhere(vit == 255).tolist() == [[4, 1, 2, 0]]

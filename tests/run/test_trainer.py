@@ -1,12 +1,12 @@
 """Whole runs in this process, on eight devices and real digits: folder, resume, several runs."""
 
+import dataclasses
 import json
 import math
 import re
 import shutil
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,13 +15,13 @@ from toy import digits
 from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.formats import format_result
 from jaxspeed.records.meters import network_bytes
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
-from jaxspeed.run.divergence import check_weights
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
@@ -116,7 +116,7 @@ def test_a_loss_scale_that_always_overflows_ends_the_run(cache, tmp_path):
   # No gradient times 10^38 is finite in float16.
   config = digits(cache, precision="float16", loss_scale=1e38, epochs=3.0)
   words = (
-    "24 steps in a row were skipped, as their float16 gradients were not finite, at step 24 of 27: "
+    "24 steps in a row were skipped, as their float16 gradients overflowed, at step 24 of 27: "
     r"the run stops, there is no checkpoint yet; --config.loss_scale=1e\+38 is too large, 0 finds"
   )
   with pytest.raises(UserError, match=words):
@@ -308,14 +308,21 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache,
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_not_finite_are_not_saved(value):
-  params = {"a": np.zeros(3), "b": np.array([[1.0, 2.0]], ml_dtypes.bfloat16)}
-  check_weights(params, 5, saved=4)
-  params["b"][0, 1] = value
-  with pytest.raises(UserError, match="after step 5 are not finite: .* the checkpoint of 4 stays"):
-    check_weights(params, 5, saved=4)
-  with pytest.raises(UserError, match="there is no checkpoint yet"):
-    check_weights(params, 5, saved=0)
+def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch, value):
+  # The step that spoils them has a finite loss.
+  def spoil(self, *arguments):
+    for output in train_steps(self, *arguments):
+      params = {**output.carry.state.params}
+      leaf, tree = jax.tree.flatten(params)
+      leaf[-1] = leaf[-1] * value
+      state = output.carry.state.replace(params=jax.tree.unflatten(tree, leaf))
+      yield dataclasses.replace(output, carry=output.carry.replace(state=state))
+
+  train_steps = ResidentFeed.train
+  monkeypatch.setattr(ResidentFeed, "train", spoil)
+  fields = {"checkpoint.every_seconds": 0.0}
+  with pytest.raises(UserError, match="after step 1 are not finite: .* there is no checkpoint yet"):
+    train(digits(cache, **fields), str(tmp_path / "a"))
 
 
 def test_a_plan_that_cannot_be_is_refused_before_the_data_are_opened(cache, tmp_path, monkeypatch):
