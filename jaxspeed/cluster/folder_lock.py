@@ -46,10 +46,8 @@ class Owner(pydantic.BaseModel, frozen=True):
   Attributes:
     incarnation: the number of the start, from 1.
     token: a random name of this start.
-    host: the host of process 0.
-    pid: the process id of process 0.
-    job: the scheduler's job; '': none.
-    restart: the number of times that the scheduler restarted the job.
+    host: the host of process 0, whose process id is `pid`.
+    job: the scheduler's job; '': none. It has been restarted `restart` times.
     released: whether the run ended normally.
     boot: the boot id of the machine, as two may have one host name; '': not known.
   """
@@ -74,11 +72,7 @@ class Owner(pydantic.BaseModel, frozen=True):
 
 
 def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-  """The scheduler's job of this process, and the number of the job's restarts.
-
-  Raises:
-    UserError: the environment's number of restarts is not a number.
-  """
+  """The scheduler's job of this process, and the number of the job's restarts."""
   for kind, job, restarts in (
     ("Slurm job", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ("JobSet", "JOBSET_NAME", "JOBSET_RESTART_ATTEMPT"),
@@ -115,8 +109,7 @@ class FolderLock:
 
   Args:
     folder: the run's existing folder.
-    renewed_every: seconds between two signs of life, each with a check that the folder is still
-      owned.
+    renewed_every: seconds between two signs of life, each with a check of the owner.
     superseded: a function called with a message, from any thread, if another start owns the folder.
 
   Raises:
@@ -153,19 +146,16 @@ class FolderLock:
     """The number of this start of the run, from 1."""
     return self._owner.incarnation
 
-  def is_held(self) -> bool:
-    """Whether no later start has taken the folder over."""
-    return self._successor() is None
-
   def check(self) -> None:
     """Calls `superseded` if a later start has taken the folder over."""
-    if found := self._successor():
+    if found := self.successor():
       self._superseded(
         f"{self._folder} was taken over by {found}: this older one, start {self.incarnation}, "
         f"ends at once and writes nothing more there."
       )
 
-  def _successor(self) -> Owner | None:
+  def successor(self) -> Owner | None:
+    """The later start that has taken the folder over; None if there is none."""
     found = read_owner(self._folder)
     # A missing or unreadable file does not name another owner.
     return found if found is not None and found.token != self._owner.token else None
@@ -178,11 +168,7 @@ class FolderLock:
       yield
 
   def close(self, *, erase: bool = False) -> None:
-    """Releases the folder.
-
-    Args:
-      erase: whether to remove the files of ownership, for a run that has not begun.
-    """
+    """Releases the folder; `erase` removes the files of ownership, for a run that has not begun."""
     self._closed.set()
     self._renewer.join()
     # If this fails, the next start on another host only waits longer.

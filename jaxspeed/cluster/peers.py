@@ -178,10 +178,8 @@ def first_host(hosts: str) -> str:
 def own_gpus(peers: Peers, gpus: list[str], bound: bool) -> list[int] | None:
   """The positions of the visible GPUs that this process uses; None: all of them.
 
-  Args:
-    peers: the processes of the run.
-    gpus: the GPUs that this process can see.
-    bound: whether the scheduler may show each process only its own (CUDA_VISIBLE_DEVICES is set).
+  Of those that it can see, the scheduler may show each process only its own: `bound`, that
+  CUDA_VISIBLE_DEVICES is set.
 
   Raises:
     UserError: the GPUs of this host do not divide evenly among its processes.

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -9,8 +10,8 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -18,7 +19,9 @@ from jax.experimental import multihost_utils
 
 from jaxspeed.cluster.peers import Peers, own_gpus, visible_gpus
 from jaxspeed.config.output import write_error
-from jaxspeed.errors import LOST_PEER, UserError
+from jaxspeed.errors import LOST_PEER, UserError, plural
+
+_T = TypeVar("_T")
 
 # Words in the exceptions of JAX, gloo and NCCL after the loss of another process.
 _GONE = re.compile(
@@ -32,10 +35,8 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
 
   Process 0 listens only at the coordinator's address, not at all addresses of its host.
 
-  Args:
-    peers: the processes of the run.
-    heartbeat_seconds: the seconds without a sign of life after which a process counts as lost.
-    timeout: the seconds in which all processes must join.
+  A process counts as lost after `heartbeat_seconds` without a sign of life. All must join within
+  `timeout` seconds.
 
   Raises:
     UserError: the address is unknown, in use or without answer, or a process joined too late.
@@ -72,21 +73,29 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
   _exit_where_xla_aborts()
 
 
-def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, str]:
-  """Family and address of the coordinator; the names of starting pods resolve after a while."""
-  deadline = time.monotonic() + patience
+def _patiently(attempt: Callable[[], _T], deadline: float) -> _T:
+  """What a call returns at last that raises an OSError before; after the deadline its error."""
   while True:
     try:
-      family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-      return family, str(address[0])
-    except (OSError, ValueError) as error:  # a ValueError: an impossible name
-      if isinstance(error, ValueError) or time.monotonic() >= deadline:
-        reason = getattr(error, "strerror", None) or "it is no name of a host"
-        raise UserError(
-          f"the coordinator's host {host!r} ({peers.found_by}) is not known on this one "
-          f"({reason}): give --coordinator=HOST:PORT with its address."
-        ) from error
-      time.sleep(0.5)
+      return attempt()
+    except OSError:
+      if time.monotonic() >= deadline:
+        raise
+      time.sleep(0.2)
+
+
+def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, str]:
+  """Family and address of the coordinator; the names of starting pods resolve after a while."""
+  look_up = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+  try:
+    family, _, _, _, address = _patiently(look_up, time.monotonic() + patience)[0]
+  except (OSError, ValueError) as error:  # a ValueError: an impossible name
+    reason = getattr(error, "strerror", None) or "it is no name of a host"
+    raise UserError(
+      f"the coordinator's host {host!r} ({peers.found_by}) is not known on this one ({reason}): "
+      "give --coordinator=HOST:PORT with its address."
+    ) from error
+  return family, str(address[0])
 
 
 def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
@@ -103,20 +112,19 @@ def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
 
 
 def _wait_for_answer(family: int, address: str, port: int, deadline: float, peers: Peers) -> None:
+  def ask() -> None:
+    with socket.socket(family) as probe:
+      probe.settimeout(5.0)
+      probe.connect((address, port))
+
   # JAX would end the process with SIGABRT if nobody answers.
-  while True:
-    try:
-      with socket.socket(family) as probe:
-        probe.settimeout(5.0)
-        probe.connect((address, port))
-        return
-    except OSError as error:
-      if time.monotonic() >= deadline:
-        raise UserError(
-          f"process {peers.process} got no answer from process 0 at {peers.coordinator} "
-          f"({error.strerror or error}): see that it runs there and that the port is open."
-        ) from error
-      time.sleep(0.2)
+  try:
+    _patiently(ask, deadline)
+  except OSError as error:
+    raise UserError(
+      f"process {peers.process} got no answer from process 0 at {peers.coordinator} "
+      f"({error.strerror or error}): see that it runs there and that the port is open."
+    ) from error
 
 
 def _exit_where_xla_aborts() -> None:
@@ -228,9 +236,7 @@ def describe() -> str:
   """The numbers of processes and hosts, in words. All must call it."""
   hosts = len(set(gather(zlib.crc32(socket.gethostname().encode()) >> 1)))
   processes = jax.process_count()
-  return (
-    f"{processes} process{'es' if processes > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"
-  )
+  return f"{processes} process{'es' * (processes > 1)} on {plural(hosts, 'host')}"
 
 
 @contextlib.contextmanager

@@ -42,11 +42,7 @@ if hasattr(signal, "SIGUSR1"):  # not on Windows
 
 
 class Stopped(Exception):  # noqa: N818  (like KeyboardInterrupt, not an error)
-  """A signal ended the run early, with everything saved.
-
-  Attributes:
-    exit_code: the command's exit code.
-  """
+  """A signal ended the run early, with everything saved; it has the command's `exit_code`."""
 
   def __init__(self, message: str, exit_code: int) -> None:
     super().__init__(message)
@@ -54,16 +50,11 @@ class Stopped(Exception):  # noqa: N818  (like KeyboardInterrupt, not an error)
 
 
 class Signals:
-  """The requests of signals since `catch_signals` began.
-
-  Attributes:
-    action: the largest request.
-    begun: whether there is something to save; before that, a single process ends at once.
-  """
+  """The requests of signals since `catch_signals` began."""
 
   def __init__(self) -> None:
-    self.action = RunAction.CONTINUE
-    self.begun = False
+    self.action = RunAction.CONTINUE  # the largest request
+    self.begun = False  # before there is something to save, a single process ends at once
     self._interrupted = 0.0  # when the first Ctrl-C came
 
   def interrupt(self) -> bool:
@@ -129,10 +120,7 @@ def catch_interrupt() -> Iterator[Signals]:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-  """Lets SIGTERM leave the block with SystemExit, so that its temporary files are removed.
-
-  Does nothing outside the main thread.
-  """
+  """Lets SIGTERM leave the block with SystemExit, so that its temporary files are removed."""
 
   def leave(number: int, frame: types.FrameType | None) -> None:
     raise SystemExit(128 + number)

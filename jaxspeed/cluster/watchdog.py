@@ -13,9 +13,7 @@ from jaxspeed.errors import LOST_PEER
 
 
 class _Pulse:
-  """The time of the run's last progress; None: not watched."""
-
-  last: float | None = None
+  last: float | None = None  # the time of the run's last progress; None: not watched
 
 
 def heartbeat() -> None:
@@ -54,9 +52,8 @@ def _watch(seconds: float, done: threading.Event) -> None:
     seen = _Pulse.last
     if idle * tick > seconds:
       faulthandler.dump_traceback(sys.stderr)
-      cause = "a device or the disk does not answer"
-      if processes.several():
-        cause = "another process hangs"
+      alone = "a device or the disk does not answer"
+      cause = "another process hangs" if processes.several() else alone
       write_error(
         f"{processes.whoami()} made no progress for {seconds:g} s (--config.watchdog_seconds; its "
         f"threads are above): perhaps {cause}; the same command resumes from the newest checkpoint."

@@ -17,6 +17,7 @@ from PIL import Image
 
 from jaxspeed.config import stored
 from jaxspeed.data.batch import pad_batches
+from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept
@@ -34,7 +35,7 @@ from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.evaluation import predictions_of
-from jaxspeed.run.export import class_names_of, network_of, write_network
+from jaxspeed.run.export import network_of, write_network
 from jaxspeed.run.image_file import BrokenImage
 from jaxspeed.run.predict import Predictor, Source
 from jaxspeed.run.predict_csv import find_images
@@ -69,7 +70,7 @@ class Run:
     self.variables: dict[str, Any] = weights.variables
     self.history: list[dict[str, Any]] = read_metrics(folder)
     self.result: dict[str, Any] = read_result(folder) or {}
-    self.class_names = tuple(class_names_of(folder, config.data.classes))
+    self.class_names = stored_class_names(folder, config.data.classes)
     self._weights, self._predictor = weights, Predictor(weights, self.class_names)
 
   def __repr__(self) -> str:

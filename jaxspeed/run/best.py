@@ -20,9 +20,7 @@ CheckpointStep = int | Literal["best"] | None
 def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
   """The rows with a metric of the evaluation, the best first; of equal ones the earlier first.
 
-  Args:
-    rows: a run's rows in their order.
-    metric: one of `METRICS`, or "none", which no row has.
+  `metric` is one of `METRICS`, or "none", which no row has.
   """
   key = f"eval_{metric}"
   known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]

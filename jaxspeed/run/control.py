@@ -22,13 +22,8 @@ class RunControl:
   The largest action that any of them asks for wins. It travels in an all-reduce of four bytes after
   the step's, which is read some steps later, like the losses, so that no process waits for it.
 
-  Args:
-    signals: the signals that this process has received.
-    lock: the lock of the run's folder; None except in process 0.
-    mesh: the run's mesh.
-
   Attributes:
-    lock: as above.
+    lock: the lock of the run's folder; None except in process 0.
     decided: what all processes have decided since the last checkpoint.
   """
 
@@ -46,9 +41,6 @@ class RunControl:
     """Asks all processes what follows the step just taken; `note` reads the answer.
 
     All ask after the same steps. A lone process has decided when this returns.
-
-    Args:
-      save_due: whether this process wants a checkpoint.
     """
     own = max(self._signals.action, RunAction.SAVE if save_due else RunAction.CONTINUE)
     if self._largest is None:

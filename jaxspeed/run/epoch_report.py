@@ -5,8 +5,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from jaxspeed.cluster import processes
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
@@ -34,8 +32,8 @@ _WITH_MOMENTUM = ("sgd", "muon", "lars")
 class EpochReport:
   """Writes and prints the epochs of one run.
 
-  Args:
-    run: the run; its feed measures waiting and collects broken images.
+  Attributes:
+    records: the rows of its epochs, while `open` lasts.
   """
 
   def __init__(self, run: Run) -> None:
@@ -43,7 +41,7 @@ class EpochReport:
     images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
     self._broken = BrokenImages(run.folder, images, run.config)
     self._pace: dict[str, float] = {}  # of the last epoch trained
-    self._records: Records
+    self.records: Records
 
   @contextlib.contextmanager
   def open(self, step: int, *, unreported: bool = False) -> Iterator[None]:
@@ -62,7 +60,7 @@ class EpochReport:
       primary=processes.is_primary(),
       loggers=(*make_loggers(config), *self._run.hooks.loggers),
       config=stored.to_dict(config),
-    ) as self._records:
+    ) as self.records:
       screen = self._run.screen
       screen.header({"starting": self._run.clock.starting()})
       epoch, step_in_epoch = plan.epoch_of(step)
@@ -75,16 +73,12 @@ class EpochReport:
   @property
   def rows(self) -> list[dict[str, Any]]:
     """Every epoch of the run so far."""
-    return self._records.rows
+    return self.records.rows
 
   def lines(self, lines: Iterable[str]) -> None:
     """Prints lines."""
     for line in lines:
       self._run.screen.line(line)
-
-  def write_waiting(self) -> str:
-    """Writes the rows that a full disk has delayed; returns why it cannot, or ''."""
-    return self._records.write_waiting()
 
   def begin_training(self, step: int) -> None:
     """Starts measuring the training of an epoch, after `step` steps."""
@@ -133,11 +127,6 @@ class EpochReport:
   def epoch(self, step: int, carry: Carry, evaluation: Evaluation | None) -> None:
     """Reports the epoch that ended with `step`. All processes must call it.
 
-    Args:
-      step: the number of steps done.
-      carry: the carry after them, with the epoch's sums.
-      evaluation: the epoch's evaluation; None if there was none.
-
     Raises:
       UserError: the run's last evaluation has a loss that is not finite, or too many images are
         broken.
@@ -167,16 +156,8 @@ class EpochReport:
       "dawn_seconds": self._run.clock.dawn_seconds,
     }
     self._run.control.check_owner()
-    self._records.epoch(row)
+    self.records.epoch(row)
     self.lines([*lines, *self._slow_input(step)])
-
-  def call_back(self, step: int) -> None:
-    """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left."""
-    on_epoch = self._run.hooks.on_epoch
-    answer = None if on_epoch is None else on_epoch(dict(self.rows[-1]))
-    if isinstance(answer, bool | np.bool_) and answer:
-      if step < self._run.plan.total_steps and not self.stops_early():
-        self._run.control.stop()
 
   def _evaluated(self, step: int, evaluation: Evaluation) -> tuple[dict[str, Any], list[str]]:
     """What an evaluation adds to the row of its epoch, and lines to print."""
@@ -195,18 +176,15 @@ class EpochReport:
 
   def _slow_input(self, step: int) -> Iterator[str]:
     """A line on what to do when the devices wait for input; once a phase."""
-    plan, phase = self._run.plan, self._run.plan.phase_of(step - 1)
+    phase = self._run.plan.phase_of(step - 1)
     rows = [row for row in self.rows if row["step"] > phase.first_step]
     slow = [row.get("data_wait", 0.0) > _MUCH_WAITING for row in rows]
     if not slow[-1] or any(slow[:-1]):
       return
-    # A recipe of several phases finds the copies by itself; one of a single phase must name them.
-    named = "" if len(plan.phases) > 1 else " and name them in --config.data.path"
-    copies = f"resize folders train/ and val/ (python -m jaxspeed.prepare resize){named}, or "
+    copies = "train on resized copies (python -m jaxspeed.prepare resize), or " * (not phase.copies)
     yield (
       f"the devices waited for input {rows[-1]['data_wait']:.0%} of this epoch's training: "
-      f"{'' if phase.copies else copies}use more cores; --config.data.synthetic=True shows the "
-      "machine without its disk"
+      f"{copies}use more cores; --config.data.synthetic=True shows the machine without its disk"
     )
 
   def stops_early(self) -> bool:

@@ -84,9 +84,7 @@ def evaluate(
     config: the result of `load_config` with changes: other data, or modes separated by commas.
 
   Returns:
-    For each mode {"step", "evaluated_weights", "mode", "data", "evaluated_on", "images",
-    "images_skipped", "loss", "top1", "top5", "macro_top1", "ece", "worst_classes",
-    "confusions", "seconds"}.
+    For each mode the row that `evaluate --json` prints.
     Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
     `results.Result.evaluated_on`, or "all" where data.hold_out is 1; "images" were evaluated,
     "images_skipped" could not be read; "seconds" excludes compiling and finding images;
@@ -145,11 +143,7 @@ def _one_a_mode(config: ConfigDict) -> list[ConfigDict]:
 def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Phase) -> OpenData:
   """The images to evaluate a run on, with the classes and the image size that it was trained with.
 
-  Args:
-    folder: the run's folder.
-    config: its config, perhaps with other data.
-    own_path: the path of its own data.
-    phase: the phase to evaluate.
+  `config` is the run's, perhaps with other data than its own, at `own_path`.
 
   Raises:
     UserError: they cannot be read, or are of another kind.

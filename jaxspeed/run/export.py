@@ -1,6 +1,5 @@
 """Trained models of runs as files for other programs."""
 
-import contextlib
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -59,19 +58,12 @@ def export(
   """
   check_place(path, file_format)
   config = load_config(folder)
-  names = class_names_of(folder, config.data.classes)
+  names = stored_class_names(folder, config.data.classes)
   with run_weights(folder, for_images(config), step) as weights:
     network = network_of(weights, names, input_dtype=input_dtype)
   if (mode := config.eval.mode) not in ("center", "rect"):
     output.note(f"the run was evaluated with eval.mode={mode}; the file sees one view, center")
   return write_network(path, network, file_format=file_format, fold=fold)
-
-
-def class_names_of(folder: pathlib.Path, classes: int) -> Sequence[str]:
-  """The names of a run's classes; their numbers if the folder has lost its names."""
-  with contextlib.suppress(UserError):
-    return stored_class_names(folder, classes)
-  return list(map(str, range(classes)))
 
 
 def network_of(

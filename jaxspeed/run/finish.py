@@ -24,9 +24,6 @@ _OF_LAST_ROW = ("eval_images", "eval_images_skipped", "train_images_broken", "st
 def finished_result(folder: pathlib.Path) -> dict[str, Any] | None:
   """The content of result.json if process 0 finds the run finished, else None. All must call it.
 
-  Args:
-    folder: the run's folder.
-
   Raises:
     UserError: the result is damaged.
   """
@@ -45,12 +42,6 @@ def finish(
   """Returns the `Result` of a run after its last step; process 0 writes it to result.json.
 
   Before that it writes the predictions to a file of their own.
-
-  Args:
-    run: the run.
-    rows: the rows of its epochs.
-    state: the state after the last step, already saved.
-    predictions: those of the evaluation after the last step.
 
   Raises:
     UserError: the row of the last epoch is missing, or every step was skipped in float16.

@@ -93,7 +93,8 @@ def taken(
     yield lock
   except BaseException as error:
     if lock is not None:
-      refused = is_new and not isinstance(error, Stopped) and lock.is_held() and is_untrained(path)
+      is_ours = is_new and not isinstance(error, Stopped) and lock.successor() is None
+      refused = is_ours and is_untrained(path)
       if refused:
         clear(path)
       lock.close(erase=refused)

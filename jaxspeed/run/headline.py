@@ -1,6 +1,7 @@
 """The lines printed before the first step of a run, or instead of its steps."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.devices import allreduce, options
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.feeds.protocol import Feed
+from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.planning.plan import left_out
 from jaxspeed.planning.text import describe_average
 from jaxspeed.records.clock import Clock
@@ -18,14 +19,15 @@ from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.results import images_of
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.run.checkpoint import steps_of
-from jaxspeed.run.setup import Setup, balance_lines_of
+from jaxspeed.run.setup import balance_lines_of
 from jaxspeed.steps.spec import TrainSpec
 
 
-def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
-  """Prints what a run will do."""
-  config, data, spec = setup.config, setup.data, setup.spec
-  plan = spec.plan
+def print_header(
+  screen: Screen, spec: TrainSpec, data: OpenData, notes: Sequence[str], folder: pathlib.Path
+) -> None:
+  """Prints what a run will do, and notes on its weights and data."""
+  config, plan = spec.config, spec.plan
   epochs = f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}"
   sizes = " -> ".join(dict.fromkeys(f"{p.batch_size}" for p in plan.phases))
   device = describe_device()
@@ -47,7 +49,7 @@ def print_header(screen: Screen, setup: Setup, folder: pathlib.Path) -> None:
   )
   of_options = options.notes(config.deterministic, config.conv_fusion, jax.default_backend())
   of_data = (*data.notes, *balance_lines_of(config, data, plan))
-  for note in (*setup.notes, *of_data, *left_out(config, plan), *of_options):
+  for note in (*notes, *of_data, *left_out(config, plan), *of_options):
     screen.line(note)
 
 

@@ -15,9 +15,7 @@ from jaxspeed.files import open_regular
 class BrokenImage(UserError):
   """A file that cannot be read as an image.
 
-  Args:
-    sentence: the message, which names the file.
-    reason: why, in a few words.
+  Its `reason` has a few words, without the name.
   """
 
   def __init__(self, sentence: str, reason: str) -> None:
@@ -66,9 +64,13 @@ def _cropped(
   (left, right, x, width), (top, bottom, y, height) = (
     _shown(side, resize * side // short, size) for side in image.size
   )
-  how = _resize if antialias else _interpolate
+  box = (left, top, right, bottom)
+  if antialias:
+    shown = image.resize((width, height), Image.Resampling.BILINEAR, box)
+  else:
+    shown = _interpolate(image, (width, height), box)
   square = Image.new("RGB", (size, size))
-  square.paste(how(image, (width, height), (left, top, right, bottom)), (x, y))
+  square.paste(shown, (x, y))
   return np.asarray(square)
 
 
@@ -84,14 +86,9 @@ def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
   return begin * side / resized, end * side / resized, begin - first, end - begin
 
 
-_Box = tuple[float, float, float, float]
-
-
-def _resize(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
-  return image.resize(size, Image.Resampling.BILINEAR, box)
-
-
-def _interpolate(image: Image.Image, size: tuple[int, int], box: _Box) -> Image.Image:
+def _interpolate(
+  image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]
+) -> Image.Image:
   """Interpolates between the nearest pixels; in float32, as Pillow would drop the fractions."""
   how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
   planes = [plane.convert("F").transform(size, *how) for plane in image.split()]

@@ -37,9 +37,7 @@ def sized(config: ConfigDict, given: Collection[str]) -> ConfigDict:
 
   The path of weights on the hub gets the commit that it has now.
 
-  Args:
-    config: the config, not yet resolved.
-    given: the fields that the command line sets, which weights do not override.
+  The fields that the command line sets, `given`, are not overridden.
 
   Raises:
     UserError: as `with_file` and `pretrained.layout_of`; there is no run at `continue_from`.
@@ -89,7 +87,7 @@ def fitted(
 
   Args:
     config: the result of `sized`, with what the data decide.
-    given: as in `sized`.
+    given: as there.
     class_names: the names of the data's classes; (): not known yet.
 
   Raises:
@@ -119,10 +117,7 @@ def decided_by_weights(recipe: ConfigDict, config: ConfigDict) -> list[str]:
 def decided(decider: str, recipe: ConfigDict, values: Mapping[str, Any]) -> list[str]:
   """A line on the fields of a recipe that something else overrides; none if it agrees.
 
-  Args:
-    decider: the line's subject and verb.
-    recipe: the recipe.
-    values: by dotted name.
+  `decider` is the line's subject and verb; `values` go by dotted names.
   """
   then = dict(leaves(recipe))
   rows = [
@@ -136,10 +131,7 @@ def decided(decider: str, recipe: ConfigDict, values: Mapping[str, Any]) -> list
 def first_state(state: TrainState, spec: TrainSpec, shapes: Carry) -> TrainState:
   """The first state of a run, with the weights that it begins with. All processes must call it.
 
-  Args:
-    state: the state with new weights.
-    spec: the run's specification.
-    shapes: shapes and shardings of its carry.
+  `state` has new weights; `shapes` are the shapes and shardings of the run's carry.
 
   Raises:
     UserError: the run at `continue_from` has no sound checkpoint any more, or its optimizer has

@@ -22,12 +22,7 @@ _STEPS_AHEAD = 2
 
 
 class LossWatcher:
-  """Checks each step's loss some steps later, and reads what all processes decided at that step.
-
-  Args:
-    run: the run.
-    saver: the run's saver.
-  """
+  """Checks each step's loss some steps later, and reads what all processes decided at that step."""
 
   def __init__(self, run: Run, saver: Saver) -> None:
     self._run, self._saver = run, saver

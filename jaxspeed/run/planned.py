@@ -47,11 +47,6 @@ class Planned:
 def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) -> Planned:
   """The plan of a config; if the config has a path, the images there are counted.
 
-  Args:
-    config: the config of a run.
-    devices: the number of devices.
-    given: the fields that the command line sets.
-
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
   """

@@ -15,7 +15,6 @@ from jaxtyping import Float, UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
-from jaxspeed.config import output
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.disk.sources import class_names_of
 from jaxspeed.data.formats import pixels
@@ -130,15 +129,7 @@ def _finished(read: Sequence[Any], started: Any) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator[Predictor]:
-  """Yields the predictor of a run, for use inside the block.
-
-  Args:
-    folder: the folder of the run whose weights are used.
-    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
-
-  Raises:
-    UserError: the folder holds no run, or not that checkpoint.
-  """
+  """Yields the predictor of a run, for use inside the block; `step` and errors as in `open_run`."""
   config = for_images(load_config(folder))
   names = stored_class_names(folder, config.data.classes)
   with run_weights(folder, config, step) as weights:
@@ -197,28 +188,20 @@ def predict(
 
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
   """The names of the data set's classes, or the weights', or numbers; sets data.classes."""
-  names: tuple[str, ...] = ()
-  if config.data.path:
-    names = class_names_of(name=config.data.name, path=config.data.path)
-    if names and "data.classes" not in given and len(names) != config.data.classes:
-      output.note(
-        f"the data set decides: data.classes={len(names)} in place of the recipe's "
-        f"{config.data.classes}"
-      )
-      config.data.classes = len(names)
-    if names and len(names) != config.data.classes:
+  data, fixed = config.data, "data.classes" in given
+  names = class_names_of(name=data.name, path=data.path) if data.path else ()
+  if names:
+    if fixed and len(names) != data.classes:
       raise UserError(
-        f"config.data.path: {config.data.path} has {len(names)} classes, and config.data.classes "
-        f"is {config.data.classes}: name the data set that the weights were trained on, or none."
+        f"config.data.path: {data.path} has {len(names)} classes, and config.data.classes is "
+        f"{data.classes}: name the data set that the weights were trained on, or none."
       )
-    if names:
-      require_same_classes(config, names)
-  if not names and (stored := class_names_in(config.pretrained.path)):
-    if "data.classes" not in given:
-      config.data.classes = len(stored)
-    # Another number does not fit the last layer either, which is refused.
-    names = stored if len(stored) == config.data.classes else ()
-  return names or tuple(map(str, range(config.data.classes)))
+    require_same_classes(config, names)
+  names = names or class_names_in(config.pretrained.path)
+  if names and not fixed:
+    data.classes = len(names)
+  # Another number does not fit the last layer either, which is refused.
+  return names if len(names) == data.classes else tuple(map(str, range(data.classes)))
 
 
 def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:

@@ -314,9 +314,8 @@ def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathli
   with precision.wide_enough(config.precision):
     _, restored = open_run(folder, config, None)
     variables = jax.device_get(restored.tree.state.eval_variables())
-  facts: dict[str, Any] = {"model": dict(config.model)}
-  with contextlib.suppress(UserError):  # a run may have lost its names
-    facts["class_names"] = stored_class_names(folder, config.data.classes)
+  names = stored_class_names(folder, config.data.classes)
+  facts = {"model": dict(config.model), "class_names": names}
   path = pathlib.Path(tempfile.mkdtemp(dir=_own_folder().name), f"{folder.name}.safetensors")
   metadata = {name: dump_json(fact) for name, fact in facts.items()}
   save_weights(path, variables, LAYOUTS[config.model.name], metadata=metadata)

@@ -19,10 +19,6 @@ from jaxspeed.steps.state import Carry
 class Saver:
   """Saves and restores one run.
 
-  Args:
-    run: the run.
-    report: the report of its epochs.
-
   Attributes:
     saved: the step of the newest checkpoint; 0: none.
   """
@@ -33,9 +29,6 @@ class Saver:
 
   def restore(self, target: Carry) -> checkpoint.Restored | None:
     """Reads the newest checkpoint, and its clock; None if there is none. All must call it.
-
-    Args:
-      target: the shapes and shardings of a checkpoint's arrays.
 
     Raises:
       UserError: as `checkpoint.restore`; or the run's images have changed.
@@ -77,7 +70,7 @@ class Saver:
     try:
       with run.clock.measure("checkpoint"):
         # First the rows that a full disk delayed: a run that resumed from here would lack them.
-        if any(processes.gather(int(bool(reason := self._report.write_waiting())))):
+        if any(processes.gather(int(bool(reason := self._report.records.write_waiting())))):
           raise checkpoint.CheckpointError(reason or "process 0 could not write metrics.jsonl")
         checkpoint.save(
           run.folder,

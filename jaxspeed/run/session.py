@@ -28,7 +28,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept, use_cache
 from jaxspeed.errors import UserError, mend
-from jaxspeed.feeds.protocol import Feed
+from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen, silent_console
@@ -36,11 +36,13 @@ from jaxspeed.records.results import result_of, write_result
 from jaxspeed.records.trackers import ensure_installed
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
+from jaxspeed.run.finish import finished_result
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
 from jaxspeed.run.profile import check_steps
 from jaxspeed.run.run import COMMAND, NONE, Hooks, Parts, Run
-from jaxspeed.run.setup import Setup, feed_of, make_feed, pin_config, set_up
+from jaxspeed.run.setup import feed_of, make_feed, pin_config, set_up, spec_of
 from jaxspeed.run.trainer import Trainer
+from jaxspeed.steps.spec import TrainSpec
 
 
 def run_name(index: int) -> str:
@@ -94,33 +96,32 @@ def train(
     stack.enter_context(cache_settings_kept())
     use_cache(config.compile_cache)
     incarnation = processes.gather(lock.incarnation if lock else 0)[0]
-    setup = set_up(
+    config, data, notes = set_up(
       config, folder, incarnation, clock=clock, console=screen.console, given=given, parts=parts
     )
-    if setup.finished is not None:
-      print_finished(screen, setup.config, folder, setup.finished)
+    if (finished := finished_result(folder)) is not None:
+      print_finished(screen, config, folder, finished)
       if hooks.profile is not None:
         screen.line("no steps are left to trace (profile)")
-      return setup.finished
+      return finished
     with clock.measure("model"):
-      spec = setup.spec
+      spec = spec_of(config, data, parts)
     check_steps(hooks.profile, spec.plan.total_steps)
     _stop_before_steps(signals)
-    print_header(screen, setup, folder)
-    stack.enter_context(_explain_memory_errors(spec.config))
-    feed = stack.enter_context(_ready_feed(setup, screen, clock))
+    print_header(screen, spec, data, notes, folder)
+    stack.enter_context(_explain_memory_errors(config))
+    feed = stack.enter_context(_ready_feed(data, spec, screen, clock))
     control = RunControl(signals, lock, spec.mesh)
     # After this, all have their programs, and none waits long for another.
     with clock.measure("others"):
       _stop_before_steps(signals)
     signals.begun = True
-    stack.enter_context(watchdog(0 if hooks.call else spec.config.watchdog_seconds))
-    names = setup.data.class_names
-    first = Run(spec, folder, feed, clock, control, hooks, screen, names)
+    stack.enter_context(watchdog(0 if hooks.call else config.watchdog_seconds))
+    first = Run(spec, folder, feed, clock, control, hooks, screen, data.class_names)
     rows = [Trainer(run).run() for run in _seeds(first)]
     if not processes.is_primary():
-      return result_of(rows, cost_per_hour=setup.config.cost_per_hour)
-    result = write_result(folder, rows, cost_per_hour=setup.config.cost_per_hour)
+      return result_of(rows, cost_per_hour=config.cost_per_hour)
+    result = write_result(folder, rows, cost_per_hour=config.cost_per_hour)
     screen.result(result)
     return result
 
@@ -149,14 +150,14 @@ def _stop_before_steps(signals: Signals) -> None:
 
 
 @contextlib.contextmanager
-def _ready_feed(setup: Setup, screen: Screen, clock: Clock) -> Iterator[Feed]:
+def _ready_feed(data: OpenData, spec: TrainSpec, screen: Screen, clock: Clock) -> Iterator[Feed]:
   """Yields the feed of a run, with its programs compiled and its images in place."""
   with clock.measure("compile"):
-    feed = make_feed(setup.data, setup.spec)
+    feed = make_feed(data, spec)
   with contextlib.closing(feed):
     with clock.measure("compile"):
       lines = feed.wait_for(0)
-    print_compiled(screen, setup.spec, feed, clock)
+    print_compiled(screen, spec, feed, clock)
     for line in lines:
       screen.line(line)
     with clock.measure("load"):

@@ -1,12 +1,10 @@
 """The set-up of a run: data, resolved config, specification, feed and first weights."""
 
 import dataclasses
-import functools
 import logging
 import pathlib
 import zlib
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +33,6 @@ from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.finish import finished_result
 from jaxspeed.run.folder import clear, is_untrained
 from jaxspeed.run.initial import decided, decided_by_weights, fitted, resumed, sized
 from jaxspeed.run.run import NONE, Parts
@@ -55,38 +52,12 @@ FEEDS: dict[str, type[Feed]] = {
 FOLLOWING = frozenset({"data.classes", "data.image_size"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-  """The config and the data from which the runs of one call of `train` are made.
-
-  Attributes:
-    config: the resolved config, stored in the run's folder.
-    data: the open data of the config.
-    finished: the content of result.json if no more steps are needed, else None.
-    parts: the objects that the runs are given.
-    notes: lines on what the weights decide.
-  """
-
-  config: ConfigDict
-  data: OpenData
-  finished: dict[str, Any] | None
-  parts: Parts = NONE
-  notes: Sequence[str] = ()
-
-  @functools.cached_property
-  def spec(self) -> TrainSpec:
-    """The specification of training on all devices, with the plan that all runs share."""
-    mesh = mesh_lib.make_mesh()
-    parts = self.parts
-    plan = plan_of(self.config, self.data, devices=mesh.size, schedule=parts.schedule)
-    return make_train_spec(
-      self.config,
-      plan,
-      mesh,
-      model=parts.model,
-      optimizer=parts.optimizer,
-      class_counts=class_counts(self.data),
-    )
+def spec_of(config: ConfigDict, data: OpenData, parts: Parts) -> TrainSpec:
+  """The specification of training on all devices, with the plan that all runs share."""
+  mesh = mesh_lib.make_mesh()
+  plan = plan_of(config, data, devices=mesh.size, schedule=parts.schedule)
+  given = {"model": parts.model, "optimizer": parts.optimizer}
+  return make_train_spec(config, plan, mesh, class_counts=class_counts(data), **given)
 
 
 def set_up(
@@ -98,7 +69,7 @@ def set_up(
   console: Console,
   given: Collection[str] = (),
   parts: Parts = NONE,
-) -> Setup:
+) -> tuple[ConfigDict, OpenData, Sequence[str]]:
   """Opens the data of a config and pins the config to its folder. All processes must call it.
 
   Args:
@@ -110,9 +81,12 @@ def set_up(
     given: as in `session.train`, like `parts`.
     parts: as there.
 
+  Returns:
+    The resolved config, which the folder stores; the data; and lines on what weights decide.
+
   Raises:
-    UserError: as `open_data`, `pin_config` and `finished_result`; or the processes do not see the
-      same folder, or were not started alike.
+    UserError: as `open_data` and `pin_config`; or the processes do not see the same folder, or were
+      not started alike.
   """
   require_training_images(config.data.hold_out)
   with processes.all_or_none("opening the data"), clock.measure("load"):
@@ -142,7 +116,7 @@ def set_up(
       check_class_names(folder, data.class_names)
       read_metrics(folder)  # raises on damage, before programs take seconds to compile
     _ensure_same(resolved)
-  return Setup(resolved, data, finished_result(folder), parts, notes)
+  return resolved, data, notes
 
 
 def feed_of(config: ConfigDict) -> type[Feed]:

@@ -26,11 +26,6 @@ def leave_thumbnails(run: Run, predictions: Predictions, state: TrainState) -> N
 
   With `records.thumbnails` of 0 the folder has none. Nothing that goes wrong here ends a run: its
   result is written.
-
-  Args:
-    run: the run, whose feed still holds the images.
-    predictions: those of its last evaluation.
-    state: the state after the last step.
   """
   try:
     if not run.config.records.thumbnails:
@@ -78,10 +73,6 @@ def choose(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
   """Rows of the images with the highest loss, the highest first, then of some correct ones.
 
   The correct ones are drawn with a fixed seed, so that they show what is usual.
-
-  Args:
-    predictions: those of an evaluation.
-    most: the most images of each of the two kinds.
   """
   worst = worst_rows(predictions, most)
   right = np.flatnonzero(predictions.label == predictions.predicted)
@@ -101,7 +92,7 @@ def augmented(
     batch: the first images of the global batch, before the devices augment them.
     key: the run's key.
     step: the step.
-    spec: the run's specification.
+    spec: the run's.
 
   Returns:
     Pixels; the labels of the partners, and the partners' share of each image.

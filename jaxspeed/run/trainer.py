@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import RunAction
@@ -27,11 +28,7 @@ from jaxspeed.steps.state import Carry
 
 
 class Trainer:
-  """Trains one seed of a recipe to its result, from the newest checkpoint in its folder if any.
-
-  Args:
-    run: the run.
-  """
+  """Trains one seed of a recipe to its result, from the newest checkpoint in its folder if any."""
 
   def __init__(self, run: Run) -> None:
     self._run = run
@@ -109,12 +106,19 @@ class Trainer:
     self._carry = self._carry.replace(sums=self._no_sums())
 
   def _call_back(self, step: int) -> None:
-    """Calls the caller's `on_epoch`; the epoch is saved before its exception ends the run."""
+    """Calls the caller's `on_epoch` with the last row; True stops a run that has steps left.
+
+    The epoch is saved before an exception of it ends the run.
+    """
+    if (on_epoch := self._run.hooks.on_epoch) is None:
+      return
     try:
-      self._report.call_back(step)
+      answer = on_epoch(dict(self._report.rows[-1]))
     except BaseException:  # sys.exit and Ctrl-C in it, too
       self._saver.save(step, self._carry)
       raise
+    if isinstance(answer, bool | np.bool_) and answer and not self._ends_with(step):
+      self._run.control.stop()
 
   def _restore_or_start(self) -> int:
     """Sets the carry, restored or new; returns the number of steps done."""

@@ -8,7 +8,6 @@ import pytest
 from fits import said
 
 import jaxspeed
-from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import shipped
 from jaxspeed.library.arrays import opened
 
@@ -60,17 +59,13 @@ def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
       "x is uint8 of shape (4, 4, 3), one image without the axis of images: pass x[None]",
     ),
     ((X[0, ..., 0], Y[:1]), "one image without the axis of images: pass x[None]"),
-    ((X[0, ..., :1], Y[:1]), "one image without the axis of images: pass x[None]"),
-    ((X[0, 0, 0], Y[:1]), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X[..., :2], Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
-    ((X.astype(int), Y), "images are uint8 from 0 to 255, or floats from 0 to 1"),
     ((X.astype(float), Y), "has floats from 0 to 255: they must be from 0 to 1"),
     ((X / 255 - 0.5, Y), "must be from 0 to 1, and not normalised"),
     ((X[:0], Y[:0]), "x holds no image: give at least one"),
     ((X, Y, X[:0], Y[:0]), "x_val holds no image: give at least one"),
     (([X[0], X[0, :2]], Y[:2]), "have different sizes: resize them"),
     ((X, Y[:5]), "labels are integers of shape (12,)"),
-    ((X, Y / 2), "labels are integers of shape (12,)"),
     ((X, np.eye(3)[Y]), "y.argmax(axis=1) turns one-hot rows into labels"),
     ((X, Y[:, None]), "y.ravel() makes a row of the column"),
     ((X, Y - 1), "y has the label -1: labels count classes from 0"),
@@ -79,7 +74,6 @@ def test_a_share_beside_images_to_evaluate_on_is_refused(tmp_path):
     ((X[:1], Y[:1]), "too few to hold one out"),
     ((X[:2], [[0], [1, 2]]), "y has labels of different shapes"),
     ((X, Y, None, None, "abc"), "class_names='abc': it must be a list of names"),
-    ((X, Y, None, None, None), "class_names=None: it must be a list of names"),
     ((np.ma.masked_equal(X, X[0, 0, 0, 0]), Y), "x is a masked array: leave out or fill in"),
     ((X, np.ma.masked_equal(Y, 2)), "y is a masked array: leave out or fill in"),
   ],
@@ -150,15 +144,6 @@ def test_a_mistake_in_a_recipe_is_one_sentence(name, changes, sentence):
   assert sentence in said(lambda: jaxspeed.recipe(name, **changes))
 
 
-@pytest.mark.parametrize("name", ["epochs", "schedule.peak", "optimizer.clip_norm"])
-@pytest.mark.parametrize("value", [10**400, True])
-def test_a_huge_integer_and_a_bool_are_no_numbers(name, value):
-  with pytest.raises(jaxspeed.UserError, match=f"config.{name}=.*: it must be a number"):
-    jaxspeed.recipe("quickstart", **{name: value})
-  with pytest.raises(jaxspeed.UserError, match=f"config.{name}=.*: it must be a number"):
-    with_overrides(jaxspeed.recipe("quickstart"), {name: value})
-
-
 def test_an_own_recipe_inherits_from_a_shipped_one_in_two_lines(tmp_path):
   mine = tmp_path / "mine.py"
   mine.write_text(
@@ -169,12 +154,6 @@ def test_an_own_recipe_inherits_from_a_shipped_one_in_two_lines(tmp_path):
   config = jaxspeed.recipe(str(mine), batch_size=512)
   assert (config.name, config.epochs, config.batch_size) == ("mine", 4.0, 512)
   assert config.model == jaxspeed.recipe("cifar10").model
-
-
-def test_messages_speak_of_fields_and_not_of_flags():
-  assert jaxspeed.UserError("set --config.epochs=3, or choose another --workdir.").in_python() == (
-    "set config.epochs=3, or choose another workdir."
-  )
 
 
 LIGHT = """
@@ -193,8 +172,3 @@ for words in ("fit(config", "load(workdir", "recipe(name", "class Arrays", "clas
 def test_the_import_is_light_and_help_is_a_page():
   done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=120)
   assert done.returncode == 0, done.stderr
-
-
-def test_there_is_nothing_else_at_the_top():
-  with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-    jaxspeed.nothing  # noqa: B018

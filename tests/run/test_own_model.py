@@ -113,13 +113,6 @@ def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
   assert done.returncode == 0 and {"along", "across"} < set(done.stdout.split())
 
 
-def test_plans_and_predictions_know_it(written):
-  done = command("plan", "--config=own.py", IMPORT, "--parameters")
-  assert done.returncode == 0 and "9 steps" in done.stdout, done
-  done = command("train", IMPORT, "--help=all")
-  assert "model.hidden=16" in done.stdout and "my_lion" in done.stdout
-
-
 def test_a_run_whose_model_is_not_registered_names_the_flag(written):
   train(written / "a")
   registry.FAMILIES.pop("perceptron")

@@ -70,29 +70,29 @@ def test_a_damaged_file_is_named_and_nothing_else_touched(run, tmp_path, name, t
   assert changed <= {"owner.json"} - {name}
 
 
-@pytest.mark.parametrize(
-  "name", ["metrics.jsonl", "classes.json", "result.json", "config.json", "owner.json", "run.lock"]
-)
-def test_a_folder_or_a_pipe_in_place_of_a_file(run, tmp_path, name):
-  folder = shutil.copytree(run, tmp_path / "a")
-  (folder / name).unlink()
-  for put, remove in ((pathlib.Path.mkdir, os.rmdir), (os.mkfifo, os.unlink)):
-    put(folder / name)
-    with pytest.raises(
-      UserError, match=f"{name} is no file, and a run writes a file of that name: move it"
-    ):
-      train(digits(), str(folder))
-    remove(folder / name)
+def as_link(path):
+  (path.parent.parent / "elsewhere" / "1").mkdir(parents=True)
+  path.symlink_to("../elsewhere")
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
-def test_a_file_in_place_of_a_folder(run, tmp_path, name):
+FILES = ("metrics.jsonl", "classes.json", "result.json", "config.json", "owner.json", "run.lock")
+FOLDERS = ("checkpoints", "tensorboard", "profile", "run_000")
+KINDS = [(name, put, "file") for name in FILES for put in (pathlib.Path.mkdir, os.mkfifo)]
+KINDS += [(name, put, "folder") for name in FOLDERS for put in (pathlib.Path.touch, as_link)]
+
+
+@pytest.mark.parametrize("name, put, kind", KINDS)
+def test_what_is_of_another_kind_is_not_written_or_followed(run, tmp_path, name, put, kind):
   folder = shutil.copytree(run, tmp_path / "a")
+  if kind == "file":
+    (folder / name).unlink()
   shutil.rmtree(folder / name, ignore_errors=True)
-  (folder / name).write_text("precious")
-  with pytest.raises(UserError, match=f"{name} is no folder, and a run writes a folder of that"):
+  put(folder / name)
+  before = contents(tmp_path)
+  words = f"{name} is no {kind}.*, and a run writes a {kind} of that name: move it away"
+  with pytest.raises(UserError, match=words):
     train(digits(), str(folder))
-  assert (folder / name).read_text() == "precious"
+  assert contents(tmp_path) == before
 
 
 def left_untrained(folder):
@@ -156,19 +156,6 @@ def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
   ):
     pin_config(folder, digits(seed=5))
   assert contents(folder) == before
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "profile", "run_000"])
-def test_a_link_in_place_of_a_folder_is_not_followed(run, tmp_path, name):
-  folder, elsewhere = shutil.copytree(run, tmp_path / "a"), tmp_path / "elsewhere"
-  (elsewhere / "1").mkdir(parents=True)
-  shutil.rmtree(folder / name, ignore_errors=True)
-  (folder / name).symlink_to(elsewhere)
-  (folder / "result.json").unlink()
-  before = contents(tmp_path)
-  with pytest.raises(UserError, match=f"{name} is no folder but a link, .*: move it away"):
-    train(digits(), str(folder))
-  assert contents(tmp_path) == before
 
 
 def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):

@@ -136,15 +136,6 @@ def test_a_run_leaves_as_many_images_as_its_field_says(finished, cache, tmp_path
   assert len(found.train_image) == len(found.train_share) == 1
 
 
-def test_evaluate_prints_the_same_accuracies(finished):
-  folder, result = finished
-  (row,) = evaluate(folder)
-  assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
-  assert (row["step"], row["images"]) == (18, 297)
-  with pytest.raises(UserError, match="5: there is no finished checkpoint; steps there: 18"):
-    evaluate(folder, step=5)
-
-
 def test_a_runs_folder_names_no_place_for_compiled_programs(finished, tmp_path):
   folder = shutil.copytree(finished[0], tmp_path / "theirs")
   path = folder / "config.json"
@@ -166,14 +157,6 @@ def test_a_finished_run_is_told_and_not_trained_again(finished, cache, tmp_path,
   config = digits(cache, **{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
   assert train(config, str(folder)) == result
   assert (folder / "result.json").stat().st_mtime_ns == before
-
-
-def test_another_config_is_refused_with_the_difference(finished, cache):
-  folder, _ = finished
-  with pytest.raises(UserError) as error:
-    train(digits(cache, **{"schedule.peak": 0.5, "seed": 3}), str(folder))
-  assert "config.schedule.peak: 0.3 -> 0.5; config.seed: 0 -> 3" in str(error.value)
-  assert "choose another --workdir" in str(error.value)
 
 
 def test_figures_by_class_are_those_of_the_images_predictions(finished):
