@@ -2,14 +2,23 @@
 
 import pathlib
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 from toy import load_recipe
 
+from jaxspeed.data.batch import seed_key
 from jaxspeed.data.disk.headers import scan_files
 from jaxspeed.data.table import Names, Table
-from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.run import checkpoint
+from jaxspeed.run.restore import load_config, stored_plan
+from jaxspeed.steps.init import init_state
+from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.programs import on_mesh
+from jaxspeed.steps.spec import make_train_spec
+from jaxspeed.steps.state import Carry
 
 
 def write_image(path: pathlib.Path, label: int, width: int, height: int, seed: int) -> None:
@@ -69,7 +78,20 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   return config
 
 
+def restored_from(folder: pathlib.Path) -> checkpoint.Restored:
+  """A run's newest checkpoint, with all that it holds."""
+  config = load_config(folder)
+  spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh())
+  size = spec.plan.phases[0].image_size
+  images = jax.ShapeDtypeStruct((config.data.train_images, size, size, 3), np.uint8)
+  state = jax.eval_shape(on_mesh(init_state, spec), jax.eval_shape(lambda: seed_key(0)), images)
+  carry = Carry(state, MetricSums.zero(spec.accumulation))
+  restored = checkpoint.restore(folder, mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh)))
+  assert restored is not None
+  return restored
+
+
 def params_of(folder: pathlib.Path):
   """Step and carry of a run's newest checkpoint."""
-  _, restored = open_run(folder, load_config(folder), None)
+  restored = restored_from(folder)
   return restored.step, restored.tree

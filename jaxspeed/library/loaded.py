@@ -243,8 +243,7 @@ def load(
         raise UserError(f"model= is {passed}, and the run in {folder} trained {trained}.")
     for_use = for_images(config)
     with cache_settings_kept(), precision.wide_enough(config.precision):
-      spec, restored = open_run(folder, for_use, step, model=model)
-      weights = Weights(spec, restored.step, restored.tree.state.eval_variables())
+      weights = open_run(folder, for_use, step, model=model)
     return Run(folder, stored.load(folder / "config.json"), weights)
 
 

@@ -219,7 +219,7 @@ class Restored:
 
 
 def restore(
-  folder: pathlib.Path, target: Any, *, step: int | None = None, ignored: str = ""
+  folder: pathlib.Path, target: Any, *, step: int | None = None, partial: bool = False
 ) -> Restored | None:
   """Reads the checkpoint of `step`, or the newest sound one; None if there is none at all.
 
@@ -229,7 +229,7 @@ def restore(
     folder: the run's folder.
     target: ShapeDtypeStructs on one mesh, in the structure that was saved.
     step: the step to restore; None: that of the newest sound checkpoint.
-    ignored: arrays with this part in their name are not in `target`, and are not read; '': none.
+    partial: whether the checkpoint may hold more than `target`.
 
   Raises:
     UserError: the checkpoint of `step` is missing or damaged, or all are; or it holds another
@@ -239,7 +239,7 @@ def restore(
   leaves, structure = jax.tree.flatten(wanted)
   arrays, about = [np.zeros(each.shape, each.dtype) for each in leaves], b""
   with processes.all_or_none("reading the checkpoint"):
-    if processes.is_primary() and (found := _find(folder, _named(wanted), step, ignored)):
+    if processes.is_primary() and (found := _find(folder, _named(wanted), step, partial)):
       arrays = found[1]
       about = dump_json({key: found[0][key] for key in ("step", "clock", "images")}).encode()
   if not (about := processes.gather_bytes(about)[0]):
@@ -250,7 +250,7 @@ def restore(
 
 
 def _find(
-  folder: pathlib.Path, wanted: dict[str, Any], step: int | None, ignored: str
+  folder: pathlib.Path, wanted: dict[str, Any], step: int | None, partial: bool
 ) -> tuple[dict[str, Any], list[np.ndarray]] | None:
   """The manifest and the `wanted` arrays of the checkpoint to restore; errors as in `restore`."""
   home, faults = folder.absolute() / FOLDER, []
@@ -258,7 +258,7 @@ def _find(
     if step in (None, int(path.name)):
       try:
         found = load_manifest(path)
-        arrays = _read(path, found["arrays"], wanted, ignored)
+        arrays = _read(path, found["arrays"], wanted, partial)
       except ValueError as error:
         faults.append((path, error))
         continue
@@ -276,7 +276,7 @@ def _find(
 
 
 def _read(
-  path: pathlib.Path, arrays: dict[str, Any], wanted: dict[str, Any], ignored: str
+  path: pathlib.Path, arrays: dict[str, Any], wanted: dict[str, Any], partial: bool
 ) -> list[np.ndarray]:
   """The arrays of a checkpoint, by the names and in the shapes of `wanted`.
 
@@ -285,7 +285,7 @@ def _read(
     UserError: they are, and of another model.
   """
   arrays = {_todays(name): about for name, about in arrays.items()}
-  have = {name: shape for name, (shape, _) in arrays.items() if not (ignored and ignored in name)}
+  have = {name: shape for name, (shape, _) in arrays.items() if name in wanted or not partial}
   want = {name: list(leaf.shape) for name, leaf in wanted.items()}
   for name in sorted(want.keys() | have.keys()):
     if have.get(name) != want.get(name):

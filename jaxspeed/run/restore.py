@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
-from jaxspeed.config.stored import given_in
 from jaxspeed.data.formats.class_names import check_weights_classes, stored_class_names
 from jaxspeed.data.remote import is_remote
 from jaxspeed.devices import mesh as mesh_lib
@@ -32,12 +31,8 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep, ranked
-from jaxspeed.run.checkpoint import FOLDER, Restored, restore, steps_of
-from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import MetricSums
-from jaxspeed.steps.programs import on_mesh
+from jaxspeed.run.checkpoint import FOLDER, restore, steps_of
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
-from jaxspeed.steps.state import Carry
 
 _PATH = "config.pretrained.path"
 
@@ -92,13 +87,13 @@ def run_weights(
     step: as `checkpoint_step` of `open_run`, whose errors are raised.
   """
   with precision.wide_enough(config.precision):
-    spec, restored = open_run(folder, config, step)
-    done, total = restored.step, spec.plan.total_steps
+    weights = open_run(folder, config, step)
+    done, total = weights.step, weights.spec.plan.total_steps
     if step is None and done < total and not (folder / "result.json").exists():
       # Nothing is known of a process on another host: it may go on.
       how = "ended at" if run_has_ended(folder) else "is at"
       output.note(f"the run in {folder} {how} step {done:,} of {total:,}")
-    yield Weights(spec, done, restored.tree.state.eval_variables())
+    yield weights
 
 
 def for_images(config: ConfigDict) -> ConfigDict:
@@ -152,8 +147,8 @@ def open_run(
   checkpoint_step: CheckpointStep,
   *,
   model: nn.Module | None = None,
-) -> tuple[TrainSpec, Restored]:
-  """The specification and a checkpoint of the run in `folder`.
+) -> Weights:
+  """The weights that the run in `folder` is evaluated with, from a checkpoint.
 
   Args:
     folder: the run's folder.
@@ -171,10 +166,12 @@ def open_run(
   if checkpoint_step == "best":
     checkpoint_step = best_step(folder, config)
     about = f"--step=best is step {checkpoint_step} (config.checkpoint.keep_best keeps it); "
-  # The state of an optimizer from Python has a structure that only the optimizer knows.
-  ignored = ".opt_state." if given_in(config).get("optimizer") else ""
+  shapes = shapes_of(spec.model, spec.plan.phases[0].image_size)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, spec.accumulation), shapes)
+  part = {"ema": shapes} if config.average.kind == "ema" else shapes
+  target = mesh_lib.abstract({"state": part}, mesh_lib.replicated(spec.mesh))
   try:
-    restored = restore(folder, _abstract_carry(spec), step=checkpoint_step, ignored=ignored)
+    restored = restore(folder, target, step=checkpoint_step, partial=True)
   except UserError as error:
     error.args = (f"{about}{error}",)
     raise
@@ -182,7 +179,8 @@ def open_run(
     result = folder / "result.json"
     advice = f"remove {result} and train it again" if result.exists() else "train it first"
     raise UserError(f"{folder} holds no whole checkpoint: {advice}.")
-  return spec, restored
+  state = restored.tree["state"]
+  return Weights(spec, restored.step, state.get("ema", state))
 
 
 def best_step(folder: pathlib.Path, config: ConfigDict) -> int:
@@ -205,22 +203,6 @@ def best_step(folder: pathlib.Path, config: ConfigDict) -> int:
       "leave out --step=best, or name a step."
     )
   return int(best[0]["step"])
-
-
-def _abstract_carry(spec: TrainSpec) -> Carry:
-  """Shapes and shardings of a run's carry, to restore a checkpoint into."""
-  size = spec.plan.phases[0].image_size
-  state = jax.eval_shape(
-    on_mesh(init_state, spec),
-    jax.ShapeDtypeStruct((2,), np.uint32),
-    jax.ShapeDtypeStruct((spec.config.data.train_images, size, size, 3), np.uint8),
-  )
-  if given_in(spec.config).get("optimizer"):
-    state = state.replace(opt_state=None)
-    if state.proxy is not None:
-      state = state.replace(proxy=state.proxy.replace(opt_state=None))
-  carry = Carry(state, MetricSums.zero(spec.accumulation))
-  return mesh_lib.abstract(carry, mesh_lib.replicated(spec.mesh))
 
 
 def with_file(config: ConfigDict) -> ConfigDict:
@@ -312,8 +294,7 @@ def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathli
       "weights can be taken."
     )
   with precision.wide_enough(config.precision):
-    _, restored = open_run(folder, config, None)
-    variables = jax.device_get(restored.tree.state.eval_variables())
+    variables = jax.device_get(open_run(folder, config, None).variables)
   names = stored_class_names(folder, config.data.classes)
   facts = {"model": dict(config.model), "class_names": names}
   path = pathlib.Path(tempfile.mkdtemp(dir=_own_folder().name), f"{folder.name}.safetensors")

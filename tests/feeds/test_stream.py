@@ -83,12 +83,10 @@ def test_every_evaluation_image_counts_once_in_every_mode(finished):
 def test_one_device_counts_as_eight(finished, places):
   folder, _ = finished
   config = load_config(folder)
-  _, restored = open_run(folder, config, None)
+  variables = open_run(folder, config, None).variables
   sets = open_data(config)
   config.precision = "float64"
-  trained = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), jax.device_get(restored.tree.state.eval_variables())
-  )
+  trained = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(variables))
   losses, columns = [], []
   for devices in (1, 8):
     mesh = mesh_lib.make_mesh(devices)

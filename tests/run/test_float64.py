@@ -4,12 +4,12 @@ import jax
 import numpy as np
 from PIL import Image
 from toy import load_recipe
+from toy_images import params_of
 
 from jaxspeed.devices import precision
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
-from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 
 
@@ -21,7 +21,7 @@ def test_a_run_in_float64_is_so_from_its_weights_to_its_predictions(tmp_path):
   result = train(config, str(folder))
   assert np.zeros(1).dtype == np.float64 and jax.numpy.zeros(1).dtype == np.float32
   with precision.wide_enough("float64"):
-    state = open_run(folder, load_config(folder), None)[1].tree.state
+    state = params_of(folder)[1].state
   kept = (state.params, state.batch_stats, state.opt_state, state.ema)
   assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {np.dtype(np.float64)}
   row = read_metrics(folder)[-1]

@@ -17,6 +17,7 @@ import tiny_sets
 from PIL import Image
 from toy import contents, toy_config, toy_spec
 from toy import saving_digits as digits
+from toy_images import restored_from
 
 from jaxspeed.config import stored
 from jaxspeed.devices.precision import LossScale
@@ -27,7 +28,7 @@ from jaxspeed.run import checkpoint
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.finish import finish
 from jaxspeed.run.predict import predict, run_predictor
-from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.restore import load_config
 from jaxspeed.run.run import COMMAND, Run
 from jaxspeed.run.saver import check_images
 from jaxspeed.run.session import train
@@ -269,8 +270,7 @@ def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
   folder = shutil.copytree(run, tmp_path / "a")
-  config = load_config(folder)
-  _, restored = open_run(folder, config, 18)
+  restored = restored_from(folder)
   carry = jax.tree.map(np.asarray, restored.tree)
   average = jax.tree.map(lambda x: np.full_like(x, np.nan), carry.state.ema)
   carry = carry.replace(state=carry.state.replace(ema=average))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from toy import digits
+from toy_images import params_of
 
 from jaxspeed.config import stored
 from jaxspeed.devices import precision
@@ -24,7 +25,6 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import setup
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
-from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 
 
@@ -282,9 +282,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache,
   with pytest.raises(UserError, match=message) as error:
     train(config, str(tmp_path / "bad"))
   assert not (tmp_path / "bad" / "result.json").exists()
-  restored = open_run(tmp_path / "bad", load_config(tmp_path / "bad"), None)[1]
-  assert restored.step == int(re.search(message, str(error.value))[2])
-  assert all(np.isfinite(each).all() for each in jax.tree.leaves(restored.tree.state.params))
+  step, carry = params_of(tmp_path / "bad")
+  assert step == int(re.search(message, str(error.value))[2])
+  assert all(np.isfinite(each).all() for each in jax.tree.leaves(carry.state.params))
   config.checkpoint.every_seconds = 1e6
   with pytest.raises(UserError, match=r"the training loss is (nan|inf) at step \d+ of 27: the "):
     train(config, str(tmp_path / "unsaved"))
