@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -25,16 +26,13 @@ def parse_steps(text: str) -> Steps:
   Raises:
     UserError: it names none.
   """
-  first, colon, last = text.partition(":")
-  if colon and all(
-    each.isascii() and each.isdecimal() and len(each) < 10 for each in (first, last)
-  ):
-    if 1 <= int(first) <= int(last):
-      return int(first), int(last)
-  raise UserError(
-    f"--profile={text}: name the first and the last step to trace, counted from 1, as in "
-    "--profile=20:24."
-  )
+  found = re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)
+  if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    raise UserError(
+      f"--profile={text}: name the first and the last step to trace, counted from 1, as in "
+      "--profile=20:24."
+    )
+  return int(found[1]), int(found[2])
 
 
 def check_steps(steps: Steps | None, total: int) -> None:

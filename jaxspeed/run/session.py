@@ -40,14 +40,9 @@ from jaxspeed.run.finish import finished_result
 from jaxspeed.run.headline import print_compiled, print_finished, print_header
 from jaxspeed.run.profile import check_steps
 from jaxspeed.run.run import COMMAND, NONE, Hooks, Parts, Run
-from jaxspeed.run.setup import feed_of, make_feed, pin_config, set_up, spec_of
+from jaxspeed.run.setup import feed_of, pin_config, set_up, spec_of
 from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import TrainSpec
-
-
-def run_name(index: int) -> str:
-  """The folder of one of several runs."""
-  return f"run_{index:03d}"
 
 
 def train(
@@ -128,14 +123,27 @@ def train(
 
 @contextlib.contextmanager
 def _taken(workdir: str, hooks: Hooks) -> Iterator[FolderLock | None]:
-  """Takes the run's folder in process 0 for the block, and explains errors of its disk."""
+  """Takes the run's folder in process 0 for the block, and explains errors of its disk.
+
+  Raises:
+    UserError: as `folder.taken`; or records or the result could not be written.
+  """
   if not processes.is_primary():
     yield None
     return
-  superseded = raise_superseded if hooks.call else end_superseded
+  superseded, folder = raise_superseded if hooks.call else end_superseded, pathlib.Path(workdir)
   with folder_lib.taken(workdir, superseded=superseded) as lock:
-    with _explain_disk_errors(pathlib.Path(workdir)):
+    try:
       yield lock
+    except OSError as error:
+      full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+      path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
+      if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
+        raise
+      raise UserError(
+        f"{path} could not be written ({error.strerror or error}): {mend(error)}; the same command "
+        "resumes from the newest checkpoint."
+      ) from error
 
 
 def _stop_before_steps(signals: Signals) -> None:
@@ -153,7 +161,7 @@ def _stop_before_steps(signals: Signals) -> None:
 def _ready_feed(data: OpenData, spec: TrainSpec, screen: Screen, clock: Clock) -> Iterator[Feed]:
   """Yields the feed of a run, with its programs compiled and its images in place."""
   with clock.measure("compile"):
-    feed = make_feed(data, spec)
+    feed = feed_of(spec.config)(data, spec)
   with contextlib.closing(feed):
     with clock.measure("compile"):
       lines = feed.wait_for(0)
@@ -178,7 +186,7 @@ def _seeds(run: Run) -> Iterator[Run]:
   for index in range(run.config.runs):
     config = run.config.copy_and_resolve_references()
     config.update(seed=run.config.seed + index, runs=1)
-    folder = run.folder / run_name(index) if several else run.folder
+    folder = run.folder / f"run_{index:03d}" if several else run.folder
     if several:
       run.screen.line(f"run {index + 1} of {run.config.runs}, seed {config.seed}")
     if processes.is_primary():
@@ -207,20 +215,4 @@ def _explain_memory_errors(config: ConfigDict) -> Iterator[None]:
       f"the devices have too little memory for this run ({str(error).splitlines()[0]}): set "
       f"--config.accumulate to {2 * config.accumulate} or more, which computes a device's part of "
       "the batch in as many micro-batches and keeps the recipe, and --config.eval.batch_size lower."
-    ) from error
-
-
-@contextlib.contextmanager
-def _explain_disk_errors(folder: pathlib.Path) -> Iterator[None]:
-  """Turns a failure to write records or the result into a UserError that says what to do."""
-  try:
-    yield
-  except OSError as error:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
-    if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
-      raise
-    raise UserError(
-      f"{path} could not be written ({error.strerror or error}): {mend(error)}; the same command "
-      "resumes from the newest checkpoint."
     ) from error

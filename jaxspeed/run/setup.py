@@ -221,11 +221,6 @@ def plan_of(
   )
 
 
-def make_feed(data: OpenData, spec: TrainSpec) -> Feed:
-  """The feed of a data set; its programs are compiled or being compiled."""
-  return feed_of(spec.config)(data, spec)
-
-
 def resolve(config: ConfigDict, data: OpenData, parts: Parts = NONE) -> ConfigDict:
   """The config with the fields filled in that machine and data decide, as a folder stores it."""
   resolved = as_data_decide(config, data)
@@ -246,32 +241,31 @@ def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
     UserError: the folder holds a run of another config; the message lists the differences.
   """
   path = folder / "config.json"
-  if not path.exists():
-    stored_lib.save(config, path)
-    return
-  loaded = stored_lib.load(path)
-  if sentence := refusal(given_in(loaded), given_in(config), folder):
-    raise UserError(sentence)
-  stored = ConfigDict(stored_lib.to_dict(loaded))
-  rows = stored_lib.differences(stored, ConfigDict(stored_lib.to_dict(config)))
-  if rows and is_untrained(folder):
+  if path.exists():
+    loaded = stored_lib.load(path)
+    if sentence := refusal(given_in(loaded), given_in(config), folder):
+      raise UserError(sentence)
+    before, now = (ConfigDict(stored_lib.to_dict(each)) for each in (loaded, config))
+    if not (rows := stored_lib.differences(before, now)):
+      return
+    if not is_untrained(folder):
+      raise _another_config(folder, rows)
     clear(folder)
-    stored_lib.save(config, path)
     _log.warning(
       "%s held a run of another config without a checkpoint: this one replaces it", folder
     )
-    return
-  if rows:
-    of_images = ", in the images too," * any(row.startswith("config.data.") for row in rows)
-    advice = f"choose another --workdir, or undo the changes{of_images} to resume that run"
-    if (folder / "result.json").exists() and any(row.startswith("config.epochs: ") for row in rows):
-      advice = (
-        f"that run is finished; to train longer, add --config.continue_from={folder} and choose "
-        "another --workdir, whose run takes config.epochs more epochs"
-      )
-    raise UserError(
-      f"{folder} holds a run of another config ({stored_lib.listed(rows)}): {advice}."
+  stored_lib.save(config, path)
+
+
+def _another_config(folder: pathlib.Path, rows: list[str]) -> UserError:
+  of_images = ", in the images too," * any(row.startswith("config.data.") for row in rows)
+  advice = f"choose another --workdir, or undo the changes{of_images} to resume that run"
+  if (folder / "result.json").exists() and any(row.startswith("config.epochs: ") for row in rows):
+    advice = (
+      f"that run is finished; to train longer, add --config.continue_from={folder} and choose "
+      "another --workdir, whose run takes config.epochs more epochs"
     )
+  return UserError(f"{folder} holds a run of another config ({stored_lib.listed(rows)}): {advice}.")
 
 
 def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:

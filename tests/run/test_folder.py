@@ -161,7 +161,7 @@ def test_a_start_that_is_refused_for_another_one_leaves_that_alone(tmp_path):
 
 
 def test_what_fails_before_the_first_step_leaves_no_folder_behind(tmp_path, monkeypatch):
-  monkeypatch.setattr(session, "make_feed", lambda *_: 1 / 0)
+  monkeypatch.setattr(session, "_ready_feed", lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
     train(digits(), str(tmp_path / "runs" / "a"))
   assert list(tmp_path.iterdir()) == []

@@ -283,7 +283,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_compiled(
   trained, tmp_path, monkeypatch
 ):
   config, folder, _ = trained
-  monkeypatch.setattr("jaxspeed.run.session.make_feed", None)
+  monkeypatch.setattr("jaxspeed.run.session._ready_feed", None)
   other = config.copy_and_resolve_references()
   other.pretrained.path = str(folder / "net.safetensors")
   planned(other, devices=1)
