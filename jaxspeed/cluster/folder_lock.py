@@ -41,26 +41,17 @@ _SHORT = 30.0
 
 
 class Owner(pydantic.BaseModel, frozen=True):
-  """The content of owner.json: the start of a run that may write to its folder.
+  """The content of owner.json: the start of a run that may write to its folder."""
 
-  Attributes:
-    incarnation: the number of the start, from 1.
-    token: a random name of this start.
-    host: the host of process 0, whose process id is `pid`.
-    job: the scheduler's job; '': none. It has been restarted `restart` times.
-    released: whether the run ended normally.
-    boot: the boot id of the machine, as two may have one host name; '': not known.
-  """
-
-  # Processes send each other this number in 32 bits.
+  # The number of the start, from 1. Processes send each other this number in 32 bits.
   incarnation: Annotated[int, pydantic.Field(gt=0, lt=2**30)]
-  token: str
-  host: str
+  token: str  # a random name of this start
+  host: str  # of process 0
   pid: int
-  job: str
-  restart: int
-  released: bool = False
-  boot: str = ""
+  job: str  # the scheduler's; '': none
+  restart: int  # the number of times that the scheduler restarted the job
+  released: bool = False  # whether the run ended normally
+  boot: str = ""  # the boot id of the machine, as two may have one host name; '': not known
 
   def is_here(self) -> bool:
     """Whether process 0 runs, or ran, on this machine, where the lock says if it lives."""

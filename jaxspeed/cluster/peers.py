@@ -22,23 +22,14 @@ _NUMBER = "[0-9]{1,9}"
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-  """The processes of a run, from the point of view of one of them.
+  """The processes of a run, from the point of view of one of them."""
 
-  Attributes:
-    coordinator: HOST:PORT, where process 0 listens.
-    processes: the number of processes, at least 1.
-    process: the number of this process, from 0.
-    local: the number of processes on this host; None: unknown.
-    local_process: the number of this process on this host, from 0.
-    found_by: the source of these numbers, for messages.
-  """
-
-  coordinator: str
-  processes: int
-  process: int
-  local: int | None
-  local_process: int
-  found_by: str
+  coordinator: str  # HOST:PORT, where process 0 listens
+  processes: int  # at least 1
+  process: int  # the number of this one, from 0
+  local: int | None  # the number of processes on this host; None: unknown
+  local_process: int  # the number of this one on this host, from 0
+  found_by: str  # the source of these numbers, for messages
 
 
 def find_peers(
@@ -86,11 +77,7 @@ def _missing(flag: str) -> UserError:
 
 
 def integer(environment: Mapping[str, str], name: str, default: str = "") -> int:
-  """The number in an environment variable.
-
-  Raises:
-    UserError: the value is anything but one to nine ASCII digits.
-  """
+  """The number in an environment variable; a UserError unless it has one to nine ASCII digits."""
   value = environment.get(name, default)
   if not re.fullmatch(_NUMBER, value):
     raise UserError(f"{name}={value} is no number: set it to one, or unset it.")

@@ -32,32 +32,20 @@ Show = Callable[[int, int], None]
 
 @dataclasses.dataclass
 class Predicted:
-  """What a table holds.
-
-  Attributes:
-    images: the number of files.
-    broken: the number of those that could not be read.
-    seconds: the seconds from the first file to the last, without loading and compiling.
-  """
+  """What a table holds."""
 
   images: int = 0
-  broken: int = 0
-  seconds: float = 0.0
+  broken: int = 0  # the number of those that could not be read
+  seconds: float = 0.0  # from the first image to the last, without loading and compiling
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Image files to predict.
+  """Image files to predict."""
 
-  Attributes:
-    names: the names as the table shows them: those in a list are its own.
-    paths: the files.
-    notes: lines about files that are left out.
-  """
-
-  names: list[str]
+  names: list[str]  # as the table shows them: those in a list are its own
   paths: list[str]
-  notes: tuple[str, ...]
+  notes: tuple[str, ...]  # lines about files that are left out
 
 
 def find_images(arguments: Sequence[str]) -> Images:

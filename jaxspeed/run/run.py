@@ -49,19 +49,12 @@ COMMAND = Hooks()
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """The objects that a run is given; None: the config names that part.
+  """The objects that a run is given; None: the config names that part."""
 
-  Attributes:
-    data: data in memory.
-    model: a Flax module (docs/extending.md has the contract).
-    optimizer: a transformation of gradients without a learning rate.
-    schedule: the learning rate by step, counted from 0.
-  """
-
-  data: OpenData | None = None
-  model: nn.Module | None = None
-  optimizer: optax.GradientTransformation | None = None
-  schedule: optax.Schedule | None = None
+  data: OpenData | None = None  # in memory
+  model: nn.Module | None = None  # docs/extending.md has the contract
+  optimizer: optax.GradientTransformation | None = None  # without a learning rate
+  schedule: optax.Schedule | None = None  # the learning rate by step, counted from 0
 
   def given(self) -> list[str]:
     """The names of the objects that there are."""
@@ -98,27 +91,16 @@ NONE = Parts()
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One seed of a recipe, in its folder; `session` makes it.
+  """One seed of a recipe, in its folder; `session` makes it."""
 
-  Attributes:
-    spec: the specification of its training, with its config and plan.
-    folder: its folder, which stores its config.
-    feed: the feed of its images.
-    clock: its clock.
-    control: what may end it early.
-    hooks: what its caller wants of it.
-    screen: where it prints.
-    class_names: the names of its classes, by label.
-  """
-
-  spec: TrainSpec
-  folder: pathlib.Path
+  spec: TrainSpec  # of its training, with its config and plan
+  folder: pathlib.Path  # stores its config
   feed: Feed
   clock: Clock
-  control: RunControl
-  hooks: Hooks
+  control: RunControl  # what may end it early
+  hooks: Hooks  # what its caller wants of it
   screen: Screen
-  class_names: tuple[str, ...]
+  class_names: tuple[str, ...]  # by label
 
   @property
   def config(self) -> ConfigDict:
