@@ -1,29 +1,21 @@
 """The broken images of a run: the file that lists them, and the limit on their number."""
 
 import pathlib
-from collections.abc import Mapping
-
-from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.errors import printable
 from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_many
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
+from jaxspeed.run.run import Run
 
 
 class BrokenImages:
-  """The broken images of one run, as all its processes find them.
+  """The broken images of one run, as all its processes find them; process 0 keeps `FILE`."""
 
-  Args:
-    folder: the run's folder, where process 0 keeps `FILE`.
-    images: the number of "train" and of "eval" images.
-    config: the resolved config.
-  """
-
-  def __init__(self, folder: pathlib.Path, images: Mapping[str, int], config: ConfigDict) -> None:
-    self._path = folder / FILE
-    self._images, self._max_broken = images, config.data.max_broken
+  def __init__(self, run: Run) -> None:
+    self._path, self._max_broken = run.folder / FILE, run.config.data.max_broken
+    self._images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
     # All processes know those of earlier starts, and those that any has found in this one.
     self._earlier = _gather(_read(self._path) if processes.is_primary() else {})
     self._found: Broken = {}

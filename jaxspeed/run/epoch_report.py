@@ -38,8 +38,7 @@ class EpochReport:
 
   def __init__(self, run: Run) -> None:
     self._run = run
-    images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
-    self._broken = BrokenImages(run.folder, images, run.config)
+    self._broken = BrokenImages(run)
     self._pace: dict[str, float] = {}  # of the last epoch trained
     self.records: Records
 

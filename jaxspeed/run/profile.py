@@ -1,7 +1,6 @@
 """A trace of some steps of a run, for TensorBoard and Perfetto: `--profile=FIRST:LAST`."""
 
 import contextlib
-import pathlib
 import re
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ import jax
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import watchdog_paused
 from jaxspeed.errors import UserError
+from jaxspeed.run.run import Run
 from jaxspeed.steps.state import StepOutput
 
 FOLDER = "profile"  # in the run's folder
@@ -48,25 +48,12 @@ def check_steps(steps: Steps | None, total: int) -> None:
 
 
 class Profile:
-  """Traces some steps of a run with JAX's profiler, in process 0 alone.
+  """Traces some steps of a run with JAX's profiler, in process 0 alone; `say` prints lines."""
 
-  Args:
-    steps: the first and the last step to trace; None: none.
-    folder: the run's folder.
-    say: prints lines.
-    whole_epochs: whether the steps of an epoch are one program, which is traced whole.
-  """
-
-  def __init__(
-    self,
-    steps: Steps | None,
-    folder: pathlib.Path,
-    say: Callable[[Iterable[str]], None],
-    *,
-    whole_epochs: bool = False,
-  ) -> None:
+  def __init__(self, run: Run, say: Callable[[Iterable[str]], None]) -> None:
+    steps = run.hooks.profile
     self._steps = steps if processes.is_primary() else None  # None: nothing is left to trace
-    self._folder, self._say, self._whole_epochs = folder / FOLDER, say, whole_epochs
+    self._folder, self._say, self._whole_epochs = run.folder / FOLDER, say, run.feed.whole_epochs
     self._name = "steps_{}_to_{}".format(*steps or (0, 0))
     self._begun: int | None = None  # steps done before the trace that is under way
     self._done = 0

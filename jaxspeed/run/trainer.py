@@ -35,8 +35,7 @@ class Trainer:
     self._report = EpochReport(run)
     self._saver = Saver(run, self._report)
     self._losses = LossWatcher(run, self._saver)
-    say, whole = self._report.lines, run.feed.whole_epochs
-    self._profile = Profile(run.hooks.profile, run.folder, say, whole_epochs=whole)
+    self._profile = Profile(run, self._report.lines)
     self._carry: Carry
     self._evaluation: Evaluation | None = None  # the newest of this start
 

@@ -1,5 +1,7 @@
 """Broken images of a run: its file, its processes, and how many it may lose."""
 
+import types
+
 import pytest
 from toy import load_recipe
 
@@ -17,7 +19,8 @@ def config(max_broken=0.01):
 
 
 def ledger(folder, max_broken=0.5):
-  return BrokenImages(folder, {"train": 100, "eval": 20}, config(max_broken))
+  plan = types.SimpleNamespace(train_images=100, eval_images=20)
+  return BrokenImages(types.SimpleNamespace(folder=folder, plan=plan, config=config(max_broken)))
 
 
 def lines(folder):

@@ -43,6 +43,11 @@ class Recorder:
     return self.seen
 
 
+def profile_of(steps, folder, say, whole=False):
+  hooks, feed = types.SimpleNamespace(profile=steps), types.SimpleNamespace(whole_epochs=whole)
+  return Profile(types.SimpleNamespace(hooks=hooks, folder=folder, feed=feed), say)
+
+
 @pytest.fixture
 def recorder(monkeypatch):
   return Recorder(monkeypatch)
@@ -62,15 +67,15 @@ def recorder(monkeypatch):
   ],
 )
 def test_the_steps_that_are_traced(recorder, tmp_path, steps, start, whole, traced, said):
-  profile = Profile(steps, tmp_path, recorder.said.extend, whole_epochs=whole)
+  profile = profile_of(steps, tmp_path, recorder.said.extend, whole)
   assert recorder.run(profile, step=start, whole=whole) == traced
   assert (said in "\n".join(recorder.said)) and len(recorder.said) == (steps is not None)
 
 
 def test_a_run_that_ends_early_writes_what_it_has(recorder, tmp_path):
-  assert recorder.run(Profile((5, 8), tmp_path, recorder.said.extend), end=6) == [5, 6]
+  assert recorder.run(profile_of((5, 8), tmp_path, recorder.said.extend), end=6) == [5, 6]
   assert "a trace of steps 5 to 6 is in" in recorder.said[-1]
-  recorder.run(Profile((8, 9), tmp_path, recorder.said.extend), end=6)
+  recorder.run(profile_of((8, 9), tmp_path, recorder.said.extend), end=6)
   assert recorder.said[-1] == "no trace is written: this start took none of the steps 8 to 9"
 
 
@@ -83,7 +88,7 @@ def test_what_cannot_be_traced_is_said_and_the_run_continues(monkeypatch, tmp_pa
   ):
     folder.mkdir(exist_ok=True)
     recorder = Recorder(monkeypatch, error)
-    assert recorder.run(Profile((2, 5), folder, recorder.said.extend)) == []
+    assert recorder.run(profile_of((2, 5), folder, recorder.said.extend)) == []
     assert recorder.said[-1].startswith(f"no trace is written to {folder / 'profile'} (")
     assert reason in recorder.said[-1] and recorder.said[-1].endswith("the run continues")
     assert len(recorder.said) == 1
