@@ -71,9 +71,7 @@ def test_the_classes_on_the_disk_decide(places, tmp_path):
   data = open_data(config, follow=FOLLOWING)
   decided, top5 = data.notes
   assert decided == "the data set decides: data.classes=4 in place of the recipe's 1000"
-  assert top5.startswith(
-    "there is no top-5 accuracy with 4 classes, so the target cannot be reached"
-  )
+  assert top5.startswith("there is no top-5 accuracy with 4 classes, so that nothing follows it")
   assert as_data_decide(config, data).data.classes == 4
   with pytest.raises(UserError, match="has 4 classes, but config.data.classes is 1000: set"):
     open_data(config)
