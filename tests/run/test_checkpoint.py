@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import random
 import shutil
@@ -173,8 +172,7 @@ def edit(folder, **fields):
   manifest = json.loads((folder / MANIFEST).read_text()) | fields
   manifest = {name: value for name, value in manifest.items() if value is not None}
   manifest.pop("crc32")
-  with contextlib.suppress(ValueError):
-    manifest["crc32"] = checkpoint._crc_of(manifest)
+  manifest["crc32"] = checkpoint._crc_of(manifest)
   (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -213,17 +211,12 @@ DAMAGES = {
   "it is no regular file": in_place_of_the_manifest(os.mkfifo),
   "Is a directory|no regular file": in_place_of_the_manifest(os.mkdir),
 }
-text = lambda content: lambda folder: (folder / MANIFEST).write_text(content)  # noqa: E731
 NONSENSE = {
-  "arrays: Input should be an object": fields(arrays=3),
   "arrays: Field required": fields(arrays=None, files={"a": [1, 2]}),  # of an earlier version
   "arrays.state.step: ": fields(arrays={"state.step": [1, 2, 3]}),
   "format: Input should be less than or equal": fields(format=FORMAT + 1),
   "step: Input should be a valid integer": fields(step="2"),
-  "NaN is no number of JSON": fields(clock=CLOCK | {"train": math.nan}),
-  "Input should be an object": text("[]"),
-  "it is no JSON": text('{"step": 2, "fi'),
-  "it is nested too deeply": text("[" * 100_000),
+  "it is no JSON": lambda f: (f / MANIFEST).write_text('{"step": 2, "fi'),
 }
 
 

@@ -295,10 +295,9 @@ def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch,
   # The step that spoils them has a finite loss.
   def spoil(self, *arguments):
     for output in train_steps(self, *arguments):
-      params = {**output.carry.state.params}
-      leaf, tree = jax.tree.flatten(params)
-      leaf[-1] = leaf[-1] * value
-      state = output.carry.state.replace(params=jax.tree.unflatten(tree, leaf))
+      leaves, tree = jax.tree.flatten(output.carry.state.params)
+      leaves[-1] = jax.device_put(np.full_like(leaves[-1], value), leaves[-1].sharding)
+      state = output.carry.state.replace(params=jax.tree.unflatten(tree, leaves))
       yield dataclasses.replace(output, carry=output.carry.replace(state=state))
 
   train_steps = ResidentFeed.train
