@@ -148,14 +148,6 @@ def test_a_damaged_result_is_a_failure(run, text, reason):
   assert status.state == "failed" and f"result.json cannot be used ({reason}" in status.detail
 
 
-def test_a_single_result_is_damaged_where_there_are_several_runs(run):
-  status = status_of(write_job(run, overrides={"runs": 3}, result=result_of()), UNKNOWN)
-  assert status.state == "failed" and "n: Field required" in status.detail
-  facts = write_job(run, "b", result=result_of())
-  (facts.folder / "run_000").mkdir()
-  assert status_of(facts, UNKNOWN).state == "failed"
-
-
 # Numbers
 
 

@@ -7,7 +7,6 @@ import pytest
 from fake_jobs import result_of, seconds, write_job
 from scipy import stats
 
-from jaxspeed.errors import UserError
 from jaxspeed.launch.results import as_json, groups_of, results_of, results_table
 
 
@@ -40,13 +39,6 @@ def test_a_job_of_several_runs(tmp_path):
   facts = write_job(tmp_path, "a", result=several_of([0.93, 0.95, 0.97]), overrides={"runs": 3})
   (row,) = results_of([facts], "top1")
   assert row["values"] == [0.93, 0.95, 0.97] and row["top1"] == pytest.approx(0.95)
-  # The folder of its first run says the same as its overrides.
-  facts = write_job(tmp_path, "b", result=several_of([0.93, 0.95]))
-  (facts.folder / "run_000").mkdir()
-  assert results_of([facts], "top1")[0]["values"] == [0.93, 0.95]
-  facts = write_job(tmp_path, "c", result=result_of(), overrides={"runs": 3})
-  with pytest.raises(UserError, match="c/result.json cannot be used"):
-    results_of([facts], "top1")
 
 
 def test_mean_and_interval_over_seeds(tmp_path):
