@@ -19,26 +19,18 @@ def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
   "imagenet18-4_peak=2.0_seed=1".
   """
   file, _, variant = recipe.partition(":")
-  stem = pathlib.PurePath(file).stem
-  shorts = _shorts(overrides)
-  parts = [stem + (f"-{variant}" if variant else "")]
+  parts = [pathlib.PurePath(file).stem + (f"-{variant}" if variant else "")]
+  lasts = [field.rpartition(".")[2] for field in overrides]
   # In the order of the fields' names, whatever the order of the dict.
-  parts += [f"{shorts[field]}={_text(value)}" for field, value in sorted(overrides.items())]
-  name = "_".join(_safe(part) for part in parts)
+  for field, value in sorted(overrides.items()):
+    last = field.rpartition(".")[2]
+    parts.append(f"{last if lasts.count(last) == 1 else field}={_text(value)}")
+  name = "_".join(re.sub(r"[^A-Za-z0-9._=+-]+", "-", part) for part in parts)
   if name and len(name) <= _MOST and name[0] not in _NOT_FIRST:
     return name
   # The end of a long name may be all that differs.
   digest = hashlib.sha256(repr((recipe, sorted(overrides.items()))).encode()).hexdigest()[:8]
   return f"{name[: _MOST - 9].lstrip(_NOT_FIRST) or 'job'}-{digest}"
-
-
-def _shorts(overrides: Mapping[str, Any]) -> dict[str, str]:
-  """The last part of each field's name, or all of it where two have the same last part."""
-  lasts = [field.rpartition(".")[2] for field in overrides]
-  return {
-    field: last if lasts.count(last) == 1 else field
-    for field, last in zip(overrides, lasts, strict=True)
-  }
 
 
 def _text(value: Any) -> str:
@@ -48,7 +40,3 @@ def _text(value: Any) -> str:
     return f"{value:.6g}"
   # The last parts of a path say most.
   return "-".join(pathlib.PurePath(value).parts[-2:]) if isinstance(value, str) else str(value)
-
-
-def _safe(text: str) -> str:
-  return re.sub(r"[^A-Za-z0-9._=+-]+", "-", text)

@@ -1,9 +1,10 @@
 """SkyPilot: managed jobs on clouds and Kubernetes, which move to new machines after a loss."""
 
+import contextlib
 import importlib.util
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -153,12 +154,11 @@ class Sky(Executor):
 
   def submit(self, jobs: Sequence[Job], token: str) -> None:
     (job,) = jobs
-    fields, name = self.task(job, token), job_name(job, token)
+    with _refusing(f"did not take the job {job.name}", "submit again when that is mended"):
+      import sky
 
-    def launch(sky: Any) -> Any:
-      return sky.get(sky.jobs.launch(sky.Task.from_yaml_config(fields), name=name))
-
-    _asked(launch, f"did not take the job {job.name}", "submit again when that is mended")
+      task = sky.Task.from_yaml_config(self.task(job, token))
+      sky.get(sky.jobs.launch(task, name=job_name(job, token)))
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     try:
@@ -182,12 +182,12 @@ class Sky(Executor):
     }
 
   def cancel(self, ids: Sequence[str]) -> None:
-    def cancel(sky: Any) -> Any:
+    with _refusing("did not cancel", "cancel again when it answers"):
+      import sky
+
       # Graceful: what the jobs save is uploaded before their machines are given back.
       numbers = sorted(map(int, ids))
-      return sky.get(sky.jobs.cancel(job_ids=numbers, graceful=True, graceful_timeout=_UPLOAD))
-
-    _asked(cancel, "did not cancel", "cancel again when it answers")
+      sky.get(sky.jobs.cancel(job_ids=numbers, graceful=True, graceful_timeout=_UPLOAD))
 
 
 def slug(name: str) -> str:
@@ -201,21 +201,21 @@ def job_name(job: Job, token: str) -> str:
   return f"jaxspeed-{slug(job.name)}-{token}"
 
 
-def _asked(question: Callable[[Any], Any], failure: str, advice: str) -> Any:
-  """What SkyPilot answers.
+@contextlib.contextmanager
+def _refusing(failure: str, advice: str) -> Iterator[None]:
+  """Makes a sentence of an error in the block: SkyPilot passes on those of all clouds.
 
   Args:
-    question: what to ask, a function of the module `sky`.
-    failure: the middle of the sentence when it fails.
-    advice: the end of that sentence.
+    failure: the middle of the sentence.
+    advice: its end.
 
   Raises:
-    UserError: it fails, for whatever reason: SkyPilot passes on the errors of all clouds.
+    UserError: there is one.
   """
   try:
-    import sky
-
-    return question(sky)
+    yield
+  except UserError:
+    raise
   except Exception as error:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     raise UserError(f"SkyPilot {failure} ({lines[0].rstrip('.')}): {advice}.") from error

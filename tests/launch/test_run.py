@@ -99,6 +99,7 @@ def test_values_of_a_run_that_are_refused(tmp_path, values, message):
     (("a.py", [1]), {}, "job(overrides="),
     (("a.py", {3: 1}), {}, "job(overrides={3: 1}): give a dict of fields and values."),
     (("a.py",), {"executor": Slurm}, "executor=<class "),
+    (("a.py",), {"executor": Slurm()}, "executor=Slurm("),
     (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
     (("b.py",), {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
     (("a.py",), {}, "two jobs of the run run have the name a: give each its own"),
