@@ -49,11 +49,11 @@ class JobStatus:
   def row(self) -> tuple[str, ...]:
     """The cells of the job in a table."""
     detail = f": {printable(self.detail)}" if self.detail and self.state != "failed" else ""
-    epoch = "0" if self.epoch is None and self.state == "running" else self.epoch
+    epoch = 0.0 if self.epoch is None and self.state == "running" else self.epoch
     return (
       self.name,
       self.state + detail,
-      "" if epoch is None else f"{float(epoch):g}/{self.epochs:g}",
+      "" if epoch is None else f"{epoch:g}/{self.epochs:g}",
       percent(self.accuracy),
       "" if self.remaining is None else estimate(self.remaining, digits=2),
       str(self.restarts or ""),
