@@ -19,9 +19,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, output
+from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config.checks import with_overrides
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import dump_json
 
@@ -46,25 +46,22 @@ def main() -> None:
 
     named, others = command_line.take_run(workdir.value, arguments)
     command_line.nothing_left(others)
-    config, given = config_flag.recipe, config_flag.overrides
-    if named:
-      if config is not None:
-        raise UserError(f"--config names a recipe and {named} a run: leave out one of them.")
-      if own := [name for name in given if name.startswith("model.")]:
-        raise UserError(
-          f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
-          "fields cannot be changed."
-        )
-      config = load_config(pathlib.Path(named))
-    if config is not None:
-      config = _merged(config, given)
-      effects.check(config, given, command="evaluate")
+    recipe, given = config_flag.recipe, config_flag.overrides
+    if named and recipe is not None:
+      raise UserError(f"--config names a recipe and {named} a run: leave out one of them.")
+    if named and (own := [name for name in given if name.startswith("model.")]):
+      raise UserError(
+        f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
+        "fields cannot be changed."
+      )
+    folder = None if recipe is not None else pathlib.Path(command_line.required("workdir", named))
+    config = _merged(load_config(folder) if folder else recipe, given)
+    checks.check_effects(config, given, command="evaluate")
     with exit_on_sigterm():
-      if config is not None and not named:
-        rows = evaluate_pretrained(config, given=given)
-      else:
-        folder = pathlib.Path(command_line.required("workdir", named))
+      if folder:
         rows = evaluate(folder, step=step.value, config=config)
+      else:
+        rows = evaluate_pretrained(config, given=given)
       lines = map(dump_json, rows) if as_json.value else map(printable, _table(rows))
       print("\n".join(lines))
 

@@ -60,7 +60,7 @@ def new_file(path: str | os.PathLike[str], *, sync: bool = False) -> Iterator[Bi
   special = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
   if special or os.path.realpath(os.path.dirname(path) or ".") == "/dev":
     raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
-  temporary = _beside(path)
+  temporary = pathlib.Path(os.path.dirname(path), f"{TEMPORARY}{secrets.token_hex(8)}")
   try:
     with open(temporary, "xb") as file:  # never an existing file, never through a link
       yield file
@@ -105,11 +105,6 @@ def sync(path: pathlib.Path) -> None:
   """
   with open_regular(path) as file:
     os.fsync(file.fileno())
-
-
-def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
-  """A new temporary path in the folder of `path`."""
-  return pathlib.Path(os.path.dirname(path), f"{TEMPORARY}{secrets.token_hex(8)}")
 
 
 def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:

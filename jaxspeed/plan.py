@@ -11,7 +11,7 @@ counts the images there: it reads their headers from disk, and caches their size
 
 from absl import flags
 
-from jaxspeed.config import effects, output
+from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     if csv.value:
       command_line.without_effect("beside --csv", groups, parameters)
     given = config_flag.overrides
-    notes = effects.check(config, given)
+    notes = checks.check_effects(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
     found = planned(config, devices=devices.value, given=given)
     config, plan = found.config, found.plan

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from jaxspeed.config import effects, output
+from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import MISTAKE, UserError, printable
 
@@ -51,7 +51,7 @@ def main() -> None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
       given = config_flag.overrides
-      effects.check(config, given, command="predict")
+      checks.check_effects(config, given, command="predict")
       opened = run_predict.pretrained_predictor(with_last_mode(config), given)
     elif workdir.value or os.path.isdir(images[0] if images else ""):
       folder, images = command_line.take_run(workdir.value, images)

@@ -30,7 +30,7 @@ import sys
 
 from absl import flags
 
-from jaxspeed.config import effects, output
+from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import FAULT, MISTAKE, UserError
 
@@ -75,7 +75,7 @@ def main() -> None:
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
     given = config_flag.overrides
-    notes = effects.check(config, given, command="train")
+    notes = checks.check_effects(config, given, command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
     if peers is None or peers.process == 0:
       for note in notes:

@@ -22,7 +22,7 @@ import benchmarking
 from absl import flags
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.overrides import to_flags
+from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
 from jaxspeed.run.folder import check_output

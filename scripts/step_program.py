@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.overrides import parse_value
+from jaxspeed.config.checks import parse_value
 from jaxspeed.data.batch import Batch, Order, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision

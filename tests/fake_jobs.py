@@ -18,7 +18,7 @@ import pytest
 from commands import ROOT
 from ml_collections import ConfigDict
 
-from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.launch import runs, state

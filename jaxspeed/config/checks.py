@@ -1,22 +1,25 @@
-"""Checks of a config: the value of each field, and values that contradict each other.
+"""Checks of a config: values that a field does not accept, that contradict others, or do nothing.
 
 `run_fields` declares the values of each field; `planning.make` checks what depends on the size of
 the data. A config is checked where it enters, with the file that it comes from, and once more when
-it is merged with overrides, or with what the data decide.
+fields get other values: `--config.FIELD=VALUE`, Python's, a sweep's, or those that the data decide.
+A field that has no effect beside the values of others is an error on the command line, and a note
+in a recipe; one that an override leaves without effect is accepted.
 """
 
+import ast
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pydantic
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
-from jaxspeed.config.conditions import WHITENS, View
+from jaxspeed.config.conditions import WHITENS, View, leaves
 from jaxspeed.config.registry import FAMILIES, Model
 from jaxspeed.config.run_fields import Config
-from jaxspeed.config.schema import shown
+from jaxspeed.config.schema import USED, Declared, shown
 from jaxspeed.errors import UserError
 
 
@@ -33,21 +36,53 @@ def checked(values: Mapping[str, Any] | ConfigDict, *, source: str = "") -> Conf
     UserError: names the first invalid field and the values that it accepts, or those that
       contradict each other.
   """
-  values = to_plain(values)
-  model = View(values)["model.name"]
-  family = FAMILIES[model].fields if isinstance(model, str) and model in FAMILIES else Model
-  sentence = ""
+  view = View(values := to_plain(values))
+  model, sentence = str(view["model.name"]), ""
+  family: Any = FAMILIES[model].fields if model in FAMILIES else Model
   try:
-    is_given = View(values)["given.model"]
-    found = _whole(dict[str, Any] if is_given else family).model_validate(values).model_dump()
+    whole = _whole(dict[str, Any] if view["given.model"] else family)
+    found = whole.model_validate(values).model_dump()
     for clashing, reason in _contradictions(view := View(found)):
       named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing.split())
       sentence = sentence or f"{named}: {reason}."
   except pydantic.ValidationError as error:
-    sentence = _sentence(error, values, str(model))
+    sentence = _sentence(error, values, model)
   if sentence:
     raise UserError(f"{source}: {sentence}" if source else sentence)
   return ConfigDict(found).lock()
+
+
+def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+  """A checked copy of a config in which fields have other values.
+
+  Args:
+    config: the config of a recipe or of a run.
+    overrides: values by dotted field name, as in {"schedule.peak": 0.5}. Another "model.name"
+      brings the defaults of that family in place of the recipe's fields of its own. A peak scales
+      the segments of a recipe's learning rate.
+
+  Raises:
+    UserError: a field is unknown, or its value is not valid.
+  """
+  values = to_plain(config)
+  family = overrides.get("model.name", "")
+  if family in FAMILIES and family != values["model"].get("name"):
+    values["model"] = {"name": family}
+  known = fields.known(model := str(values["model"].get("name", "")))
+  for name, value in overrides.items():
+    if name not in known:
+      raise UserError(fields.no_field(str(name), model))
+    group, _, last = name.rpartition(".")
+    (values[group] if group else values)[last] = value
+  found = checked(values)
+  segments, peak = found.schedule.segments, found.schedule.peak
+  if "schedule.peak" in overrides and "schedule.segments" not in overrides and segments:
+    highest = max(rate for segment in segments for rate in segment[2:])
+    found.schedule.segments = tuple(
+      (first, end, *(peak if rate == highest else rate * (peak / highest) for rate in rates))
+      for first, end, *rates in segments
+    )
+  return found
 
 
 def to_plain(value: Any) -> Any:
@@ -74,10 +109,87 @@ def _sentence(error: pydantic.ValidationError, values: Any, model: str) -> str:
     return f"there is no config.{name}: it has no default, so the recipe sets it."
   if name not in known:
     return fields.no_field(name, model)
-  value = functools.reduce(lambda group, key: group[key], name.split("."), values)
   accepted = known[name].accepted
   must = "choose" if accepted.startswith("one of ") else "it must be"
-  return f"config.{name}={shown(value)}: {must} {accepted}."
+  return f"config.{name}={shown(View(values)[name])}: {must} {accepted}."
+
+
+def parse_value(name: str, text: str) -> Any:
+  """The value of a field from the text behind `--config.FIELD=`.
+
+  A text that is no value stays a text, and so does that of an unknown field: `with_overrides`
+  refuses both.
+  """
+  default = fields.known()[name].default if name in fields.known() else ""
+  if isinstance(default, str):
+    return text
+  try:
+    return ast.literal_eval(text.capitalize() if isinstance(default, bool) else text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    return text
+
+
+def to_flags(overrides: Mapping[str, Any]) -> list[str]:
+  """The overrides as words of a command line: `--config.FIELD=VALUE`."""
+  values = to_plain(overrides).items()
+  return [f"--config.{name}={v if isinstance(v, str) else repr(v)}" for name, v in values]
+
+
+def check_effects(
+  config: ConfigDict, overridden: Collection[str], *, command: str = ""
+) -> list[str]:
+  """Refuses overrides without an effect.
+
+  Args:
+    config: the config with its overrides, checked.
+    overridden: names of the fields that the command line sets.
+    command: "train", "evaluate" or "predict", for what holds for that command only; '': none.
+
+  Returns:
+    A sentence for each field without an effect that the recipe sets; none for "evaluate" and
+    "predict".
+
+  Raises:
+    UserError: a field of the command line has no effect.
+  """
+  # A field of the recipe's model may be set although another model was given.
+  known = fields.known() | fields.known(str(config.model.get("name", "")))
+  for name in sorted(known.keys() & overridden):
+    if not known[name].is_used(command):
+      raise UserError(
+        f"config.{name} has no effect: {command} does not use it; --help=all lists what it uses."
+      )
+    sentence, _ = _idle(config, known[name], command)
+    if sentence:
+      raise UserError(f"{sentence}.")
+  bases = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
+  notes = []
+  for name, value in [] if command in USED else leaves(config):
+    if name in fields.SHARED and value not in [base.get(name, value) for base in bases]:
+      sentence, beside = _idle(config, known[name], "")
+      # Who turns it off on the command line knows.
+      if sentence and not {name, *beside} & {*overridden}:
+        notes.append(f"{sentence} (set in the recipe).")
+  return notes
+
+
+def _idle(config: ConfigDict, field: Declared, command: str) -> tuple[str, Collection[str]]:
+  """A sentence if a field has no effect, and the names of the deciding fields; '' if it has one."""
+  for condition in field.conditions:
+    view = View(config)
+    if condition.command in ("", command) and not condition.works(view):
+      beside = [_named(view, name) for name in view.read if name != field.name]
+      if beside:
+        effect = f"{_named(view, field.name)} has no effect beside {' and '.join(beside)}"
+        return f"{effect}: {condition.otherwise}", view.read
+  return "", ()
+
+
+def _named(view: View, name: str) -> str:
+  if name.startswith("given."):
+    return f"{name.removeprefix('given.')}= of jaxspeed.fit"
+  value = view.get(name)
+  return f"config.{name}" if value is None else f"config.{name}={shown(value)}"
 
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
@@ -107,9 +219,10 @@ def _contradictions(c: View) -> Iterator[tuple[str, str]]:
   pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
   if WHITENS.works(c) and pixels >= 2**31:
     yield "data.image_size whitening.images", "these are too many pixels to whiten: set one lower"
-  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and not c["given.optimizer"]:
-    if not c["optimizer.head_rate_factor"]:
-      yield "optimizer.head_rate_factor pretrained.freeze", "nothing would be trained: freeze less"
+  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone":
+    if not (c["optimizer.head_rate_factor"] or c["given.optimizer"]):
+      nothing = "nothing would be trained: raise the factor, or freeze less"
+      yield "optimizer.head_rate_factor pretrained.freeze", nothing
   if c["optimizer.layer_decay"] != 1:
     family = FAMILIES.get(c["model.name"])
     if family and not (c["given.model"] or hasattr(family.module, "param_layers")):

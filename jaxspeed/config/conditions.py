@@ -39,14 +39,14 @@ def not_given(argument: str, *but: str) -> When:
 
 
 def only(field: str, *values: str) -> When:
-  """Fields that have an effect with some values of another field; none: where it is set at all."""
+  """Fields that have an effect with some values of another field, or, without any, if it is set."""
   if not values:
     return When(lambda c: c[field], f"set --config.{field} too")
   return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
 
 
 def unless(field: str, *values: str, but: tuple[str, ...] = ()) -> When:
-  """Fields that have no effect with some values of another field; none: where it is set at all."""
+  """Fields that have no effect with some values of another field, or, without any, if it is set."""
   if not values:
     return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
   return When(

@@ -54,7 +54,7 @@ def no_field(name: str, model: str | None = None) -> str:
 
 
 def nearest(name: str, fields: Iterable[Declared]) -> list[str]:
-  """At most three fields, those whose own or other names are most like a name."""
+  """At most three fields, those whose own or other names are most like a name, by at least 0.75."""
   name = name.lower().replace("-", "_")
   alike = {
     field.name: max(

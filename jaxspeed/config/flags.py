@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields, output, reference
-from jaxspeed.config.overrides import parse_value, with_overrides
+from jaxspeed.config.checks import parse_value, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, fields
+from jaxspeed.config import fields
 from jaxspeed.config.conditions import LEAVE_OUT, leaves
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Declared, Mark
@@ -58,7 +58,7 @@ def page() -> str:
 
 def _listed(command: str) -> Iterator[tuple[str, Declared]]:
   """The fields that a command uses, each after its family of models; '': it is a shared one."""
-  yield from (("", each) for each in fields.SHARED.values() if effects.is_used(each, command))
+  yield from (("", each) for each in fields.SHARED.values() if each.is_used(command))
   for family in FAMILIES:
     for name, field in fields.known(family).items():
       if name not in fields.SHARED:

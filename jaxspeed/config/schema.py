@@ -68,6 +68,10 @@ class Mark(enum.Enum):
   PREDICT = "evaluate and predict use it"
 
 
+# For commands that do not train: the marks of the fields that they use.
+USED = {"evaluate": (Mark.EVALUATE, Mark.PREDICT), "predict": (Mark.PREDICT,)}
+
+
 class Declared(NamedTuple):
   """A field: its dotted name, and what its declaration says; `...`: it has no default."""
 
@@ -85,6 +89,9 @@ class Declared(NamedTuple):
   def conditions(self) -> list[When]:
     last = self.name.rpartition(".")[2]
     return [each for each in self.facts(When) if last not in each.but]
+
+  def is_used(self, command: str) -> bool:
+    return command not in USED or any(mark in self.metadata for mark in USED[command])
 
   @property
   def also(self) -> list[str]:

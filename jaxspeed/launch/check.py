@@ -5,8 +5,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects, stored
-from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config import checks, stored
+from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError, plural, some
 from jaxspeed.files import dump_json
@@ -38,7 +38,7 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
   for job in jobs:
     try:
       config = with_overrides(recipe_of(job.recipe, job.recipe), job.overrides)
-      effects.check(config, [*job.overrides], command="train")
+      checks.check_effects(config, [*job.overrides], command="train")
       devices = job.executor.devices()
       if data and job.executor.sees_data():
         found = stored.to_dict(config)

@@ -13,8 +13,8 @@ from typing import Any
 from absl import flags
 
 from jaxspeed.config import output
+from jaxspeed.config.checks import parse_value
 from jaxspeed.config.flags import define_fields
-from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import local, results, runs, state, submit

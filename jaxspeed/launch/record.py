@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from jaxspeed.config.overrides import to_flags
+from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError, mend
 from jaxspeed.files import append_line, dump_json, load_json, parse_json, read_bytes
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import Stopped
-from jaxspeed.config import checks, effects
+from jaxspeed.config import checks
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import INTERRUPTED, UserError
 from jaxspeed.files import expanded
@@ -163,7 +163,7 @@ def _check(config: ConfigDict, changed: set[str], parts: Parts) -> None:
     )
   recorded = parts.recorded(config)
   checks.checked(recorded)
-  effects.check(recorded, changed, command="train")
+  checks.check_effects(recorded, changed, command="train")
   mesh_lib.find_devices()
   if processes.several() or jax.process_count() > 1:
     raise UserError(

@@ -5,8 +5,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.fields import Fields
-from jaxspeed.config.overrides import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
 from jaxspeed.library.calling import library_call

@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import effects
+from jaxspeed.config import checks
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError, plural
@@ -188,6 +188,6 @@ def run(config: ConfigDict | None, given: Flags, overridden: Collection[str]) ->
   """Print the predictions of a recipe on more devices."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe.")
-  effects.check(config, overridden)
+  checks.check_effects(config, overridden)
   find_devices()  # computing shapes needs JAX's backend; this reports its errors
   print("\n".join(_predictions(config, given)))

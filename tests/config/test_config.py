@@ -11,7 +11,7 @@ from recipes import get_config
 import jaxspeed.models.make  # noqa: F401  the families of models
 from jaxspeed.config import checks, reference, stored
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config.overrides import with_overrides
+from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError

@@ -3,9 +3,9 @@
 import pytest
 from recipes import RECIPES, STREAMED, get_config
 
-from jaxspeed.config import effects, fields
+from jaxspeed.config import checks, fields
+from jaxspeed.config.checks import parse_value
 from jaxspeed.config.conditions import View
-from jaxspeed.config.overrides import parse_value
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.planning.make import make_plan
@@ -13,7 +13,7 @@ from jaxspeed.planning.make import make_plan
 
 @pytest.mark.parametrize("name, variant", RECIPES + STREAMED)
 def test_a_shipped_recipe_sets_nothing_in_vain(name, variant):
-  assert effects.check(get_config(name, variant), ()) == []
+  assert checks.check_effects(get_config(name, variant), ()) == []
 
 
 def test_every_condition_reads_fields_that_there_are():
@@ -76,12 +76,12 @@ quickstart | target=0.5 target_metric=top5 data.classes=5 | target_metric |
 def test_an_override_without_an_effect_is_refused(line):
   recipe, fields, blamed, more = (each.strip() for each in f"{line} |".split("|")[:4])
   with pytest.raises(UserError) as caught:
-    effects.check(*overridden(recipe, fields))
+    checks.check_effects(*overridden(recipe, fields))
   start = f"config.{fields.partition('=')[0]}="
   assert str(caught.value).startswith(start)
   assert " has no effect beside config." in str(caught.value) and blamed in str(caught.value)
   if more:
-    effects.check(*overridden(recipe, f"{fields} {more}"))
+    checks.check_effects(*overridden(recipe, f"{fields} {more}"))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_override_without_an_effect_is_refused(line):
   ],
 )
 def test_what_an_override_makes_idle_is_no_mistake(recipe, fields):
-  assert effects.check(*overridden(recipe, fields)) == []
+  assert checks.check_effects(*overridden(recipe, fields)) == []
 
 
 def test_a_recipe_is_told_of_what_it_sets_in_vain():
@@ -106,26 +106,26 @@ def test_a_recipe_is_told_of_what_it_sets_in_vain():
     "config.augment.cutmix_epochs=2.0 has no effect beside config.augment.cutmix=0: set "
     "--config.augment.cutmix too (set in the recipe)."
   )
-  assert effects.check(config, ()) == effects.check(config, ("epochs",)) == [told]
+  assert checks.check_effects(config, ()) == checks.check_effects(config, ("epochs",)) == [told]
   # Who turns it off on the command line knows.
-  assert effects.check(config, ("augment.cutmix",)) == []
+  assert checks.check_effects(config, ("augment.cutmix",)) == []
 
 
 def test_a_run_counts_its_images_itself():
   config, given = overridden("quickstart", "data.train_images=100")
-  assert effects.check(config, given) == []
+  assert checks.check_effects(config, given) == []
   with pytest.raises(UserError, match="a run counts its images"):
-    effects.check(config, given, command="train")
+    checks.check_effects(config, given, command="train")
   config, given = overridden("imagenette", "data.train_images=200 data.synthetic=True")
-  assert effects.check(config, given, command="train") == []
+  assert checks.check_effects(config, given, command="train") == []
 
 
 def test_a_run_on_arrays_may_be_evaluated_on_other_data():
   config = get_config("quickstart")
   config.given.data = "arrays"
-  assert effects.check(config, ["data.path"], command="evaluate") == []
+  assert checks.check_effects(config, ["data.path"], command="evaluate") == []
   with pytest.raises(UserError, match="^config.data.path=.* has no effect beside data= of jaxsp"):
-    effects.check(config, ["data.path"], command="train")
+    checks.check_effects(config, ["data.path"], command="train")
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_evaluate_and_predict_take_what_they_use(command, used, unused):
   config = get_config("imagenette")
   config.pretrained.path = "a.safetensors"
   config.phases.eval_mode = ()
-  assert effects.check(config, [used], command=command) == []
+  assert checks.check_effects(config, [used], command=command) == []
   with pytest.raises(UserError, match=f"^config.{unused} has no effect: {command} does not use it"):
-    effects.check(config, [unused], command=command)
+    checks.check_effects(config, [unused], command=command)
 
 
 @pytest.mark.parametrize("name", ["imagenette", "smoke_imagenet"])
 def test_streamed_recipes_of_ten_classes_take_any_length(name):
   for epochs in (0.5, 1.0, 2.0, 3.0, 7.0, 100.0):
     config, given = overridden(name, f"epochs={epochs}")
-    assert effects.check(config, given) == []
+    assert checks.check_effects(config, given) == []
     plan = make_plan(config)
     last = get_config(name).phases.image_size[-1]
     assert (plan.phases[-1].image_size, plan.phases[-1].eval_mode) == (last, "rect")

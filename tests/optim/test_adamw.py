@@ -20,7 +20,7 @@ from small_net import (
 )
 from tolerances import assert_equal
 
-from jaxspeed.config import checks, effects
+from jaxspeed.config import checks
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the models
 from jaxspeed.models.layers.groups import groups_by_name
@@ -251,6 +251,6 @@ def test_layers_that_are_none_are_one_sentence(layers, sentence):
 def test_only_these_two_fields_go_with_an_optimizer_from_python():
   config = config_of()
   config.given.optimizer = "a gradient transformation"
-  effects.check(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
+  checks.check_effects(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
   with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect beside optimizer="):
-    effects.check(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
+    checks.check_effects(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")

@@ -5,7 +5,7 @@ import pytest
 from in_process import command
 
 from jaxspeed.config import fields, stored
-from jaxspeed.config.overrides import parse_value, to_flags, with_overrides
+from jaxspeed.config.checks import parse_value, to_flags, with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
