@@ -32,10 +32,13 @@ def test_the_base_holds_primitives_only_and_is_a_new_one_each_time():
   assert fields_lib.base().data.classes == 10
 
 
-def test_every_field_has_a_meaning():
+def test_every_field_has_a_meaning_and_no_other_name_is_that_of_a_field_beside_it():
   for family in FAMILIES:
-    for name, field in fields_lib.known(family).items():
+    known = fields_lib.known(family)
+    for name, field in known.items():
       assert field.meaning and field.meaning.split()[0] not in ("of", "whose"), name
+      group = name[: name.rfind(".") + 1]
+      assert not {f"{group}{other}" for other in field.also} & known.keys(), name
 
 
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
