@@ -3,6 +3,7 @@
 jaxspeed evaluate runs/quickstart
 jaxspeed evaluate runs/imagenette --config.eval.mode=center,flip,five,rect
 jaxspeed evaluate --config=imagenet18:1 --config.pretrained.path=FILE
+jaxspeed evaluate runs/teacher --split=train --logits=teacher.npz
 
 --workdir=runs/quickstart names the run too. A table has a row for each mode. Below it are the
 accuracies by class, the worst first (all of up to 20 classes, ten of more), and the ten most
@@ -35,6 +36,12 @@ def main() -> None:
   """Reads the flags and evaluates a run, or published weights with a recipe."""
   workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
   step = command_line.define_step()
+  split = flags.DEFINE_enum(
+    "split", "eval", ["eval", "train"], "The images to evaluate; train: without augmentation."
+  )
+  logits = flags.DEFINE_string(
+    "logits", None, "Saves logits and labels in this .npz file, row i for image i of the split."
+  )
   as_json = flags.DEFINE_bool("json", False, "Prints a JSON object a line; see above.")
   command_line.define_quiet("notes, classes and confusions to be read")
   config_flag = command_line.define_config_flag()
@@ -57,15 +64,32 @@ def main() -> None:
     folder = None if recipe is not None else pathlib.Path(command_line.required("workdir", named))
     config = _merged(load_config(folder) if folder else recipe, given)
     checks.check_effects(config, given, command="evaluate")
+    what: dict[str, Any] = {"split": split.value}
+    if logits.value is not None:
+      what["logits"] = _output(logits.value, config)
     with exit_on_sigterm():
       if folder:
-        rows = evaluate(folder, step=step.value, config=config)
+        rows = evaluate(folder, step=step.value, config=config, **what)
       else:
-        rows = evaluate_pretrained(config, given=given)
+        rows = evaluate_pretrained(config, given=given, **what)
       lines = map(dump_json, rows) if as_json.value else map(printable, _table(rows))
       print("\n".join(lines))
 
   command_line.run(run, command="evaluate")
+
+
+def _output(name: str, config: ConfigDict) -> pathlib.Path:
+  """The file of --logits; a UserError if it cannot be written, or there are several modes."""
+  from jaxspeed.run.folder import check_output
+
+  if not name.endswith(".npz"):
+    raise UserError(f"--logits={name}: name a file that ends with .npz.")
+  if "," in config.eval.mode:
+    raise UserError(
+      f"--logits={name} is for one mode, not for config.eval.mode={config.eval.mode}."
+    )
+  check_output(pathlib.Path(name), f"--logits={name}")
+  return pathlib.Path(name)
 
 
 def _merged(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

@@ -74,6 +74,7 @@ def joined(parts):
     {
       field.name: np.concatenate([getattr(part, field.name) for part in step])
       for field in dataclasses.fields(Batch)
+      if getattr(step[0], field.name) is not None
     }
     for step in zip(*parts, strict=True)
   ]

@@ -49,7 +49,7 @@ def test_every_change_of_the_page_works(tmp_path):
       python, module, name, *arguments = shlex.split(block.replace("\\\n", " "))
       assert (python, module) == ("python", "-m")
       commands.append([name.removeprefix("jaxspeed."), *arguments])
-  assert len(commands) == 7
+  assert len(commands) == 14
   done = subprocess.run(
     [sys.executable, "-c", RUNNER.format(tests=str(ROOT / "tests")), json.dumps(commands)],
     cwd=tmp_path,  # where the modules of --import lie
@@ -64,13 +64,23 @@ def test_every_change_of_the_page_works(tmp_path):
   results = {
     path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")
   }
-  assert set(results) == {"recipe", "model", "optimizer", "data", "feed", "metric"}
+  changing = {"feed", "metric"}
+  own = {"recipe", "model", "layer", "nnx", "optimizer", "noise", "teacher", "student"}
+  own |= {"scalar", "data"}
+  assert set(results) == own | changing
   assert results["model"]["config"]["model"] == {"name": "perceptron", "width": 48}
   assert results["optimizer"]["config"]["optimizer"]["name"] == "lion"
   for name, result in results.items():
     # Guessing gives a tenth, of the stripes a half.
     assert result["top1"] > (0.8 if name == "data" else 0.4), (name, result["top1"])
-  rows = (tmp_path / "runs" / "metric" / "metrics.jsonl").read_text().splitlines()
-  row = json.loads(rows[-1])
+  last = {
+    name: json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in results
+  }
+  assert last["scalar"]["weight_norm"] > 1
+  # It would be a tenth lower if it counted the noisy labels.
+  assert last["noise"]["train_top1"] > last["recipe"]["train_top1"] - 0.1
+  assert last["noise"]["train_loss"] > last["recipe"]["train_loss"] + 0.2
+  row = last["metric"]
   assert row["eval_top1"] <= row["eval_top3"] <= row["eval_top5"]
   assert "train_top3" in row

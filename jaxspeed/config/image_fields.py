@@ -173,3 +173,5 @@ class Augment(Group):
   such square; for CutMix as in timm and torchvision see cutmix_alpha"""
   cutmix_epochs: Annotated[kinds.Epochs, on.only("augment.cutmix")] = 0.0
   """number of epochs with cutmix squares, at the end of the run"""
+  own: kinds.AugmentationName = ""
+  """an augmentation that --import registers; it comes after those above, before images are mixed"""

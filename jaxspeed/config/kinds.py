@@ -66,6 +66,16 @@ OptimizerName = Annotated[
   Predicate(lambda name: name in (*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS)),
   Says(lambda: one_of((*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS))),
 ]
+LossName = Annotated[
+  str,
+  Predicate(lambda name: name in ("cross_entropy", *registry.LOSSES)),
+  Says(lambda: one_of(("cross_entropy", *registry.LOSSES))),
+]
+AugmentationName = Annotated[
+  str,
+  Predicate(lambda name: name in ("", *registry.AUGMENTATIONS)),
+  Says(lambda: one_of(("''", *registry.AUGMENTATIONS))),
+]
 Loggers = Annotated[
   tuple[Literal["tensorboard", "wandb", "trackio"], ...],
   Predicate(lambda names: len({*names}) == len(names)),

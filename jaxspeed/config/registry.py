@@ -1,4 +1,4 @@
-"""Models, optimizers and data sets by their names: the package's own and the user's.
+"""Models, optimizers, losses, ... by their names: the package's own and the user's.
 
 docs/extending.md says what each definition must be; --import=MODULE names the user's own:
 
@@ -20,7 +20,7 @@ import itertools
 import textwrap
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import pydantic
 from annotated_types import Predicate
@@ -37,10 +37,32 @@ DATA_NAMES = ("cifar10", "cifar100", "digits")
 OPTIMIZERS: dict[str, Callable[..., Any]] = {}
 # From `config.data.path` to arrays.
 DATA_SETS: dict[str, Callable[..., Any]] = {}
+# From the config to a function: of logits [n, classes], targets [n, classes], the `Batch` and the
+# share of the run's steps that are done, to the loss of each image [n]; and of a key, the `Batch`
+# of augmented images and that share, to the `Batch` to train on.
+LOSSES: dict[str, Callable[..., Any]] = {}
+AUGMENTATIONS: dict[str, Callable[..., Any]] = {}
+# From the `TrainState` after an epoch to a number in its row.
+SCALARS: dict[str, Callable[..., Any]] = {}
 
 # Attributes of a module that no user sets, and those that the run sets.
 NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
+
+
+class AnyModel(Protocol):
+  """What the package asks of a model, as a `flax.linen.Module` has it (docs/extending.md)."""
+
+  @property
+  def init(self) -> Callable[..., Any]:
+    """From (rng, images, *, train) to a dict with "params" and perhaps "batch_stats"."""
+
+  @property
+  def apply(self) -> Callable[..., Any]:
+    """From (variables, images, *, train, ...) to logits, with `mutable` also the new statistics."""
+
+  def __hash__(self) -> int:
+    """Equal for models of equal fields: shapes are kept by model."""
 
 
 class Model(Group):
@@ -137,6 +159,10 @@ def _register(
   return add
 
 
-# The decorators for a name of `config.optimizer.name` and of `config.data.name`.
+# The decorators for a name of `config.optimizer.name`, `config.data.name`, `config.loss`,
+# `config.augment.own` and in the rows.
 optimizer = functools.partial(_register, "optimizer", OPTIMIZERS, OPTIMIZER_NAMES)
 data_set = functools.partial(_register, "data set", DATA_SETS, DATA_NAMES)
+loss = functools.partial(_register, "loss", LOSSES, ("cross_entropy",))
+augmentation = functools.partial(_register, "augmentation", AUGMENTATIONS, ("",))
+scalar = functools.partial(_register, "scalar", SCALARS, ())

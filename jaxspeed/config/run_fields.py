@@ -122,7 +122,11 @@ class Config(Group):
   float64: for CPUs, to compare programs"""
   loss_scale: Annotated[float, Field(ge=0, le=1e38), on.only("precision", "auto", "float16")] = 0.0
   """factor on the loss in float16; 0: dynamic, as large as gradients allow"""
-  label_smoothing: Annotated[kinds.ShareBelowOne, Also("smoothing")] = 0.0
+  loss: kinds.LossName = "cross_entropy"
+  """loss of training; or one that --import registers. Evaluations report the cross entropy"""
+  label_smoothing: Annotated[
+    kinds.ShareBelowOne, on.only("loss", "cross_entropy"), Also("smoothing")
+  ] = 0.0
   """share of the target that is spread evenly over all classes"""
   target: Annotated[
     kinds.Share,

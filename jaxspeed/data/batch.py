@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 # The purposes of random numbers: a key is folded with one of them, then with the epoch or step.
 ORDER, AUGMENT, INIT, WARMUP, FLIP, CUTMIX, PROXY, DROPOUT = range(8)
-COLOR, ERASING, MIX, RANDAUGMENT, CHUNKS = range(8, 13)
+COLOR, ERASING, MIX, RANDAUGMENT, CHUNKS, OWN = range(8, 14)
 
 
 def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
@@ -30,7 +30,10 @@ class Batch(flax.struct.PyTreeNode):
     label: class numbers from 0.
     mask: false for examples that do not count.
     flip: true for images that training flips left to right; None flips none.
-    index: numbers of the images in their split, for an evaluation; training needs none.
+    index: numbers of the images in their split; in training for a loss or an augmentation of the
+      user's own only (`TrainSpec.uses_index`).
+    learned: the labels to train on, where the user's own augmentation changed them; None: `label`,
+      which accuracies always count.
     partner: labels of what augmentation mixed into the images; None before it.
     partner_weight: their weight in the loss, 0 for an image that is not mixed.
   """
@@ -40,6 +43,7 @@ class Batch(flax.struct.PyTreeNode):
   mask: Bool[Any, "n"]
   flip: Bool[Any, "n"] | None = None
   index: Int[Any, "n"] | None = None
+  learned: Int[Any, "n"] | None = None
   partner: Int[Any, "n"] | None = None
   partner_weight: Float[Any, "n"] | None = None
 
@@ -132,6 +136,7 @@ def take_batch(
     label=labels.at[part.index].get(mode="promise_in_bounds"),
     mask=jnp.ones((size,), bool),
     flip=part.flip,
+    index=part.index,
   )
 
 

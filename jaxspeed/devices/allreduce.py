@@ -6,10 +6,9 @@ So each group is one flat vector here, which XLA would build anyway, and XLA's o
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,16 +24,18 @@ _ALL_REDUCE = re.compile(r"^[^=\n]*= ([^=\n]*?) all-reduce(?:-start)?\(", re.MUL
 _ARRAY = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 
-def layer_order(model: nn.Module, image_size: int, frozen: Collection[str] = ()) -> tuple[int, ...]:
-  """Positions of a model's gradients in jax.tree.leaves, in the order of its layers.
+def layer_order(
+  make_variables: Callable[..., Any], image_size: int, frozen: Collection[str] = ()
+) -> tuple[int, ...]:
+  """Positions of the gradients of a model in jax.tree.leaves, in the order of its layers.
 
-  What is in one of the `frozen` parts of the model has no gradient.
+  `make_variables` is its `init`. What is in one of its `frozen` parts has no gradient.
   """
   order: list[tuple[str, ...]] = []
 
   def init(key: Array) -> PyTree:
     images = jnp.zeros((1, image_size, image_size, 3))
-    params = model.init(key, images, train=False)["params"]
+    params = make_variables(key, images, train=False)["params"]
     params = {part: tree for part, tree in params.items() if part not in frozen}
     order.extend(_paths(params))  # these dicts keep the order of the layers
     return params

@@ -97,7 +97,7 @@ def run_evaluation(
     EvalStream(split, asked, resize=evaluation.resize, **how_to_read(spec))
   ) as stream:
     for host in stream:
-      batch = host.replace(flip=None, index=np.asarray(host.index, np.int32))
+      batch = host.replace(flip=None)
       program = programs[host.image.shape[1:3]]
       found = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
       sums, images = found.sums, images + found.images

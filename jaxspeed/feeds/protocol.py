@@ -61,6 +61,9 @@ class OpenData(Protocol):
   def decider(self) -> str:
     """The subject and verb of a sentence on them: "the arrays decide"."""
 
+  def to_evaluate_training(self) -> "OpenData":
+    """The same data, with the images to train on as those to evaluate on."""
+
   def evaluated_count(self, copies: int) -> int:
     """The number of images that a phase with these copies (`Phase.copies`) evaluates."""
 

@@ -199,7 +199,8 @@ class ResidentFeed(Feed):
     order = jax.device_get(self._order(seed, self.spec.plan.epoch_of(step)[0]))
     index = order.index[:count]
     images, labels = self.data.train_images[index], self.data.train_labels[index]
-    return Batch(images, labels.astype(np.int32), np.ones(len(index), bool), order.flip[:count])
+    mask = np.ones(len(index), bool)
+    return Batch(images, labels.astype(np.int32), mask, order.flip[:count], index)
 
   def _order(self, seed: int, epoch: int) -> Order:
     """The order of an epoch, on the devices."""

@@ -168,7 +168,10 @@ class StreamFeed(Feed):
     self._wait.begin()
     for step in range(first_step, last_step):
       take = functools.partial(self._streams.take, seed, step)
-      batch = mesh_lib.split(self._wait.take(take).replace(index=None), self.spec.mesh)
+      batch = self._wait.take(take)
+      if not self.spec.uses_index:
+        batch = batch.replace(index=None)
+      batch = mesh_lib.split(batch, self.spec.mesh)
       carry, loss = program.call(carry, batch, self._table)
       self._wait.dispatched(loss)
       self._streams.look_ahead(seed, step)
@@ -215,7 +218,7 @@ class StreamFeed(Feed):
     spec = self.spec
     function = batch_step(spec)
     batch = abstract_batch(spec, phase.batch_size, (phase.image_size, phase.image_size))
-    batch = batch.replace(flip=batch.mask)
+    batch = batch.replace(flip=batch.mask, index=batch.label if spec.uses_index else None)
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))
     return compile_program(
       function,

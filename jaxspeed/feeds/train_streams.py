@@ -71,7 +71,7 @@ class TrainStreams:
     stream = self._stream_of(phase, seed, steps, process=0, processes=1)
     try:
       batch = next(stream)
-      return batch.replace(image=np.array(batch.image), index=None)
+      return batch.replace(image=np.array(batch.image))
     finally:
       stream.close()
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import optax
 from ml_collections import ConfigDict
@@ -12,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import checks
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import INTERRUPTED, UserError
 from jaxspeed.files import expanded
@@ -40,7 +40,7 @@ def fit(
   data: Arrays | str | os.PathLike[str] | None = None,
   workdir: str | os.PathLike[str] | None = None,
   *,
-  model: nn.Module | None = None,
+  model: AnyModel | None = None,
   optimizer: optax.GradientTransformation | None = None,
   schedule: optax.Schedule | None = None,
   progress: bool = False,
@@ -197,7 +197,7 @@ def _words(call: str, data: Any, folder: str, parts: Parts) -> str:
   return f"jaxspeed.fit({', '.join(words)})"
 
 
-def _what_is_there(folder: str, model: nn.Module | None, stopped: Stopped) -> Run:
+def _what_is_there(folder: str, model: AnyModel | None, stopped: Stopped) -> Run:
   """The run that `on_epoch` stopped.
 
   Raises:

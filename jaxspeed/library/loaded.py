@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -16,6 +15,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from jaxspeed.config import stored
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib
@@ -66,7 +66,7 @@ class Run:
   def __init__(self, folder: pathlib.Path, config: ConfigDict, weights: Weights) -> None:
     """Use `jaxspeed.load`."""
     self.folder, self.config, self.step = folder, config, weights.step
-    self.model: nn.Module = weights.spec.model
+    self.model: AnyModel = weights.spec.model
     self.variables: dict[str, Any] = weights.variables
     self.history: list[dict[str, Any]] = read_metrics(folder)
     self.result: dict[str, Any] = read_result(folder) or {}
@@ -219,7 +219,7 @@ class Run:
 
 
 def load(
-  workdir: str | os.PathLike[str], *, step: CheckpointStep = None, model: nn.Module | None = None
+  workdir: str | os.PathLike[str], *, step: CheckpointStep = None, model: AnyModel | None = None
 ) -> Run:
   """The run in a folder, with the weights of its newest whole checkpoint.
 

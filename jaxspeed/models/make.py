@@ -5,10 +5,11 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.registry import FAMILIES, AnyModel
 from jaxspeed.config.stored import given_in
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
@@ -42,7 +43,14 @@ def for_device(model: nn.Module, device: jax.Device) -> nn.Module:
   return model.clone(layers="plain" if device.platform == "tpu" else "fused")
 
 
-def shapes_of(model: nn.Module, side: int) -> dict[str, PyTree]:
+def in_dtype(model: AnyModel, dtype: DTypeLike) -> AnyModel:
+  """The model computing in a dtype, if it is a Flax module with an attribute `dtype`."""
+  if isinstance(model, nn.Module) and hasattr(model, "dtype"):
+    return model.clone(dtype=dtype)
+  return model
+
+
+def shapes_of(model: AnyModel, side: int) -> dict[str, PyTree]:
   """The shapes of a model's variables; nothing is computed.
 
   Args:

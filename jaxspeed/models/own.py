@@ -5,41 +5,45 @@ import functools
 import inspect
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.config.registry import NO_FIELDS
+from jaxspeed.config.registry import NO_FIELDS, AnyModel
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError, printable
+from jaxspeed.models.make import in_dtype
 
 # Longest description, in characters.
 _SHOWN = 500
 
 
 def check_module(model: Any) -> None:
-  """Makes sure that an object is a Flax module.
+  """Makes sure that an object has the functions of a Flax module, `registry.AnyModel`.
 
   Raises:
-    UserError: it is something else; a class of modules gets advice.
+    UserError: it has not; classes and modules of flax.nnx get advice.
   """
-  if inspect.isclass(model) and issubclass(model, nn.Module):
+  if inspect.isclass(model):
     raise UserError(f"model= is the class {model.__name__}: pass an instance, {model.__name__}().")
-  if not isinstance(model, nn.Module):
+  name = type(model).__name__
+  if not (callable(getattr(model, "init", None)) and callable(getattr(model, "apply", None))):
+    if any(each.__module__.startswith("flax.nnx.") for each in type(model).__mro__):
+      raise UserError(
+        f"model= is the nnx module {name}: pass flax.nnx.bridge.to_linen({name}, ...), with the "
+        "arguments of its __init__ but rngs."
+      )
     raise UserError(
-      f"model= is of type {type(model).__name__}: it must be a flax.linen.Module with "
+      f"model= is of type {name}: it must be a flax.linen.Module with "
       "__call__(images [n, h, w, 3], *, train) that returns logits [n, classes]."
     )
 
 
-def describe_model(model: nn.Module) -> str:
+def describe_model(model: AnyModel) -> str:
   """A module as NAME(FIELD=VALUE, ...), the same in every process; its dtype is the run's."""
-  values = [
-    f"{field.name}={_stable(getattr(model, field.name))}"
-    for field in dataclasses.fields(model)
-    if field.name not in NO_FIELDS
-  ]
+  fields: Any = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
+  names = [field.name for field in fields]
+  values = [f"{n}={_stable(getattr(model, n))}" for n in names if n not in NO_FIELDS]
   text = printable(" ".join(f"{type(model).__name__}({', '.join(values)})".split()))
   return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -52,19 +56,18 @@ def _stable(value: Any) -> str:
   return f"a {type(value).__name__}" if " at 0x" in text else text
 
 
-def prepared(model: nn.Module, config: ConfigDict) -> nn.Module:
+def prepared(model: AnyModel, config: ConfigDict) -> AnyModel:
   """The module that a run trains: in the dtype of `config.precision`, if it has one.
 
   Raises:
     UserError: it does not give logits [n, `config.data.classes`] for the run's images.
   """
-  if hasattr(model, "dtype"):
-    model = model.clone(dtype=precision.DTYPES[config.precision])
+  model = in_dtype(model, precision.DTYPES[config.precision])
   check_contract(model, config, "model=")
   return model
 
 
-def check_contract(model: nn.Module, config: ConfigDict, name: str) -> None:
+def check_contract(model: AnyModel, config: ConfigDict, name: str) -> None:
   """Makes sure that a model of the user's own can be trained, without computing anything.
 
   Args:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -26,7 +25,7 @@ _Path = tuple[str, ...]
 _NAMED = 3
 
 
-def labels_of(model: nn.Module, params: PyTree, *, classes: int, image_size: int) -> PyTree:
+def labels_of(model: Any, params: PyTree, *, classes: int, image_size: int) -> PyTree:
   """Return the label of each parameter of a model.
 
   The model's method `param_groups` says it, or `labels_by_shape` if it has none.
@@ -75,7 +74,7 @@ def labels_by_shape(shapes: dict[_Path, tuple[int, ...]], classes: int) -> dict[
   return {path: label(path) for path in shapes}
 
 
-def shapes_in_order(model: nn.Module, image_size: int) -> dict[_Path, tuple[int, ...]]:
+def shapes_in_order(model: Any, image_size: int) -> dict[_Path, tuple[int, ...]]:
   """Return the shape of each parameter by its path, in the order in which the model makes them."""
   shapes: dict[_Path, tuple[int, ...]] = {}
 
@@ -102,7 +101,7 @@ def _names(path: Any) -> _Path:
 
 
 def asked(
-  model: nn.Module,
+  model: Any,
   method: str,
   params: PyTree,
   what: str,

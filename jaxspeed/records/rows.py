@@ -115,6 +115,11 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
   found = {
     tag.name: tag.factor * row[name] for name, tag in TAGS.items() if row.get(name) is not None
   }
+  found |= {
+    f"own/{name}": value
+    for name, value in row.items()
+    if name not in Row.model_fields and isinstance(value, float)
+  }
   if row.get("data_wait") is not None and row.get("step_seconds") is not None:
     found["times/data"] = 1000 * row["data_wait"] * row["step_seconds"]
   if row.get("batch_size") is not None:

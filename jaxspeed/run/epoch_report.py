@@ -5,12 +5,15 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
+
 from jaxspeed.cluster import processes
-from jaxspeed.config import stored
+from jaxspeed.config import registry, stored
 from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
+from jaxspeed.records.rows import Row
 from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
 from jaxspeed.run.best import reason_to_stop, said_to_stop
@@ -40,6 +43,11 @@ class EpochReport:
     self._run = run
     self._broken = BrokenImages(run)
     self._pace: dict[str, float] = {}  # of the last epoch trained
+    for name, make in registry.SCALARS.items():
+      if name in Row.model_fields:
+        raise UserError(f"the scalar {name!r} has the name of another figure: choose another name.")
+      if shape := jax.eval_shape(make, run.feed.carry.state).shape:
+        raise UserError(f"the scalar {name!r} is an array of shape {shape}: it must be a number.")
     self.records: Records
 
   @contextlib.contextmanager
@@ -133,6 +141,7 @@ class EpochReport:
     config = self._run.config
     row = planned_row(self._run.spec, step) | self._pace
     row |= {f"train_{name}": value for name, value in carry.sums.means(config.data.classes).items()}
+    row |= {name: float(jax.jit(make)(carry.state)) for name, make in registry.SCALARS.items()}
     if (loss_scale := carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
     if evaluation is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ from jaxspeed.data.formats.tfds_download import no_downloads
 from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import check_evaluated
 from jaxspeed.feeds.protocol import OpenData
+from jaxspeed.files import write_atomically
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
@@ -40,7 +42,7 @@ from jaxspeed.run.setup import (
   missing_package,
   open_data,
 )
-from jaxspeed.steps.outcomes import EvalResult
+from jaxspeed.steps.outcomes import EvalResult, Outcomes
 from jaxspeed.steps.spec import make_train_spec
 
 
@@ -64,17 +66,48 @@ class Evaluation:
 
 def predictions_of(result: EvalResult, step: int) -> Predictions:
   """The predictions of an evaluation, in the order of the images' numbers."""
+  columns = vars(_outcomes(result))
+  return Predictions(step, **{name: columns[name] for name in columns if name != "logits"})
+
+
+def _outcomes(result: EvalResult) -> Outcomes:
+  """What an evaluation says of each image that counts, in the order of their numbers."""
   # One call: the copies of all batches are under way before the first is waited for.
   parts = jax.device_get(result.images)
   joined = jax.tree.map(lambda *each: np.concatenate(each), *parts)
   order = np.argsort(joined.index, kind="stable")
   order = order[joined.index[order] >= 0]
-  columns = {field.name: getattr(joined, field.name)[order] for field in dataclasses.fields(joined)}
-  return Predictions(step, **columns)
+  return jax.tree.map(lambda column: column[order], joined)
+
+
+def save_logits(path: pathlib.Path, result: EvalResult, images: int) -> None:
+  """Writes an evaluation's logits [images, classes] and labels [images] as a .npz file, atomically.
+
+  Row i is that of image i of the split; one that could not be read has NaN, and the label -1.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  found = _outcomes(result)
+  assert found.logits is not None
+  logits = np.full((images, found.logits.shape[1]), np.nan, np.float32)
+  labels = np.full(images, -1, np.int32)
+  logits[found.index], labels[found.index] = found.logits, found.label
+  content = io.BytesIO()
+  np.savez(content, logits=logits, labels=labels)
+  try:
+    write_atomically(path, content.getvalue())
+  except OSError as error:
+    raise UserError(f"--logits={path} cannot be written ({error.strerror or error}).") from error
 
 
 def evaluate(
-  folder: pathlib.Path, *, step: CheckpointStep = None, config: ConfigDict | None = None
+  folder: pathlib.Path,
+  *,
+  step: CheckpointStep = None,
+  config: ConfigDict | None = None,
+  split: str = "eval",
+  logits: pathlib.Path | None = None,
 ) -> list[dict[str, Any]]:
   """Accuracies of a checkpoint on the evaluation images of its run.
 
@@ -82,12 +115,14 @@ def evaluate(
     folder: the run's folder.
     step: the step of the checkpoint, or "best"; None: that of the newest whole one.
     config: the result of `load_config` with changes: other data, or modes separated by commas.
+    split: "eval", or "train" for the images to train on, without augmentation.
+    logits: the file in which to save the logits of a single mode (`save_logits`).
 
   Returns:
     For each mode the row that `evaluate --json` prints.
     Accuracies are fractions; "data" says where the images come from; "evaluated_on" is one of
-    `results.Result.evaluated_on`, or "all" where data.hold_out is 1; "images" were evaluated,
-    "images_skipped" could not be read; "seconds" excludes compiling and finding images;
+    `results.Result.evaluated_on`, "train", or "all" where data.hold_out is 1; "images" were
+    evaluated, "images_skipped" could not be read; "seconds" excludes compiling and finding images;
     "worst_classes" and "confusions" are those of `class_figures`; `results.Result` and
     `class_figures.summary` explain the others.
 
@@ -101,17 +136,25 @@ def evaluate(
       flag = f"--config.data.{name}={theirs[name]}"
       output.note(f"the run's data.{name}, {theirs[name]}, is not used: {flag} uses it again")
   with run_weights(folder, configs[0], step) as weights:
-    rows = _rows(configs, weights, _open_for(folder, configs[0], theirs.path, weights.phase))
+    data = _open_for(folder, configs[0], theirs.path, weights.phase)
+    rows = _rows(configs, weights, data, split, logits)
   evaluated = weights.spec.plan.evaluated_weights(weights.step)
   return [{"step": weights.step, "evaluated_weights": evaluated} | row for row in rows]
 
 
-def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> list[dict[str, Any]]:
+def evaluate_pretrained(
+  config: ConfigDict,
+  *,
+  given: Collection[str] = (),
+  split: str = "eval",
+  logits: pathlib.Path | None = None,
+) -> list[dict[str, Any]]:
   """Accuracies of the weights at `config.pretrained.path`, in the rows of `evaluate`.
 
   Args:
     config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase is used.
     given: the fields that the command line sets, which the data do not override.
+    split, logits: as in `evaluate`.
 
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
@@ -127,7 +170,7 @@ def evaluate_pretrained(config: ConfigDict, *, given: Collection[str] = ()) -> l
   require_same_classes(configs[0], data.class_names)
   configs = [as_data_decide(each, data) for each in configs]
   with pretrained_weights(configs[0]) as weights:
-    rows = _rows(configs, weights, data)
+    rows = _rows(configs, weights, data, split, logits)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
 
@@ -182,18 +225,29 @@ def _evaluated_on(config: ConfigDict, data: OpenData) -> str:
   return "all" if config.data.hold_out == 1 and data.evaluated_on != "test" else data.evaluated_on
 
 
-def _rows(configs: Sequence[ConfigDict], weights: Weights, data: OpenData) -> list[dict[str, Any]]:
+def _rows(
+  configs: Sequence[ConfigDict],
+  weights: Weights,
+  data: OpenData,
+  split: str,
+  logits: pathlib.Path | None,
+) -> list[dict[str, Any]]:
   """The row of each mode, evaluated as in the phase that trained the last step."""
-  path, rows = configs[0].data.path, []
+  path, rows, trains = configs[0].data.path, [], split == "train"
+  evaluated_on = split if trains else _evaluated_on(configs[0], data)
+  data = data.to_evaluate_training() if trains else data
   source = f"{data.source}, {path}" if path and path not in data.source else data.source
   for config in configs:
-    row = {"mode": config.eval.mode, "data": source, "evaluated_on": _evaluated_on(config, data)}
+    row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
+    if trains:
+      config.data.eval_images = config.data.train_images
     spec = make_train_spec(config, stored_plan(config), weights.spec.mesh)
-    rows.append(row | _evaluate_mode(dataclasses.replace(weights, spec=spec), data))
+    spec = dataclasses.replace(spec, saves_logits=logits is not None)
+    rows.append(row | _evaluate_mode(dataclasses.replace(weights, spec=spec), data, logits))
   return rows
 
 
-def _evaluate_mode(weights: Weights, data: OpenData) -> dict[str, Any]:
+def _evaluate_mode(weights: Weights, data: OpenData, logits: pathlib.Path | None) -> dict[str, Any]:
   """The numbers of a row: images, loss, accuracies, the worst classes, confusions and seconds."""
   config, phase = weights.spec.config, weights.phase
   run = feed_of(config).prepare_evaluation(data, weights.spec, phase, weights.variables)
@@ -209,6 +263,8 @@ def _evaluate_mode(weights: Weights, data: OpenData) -> dict[str, Any]:
       f"the mean loss of {count} images is {means['loss']}: the weights give logits that are not "
       "finite, and accuracies would mean nothing; choose another --step."
     )
+  if logits is not None:
+    save_logits(logits, result, images)
   row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}
   predictions = predictions_of(result, weights.step)
   return row | {

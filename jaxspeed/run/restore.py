@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.formats.class_names import check_weights_classes, stored_class_names
 from jaxspeed.data.remote import is_remote
 from jaxspeed.devices import mesh as mesh_lib
@@ -146,7 +146,7 @@ def open_run(
   config: ConfigDict,
   checkpoint_step: CheckpointStep,
   *,
-  model: nn.Module | None = None,
+  model: AnyModel | None = None,
 ) -> Weights:
   """The weights that the run in `folder` is evaluated with, from a checkpoint.
 

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import optax
 from ml_collections import ConfigDict
 
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.config.run_fields import Given
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.models.own import describe_model
@@ -52,7 +52,7 @@ class Parts:
   """The objects that a run is given; None: the config names that part."""
 
   data: OpenData | None = None  # in memory
-  model: nn.Module | None = None  # docs/extending.md has the contract
+  model: AnyModel | None = None  # docs/extending.md has the contract
   optimizer: optax.GradientTransformation | None = None  # without a learning rate
   schedule: optax.Schedule | None = None  # the learning rate by step, counted from 0
 

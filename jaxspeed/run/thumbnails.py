@@ -103,6 +103,7 @@ def augmented(
     keys,
     spec=spec,
     kind=spec.plan.kind_of(step),
+    step=step,
     first=0,
     global_batch=spec.plan.phase_of(step).batch_size,
     dtype=spec.accumulation,

@@ -5,12 +5,12 @@ import functools
 import math
 from collections.abc import Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.models.make import make_model
 from jaxspeed.scaling.hardware import LOCAL_HOP, Cluster, Curve
@@ -54,13 +54,13 @@ def exchange_of(config: ConfigDict) -> Exchange:
 
 
 @functools.cache
-def _sizes(model: nn.Module, side: int) -> tuple[tuple[int, ...], int]:
+def _sizes(model: AnyModel, side: int) -> tuple[tuple[int, ...], int]:
   """Count the elements of each gradient, in backward order, and of statistics and sums."""
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
   shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)
   leaves = jax.tree.leaves(shapes["params"])
   rest = jax.tree.leaves((shapes.get("batch_stats", {}), jax.eval_shape(MetricSums.zero)))
-  backward = reversed(allreduce.layer_order(model, side))
+  backward = reversed(allreduce.layer_order(model.init, side))
   return tuple(leaves[i].size for i in backward), sum(leaf.size for leaf in rest)
 
 

@@ -5,11 +5,11 @@ import functools
 import itertools
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.devices.flops import count_flops
 from jaxspeed.devices.precision import DTYPES
 from jaxspeed.models.make import make_model
@@ -77,7 +77,7 @@ def work_of(config: ConfigDict) -> Work:
 
 
 @functools.cache
-def _traced(model: nn.Module, side: int) -> Work:
+def _traced(model: AnyModel, side: int) -> Work:
   image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
   variables = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), image)
   jaxpr = jax.make_jaxpr(lambda v, x: model.apply(v, x, train=False))(variables, image)

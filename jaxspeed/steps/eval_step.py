@@ -100,7 +100,7 @@ def logits_in_batches(
   return logits.reshape(len(images), -1)
 
 
-def result_of(*parts: tuple[Float[Array, "n classes"], Batch]) -> EvalResult:
+def result_of(*parts: tuple[Float[Array, "n classes"], Batch], spec: TrainSpec) -> EvalResult:
   """Return the sums and outcomes, over all devices, of the examples with a true mask.
 
   Args:
@@ -114,7 +114,8 @@ def result_of(*parts: tuple[Float[Array, "n classes"], Batch]) -> EvalResult:
     )
     losses = cross_entropy(logits, target)
     sums.append(masked_sums(logits, losses, batch.label, batch.mask))
-    images.append(outcomes_of(logits, losses, batch))
+    saved = logits.astype(losses.dtype) if spec.saves_logits else None
+    images.append(outcomes_of(logits, losses, batch).replace(logits=saved))
   total = lax.psum(functools.reduce(operator.add, sums), AXIS)
   return EvalResult(total, lax.all_gather(tuple(images), AXIS, tiled=True))
 
@@ -146,7 +147,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Eval
   first = lax.axis_index(AXIS) * size
   part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, size), data)
   if views != "selective":
-    return result_of((logits_in_batches(variables, part.image, views, spec=spec), part))
+    return result_of((logits_in_batches(variables, part.image, views, spec=spec), part), spec=spec)
 
   logits = logits_in_batches(variables, part.image, "center", spec=spec)
   confidence = jnp.where(part.mask, jax.nn.softmax(logits).max(axis=-1), jnp.inf)
@@ -158,7 +159,7 @@ def evaluate(variables: dict[str, Any], data: Batch, *, spec: TrainSpec) -> Eval
   if selected:
     again = share_of_first(data, order, selected, spec=spec)
     parts.append((logits_in_batches(variables, again.image, views, spec=spec), again))
-  return result_of(*parts)
+  return result_of(*parts, spec=spec)
 
 
 def evaluate_batch(
@@ -182,7 +183,7 @@ def evaluate_batch(
   normal = normalize(batch.image, config.data.mean, config.data.std, spec.accumulation)
   images = normal.astype(precision.DTYPES[config.precision])
   logits = logits_of(variables, images, mode, spec=spec, size=size)
-  found = result_of((logits, batch))
+  found = result_of((logits, batch), spec=spec)
   return found.replace(sums=sums + found.sums)
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, UInt8, UInt32
 from jaxspeed.data.augment import normalize
 from jaxspeed.data.batch import INIT, PROXY, purpose_key
 from jaxspeed.devices import precision
+from jaxspeed.models.make import in_dtype
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState, variables_of
 
@@ -24,9 +25,7 @@ def init_state(
   config = spec.config
   # float64 would draw other random numbers, so a float64 run draws its weights in float32 too. Both
   # start with equal weights, except for the whitening filters, which have arbitrary signs.
-  model = spec.model
-  if spec.accumulation != jnp.float32 and hasattr(model, "dtype"):
-    model = model.clone(dtype=jnp.float32)
+  model = spec.model if spec.accumulation == jnp.float32 else in_dtype(spec.model, jnp.float32)
   variables = model.init(
     # Threefry takes 8 s to compile on a CPU, rbg 1 s; rbg's numbers also depend on the kind of
     # device.

@@ -39,8 +39,9 @@ def mixed_labels(batch: Batch, classes: int) -> Float[Array, "n classes"]:
   """The labels of augmented images as vectors, each with its share of its partner's."""
   assert batch.partner_weight is not None
   weight = batch.partner_weight[:, None]
+  learned = batch.label if batch.learned is None else batch.learned
   own, partner = (
-    jax.nn.one_hot(label, classes, dtype=weight.dtype) for label in (batch.label, batch.partner)
+    jax.nn.one_hot(label, classes, dtype=weight.dtype) for label in (learned, batch.partner)
   )
   return (1 - weight) * own + weight * partner
 

@@ -21,6 +21,7 @@ class Outcomes(flax.struct.PyTreeNode):
       any is NaN. It is the label just where `losses.masked_sums` counts the image in top1.
     probability: the softmax probability of the predicted class, its confidence.
     loss: the cross entropy, without label smoothing.
+    logits: the mean logits of its views; None unless they are to be saved.
   """
 
   index: Int[Any, "n"]
@@ -28,6 +29,7 @@ class Outcomes(flax.struct.PyTreeNode):
   predicted: Int[Any, "n"]
   probability: Float[Any, "n"]
   loss: Float[Any, "n"]
+  logits: Float[Any, "n classes"] | None = None
 
 
 class EvalResult(flax.struct.PyTreeNode):

@@ -75,6 +75,8 @@ def resident_step(
   position = (carry.state.step - phase.first_step) % phase.steps_per_epoch * phase.batch_size
   first = position + lax.axis_index(AXIS) * size
   batch = take_batch(data.image, data.label, order, first, size)
+  if not spec.uses_index:
+    batch = batch.replace(index=None)
   return tabled_step(carry, batch, table, spec=spec, kind=kind, drawn=drawn)
 
 

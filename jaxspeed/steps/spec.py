@@ -2,9 +2,9 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.balance import class_weights
 from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
@@ -34,13 +35,18 @@ class TrainSpec:
   config: ConfigDict
   plan: Plan
   mesh: Mesh
-  model: nn.Module
+  model: AnyModel
   optimizer: optax.GradientTransformationExtraArgs
   labels: PyTree  # of the parameters (`optim.groups`)
   layer_order: tuple[int, ...]  # order of gradients in the all-reduce; () on one device
   frozen: tuple[str, ...] = ()  # parts of the model that never change (config.pretrained.freeze)
   proxy: "TrainSpec | None" = None  # spec of the model that selects hard examples
   class_weights: Float[np.ndarray, "classes"] | None = None  # factors on the loss; None: all are 1
+  saves_logits: bool = False  # whether an evaluation returns each image's logits
+  # Functions that make the user's own loss and augmentation, if any; an evaluation makes neither.
+  own_loss: Callable[[], Callable[..., Any]] | None = None
+  own_augmentation: Callable[[], Callable[..., Any]] | None = None
+  uses_index: bool = False  # whether training has a use for the numbers of its images
 
   @functools.cached_property
   def devices(self) -> int:
@@ -86,7 +92,7 @@ def make_train_spec(
   plan: Plan,
   mesh: Mesh,
   *,
-  model: nn.Module | None = None,
+  model: AnyModel | None = None,
   optimizer: optax.GradientTransformation | None = None,
   class_counts: Int[np.ndarray, "classes"] | None = None,
 ) -> TrainSpec:
@@ -115,10 +121,10 @@ def make_train_spec(
   if model is not None:
     model = prepared(model, config)
   else:
-    model = make_model(config)
-    if not type(model).__module__.startswith("jaxspeed."):
-      check_contract(model, config, f"config.model.name={config.model.name!r}")
-  model = for_device(model, mesh.devices.flat[0])
+    shipped = make_model(config)
+    if not type(shipped).__module__.startswith("jaxspeed."):
+      check_contract(shipped, config, f"config.model.name={config.model.name!r}")
+    model = for_device(shipped, mesh.devices.flat[0])
   params, frozen = shapes_of(model, size)["params"], tuple[str, ...]()
   labels = labels_of(model, params, classes=config.data.classes, image_size=size)
   if config.pretrained.path and config.pretrained.freeze:
@@ -131,6 +137,11 @@ def make_train_spec(
   weights = None
   if config.data.balance == "weights" and class_counts is not None:
     weights = class_weights(class_counts)
+  losses, augmentations = registry.LOSSES, registry.AUGMENTATIONS
+  makes = losses.get(config.loss), augmentations.get(config.augment.own)
+  own_loss, own_augmentation = (
+    make and functools.cache(functools.partial(make, config)) for make in makes
+  )
   return TrainSpec(
     config=config,
     plan=plan,
@@ -138,8 +149,11 @@ def make_train_spec(
     model=model,
     optimizer=with_clipping_and_layer_decay(chosen, config, labels, model),
     labels=labels,
-    layer_order=allreduce.layer_order(model, size, frozen) if mesh.size > 1 else (),
+    layer_order=allreduce.layer_order(model.init, size, frozen) if mesh.size > 1 else (),
     frozen=frozen,
     proxy=proxy,
     class_weights=weights,
+    own_loss=own_loss,
+    own_augmentation=own_augmentation,
+    uses_index=any(makes),
   )

@@ -16,10 +16,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxspeed.data.augment import Drawn, augment, cutmix
-from jaxspeed.data.batch import CUTMIX, DROPOUT, MIX, Batch, purpose_key
+from jaxspeed.data.batch import CUTMIX, DROPOUT, MIX, OWN, Batch, purpose_key
 from jaxspeed.data.mixing import mix, where_paired
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.devices.mesh import AXIS
+from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import wrappers
 from jaxspeed.steps.losses import MetricSums, cross_entropy, masked_sums, mixed_labels
@@ -70,6 +71,7 @@ def augmented_part(
     batch,
     spec=spec,
     kind=kind,
+    step=state.step,
     first=lax.axis_index(AXIS) * size,
     global_batch=size * lax.axis_size(AXIS),
     dtype=precision.DTYPES[spec.config.precision],
@@ -83,6 +85,7 @@ def augmented(
   *,
   spec: TrainSpec,
   kind: StepKind,
+  step: Int[Array, ""] | int,
   first: Array | int,
   global_batch: int,
   dtype: DTypeLike,
@@ -95,6 +98,7 @@ def augmented(
     batch: the images of this device.
     spec: the run's constants.
     kind: the kind of the step.
+    step: its number.
     first: the position of the batch in the global batch.
     global_batch: the size of that.
     dtype: that of the result.
@@ -114,16 +118,27 @@ def augmented(
       drawn=drawn,
       **part,
     )
-    partner: Array = batch.label
-    weight = jnp.zeros(partner.shape, spec.accumulation)
+    batch = batch.replace(image=image, flip=None)
+    if spec.own_augmentation is not None:
+      key = jax.random.fold_in(jax.random.wrap_key_data(keys(OWN)), first)
+      own = spec.own_augmentation()(key, batch, share_done(step, spec=spec))
+      learned = None if own.label is batch.label else own.label
+      batch = own.replace(label=batch.label, learned=learned)
+    label = batch.label if batch.learned is None else batch.learned
+    image, partner, weight = batch.image, label, jnp.zeros(label.shape, spec.accumulation)
     if fields.mixup or fields.cutmix_alpha:
       alphas = dict(mixup=fields.mixup, cutmix=fields.cutmix_alpha)
-      image, partner, weight = mix(keys(MIX), image, batch.label, batch.mask, **alphas)
+      image, partner, weight = mix(keys(MIX), image, label, batch.mask, **alphas)
     image = image.astype(dtype)
     if kind.cutmix:
-      mixed, partner, share = cutmix(keys(CUTMIX), image, batch.label, size=fields.cutmix, **part)
+      mixed, partner, share = cutmix(keys(CUTMIX), image, label, size=fields.cutmix, **part)
       image, weight = where_paired(batch.mask, mixed, image, jnp.asarray(share, weight.dtype))
-  return batch.replace(image=image, flip=None, partner=partner, partner_weight=weight)
+  return batch.replace(image=image, partner=partner, partner_weight=weight)
+
+
+def share_done(step: Int[Array, ""] | int, *, spec: TrainSpec) -> Float[Array, ""]:
+  """The share of the run's steps before a step."""
+  return jnp.asarray(step, spec.accumulation) / spec.plan.total_steps
 
 
 def update(
@@ -144,6 +159,8 @@ def update(
     logits, stats = forward(params, state.batch_stats, batch.image, key, spec=spec)
     target = mixed_labels(batch, logits.shape[-1])
     losses = cross_entropy(logits, target, config.label_smoothing, spec.class_weights)
+    if spec.own_loss is not None:
+      losses = own_losses(logits, target, batch, share_done(state.step, spec=spec), spec=spec)
     sums = masked_sums(logits, losses, batch.label, batch.mask)
     weight = sums.count.astype(losses.dtype)
     if spec.class_weights is not None:
@@ -179,6 +196,31 @@ def update(
     row = dict(zip(row, values, strict=True))
     gradient = jax.tree.map(lambda g: g * factor, gradient)
     return apply(state, gradient, stats, row), sums
+
+
+def own_losses(
+  logits: Float[Array, "n classes"],
+  target: Float[Array, "n classes"],
+  batch: Batch,
+  done: Float[Array, ""],
+  *,
+  spec: TrainSpec,
+) -> Float[Array, "n"]:
+  """The losses of the user's own for the images of a batch, times the weights of their classes.
+
+  Raises:
+    UserError: there is not one loss for each image.
+  """
+  assert spec.own_loss is not None
+  losses = spec.own_loss()(logits.astype(target.dtype), target, batch, done)
+  if getattr(losses, "shape", None) != batch.label.shape:
+    raise UserError(
+      f"the loss {spec.config.loss!r} returns an array of shape {getattr(losses, 'shape', None)} "
+      f"for {len(batch.label)} images: it must return the loss of each."
+    )
+  if spec.class_weights is None:
+    return losses
+  return losses * jnp.sum(target * jnp.asarray(spec.class_weights, target.dtype), axis=-1)
 
 
 def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from fits import Net, bits, recipe, said
+from flax import nnx
 from in_process import mistake
 
 import jaxspeed
@@ -30,6 +31,40 @@ def test_a_model_of_ones_own_trains_loads_and_is_asked_for(digits, tmp_path):
   assert f"a model from Python, {described}: pass" in mistake("evaluate", f"--workdir={folder}")
   assert "pass an instance, Net()" in said(lambda: call(model=Net))
   assert "must be a flax.linen.Module" in said(lambda: call(model=3))
+  assert "pass flax.nnx.bridge.to_linen(Linear, ...)" in said(
+    lambda: call(model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+  )
+
+
+class Linear:
+  """A model that is no Flax module: two functions are enough."""
+
+  def init(self, rng, images, *, train):
+    return {"params": {"w": jnp.zeros((images[0].size, 10))}}
+
+  def apply(self, variables, images, *, train, mutable=(), rngs=None):
+    logits = images.reshape(len(images), -1) @ variables["params"]["w"]
+    return (logits, {}) if mutable else logits
+
+
+class Normed(nnx.Module):
+  """A model of flax.nnx with running statistics."""
+
+  def __init__(self, classes, *, rngs):
+    self.norm = nnx.BatchNorm(3, rngs=rngs)
+    self.head = nnx.Linear(8 * 8 * 3, classes, rngs=rngs)
+
+  def __call__(self, images, *, train):
+    normed = self.norm(images, use_running_average=not train)
+    return self.head(normed.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize("make", [Linear, lambda: nnx.bridge.to_linen(Normed, 10)])
+def test_models_of_other_libraries_train(make, digits, tmp_path):
+  run = jaxspeed.fit(recipe(), digits, tmp_path, model=make())
+  assert run.result["top1"] > 0.4  # guessing gives a tenth
+  again = jaxspeed.load(tmp_path, model=make())
+  assert again.evaluate(digits.x_val, digits.y_val)["top1"] == run.result["top1"]
 
 
 class Plain(nn.Module):

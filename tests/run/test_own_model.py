@@ -31,6 +31,7 @@ class Perceptron(nn.Module):
     return nn.Dense(self.classes, name="a")(x)
 """
 REST = """
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxspeed.config import registry
@@ -38,6 +39,10 @@ from jaxspeed.config import registry
 @registry.optimizer("my_lion")
 def lion(fields):
   return optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(fields.weight_decay))
+
+@registry.scalar("largest_weight")
+def largest_weight(state):
+  return jnp.max(jnp.abs(state.params["a"]["kernel"]))
 
 @registry.data_set("stripes")
 def stripes(path):
@@ -81,7 +86,7 @@ def train(workdir, *more):
 
 def losses(workdir):
   rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-  return [(row["train_loss"], row["eval_loss"]) for row in rows]
+  return [(row["train_loss"], row["eval_loss"], row["largest_weight"]) for row in rows]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "my_lion"])
@@ -111,6 +116,35 @@ def test_it_trains_resumes_evaluates_and_predicts(optimizer, written):
   Image.fromarray(stripes).save(written / "stripes.png")
   done = command("predict", IMPORT, f"--workdir={a}", "stripes.png")
   assert done.returncode == 0 and {"along", "across"} < set(done.stdout.split())
+
+
+@pytest.mark.parametrize("split, images", [("eval", 18), ("train", 72)])
+def test_logits_are_saved_by_the_number_of_an_image(split, images, written):
+  train(written / "a")
+  arguments = ["evaluate", IMPORT, "a", f"--split={split}", "--logits=logits.npz"]
+  row = json.loads(command(*arguments, "--json").stdout)
+  saved = np.load("logits.npz")
+  assert saved["logits"].shape == (images, 2) and saved["logits"].dtype == np.float32
+  np.testing.assert_array_equal(saved["labels"], np.arange(90)[:images] % 2)
+  right = (saved["logits"].argmax(-1) == saved["labels"]).mean()
+  assert (row["images"], row["top1"]) == (images, right)
+  assert row["evaluated_on"] == {"eval": "test"}.get(split, split)
+  assert "is for one mode" in mistake(*arguments, "--config.eval.mode=center,flip")
+  assert "ends with .npz" in mistake(*arguments[:-1], "--logits=logits.txt")
+  assert "there is no folder none" in mistake(*arguments[:-1], "--logits=none/a.npz")
+
+
+@pytest.mark.parametrize(
+  "name, make, sentence",
+  [
+    ("eval_top1", lambda state: state.step, "the scalar 'eval_top1' has the name of another"),
+    ("all", lambda state: state.key, "the scalar 'all' is an array of shape (2,): it must be"),
+  ],
+)
+def test_what_is_no_scalar_is_one_sentence(name, make, sentence, written):
+  registry.scalar(name)(make)
+  done = command("train", "--config=own.py", IMPORT, "--workdir=n")
+  assert done.returncode == 2 and done.stderr.startswith(f"jaxspeed: {sentence}")
 
 
 def test_a_run_whose_model_is_not_registered_names_the_flag(written):

@@ -7,9 +7,11 @@ import pytest
 from tolerances import assert_equal, rounding
 from toy import load_recipe, toy_arrays, toy_config, toy_spec
 
+from jaxspeed.config.registry import AUGMENTATIONS, LOSSES
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import options, precision
+from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.resident_programs import compile_programs, place
@@ -17,7 +19,7 @@ from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.hard_examples import select_hard_examples
 from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.losses import MetricSums, cross_entropy
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.programs import order_of as order_of_job
 from jaxspeed.steps.state import Carry
@@ -288,6 +290,48 @@ def airbench_spec(variant, devices=1, **fields):
   config.eval.batch_size = 4
   config.update_from_flattened_dict(fields)
   return toy_spec(config, devices)
+
+
+def of_labels(labels):
+  """A loss that looks up the labels of images by their numbers: the cross entropy."""
+  labels = jnp.asarray(labels)
+
+  def losses(logits, target, batch, done):
+    by_number = jax.nn.one_hot(labels[batch.index], logits.shape[-1], dtype=logits.dtype)
+    return cross_entropy(logits, by_number)
+
+  return lambda config: losses
+
+
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_a_loss_of_ones_own_sees_the_number_of_each_image(monkeypatch):
+  config = toy_config(precision="float64", label_smoothing=0.0, accumulate=2)
+  plain = run_steps(toy_spec(config, devices=2), 3)
+  monkeypatch.setitem(LOSSES, "by_number", of_labels(toy_arrays(config).train_labels))
+  config.loss = "by_number"
+  assert_same_run(plain, run_steps(toy_spec(config, devices=2), 3), "params")
+  monkeypatch.setitem(LOSSES, "by_number", lambda config: lambda logits, *_: logits.mean())
+  with pytest.raises(UserError, match=r"'by_number' returns an array of shape \(\) for 8 images"):
+    run_steps(toy_spec(config), 1)
+
+
+def test_an_augmentation_of_ones_own_changes_what_is_learned_but_not_what_is_counted(monkeypatch):
+  def sums_with(change):
+    monkeypatch.setitem(AUGMENTATIONS, "mine", lambda config: change)
+    own = "mine" if change else ""
+    carry, _ = run_steps(toy_spec(toy_config(**{"augment.own": own, "label_smoothing": 0.0})), 1)
+    return carry.sums
+
+  plain = sums_with(None)
+  zeros = sums_with(lambda key, batch, done: batch.replace(label=0 * batch.label))
+  assert (zeros.top1, zeros.top5, zeros.count) == (plain.top1, plain.top5, plain.count)
+  assert abs(zeros.loss - plain.loss) > 0.1
+  pruned = sums_with(lambda key, batch, done: batch.replace(mask=batch.mask & (batch.index < 32)))
+  assert 0 < pruned.count < plain.count == 16 and pruned.loss < plain.loss
+  assert not np.isnan(
+    sums_with(lambda key, batch, done: batch.replace(image=batch.image * done)).loss
+  )
 
 
 @pytest.mark.equivalence

@@ -146,7 +146,7 @@ class Stream(Iterator[Batch], abc.ABC):
         _, index, mask, flip = self._ask(self._delivered)
         image = _noise(self._batch, *self._shape(self._delivered))
         self._delivered += 1
-        return Batch(image, self.split.label[index], mask, flip, index)
+        return Batch(image, self.split.label[index], mask, flip, index.astype(np.int32))
       try:
         image, length = next(self._batches)
       except (self._tf.errors.OpError, StopIteration) as error:
@@ -184,8 +184,8 @@ class Stream(Iterator[Batch], abc.ABC):
       self.broken[number] = self._repair.reason(number)
     self._delivered += 1
     label = self.split.label[np.where(used < 0, request.index, used)]
-    mask = request.mask if self._replaces else request.mask & original
-    return Batch(image, label, mask, request.flip, request.index)
+    index = (used if self._replaces else request.index).astype(np.int32)
+    return Batch(image, label, request.mask & (original | self._replaces), request.flip, index)
 
   def _request(self, step: int) -> _Request:
     place, index, mask, flip = self._ask(step)

@@ -68,6 +68,10 @@ class ImageSets:
     """Fields of `config.data` that the data set decides; its images may have any size."""
     return {"classes": len(self.class_names)}
 
+  def to_evaluate_training(self) -> "ImageSets":
+    sets = {side: dataclasses.replace(each, eval=each.train) for side, each in self.sets.items()}
+    return dataclasses.replace(self, sets=sets)
+
   def evaluated_count(self, copies: int) -> int:
     """Return the number of images that a phase with these copies evaluates."""
     return len(self.sets[copies].eval)

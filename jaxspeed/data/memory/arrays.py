@@ -110,6 +110,9 @@ class Arrays:
     """Fields of `config.data` that the arrays decide, with their values."""
     return {"image_size": self.train_images.shape[1], "classes": len(self.class_names)}
 
+  def to_evaluate_training(self) -> "Arrays":
+    return dataclasses.replace(self, eval_images=self.train_images, eval_labels=self.train_labels)
+
   def evaluated_count(self, copies: int) -> int:
     return len(self.eval_labels)
 

@@ -4,13 +4,14 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspeed.config.registry import AnyModel
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, write_atomically
+from jaxspeed.models.make import in_dtype
 
 # The factor that brings the values of the images to 0 to 255.
 LEVELS = {"uint8": 1.0, "float32": 255.0}
@@ -32,7 +33,7 @@ class Network:
     facts: what else a caller must know; values that JSON can hold.
   """
 
-  model: nn.Module
+  model: AnyModel
   variables: dict[str, Any]
   image_size: int
   mean: tuple[float, ...]
@@ -81,15 +82,14 @@ class Network:
     return both
 
 
-def in_float32(model: nn.Module, variables: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+def in_float32(model: AnyModel, variables: dict[str, Any]) -> tuple[AnyModel, dict[str, Any]]:
   """A model that computes in float32, and its variables as NumPy arrays."""
 
   def host(x: Any) -> np.ndarray:
     array = np.asarray(x)
     return array.astype(np.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
-  model = model.clone(dtype=jnp.float32) if hasattr(model, "dtype") else model
-  return model, jax.tree.map(host, jax.device_get(variables))
+  return in_dtype(model, jnp.float32), jax.tree.map(host, jax.device_get(variables))
 
 
 def as_text(metadata: dict[str, Any]) -> dict[str, str]:

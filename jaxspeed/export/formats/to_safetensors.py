@@ -6,8 +6,6 @@ The file holds weights alone: normalisation and softmax are the caller's. Its me
 
 import pathlib
 
-import flax.linen as nn
-
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, as_text
 from jaxspeed.models.exchange import Layout, save_weights
@@ -15,7 +13,7 @@ from jaxspeed.models.pretrained import LAYOUTS
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.vit import ViT
 
-_LAYOUTS: dict[type[nn.Module], Layout] = {ResNet: LAYOUTS["resnet"], ViT: LAYOUTS["vit"]}
+_LAYOUTS: dict[type, Layout] = {ResNet: LAYOUTS["resnet"], ViT: LAYOUTS["vit"]}
 
 
 def write_safetensors(path: pathlib.Path, network: Network) -> None:
