@@ -58,8 +58,8 @@ def export(
   """
   check_place(path, file_format)
   config = load_config(folder)
-  names = stored_class_names(folder, config.data.classes)
   with run_weights(folder, for_images(config), step) as weights:
+    names = stored_class_names(folder, config.data.classes)
     network = network_of(weights, names, input_dtype=input_dtype)
   if (mode := config.eval.mode) not in ("center", "rect"):
     output.note(f"the run was evaluated with eval.mode={mode}; the file sees one view, center")
