@@ -1,13 +1,14 @@
 """Readers of image headers in many processes: width, height, orientation and place of each image.
 
-for rows in scan([functools.partial(scan_files, "/data/train/cat", ["1.jpg", "2.jpg"])], images=2):
+job = functools.partial(scan_files, "/data/train/cat", ["1.jpg", "2.jpg"])
+for rows in in_processes(run, [job], workers=workers_for(2)):
   ...  # an int64 array of shape [2, 4]
 """
 
 import io
 import mmap
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -17,7 +18,6 @@ from jaxspeed.data import remote
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
 from jaxspeed.data.table import name_digest
-from jaxspeed.data.workers import in_processes
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
@@ -139,16 +139,12 @@ def _unreadable(path: str, error: OSError) -> UserError:
   )
 
 
-def scan(jobs: Sequence[Job], images: int) -> Generator[Int64[np.ndarray, "n columns"], None, None]:
-  """Yield the rows of each job in order; for many images, with one process for each core.
-
-  Raises:
-    UserError: a file cannot be opened, or a shard is damaged.
-  """
-  workers = usable_cpus() if images >= _IMAGES_FOR_PROCESSES else 1
-  yield from in_processes(_scan, jobs, workers=workers)
+def workers_for(images: int) -> int:
+  """Return the number of processes that read the headers of so many images."""
+  return usable_cpus() if images >= _IMAGES_FOR_PROCESSES else 1
 
 
-def _scan(job: Job) -> Int64[np.ndarray, "n columns"]:
+def run(job: Job) -> Int64[np.ndarray, "n columns"]:
+  """Return the rows of a job."""
   with pixels.without_warnings():
     return job()

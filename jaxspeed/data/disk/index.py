@@ -21,6 +21,7 @@ from jaxspeed.data import remote
 from jaxspeed.data.disk import headers
 from jaxspeed.data.formats import npz
 from jaxspeed.data.table import Names, Table
+from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
 
 _log = logging.getLogger("jaxspeed")
@@ -181,7 +182,8 @@ def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
       for i in range(0, len(names), _NAMES_PER_JOB)
     ]
   rows, done = [], 0
-  with contextlib.closing(headers.scan(jobs, listed.images)) as answers:
+  workers = headers.workers_for(listed.images)
+  with contextlib.closing(in_processes(headers.run, jobs, workers=workers)) as answers:
     for answer in answers:
       rows.append(answer)
       done += len(answer)

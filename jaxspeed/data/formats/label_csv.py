@@ -218,39 +218,17 @@ def _header(
   needed = [key for key in columns if key != "split"]
   for delimiter in _SEPARATORS:
     header = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
-    places = _places(path, header, columns)
+    names = [each.strip().lower() for each in header]
+    # The first spelling that is there; a note names the columns that are not read.
+    spelt = {key: [each for each in _COLUMNS[key] if each in names] for key in columns}
+    places = {key: names.index(found[0]) for key, found in spelt.items() if found}
     if all(key in places for key in needed):
       return delimiter, header, places
-  header = [each.strip() for each in re.split("[,;\t]", line.strip())]
-  lacking = [key for key in needed if key not in _places(path, header, columns)]
   example = "file,label or file,label,split" if "label" in needed else "file or file,label"
   raise UserError(
-    f"{path} has no column {' and no column '.join(lacking)}: its first line must name the "
-    f"columns, with commas between them, as in {example}, and it is {_quoted(line.strip())}."
+    f"{path} has no column {' or no column '.join(needed)}: its first line must name the columns, "
+    f"with commas between them, as in {example}, and it is {_quoted(line.strip())}."
   )
-
-
-def _places(path: pathlib.Path, header: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
-  """Return the place of each column that is read.
-
-  Raises:
-    UserError: two columns could be one that is read.
-  """
-  names = [each.strip().lower() for each in header]
-  places = {}
-  for key, spellings in ((key, _COLUMNS[key]) for key in columns):
-    found = [i for i, name in enumerate(names) if name in spellings]
-    # The documents' own name goes before the others.
-    found = [i for i in found if names[i] == key] or found
-    if len(found) > 1:
-      both = " and ".join(_quoted(header[i].strip()) for i in found[:2])
-      raise UserError(
-        f"{path} has the columns {both}, and one column of {key}s is read: name that column {key}, "
-        "and the other something else."
-      )
-    if found:
-      places[key] = found[0]
-  return places
 
 
 def _by_split(
