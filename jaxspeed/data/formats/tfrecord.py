@@ -28,7 +28,6 @@ from jaxspeed.files import load_json, open_regular
 _MOST_RECORDS = 10**12  # in a shard
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
-_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Sha
   shards = []
   for index, length in enumerate(lengths):
     x, y = f"{index:0{digits}d}", f"{len(lengths):0{digits}d}"
-    file = split.get("filepathTemplate") or _TEMPLATE  # TFDS before 4.7 wrote no template
+    file = split["filepathTemplate"]
     for variable, value in {
       "DATASET": name,
       "SPLIT": split["name"],

@@ -134,18 +134,6 @@ def test_the_newest_version_is_found_from_every_folder(tmp_path):
     only_tfds(tmp_path)
 
 
-def test_an_info_of_old_times_has_default_names(tmp_path):
-  folder, images, _ = small_set(tmp_path)
-  path = folder / "dataset_info.json"
-  content = json.loads(path.read_text())
-  del content["fileFormat"]
-  for split in content["splits"]:
-    del split["filepathTemplate"]
-  path.write_text(json.dumps(content))
-  info = open_tfds(folder)
-  np.testing.assert_array_equal(read_shards(info, info.train)[0], images[:5])
-
-
 def test_supervised_keys_name_the_features(tmp_path):
   items = {"tuple": {"items": [{"featureKey": "picture"}, {"featureKey": "kind"}]}}
   info = open_tfds(small_set(tmp_path, supervisedKeys=items)[0])
