@@ -6,8 +6,6 @@ The pickled "python version" is refused, because unpickling a file runs the code
 """
 
 import dataclasses
-import gzip
-import io
 import pathlib
 import tarfile
 import zlib
@@ -143,12 +141,10 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
   """Return the contents of CIFAR's files in an archive, by file name."""
   contents: dict[str, bytes] = {}
   try:
-    with _open_stream(path) as stream:
-      # "|" reads in one pass: a step back in a .gz would decompress it from the start again.
-      with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK) as archive:
-        for member in archive:
-          _take_member(path, archive, member, contents)
-      while stream.read(_CHUNK):
+    with tarfile.open(path) as archive:
+      for member in archive:
+        _take_member(path, archive, member, contents)
+      while archive.fileobj and archive.fileobj.read(_CHUNK):
         pass  # gzip's checksum of all the data comes last
   except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
     raise UserError(
@@ -156,13 +152,6 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
       "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
     ) from error
   return contents
-
-
-def _open_stream(path: pathlib.Path) -> gzip.GzipFile | io.BufferedReader:
-  """Open a .tar or .tar.gz; tarfile's own gzip streams do not verify checksums."""
-  with open(path, "rb") as file:
-    compressed = file.read(2) == b"\x1f\x8b"
-  return gzip.GzipFile(path) if compressed else open(path, "rb")
 
 
 def _take_member(
