@@ -9,7 +9,7 @@ import tiny_sets
 from made_images import decoded, encoded, smooth
 from PIL import Image, ImageOps
 
-from jaxspeed.data.prepare.copies import copy_shape, make_copies
+from jaxspeed.data.prepare.resize import copy_shape, make_copies
 
 
 def test_the_short_side_becomes_the_size_and_the_other_is_rounded_down():
